@@ -1,0 +1,92 @@
+"""Every error Trainmaster raises on purpose.
+
+    TrainmasterError            exit code
+    ├── UsageError              2   the user asked for something that cannot be done as asked
+    │   └── SpecError           2   a spec, config or expectation with faults, all of them at once
+    ├── MissingExtra            2   a feature whose packages are not installed
+    ├── HostError               –   the machine could not be asked; a check turns it into `error`
+    │   ├── CommandMissing          the program is not on this machine
+    │   ├── CommandTimedOut         it did not answer in time and was killed with all its children
+    │   └── FileUnreadable          a file that is absent or may not be read
+    ├── TargetError             1   a target refused or could not do what was asked
+    │   └── Unreachable             it cannot be asked now; never to be read as "failed"
+    ├── StoreError              1   the database cannot be used as it is
+    └── CheckpointError         1   a checkpoint exists that cannot be trusted or read
+
+Messages say where, what, and what to do. Only the command line and the agent print and exit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+class TrainmasterError(Exception):
+    """The root; `exit_code` is what the command line ends with."""
+
+    exit_code = 1
+
+
+class UsageError(TrainmasterError):
+    """The user asked for something that cannot be done as asked."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One mistake in a document: where it is, what is wrong, what to write instead."""
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+
+class SpecError(UsageError):
+    """A document with one or more faults; `faults` holds every one, in the document's order."""
+
+    def __init__(self, faults: Iterable[Fault]) -> None:
+        self.faults = tuple(faults)
+        super().__init__("\n".join(str(fault) for fault in self.faults))
+
+
+class MissingExtra(UsageError):
+    """A feature whose packages are not installed."""
+
+    def __init__(self, feature: str, extra: str) -> None:
+        super().__init__(f"{feature} needs packages that are not installed; run: pip install 'trainmaster[{extra}]'")
+
+
+class HostError(TrainmasterError):
+    """The machine could not be asked."""
+
+
+class CommandMissing(HostError):
+    """The program is not on this machine."""
+
+
+class CommandTimedOut(HostError):
+    """The program did not answer in time and was killed with all its children."""
+
+
+class FileUnreadable(HostError):
+    """A file that is absent or may not be read."""
+
+
+class TargetError(TrainmasterError):
+    """A target refused or could not do what was asked."""
+
+
+class Unreachable(TargetError):
+    """The target cannot be asked now. Says nothing about the job: never read it as "failed"."""
+
+
+class StoreError(TrainmasterError):
+    """The database cannot be used as it is."""
+
+
+class CheckpointError(TrainmasterError):
+    """A checkpoint exists that cannot be trusted or read."""

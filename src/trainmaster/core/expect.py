@@ -1,0 +1,58 @@
+"""What a machine should have: the profile its checks are judged against. None means "not stated"."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainmaster.core.errors import Fault, SpecError
+from trainmaster.core.schema import build, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expect:
+    """One node's profile. What is not stated is judged by what the machine itself shows."""
+
+    gpus: int | None = field(default=None, ge=0, doc="GPUs per node; not stated: as many as the PCI bus shows")
+    gpu_model: str | None = field(default=None, doc="part of the GPU's product name, for example H200")
+    gpu_memory_gib: float | None = field(default=None, gt=0, doc="least memory of each GPU")
+    gpu_temperature_c: float | None = field(default=None, gt=0, doc="highest temperature of each GPU before work")
+    driver: str | None = field(default=None, doc="NVIDIA driver version: whole, or its first part such as 580")
+    cpus: int | None = field(default=None, ge=1, doc="least CPUs this process may use")
+    ram_gib: float | None = field(default=None, gt=0, doc="least memory of the node (or of its container)")
+    ram_free_gib: float | None = field(default=None, gt=0, doc="least memory free before work")
+    disk_free_gib: float | None = field(default=None, gt=0, doc="least free space where checkpoints go")
+    shm_gib: float | None = field(default=None, gt=0, doc="least size of /dev/shm")
+    memlock_gib: float | None = field(default=None, gt=0, doc="least lockable memory; RDMA wants it unlimited")
+    clock_offset_s: float | None = field(default=None, gt=0, doc="most seconds the clock may be off its source")
+
+
+def parse_expect(words: Sequence[str]) -> Expect:
+    """An Expect from `name=value` words, as `--expect gpus=8` gives them; every fault at once."""
+    mapping: dict[str, object] = {}
+    faults: list[Fault] = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name or not value:
+            faults.append(Fault(path=f"--expect {word}", message="write it as name=value, for example gpus=8"))
+            continue
+        mapping[name] = value if name in _TEXT else _scalar(value)
+    try:
+        expect = build(Expect, mapping)
+    except SpecError as wrong:
+        faults.extend(Fault(path=f"--expect {fault.path}", message=fault.message) for fault in wrong.faults)
+    if faults:
+        raise SpecError(faults)
+    return expect
+
+
+_TEXT = {"gpu_model", "driver"}  # 580 is a number to a shell and a version to us
+
+
+def _scalar(value: str) -> object:
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return value

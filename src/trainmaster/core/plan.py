@@ -1,0 +1,78 @@
+"""What a node is told to do, and what it leaves behind when it is done. Both cross the border as JSON.
+
+A target writes one `Plan` per node; the agent reads it. The agent writes one `ExitRecord`; the target reads it. Around
+them lies one folder per attempt, whose file names are below.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainmaster.core import schema
+from trainmaster.core.spec import JobSpec
+from trainmaster.core.states import Reason
+
+PLAN_FILE = "plan.json"
+EVENTS_FILE = "events.jsonl"
+AGENT_LOG = "agent.log"
+EXIT_FILE = "exit.json"  # written last, once, atomically: its presence means the attempt is over
+LOCK_FILE = "agent.lock"  # held by the agent while it lives
+STOP_FILE = "stop"  # its presence asks the agent to stop; its text is the reason
+
+RESUMABLE_EXIT = 75  # sysexits' EX_TEMPFAIL: the run stopped on request after saving, and can go on
+
+ATTEMPT_VARIABLE = "TRAINMASTER_ATTEMPT"  # set in every process of an attempt, so that none is left behind
+EVENTS_VARIABLE = "TRAINMASTER_EVENTS"  # the event file a workload appends to
+CHECKPOINTS_VARIABLE = "TRAINMASTER_CHECKPOINTS"  # a folder that outlives the attempt
+STOP_VARIABLE = "TRAINMASTER_STOP"  # the stop file, for a workload that polls
+
+
+def rank_log(rank: int) -> str:
+    """The file that holds what a rank printed."""
+    return f"rank-{rank}.log"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One node's share of one attempt."""
+
+    attempt: str  # unique for ever: "<job uuid>.<number>"
+    spec: JobSpec
+    folder: str  # of this attempt, on the node
+    checkpoints: str  # outlives the attempt
+    node_rank: int = 0
+    master_addr: str = "127.0.0.1"
+    master_port: int | None = None  # None: the agent takes a free one (single node)
+    v: int = 1
+
+    def to_json(self) -> str:
+        return json.dumps(schema.to_plain(self), indent=2, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        return schema.build(cls, json.loads(text))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExitRecord:
+    """How an attempt ended on this node, with the evidence for it."""
+
+    attempt: str
+    ok: bool
+    ended_at: str  # ISO, with its offset
+    reason: Reason | None = None  # None when ok
+    message: str = ""
+    exit_codes: Mapping[str, int] = field(default_factory=dict)  # rank → code; negative is a signal
+    evidence: Mapping[str, Any] = field(default_factory=dict)  # last lines of the first rank that failed, Xid, …
+    resumable: bool = False
+    v: int = 1
+
+    def to_json(self) -> str:
+        return json.dumps(schema.to_plain(self), indent=2, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> ExitRecord:
+        return schema.build(cls, json.loads(text))

@@ -1,0 +1,103 @@
+"""What was measured and what it means: findings of checks, their coverage, one overall verdict, one exit code.
+
+Not measured is never a pass: PASS needs every planned (check, device) to have reported.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Verdict(StrEnum):
+    """Of one check on one device (or on the whole node)."""
+
+    PASS = "pass"  # noqa: S105 (a verdict, not a password)
+    WARN = "warn"
+    FAIL = "fail"
+    SKIP = "skip"  # does not apply here, with its reason
+    ERROR = "error"  # applies, and could not be measured
+
+
+class Overall(StrEnum):
+    """Of everything that was planned."""
+
+    PASS = "PASS"  # noqa: S105
+    WARN = "WARN"
+    FAIL = "FAIL"
+    INCOMPLETE = "INCOMPLETE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A judgement: the verdict, its reason in words, one suggested action, and the numbers behind it."""
+
+    verdict: Verdict
+    reason: str
+    action: str | None = None
+    device: str | None = None  # "gpu0", "mlx5_1"; None speaks of the whole node
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+def ok(reason: str, *, device: str | None = None, **values: Any) -> Finding:
+    return Finding(verdict=Verdict.PASS, reason=reason, device=device, values=values)
+
+
+def warn(reason: str, *, action: str, device: str | None = None, **values: Any) -> Finding:
+    return Finding(verdict=Verdict.WARN, reason=reason, action=action, device=device, values=values)
+
+
+def fail(reason: str, *, action: str, device: str | None = None, **values: Any) -> Finding:
+    return Finding(verdict=Verdict.FAIL, reason=reason, action=action, device=device, values=values)
+
+
+def skip(reason: str, *, device: str | None = None, **values: Any) -> Finding:
+    return Finding(verdict=Verdict.SKIP, reason=reason, device=device, values=values)
+
+
+def error(reason: str, *, action: str, device: str | None = None, **values: Any) -> Finding:
+    return Finding(verdict=Verdict.ERROR, reason=reason, action=action, device=device, values=values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult:
+    """One check's findings on one node, as the runner saw them."""
+
+    check: str
+    findings: tuple[Finding, ...]
+    took_s: float
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of its findings; a check that says nothing was not measured."""
+        return max((finding.verdict for finding in self.findings), key=_WEIGHT.__getitem__, default=Verdict.ERROR)
+
+
+_WEIGHT = {Verdict.SKIP: 0, Verdict.PASS: 1, Verdict.WARN: 2, Verdict.ERROR: 3, Verdict.FAIL: 4}
+
+
+def judge_overall(results: Sequence[CheckResult], *, planned: Collection[str]) -> Overall:
+    """FAIL beats INCOMPLETE beats WARN beats PASS; a planned check without a result is INCOMPLETE."""
+    counts = Counter(finding.verdict for result in results for finding in result.findings)
+    if counts[Verdict.FAIL]:
+        return Overall.FAIL
+    reported = [result.check for result in results if result.findings]
+    whole = set(planned) <= set(reported)
+    measured = counts[Verdict.PASS] + counts[Verdict.WARN]
+    if counts[Verdict.ERROR] or not whole or not measured:
+        return Overall.INCOMPLETE
+    return Overall.WARN if counts[Verdict.WARN] else Overall.PASS
+
+
+_EXIT = {Overall.PASS: 0, Overall.WARN: 0, Overall.FAIL: 1, Overall.INCOMPLETE: 3}
+_NAGIOS = {Overall.PASS: 0, Overall.WARN: 1, Overall.FAIL: 2, Overall.INCOMPLETE: 3}
+
+
+def exit_code(overall: Overall, *, strict: bool = False, nagios: bool = False) -> int:
+    """What the process ends with; `strict` turns WARN into 1, `nagios` speaks 0/1/2/3."""
+    if nagios:
+        return _NAGIOS[overall]
+    return 1 if strict and overall is Overall.WARN else _EXIT[overall]

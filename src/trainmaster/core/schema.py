@@ -1,0 +1,239 @@
+"""A plain mapping becomes a frozen dataclass, or every fault in it is named at once.
+
+The dataclass is the schema: its annotations are the types, `field` adds bounds and a sentence for the docs, and an
+optional method `faults()` says what is wrong between fields. Nothing here knows YAML or JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import math
+import re
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+from trainmaster.core.errors import Fault, SpecError
+
+T = TypeVar("T")
+_SHOWN = 60  # characters of a wrong value repeated in its message
+
+
+def field(
+    *,
+    doc: str,
+    default: Any = dataclasses.MISSING,
+    factory: Any = dataclasses.MISSING,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    pattern: str | None = None,
+    example: object = None,
+) -> Any:
+    """A field of a spec: one sentence for the docs, bounds, and what a right value looks like."""
+    metadata = {"doc": doc, "ge": ge, "gt": gt, "le": le, "pattern": pattern, "example": example}
+    if factory is not dataclasses.MISSING:
+        return dataclasses.field(default_factory=factory, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def build(cls: type[T], mapping: object, *, path: str = "") -> T:
+    """The dataclass `cls` from a mapping; SpecError with every fault if it does not fit."""
+    faults: list[Fault] = []
+    value = _dataclass(cls, mapping, path, faults)
+    if faults:
+        raise SpecError(faults)
+    return typing.cast(T, value)
+
+
+def to_plain(value: object) -> Any:
+    """The same data as dicts, lists and scalars, ready for JSON; `build` reads it back."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [to_plain(item) for item in value]
+    return value
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FieldDoc:
+    """One row of the generated reference: where, what type, what default, what for."""
+
+    path: str
+    type: str
+    default: str
+    doc: str
+
+
+def describe(cls: type[Any], *, path: str = "") -> Iterator[FieldDoc]:
+    """Every field a document of this kind may hold, depth first, in reading order."""
+    for item in dataclasses.fields(cls):
+        hint = _hints(cls)[item.name]
+        where = _join(path, item.name)
+        inner = next((arg for arg in (hint, *get_args(hint)) if dataclasses.is_dataclass(arg)), None)
+        if inner is not None:
+            yield from describe(typing.cast(type[Any], inner), path=where)
+            continue
+        required = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
+        default = item.default_factory() if item.default_factory is not dataclasses.MISSING else item.default
+        yield FieldDoc(
+            path=where,
+            type=_name(hint),
+            default="required" if required else str(to_plain(default)),
+            doc=str(item.metadata.get("doc", "")),
+        )
+
+
+@functools.cache
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _dataclass(cls: type[Any], mapping: object, path: str, faults: list[Fault]) -> object:
+    if not isinstance(mapping, Mapping):
+        faults.append(Fault(path=path, message=f"expected a mapping of fields, got {_show(mapping)}"))
+        return None
+    known = {item.name: item for item in dataclasses.fields(cls)}
+    before = len(faults)
+    values: dict[str, object] = {}
+    for key, raw in mapping.items():
+        if key not in known:
+            faults.append(Fault(path=_join(path, str(key)), message=f"unknown field; {_suggest(str(key), known)}"))
+            continue
+        values[key] = _value(_hints(cls)[key], raw, _join(path, key), faults, known[key].metadata)
+    for name, item in known.items():
+        required = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
+        if required and name not in mapping:
+            example = item.metadata.get("example")
+            wanted = f"write for example `{name}: {_plain_text(example)}`" if example is not None else "write it"
+            faults.append(Fault(path=_join(path, name), message=f"missing; {wanted} ({item.metadata.get('doc', '')})"))
+    if len(faults) > before:
+        return None
+    built = cls(**values)
+    if hasattr(built, "faults"):
+        between: Iterable[Fault] = built.faults()
+        faults.extend(Fault(path=_join(path, fault.path), message=fault.message) for fault in between)
+    return typing.cast(object, built)
+
+
+def _value(hint: Any, raw: object, path: str, faults: list[Fault], meta: Mapping[str, Any]) -> object:
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        if raw is None and type(None) in args:
+            return None
+        (only,) = [arg for arg in args if arg is not type(None)]
+        return _value(only, raw, path, faults, meta)
+    if dataclasses.is_dataclass(hint):
+        return _dataclass(typing.cast(type[Any], hint), raw, path, faults)
+    if origin is Literal or (isinstance(hint, type) and issubclass(hint, Enum)):
+        return _choice(hint, raw, path, faults)
+    if origin is tuple:
+        if isinstance(raw, (str, bytes)) or not isinstance(raw, (list, tuple)):
+            faults.append(Fault(path=path, message=f"expected a list, got {_show(raw)}; write [a, b]"))
+            return ()
+        return tuple(_value(args[0], item, f"{path}[{i}]", faults, meta) for i, item in enumerate(raw))
+    if origin in (dict, Mapping, typing.get_origin(Mapping[str, str])):
+        if not isinstance(raw, Mapping):
+            faults.append(Fault(path=path, message=f"expected a mapping, got {_show(raw)}; write {{name: value}}"))
+            return {}
+        return {str(key): _value(args[1], item, _join(path, str(key)), faults, meta) for key, item in raw.items()}
+    if hint is Any or hint is object:
+        return raw
+    return _scalar(hint, raw, path, faults, meta)
+
+
+def _choice(hint: Any, raw: object, path: str, faults: list[Fault]) -> object:
+    words = list(get_args(hint)) if get_origin(hint) is Literal else [member.value for member in hint]
+    if raw not in words or isinstance(raw, bool) and raw not in [w for w in words if isinstance(w, bool)]:
+        message = f"{_show(raw)} is not one of {', '.join(map(str, words))}"
+        close = difflib.get_close_matches(str(raw), [str(word) for word in words], n=1)
+        faults.append(Fault(path=path, message=message + (f"; did you mean {close[0]}?" if close else "")))
+        return raw
+    return raw if get_origin(hint) is Literal else hint(raw)
+
+
+def _scalar(hint: Any, raw: object, path: str, faults: list[Fault], meta: Mapping[str, Any]) -> object:
+    def fault(message: str) -> object:
+        faults.append(Fault(path=path, message=message))
+        return raw
+
+    if hint is bool:
+        return raw if isinstance(raw, bool) else fault(f"expected true or false, got {_show(raw)}")
+    if hint is str:
+        if not isinstance(raw, str):
+            return fault(f'expected text, got {_show(raw)}; put it in quotes: "{_plain_text(raw)}"')
+        if "\x00" in raw:
+            return fault("text may not hold a NUL character")
+        if meta.get("pattern") and not re.fullmatch(meta["pattern"], raw):
+            return fault(f"{_show(raw)} does not fit; write for example {_plain_text(meta.get('example'))}")
+        return raw
+    if hint in (int, float):
+        # YAML 1.1 reads 3e-4 as text; the user meant a number.
+        number = _number(raw) if hint is float else raw
+        if isinstance(number, bool) or not isinstance(number, (int, float) if hint is float else int):
+            kind = "a whole number" if hint is int else "a number"
+            return fault(f"expected {kind}, got {_show(raw)}")
+        if not math.isfinite(number):
+            return fault(f"expected a finite number, got {_show(raw)}")
+        return hint(number) if _in_bounds(number, path, faults, meta) else raw
+    raise TypeError(f"{path}: a spec field of type {hint!r} has no reader")
+
+
+def _number(raw: object) -> object:
+    if isinstance(raw, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", raw):
+        return float(raw)
+    return raw
+
+
+def _in_bounds(number: float, path: str, faults: list[Fault], meta: Mapping[str, Any]) -> bool:
+    limits = (("ge", "at least", lambda n, b: n >= b), ("gt", "more than", lambda n, b: n > b),
+              ("le", "at most", lambda n, b: n <= b))  # fmt: skip
+    for key, words, holds in limits:
+        bound = meta.get(key)
+        if bound is not None and not holds(number, bound):
+            faults.append(Fault(path=path, message=f"{number} is out of range; it must be {words} {bound}"))
+            return False
+    return True
+
+
+def _suggest(word: str, known: Iterable[str]) -> str:
+    names = list(known)
+    close = difflib.get_close_matches(word, names, n=1)
+    return f"did you mean `{close[0]}`?" if close else f"known here: {', '.join(names)}"
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path and name else path or name
+
+
+def _show(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
+def _plain_text(value: object) -> str:
+    return str(to_plain(value))
+
+
+def _name(hint: Any) -> str:
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join("nothing" if arg is type(None) else _name(arg) for arg in args)
+    if origin is Literal:
+        return " | ".join(map(str, args))
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return " | ".join(str(member.value) for member in hint)
+    if origin is tuple:
+        return f"list of {_name(args[0])}"
+    if origin is not None and args:
+        return f"mapping to {_name(args[-1])}"
+    names = {"str": "text", "int": "whole number", "float": "number", "bool": "true | false"}
+    return names.get(getattr(hint, "__name__", ""), "any")

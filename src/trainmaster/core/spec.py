@@ -1,0 +1,78 @@
+"""A job as a user writes it: where to run, what to check first, what to run, and its limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trainmaster.core.errors import Fault
+from trainmaster.core.expect import Expect
+from trainmaster.core.schema import build, field
+from trainmaster.core.train_config import TrainConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """How many machines and processes. A process is a rank."""
+
+    nodes: int = field(default=1, ge=1, doc="machines")
+    processes_per_node: int = field(default=1, ge=1, doc="ranks on each machine")
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.processes_per_node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preflight:
+    """What must hold on every node before the workload may start."""
+
+    level: int = field(default=1, ge=0, le=3, doc="0 none, 1 passive (seconds), 2 uses the GPU, 3 stress")
+    expect: Expect = field(factory=Expect, doc="what each node should have")
+    skip: tuple[str, ...] = field(default=(), doc="checks to leave out, by name")
+    allow_incomplete: bool = field(default=False, doc="start although something planned could not be measured")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """When to stop by force, and how often to try."""
+
+    timeout_s: float | None = field(default=None, gt=0, doc="longest time of one attempt; not stated: none")
+    grace_s: float = field(default=30.0, ge=0, doc="time to save between the asking and the killing")
+    attempts: int = field(default=1, ge=1, le=100, doc="attempts in all, where the reason allows another")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """One job. Exactly one of `train` and `command` says what it runs."""
+
+    name: str = field(
+        pattern=r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?",
+        example="llama-8b-trial",
+        doc="lower-case letters, digits, dots and dashes",
+    )
+    project: str = field(default="default", pattern=r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", example="default", doc="group")
+    target: str = field(default="local", pattern=r"[a-z][a-z0-9_]*(:.+)?", example="local", doc="where to run")
+    resources: Resources = field(factory=Resources, doc="how many machines and ranks")
+    preflight: Preflight = field(factory=Preflight, doc="checks before the start")
+    train: TrainConfig | None = field(default=None, doc="our trainer, with this config")
+    command: tuple[str, ...] | None = field(default=None, doc="your own program, as a list of words")
+    env: dict[str, str] = field(factory=dict, doc="environment of every rank; not for secrets, it is stored")
+    limits: Limits = field(factory=Limits, doc="time, grace and attempts")
+
+    def faults(self) -> Iterator[Fault]:
+        if (self.train is None) == (self.command is None):
+            yield Fault(path="train", message="write exactly one of `train:` (our trainer) or `command:` (your own)")
+        if self.command is not None and not self.command:
+            yield Fault(path="command", message='the list is empty; write for example ["python", "train.py"]')
+        if self.train is not None:
+            for fault in self.train.faults_on(self.resources.ranks):
+                yield Fault(path=f"train.{fault.path}", message=fault.message)
+        for name in self.env:
+            if not name or "=" in name:
+                yield Fault(path=f"env.{name}", message="not a name for an environment variable; write NAME: value")
+
+
+def parse_spec(mapping: object) -> JobSpec:
+    """A JobSpec from a plain mapping; SpecError with every fault."""
+    return build(JobSpec, mapping)

@@ -1,0 +1,127 @@
+"""Where a job is, and why: statuses for users, stages for the control plane, typed reasons with their retry rule.
+
+A user sees a `Status`. The control plane works in `Stage`s. A `Reason` says why a job or an attempt ended, whether
+trying again can help, and what to do. Every change of stage goes through one door (store.writes.advance), which asks
+`may_move` here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Status(StrEnum):
+    """What a user sees, and what the API filters by."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLING = "cancelling"
+    CANCELLED = "cancelled"
+
+    @property
+    def final(self) -> bool:
+        """Nothing more will happen to the job."""
+        return self in (Status.COMPLETED, Status.FAILED, Status.CANCELLED)
+
+
+class Stage(StrEnum):
+    """What the control plane is doing for a job that is not final."""
+
+    QUEUED = "queued"
+    PLACING = "placing"
+    PROVISIONING = "provisioning"
+    CONNECTING = "connecting"
+    STAGING = "staging"
+    CHECKING = "checking"
+    RUNNING = "running"
+    COLLECTING = "collecting"
+    RELEASING = "releasing"
+
+
+_ORDER = list(Stage)
+_STARTED = (Stage.CHECKING, Stage.RUNNING, Stage.COLLECTING, Stage.RELEASING)
+
+
+def may_move(seen: Stage, to: Stage) -> bool:
+    """Forward by any number of stages (a target without machines to provision skips some); back only to try again.
+
+    A new attempt starts at QUEUED, and only after RELEASING: what the last attempt held is given back first.
+    """
+    if seen is Stage.RELEASING:
+        return to is Stage.QUEUED
+    return _ORDER.index(to) > _ORDER.index(seen)
+
+
+def status_in(stage: Stage) -> Status:
+    """The status of a job in this stage that nobody has asked to cancel."""
+    return Status.RUNNING if stage in _STARTED else Status.PENDING
+
+
+class Report(StrEnum):
+    """What a target says of an attempt. "Cannot reach it" is UNKNOWN, never FAILED."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    LOST = "lost"
+    UNKNOWN = "unknown"
+
+    @property
+    def over(self) -> bool:
+        """The attempt will not go on by itself, on positive evidence."""
+        return self in (Report.SUCCEEDED, Report.FAILED, Report.LOST)
+
+
+class Reason(StrEnum):
+    """Why an attempt or a job ended."""
+
+    CHECK_FAILED = "check_failed"
+    CHECK_INCOMPLETE = "check_incomplete"
+    NO_CAPACITY = "no_capacity"
+    NODE_LOST = "node_lost"
+    PREEMPTED = "preempted"
+    OUT_OF_MEMORY = "out_of_memory"
+    DISK_FULL = "disk_full"
+    COLLECTIVE_TIMEOUT = "collective_timeout"
+    BAD_DATA = "bad_data"
+    BAD_CHECKPOINT = "bad_checkpoint"
+    SCRIPT_FAILED = "script_failed"
+    TIMED_OUT = "timed_out"
+    OVER_BUDGET = "over_budget"
+    USER_CANCELLED = "user_cancelled"
+    TARGET_ERROR = "target_error"
+
+    @property
+    def rule(self) -> ReasonRule:
+        return _RULES[self]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasonRule:
+    """Whether the same job may be tried again as it is, and the one thing a person should do otherwise."""
+
+    retry: bool
+    action: str
+
+
+_RULES = {
+    Reason.CHECK_FAILED: ReasonRule(retry=True, action="see the failed check; replace the node or fix what it names"),
+    Reason.CHECK_INCOMPLETE: ReasonRule(retry=True, action="see which check could not be measured and make it so"),
+    Reason.NO_CAPACITY: ReasonRule(retry=True, action="wait, or choose another instance type or region"),
+    Reason.NODE_LOST: ReasonRule(retry=True, action="look at the node's kernel log; it will be tried on another"),
+    Reason.PREEMPTED: ReasonRule(retry=True, action="nothing; the next attempt resumes from the last checkpoint"),
+    Reason.OUT_OF_MEMORY: ReasonRule(retry=False, action="lower the batch or the sequence, or shard over more ranks"),
+    Reason.DISK_FULL: ReasonRule(retry=False, action="free space, or keep fewer checkpoints (train.checkpoint.keep)"),
+    Reason.COLLECTIVE_TIMEOUT: ReasonRule(retry=True, action="see which rank was missing; check its node and fabric"),
+    Reason.BAD_DATA: ReasonRule(retry=False, action="fix the data source named in the last lines"),
+    Reason.BAD_CHECKPOINT: ReasonRule(retry=False, action="restore or remove the checkpoint named in the last lines"),
+    Reason.SCRIPT_FAILED: ReasonRule(retry=False, action="see the last lines of the failing rank's log"),
+    Reason.TIMED_OUT: ReasonRule(retry=False, action="raise limits.timeout_s, or make the job shorter"),
+    Reason.OVER_BUDGET: ReasonRule(retry=False, action="raise the budget, then submit again; it resumes"),
+    Reason.USER_CANCELLED: ReasonRule(retry=False, action="nothing; submit again to go on from the last checkpoint"),
+    Reason.TARGET_ERROR: ReasonRule(retry=True, action="see what the target answered"),
+}

@@ -22,7 +22,9 @@ EXIT_FILE = "exit.json"  # written last, once, atomically: its presence means th
 LOCK_FILE = "agent.lock"  # held by the agent while it lives
 STOP_FILE = "stop"  # its presence asks the agent to stop; its text is the reason
 
-RESUMABLE_EXIT = 75  # sysexits' EX_TEMPFAIL: the run stopped on request after saving, and can go on
+# What a workload may end with so that the agent knows why (numbers of sysexits.h, where one fits).
+RESUMABLE_EXIT = 75  # EX_TEMPFAIL: it stopped on request after saving, and can go on
+EXIT_REASONS = {65: Reason.BAD_DATA, 66: Reason.BAD_CHECKPOINT}  # EX_DATAERR, EX_NOINPUT
 
 ATTEMPT_VARIABLE = "TRAINMASTER_ATTEMPT"  # set in every process of an attempt, so that none is left behind
 EVENTS_VARIABLE = "TRAINMASTER_EVENTS"  # the event file a workload appends to

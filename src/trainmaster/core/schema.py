@@ -10,10 +10,11 @@ import dataclasses
 import difflib
 import functools
 import math
+import operator
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from enum import Enum
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -76,7 +77,7 @@ class FieldDoc:
 def describe(cls: type[Any], *, path: str = "") -> Iterator[FieldDoc]:
     """Every field a document of this kind may hold, depth first, in reading order."""
     for item in dataclasses.fields(cls):
-        hint = _hints(cls)[item.name]
+        hint = _hints(cls)[item.name]  # type: ignore[arg-type]  # mypy: a class is not Hashable
         where = _join(path, item.name)
         inner = next((arg for arg in (hint, *get_args(hint)) if dataclasses.is_dataclass(arg)), None)
         if inner is not None:
@@ -93,7 +94,7 @@ def describe(cls: type[Any], *, path: str = "") -> Iterator[FieldDoc]:
 
 
 @functools.cache
-def _hints(cls: type[Any]) -> dict[str, Any]:
+def _hints(cls: Hashable) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
@@ -102,13 +103,14 @@ def _dataclass(cls: type[Any], mapping: object, path: str, faults: list[Fault]) 
         faults.append(Fault(path=path, message=f"expected a mapping of fields, got {_show(mapping)}"))
         return None
     known = {item.name: item for item in dataclasses.fields(cls)}
+    hints = _hints(cls)  # type: ignore[arg-type]
     before = len(faults)
     values: dict[str, object] = {}
     for key, raw in mapping.items():
         if key not in known:
             faults.append(Fault(path=_join(path, str(key)), message=f"unknown field; {_suggest(str(key), known)}"))
             continue
-        values[key] = _value(_hints(cls)[key], raw, _join(path, key), faults, known[key].metadata)
+        values[key] = _value(hints[key], raw, _join(path, key), faults, known[key].metadata)
     for name, item in known.items():
         required = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
         if required and name not in mapping:
@@ -152,7 +154,7 @@ def _value(hint: Any, raw: object, path: str, faults: list[Fault], meta: Mapping
 
 def _choice(hint: Any, raw: object, path: str, faults: list[Fault]) -> object:
     words = list(get_args(hint)) if get_origin(hint) is Literal else [member.value for member in hint]
-    if raw not in words or isinstance(raw, bool) and raw not in [w for w in words if isinstance(w, bool)]:
+    if raw not in words or (isinstance(raw, bool) and raw not in [w for w in words if isinstance(w, bool)]):
         message = f"{_show(raw)} is not one of {', '.join(map(str, words))}"
         close = difflib.get_close_matches(str(raw), [str(word) for word in words], n=1)
         faults.append(Fault(path=path, message=message + (f"; did you mean {close[0]}?" if close else "")))
@@ -194,8 +196,7 @@ def _number(raw: object) -> object:
 
 
 def _in_bounds(number: float, path: str, faults: list[Fault], meta: Mapping[str, Any]) -> bool:
-    limits = (("ge", "at least", lambda n, b: n >= b), ("gt", "more than", lambda n, b: n > b),
-              ("le", "at most", lambda n, b: n <= b))  # fmt: skip
+    limits = (("ge", "at least", operator.ge), ("gt", "more than", operator.gt), ("le", "at most", operator.le))
     for key, words, holds in limits:
         bound = meta.get(key)
         if bound is not None and not holds(number, bound):

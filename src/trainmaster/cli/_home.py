@@ -1,0 +1,55 @@
+"""The home folder: one database and the jobs' own folders. Where it is, and how a verb opens it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trainmaster.core.errors import MissingExtra, UsageError
+
+if TYPE_CHECKING:
+    from trainmaster.store import Database
+    from trainmaster.store.rows import JobRow
+
+HomeOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--home", envvar="TRAINMASTER_HOME", help="Folder of the database and the jobs.", show_default="~/.trainmaster"
+    ),
+]
+
+
+def locate(home: Path | None) -> Path:
+    """The home folder to use: as given, or ~/.trainmaster."""
+    return (home or Path.home() / ".trainmaster").expanduser().absolute()
+
+
+def open_home(home: Path | None) -> tuple[Path, Database]:
+    """The home folder and its database, both made where they are not there yet."""
+    try:
+        from trainmaster.store import Database
+    except ModuleNotFoundError as missing:
+        raise MissingExtra("the control plane", "server") from missing
+    folder = locate(home)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as wrong:
+        raise UsageError(f"{folder}: cannot be made ({wrong.strerror}); give another with --home") from None
+    url = os.environ.get("TRAINMASTER_DATABASE")
+    return folder, Database.open(url or folder / "trainmaster.db")
+
+
+def find(db: Database, word: str) -> JobRow:
+    """The job with this id, a unique beginning of it, or the newest with this name."""
+    from trainmaster.store import reads
+
+    found = reads.search_jobs(db, word)
+    if not found:
+        raise UsageError(f"no job {word!r}; `trainmaster jobs` lists them")
+    if len(found) > 1 and found[0].name != word:
+        ids = ", ".join(row.id[:13] for row in found[:5])
+        raise UsageError(f"{word!r} begins {len(found)} jobs ({ids} …); write more of the id")
+    return found[0]

@@ -1,0 +1,70 @@
+"""The command `trainmaster`: gathers the verbs of this folder and turns our errors into messages and exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from typing import Annotated
+
+import typer
+
+from trainmaster import __version__, cli
+from trainmaster.cli import _say
+from trainmaster.core.errors import TrainmasterError
+
+# The order of the help page: the way a user meets the verbs. A verb that is not named here comes last.
+_ORDER = ("demo", "check", "train", "submit", "jobs", "show", "logs", "events", "cancel", "serve", "report")
+
+
+def verbs() -> list[str]:
+    """Every verb: the modules of this folder, in the order of the help page."""
+    names = [module.name for module in pkgutil.iter_modules(cli.__path__)]
+    found = [name for name in names if not name.startswith("_") and name != "main"]
+    return sorted(found, key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name))
+
+
+def build() -> typer.Typer:
+    """The whole command line as one typer application."""
+    app = typer.Typer(
+        name="trainmaster",
+        help="Prove the cluster, train on it, never lose a run.",
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    for name in verbs():
+        app.command(name=name)(getattr(importlib.import_module(f"trainmaster.cli.{name}"), name))
+
+    @app.callback()
+    def options(
+        version: Annotated[
+            bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        ] = False,
+    ) -> None:
+        """Prove the cluster, train on it, never lose a run."""
+
+    return app
+
+
+def run() -> None:
+    """The console script: our errors become their message and exit code; anything else is our bug and shows itself."""
+    try:
+        build()()
+    except TrainmasterError as wrong:
+        _say.error(wrong)
+        sys.exit(wrong.exit_code)
+    except KeyboardInterrupt:
+        _say.note("interrupted")
+        sys.exit(130)
+    except BrokenPipeError:
+        # `trainmaster jobs | head` closes our output; that is no error, and nothing more can be printed.
+        sys.stderr.close()
+        sys.exit(0)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"trainmaster {__version__}")
+        raise typer.Exit

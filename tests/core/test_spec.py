@@ -1,0 +1,126 @@
+"""A spec is taken whole or refused with every fault at once, each with its path and what to write instead."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainmaster.core.errors import SpecError
+from trainmaster.core.expect import Expect, parse_expect
+from trainmaster.core.plan import ExitRecord, Plan
+from trainmaster.core.schema import build, describe, to_plain
+from trainmaster.core.spec import JobSpec, parse_spec
+from trainmaster.core.states import Reason
+from trainmaster.core.train_config import TrainConfig
+
+GOOD = {"name": "trial", "resources": {"processes_per_node": 2}, "train": {"steps": 40}}
+
+
+def faults(mapping: object) -> dict[str, str]:
+    with pytest.raises(SpecError) as caught:
+        parse_spec(mapping)
+    return {fault.path: fault.message for fault in caught.value.faults}
+
+
+def test_five_mistakes_give_five_messages_with_paths() -> None:
+    found = faults(
+        {
+            "nam": "trial",
+            "resources": {"nodes": 0},
+            "train": {"steps": "many", "optimizer": {"lr": 7}},
+            "target": "local",
+            "name": "trial",
+            "limits": {"grace_s": -1},
+        }
+    )
+    assert set(found) == {"nam", "resources.nodes", "train.steps", "train.optimizer.lr", "limits.grace_s"}
+    assert "did you mean `name`" in found["nam"]
+    assert "at least 1" in found["resources.nodes"]
+    assert "whole number" in found["train.steps"]
+    assert "at most 1" in found["train.optimizer.lr"]
+
+
+def test_a_missing_name_says_what_to_write() -> None:
+    assert "name: llama-8b-trial" in faults({"command": ["true"]})["name"]
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "says"),
+    [
+        ({"command": ["true"]}, "train", "exactly one"),
+        ({"train": None}, "train", "exactly one"),
+        ({"train": {"batch_sequences": 15, "steps": 40}}, "train.batch_sequences", "use 16"),
+        ({"train": {"model": {"heads": 3}, "steps": 40}}, "train.model.heads", "use 2"),
+        ({"train": {"steps": 5}}, "train.optimizer.warmup_steps", "use 0"),
+        ({"train": {"device": "gpu"}}, "train.device", "not one of auto, cpu, cuda"),
+        ({"name": "Trial One"}, "name", "llama-8b-trial"),
+        ({"env": {"A": 1}}, "env.A", 'put it in quotes: "1"'),
+        ({"env": {"A=B": "1"}}, "env.A=B", "environment variable"),
+        ({"resources": {"nodes": True}}, "resources.nodes", "whole number"),
+        ({"resources": []}, "resources", "mapping"),
+        ({"limits": {"timeout_s": float("inf")}}, "limits.timeout_s", "finite"),
+        ({"name": "a\x00b"}, "name", "NUL"),
+    ],
+)
+def test_each_fault_is_named(change: dict[str, Any], path: str, says: str) -> None:
+    assert says in faults({**GOOD, **change})[path]
+
+
+def test_a_number_that_yaml_reads_as_text_is_still_a_number() -> None:
+    assert parse_spec({**GOOD, "train": {"optimizer": {"lr": "3e-4"}}}).train.optimizer.lr == 3e-4  # type: ignore[union-attr]
+
+
+def test_not_even_a_mapping() -> None:
+    assert "mapping" in faults(["a", "b"])[""]
+
+
+def test_plain_form_reads_back_the_same() -> None:
+    spec = parse_spec(GOOD)
+    assert parse_spec(json.loads(json.dumps(to_plain(spec)))) == spec
+    plan = Plan(attempt="a.1", spec=spec, folder="/a", checkpoints="/c")
+    assert Plan.from_json(plan.to_json()) == plan
+    record = ExitRecord(attempt="a.1", ok=False, ended_at="2026-01-01T00:00:00Z", reason=Reason.DISK_FULL)
+    assert ExitRecord.from_json(record.to_json()) == record
+
+
+def test_every_field_is_described() -> None:
+    rows = list(describe(JobSpec))
+    assert {"name", "resources.nodes", "train.model.layers", "preflight.expect.gpus"} <= {row.path for row in rows}
+    assert all(row.doc for row in rows), [row.path for row in rows if not row.doc]
+
+
+@pytest.mark.parametrize("cls", [JobSpec, TrainConfig, Expect])
+def test_defaults_are_themselves_valid(cls: type[Any]) -> None:
+    needed = {"name": "x", "command": ["true"]} if cls is JobSpec else {}
+    built = build(cls, needed)
+    assert is_dataclass(built) and fields(built)
+
+
+def test_expect_words() -> None:
+    assert parse_expect(["gpus=8", "driver=580", "ram_gib=1.5"]) == Expect(gpus=8, driver="580", ram_gib=1.5)
+    with pytest.raises(SpecError) as caught:
+        parse_expect(["gpu=8", "gpus", "cpus=-1"])
+    assert len(caught.value.faults) == 3
+    assert "did you mean `gpus`" in str(caught.value)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from([f.name for f in fields(JobSpec)]) | st.text(), json_values, max_size=6))
+def test_any_mapping_is_taken_or_refused_with_faults(mapping: dict[str, Any]) -> None:
+    try:
+        spec = parse_spec(mapping)
+    except SpecError as wrong:
+        assert wrong.faults and all(fault.message for fault in wrong.faults)
+    else:
+        assert parse_spec(to_plain(spec)) == spec

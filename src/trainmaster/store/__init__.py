@@ -1,0 +1,5 @@
+"""The database: tables and migrations, all changes (writes), all queries (reads), frozen rows between them."""
+
+from trainmaster.store.database import Database
+
+__all__ = ["Database"]

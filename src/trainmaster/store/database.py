@@ -1,0 +1,91 @@
+"""Open a database, bring its schema up to date, and hand out short read and write transactions.
+
+    db = Database.open(home / "trainmaster.db")     # or a URL: postgresql+psycopg://…
+    with db.write() as conn: ...                    # commits at the end, rolls back on an error
+
+SQLite runs in WAL mode: readers never wait for the writer. `synchronous=FULL` costs one fsync per commit and is paid
+on purpose: a killed process loses nothing under NORMAL either, but a power cut could take back the commit that says
+"we are about to launch this", and what was launched would then belong to nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import SQLAlchemyError
+
+from trainmaster.core.errors import StoreError
+from trainmaster.store import migrations
+
+_BUSY_MS = 30_000  # longest wait for another process's write; ours last milliseconds
+_WRITES = "trainmaster_writes"  # an option of a connection: its transaction takes the write lock
+_to_json = functools.partial(json.dumps, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+class Database:
+    """A pool of connections to one database whose schema is this code's. May be shared by threads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    @classmethod
+    def open(cls, where: str | Path) -> Database:
+        """The database at a file path or a URL, made or migrated where needed; StoreError if it cannot be used."""
+        engine = connect(where)
+        db = cls(engine)
+        try:
+            migrations.upgrade(db)
+        except SQLAlchemyError as wrong:
+            engine.dispose()
+            raise StoreError(f"{engine.url!r}: cannot be opened: {wrong}") from wrong
+        except StoreError:
+            engine.dispose()
+            raise
+        return db
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A consistent view; whatever is written on it is rolled back."""
+        with self.engine.connect() as conn:
+            yield conn
+
+    @contextlib.contextmanager
+    def write(self) -> Iterator[Connection]:
+        """One transaction, committed at the end. Keep it short: SQLite has one writer at a time."""
+        with self.engine.connect().execution_options(**{_WRITES: True}) as conn, conn.begin():
+            yield conn
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+
+def connect(where: str | Path) -> Engine:
+    """An engine for a path or a URL; touches nothing yet."""
+    if isinstance(where, str) and "://" in where:
+        url = make_url(where)
+    else:
+        url = make_url("sqlite+pysqlite://").set(database=str(Path(where).absolute()))
+    engine = create_engine(url, json_serializer=_to_json, pool_size=8, max_overflow=56)
+    if engine.dialect.name == "sqlite":
+        event.listen(engine, "connect", _prepare)
+        event.listen(engine, "begin", _begin)
+    return engine
+
+
+def _prepare(connection: Any, _record: object) -> None:
+    # The driver's own transactions begin too late (at the first write, not the first read): BEGIN is ours, below.
+    connection.isolation_level = None
+    for pragma in (f"busy_timeout={_BUSY_MS}", "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin(conn: Connection) -> None:
+    # IMMEDIATE takes the write lock at once and waits for it. A transaction that reads first and writes later would
+    # be refused in the middle whenever another process wrote in between.
+    conn.exec_driver_sql("BEGIN IMMEDIATE" if conn.get_execution_options().get(_WRITES) else "BEGIN")

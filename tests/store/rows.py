@@ -1,0 +1,46 @@
+"""Rows that several test files of the store start from."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from trainmaster.core.events import split
+from trainmaster.core.plan import ExitRecord
+from trainmaster.core.spec import JobSpec
+from trainmaster.core.states import Reason, Report, Stage, Status
+from trainmaster.store import Database, writes
+
+JOB = "6f1c1f0e-95b8-4d6b-8a43-0d6b1b0f7a11"
+AT = datetime(2025, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
+LINES = (
+    b'{"v":1,"ts":"2025-03-01T12:00:00Z","seq":1,"phase":"TRAINING","event":"start","data":{"steps":4}}\n'
+    b"not json\n"
+    b'{"phase":"STEP","event":"metrics","epoch":1,"data":{"loss":1.5},"who":"me"}\n'
+)
+
+
+def a_job_with_everything(db: Database) -> str:
+    """A failed job with one attempt, an exit record and three lines; returns the attempt's id."""
+    spec = JobSpec(name="trial", command=("false",))
+    with db.write() as conn:
+        writes.insert_job(conn, JOB, spec, at=AT)
+        attempt = writes.insert_attempt(conn, JOB, 1, handle={"folder": "/x"}, at=AT)
+        assert writes.advance(conn, JOB, seen=Stage.QUEUED, to=Stage.RUNNING, at=AT)
+        lines = split(LINES, offset=0, zone=UTC)
+        assert writes.append_events(conn, attempt, "events.jsonl", seen_offset=0, lines=lines)
+        writes.end_attempt(
+            conn,
+            attempt,
+            report=Report.FAILED,
+            reason=Reason.SCRIPT_FAILED,
+            message="exit code 1",
+            exit_record=ExitRecord(
+                attempt=attempt, ok=False, ended_at=AT.isoformat(), reason=Reason.SCRIPT_FAILED, exit_codes={"0": 1}
+            ),
+            at=AT,
+        )
+        assert writes.advance(conn, JOB, seen=Stage.RUNNING, to=Stage.RELEASING, at=AT)
+        assert writes.finish(
+            conn, JOB, seen=Stage.RELEASING, status=Status.FAILED, reason=Reason.SCRIPT_FAILED, message="no", at=AT
+        )
+    return attempt

@@ -1,0 +1,114 @@
+"""A database is opened with the promises the rest relies on, or refused in words a person can act on."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection, text
+
+from trainmaster.core.errors import StoreError
+from trainmaster.core.spec import JobSpec
+from trainmaster.store import Database, reads, tables, writes
+from trainmaster.store.database import connect
+from trainmaster.store.migrations import downgrade, upgrade
+
+from .rows import AT, JOB, a_job_with_everything
+
+
+def test_the_pragmas_hold_on_every_connection(db: Database) -> None:
+    wanted = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 30_000}
+    with db.read() as one, db.read() as two:
+        for conn in (one, two):
+            assert {name: conn.exec_driver_sql(f"PRAGMA {name}").scalar() for name in wanted} == wanted
+
+
+def test_migrations_give_exactly_the_tables_of_the_code(db: Database, tmp_path: Path) -> None:
+    with db.read() as conn:
+        context = MigrationContext.configure(conn, opts={"compare_type": True, "compare_server_default": True})
+        assert compare_metadata(context, tables.metadata) == []
+        migrated = _schema(conn)
+    # compare_metadata does not look at partial indexes, WITHOUT ROWID and primary keys; SQLite's own words do.
+    plain = connect(tmp_path / "plain.db")
+    with plain.begin() as conn:
+        tables.metadata.create_all(conn)
+        assert _schema(conn) == migrated
+    plain.dispose()
+
+
+def _schema(conn: Connection) -> dict[str, list[str]]:
+    rows = conn.execute(text("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL AND name != 'alembic_version'"))
+    return {name: sorted(line.strip(" \t,") for line in sql.splitlines() if line.strip()) for name, sql in rows}
+
+
+def test_down_and_up_again_on_real_rows(db: Database) -> None:
+    a_job_with_everything(db)
+    downgrade(db, "base")
+    with db.read() as conn:
+        left = conn.execute(text("SELECT name FROM sqlite_master WHERE type = 'table'")).scalars().all()
+    assert left == ["alembic_version"]
+    upgrade(db)
+    a_job_with_everything(db)
+    assert reads.find_job(db, JOB) is not None
+
+
+def test_opening_again_keeps_what_was_written(db: Database, tmp_path: Path) -> None:
+    a_job_with_everything(db)
+    again = Database.open(tmp_path / "trainmaster.db")
+    assert reads.list_events(again, JOB) == reads.list_events(db, JOB) != []
+    again.close()
+
+
+def test_a_newer_database_is_refused_with_what_to_do(db: Database, tmp_path: Path) -> None:
+    with db.write() as conn:
+        conn.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(StoreError, match=r"'9999' is newer .*pip install -U trainmaster"):
+        Database.open(tmp_path / "trainmaster.db")
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.db").write_text("these are not the bytes you are looking for " * 100)
+    with pytest.raises(StoreError, match="cannot be opened"):
+        Database.open(tmp_path / "x.db")
+
+
+def test_a_read_sees_one_moment(db: Database) -> None:
+    count = text("SELECT count(*) FROM jobs")
+    with db.read() as conn:
+        assert conn.execute(count).scalar() == 0
+        with db.write() as other:
+            writes.insert_job(other, JOB, JobSpec(name="a", command=("true",)), at=AT)
+        assert conn.execute(count).scalar() == 0
+    with db.read() as conn:
+        assert conn.execute(count).scalar() == 1
+
+
+def test_an_error_takes_the_whole_transaction_back(db: Database) -> None:
+    with pytest.raises(RuntimeError), db.write() as conn:
+        writes.insert_job(conn, JOB, JobSpec(name="a", command=("true",)), at=AT)
+        raise RuntimeError
+    assert reads.count_jobs(db) == 0
+
+
+def test_writers_in_threads_wait_for_each_other(db: Database) -> None:
+    """Each reads, then writes what it read plus one: with a late lock some would be refused or lost."""
+    with db.write() as conn:
+        conn.execute(text("CREATE TABLE counter (n INTEGER)"))
+        conn.execute(text("INSERT INTO counter VALUES (0)"))
+
+    def count_up() -> None:
+        for _ in range(25):
+            with db.write() as conn:
+                n = conn.execute(text("SELECT n FROM counter")).scalar_one()
+                conn.execute(text("UPDATE counter SET n = :n"), {"n": n + 1})
+
+    threads = [threading.Thread(target=count_up) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with db.read() as conn:
+        assert conn.execute(text("SELECT n FROM counter")).scalar() == 100

@@ -77,6 +77,9 @@ def render(event: Event) -> str:
 
 _MAX_INT = 2**63 - 1  # what both databases hold
 _MAX_TEXT = 200  # characters of a phase or event name
+# Levels of nesting. Writing a value out again needs the stack too, and how much of it is left depends on who calls:
+# a line at the edge would parse here, fail at the database, and hold up every line behind it.
+_MAX_DEPTH = 100
 
 
 def parse(raw: bytes, *, zone: tzinfo) -> tuple[Event | None, str | None]:
@@ -85,19 +88,21 @@ def parse(raw: bytes, *, zone: tzinfo) -> tuple[Event | None, str | None]:
         line = json.loads(raw.decode("utf-8"), parse_constant=str)
     except UnicodeDecodeError as wrong:
         return None, f"not UTF-8 at byte {wrong.start}"
-    except (ValueError, RecursionError) as wrong:
+    except RecursionError:
+        return None, _TOO_DEEP
+    except ValueError as wrong:
         return None, f"not JSON: {str(wrong)[:_MAX_TEXT]}"
     if not isinstance(line, dict):
         return None, f"not a JSON object but {type(line).__name__}"
     try:
         line = _clean(line)
-    except RecursionError:
-        return None, "nested too deep"
+    except _TooDeep:
+        return None, _TOO_DEEP
     for name in ("phase", "event"):
         if not isinstance(line.get(name), str) or not 0 < len(line[name]) <= _MAX_TEXT:
             return None, f"no text in `{name}`"
     faults: list[str] = []
-    extra = {key: value for key, value in line.items() if key not in _FIELDS}
+    extra = {key: value for key, value in line.items() if key not in _FIELDS or (key == "v" and value != 1)}
 
     def take(name: str, good: Any) -> Any:
         value = line.get(name)
@@ -124,6 +129,7 @@ def parse(raw: bytes, *, zone: tzinfo) -> tuple[Event | None, str | None]:
     return event, "; ".join(faults) or None
 
 
+_TOO_DEEP = f"nested deeper than {_MAX_DEPTH} levels"
 _FIELDS = frozenset({"v", "ts", "seq", "phase", "event", "iteration", "epoch", "data"})
 
 
@@ -169,7 +175,11 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_INT
 
 
-def _clean(value: Any) -> Any:
+class _TooDeep(ValueError):
+    """A value nested deeper than we keep."""
+
+
+def _clean(value: Any, depth: int = 0) -> Any:
     """The same value in a form every JSON reader and both databases accept.
 
     Not-a-number becomes text (JSON has no word for it), NUL and lone surrogates are replaced (PostgreSQL refuses
@@ -185,8 +195,10 @@ def _clean(value: Any) -> Any:
         if math.isfinite(value):
             return value
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if depth >= _MAX_DEPTH and isinstance(value, (Mapping, list, tuple)):
+        raise _TooDeep(_TOO_DEEP)
     if isinstance(value, Mapping):
-        return {_clean(str(key)): _clean(item) for key, item in value.items()}
+        return {_clean(str(key)): _clean(item, depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_clean(item) for item in value]
+        return [_clean(item, depth + 1) for item in value]
     return _clean(str(value))

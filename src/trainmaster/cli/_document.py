@@ -13,7 +13,8 @@ import yaml
 from trainmaster.core.errors import Fault, SpecError, UsageError
 
 T = TypeVar("T")
-_MAX_BYTES = 1 << 20  # a spec is a page of text; more is a mistake or an attack
+# A spec is a page of text; more is a mistake or an attack (aliases of aliases grow without end).
+_MAX_BYTES, _MAX_DEPTH, _MAX_PLACES = 1 << 20, 50, 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,9 @@ def load(path: Path) -> Document:
     except yaml.YAMLError as wrong:
         raise SpecError([_syntax(path.name, wrong)]) from None
     except RecursionError:
-        raise SpecError([Fault(path=path.name, message="nested too deep")]) from None
+        raise SpecError(
+            [Fault(path=path.name, message="nested too deep, or too long; a spec is a page of text")]
+        ) from None
     finally:
         loader.dispose()
     if faults:
@@ -89,7 +92,7 @@ def override(value: Any, words: Sequence[str]) -> Any:
 
 
 def _walk(node: yaml.Node, path: str, lines: dict[str, int], faults: list[Fault], name: str, *, depth: int) -> None:
-    if depth > 50:
+    if depth > _MAX_DEPTH or len(lines) > _MAX_PLACES:
         raise RecursionError
     lines.setdefault(path, node.start_mark.line + 1)
     if isinstance(node, yaml.MappingNode):

@@ -32,6 +32,11 @@ def as_json(value: object) -> None:
     out.out(json.dumps(to_plain(value), indent=2, default=_text))
 
 
+def json_line(value: object) -> None:
+    """One JSON object on one line, for pipes."""
+    out.out(json.dumps(to_plain(value), default=_text))
+
+
 def note(text: str) -> None:
     err.print(f"[dim]{text}[/]")
 

@@ -88,7 +88,7 @@ def describe(cls: type[Any], *, path: str = "") -> Iterator[FieldDoc]:
         yield FieldDoc(
             path=where,
             type=_name(hint),
-            default="required" if required else str(to_plain(default)),
+            default="required" if required else _default_text(default),
             doc=str(item.metadata.get("doc", "")),
         )
 
@@ -224,10 +224,16 @@ def _plain_text(value: object) -> str:
     return str(to_plain(value))
 
 
+def _default_text(value: object) -> str:
+    words = {None: "not stated", True: "true", False: "false", (): "empty", "": "empty"}
+    known = isinstance(value, (bool, tuple, str)) or value is None
+    return words.get(value, _plain_text(value)) if known else "empty" if value == {} else _plain_text(value)
+
+
 def _name(hint: Any) -> str:
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return " or ".join("nothing" if arg is type(None) else _name(arg) for arg in args)
+        return " or ".join(_name(arg) for arg in args if arg is not type(None))
     if origin is Literal:
         return " | ".join(map(str, args))
     if isinstance(hint, type) and issubclass(hint, Enum):

@@ -1,0 +1,45 @@
+# Trainmaster. `make demo` and `make test` do all their own set-up on a machine with Python 3.11+, git and make.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+export TRAINMASTER_HOME ?= $(CURDIR)/.trainmaster
+
+.PHONY: help demo test lint types unit serve clean system-packages
+help: ## this list
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
+
+demo: $(VENV)/.run ## check this machine, train a small model on it, write the report
+	$(BIN)/trainmaster demo
+
+test: $(VENV)/.dev system-packages lint types unit ## set up everything, then lint, types and every test
+
+lint: $(VENV)/.dev ## ruff: style and mistakes
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev ## mypy, strict
+	$(BIN)/mypy
+
+unit: $(VENV)/.dev ## the tests alone; skipped ones are listed with their reason
+	$(BIN)/pytest -rs
+
+serve: $(VENV)/.run ## the dashboard over this clone's home folder
+	$(BIN)/trainmaster serve
+
+system-packages: ## what the browser tests need, where we may install it
+	@sh tools/system-packages.sh
+
+clean: ## remove the virtual environment and this clone's jobs
+	rm -rf $(VENV) .trainmaster
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Trainmaster needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,server]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@ $(VENV)/.run

@@ -1,0 +1,127 @@
+"""Follow one job to its end: stages, check results, a progress bar with loss and speed. Reads the database only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from trainmaster.cli._say import out, paint
+
+if TYPE_CHECKING:
+    from trainmaster.store import Database
+    from trainmaster.store.rows import EventRow, JobRow
+
+_EVERY_S = 0.25
+_PLAIN_SHARE = 10  # without a terminal, a line at every tenth of the steps
+
+
+def follow(db: Database, job_id: str, *, tick: Callable[[], None] = lambda: None) -> JobRow:
+    """Show the job until it is final; `tick` is called between looks."""
+    from trainmaster.store import reads
+
+    view = _View()
+    after: tuple[int, int] | None = None
+    with view.progress:
+        while True:
+            job = reads.find_job(db, job_id)
+            assert job is not None, "a job is never deleted"
+            view.show_job(job)
+            # The state first, the events after it: a final job's events are all there, so none is missed.
+            while rows := reads.list_events(db, job_id, after=after, limit=1000):
+                for row in rows:
+                    view.show_event(row)
+                after = (int(rows[-1].attempt.rpartition(".")[2]), rows[-1].offset)
+            if job.status.final:
+                return job
+            tick()
+            time.sleep(_EVERY_S)
+
+
+class _View:
+    """What is on the screen: lines that stay, and one bar that moves."""
+
+    def __init__(self) -> None:
+        self.progress = Progress(
+            TextColumn("[cyan]{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("[bold]{task.fields[loss]}"),
+            TextColumn("[dim]{task.fields[rate]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=out,
+            transient=False,
+            disable=not out.is_terminal,
+        )
+        self.stage = ""
+        self.steps = 0
+        self.bar = None if not out.is_terminal else self.progress.add_task("waiting", total=1, loss="", rate="")
+
+    def show_job(self, job: JobRow) -> None:
+        stage = str(job.stage or job.status)
+        if stage == self.stage:
+            return
+        self.stage = stage
+        if self.bar is not None:
+            self.progress.update(self.bar, description=stage)
+        else:
+            out.print(f"stage {stage}")
+
+    def show_event(self, row: EventRow) -> None:
+        data = row.data
+        match row.phase, row.event:
+            case "PREFLIGHT", "check":
+                self._check(row)
+            case "PREFLIGHT", "end":
+                self._line(f"pre-flight {paint(str(data.get('overall')))}")
+            case "TRAINING", "start":
+                self._start(row)
+            case "STEP", "metrics":
+                self._step(row)
+            case "EVAL_MODEL", "metrics":
+                self._line(f"eval at step {data.get('step')}: loss {_number(data.get('loss'), '.4f')}")
+            case "CHECKPOINT", "saved":
+                seconds = _number(data.get("seconds"), ".2f")
+                self._line(f"[dim]checkpoint at step {data.get('step')} saved in {seconds} s[/]")
+            case "CHECKPOINT", ("rejected" | "failed"):
+                self._line(f"[red]checkpoint {row.event}[/]: {escape(str(data.get('why')))}")
+            case _:
+                pass
+
+    def _check(self, row: EventRow) -> None:
+        for finding in row.data.get("findings") or []:
+            name = f"{row.data.get('check')} {finding.get('device') or ''}".strip()
+            self._line(
+                f"  {paint(str(finding.get('verdict'))):<24} {escape(name):<16} {escape(str(finding.get('reason')))}"
+            )
+
+    def _start(self, row: EventRow) -> None:
+        data = row.data
+        self.steps = int(data.get("steps") or 0)
+        resumed = f", resumed from step {data['resumed_from']}" if data.get("resumed_from") else ""
+        self._line(
+            f"training {_number(data.get('parameters'), ',d')} parameters on {data.get('ranks')} ranks "
+            f"({escape(str(data.get('device_name') or data.get('device')))}, {data.get('precision')}){resumed}"
+        )
+        if self.bar is not None:
+            self.progress.update(self.bar, total=max(self.steps, 1), completed=data.get("resumed_from") or 0)
+
+    def _step(self, row: EventRow) -> None:
+        step, loss = int(row.data.get("step") or 0), _number(row.data.get("loss"), ".4f")
+        rate = f"{_number(row.data.get('tokens_per_s'), ',.0f')} tok/s"
+        if self.bar is not None:
+            self.progress.update(self.bar, completed=step, loss=f"loss {loss}", rate=rate)
+        elif step == 1 or step * _PLAIN_SHARE // max(self.steps, 1) != (step - 1) * _PLAIN_SHARE // max(self.steps, 1):
+            out.print(f"step {step}/{self.steps} loss {loss} {rate}")
+
+    def _line(self, text: str) -> None:
+        self.progress.console.print(text)
+
+
+def _number(value: object, form: str) -> str:
+    """A number from a node as text; what is none is shown as it came."""
+    return format(value, form) if isinstance(value, (int, float)) else escape(str(value))

@@ -1,0 +1,186 @@
+"""`trainmaster demo`: everything at once on this machine, through the real control plane. A CPU is enough."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trainmaster.cli import _plot, _say
+from trainmaster.cli._home import HomeOption, open_home
+from trainmaster.cli.serve import SERVER_FILE
+from trainmaster.core.errors import MissingExtra, TrainmasterError
+from trainmaster.core.spec import JobSpec, parse_spec
+
+if TYPE_CHECKING:
+    from trainmaster.pages.job import JobPage
+    from trainmaster.store import Database
+    from trainmaster.store.rows import JobRow
+
+_MUST_FALL_TO = 0.8  # the demo proves learning: the last loss is at most this share of the first
+
+
+def demo(
+    steps: Annotated[int, typer.Option(min=20, help="Optimizer steps.")] = 150,
+    processes: Annotated[int, typer.Option(min=1, max=8, help="Ranks on this machine.")] = 2,
+    home: HomeOption = None,
+) -> None:
+    """Check this machine, train a small model on it with FSDP, and write the report.
+
+    The job goes the whole way: spec, control plane, agent, pre-flight, training, events, report. Ctrl-C cleans up.
+
+    [bold]Examples[/]
+
+      trainmaster demo
+
+      trainmaster demo --steps 60 --home /tmp/demo
+    """
+    _require_torch()
+    spec = _spec(steps, processes)
+    folder, db = open_home(home)
+    from trainmaster import control
+    from trainmaster.cli._follow import follow
+
+    with _interruptible(), _Server(folder) as server:
+        job = control.submit(db, spec)
+        _say.out.print(f"job [bold]{job.name}[/] {job.id}\nlive at [link]{server.url}/jobs/{job.id}[/link]\n")
+        try:
+            job = follow(db, job.id, tick=server.keep_alive)
+        except KeyboardInterrupt:
+            _clean_up(db, job, server)
+            raise typer.Exit(130) from None
+    from trainmaster import report
+    from trainmaster.pages import job as job_page
+
+    page = job_page.read(db, job.id)
+    assert page is not None, "a job is never deleted"
+    path = report.write(page, folder / "jobs" / job.id / "report.html")
+    raise typer.Exit(0 if _sum_up(page, path, folder) else 1)
+
+
+def _spec(steps: int, processes: int) -> JobSpec:
+    return parse_spec(
+        {
+            "name": "demo",
+            "project": "demo",
+            "target": "local",
+            "resources": {"processes_per_node": processes},
+            "limits": {"grace_s": 15, "timeout_s": 1800},
+            "train": {
+                "steps": steps,
+                "batch_sequences": 8 * processes,
+                "eval_sequences": 16 * processes,
+                "epoch_steps": max(steps // 3, 1),
+                "checkpoint": {"every_steps": max(steps // 3, 1)},
+            },
+        }
+    )
+
+
+def _require_torch() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        raise MissingExtra("training", "train,server")
+
+
+class _Server:
+    """`trainmaster serve` as a child, started again if it dies: the job does not notice."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._child: subprocess.Popen[bytes] | None = None
+        self.url = ""
+
+    def __enter__(self) -> _Server:
+        self._start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._child is not None
+        self._child.terminate()
+        try:
+            self._child.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+
+    def keep_alive(self) -> None:
+        assert self._child is not None
+        if self._child.poll() is not None:
+            _say.out.print(f"[yellow]the control plane died (exit {self._child.returncode}); starting it again[/]")
+            self._start()
+
+    def _start(self) -> None:
+        note, log = self._home / SERVER_FILE, self._home / "server.log"
+        note.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "trainmaster", "serve", "--home", str(self._home), "--port", "0"]
+        with log.open("ab") as out:
+            # Its own session: Ctrl-C reaches us alone, and we end it after the job was cleaned up.
+            self._child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            )
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and self._child.poll() is None:
+            with contextlib.suppress(OSError, ValueError):
+                self.url = json.loads(note.read_text())["url"]
+                return
+            time.sleep(0.05)
+        self._child.kill()
+        raise TrainmasterError(f"the server did not start; see {log}")
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM ends the demo as Ctrl-C does: with the job cancelled and nothing left running."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _clean_up(db: Database, job: JobRow, server: _Server) -> None:
+    from trainmaster import control
+    from trainmaster.cli._follow import follow
+
+    # From here on a second Ctrl-C must not leave processes behind; the agent's grace bounds the wait.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _say.err.print("[yellow]cancelling the job and cleaning up …[/]")
+    with contextlib.suppress(TrainmasterError):  # it ended by itself meanwhile
+        control.cancel(db, job.id)
+    ended = follow(db, job.id, tick=server.keep_alive)
+    _say.err.print(f"job {ended.id}: {_say.paint(ended.status)}; nothing is left running")
+
+
+def _sum_up(page: JobPage, report: Path, home: Path) -> bool:
+    """Print the verdict, the curve and where to look; True if the demo showed what it should."""
+    run, say = page.run, _say.out.print
+    say()
+    if run.curves.loss:
+        for line in _plot.curve(run.curves.loss, width=max(20, min(_say.out.width - 10, 72))):
+            _say.out.out(line)
+        say(f"{'':9}[dim]training loss over {run.step} steps[/]\n")
+    good = page.status == "completed" and run.loss_ratio is not None and run.loss_ratio <= _MUST_FALL_TO
+    say(f"{_say.paint('PASS' if good else 'FAIL')} job {page.status} {page.message}".rstrip())
+    if run.loss_ratio is not None:
+        fell = f"{run.loss_first:.3f} → {run.loss_last:.3f}"
+        say(f"loss        {fell}, {run.loss_ratio:.0%} of the start (the demo asks for at most {_MUST_FALL_TO:.0%})")
+    if run.tokens_per_s is not None:
+        say(f"throughput  {run.tokens_per_s:,.0f} tokens/s on {run.ranks} ranks")
+    say(f"pre-flight  {_say.paint(run.preflight.overall) if run.preflight and run.preflight.overall else 'not done'}")
+    say(f"report      {report}")
+    say(f"browser     trainmaster serve --home {home}")
+    return good

@@ -1,0 +1,49 @@
+"""`trainmaster events`: what happened, as rows that were ingested exactly once."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from trainmaster.cli import _say
+from trainmaster.cli._home import HomeOption, find, open_home
+
+
+def events(
+    job: Annotated[str, typer.Argument(help="Job id, its unique beginning, or a name.")],
+    phase: Annotated[str | None, typer.Option(help="Only this phase, for example CHECKPOINT.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is over.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
+    home: HomeOption = None,
+) -> None:
+    """Print a job's events; a garbage line is shown as it came, with what is wrong with it.
+
+    [bold]Examples[/]
+
+      trainmaster events 3f2a --phase CHECKPOINT
+
+      trainmaster events 3f2a -f --json | jq .data.loss
+    """
+    _, db = open_home(home)
+    from trainmaster.core.schema import to_plain
+    from trainmaster.store import reads
+
+    row, after = find(db, job), None
+    while True:
+        now = reads.find_job(db, row.id)
+        over = now is None or now.status.final
+        while rows := reads.list_events(db, row.id, phase=phase, after=after, limit=1000):
+            for event in rows:
+                if json:
+                    _say.json_line(to_plain(event))
+                    continue
+                when = event.ts.astimezone().strftime("%H:%M:%S") if event.ts else "--:--:--"
+                words = " ".join(f"{key}={value}" for key, value in event.data.items())
+                what = f"{event.phase} {event.event}" if event.phase else f"garbage ({event.fault}): {event.text}"
+                _say.out.out(f"{when} {what} {words}".rstrip())
+            after = (int(rows[-1].attempt.rpartition(".")[2]), rows[-1].offset)
+        if not follow or over:
+            return
+        time.sleep(0.5)

@@ -1,0 +1,67 @@
+"""`trainmaster jobs`: the list, newest first."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from trainmaster.cli import _say
+from trainmaster.cli._home import HomeOption, open_home
+from trainmaster.core.states import Status
+
+
+def jobs(
+    status: Annotated[Status | None, typer.Option(help="Only this status.")] = None,
+    project: Annotated[str | None, typer.Option(help="Only this project.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=200, help="At most so many.")] = 20,
+    offset: Annotated[int, typer.Option(min=0, help="Leave out the first so many.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    home: HomeOption = None,
+) -> None:
+    """List jobs, newest first, with how far each is and how fast it goes.
+
+    [bold]Examples[/]
+
+      trainmaster jobs
+
+      trainmaster jobs --status running --json
+    """
+    _, db = open_home(home)
+    from trainmaster.pages import jobs as page
+
+    found = page.read(db, status=status, project=project, limit=limit, offset=offset)
+    if json:
+        _say.as_json(found)
+        return
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    for column in ("job", "name", "project", "status", "stage", "step", "loss", "tok/s", "age"):
+        table.add_column(column, justify="right" if column in ("step", "loss", "tok/s", "age") else "left")
+    for line in found.jobs:
+        table.add_row(
+            line.id[:8],
+            escape(line.name),
+            escape(line.project),
+            _say.paint(line.status) + (f" [dim]({line.reason})[/]" if line.reason else ""),
+            line.stage or "",
+            f"{line.step}/{line.steps}" if line.step is not None else "",
+            f"{line.loss:.4f}" if line.loss is not None else "",
+            f"{line.tokens_per_s:,.0f}" if line.tokens_per_s is not None else "",
+            age(line.created_at),
+        )
+    _say.out.print(table)
+    shown = len(found.jobs)
+    if shown < found.total:
+        _say.note(f"{shown} of {found.total}; --offset {offset + shown} shows more")
+
+
+def age(then: datetime) -> str:
+    """How long ago, in one unit."""
+    seconds = (datetime.now(UTC) - then).total_seconds()
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{max(seconds, 0):.0f}s"

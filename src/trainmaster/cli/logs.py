@@ -1,0 +1,65 @@
+"""`trainmaster logs`: what a rank or the agent printed."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trainmaster.cli._home import HomeOption, find, open_home
+from trainmaster.core.errors import UsageError
+from trainmaster.core.plan import AGENT_LOG, rank_log
+
+if TYPE_CHECKING:
+    from trainmaster.store.rows import AttemptRow
+
+_CHUNK = 1 << 18
+
+
+def logs(
+    job: Annotated[str, typer.Argument(help="Job id, its unique beginning, or a name.")],
+    rank: Annotated[int, typer.Option(min=0, help="Which rank.")] = 0,
+    agent: Annotated[bool, typer.Option("--agent", help="The agent's own log instead of a rank's.")] = False,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Which attempt; the last one if not stated.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is over.")] = False,
+    home: HomeOption = None,
+) -> None:
+    """Print a log, byte for byte.
+
+    [bold]Examples[/]
+
+      trainmaster logs 3f2a -f
+
+      trainmaster logs 3f2a --rank 1 --attempt 2
+    """
+    _, db = open_home(home)
+    from trainmaster import targets
+    from trainmaster.store import reads
+
+    row = find(db, job)
+    target = targets.load(row.target)
+    chosen = _choose(reads.list_attempts(db, row.id), attempt)
+    stream, offset = AGENT_LOG if agent else rank_log(rank), 0
+    while True:
+        now = reads.find_job(db, row.id)
+        over = now is None or now.status.final
+        while chunk := asyncio.run(target.read(chosen.handle or {}, stream, offset=offset, limit=_CHUNK)):
+            sys.stdout.buffer.write(chunk)
+            sys.stdout.buffer.flush()
+            offset += len(chunk)
+        if not follow or over:
+            return
+        time.sleep(0.5)
+
+
+def _choose(attempts: list[AttemptRow], number: int | None) -> AttemptRow:
+    placed = [attempt for attempt in attempts if attempt.handle is not None]
+    if not placed:
+        raise UsageError("the job has not started yet; there is no log")
+    found = [attempt for attempt in placed if number in (None, attempt.number)]
+    if not found:
+        raise UsageError(f"--attempt {number}: there are {len(placed)}")
+    return found[-1]

@@ -1,0 +1,63 @@
+"""`trainmaster submit`: a spec goes in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainmaster.cli import _document, _say
+from trainmaster.cli._home import HomeOption, locate, open_home
+from trainmaster.core.spec import parse_spec
+
+
+def submit(
+    spec: Annotated[Path, typer.Argument(help="The job as YAML.")],
+    values: Annotated[list[str] | None, typer.Argument(help="Values to put over the file's: key.path=value.")] = None,
+    on: Annotated[str | None, typer.Option("--on", help="Target, over the one in the file.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done; touch nothing.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Drive and watch the job to its end.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the job as JSON.")] = False,
+    home: HomeOption = None,
+) -> None:
+    """Submit a job.
+
+    A bad spec is refused with every fault at once (exit code 2) and nothing is created.
+
+    [bold]Examples[/]
+
+      trainmaster submit job.yaml --dry-run
+
+      trainmaster submit job.yaml train.steps=500 --follow
+    """
+    document = _document.load(spec)
+    words = [*(values or []), *([f"target={on}"] if on else [])]
+    job = document.read(lambda value: parse_spec(_document.override(value, words)))
+    if dry_run:
+        from trainmaster import targets
+
+        placement = targets.Placement(
+            attempt="00000000-0000-4000-8000-000000000000.1", spec=job, job_folder=locate(home) / "jobs" / "JOB"
+        )
+        _say.out.out(targets.load(job.target).plan(placement).render(), end="")
+        return
+    folder, db = open_home(home)
+    from trainmaster import control
+
+    row = control.submit(db, job)
+    if json:
+        _say.as_json(row)
+    else:
+        _say.out.print(f"submitted [bold]{row.name}[/] as {row.id}")
+    if follow:
+        from trainmaster.cli._drive import driving
+        from trainmaster.cli._follow import follow as follow_job
+
+        _say.note("Ctrl-C stops watching, not the job")
+        with driving(db, folder):
+            row = follow_job(db, row.id)
+        _say.out.print(f"{_say.paint(row.status)} {row.message}")
+        raise typer.Exit(0 if row.status == "completed" else 1)
+    if not json and not (folder / "server.json").exists():
+        _say.note("no server runs on this home yet; start one with: trainmaster serve")

@@ -1,0 +1,89 @@
+"""Every verb explains itself with examples; a bad spec creates nothing; errors become one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from trainmaster.cli.main import build, verbs
+
+FIVE_MISTAKES = """\
+nam: trial
+name: trial
+target: local
+resources: { nodes: 0 }
+train:
+  steps: many
+  optimizer: { lr: 7 }
+limits: { grace_s: -1 }
+"""
+
+
+def run(*words: str, home: Path) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "TRAINMASTER_HOME": str(home), "COLUMNS": "200", "NO_COLOR": "1"}
+    command = [sys.executable, "-m", "trainmaster", *words]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("verb", verbs())
+def test_help_has_examples(verb: str) -> None:
+    result = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(build(), [verb, "--help"])
+    assert result.exit_code == 0
+    assert f"trainmaster {verb}" in result.output, "no example in its help"
+
+
+def test_five_mistakes_five_messages_and_nothing_created(tmp_path: Path) -> None:
+    spec, home = tmp_path / "job.yaml", tmp_path / "home"
+    spec.write_text(FIVE_MISTAKES)
+    done = run("submit", str(spec), home=home)
+    assert done.returncode == 2
+    for place in ("1: nam", "4: resources.nodes", "6: train.steps", "7: train.optimizer.lr", "8: limits.grace_s"):
+        assert f"job.yaml:{place}:" in done.stderr
+    assert "5 faults; nothing was created" in done.stderr
+    assert not home.exists()
+
+
+def test_dry_run_prints_the_plan_and_touches_nothing(tmp_path: Path) -> None:
+    spec, home = tmp_path / "job.yaml", tmp_path / "home"
+    spec.write_text("name: a\ncommand: [hello]\n")
+    done = run("submit", str(spec), "--dry-run", home=home)
+    assert done.returncode == 0, done.stderr
+    assert "plan.json" in done.stdout and "trainmaster.agent" in done.stdout and "hello" in done.stdout
+    assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["show", "nothing"], 2, "no job 'nothing'"),
+        (["cancel", "nothing"], 2, "no job 'nothing'"),
+        (["submit", "no-such-file.yaml"], 2, "cannot be read"),
+        (["serve", "--host", "0.0.0.0"], 2, "only loopback"),
+        (["check", "--expect", "gpu=8"], 2, "did you mean `gpus`"),
+        (["check", "--only", "gpu_cout"], 2, "gpu_count"),
+        (["frobnicate"], 2, "No such command"),
+    ],
+)
+def test_wrong_usage_says_what_to_do(words: list[str], code: int, says: str, tmp_path: Path) -> None:
+    done = run(*words, home=tmp_path / "home")
+    assert done.returncode == code, done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_empty_home_lists_no_jobs(tmp_path: Path) -> None:
+    done = run("jobs", "--json", home=tmp_path / "home")
+    assert done.returncode == 0, done.stderr
+    assert '"total": 0' in done.stdout
+
+
+def test_version() -> None:
+    from trainmaster import __version__
+
+    result = CliRunner().invoke(build(), ["--version"])
+    assert result.output.strip() == f"trainmaster {__version__}"

@@ -1,0 +1,37 @@
+"""What the documents say is true: generated pages are fresh, examples are valid, links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainmaster.cli import _document
+from trainmaster.core.spec import parse_spec
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+
+
+def test_the_spec_page_is_what_the_code_says() -> None:
+    subprocess.run([sys.executable, str(ROOT / "tools" / "write_spec_doc.py"), "--check"], check=True)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "examples").glob("*.yaml")), ids=lambda path: path.name)
+def test_every_example_is_a_valid_spec(path: Path) -> None:
+    assert _document.load(path).read(parse_spec).name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", page.read_text()):
+        assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+def test_every_make_target_in_the_readme_exists() -> None:
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"`make ([a-z0-9-]+)`|^make ([a-z0-9-]+)", (ROOT / "README.md").read_text(), re.MULTILINE))
+    assert {first or second for first, second in named} <= targets

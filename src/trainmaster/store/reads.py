@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, RowMapping, Select, func, select
@@ -28,6 +28,14 @@ def list_jobs(
     """A page of jobs, newest first."""
     query = _filtered(select(t.jobs), status=status, project=project)
     query = query.order_by(t.jobs.c.created_at.desc(), t.jobs.c.id.desc()).limit(limit).offset(offset)
+    with db.read() as conn:
+        return [_job(row) for row in conn.execute(query).mappings()]
+
+
+def search_jobs(db: Database, word: str, *, limit: int = 20) -> list[JobRow]:
+    """Jobs whose id begins with the word, or whose name it is; newest first."""
+    match = t.jobs.c.id.startswith(word, autoescape=True) | (t.jobs.c.name == word)
+    query = select(t.jobs).where(match).order_by(t.jobs.c.created_at.desc(), t.jobs.c.id.desc()).limit(limit)
     with db.read() as conn:
         return [_job(row) for row in conn.execute(query).mappings()]
 
@@ -104,6 +112,26 @@ def find_event(db: Database, attempt: str, *, phase: str, event: str, stream: st
     return _event(row) if row is not None else None
 
 
+def last_event(db: Database, job_ids: Sequence[str], *, phase: str, stream: str = EVENTS_FILE) -> dict[str, EventRow]:
+    """The newest event of a phase for each of these jobs that has one: one query, however long the streams are."""
+    e, later = t.events, t.events.alias("later")
+    # A maximum per attempt is one step down the index; GROUP BY would walk every event of the phase.
+    newest = (
+        select(func.max(later.c.offset))
+        .where(later.c.attempt == t.attempts.c.id, later.c.stream == stream, later.c.phase == phase)
+        .scalar_subquery()
+    )
+    query = (
+        select(t.attempts.c.job_id, e)
+        .join(e, (e.c.attempt == t.attempts.c.id) & (e.c.stream == stream) & (e.c.offset == newest))
+        .where(t.attempts.c.job_id.in_(job_ids))
+        .order_by(t.attempts.c.number)
+    )
+    with db.read() as conn:
+        rows = [dict(row) for row in conn.execute(query).mappings()]
+    return {row.pop("job_id"): _event(row) for row in rows}  # a later attempt replaces an earlier one
+
+
 def count_faults(db: Database, job_id: str) -> int:
     """Lines of a job's streams with something wrong in them."""
     query = (
@@ -139,7 +167,7 @@ def _attempt(row: RowMapping) -> AttemptRow:
     return AttemptRow(**{**row, **words, "exit": exit_record})
 
 
-def _event(row: RowMapping) -> EventRow:
+def _event(row: RowMapping | dict[str, Any]) -> EventRow:
     empty: Mapping[str, Any] = {}
     return EventRow(**{**row, "data": row["data"] or empty, "extra": row["extra"] or empty})
 

@@ -7,7 +7,9 @@
     ├── HostError               –   the machine could not be asked; a check turns it into `error`
     │   ├── CommandMissing          the program is not on this machine
     │   ├── CommandTimedOut         it did not answer in time and was killed with all its children
-    │   └── FileUnreadable          a file that is absent or may not be read
+    │   ├── FileUnreadable          a file that is absent or may not be read
+    │   │   └── FileMissing         it is certain that it is not there
+    │   └── NotCaptured             a recorded machine was asked what nobody recorded
     ├── TargetError             1   a target refused or could not do what was asked
     │   └── Unreachable             it cannot be asked now; never to be read as "failed"
     ├── StoreError              1   the database cannot be used as it is
@@ -74,6 +76,14 @@ class CommandTimedOut(HostError):
 
 class FileUnreadable(HostError):
     """A file that is absent or may not be read."""
+
+
+class FileMissing(FileUnreadable):
+    """The file is not there. That is knowledge; a file that may not be read is none."""
+
+
+class NotCaptured(HostError):
+    """A recorded machine was asked for what nobody recorded. Never to be read as "absent"."""
 
 
 class TargetError(TrainmasterError):

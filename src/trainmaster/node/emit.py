@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -20,7 +21,7 @@ from typing import Any, Literal
 from trainmaster.core.events import Event, render
 
 Fsync = Literal["always", "marks", "never"]
-_TAIL = 1 << 16  # bytes read back to find the last good line
+_TAIL = 1 << 16  # bytes read back at first to find the last good line
 
 
 class Emitter:
@@ -38,6 +39,7 @@ class Emitter:
         self._now = now
         self._end = -1  # file size after our last line; the cached seq holds only while nobody else wrote
         self._seq = 0
+        self._mutex = threading.Lock()  # the file's lock is the process's: it does not keep threads apart
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
@@ -52,7 +54,7 @@ class Emitter:
     ) -> Event:
         """Append one event and return it as written."""
         draft = Event(phase=phase, event=event, ts=self._now(), iteration=iteration, epoch=epoch, data=data)
-        with _locked(self._fd):
+        with self._mutex, _locked(self._fd):
             size = os.fstat(self._fd).st_size
             if size != self._end:
                 self._seq = _last_seq(self._fd, size)
@@ -102,10 +104,17 @@ def _locked(fd: int) -> Iterator[None]:
 
 
 def _last_seq(fd: int, size: int) -> int:
-    start = max(0, size - _TAIL)
-    for line in reversed(os.pread(fd, size - start, start).split(b"\n")):
-        try:
-            return int(json.loads(line)["seq"])
-        except (ValueError, TypeError, KeyError, RecursionError):
-            continue
-    return 0
+    """The number of the last good line, however far back it is: a line may be long, and so may garbage."""
+    reach = _TAIL
+    while True:
+        start = max(0, size - reach)
+        lines = os.pread(fd, size - start, start).split(b"\n")
+        # The first piece may be the end of a longer line, and the end of one can look like a whole one.
+        for line in reversed(lines if start == 0 else lines[1:]):
+            try:
+                return int(json.loads(line)["seq"])
+            except (ValueError, TypeError, KeyError, RecursionError):
+                continue
+        if start == 0:
+            return 0
+        reach *= 4

@@ -1,0 +1,313 @@
+"""Who am I: which rank of how many, on which node of how many, read from the launcher's environment.
+
+A launcher that starts one process per rank (torchrun, Slurm, Open MPI, our agent) tells the rank. One that starts one
+process per node (Kubeflow pods, PET_*, SageMaker) tells the node; the ranks are still to be started there, so `rank`
+and `local_rank` are None. An environment that is half set or contradicts itself is refused by the names of its
+variables: a wrong guess here is a job that hangs, or two jobs that each believe to be the whole one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Literal, NoReturn
+
+from trainmaster.core.errors import UsageError
+
+Launcher = Literal["torchrun", "mpi", "slurm", "pet", "kubeflow", "sagemaker", "single"]
+Env = Mapping[str, str]
+
+SAGEMAKER_PORT = 7777  # what SageMaker's own torchrun launcher uses
+_SLURM_PORTS = (20_000, 10_000)  # first and count: below the kernel's ephemeral ports, which start at 32768
+_MAX_HOSTS = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """This process's place. None: the launcher leaves it to whoever starts the ranks on this node."""
+
+    rank: int | None
+    world_size: int | None
+    local_rank: int | None
+    local_world_size: int | None
+    node_rank: int
+    nodes: int
+    master_addr: str | None  # None only where one process is the whole job
+    master_port: int | None
+    launcher: Launcher
+
+
+def detect(env: Env) -> Ranks:
+    """This process's place; UsageError where the environment cannot be trusted.
+
+    Launchers nest (torchrun inside a Slurm task inside a pod), so the innermost is asked first. LOCAL_RANK is what
+    tells a rank of torchrun from a Kubeflow pod: both have RANK and WORLD_SIZE, but the pod's count pods.
+    """
+    if "LOCAL_RANK" in env:
+        found = _torchrun(env)
+    elif "OMPI_COMM_WORLD_RANK" in env or "OMPI_COMM_WORLD_SIZE" in env:
+        found = _mpi(env)
+    elif "SLURM_PROCID" in env and _is_slurm_task(env):
+        found = _slurm(env)
+    elif "PET_NNODES" in env or "PET_NODE_RANK" in env:
+        found = _pet(env)
+    elif "RANK" in env or "WORLD_SIZE" in env:
+        found = _kubeflow(env)
+    elif "SM_HOSTS" in env or "SM_CURRENT_HOST" in env:
+        found = _sagemaker(env)
+    else:
+        found = _single(env)
+    return _checked(found)
+
+
+def _torchrun(env: Env) -> Ranks:
+    rank, world, local_rank = (_count(env, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    if "LOCAL_WORLD_SIZE" not in env and world > 1:
+        _refuse("LOCAL_WORLD_SIZE is not set beside LOCAL_RANK; set it to the number of ranks on this node")
+    local_world = _count(env, "LOCAL_WORLD_SIZE", default=1)
+    nodes = _count(env, "GROUP_WORLD_SIZE") if "GROUP_WORLD_SIZE" in env else None
+    if nodes is None:
+        if not local_world or world % local_world:
+            _refuse(f"WORLD_SIZE={world} is not a multiple of LOCAL_WORLD_SIZE={local_world}; set GROUP_WORLD_SIZE")
+        nodes = world // local_world
+    node_rank = _count(env, "GROUP_RANK") if "GROUP_RANK" in env else None
+    if node_rank is None:
+        node_rank = _block(rank, local_rank, local_world, "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    address, port = _master(env, needed=world > 1)
+    return Ranks(
+        rank=rank, world_size=world, local_rank=local_rank, local_world_size=local_world,
+        node_rank=node_rank, nodes=nodes, master_addr=address, master_port=port, launcher="torchrun",
+    )  # fmt: skip
+
+
+def _mpi(env: Env) -> Ranks:
+    names = [f"OMPI_COMM_WORLD_{word}" for word in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")]
+    rank, world, local_rank, local_world = (_count(env, name) for name in names)
+    if not local_world or world % local_world:
+        _refuse(f"{names[1]}={world} is not a multiple of {names[3]}={local_world}: nodes with unequal ranks")
+    _agree(env, rank=rank, world=world)
+    # OMPI_COMM_WORLD_NODE_RANK is no node's number but a second local rank; the node follows from the default mapping.
+    node_rank = _block(rank, local_rank, local_world, names[0], names[2], names[3])
+    address, port = _master(env, needed=world > 1)
+    return Ranks(
+        rank=rank, world_size=world, local_rank=local_rank, local_world_size=local_world, node_rank=node_rank,
+        nodes=world // local_world, master_addr=address, master_port=port, launcher="mpi",
+    )  # fmt: skip
+
+
+def _is_slurm_task(env: Env) -> bool:
+    """A task of srun, not the batch script, which also has SLURM_PROCID=0 but is alone."""
+    if "SLURM_STEP_ID" in env or "SLURM_STEPID" in env:
+        return True
+    if _count(env, "SLURM_NTASKS", default=1) > 1 and "RANK" not in env and "PET_NNODES" not in env:
+        _refuse(
+            f"SLURM_NTASKS={env['SLURM_NTASKS']} but SLURM_STEP_ID is not set: this is the batch script, not one of "
+            "its tasks; start the program with srun"
+        )
+    return False
+
+
+def _slurm(env: Env) -> Ranks:
+    rank, local_rank = _count(env, "SLURM_PROCID"), _count(env, "SLURM_LOCALID")
+    # The step's own numbers first: a step may use fewer nodes and tasks than its job.
+    world = _count(env, _first(env, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"))
+    list_name = _first(env, "SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")
+    hosts = expand_hosts(env[list_name], name=list_name)
+    nodes = len(hosts)
+    for name in ("SLURM_STEP_NUM_NODES", "SLURM_NNODES"):
+        if name in env:
+            if _count(env, name) != nodes:
+                _refuse(f"{name}={env[name]} but {list_name}={env[list_name]} names {nodes}")
+            break
+    node_rank = _count(env, "SLURM_NODEID", default=0 if nodes == 1 else None)
+    if node_rank >= nodes:
+        _refuse(f"SLURM_NODEID={node_rank} but {list_name}={env[list_name]} names {nodes}")
+    if nodes == 1:
+        per_node = [world]
+    else:
+        tasks_name = _first(env, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
+        per_node = _tasks(env[tasks_name], name=tasks_name)
+        if len(per_node) != nodes or sum(per_node) != world:
+            _refuse(f"{tasks_name}={env[tasks_name]} does not give {world} tasks on {nodes} nodes")
+    _agree(env, rank=rank, world=world)
+    address, port = _master(env, needed=False)
+    if port is None and "SLURM_JOB_ID" in env:
+        # Every task computes the same one, and two jobs on one node rarely do.
+        port = _SLURM_PORTS[0] + _count(env, "SLURM_JOB_ID") % _SLURM_PORTS[1]
+    return Ranks(
+        rank=rank, world_size=world, local_rank=local_rank, local_world_size=per_node[node_rank], node_rank=node_rank,
+        nodes=nodes, master_addr=address or hosts[0], master_port=port, launcher="slurm",
+    )  # fmt: skip
+
+
+def _pet(env: Env) -> Ranks:
+    """What torchrun would read as its options (Kubeflow 2, and PyTorchJob since 1.7): one process per node so far."""
+    if ":" in env.get("PET_NNODES", ""):
+        _refuse(f"PET_NNODES={env['PET_NNODES']} is a range: only torchrun's rendezvous knows the number; use torchrun")
+    nodes = _count(env, "PET_NNODES")
+    node_rank = _count(env, "PET_NODE_RANK", default=0 if nodes == 1 else None)
+    word = env.get("PET_NPROC_PER_NODE", "auto")
+    per_node = None if word in ("auto", "gpu", "cpu") else _count(env, "PET_NPROC_PER_NODE")
+    # PyTorchJob sets RANK and WORLD_SIZE beside them: pods, or (newer) pods × processes.
+    worlds = {nodes, nodes * (per_node or 1)}
+    if "RANK" in env and _count(env, "RANK") != node_rank:
+        _refuse(f"RANK={env['RANK']} but PET_NODE_RANK={node_rank}, and LOCAL_RANK is not set")
+    if "WORLD_SIZE" in env and _count(env, "WORLD_SIZE") not in worlds:
+        _refuse(f"WORLD_SIZE={env['WORLD_SIZE']} but PET_NNODES={nodes} and PET_NPROC_PER_NODE={word}")
+    address, port = _master(env, needed=nodes > 1, prefix="PET_")
+    return Ranks(
+        rank=None, world_size=nodes * per_node if per_node else None, local_rank=None, local_world_size=per_node,
+        node_rank=node_rank, nodes=nodes, master_addr=address, master_port=port, launcher="pet",
+    )  # fmt: skip
+
+
+def _kubeflow(env: Env) -> Ranks:
+    """A pod of a PyTorchJob: RANK and WORLD_SIZE count pods, and nothing says how many processes each will run."""
+    node_rank, nodes = _count(env, "RANK"), _count(env, "WORLD_SIZE")
+    address, port = _master(env, needed=True)
+    return Ranks(
+        rank=None, world_size=None, local_rank=None, local_world_size=None,
+        node_rank=node_rank, nodes=nodes, master_addr=address, master_port=port, launcher="kubeflow",
+    )  # fmt: skip
+
+
+def _sagemaker(env: Env) -> Ranks:
+    try:
+        hosts = json.loads(_text(env, "SM_HOSTS"))
+    except ValueError:
+        hosts = None
+    if not isinstance(hosts, list) or not hosts or not all(isinstance(host, str) for host in hosts):
+        _refuse(f"SM_HOSTS={env['SM_HOSTS']} is not a JSON list of names")
+    current = _text(env, "SM_CURRENT_HOST")
+    if hosts.count(current) != 1:
+        _refuse(f"SM_CURRENT_HOST={current} is not once in SM_HOSTS={env['SM_HOSTS']}")
+    per_node = max(1, _count(env, "SM_NUM_GPUS"))  # an instance without GPUs runs one process
+    address, port = _master(env, needed=False)
+    return Ranks(
+        rank=None, world_size=len(hosts) * per_node, local_rank=None, local_world_size=per_node,
+        node_rank=hosts.index(current), nodes=len(hosts), master_addr=address or hosts[0],
+        master_port=port or SAGEMAKER_PORT, launcher="sagemaker",
+    )  # fmt: skip
+
+
+def _single(env: Env) -> Ranks:
+    strays = [name for name in ("LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT") if name in env]
+    if strays:
+        _refuse(f"{', '.join(strays)} set, but not RANK, WORLD_SIZE and LOCAL_RANK; set all of them or none")
+    return Ranks(
+        rank=0, world_size=1, local_rank=0, local_world_size=1,
+        node_rank=0, nodes=1, master_addr=None, master_port=None, launcher="single",
+    )  # fmt: skip
+
+
+def expand_hosts(text: str, *, name: str = "SLURM_NODELIST") -> list[str]:
+    """The hosts of a Slurm list, in its order: `n[1-3,07-09],x` is n1 n2 n3 n07 n08 n09 x."""
+    # Commas inside brackets belong to a range, not to the list.
+    words = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", text)
+    if not words or ",".join(words) != text:
+        _refuse(f"{name}={text!r} is not a list of hosts")
+    hosts: list[str] = []
+    for word in words:
+        # Odd pieces are the insides of brackets; a name may have several (rack[1-2]node[1-8]).
+        pieces = re.split(r"\[([^\]]*)\]", word)
+        choices = [_range(piece, name) if i % 2 else [piece] for i, piece in enumerate(pieces)]
+        if len(hosts) + math.prod(map(len, choices)) > _MAX_HOSTS:
+            _refuse(f"{name} names more than {_MAX_HOSTS} hosts")
+        hosts += ["".join(parts) for parts in product(*choices)]
+    return hosts
+
+
+def _range(text: str, name: str) -> list[str]:
+    found: list[str] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part, flags=re.ASCII)
+        if not match:
+            _refuse(f"{name}: [{text}] is not a range of numbers")
+        first, last = match[1], match[2] or match[1]
+        if int(last) < int(first) or int(last) - int(first) > _MAX_HOSTS:
+            _refuse(f"{name}: [{text}] is not a range of numbers")
+        # Zeros in front are part of the name: 07 is not 7.
+        found += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    return found
+
+
+def _tasks(text: str, *, name: str) -> list[int]:
+    """Slurm's tasks per node: `2(x3),1` is 2 2 2 1."""
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part, flags=re.ASCII)
+        if not match or int(match[2] or 1) > _MAX_HOSTS:
+            _refuse(f"{name}={text} is not a list such as 2(x3),1")
+        found += [int(match[1])] * int(match[2] or 1)
+    return found
+
+
+def _block(rank: int, local_rank: int, local_world: int, *names: str) -> int:
+    """The node of a rank where each node holds a block of ranks that follow each other."""
+    if not local_world or rank % local_world != local_rank:
+        told = ", ".join(f"{name}={value}" for name, value in zip(names, (rank, local_rank, local_world), strict=True))
+        _refuse(f"{told}: ranks do not follow each other on each node, so the node is not known; set GROUP_RANK")
+    return rank // local_world
+
+
+def _agree(env: Env, *, rank: int, world: int) -> None:
+    for name, value in (("RANK", rank), ("WORLD_SIZE", world)):
+        if name in env and _count(env, name) != value:
+            _refuse(f"{name}={env[name]} contradicts the launcher's {value}, and LOCAL_RANK is not set; unset {name}")
+
+
+def _master(env: Env, *, needed: bool, prefix: str = "") -> tuple[str | None, int | None]:
+    names = [next((n for n in (prefix + base, base) if n in env), base) for base in ("MASTER_ADDR", "MASTER_PORT")]
+    if needed:
+        missing = [name for name in names if name not in env]
+        if missing:
+            _refuse(f"{' and '.join(missing)} not set; every rank must know where rank 0 listens")
+    port = _count(env, names[1]) if names[1] in env else None
+    if port is not None and not 0 < port < 1 << 16:
+        _refuse(f"{names[1]}={port} is not a port")
+    return _text(env, names[0]) if names[0] in env else None, port
+
+
+def _checked(ranks: Ranks) -> Ranks:
+    """Bounds that hold whatever the launcher."""
+    for what, number, count in (
+        ("rank", ranks.rank, ranks.world_size),
+        ("local rank", ranks.local_rank, ranks.local_world_size),
+        ("node rank", ranks.node_rank, ranks.nodes),
+    ):
+        if count is not None and (count < 1 or (number is not None and number >= count)):
+            _refuse(f"{ranks.launcher} says {what} {number} of {count}; the last one is {count - 1}")
+    world = ranks.world_size
+    if world is not None and not max(ranks.local_world_size or 1, ranks.nodes) <= world:
+        _refuse(f"{ranks.launcher} says {ranks.local_world_size} ranks here on {ranks.nodes} nodes, but {world} in all")
+    return ranks
+
+
+def _first(env: Env, *names: str) -> str:
+    for name in names:
+        if name in env:
+            return name
+    _refuse(f"none of {', '.join(names)} is set")
+
+
+def _text(env: Env, name: str) -> str:
+    if not env.get(name):
+        _refuse(f"{name} is {'empty' if name in env else 'not set'}")
+    return env[name]
+
+
+def _count(env: Env, name: str, *, default: int | None = None) -> int:
+    if name not in env and default is not None:
+        return default
+    text = _text(env, name)
+    if not re.fullmatch(r"\d{1,18}", text, flags=re.ASCII):
+        _refuse(f"{name}={text!r} is not a whole number")
+    return int(text)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise UsageError(f"rank environment: {message}")

@@ -1,0 +1,160 @@
+"""A captured machine: written down as plain files, and replayed from them.
+
+    answers.json            every short answer: exit codes, folder listings, disks, variables, and each refusal
+    files/proc/meminfo      the text of a file, under its own path
+    commands/NAME.out       what a command printed; answers.json says which
+
+A file put into files/ by hand is an answer; everything else must be in answers.json. What is in neither raises
+NotCaptured, which no check may take for "absent".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from trainmaster.core import errors
+from trainmaster.core.errors import HostError, NotCaptured, UsageError
+from trainmaster.node.host import Disk, Host, KernelClock, Ran, Snapshot
+
+ANSWERS = "answers.json"
+_VERSION = 1
+# A capture is made to be sent to somebody. What looks like this never enters one.
+_SECRET = re.compile(r"key|token|secret|passw|credential|auth|cookie|private|environ|id_rsa", re.IGNORECASE)
+
+
+class CapturingHost(Snapshot):
+    """Another host, with every answer written to a folder as it is given."""
+
+    def __init__(self, inner: Host, folder: Path) -> None:
+        super().__init__(inner)
+        if (folder / ANSWERS).exists():
+            raise UsageError(f"{folder} already holds a captured machine; name another folder")
+        self._folder = folder
+        self._written: dict[str, Any] = {"v": _VERSION}
+        folder.mkdir(parents=True, exist_ok=True)
+        self._save()
+
+    def _keep(self, kind: str, key: Any, answer: object) -> None:
+        name = shlex.join(key) if kind == "run" else str(key)
+        if kind in ("env", "read") and _SECRET.search(name):
+            return
+        with self._mutex:
+            self._written.setdefault(kind, {})[name] = self._entry(kind, name, answer)
+            self._save()
+
+    def _entry(self, kind: str, name: str, answer: object) -> object:
+        """What goes into answers.json; long text goes into a file beside it."""
+        if isinstance(answer, HostError):
+            return {"error": type(answer).__name__, "message": str(answer)}
+        if isinstance(answer, Ran):
+            stem = f"commands/{re.sub(r'[^A-Za-z0-9.-]+', '_', name)[:80]}"
+            while any(stem == other.get("text") for other in self._written.get("run", {}).values()):
+                stem += "_"
+            self._put(f"{stem}.out", answer.stdout)
+            self._put(f"{stem}.err", answer.stderr)
+            return {"exit_code": answer.exit_code, "took_s": round(answer.took_s, 3), "text": stem}
+        if kind == "read":
+            self._put(_inside(name), str(answer))
+            return {}
+        if isinstance(answer, (Disk, KernelClock)):
+            return asdict(answer)
+        return answer
+
+    def _put(self, name: str, text: str) -> None:
+        path = self._folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text.encode())
+
+    def _save(self) -> None:
+        # Whole at every moment: a check that kills this process leaves the evidence of what it asked.
+        part = self._folder / f"{ANSWERS}.part"
+        part.write_text(json.dumps(self._written, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        part.replace(self._folder / ANSWERS)
+
+
+class RecordedHost(Host):
+    """The machine a folder describes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        try:
+            answers = json.loads((folder / ANSWERS).read_text(encoding="utf-8"))
+        except OSError:
+            raise UsageError(f"{folder} holds no captured machine: there is no {ANSWERS} in it") from None
+        except ValueError as wrong:
+            raise UsageError(f"{folder / ANSWERS} is not JSON: {wrong}") from None
+        if not isinstance(answers, dict) or answers.get("v") != _VERSION:
+            raise UsageError(f"{folder / ANSWERS} is not a capture of version {_VERSION}")
+        self._answers: dict[str, Any] = answers
+
+    def run(self, *argv: str, timeout_s: float = 30.0) -> Ran:  # noqa: ARG002 (the answer is already there)
+        name = shlex.join(argv)
+        found = self._mapping("run", name)
+        return Ran(
+            argv=argv,
+            exit_code=int(found["exit_code"]),
+            stdout=self._text(f"{found['text']}.out", name),
+            stderr=self._text(f"{found['text']}.err", name),
+            took_s=float(found["took_s"]),
+        )
+
+    def read(self, path: str) -> str:
+        if path in self._answers.get("read", {}):
+            self._answer("read", path)
+        return self._text(_inside(path), path)
+
+    def list(self, path: str) -> tuple[str, ...]:
+        return tuple(map(str, self._answer("list", path)))
+
+    def disk(self, path: str) -> Disk:
+        return Disk(**self._mapping("disk", path))
+
+    def env(self, name: str) -> str | None:
+        value = self._answer("env", name)
+        return None if value is None else str(value)
+
+    def kernel_clock(self) -> KernelClock:
+        return KernelClock(**self._mapping("clock", ""))
+
+    def _answer(self, kind: str, name: str) -> Any:
+        of_kind = self._answers.get(kind, {})
+        if name not in of_kind:
+            raise self._nothing(kind, name)
+        answer = of_kind[name]
+        if isinstance(answer, Mapping) and "error" in answer:
+            raise _refusal(str(answer["error"]), str(answer.get("message", name)))
+        return answer
+
+    def _mapping(self, kind: str, name: str) -> Mapping[str, Any]:
+        answer = self._answer(kind, name)
+        if not isinstance(answer, Mapping):
+            raise HostError(f"{self._folder / ANSWERS}: {kind} {name!r} is not a mapping")
+        return answer
+
+    def _text(self, name: str, asked: str) -> str:
+        try:
+            return (self._folder / name).read_bytes().decode("utf-8", errors="replace")
+        except OSError:
+            raise self._nothing("read", asked) from None
+
+    def _nothing(self, kind: str, name: str) -> NotCaptured:
+        return NotCaptured(f"the captured machine {self._folder.name} does not hold {kind} {name}".rstrip())
+
+
+def _inside(path: str) -> str:
+    """Where a file of the machine lies in the capture."""
+    if not path.startswith("/") or ".." in path.split("/"):
+        raise ValueError(f"{path!r} is not a whole path")
+    return "files" + os.path.normpath(path)
+
+
+def _refusal(kind: str, message: str) -> HostError:
+    found = getattr(errors, kind, HostError)
+    return found(message) if isinstance(found, type) and issubclass(found, HostError) else HostError(message)

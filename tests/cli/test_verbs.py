@@ -27,7 +27,7 @@ limits: { grace_s: -1 }
 def run(*words: str, home: Path) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "TRAINMASTER_HOME": str(home), "COLUMNS": "200", "NO_COLOR": "1"}
     command = [sys.executable, "-m", "trainmaster", *words]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, check=False, env=env, capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.parametrize("verb", verbs())

@@ -1,4 +1,4 @@
-"""The whole way, as a user starts it: `trainmaster demo`, undisturbed, with its control plane killed, and interrupted."""
+"""The whole way, as a user starts it: `trainmaster demo` undisturbed, its control plane killed, and interrupted."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_killed_control_plane_changes_nothing(undisturbed: Demo, tmp_path: Pat
         demo.wait_until(lambda steps=steps: demo.steps_seen() >= steps)  # type: ignore[misc]
         os.kill(demo.server_pid(), signal.SIGKILL)
         (demo.home / "server.json").unlink(missing_ok=True)
-        demo.wait_until(lambda: (demo.home / "server.json").exists())
+        demo.wait_until((demo.home / "server.json").exists)
     assert demo.wait() == 0, demo.output.read_text()
     assert demo.output.read_text().count("the control plane died") == 2
     assert demo.query("SELECT count(*) FROM attempts") == [(1,)]

@@ -1,5 +1,7 @@
 """The database: tables and migrations, all changes (writes), all queries (reads), frozen rows between them."""
 
+from sqlalchemy import Connection
+
 from trainmaster.store.database import Database
 
-__all__ = ["Database"]
+__all__ = ["Connection", "Database"]

@@ -1,0 +1,1 @@
+"""Single-device models, one file each. They know nothing of ranks; train/shard.py spreads them."""

@@ -1,0 +1,94 @@
+"""One rank of a training run: `python -m trainmaster.train CONFIG.json`, started once per rank by any launcher.
+
+Exit codes: 0 trained to the last step; 75 stopped on request and saved; 66 checkpoints exist and none can be trusted;
+2 wrong config; 1 anything else, with its last line saying what.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from trainmaster.core.errors import CheckpointError, SpecError, TrainmasterError, UsageError
+from trainmaster.core.plan import (
+    CHECKPOINTS_VARIABLE,
+    EVENTS_VARIABLE,
+    EXIT_REASONS,
+    RESUMABLE_EXIT,
+    STOP_VARIABLE,
+)
+from trainmaster.core.schema import build
+from trainmaster.core.states import Reason
+from trainmaster.core.train_config import TrainConfig
+from trainmaster.node.emit import Emitter
+from trainmaster.node.ranks import detect
+from trainmaster.train.place import Place, find_place
+from trainmaster.train.report import Report
+from trainmaster.train.stop import Stop
+
+TIMEOUT_VARIABLE = "TRAINMASTER_COLLECTIVE_TIMEOUT_S"
+_TIMEOUT_S = 120.0  # long enough for the slowest save of one rank, short enough that a dead peer costs two minutes
+_BAD_CHECKPOINT = next(code for code, reason in EXIT_REASONS.items() if reason is Reason.BAD_CHECKPOINT)
+
+
+def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run this rank; what it returns is the process's exit code."""
+    stop = Stop(environ.get(STOP_VARIABLE))
+    stop.listen()
+    try:
+        config, place = read_config(arguments), find_place(detect(environ))
+        faults = list(config.faults_on(place.world_size))
+        if faults:
+            raise SpecError(faults)
+    except UsageError as wrong:
+        sys.stderr.write(f"{wrong}\n")
+        return wrong.exit_code
+    events = environ.get(EVENTS_VARIABLE) if place.rank == 0 else None
+    report = Report(place, Emitter(events) if events else None)
+    try:
+        return train(config, place, environ, stop=stop, report=report)
+    except CheckpointError as wrong:
+        report.alarm(f"checkpoint error: {wrong}")
+        return _BAD_CHECKPOINT
+    except TrainmasterError as wrong:
+        report.alarm(f"error: {wrong}")
+        return wrong.exit_code
+    except Exception as wrong:
+        traceback.print_exc()
+        report.alarm(f"failed: {type(wrong).__name__}: {str(wrong).splitlines()[0] if str(wrong) else ''}")
+        return 1
+
+
+def read_config(arguments: Sequence[str]) -> TrainConfig:
+    """The config that the one argument names."""
+    if len(arguments) != 1:
+        raise UsageError("usage: python -m trainmaster.train CONFIG.json")
+    try:
+        return build(TrainConfig, json.loads(Path(arguments[0]).read_bytes()))
+    except (OSError, ValueError) as wrong:
+        raise UsageError(f"{arguments[0]}: {wrong}") from None
+
+
+def train(config: TrainConfig, place: Place, environ: Mapping[str, str], *, stop: Stop, report: Report) -> int:
+    """Join the other ranks, train, part. After a failure there is no parting: the others may be gone."""
+    # Imported here, after the signals are taken: torch takes seconds, and a stop in them must count.
+    from trainmaster.train import loop, shard
+
+    folder = Path(config.checkpoint.folder or environ.get(CHECKPOINTS_VARIABLE) or "checkpoints").absolute()
+    device = shard.pick_device(config.device, place)
+    world = shard.join(place, device, timeout_s=float(environ.get(TIMEOUT_VARIABLE) or _TIMEOUT_S))
+    outcome = loop.run(config, world, folder=folder, stop=stop, report=report)
+    shard.leave()
+    return RESUMABLE_EXIT if outcome.stopped else 0
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:], os.environ)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Past the interpreter's own ending: a process group whose peer died can wait in its destructor for ever.
+    os._exit(code)

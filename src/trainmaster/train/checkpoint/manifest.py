@@ -1,0 +1,177 @@
+"""The manifest of a checkpoint and the folder of checkpoints. Plain files; no torch, no ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainmaster.core import schema
+from trainmaster.core.errors import CheckpointError, SpecError
+
+MANIFEST = "manifest.json"
+_COMMITTED = re.compile(r"step-(\d{8,})")
+_LEFTOVER = re.compile(r"step-(\d{8,})\.(tmp|old)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRecord:
+    """What a file of the checkpoint must be."""
+
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a checkpoint holds. `run` names the model and the data it belongs to; `state` is train.state.State."""
+
+    step: int
+    state: Mapping[str, Any]
+    run: Mapping[str, Any]
+    files: Mapping[str, FileRecord]
+    ranks: int  # how many wrote it; any number may read it
+    torch: str
+    saved_at: str  # ISO, with its offset
+    v: int = 1
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(record.size_bytes for record in self.files.values())
+
+
+def render(manifest: Manifest) -> str:
+    """The manifest as JSON, with a digest over itself: a flipped bit in a step number must not pass either."""
+    plain = schema.to_plain(manifest)
+    return json.dumps({**plain, "digest": _digest(plain)}, indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+
+def read(checkpoint: Path) -> Manifest:
+    """The manifest of a checkpoint; CheckpointError says what is wrong with it."""
+    path = checkpoint / MANIFEST
+    try:
+        plain = json.loads(path.read_bytes())
+        digest = plain.pop("digest")
+        manifest = schema.build(Manifest, plain)
+    except FileNotFoundError:
+        raise CheckpointError(f"{MANIFEST} is missing") from None
+    except OSError as wrong:
+        raise CheckpointError(f"{MANIFEST} cannot be read: {wrong}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, SpecError) as wrong:
+        raise CheckpointError(f"{MANIFEST} is damaged: {type(wrong).__name__}: {wrong}") from None
+    if digest != _digest(plain):
+        raise CheckpointError(f"{MANIFEST} does not match its own digest")
+    return manifest
+
+
+def measure(path: Path) -> FileRecord:
+    """A file's size and hash, read whole."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return FileRecord(size_bytes=file.tell(), sha256=digest)
+
+
+def find_fault(checkpoint: Path, files: Mapping[str, FileRecord], *, deep: bool) -> str | None:
+    """What is wrong with these files of a checkpoint, or None. `deep` reads every byte; without it only sizes."""
+    for name, record in files.items():
+        path = checkpoint / name
+        try:
+            size = path.stat().st_size
+            if size != record.size_bytes:
+                return f"{name} has {size} bytes instead of {record.size_bytes}"
+            if deep and measure(path) != record:
+                return f"{name} does not match its SHA-256"
+        except FileNotFoundError:
+            return f"{name} is missing"
+        except OSError as wrong:
+            return f"{name} cannot be read: {wrong}"
+    return None
+
+
+def path_of(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}"
+
+
+def list_steps(folder: Path) -> list[int]:
+    """Every committed checkpoint's step, newest first, good or bad. A folder that cannot be read is an error."""
+    try:
+        entries = os.listdir(folder)  # noqa: PTH208 (iterdir is lazy: its errors would surface elsewhere)
+    except FileNotFoundError:
+        return []
+    return sorted((int(found[1]) for name in entries if (found := _COMMITTED.fullmatch(name))), reverse=True)
+
+
+def begin(draft: Path) -> None:
+    """An empty folder to save into; what a cut-off save left there is removed."""
+    if draft.is_dir():
+        shutil.rmtree(draft)
+    draft.mkdir(parents=True)
+
+
+def commit(draft: Path, manifest: Manifest) -> Path:
+    """Make the draft a checkpoint. After this returns it survives a power cut; before that it does not exist."""
+    part = draft / f"{MANIFEST}.part"
+    with part.open("w") as file:
+        file.write(render(manifest))
+        file.flush()
+        os.fsync(file.fileno())
+    part.rename(draft / MANIFEST)
+    sync_folder(draft)
+    final = path_of(draft.parent, manifest.step)
+    # Only one that was rejected can be in the way: a good one would have been resumed from.
+    rejected = _set_aside(final) if final.exists() else None
+    draft.rename(final)
+    sync_folder(final.parent)
+    if rejected is not None:
+        shutil.rmtree(rejected, ignore_errors=True)  # `prune` comes by again
+    return final
+
+
+def _set_aside(checkpoint: Path) -> Path:
+    """Rename what is to be deleted: killed in the middle of that, it must not look like a damaged checkpoint."""
+    old = checkpoint.with_name(checkpoint.name + ".old")
+    if old.is_dir():
+        shutil.rmtree(old)
+    return checkpoint.rename(old)
+
+
+def prune(folder: Path, *, keep: int, newest: int) -> list[int]:
+    """Delete what is older than the `keep` newest good checkpoints up to `newest`; returns the deleted steps.
+
+    Those above `newest` are of a future that was rejected: they neither count as kept nor are deleted here.
+    """
+    past = [step for step in list_steps(folder) if step <= newest]
+    good = [step for step in past if _looks_good(path_of(folder, step))]
+    gone = [step for step in past if len(good) >= keep and step < good[keep - 1]]
+    for step in gone:
+        _set_aside(path_of(folder, step))
+    for entry in folder.iterdir():
+        left = _LEFTOVER.fullmatch(entry.name)
+        if left and int(left[1]) <= newest and entry.is_dir():
+            shutil.rmtree(entry)
+    return gone
+
+
+def sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _looks_good(checkpoint: Path) -> bool:
+    try:
+        return find_fault(checkpoint, read(checkpoint).files, deep=False) is None
+    except CheckpointError:
+        return False
+
+
+def _digest(plain: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

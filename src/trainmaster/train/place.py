@@ -1,0 +1,46 @@
+"""This rank's place in the run, with nothing left open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainmaster.core.errors import UsageError
+from trainmaster.node.ranks import Ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Which rank of how many, on which node of how many."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    nodes: int
+    master: tuple[str, int] | None  # where the ranks meet; None for a lone one
+
+
+def find_place(ranks: Ranks) -> Place:
+    """The place a launcher gave; UsageError where it started one process per node and left the ranks to be started."""
+    if (
+        ranks.rank is None
+        or ranks.world_size is None
+        or ranks.local_rank is None
+        or ranks.local_world_size is None
+        or (ranks.world_size > 1 and (ranks.master_addr is None or ranks.master_port is None))
+    ):
+        raise UsageError(
+            f"launcher {ranks.launcher}: this process is a node, not yet a rank; start the ranks on it with torchrun "
+            "or with `python -m trainmaster.agent`"
+        )
+    alone = ranks.master_addr is None or ranks.master_port is None
+    return Place(
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        local_rank=ranks.local_rank,
+        local_world_size=ranks.local_world_size,
+        node_rank=ranks.node_rank,
+        nodes=ranks.nodes,
+        master=None if alone else (str(ranks.master_addr), int(ranks.master_port or 0)),
+    )

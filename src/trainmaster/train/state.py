@@ -1,0 +1,50 @@
+"""What a run has besides weights: how far it is, which sample comes next, and the losses so far.
+
+Random numbers need no saving: every step draws from (seed, step, rank) anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """After `step` steps. Saved as JSON in the checkpoint's manifest, so that anyone can read it without torch."""
+
+    step: int = 0
+    cursor: int = 0  # the next training sample, counted over all ranks
+    epoch: int = 0  # epochs complete
+    epoch_losses: int = 0  # losses of the epoch under way: one a step, but for skipped ones
+    epoch_loss_sum: float = 0.0
+    loss_first: float | None = None
+    loss_last: float | None = None
+
+    def after_step(self, loss: float | None, *, samples: int) -> State:
+        """One step on; a skipped one has consumed its samples and has no loss."""
+        moved = replace(self, step=self.step + 1, cursor=self.cursor + samples)
+        if loss is None:
+            return moved
+        return replace(
+            moved,
+            epoch_losses=self.epoch_losses + 1,
+            epoch_loss_sum=self.epoch_loss_sum + loss,
+            loss_first=loss if self.loss_first is None else self.loss_first,
+            loss_last=loss,
+        )
+
+    def after_epoch(self) -> State:
+        return replace(self, epoch=self.epoch + 1, epoch_losses=0, epoch_loss_sum=0.0)
+
+    @property
+    def epoch_mean(self) -> float | None:
+        return self.epoch_loss_sum / self.epoch_losses if self.epoch_losses else None
+
+
+def seed_step(seed: int, step: int, rank: int) -> None:
+    """Set every random generator for this step on this rank; a resumed run draws what the first would have drawn."""
+    digest = hashlib.sha256(f"step {seed} {step} {rank}".encode()).digest()
+    torch.manual_seed(int.from_bytes(digest[:8], "big") >> 1)

@@ -1,0 +1,125 @@
+"""Killed at any point between two effects, the control plane goes on as if it had not been."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from trainmaster import control
+from trainmaster.control.steps import TIMEOUTS_S, Plane, step
+from trainmaster.core.spec import parse_spec
+from trainmaster.core.states import Reason, Report, Status
+from trainmaster.store import Connection, Database, reads
+
+from .scripted import GOOD, RUNNING, Scripted, ended
+
+T = TypeVar("T")
+SPEC = parse_spec({"name": "a", "target": "scripted", "command": ["true"], "limits": {"attempts": 2}})
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing in the control plane may catch it."""
+
+
+class Fuse:
+    """Counts the points where a process can die, and blows at one of them."""
+
+    def __init__(self, blow_at: int | None) -> None:
+        self.passed = 0
+        self.blow_at = blow_at
+
+    def point(self) -> None:
+        self.passed += 1
+        if self.passed == self.blow_at:
+            raise Killed
+
+
+class Mortal(Plane):
+    """A plane that may die before and after each effect on the target and on the database."""
+
+    async def call(self, name: str, answer: Awaitable[T]) -> T:
+        task = asyncio.ensure_future(answer)
+        try:
+            FUSE[0].point()
+        except Killed:
+            task.cancel()
+            raise
+        result = await task
+        FUSE[0].point()
+        return result
+
+    async def apply(self, change: Callable[[Connection], T]) -> T:
+        FUSE[0].point()
+        result = await super().apply(change)
+        FUSE[0].point()
+        return result
+
+
+FUSE = [Fuse(None)]
+
+
+def live(db: Database, home: Path, target: Scripted, job_id: str) -> None:
+    """One life of the control plane: to the end of the job, or to its own."""
+    plane = Mortal(db=db, home=home, load=target.load, zone=UTC, timeouts_s=TIMEOUTS_S)
+
+    async def main() -> None:
+        while (job := reads.find_job(db, job_id)) is not None and job.stage is not None:
+            await step(plane, job)
+
+    asyncio.run(main())
+
+
+def story(db: Database, home: Path, target: Scripted, *, kill_at: int | None) -> tuple[object, ...]:
+    """What a user sees of a job whose control plane died once at that point."""
+    job = control.submit(db, SPEC, load=target.load)
+    FUSE[0] = Fuse(kill_at)
+    try:
+        live(db, home, target, job.id)
+    except Killed:
+        FUSE[0].blow_at = None
+        live(db, home, target, job.id)
+    found = reads.find_job(db, job.id)
+    assert found is not None
+    return (
+        found.status,
+        found.reason,
+        [(row.number, row.report, row.reason) for row in reads.list_attempts(db, job.id)],
+        [(move.stage_from, move.stage_to, move.status) for move in reads.list_transitions(db, job.id)],
+        [(row.cursor, row.length, row.phase, row.event) for row in reads.list_events(db, job.id)],
+        sorted(target.alive),
+        len(target.started),
+    )
+
+
+@pytest.mark.parametrize(
+    "polls",
+    [
+        [RUNNING, RUNNING, GOOD],
+        [RUNNING, RUNNING, ended(Report.FAILED, Reason.SCRIPT_FAILED)],
+        [RUNNING, RUNNING, ended(Report.LOST)],
+    ],
+    ids=["completes", "fails", "is lost twice"],
+)
+def test_dying_at_any_point_changes_nothing_a_user_sees(db: Database, tmp_path: Path, polls: list[object]) -> None:
+    undisturbed = story(db, tmp_path, Scripted(*polls), kill_at=None)
+    points = FUSE[0].passed
+    assert points > 20
+    for point in range(1, points + 1):
+        assert story(db, tmp_path, Scripted(*polls), kill_at=point) == undisturbed, f"killed at point {point}"
+
+
+def test_the_story_tells_lives_apart(db: Database, tmp_path: Path) -> None:
+    """The comparison above can fail: a target that forgets its attempts is seen to start them twice."""
+    undisturbed = story(db, tmp_path, Scripted(RUNNING, GOOD), kill_at=None)
+    stories = []
+    for point in range(1, FUSE[0].passed + 1):
+        target = Scripted(RUNNING, GOOD)
+        target.forgetful = True
+        stories.append(story(db, tmp_path, target, kill_at=point))
+    assert undisturbed[0] is Status.COMPLETED
+    assert [one for one in stories if one != undisturbed]

@@ -1,0 +1,151 @@
+"""The control plane is killed again and again under a running job; nothing is lost, doubled or started twice.
+
+Everything here is real: processes, SIGKILL, SQLite, the local target and its agent.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from trainmaster import control
+from trainmaster.core.events import Line, split
+from trainmaster.core.spec import parse_spec
+from trainmaster.core.states import Report, Status
+from trainmaster.store import Database, reads
+from trainmaster.store.rows import EventRow, JobRow
+
+SOURCE = Path(__file__).parents[2] / "src"
+BLOCKS, EVENTS_PER_BLOCK = 6, 40
+
+# Each rank appends its own numbered events; the file interleaves them as it happens. Each block of events waits for a
+# file: however slow the machine is, every life of the control plane has something of its own to see.
+WORKLOAD = f"""
+import os, pathlib, time
+from trainmaster.node.emit import Emitter
+rank = int(os.environ["RANK"])
+with Emitter(os.environ["TRAINMASTER_EVENTS"]) as events:
+    for n in range({BLOCKS * EVENTS_PER_BLOCK}):
+        gate = pathlib.Path(os.environ["TRAINMASTER_CHECKPOINTS"], f"go-{{n // {EVENTS_PER_BLOCK}}}")
+        while not gate.exists():
+            time.sleep(0.01)
+        events.emit("STEP", "metrics", epoch=rank, step=n, loss=1 / (n + 1), text="é" * (n % 7))
+        time.sleep(float(os.environ["PAUSE_S"]))
+"""
+
+
+def submit(db: Database, *, pause_s: float) -> JobRow:
+    env = {"PYTHONPATH": str(SOURCE), "PAUSE_S": str(pause_s)}
+    resources = {"processes_per_node": 2}
+    command = [sys.executable, "-c", WORKLOAD]
+    mapping = {"name": "kill", "command": command, "env": env, "resources": resources, "preflight": {"level": 0}}
+    return control.submit(db, parse_spec(mapping))
+
+
+class Controller:
+    """`python -m trainmaster.control` as a process that can be killed."""
+
+    def __init__(self, home: Path) -> None:
+        self.log = (home / "control.log").open("ab")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "trainmaster.control", str(home), "--tick-s", "0.02"],
+            env={**os.environ, "PYTHONPATH": str(SOURCE)},
+            stdout=self.log,
+            stderr=self.log,
+        )
+
+    def end(self, number: signal.Signals) -> int:
+        self.process.send_signal(number)
+        self.log.close()
+        return self.process.wait()
+
+
+def find(db: Database, job: JobRow) -> JobRow:
+    found = reads.find_job(db, job.id)
+    assert found is not None
+    return found
+
+
+def run_to_its_end(db: Database, home: Path, *jobs: JobRow) -> None:
+    controller = Controller(home)
+    while not all(find(db, job).status.final for job in jobs):
+        assert controller.process.poll() is None, (home / "control.log").read_text()
+        time.sleep(0.02)
+    assert controller.end(signal.SIGTERM) == 0
+
+
+def as_line(row: EventRow) -> tuple[object, ...]:
+    return row.offset, row.length, row.ts, row.seq, row.phase, row.event, row.epoch, row.data, row.fault, row.text
+
+
+def from_file(line: Line) -> tuple[object, ...]:
+    event = line.event
+    assert event is not None, line
+    return (line.offset, line.length, event.ts, event.seq, event.phase, event.event, event.epoch, event.data,
+            line.fault, line.text)  # fmt: skip
+
+
+def told(rows: list[EventRow]) -> list[object]:
+    """What the job said, apart from when: in each rank's own order, without heartbeats, names and times."""
+    return sorted(
+        (row.phase or "", row.event or "", row.epoch or 0, row.data.get("step", 0), str(row.data.get("text")))
+        for row in rows
+        if row.phase != "HEARTBEAT"
+    )
+
+
+def check(db: Database, home: Path, job: JobRow) -> list[EventRow]:
+    """The job is completed in one attempt, and its rows are its file: offset by offset, value by value."""
+    assert find(db, job).status is Status.COMPLETED, (home / "control.log").read_text()
+    (attempt,) = reads.list_attempts(db, job.id)
+    assert attempt.report is Report.SUCCEEDED
+    content = (home / "jobs" / job.id / "attempts" / "1" / "events.jsonl").read_bytes()
+    rows = reads.list_events(db, job.id, limit=100_000)
+    assert [as_line(row) for row in rows] == [
+        from_file(line)
+        for line in split(content, offset=0, zone=rows[0].ts.tzinfo, last=True)  # type: ignore[union-attr]
+    ]
+    assert sum(row.length for row in rows) == len(content)
+    assert [row.seq for row in rows] == list(range(1, len(rows) + 1))
+    return rows
+
+
+def open_gates(home: Path, job: JobRow, *blocks: int) -> None:
+    folder = home / "jobs" / job.id / "checkpoints"
+    folder.mkdir(parents=True, exist_ok=True)
+    for block in blocks:
+        (folder / f"go-{block}").touch()
+
+
+def test_killed_at_any_moments_the_job_is_told_as_if_undisturbed(db: Database, tmp_path: Path) -> None:
+    moments = random.Random(1)
+    job = submit(db, pause_s=0.02)
+    # While it starts and submits: at moments that depend on nothing but the clock.
+    for _ in range(3):
+        controller = Controller(tmp_path)
+        time.sleep(moments.uniform(0.2, 1.0))
+        controller.end(signal.SIGKILL)
+    # While events flow: somewhere behind the first new row that this life kept.
+    for block in range(BLOCKS):
+        before = len(reads.list_events(db, job.id, limit=100_000))
+        controller = Controller(tmp_path)
+        open_gates(tmp_path, job, block)
+        while len(reads.list_events(db, job.id, limit=100_000)) == before:
+            assert controller.process.poll() is None, (tmp_path / "control.log").read_text()
+            time.sleep(0.005)
+        time.sleep(moments.uniform(0, 0.3))
+        controller.end(signal.SIGKILL)
+    run_to_its_end(db, tmp_path, job)
+    disturbed = check(db, tmp_path, job)
+
+    other = submit(db, pause_s=0.001)
+    open_gates(tmp_path, other, *range(BLOCKS))
+    run_to_its_end(db, tmp_path, other)
+    undisturbed = check(db, tmp_path, other)
+    assert told(disturbed) == told(undisturbed)
+    assert sum(row.phase == "STEP" for row in disturbed) == 2 * BLOCKS * EVENTS_PER_BLOCK

@@ -1,0 +1,80 @@
+"""One attempt from its start to its exit record: checks, then ranks, then nothing left behind, then the record."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import platform
+import traceback
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from trainmaster import __version__
+from trainmaster.agent import preflight, processes, workload
+from trainmaster.agent.diagnose import Outcome, mask
+from trainmaster.agent.folder import AttemptFolder
+from trainmaster.agent.watch import Signals, Watch
+from trainmaster.core.plan import EVENTS_FILE, ExitRecord, Plan
+from trainmaster.core.states import Reason
+from trainmaster.node.emit import Emitter
+
+_SWEEP_S = 10.0  # a killed process that stays longer hangs in the kernel, and no signal will end it
+
+
+def run(plan: Plan, folder: AttemptFolder, signals: Signals) -> ExitRecord:
+    """Run the attempt this process has begun. Returns the record it wrote."""
+    processes.adopt_orphans()
+    with Emitter(folder.path / EVENTS_FILE) as events:
+        watch = Watch(plan, folder, events, signals)
+        try:
+            outcome = _run(plan, folder, events, watch)
+        except Exception as wrong:  # the record must be written whatever happened
+            folder.log(f"the agent failed\n{traceback.format_exc()}")
+            outcome = _own_failure(wrong)
+        left = processes.kill_all(plan.attempt, within_s=_SWEEP_S)
+        if left:
+            outcome = replace(outcome, evidence={**outcome.evidence, "would_not_die": sorted(left)})
+        record = _record(plan, outcome)
+        reason = record.reason.value if record.reason else None
+        folder.log(f"end: ok={record.ok} reason={reason} {record.message}")
+        # A full disk may refuse this line; the record has its room already.
+        with contextlib.suppress(OSError):
+            events.emit(
+                "PROJECT", "end", ok=record.ok, reason=reason, message=record.message, time_taken=watch.elapsed_s
+            )
+    folder.finish(record)
+    return record
+
+
+def _run(plan: Plan, folder: AttemptFolder, events: Emitter, watch: Watch) -> Outcome:
+    events.emit("PROJECT", "start", attempt=plan.attempt, host=platform.node(), version=__version__)
+    Path(plan.checkpoints).mkdir(parents=True, exist_ok=True)
+    if stop := watch.asked():
+        return Outcome(reason=stop.reason, message=f"{stop.message}; stopped before the start")
+    if (refusal := preflight.run(plan, events, watch)) is not None:
+        return refusal
+    folder.log(f"starting {plan.spec.resources.processes_per_node} ranks")
+    return workload.run(plan, watch)
+
+
+def _own_failure(wrong: Exception) -> Outcome:
+    full = isinstance(wrong, OSError) and wrong.errno in (errno.ENOSPC, errno.EDQUOT)
+    evidence = {"last_lines": traceback.format_exception(wrong)[-1:]}
+    message = f"the agent failed: {type(wrong).__name__}: {wrong}"[:500]
+    return Outcome(reason=Reason.DISK_FULL if full else Reason.TARGET_ERROR, message=message, evidence=evidence)
+
+
+def _record(plan: Plan, outcome: Outcome) -> ExitRecord:
+    environments = (os.environ, plan.spec.env)
+    return ExitRecord(
+        attempt=plan.attempt,
+        ok=outcome.reason is None,
+        ended_at=datetime.now(UTC).isoformat(timespec="microseconds"),
+        reason=outcome.reason,
+        message=mask(outcome.message, environments),
+        exit_codes=outcome.exit_codes,
+        evidence=mask(outcome.evidence, environments),
+        resumable=outcome.resumable,
+    )

@@ -1,0 +1,121 @@
+"""An attempt's folder as the agent holds it: one agent ever, one exit record ever, a stop file.
+
+The lock file carries two facts. The `flock` on it says that an agent lives; its text says that one has begun. Both
+are needed: a second agent must be refused while the first lives, and also after the first was killed without leaving
+a record, because half a run that starts over inside the same attempt would be counted twice.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+from trainmaster.core.errors import TargetError
+from trainmaster.core.plan import AGENT_LOG, EXIT_FILE, LOCK_FILE, STOP_FILE, ExitRecord
+
+# A run that fills the disk must still be able to say so: the record's blocks are taken at the start. The largest
+# record is 40 lines of 500 characters, at most six bytes each when escaped, plus the check findings.
+_RESERVE_BYTES = 192 * 1024
+
+
+class Refused(TargetError):
+    """This agent may not run the attempt: another one does, did, or the attempt was released."""
+
+
+class AttemptFolder:
+    """The folder of one attempt, ours from `begin` until this process ends."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._lock_fd = -1
+
+    def begin(self) -> None:
+        """Take the attempt for this process, or raise `Refused` with the reason."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        fd = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            self._take(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._lock_fd = fd
+
+    def _take(self, fd: int) -> None:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 64, 0).decode(errors="replace").strip() or "starting"
+            raise Refused(f"{self.path}: another agent runs this attempt ({holder}); nothing started") from None
+        if self.over:
+            raise Refused(f"{self.path}: the attempt is over, its {EXIT_FILE} is there; nothing started")
+        if earlier := os.pread(fd, 64, 0).decode(errors="replace").strip():
+            raise Refused(f"{self.path}: this attempt has begun before ({earlier}); start a new attempt")
+        (self.path / _TMP).write_bytes(b"\0" * _RESERVE_BYTES)
+        mark(fd, f"pid {os.getpid()}")  # last: an attempt that could not reserve its record has not begun
+
+    @property
+    def over(self) -> bool:
+        return (self.path / EXIT_FILE).exists()
+
+    def stop_text(self) -> str | None:
+        """What the stop file says, or None where nobody asked us to stop."""
+        try:
+            return (self.path / STOP_FILE).read_text(errors="replace").strip()
+        except FileNotFoundError:
+            return None
+
+    def log(self, text: str) -> None:
+        """A line for agent.log; a full disk must not stop the run for want of a log line."""
+        line = f"{datetime.now(UTC).isoformat(timespec='milliseconds')} {text}\n"
+        try:
+            with (self.path / AGENT_LOG).open("a") as file:
+                file.write(line)
+        except OSError:
+            pass
+
+    def finish(self, record: ExitRecord) -> None:
+        """Write the exit record: whole, durable, and never a second time."""
+        assert self._lock_fd >= 0, "only the agent that began an attempt may end it"
+        assert not self.over, "an exit record is written once"
+        temporary = self.path / _TMP
+        with temporary.open("r+b" if temporary.exists() else "wb") as file:
+            file.write(record.to_json().encode() + b"\n")
+            file.truncate()
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(self.path / EXIT_FILE)
+        sync_folder(self.path)
+
+
+_TMP = EXIT_FILE + ".tmp"
+
+
+def fence(path: Path) -> bool:
+    """Make sure that no agent will ever begin here; False while one lives."""
+    fd = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.fstat(fd).st_size:
+            mark(fd, "released before its start")
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def mark(fd: int, text: str) -> None:
+    """Write the lock file's text, safe against a power cut: without it the attempt could begin twice."""
+    os.pwrite(fd, (text + "\n").encode(), 0)
+    os.fsync(fd)
+
+
+def sync_folder(path: Path) -> None:
+    """Make a rename in the folder survive a power cut."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

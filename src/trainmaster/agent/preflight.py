@@ -1,0 +1,99 @@
+"""Checks before the start. What they find decides whether the workload may run; each result is an event at once."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from trainmaster.agent.diagnose import Outcome
+from trainmaster.agent.watch import Watch
+from trainmaster.core import schema
+from trainmaster.core.errors import TrainmasterError
+from trainmaster.core.plan import Plan
+from trainmaster.core.results import CheckResult, Overall, Verdict, judge_overall
+from trainmaster.core.states import Reason
+from trainmaster.node.emit import Emitter
+
+_SHOWN = 20  # findings kept as evidence; the events hold all
+
+
+def run(plan: Plan, events: Emitter, watch: Watch) -> Outcome | None:
+    """Why the attempt may not go on, or None if it may."""
+    spec = plan.spec.preflight
+    if spec.level == 0:
+        return None
+    from trainmaster import checks
+
+    try:
+        planned = checks.plan(spec.level, (), spec.skip)
+    except TrainmasterError as wrong:
+        return Outcome(reason=Reason.CHECK_INCOMPLETE, message=f"the pre-flight could not be planned: {wrong}")
+    events.emit("PREFLIGHT", "start", planned=planned)
+    results, stopped = _collect(plan, events, watch)
+    if stopped is not None:
+        return stopped
+    overall = judge_overall(results, planned=planned)
+    events.emit("PREFLIGHT", "end", overall=overall)
+    return _judge(overall, results, planned, allow_incomplete=spec.allow_incomplete)
+
+
+def _collect(plan: Plan, events: Emitter, watch: Watch) -> tuple[list[CheckResult], Outcome | None]:
+    """Run the checks beside the watch: a check that takes minutes must not deafen the agent to a stop."""
+    from trainmaster import checks
+    from trainmaster.node.host import Host
+
+    spec = plan.spec.preflight
+    inbox: queue.SimpleQueue[CheckResult | BaseException | None] = queue.SimpleQueue()
+
+    def put(item: CheckResult | BaseException | None) -> None:
+        inbox.put(item)
+        watch.wake()
+
+    def work() -> None:
+        try:
+            checks.run(Host(), spec.expect, level=spec.level, skip=spec.skip, on_result=put)
+            put(None)
+        except BaseException as wrong:  # raised again by the reader below
+            put(wrong)
+
+    # A daemon: when we stop, it is left behind, and its probes are killed with everything else of the attempt.
+    worker = threading.Thread(target=work, name="checks", daemon=True)
+    worker.start()
+    results: list[CheckResult] = []
+    while True:
+        watch.beat(ranks=0)
+        while not inbox.empty():
+            item = inbox.get()
+            if item is None:
+                worker.join()  # ranks are forked next, and a fork wants no second thread
+                return results, None
+            if isinstance(item, BaseException):
+                raise item
+            results.append(item)
+            findings = schema.to_plain(item.findings)
+            events.emit(
+                "PREFLIGHT", "check", check=item.check, verdict=item.verdict, took_s=item.took_s, findings=findings
+            )
+        if stop := watch.asked():
+            return results, Outcome(reason=stop.reason, message=f"{stop.message}; stopped during the pre-flight")
+        watch.sleep()
+
+
+def _judge(
+    overall: Overall, results: Sequence[CheckResult], planned: Sequence[str], *, allow_incomplete: bool
+) -> Outcome | None:
+    if overall in (Overall.PASS, Overall.WARN) or (overall is Overall.INCOMPLETE and allow_incomplete):
+        return None
+    bad: list[dict[str, Any]] = [
+        {"check": result.check, **schema.to_plain(finding)}
+        for result in results
+        for finding in result.findings
+        if finding.verdict in (Verdict.FAIL, Verdict.ERROR)
+    ]
+    silent = sorted(set(planned) - {result.check for result in results if result.findings})
+    words = [f"{item['check']}: {item['reason']}" for item in bad] + [f"{name}: no result" for name in silent]
+    reason = Reason.CHECK_FAILED if overall is Overall.FAIL else Reason.CHECK_INCOMPLETE
+    message = f"pre-flight {overall}: " + ("; ".join(words)[:500] or "nothing was measured")
+    return Outcome(reason=reason, message=message, evidence={"overall": overall.value, "findings": bad[:_SHOWN]})

@@ -1,0 +1,222 @@
+"""The ranks of one node: start them as torchrun would, watch them, stop them, and say why they ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from trainmaster.agent.diagnose import Outcome, count_oom_kills, find_full, judge, mask, read_tail
+from trainmaster.agent.processes import die_with, reap
+from trainmaster.agent.watch import Stop, Watch
+from trainmaster.core import schema
+from trainmaster.core.plan import (
+    ATTEMPT_VARIABLE,
+    CHECKPOINTS_VARIABLE,
+    EVENTS_FILE,
+    EVENTS_VARIABLE,
+    RESUMABLE_EXIT,
+    STOP_FILE,
+    STOP_VARIABLE,
+    Plan,
+    rank_log,
+)
+from trainmaster.core.states import Reason
+from trainmaster.node.host import Host
+
+TRAIN_FILE = "train.json"
+_SHORT_GRACE_S = 10.0  # for ranks whose peer has failed: they can save nothing that needs it
+
+
+@dataclass(slots=True)
+class _Rank:
+    number: int
+    process: subprocess.Popen[bytes]
+
+    def send(self, number: signal.Signals) -> None:
+        """To the whole group of a rank that nobody has collected yet, so that its number cannot be another's."""
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, number)
+
+
+@dataclass(slots=True)
+class _Stopping:
+    """The end has begun: on request (`stop`), or because these ranks failed first (`failed`)."""
+
+    deadline: float
+    stop: Stop | None = None
+    failed: Sequence[_Rank] = ()
+    killed: int = 0
+    forced: bool = False
+
+
+def run(plan: Plan, watch: Watch) -> Outcome:
+    """Run every rank to its end."""
+    folder = Path(plan.folder)
+    oom_before = count_oom_kills(Host())
+    argv, shared = _argv(plan, folder), _shared_environment(plan)
+    ranks: list[_Rank] = []
+    for local in range(plan.spec.resources.processes_per_node):
+        number = plan.node_rank * plan.spec.resources.processes_per_node + local
+        try:
+            ranks.append(_start(argv, shared | _rank_environment(number, local), folder / rank_log(number), number))
+        except OSError as wrong:
+            return _not_started(wrong, number, plan, folder)
+    stopping = _supervise(ranks, plan, watch)
+    codes = {str(rank.number): rank.process.returncode for rank in ranks}
+    resumable = RESUMABLE_EXIT in codes.values() and set(codes.values()) <= {0, RESUMABLE_EXIT}
+    if stopping is None:
+        return Outcome(reason=None, message="every rank exited with 0", exit_codes=codes)
+    if stopping.stop is not None:
+        return _stopped(stopping, plan, codes, resumable=resumable)
+    return replace(_first_failure(stopping.failed, plan, count_oom_kills(Host()) - oom_before), exit_codes=codes)
+
+
+def _supervise(ranks: Sequence[_Rank], plan: Plan, watch: Watch) -> _Stopping | None:
+    """Until no rank lives. None if all ended with 0 and nobody had asked them to stop."""
+    alive, stopping = list(ranks), None
+    while True:
+        died = [rank for rank in alive if rank.process.poll() is not None]
+        alive = [rank for rank in alive if rank not in died]
+        failed = [rank for rank in died if rank.process.returncode != 0]
+        if not stopping and failed:
+            stopping = _on_failure(failed, plan)
+            _send(alive, signal.SIGTERM)
+        if not alive:
+            return stopping
+        if not stopping and (stop := watch.asked()):
+            stopping = _Stopping(stop=stop, deadline=time.monotonic() + plan.spec.limits.grace_s)
+            _send(alive, signal.SIGTERM)
+        if stopping and not stopping.forced and time.monotonic() >= stopping.deadline:
+            stopping.forced, stopping.killed = True, len(alive)
+            _send(alive, signal.SIGKILL)
+        if watch.beat(ranks=len(alive)):
+            reap({rank.process.pid for rank in ranks})
+        watch.sleep()
+
+
+def _on_failure(failed: Sequence[_Rank], plan: Plan) -> _Stopping:
+    grace_s = plan.spec.limits.grace_s
+    if all(rank.process.returncode == RESUMABLE_EXIT for rank in failed):
+        # Somebody other than us told the ranks to stop, and one has finished saving: the others get their full time.
+        message = f"rank {failed[0].number} stopped to be resumed (exit {RESUMABLE_EXIT})"
+        stop = Stop(reason=Reason.PREEMPTED, message=message)
+        return _Stopping(stop=stop, deadline=time.monotonic() + grace_s)
+    return _Stopping(failed=failed, deadline=time.monotonic() + min(grace_s, _SHORT_GRACE_S))
+
+
+def _send(ranks: Sequence[_Rank], number: signal.Signals) -> None:
+    for rank in ranks:
+        rank.send(number)
+
+
+def _stopped(stopping: _Stopping, plan: Plan, codes: Mapping[str, int], *, resumable: bool) -> Outcome:
+    assert stopping.stop is not None
+    if plan.spec.train is not None and set(codes.values()) == {0}:
+        # Our trainer ends with 0 only after its last step. Of another program we cannot know: it may end with 0
+        # whenever it is told to stop, and half a run must not count as a whole one.
+        return Outcome(reason=None, message="every rank had finished before it could stop", exit_codes=codes)
+    message = stopping.stop.message
+    if stopping.killed:
+        message += f"; {stopping.killed} of {len(codes)} ranks did not end in {plan.spec.limits.grace_s:g} s: killed"
+    return Outcome(reason=stopping.stop.reason, message=message, exit_codes=codes, resumable=resumable)
+
+
+def _first_failure(failed: Sequence[_Rank], plan: Plan, oom_kills: int) -> Outcome:
+    """Why the first rank failed. Of several that were found dead at once, one that only lost its peer comes last."""
+    environments = (os.environ, plan.spec.env)
+    full = find_full((plan.folder, plan.checkpoints))
+    outcomes = [
+        judge(
+            rank=rank.number,
+            ranks=plan.spec.resources.ranks,
+            code=rank.process.returncode,
+            # Before anything is cut: half a secret would pass the mask.
+            lines=mask(read_tail(Path(plan.folder) / rank_log(rank.number)), environments),
+            oom_kills=oom_kills,
+            full=full,
+        )
+        for rank in failed
+        if rank.process.returncode != RESUMABLE_EXIT
+    ]
+    return min(outcomes, key=lambda outcome: outcome.reason is Reason.COLLECTIVE_TIMEOUT)
+
+
+def _not_started(wrong: OSError, number: int, plan: Plan, folder: Path) -> Outcome:
+    """The program is not there or may not be run; what a shell would call 127 or 126. The sweep ends its peers."""
+    message = f"rank {number} of {plan.spec.resources.ranks} could not start: {wrong}"
+    with contextlib.suppress(OSError), (folder / rank_log(number)).open("a") as log:
+        log.write(message + "\n")
+    code = 127 if isinstance(wrong, FileNotFoundError) else 126
+    return Outcome(reason=Reason.SCRIPT_FAILED, message=message, exit_codes={str(number): code})
+
+
+def _argv(plan: Plan, folder: Path) -> Sequence[str]:
+    if plan.spec.train is None:
+        assert plan.spec.command, "a spec without train has a command"
+        return plan.spec.command
+    config = folder / TRAIN_FILE
+    config.write_text(json.dumps(schema.to_plain(plan.spec.train), indent=2, sort_keys=True) + "\n")
+    return (sys.executable, "-m", "trainmaster.train", str(config))
+
+
+def _start(argv: Sequence[str], environment: Mapping[str, str], log: Path, number: int) -> _Rank:
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            argv,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # its own group: a signal reaches its children, and none of the agent's
+            preexec_fn=die_with(os.getpid()),  # noqa: PLW1509 (two system calls; see die_with)
+        )
+    return _Rank(number, process)
+
+
+def _shared_environment(plan: Plan) -> dict[str, str]:
+    """What every rank of the node sees: ours over the spec's over what the agent inherited."""
+    resources, folder = plan.spec.resources, Path(plan.folder)
+    defaults = {"PYTHONUNBUFFERED": "1"}  # the last lines of a killed rank must have reached its log
+    if resources.processes_per_node > 1:
+        defaults["OMP_NUM_THREADS"] = "1"  # as torchrun does: N ranks with N threads per core each stall
+    # The names and meanings of torchrun: torch/distributed/elastic/agent/server/local_elastic_agent.py
+    ours = {
+        "WORLD_SIZE": resources.ranks,
+        "LOCAL_WORLD_SIZE": resources.processes_per_node,
+        "GROUP_RANK": plan.node_rank,
+        "GROUP_WORLD_SIZE": resources.nodes,
+        "ROLE_NAME": "default",
+        "ROLE_WORLD_SIZE": resources.ranks,
+        "MASTER_ADDR": plan.master_addr,
+        "MASTER_PORT": plan.master_port or _free_port(plan.master_addr),
+        "TORCHELASTIC_RUN_ID": plan.attempt,
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_MAX_RESTARTS": 0,
+        ATTEMPT_VARIABLE: plan.attempt,
+        EVENTS_VARIABLE: folder / EVENTS_FILE,
+        CHECKPOINTS_VARIABLE: plan.checkpoints,
+        STOP_VARIABLE: folder / STOP_FILE,
+    }
+    return defaults | dict(os.environ) | plan.spec.env | {name: str(value) for name, value in ours.items()}
+
+
+def _rank_environment(number: int, local: int) -> dict[str, str]:
+    return {"RANK": str(number), "LOCAL_RANK": str(local), "ROLE_RANK": str(number)}
+
+
+def _free_port(address: str) -> int:
+    """A port nobody uses now. Another program may take it first; that is diagnosed, and may be tried again."""
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,227 @@
+"""This machine. The agent runs as a process of its own, which outlives whoever submitted it.
+
+Everything there is to know lies in the attempt's folder: the plan (it was submitted), the lock file's text (an agent
+has begun), the lock (it lives), the exit record (it is over). Nothing is remembered here, so nothing can be forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import re
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from trainmaster.core.errors import SpecError, TargetError, UsageError
+from trainmaster.core.plan import (
+    AGENT_LOG,
+    ATTEMPT_VARIABLE,
+    EVENTS_FILE,
+    EXIT_FILE,
+    LOCK_FILE,
+    PLAN_FILE,
+    STOP_FILE,
+    ExitRecord,
+    Plan,
+)
+from trainmaster.core.states import Report
+from trainmaster.targets import Handle, Placement, Poll, Submission
+
+_STREAMS = frozenset({PLAN_FILE, EVENTS_FILE, AGENT_LOG, EXIT_FILE})
+_RANK_LOG = re.compile(r"rank-[0-9]{1,6}\.log")
+_AGENT = (sys.executable, "-m", "trainmaster.agent")
+
+
+def create(options: str) -> Local:
+    """The target `local`; it has no options."""
+    if options:
+        raise UsageError(f"target: local takes no options, got {options!r}; write `local`")
+    return Local()
+
+
+class Local:
+    """Runs attempts on this machine."""
+
+    def plan(self, placement: Placement) -> Submission:
+        spec, job = placement.spec, placement.job_folder.absolute()
+        if spec.resources.nodes != 1:
+            raise TargetError(f"local runs one node, the spec asks for {spec.resources.nodes}; set resources.nodes: 1")
+        folder = job / "attempts" / placement.attempt.rpartition(".")[2]
+        plan = Plan(attempt=placement.attempt, spec=spec, folder=str(folder), checkpoints=str(job / "checkpoints"))
+        return Submission(
+            handle={"attempt": placement.attempt, "folder": str(folder)},
+            files={str(folder / PLAN_FILE): plan.to_json() + "\n"},
+            commands=((*_AGENT, "--detach", str(folder / PLAN_FILE)),),
+        )
+
+    async def submit(self, submission: Submission) -> Handle:
+        folder = _folder(submission.handle)
+        try:
+            if _begun(folder):
+                return submission.handle
+            folder.mkdir(parents=True, exist_ok=True)
+            with _submitting(folder) as fd:
+                for path, text in submission.files.items():
+                    await asyncio.to_thread(_write, Path(path), text)
+                for command in submission.commands:
+                    code, said = await _call(*command, keep_fd=fd)
+                    # Refused is fine where another submit's agent has begun: one runs, which is what was asked.
+                    if code != 0 and not _begun(folder):
+                        raise TargetError(f"local: the agent did not start: {said}")
+        except OSError as wrong:
+            raise TargetError(f"local: {wrong}") from wrong
+        return submission.handle
+
+    async def poll(self, handle: Handle) -> Poll:
+        try:
+            return await asyncio.to_thread(_look, _folder(handle))
+        except (OSError, ValueError, SpecError) as wrong:
+            return Poll(report=Report.UNKNOWN, note=f"the attempt's folder cannot be read: {wrong}")
+
+    async def read(self, handle: Handle, stream: str, *, offset: int, limit: int) -> bytes:
+        if stream not in _STREAMS and not _RANK_LOG.fullmatch(stream):
+            raise TargetError(f"local: {stream!r} is not a stream of an attempt")
+        if offset < 0 or limit < 0:
+            raise TargetError(f"local: offset {offset} and limit {limit} may not be negative")
+        return await asyncio.to_thread(_read, _folder(handle) / stream, offset, limit)
+
+    async def cancel(self, handle: Handle, *, reason: str) -> None:
+        folder = _folder(handle)
+        try:
+            if not (folder / EXIT_FILE).exists() and not (folder / STOP_FILE).exists():  # the first reason counts
+                folder.mkdir(parents=True, exist_ok=True)  # an attempt that begins later finds it and stops at once
+                await asyncio.to_thread(_write, folder / STOP_FILE, reason + "\n")
+        except OSError as wrong:
+            raise TargetError(f"local: {wrong}") from wrong
+
+    async def release(self, handle: Handle) -> None:
+        plan = _folder(handle) / PLAN_FILE
+        try:
+            if not plan.exists():
+                return  # never submitted: there is nothing to give back
+            code, said = await _call(*_AGENT, "--kill", str(plan))
+        except OSError as wrong:
+            raise TargetError(f"local: {wrong}") from wrong
+        if code != 0:
+            raise TargetError(f"local: the attempt could not be ended: {said}")
+
+
+def _folder(handle: Handle) -> Path:
+    return Path(str(handle["folder"]))
+
+
+def _look(folder: Path) -> Poll:
+    """How an attempt stands, from its folder. Each look that finds an end is followed by one for the record."""
+    if (over := _read_exit(folder)) is not None:
+        return over
+    if not _begun(folder):
+        if not (folder / PLAN_FILE).exists():
+            return Poll(report=Report.WAITING, note="not submitted yet")
+        if _locked(folder, fcntl.LOCK_EX):
+            return Poll(report=Report.WAITING, note="being submitted")
+        if not _begun(folder):
+            return Poll(report=Report.LOST, note="it was submitted, and no agent has begun it")
+    if _locked(folder / LOCK_FILE, fcntl.LOCK_SH):
+        return Poll(report=Report.RUNNING)
+    # It may have ended between the two looks; the agent writes the record before it lets go of the lock.
+    return _read_exit(folder) or Poll(report=Report.LOST, note="the agent is gone and left no exit record")
+
+
+def _read_exit(folder: Path) -> Poll | None:
+    try:
+        record = ExitRecord.from_json((folder / EXIT_FILE).read_text())
+    except FileNotFoundError:
+        return None
+    return Poll(report=Report.SUCCEEDED if record.ok else Report.FAILED, exit=record, note=record.message)
+
+
+def _begun(folder: Path) -> bool:
+    """An agent has taken the attempt, now or ever: it writes into the lock file, under the lock."""
+    try:
+        return (folder / LOCK_FILE).stat().st_size > 0
+    except FileNotFoundError:
+        return (folder / EXIT_FILE).exists()
+
+
+def _locked(path: Path, mode: int) -> bool:
+    """Somebody holds a lock on it that goes against `mode`. Asking takes it for a moment, so it is asked only where
+    no agent is about to begin."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, mode | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+@contextlib.contextmanager
+def _submitting(folder: Path) -> Iterator[int]:
+    """Hold the folder itself, so that a poll meanwhile says `waiting` and not `lost`.
+
+    The starting command inherits it: if we are killed, it holds the folder until its agent has begun.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH)  # several may submit; only one agent will begin
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all, and safe against a power cut."""
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with open(fd, "w") as file:  # noqa: PTH123 (already open)
+            file.write(text)
+            file.flush()
+            os.fsync(fd)
+        os.replace(temporary, path)  # noqa: PTH105
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)  # noqa: PTH108
+        raise
+    fd = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _read(path: Path, offset: int, limit: int) -> bytes:
+    """Bytes of a plain file. The workload owns the folder: a link or a pipe it put there is not followed."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return b""
+    except OSError as wrong:
+        raise TargetError(f"local: {wrong}") from wrong
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise TargetError(f"local: {path} is not a plain file")
+        return os.pread(fd, limit, offset)
+    finally:
+        os.close(fd)
+
+
+async def _call(*command: str, keep_fd: int | None = None) -> tuple[int, str]:
+    """Run an agent command to its end; its code and what it said."""
+    environment = {name: value for name, value in os.environ.items() if name != ATTEMPT_VARIABLE}
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        env=environment,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        pass_fds=() if keep_fd is None else (keep_fd,),
+    )
+    _, said = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, said.decode(errors="replace").strip()

@@ -1,0 +1,57 @@
+"""An attempt begins once: not beside a living agent, not after a dead one, not after its end."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+
+def test_a_second_agent_starts_nothing_while_the_first_lives(node: Any) -> None:
+    plan = node.shell(
+        'cd "$(dirname $TRAINMASTER_STOP)"; echo started >> count; while [ ! -e go ]; do sleep 0.02; done'
+    )
+    first = node.start(plan)
+    node.wait_for("count")
+    code, said = node.run(plan)
+    assert code == 1
+    assert "another agent runs this attempt" in said
+    code, said = node.run(plan, "--detach")
+    assert code == 1
+    assert "another agent runs this attempt" in said
+    (node.folder / "go").touch()
+    assert first.wait() == 0
+    assert (node.folder / "count").read_text() == "started\n"
+
+
+def test_an_attempt_that_is_over_stays_as_it_ended(node: Any) -> None:
+    plan = node.shell('echo started >> "$(dirname $TRAINMASTER_STOP)/count"; exit 3')
+    node.run(plan)
+    before = {path.name: path.read_bytes() for path in node.folder.iterdir()}
+    code, said = node.run(plan)
+    assert code == 1
+    assert "the attempt is over" in said
+    assert node.run(plan, "--detach") == (0, "")
+    assert {path.name: path.read_bytes() for path in node.folder.iterdir()} == before
+
+
+def test_an_attempt_whose_agent_was_killed_does_not_begin_again(node: Any) -> None:
+    plan = node.shell('echo started >> "$(dirname $TRAINMASTER_STOP)/count"; sleep 60')
+    agent = node.start(plan)
+    node.wait_for("count")
+    agent.send_signal(signal.SIGKILL)
+    agent.wait()
+    code, said = node.run(plan)
+    assert code == 1
+    assert "has begun before" in said
+    assert not (node.folder / "exit.json").exists()
+    assert (node.folder / "count").read_text() == "started\n"
+
+
+def test_many_agents_at_once_are_one(node: Any) -> None:
+    plan = node.shell('echo started >> "$(dirname $TRAINMASTER_STOP)/count"; sleep 0.3')
+    agents = [node.start(plan, "--detach") for _ in range(4)]
+    codes = [agent.wait() for agent in agents]
+    assert codes.count(0) >= 1
+    node.over()
+    assert (node.folder / "count").read_text() == "started\n"
+    assert node.names().count("PROJECT start") == 1

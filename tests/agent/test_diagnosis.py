@@ -1,0 +1,133 @@
+"""The table of patterns, line by line as the programs print them, and the mask over secrets."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from trainmaster.agent.diagnose import PATTERNS, count_oom_kills, judge, mask, read_tail
+from trainmaster.core.errors import FileUnreadable
+from trainmaster.core.states import Reason
+from trainmaster.node.host import Host
+
+LINES = [
+    ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has", Reason.OUT_OF_MEMORY),
+    ("RuntimeError: CUDA error: out of memory", Reason.OUT_OF_MEMORY),
+    ("NCCL WARN Cuda failure 2 'out of memory'", Reason.OUT_OF_MEMORY),
+    ("RuntimeError: [enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+     "tried to allocate 400000000000 bytes.", Reason.OUT_OF_MEMORY),
+    ("MemoryError", Reason.OUT_OF_MEMORY),
+    ("numpy._core._exceptions._ArrayMemoryError: Unable to allocate 7.28 TiB for an array", Reason.OUT_OF_MEMORY),
+    ("terminate called after throwing an instance of 'std::bad_alloc'", Reason.OUT_OF_MEMORY),
+    ("OSError: [Errno 12] Cannot allocate memory", Reason.OUT_OF_MEMORY),
+    ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's "
+     "workers are out of shared memory.", Reason.OUT_OF_MEMORY),
+    ("OSError: [Errno 28] No space left on device: '/x/step-5'", Reason.DISK_FULL),
+    ("OSError: [Errno 122] Disk quota exceeded", Reason.DISK_FULL),
+    ("RuntimeError: CUDA error: uncorrectable ECC error encountered", Reason.NODE_LOST),
+    ("CUDA error: uncorrectable NVLink error detected during the execution", Reason.NODE_LOST),
+    ("torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: "
+     "29500", Reason.TARGET_ERROR),
+    ("[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=BROADCAST)",
+     Reason.COLLECTIVE_TIMEOUT),
+    ("RuntimeError: [/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1800000ms for recv operation to "
+     "complete", Reason.COLLECTIVE_TIMEOUT),
+    ("RuntimeError: [/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:22",
+     Reason.COLLECTIVE_TIMEOUT),
+    ("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Read error [::1]: Connection reset by peer",
+     Reason.COLLECTIVE_TIMEOUT),
+    ("ncclRemoteError: A call failed possibly due to a network error", Reason.COLLECTIVE_TIMEOUT),
+    ("torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /default_pg/0", Reason.COLLECTIVE_TIMEOUT),
+    ("DistStoreError: Timed out after 301 seconds waiting for clients. 1/2 clients joined.",
+     Reason.COLLECTIVE_TIMEOUT),
+    ("AssertionError: loss is NaN", Reason.SCRIPT_FAILED),
+    ("requests.exceptions.ConnectionError: Connection reset by peer", Reason.SCRIPT_FAILED),
+    ("retrying: MemoryErrorHandler registered", Reason.SCRIPT_FAILED),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "reason"), LINES)
+def test_a_line_gives_its_reason(line: str, reason: Reason) -> None:
+    found = judge(rank=0, ranks=1, code=1, lines=["before", line, "after"], oom_kills=0)
+    assert found.reason is reason
+    assert found.evidence.get("cause") == (None if reason is Reason.SCRIPT_FAILED else line)
+
+
+def test_every_pattern_has_its_line() -> None:
+    lines = [line for line, _ in LINES]
+    assert [pattern for pattern, _ in PATTERNS if not any(re.search(pattern, line) for line in lines)] == []
+
+
+def test_a_cause_beats_the_symptoms_around_it() -> None:
+    lines = ["Connection closed by peer", "CUDA out of memory.", "Connection closed by peer"]
+    assert judge(rank=0, ranks=2, code=1, lines=lines, oom_kills=0).reason is Reason.OUT_OF_MEMORY
+
+
+def test_a_kill_is_for_memory_only_where_the_kernel_counted_one() -> None:
+    assert judge(rank=0, ranks=1, code=-9, lines=[], oom_kills=1).reason is Reason.OUT_OF_MEMORY
+    assert judge(rank=0, ranks=1, code=-9, lines=[], oom_kills=0).reason is Reason.SCRIPT_FAILED
+    assert judge(rank=0, ranks=1, code=-15, lines=[], oom_kills=1).reason is Reason.SCRIPT_FAILED
+
+
+class Machine(Host):
+    """A host that has these files and no others."""
+
+    def __init__(self, **files: str) -> None:
+        self.files = files
+
+    def read(self, path: str) -> str:
+        for name, text in self.files.items():
+            if path.endswith(name):
+                return text
+        raise FileUnreadable(path)
+
+
+@pytest.mark.parametrize(
+    ("files", "count"),
+    [
+        ({"cgroup": "0::/job\n", "/sys/fs/cgroup/job/memory.events": "oom 3\noom_kill 2\n", "vmstat": "oom_kill 9"}, 2),
+        ({"cgroup": "4:memory:/job\n", "/memory/job/memory.oom_control": "under_oom 0\noom_kill 1\n"}, 1),
+        ({"cgroup": "0::/job\n", "vmstat": "oom_kill 9\npgfault 1"}, 9),
+        ({}, 0),
+    ],
+)
+def test_oom_kills_are_counted_in_our_own_group_first(files: dict[str, str], count: int) -> None:
+    assert count_oom_kills(Machine(**files)) == count
+
+
+def test_this_machine_counts_oom_kills() -> None:
+    assert count_oom_kills(Host()) >= 0
+
+
+def test_an_exit_code_of_ours_beats_the_log() -> None:
+    assert judge(rank=0, ranks=1, code=65, lines=["MemoryError"], oom_kills=0).reason is Reason.BAD_DATA
+
+
+def test_evidence_is_bounded(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_bytes(b"x" * 3_000_000 + b"\n" + b"y" * 9_000 + b"\xff\n" + b"z\n" * 39)
+    found = judge(rank=0, ranks=1, code=1, lines=read_tail(log), oom_kills=0)
+    assert found.evidence["last_lines"] == ["y" * 500] + ["z"] * 39
+    assert read_tail(tmp_path / "none.log") == []
+
+
+SECRET_NAMES = ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "wandb_api_key", "DB_PASSWORD", "KEY2", "MY_TOKENS", "GITHUBTOKEN"]
+
+
+@pytest.mark.parametrize("name", SECRET_NAMES)
+def test_values_of_secret_names_are_masked(name: str) -> None:
+    assert mask({"a": ["x s3cret y"], "n": 1}, [{name: "s3cret"}]) == {"a": ["x *** y"], "n": 1}
+
+
+@pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "KEYBOARD", "PATH"])
+def test_values_of_other_names_are_not(name: str) -> None:
+    assert mask("false", [{name: "false"}]) == "false"
+
+
+def test_a_secret_inside_another_and_one_of_many_lines() -> None:
+    env = {"A_KEY": "abcd", "B_KEY": "abcdefgh", "C_KEY": "-----BEGIN\nline-of-key\n"}
+    assert mask("abcdefgh abcd", [env]) == "*** ***"
+    assert mask("line-of-key", [env]) == "***"
+    assert mask("it is ok", [{"A_KEY": "is"}]) == "it is ok"

@@ -1,0 +1,167 @@
+"""What every target promises, held over each one in the folder."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from trainmaster import targets
+from trainmaster.core.errors import TargetError, UsageError
+from trainmaster.core.plan import EVENTS_FILE, rank_log
+from trainmaster.core.states import Reason, Report
+
+pytestmark = pytest.mark.parametrize("name", targets.names())
+
+
+def test_plan_is_pure_and_its_text_is_stable(name: str, place: Any, tmp_path: Any) -> None:
+    placement = place()
+    first, second = (targets.load(name).plan(placement) for _ in range(2))
+    assert first == second
+    assert first.render() == second.render()
+    assert all(path in first.render() and text in first.render() for path, text in first.files.items())
+    assert not placement.job_folder.exists()
+
+
+def test_a_handle_survives_json(name: str, place: Any, run: Any, end: Any) -> None:
+    target = targets.load(name)
+    submission = target.plan(place())
+
+    async def go() -> None:
+        handle = await target.submit(submission)
+        assert handle == submission.handle
+        again = json.loads(json.dumps(handle))
+        assert (await end(targets.load(name), again)).report is Report.SUCCEEDED
+
+    run(go())
+
+
+def test_submitted_often_it_starts_once(name: str, place: Any, run: Any, end: Any) -> None:
+    target = targets.load(name)
+    submission = target.plan(place("echo started"))
+
+    async def go() -> None:
+        handles = await asyncio.gather(*(target.submit(submission) for _ in range(3)))
+        assert handles == [submission.handle] * 3
+        await target.submit(submission)
+        poll = await end(target, submission.handle)
+        assert (poll.report, poll.exit is not None and poll.exit.ok) == (Report.SUCCEEDED, True)
+        await target.submit(submission)
+        assert (await target.poll(submission.handle)).report is Report.SUCCEEDED
+        assert await target.read(submission.handle, rank_log(0), offset=0, limit=1000) == b"started\n"
+
+    run(go())
+
+
+def test_streams_read_the_same_in_any_pieces(name: str, place: Any, run: Any, end: Any) -> None:
+    target = targets.load(name)
+    submission = target.plan(place("seq 1 200"))
+
+    async def go() -> None:
+        handle = await target.submit(submission)
+        await end(target, handle)
+        whole = await target.read(handle, rank_log(0), offset=0, limit=1 << 20)
+        assert whole == "".join(f"{n}\n" for n in range(1, 201)).encode()
+        for size in (1, 7, 100):
+            pieces, offset = b"", 0
+            while piece := await target.read(handle, rank_log(0), offset=offset, limit=size):
+                assert len(piece) <= size
+                pieces, offset = pieces + piece, offset + len(piece)
+            assert pieces == whole
+        assert await target.read(handle, rank_log(0), offset=len(whole) + 99, limit=10) == b""
+        assert await target.read(handle, rank_log(0), offset=0, limit=0) == b""
+        assert await target.read(handle, rank_log(7), offset=0, limit=10) == b""
+        assert (await target.read(handle, EVENTS_FILE, offset=0, limit=1 << 20)).endswith(b"\n")
+
+    run(go())
+
+
+@pytest.mark.parametrize(
+    "stream", ["", ".", "..", "../1/plan.json", "/etc/passwd", "rank-0.log/../plan.json", "rank-0.log\n", "rank-.log",
+               "rank-١.log", "agent.lock", "events.jsonl\0", "exit.json.tmp"]
+)  # fmt: skip
+def test_a_stream_is_one_of_the_known_names(name: str, stream: str, place: Any, run: Any) -> None:
+    target = targets.load(name)
+    with pytest.raises(TargetError, match="not a stream"):
+        run(target.read(target.plan(place()).handle, stream, offset=0, limit=10))
+
+
+def test_cancel_stops_it_with_the_reason(name: str, place: Any, run: Any, end: Any, printed: Any) -> None:
+    target = targets.load(name)
+    submission = target.plan(place("trap 'exit 75' TERM; echo up; while :; do sleep 0.02; done"))
+
+    async def go() -> None:
+        handle = await target.submit(submission)
+        await printed(target, handle)
+        assert (await target.poll(handle)).report is Report.RUNNING
+        await target.cancel(handle, reason="over_budget: enough")
+        await target.cancel(handle, reason="user_cancelled")  # the first counts
+        poll = await end(target, handle)
+        assert poll.report is Report.FAILED
+        assert poll.exit is not None
+        assert (poll.exit.reason, poll.exit.resumable) == (Reason.OVER_BUDGET, True)
+        await target.cancel(handle, reason="user_cancelled")
+
+    run(go())
+
+
+def test_release_ends_it_by_force_and_may_be_repeated(name: str, place: Any, run: Any, printed: Any) -> None:
+    target = targets.load(name)
+    submission = target.plan(place("trap '' TERM; echo up; while :; do sleep 0.02; done"))
+
+    async def go() -> None:
+        handle = await target.submit(submission)
+        await printed(target, handle)
+        await target.release(handle)
+        assert (await target.poll(handle)).report is Report.LOST
+        await target.release(handle)
+        assert await target.read(handle, rank_log(0), offset=0, limit=10) == b"up\n"
+        await target.submit(submission)  # released is over: it does not start again
+        assert (await target.poll(handle)).report is Report.LOST
+
+    run(go())
+
+
+def test_a_released_attempt_keeps_how_it_ended(name: str, place: Any, run: Any, end: Any) -> None:
+    target = targets.load(name)
+    submission = target.plan(place("exit 3"))
+
+    async def go() -> None:
+        handle = await target.submit(submission)
+        before = await end(target, handle)
+        await target.release(handle)
+        assert await target.poll(handle) == before
+        assert before.report is Report.FAILED
+
+    run(go())
+
+
+def test_what_was_never_submitted(name: str, place: Any, run: Any) -> None:
+    target = targets.load(name)
+    handle = target.plan(place()).handle
+    assert run(target.poll(handle)).report is Report.WAITING
+    assert run(target.read(handle, EVENTS_FILE, offset=0, limit=10)) == b""
+    run(target.release(handle))
+    assert run(target.poll(handle)).report is Report.WAITING
+
+
+def test_an_attempt_cancelled_before_its_start_does_not_run(name: str, place: Any, run: Any, end: Any) -> None:
+    target = targets.load(name)
+    submission = target.plan(place("echo up"))
+
+    async def go() -> None:
+        await target.cancel(submission.handle, reason="user_cancelled")
+        handle = await target.submit(submission)
+        poll = await end(target, handle)
+        assert poll.exit is not None
+        assert poll.exit.reason is Reason.USER_CANCELLED
+        assert await target.read(handle, rank_log(0), offset=0, limit=10) == b""
+
+    run(go())
+
+
+def test_a_name_that_is_no_target(name: str) -> None:
+    with pytest.raises(UsageError, match=name):
+        targets.load("nowhere")

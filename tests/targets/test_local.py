@@ -1,0 +1,133 @@
+"""The local target: what its folder shows at every point where somebody may have died."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainmaster import targets
+from trainmaster.core.errors import TargetError, UsageError
+from trainmaster.core.plan import Plan
+from trainmaster.core.states import Report
+
+LOCAL = targets.load("local")
+
+
+def test_the_plan_is_a_file_and_a_command(place: Any) -> None:
+    placement = place(resources={"processes_per_node": 2})
+    submission = LOCAL.plan(placement)
+    folder = placement.job_folder / "attempts" / "1"
+    ((path, text),) = submission.files.items()
+    assert path == str(folder / "plan.json")
+    plan = Plan.from_json(text)
+    assert (plan.attempt, plan.folder, plan.spec) == (placement.attempt, str(folder), placement.spec)
+    assert plan.checkpoints == str(placement.job_folder / "checkpoints")
+    assert submission.commands == ((sys.executable, "-m", "trainmaster.agent", "--detach", path),)
+
+
+def test_local_is_one_node_without_options(place: Any) -> None:
+    with pytest.raises(TargetError, match="local runs one node"):
+        LOCAL.plan(place(resources={"nodes": 2}))
+    with pytest.raises(UsageError, match="takes no options"):
+        targets.load("local:fast")
+
+
+def test_the_attempt_outlives_whoever_submitted_it(place: Any, run: Any, end: Any, tmp_path: Path) -> None:
+    submission = LOCAL.plan(place("while [ ! -e go ]; do sleep 0.02; done; echo done"))
+    submitter = """
+import asyncio, json, os, signal, sys
+from trainmaster import targets
+handle, files, commands = json.loads(sys.argv[1])
+submission = targets.Submission(handle=handle, files=files, commands=tuple(map(tuple, commands)))
+asyncio.run(targets.load("local").submit(submission))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    words = json.dumps([submission.handle, submission.files, submission.commands])
+    died = subprocess.run([sys.executable, "-c", submitter, words], check=False, cwd=tmp_path)
+    assert died.returncode == -signal.SIGKILL
+    assert run(LOCAL.poll(submission.handle)).report is Report.RUNNING
+    (tmp_path / "go").touch()
+    assert run(end(LOCAL, submission.handle)).report is Report.SUCCEEDED
+
+
+def test_a_killed_agent_is_lost(place: Any, run: Any, end: Any, printed: Any) -> None:
+    submission = LOCAL.plan(place("echo $PPID; exec sleep 60"))
+
+    async def go() -> None:
+        handle = await LOCAL.submit(submission)
+        os.kill(int(await printed(LOCAL, handle)), signal.SIGKILL)
+        poll = await end(LOCAL, handle)
+        assert (poll.report, poll.exit) == (Report.LOST, None)
+        assert "no exit record" in poll.note
+        await LOCAL.release(handle)
+
+    run(go())
+
+
+def test_killed_between_the_plan_and_the_start_it_is_lost_until_submitted_again(place: Any, run: Any, end: Any) -> None:
+    submission = LOCAL.plan(place())
+    ((path, text),) = submission.files.items()
+    folder = Path(path).parent
+    folder.mkdir(parents=True)
+    Path(path).write_text(text)
+    assert run(LOCAL.poll(submission.handle)).report is Report.LOST
+    fd = os.open(folder, os.O_RDONLY)  # as a submit in progress holds it
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    assert run(LOCAL.poll(submission.handle)).report is Report.WAITING
+    os.close(fd)
+    (folder / "agent.lock").touch()  # an agent that died before it could begin
+    assert run(LOCAL.poll(submission.handle)).report is Report.LOST
+
+    async def go() -> Any:
+        return await end(LOCAL, await LOCAL.submit(submission))
+
+    assert run(go()).report is Report.SUCCEEDED
+
+
+def test_a_folder_that_cannot_be_read_is_unknown(place: Any, run: Any) -> None:
+    placement = place()
+    handle = LOCAL.plan(placement).handle
+    placement.job_folder.write_text("a file where a folder must be")
+    assert run(LOCAL.poll(handle)).report is Report.UNKNOWN
+    with pytest.raises(TargetError):
+        run(LOCAL.submit(LOCAL.plan(placement)))
+    with pytest.raises(TargetError):
+        run(LOCAL.cancel(handle, reason="x"))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"attempt": "a", "ok": "yes"}', "\xff"])
+def test_a_record_that_cannot_be_read_is_unknown(place: Any, run: Any, text: str) -> None:
+    handle = LOCAL.plan(place()).handle
+    folder = Path(handle["folder"])
+    folder.mkdir(parents=True)
+    (folder / "exit.json").write_text(text, encoding="latin-1")
+    assert run(LOCAL.poll(handle)).report is Report.UNKNOWN
+
+
+def test_an_agent_that_cannot_start_is_a_refusal_with_its_words(place: Any, run: Any) -> None:
+    submission = LOCAL.plan(place())
+    folder = Path(submission.handle["folder"])
+    (folder / "agent.log").mkdir(parents=True)
+    with pytest.raises(TargetError, match=r"agent\.log"):
+        run(LOCAL.submit(submission))
+
+
+def test_links_and_pipes_of_the_workload_are_not_followed(place: Any, run: Any) -> None:
+    handle = LOCAL.plan(place()).handle
+    folder = Path(handle["folder"])
+    folder.mkdir(parents=True)
+    (folder / "rank-0.log").symlink_to("/etc/passwd")
+    os.mkfifo(folder / "rank-1.log")
+    for stream in ("rank-0.log", "rank-1.log"):
+        with pytest.raises(TargetError):
+            run(LOCAL.read(handle, stream, offset=0, limit=10))
+    with pytest.raises(TargetError, match="negative"):
+        run(LOCAL.read(handle, "agent.log", offset=-1, limit=10))

@@ -41,12 +41,18 @@ async def run(
     zone: tzinfo = UTC,
     load: Callable[[str], Target] = targets.load,
     timeouts_s: Mapping[str, float] = TIMEOUTS_S,
+    leads: asyncio.Event | None = None,
 ) -> None:
-    """Reconcile until `stop` is set. Only one does it per home; others stand by and take over when it dies."""
+    """Reconcile until `stop` is set. Only one does it per home; others stand by and take over when it dies.
+
+    `leads` is set once this one does, for those who show it.
+    """
     home = home.absolute()  # noqa: ASYNC240 (rows keep this folder: it must not depend on where we stand)
     plane = Plane(db=db, home=home, load=load, zone=zone, timeouts_s=timeouts_s)
     async with _lead(home / LOCK_FILE, stop=stop, tick_s=tick_s) as leading:
         if leading:
+            if leads is not None:
+                leads.set()
             await _loop(plane, stop=stop, tick_s=tick_s)
 
 

@@ -123,6 +123,7 @@ def last_event(db: Database, job_ids: Sequence[str], *, phase: str, stream: str 
     )
     query = (
         select(t.attempts.c.job_id, e)
+        .select_from(t.attempts)
         .join(e, (e.c.attempt == t.attempts.c.id) & (e.c.stream == stream) & (e.c.offset == newest))
         .where(t.attempts.c.job_id.in_(job_ids))
         .order_by(t.attempts.c.number)

@@ -1,0 +1,89 @@
+"""`trainmaster report`: a job, or a folder of events, as a report in HTML, Markdown or JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trainmaster.cli import _say
+from trainmaster.cli._home import HomeOption, find, open_home
+from trainmaster.core.errors import MissingExtra, UsageError
+
+if TYPE_CHECKING:
+    from trainmaster.pages.job import JobPage
+
+
+def report(
+    what: Annotated[
+        str, typer.Argument(metavar="JOB|DIR", help="Job id or its beginning, or a folder with events.jsonl.")
+    ],
+    formats: Annotated[str, typer.Option("--format", help="html, md, json; more than one with commas.")] = "html",
+    out: Annotated[
+        Path | None, typer.Option(help="File, or folder for several; - prints it.", show_default="beside the job")
+    ] = None,
+    show: Annotated[bool, typer.Option("--open", help="Open the HTML report in the browser.")] = False,
+    home: HomeOption = None,
+) -> None:
+    """Write the report of a job, or of a folder that holds an attempt's events.
+
+    The HTML report is one file without scripts or addresses outside it: mail it, print it, keep it.
+
+    [bold]Examples[/]
+
+      trainmaster report 3f2a --open
+
+      trainmaster report ./attempt --format md --out -
+
+      trainmaster report 3f2a --format html,md,json --out reports/
+    """
+    try:
+        from trainmaster import report as reports
+    except ModuleNotFoundError as missing:
+        raise MissingExtra("reports", "server") from missing
+    wanted = [word.strip().lstrip(".") for word in formats.split(",") if word.strip()]
+    unknown = [word for word in wanted if word not in reports.FORMATS]
+    if unknown or not wanted:
+        raise UsageError(f"--format {formats}: write one or more of {', '.join(reports.FORMATS)}")
+    page, folder = _page(what, home)
+    if out is not None and str(out) == "-":
+        for word in wanted:
+            _say.out.out(reports.FORMATS[word](page), end="", highlight=False)
+        return
+    paths = [reports.write(page, path) for path in _paths(wanted, out, folder)]
+    for path in paths:
+        _say.out.out(str(path))
+    if show:
+        _open(paths)
+
+
+def _page(what: str, home: Path | None) -> tuple[JobPage, Path]:
+    """The page, and the folder its report belongs in. A folder that exists wins over a job's name."""
+    if Path(what).is_dir():
+        from trainmaster.report.folder import read_folder
+
+        return read_folder(Path(what)), Path(what)
+    if "/" in what:
+        raise UsageError(f"{what}: there is no such folder")
+    place, db = open_home(home)
+    from trainmaster.pages import job
+
+    page = job.read(db, find(db, what).id)
+    assert page is not None, "a job is never deleted"
+    return page, place / "jobs" / page.id
+
+
+def _paths(wanted: list[str], out: Path | None, folder: Path) -> list[Path]:
+    if out is None or out.is_dir() or len(wanted) > 1:
+        return [(out or folder) / f"report.{word}" for word in wanted]
+    return [out if out.suffix else out.with_suffix(f".{wanted[0]}")]
+
+
+def _open(paths: list[Path]) -> None:
+    import webbrowser
+
+    html = next((path for path in paths if path.suffix == ".html"), None)
+    if html is None:
+        raise UsageError("--open needs html among the formats")
+    webbrowser.open(html.absolute().as_uri())

@@ -1,0 +1,104 @@
+"""The list of jobs: newest first, filtered, a page at a time, each with how far it is and how fast it goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from trainmaster.core.states import Reason, Stage, Status
+from trainmaster.pages._curve import number, whole
+from trainmaster.pages._run import progress
+from trainmaster.store import Database, reads
+from trainmaster.store.rows import EventRow, JobRow
+
+MOST = 200  # jobs on one page
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobLine:
+    """One job in the list. Figures are those of its last STEP event; None before the first."""
+
+    id: str
+    name: str
+    project: str
+    target: str
+    status: Status
+    stage: Stage | None
+    reason: Reason | None
+    message: str
+    attempts: int
+    step: int | None
+    steps: int | None
+    progress: float | None
+    loss: float | None
+    tokens_per_s: float | None
+    created_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobsPage:
+    """A page of the list, and what it was asked for."""
+
+    jobs: tuple[JobLine, ...]
+    total: int  # that fit the filter, on all pages
+    counts: dict[str, int]  # of each status, in the project that was asked for
+    status: Status | None
+    project: str | None
+    limit: int
+    offset: int
+    made_at: datetime
+
+
+Page = JobsPage
+
+
+def read(
+    db: Database,
+    *,
+    status: Status | None = None,
+    project: str | None = None,
+    limit: int = 50,
+    offset: int = 0,
+    now: datetime | None = None,
+) -> JobsPage:
+    """The jobs that fit, newest first. Costs a handful of queries, whatever the number of jobs and events."""
+    limit = max(1, min(limit, MOST))
+    rows = reads.list_jobs(db, status=status, project=project, limit=limit, offset=offset)
+    steps = reads.last_event(db, [row.id for row in rows], phase="STEP")
+    counts = {word.value: reads.count_jobs(db, status=word, project=project) for word in Status}
+    return JobsPage(
+        jobs=tuple(_line(row, steps.get(row.id)) for row in rows),
+        total=counts[status.value] if status else sum(counts.values()),
+        counts=counts,
+        status=status,
+        project=project,
+        limit=limit,
+        offset=offset,
+        made_at=now or datetime.now(UTC),
+    )
+
+
+def _line(row: JobRow, last: EventRow | None) -> JobLine:
+    data = last.data if last else {}
+    step, steps = whole(data, "step"), row.spec.train.steps if row.spec.train else None
+    return JobLine(
+        id=row.id,
+        name=row.name,
+        project=row.project,
+        target=row.target,
+        status=row.status,
+        stage=row.stage,
+        reason=row.reason,
+        message=row.message,
+        attempts=row.attempts,
+        step=step,
+        steps=steps,
+        progress=progress(step, steps),
+        loss=number(data, "loss"),
+        tokens_per_s=number(data, "tokens_per_s"),
+        created_at=row.created_at,
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+    )

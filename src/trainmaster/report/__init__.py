@@ -1,0 +1,44 @@
+"""Reports: a job page as one HTML file, as Markdown, as JSON. The file's suffix chooses."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from trainmaster.core.errors import UsageError
+from trainmaster.pages import to_plain
+from trainmaster.pages.job import JobPage
+from trainmaster.report.html import render_html
+from trainmaster.report.markdown import render_markdown
+
+__all__ = ["FORMATS", "render_html", "render_json", "render_markdown", "write"]
+
+
+def render_json(page: JobPage) -> str:
+    """The page's data, all of it."""
+    return json.dumps(to_plain(page), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+FORMATS: dict[str, Callable[[JobPage], str]] = {"html": render_html, "md": render_markdown, "json": render_json}
+
+
+def write(page: JobPage, path: Path) -> Path:
+    """Write the report to `path`, in the format its suffix names; whole or not at all."""
+    render = FORMATS.get(path.suffix.lstrip(".").lower())
+    if render is None:
+        raise UsageError(f"{path}: a report is one of {', '.join('.' + name for name in FORMATS)}")
+    text = render(page)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(draft, "w", encoding="utf-8") as out:
+            out.write(text)
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return path

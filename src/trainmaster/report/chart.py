@@ -1,0 +1,210 @@
+"""Line charts as inline SVG: no script needed, no library, sharp at every width and on paper.
+
+The plot is an inner `<svg>` whose viewBox is the data itself, stretched to whatever width the page has; labels, marks
+and dots sit outside it at percentages, so that text keeps its size on a phone and on a wall. A line's path therefore
+holds the data in its own units: the hover read-out (chart.js) reads it from there, and nothing is stored twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from trainmaster.pages._curve import Point
+from trainmaster.report.figures import short
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One series. `dots` draws its points too, for series of few, weighty values such as evaluations."""
+
+    name: str
+    points: Sequence[Point]
+    dots: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """Something that happened at x, drawn as a thin upright line."""
+
+    x: float
+    label: str
+
+
+def render(
+    *,
+    key: str,
+    title: str,
+    x_name: str,
+    lines: Sequence[Line],
+    marks: Sequence[Mark] = (),
+    zero: bool = False,
+    small: bool = False,
+) -> Markup:
+    """The chart as one `<figure>`, or an empty string where there is nothing to draw. `zero` puts 0 on the y axis."""
+    values = [(x, y) for line in lines for x, y in line.points if y is not None]
+    if not values:
+        return Markup()
+    left, right = _span([x for x, _ in values], pad=0.0)
+    left = 0.0 if 0 < left <= right / 20 else left  # a run that began at step 1 began
+    bottom, top = _span([y for _, y in values] + ([0.0] if zero else []), pad=0.06, floor=0.0 if zero else None)
+    box = _Box(left=left, right=right, bottom=bottom, top=top)
+    body = [_grid(box, x_name), *(_mark(box, mark) for mark in _thin(marks, left, right))]
+    body.append(_plot(box, lines))
+    body += [_dots(box, line, order) for order, line in enumerate(lines) if line.dots]
+    legend = Markup("").join(
+        Markup('<span class="key s{}">{}</span>').format(order, line.name) for order, line in enumerate(lines)
+    )
+    if marks:
+        legend += Markup('<span class="key m">{}</span>').format(marks[0].label)
+    return Markup(
+        '<figure class="chart{small}" id="chart-{key}"><figcaption><b>{title}</b>'
+        '<span class="legend">{legend}</span><output class="readout">{read}</output></figcaption>'
+        '<div class="plot"><svg class="axes" role="img" tabindex="0" aria-labelledby="t-{key} d-{key}">'
+        '<title id="t-{key}">{title}</title><desc id="d-{key}">{desc}</desc>{body}</svg></div></figure>'
+    ).format(
+        small=" small" if small else "",
+        key=key,
+        title=title,
+        legend=legend if len(lines) > 1 or marks else "",
+        read=_first_to_last(lines[0]),
+        desc="; ".join(filter(None, (_describe(line, x_name) for line in lines))),
+        body=Markup("").join(body),
+    )
+
+
+def ticks(low: float, high: float, *, most: int = 5) -> list[float]:
+    """Round numbers (1, 2 or 5 times a power of ten) from low to high, at most `most` of them."""
+    if not high > low:
+        return [low]
+    raw = (high - low) / max(1, most - 1)
+    power = 10.0 ** math.floor(math.log10(raw))
+    for factor in (1.0, 2.0, 5.0, 10.0, 20.0):
+        step = factor * power
+        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+        if last - first < most:
+            return [place * step for place in range(first, last + 1)]
+    return [low, high]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Box:
+    """The part of the plane that is shown."""
+
+    left: float
+    right: float
+    bottom: float
+    top: float
+
+    def across(self, x: float) -> str:
+        return f"{100 * (x - self.left) / (self.right - self.left):.2f}%"
+
+    def down(self, y: float) -> str:
+        return f"{100 * (self.top - y) / (self.top - self.bottom):.2f}%"
+
+
+def _span(values: Sequence[float], *, pad: float, floor: float | None = None) -> tuple[float, float]:
+    low, high = min(values), max(values)
+    if high == low:
+        # A flat line still needs a height to lie in.
+        low, high = low - (abs(low) * 0.1 or 1.0), high + (abs(high) * 0.1 or 1.0)
+    room = (high - low) * pad
+    low, high = low - room, high + room
+    return (floor if floor is not None and low > floor - 2 * room else low), high
+
+
+def _grid(box: _Box, x_name: str) -> Markup:
+    parts = []
+    for y in ticks(box.bottom, box.top):
+        parts.append(
+            Markup('<line class="grid" x1="0" x2="100%" y1="{y}" y2="{y}"/><text class="y" x="-8" y="{y}">{t}</text>')
+            .format(y=box.down(y), t=_tick(y))
+        )  # fmt: skip
+    for place, x in enumerate(ticks(box.left, box.right, most=8)):
+        alternate = " alt" if place % 2 else ""
+        parts.append(
+            Markup('<text class="x{alt}" x="{x}" y="100%" dy="18">{t}</text>')
+            .format(alt=alternate, x=box.across(x), t=_tick(x))
+        )  # fmt: skip
+    parts.append(Markup('<text class="name" x="100%" y="100%" dy="34">{}</text>').format(x_name))
+    return Markup("").join(parts)
+
+
+def _tick(value: float) -> str:
+    # 0.30000000000000004 is a tick of 0.3. On an axis 5k stands better beside 10k than 5,000 does.
+    value = float(f"{value:.6g}")
+    return f"{short(value / 1000)}k" if 1000 <= abs(value) < 1e4 else short(value)
+
+
+def _plot(box: _Box, lines: Sequence[Line]) -> Markup:
+    paths = Markup("").join(
+        Markup('<path class="s{}" d="{}" transform="scale(1 -1)" data-name="{}"/>').format(order, path, line.name)
+        for order, line in enumerate(lines)
+        if (path := _path(line.points))
+    )
+    return Markup(
+        '<svg class="data" width="100%" height="100%" preserveAspectRatio="none" viewBox="{} {} {} {}">{}</svg>'
+    ).format(_n(box.left), _n(-box.top), _n(box.right - box.left), _n(box.top - box.bottom), paths)
+
+
+def _path(points: Iterable[Point]) -> str:
+    """M and L commands in data units. A gap, or a step back in x (a new attempt), lifts the pen."""
+    parts: list[str] = []
+    last: float | None = None
+    for x, y in points:
+        if y is None:
+            last = None
+            continue
+        parts.append(f"{'L' if last is not None and x > last else 'M'}{_n(x)} {_n(y)}")
+        last = x
+    return "".join(parts)
+
+
+def _dots(box: _Box, line: Line, order: int) -> Markup:
+    return Markup("").join(
+        Markup('<circle class="s{}" cx="{}" cy="{}" r="3.5"><title>{}</title></circle>').format(
+            order, box.across(x), box.down(y), f"{line.name} {short(y)} at {_tick(x)}"
+        )
+        for x, y in line.points
+        if y is not None
+    )
+
+
+def _mark(box: _Box, mark: Mark) -> Markup:
+    return Markup('<line class="mark" x1="{x}" x2="{x}" y1="0" y2="100%"><title>{t}</title></line>').format(
+        x=box.across(mark.x), t=f"{mark.label} at {_tick(mark.x)}"
+    )
+
+
+_MOST_MARKS = 60  # more upright lines than this are a grey wall
+
+
+def _thin(marks: Sequence[Mark], left: float, right: float) -> list[Mark]:
+    inside = [mark for mark in marks if left <= mark.x <= right]
+    every = math.ceil(len(inside) / _MOST_MARKS) or 1
+    return inside[::-1][::every][::-1]  # the newest always stays
+
+
+def _describe(line: Line, x_name: str) -> str:
+    values = [(x, y) for x, y in line.points if y is not None]
+    if not values:
+        return ""
+    ys = [y for _, y in values]
+    first, last = values[0], values[-1]
+    return (
+        f"{line.name}: {short(first[1])} at {x_name} {_tick(first[0])}, {short(last[1])} at {x_name} {_tick(last[0])}, "
+        f"lowest {short(min(ys))}, highest {short(max(ys))}"
+    )
+
+
+def _first_to_last(line: Line) -> str:
+    ys = [y for _, y in line.points if y is not None]
+    return f"{short(ys[0])} → {short(ys[-1])}" if ys else ""
+
+
+def _n(value: float) -> str:
+    """Whole numbers whole (steps); others to six digits: more than a screen shows, and a report stays small."""
+    return f"{value:.0f}" if value == int(value) and abs(value) < 1e15 else f"{value:.6g}"

@@ -1,0 +1,174 @@
+"""A job page from a folder instead of the database: an attempt's own (events.jsonl, plan.json, exit.json), or a job's.
+
+For a run whose control plane is gone or never was. Only the event file must be there; `global.json` is read too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from trainmaster.core.errors import SpecError, UsageError
+from trainmaster.core.events import Line, parse_time, split
+from trainmaster.core.plan import EVENTS_FILE, EXIT_FILE, PLAN_FILE, ExitRecord, Plan
+from trainmaster.core.spec import JobSpec
+from trainmaster.core.states import Reason, Report, Stage, Status
+from trainmaster.pages._run import Fold
+from trainmaster.pages.job import JobPage, build
+from trainmaster.store.rows import AttemptRow, EventRow, JobRow
+
+_NAMES = (EVENTS_FILE, "global.json")
+_CHUNK = 1 << 20  # bytes read at once
+
+
+def read_folder(folder: Path, *, now: datetime | None = None) -> JobPage:
+    """The page of what lies in the folder; UsageError if there is no event file."""
+    now, fold = now or datetime.now(UTC), Fold()
+    attempts = [_load(place, number, fold) for number, place in enumerate(_places(folder), start=1)]
+    first, last = attempts[0], attempts[-1]
+    status, reason, message = _judge(last.exit)
+    spec = last.spec or first.spec
+    job = JobRow(
+        id=last.job_id,
+        name=spec.name if spec else folder.absolute().name,
+        project=spec.project if spec else "–",
+        target=spec.target if spec else "–",
+        status=status,
+        stage=None if status.final else Stage.RUNNING,
+        reason=reason,
+        message=message,
+        spec=spec or JobSpec(name="unknown", command=("unknown",)),
+        attempts=len(attempts),
+        cancel_requested=False,
+        created_at=first.started_at or now,
+        started_at=first.started_at,
+        ended_at=last.ended_at if status.final else None,
+    )
+    rows = [_row(attempt, number) for number, attempt in enumerate(attempts, start=1)]
+    page = build(job=job, attempts=rows, fold=fold, now=now, made_by=f"trainmaster report {shlex.quote(str(folder))}")
+    # Without a plan nobody knows what was asked for, and the page says nothing of it.
+    return page if spec else dataclasses.replace(page, spec=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """What one attempt's folder says of itself."""
+
+    job_id: str
+    spec: JobSpec | None
+    exit: ExitRecord | None
+    started_at: datetime | None
+    ended_at: datetime | None
+
+
+def _places(folder: Path) -> list[Path]:
+    inside = folder / "attempts"
+    numbered = [place for place in inside.iterdir() if place.name.isdigit()] if inside.is_dir() else []
+    found = [place for place in sorted(numbered, key=lambda place: int(place.name)) if _events_file(place)]
+    if not found and _events_file(folder):
+        found = [folder]
+    if not found:
+        raise UsageError(f"{folder}: there is no {EVENTS_FILE} in it; give an attempt's or a job's folder")
+    return found
+
+
+def _events_file(folder: Path) -> Path | None:
+    return next((folder / name for name in _NAMES if (folder / name).is_file()), None)
+
+
+def _load(folder: Path, number: int, fold: Fold) -> _Found:
+    plan, record = _plan(folder / PLAN_FILE), _exit(folder / EXIT_FILE)
+    path = _events_file(folder)
+    assert path is not None, "only folders with an event file come here"
+    first = last = None
+    for line in _lines(path, over=record is not None):
+        fold.add(_event(line, attempt=f"{folder.name}.{number}"))
+        when = line.event.ts if line.event else None
+        first, last = first or when, when or last
+    ended = parse_time(record.ended_at, zone=UTC) if record else None
+    return _Found(
+        job_id=plan.attempt.rpartition(".")[0] if plan else folder.absolute().name,
+        spec=plan.spec if plan else None,
+        exit=record,
+        started_at=first,
+        ended_at=ended or last,
+    )
+
+
+def _plan(path: Path) -> Plan | None:
+    try:
+        return Plan.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, SpecError):
+        return None
+
+
+def _exit(path: Path) -> ExitRecord | None:
+    """The exit record; one that cannot be read is as good as none: the attempt then did not end well by any proof."""
+    try:
+        return ExitRecord.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, SpecError):
+        return None
+
+
+def _lines(path: Path, *, over: bool) -> Iterator[Line]:
+    held, start = b"", 0
+    with path.open("rb") as source:
+        while True:
+            got = source.read(_CHUNK)
+            held += got
+            lines = split(held, offset=start, zone=UTC, last=over and not got)
+            yield from lines
+            end = lines[-1].offset + lines[-1].length if lines else start
+            held, start = held[end - start :], end
+            if not got:
+                return
+
+
+def _event(line: Line, *, attempt: str) -> EventRow:
+    event = line.event
+    return EventRow(
+        attempt=attempt,
+        stream=EVENTS_FILE,
+        offset=line.offset,
+        length=line.length,
+        ts=event.ts if event else None,
+        seq=event.seq if event else None,
+        phase=event.phase if event else None,
+        event=event.event if event else None,
+        iteration=event.iteration if event else None,
+        epoch=event.epoch if event else None,
+        data=event.data if event else {},
+        extra=event.extra if event else {},
+        fault=line.fault,
+        text=line.text,
+    )
+
+
+def _judge(record: ExitRecord | None) -> tuple[Status, Reason | None, str]:
+    if record is None:
+        return Status.RUNNING, None, f"There is no {EXIT_FILE}: it still runs, or ended without a trace."
+    if record.ok:
+        return Status.COMPLETED, None, record.message
+    cancelled = record.reason is Reason.USER_CANCELLED
+    return Status.CANCELLED if cancelled else Status.FAILED, record.reason, record.message
+
+
+def _row(found: _Found, number: int) -> AttemptRow:
+    record = found.exit
+    return AttemptRow(
+        id=f"{found.job_id}.{number}",
+        job_id=found.job_id,
+        number=number,
+        handle=None,
+        report=None if record is None else Report.SUCCEEDED if record.ok else Report.FAILED,
+        reason=record.reason if record else None,
+        message=record.message if record else "",
+        exit=record,
+        created_at=found.started_at or datetime.fromtimestamp(0, UTC),
+        started_at=found.started_at,
+        ended_at=found.ended_at if record else None,
+    )

@@ -1,0 +1,119 @@
+"""A job page as HTML: the part both the web and the report show, and the report as one file that needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from trainmaster.pages.job import JobPage
+from trainmaster.report import chart, figures, words
+
+FOLDER = Path(__file__).parent
+
+
+def render_html(page: JobPage) -> str:
+    """The whole report: style and script inside, no address outside, and a policy that lets nothing else run."""
+    template = environment().get_template("report.html")
+    return template.render(**_context(page), style=_ours("style.css"), script=_ours("chart.js"), policy=policy())
+
+
+def render_body(page: JobPage) -> Markup:
+    """The part between the page's frame: what the live page swaps in."""
+    return Markup(environment().get_template("job.html").render(**_context(page)))  # noqa: S704 (Jinja escaped it)
+
+
+def policy() -> str:
+    """The report's own content policy: its style and its script by hash, nothing from anywhere.
+
+    Should a hostile value ever slip past the escaping, a browser still runs none of it.
+    """
+    script, style = _hash(asset("chart.js")), _hash(asset("style.css"))
+    return f"default-src 'none'; script-src '{script}'; style-src '{style}'; base-uri 'none'; form-action 'none'"
+
+
+@functools.cache
+def asset(name: str) -> str:
+    """A file of this folder, as text."""
+    return (FOLDER / name).read_text(encoding="utf-8")
+
+
+def _ours(name: str) -> Markup:
+    return Markup(asset(name))  # noqa: S704 (a file of this package, not a value)
+
+
+@functools.cache
+def environment() -> Environment:
+    """Jinja with escaping always on and every unknown name an error."""
+    env = Environment(
+        loader=FileSystemLoader(FOLDER / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    env.globals.update(
+        {name: getattr(figures, name) for name in ("age", "count", "duration", "moment", "percent", "short", "size")}
+    )
+    env.globals.update(
+        bar=bar,
+        evidence=words.evidence,
+        tally=words.tally,
+        value_text=words.value_text,
+        tones=words.TONES,
+        overall_tones=words.OVERALL_TONES,
+        verdict_tones=words.VERDICT_TONES,
+    )
+    return env
+
+
+def bar(share: float) -> Markup:
+    """A thin progress bar. Its number stands beside it as text, so it is hidden from screen readers."""
+    return Markup(
+        '<svg class="bar-share" aria-hidden="true"><rect width="100%" height="100%" rx="2"/>'
+        '<rect width="{:.1f}%" height="100%" rx="2"/></svg>'
+    ).format(100 * max(0.0, min(1.0, share)))
+
+
+def _context(page: JobPage) -> dict[str, object]:
+    return {
+        "page": page,
+        "tone": words.TONES[page.status],
+        "title": words.title(page),
+        "sentence": words.sentence(page),
+        "figures": words.figures(page),
+        "charts": _charts(page),
+        "spec": words.spec_text(page.spec) if page.spec else "",
+    }
+
+
+def _charts(page: JobPage) -> dict[str, object]:
+    curves = page.run.curves
+    loss = [chart.Line(name="training", points=curves.loss)]
+    if curves.eval_loss:
+        loss.append(chart.Line(name="held-out", points=curves.eval_loss, dots=True))
+    saved = [one.step for one in page.run.checkpoints if one.event == "saved" and one.step is not None]
+    marks = [chart.Mark(x=step, label="checkpoint") for step in saved]
+    side = (
+        ("rate", "Tokens per second", "tokens/s", curves.tokens_per_s, True),
+        ("lr", "Learning rate", "learning rate", curves.lr, True),
+        ("norm", "Gradient norm", "gradient norm", curves.grad_norm, True),
+    )
+    drawn = [
+        chart.render(
+            key=key, title=title, x_name="step", lines=[chart.Line(name=name, points=points)], zero=zero, small=True
+        )
+        for key, title, name, points, zero in side
+    ]
+    return {
+        "loss": chart.render(key="loss", title="Loss", x_name="step", lines=loss, marks=marks),
+        "side": [one for one in drawn if one],
+    }
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

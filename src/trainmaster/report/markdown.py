@@ -1,0 +1,80 @@
+"""A job page as Markdown: for an issue, a pull request, a chat."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from trainmaster.pages.job import JobPage
+from trainmaster.report import words
+from trainmaster.report.figures import count, duration, moment
+
+
+def render_markdown(page: JobPage) -> str:
+    """The report without its curves. Values from nodes cannot become markup or HTML."""
+    return "\n".join(_lines(page)).rstrip() + "\n"
+
+
+def _lines(page: JobPage) -> Iterator[str]:
+    yield f"# {_text(page.name)}: {_text(words.title(page))}\n"
+    yield f"{_text(words.sentence(page))}\n"
+    if page.action and page.status.value == "failed":
+        yield f"**What to do:** {_text(page.action)}.\n"
+    yield "| | |\n|---|---|"
+    for figure in words.figures(page):
+        note = f" ({_text(figure.note)})" if figure.note else ""
+        yield f"| {figure.name} | {_text(figure.value)}{note} |"
+    yield f"| Job | `{page.id}` |"
+    yield f"| Started | {moment(page.started_at)} |"
+    yield f"| Ended | {moment(page.ended_at)} |\n"
+    yield from _preflight(page)
+    yield from _attempts(page)
+    if page.run.garbage_lines:
+        yield f"{count(page.run.garbage_lines)} lines of the event stream were not events; they are kept.\n"
+    if page.spec:
+        yield f"## Spec\n\n{_fence(words.spec_text(page.spec), 'yaml')}\n"
+    yield f"Made by `{page.made_by}` (Trainmaster {page.version}) at {moment(page.made_at)}."
+
+
+def _preflight(page: JobPage) -> Iterator[str]:
+    preflight = page.run.preflight
+    if preflight is None:
+        yield "## Pre-flight\n\nNo check ran before the start.\n"
+        return
+    overall = preflight.overall.value if preflight.overall else "checking"
+    yield f"## Pre-flight: {overall}\n\n| Check | Verdict | Device | What was found | Values |\n|---|---|---|---|---|"
+    for row in preflight.checks:
+        found = _text(row.reason) + (f" → {_text(row.action)}" if row.action else "")
+        values = ", ".join(f"{_text(name)}={_text(words.value_text(value))}" for name, value in row.values.items())
+        yield f"| {_text(row.check)} | {row.verdict.value} | {_text(row.device or '')} | {found} | {values} |"
+    yield ""
+
+
+def _attempts(page: JobPage) -> Iterator[str]:
+    for attempt in page.attempts:
+        took = ""
+        if attempt.started_at and attempt.ended_at:
+            took = f", {duration((attempt.ended_at - attempt.started_at).total_seconds())}"
+        state = "ok" if attempt.ok else attempt.reason or attempt.report or "placed"
+        yield f"## Attempt {attempt.number}: {state}{took}\n"
+        if attempt.message:
+            yield f"{_text(attempt.message)}\n"
+        if attempt.ok:
+            continue
+        for name, proof in words.evidence(attempt):
+            yield f"{_text(name)}:\n\n{_fence(proof)}\n"
+
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!])")
+
+
+def _text(value: str) -> str:
+    """One line that a Markdown reader shows as it is."""
+    return _SPECIAL.sub(r"\\\1", " ".join(value.split()))
+
+
+def _fence(text: str, kind: str = "") -> str:
+    """A code block with a fence longer than any inside it."""
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{kind}\n{text.rstrip()}\n{fence}"

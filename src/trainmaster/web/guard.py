@@ -1,0 +1,133 @@
+"""What every request must pass and every answer carries: host check, cross-site check, size limit, headers.
+
+The server listens on loopback and has no accounts yet, so every web page the user visits could try to speak to it.
+Three doors are closed: a foreign name that resolves to 127.0.0.1 (DNS rebinding) fails the host check; a form or
+script of another site that posts here (CSRF) fails the cross-site check; and the content policy lets a page of ours
+run our own script files only, should a hostile value ever get past the escaping.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from trainmaster.web.errors import broken
+
+MAX_BODY = 1 << 20  # bytes; a spec is a page of text
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+class Guard:
+    """The outermost layer of the application."""
+
+    def __init__(self, app: ASGIApp, *, hosts: Sequence[str] = ()) -> None:
+        self._app = app
+        self._hosts = frozenset({"localhost", "127.0.0.1", "::1", *(host.lower() for host in hosts)})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        started = False
+
+        async def send_guarded(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            await _refuse(send_guarded, *refusal)
+            return
+        try:
+            await self._app(scope, _limited(receive), send_guarded)
+        except Exception as wrong:
+            if started:
+                raise
+            # Answered here and not by the framework's own handler, which would send it without our headers.
+            await broken(Request(scope), wrong)(scope, receive, send_guarded)
+
+    def _refusal(self, scope: Scope) -> tuple[int, str, str] | None:
+        """Why this request is not let in: status, code, message."""
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        if _reached_by_loopback(scope) and _name(host) not in self._hosts:
+            return 421, "wrong_host", f"{host!r} is not a name of this server; open it as http://127.0.0.1"
+        if scope["method"] not in _SAFE and _cross_site(headers, host):
+            return 403, "cross_site", "a page of another site may not change anything here"
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or int(length) > MAX_BODY:
+            return 413, "too_large", f"a request has at most {MAX_BODY:,} bytes"
+        return None
+
+
+def _reached_by_loopback(scope: Scope) -> bool:
+    """The request came in over 127.0.0.1 or ::1, whatever name it used."""
+    server = scope.get("server")
+    try:
+        return server is not None and ipaddress.ip_address(server[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def _name(host: str) -> str:
+    """The name of a Host header without its port."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+def _cross_site(headers: Headers, host: str) -> bool:
+    """A browser says that another site is behind this. Programs say nothing, and are let in.
+
+    `same-site` is refused too: every port of localhost is the same site, and not all of them are ours.
+    """
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if site is not None and site not in ("same-origin", "none"):
+        return True
+    return origin is not None and urlsplit(origin).netloc.lower() != host.lower()
+
+
+def _limited(receive: Receive) -> Receive:
+    """The body cut off at the limit, for a request that did not say its length."""
+    seen = 0
+
+    async def receive_limited() -> Message:
+        nonlocal seen
+        message = await receive()
+        seen += len(message.get("body", b""))
+        return message if seen <= MAX_BODY else {"type": "http.disconnect"}
+
+    return receive_limited
+
+
+async def _refuse(send: Send, status: int, code: str, message: str) -> None:
+    body = json.dumps({"error": {"code": code, "message": message}}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,48 @@
+"""Job pages of jobs that still run, made again every two seconds without reading their events again."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from trainmaster.pages import job
+from trainmaster.pages._run import Fold
+from trainmaster.pages.job import JobPage
+from trainmaster.store import Database
+
+_KEPT = 32  # jobs watched at once; one more is read from its start
+
+
+@dataclass(slots=True)
+class _Held:
+    fold: Fold = field(default_factory=Fold)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class LivePages:
+    """Keeps what the events of a watched job came to, and adds only the new ones. Shared by the server's threads."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+        self._held: OrderedDict[str, _Held] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def read(self, job_id: str) -> JobPage | None:
+        held = self._take(job_id)
+        with held.lock:
+            page = job.read(self._db, job_id, fold=held.fold)
+        if page is not None and not page.status.final:
+            return page
+        with self._lock:
+            self._held.pop(job_id, None)
+        # The last word on a job is read whole from the database, not from what was gathered on the way.
+        return job.read(self._db, job_id) if page is not None else None
+
+    def _take(self, job_id: str) -> _Held:
+        with self._lock:
+            held = self._held.setdefault(job_id, _Held())
+            self._held.move_to_end(job_id)
+            while len(self._held) > _KEPT:
+                self._held.popitem(last=False)
+            return held

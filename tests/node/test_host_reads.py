@@ -78,3 +78,10 @@ def test_a_snapshot_asks_once_and_repeats_errors_too() -> None:
         with pytest.raises(FileMissing):
             host.read("/bad")
     assert asked == ["/good", "/bad"]
+
+
+def test_variables_of_the_work_to_come_are_seen_and_passed_on() -> None:
+    host = Host(env={"TRAINMASTER_CHECKPOINTS": "/data"})
+    assert host.env("TRAINMASTER_CHECKPOINTS") == "/data"
+    assert host.env("PATH") == os.environ["PATH"]
+    assert host.run("sh", "-c", "echo $TRAINMASTER_CHECKPOINTS").stdout == "/data\n"

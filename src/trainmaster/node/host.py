@@ -17,7 +17,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -61,11 +61,14 @@ class KernelClock:
 
 
 class Host:
-    """This machine."""
+    """This machine. `env` adds variables that the work to come will have and this process has not."""
+
+    def __init__(self, env: Mapping[str, str] | None = None) -> None:
+        self._env = {**os.environ, **(env or {})}
 
     def run(self, *argv: str, timeout_s: float = 30.0) -> Ran:
         """Run a program to its end. A non-zero exit is an answer; a timeout kills all it started and raises."""
-        return _run(argv, timeout_s)
+        return _run(argv, timeout_s, self._env)
 
     def read(self, path: str) -> str:
         """The text of a file."""
@@ -101,8 +104,8 @@ class Host:
         )
 
     def env(self, name: str) -> str | None:
-        """One environment variable of this process."""
-        return os.environ.get(name)
+        """One environment variable."""
+        return self._env.get(name)
 
     def kernel_clock(self) -> KernelClock:
         """The state of the kernel's clock. Works inside containers, which share it."""
@@ -127,6 +130,7 @@ class Snapshot(Host):
     """
 
     def __init__(self, inner: Host) -> None:
+        super().__init__()
         self._inner = inner
         self._mutex = threading.Lock()
         # One lock per question: a check that hangs in one of them is left behind, and must not block the others.
@@ -172,7 +176,7 @@ class Snapshot(Host):
         """A place for a capture to write the answer down."""
 
 
-def _run(argv: tuple[str, ...], timeout_s: float) -> Ran:
+def _run(argv: tuple[str, ...], timeout_s: float, env: Mapping[str, str]) -> Ran:
     started = time.monotonic()
     try:
         process = subprocess.Popen(
@@ -181,7 +185,7 @@ def _run(argv: tuple[str, ...], timeout_s: float) -> Ran:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,  # a process group of its own, so that its children die with it
-            env={**os.environ, "LC_ALL": "C"},  # parsers read English
+            env={**env, "LC_ALL": "C"},  # parsers read English
         )
     except FileNotFoundError:
         raise CommandMissing(f"{argv[0]} is not on this machine") from None

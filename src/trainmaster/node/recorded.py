@@ -83,6 +83,7 @@ class RecordedHost(Host):
     """The machine a folder describes."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self._folder = folder
         try:
             answers = json.loads((folder / ANSWERS).read_text(encoding="utf-8"))
@@ -158,3 +159,9 @@ def _inside(path: str) -> str:
 def _refusal(kind: str, message: str) -> HostError:
     found = getattr(errors, kind, HostError)
     return found(message) if isinstance(found, type) and issubclass(found, HostError) else HostError(message)
+
+
+def open_host(*, replay: Path | None = None, capture: Path | None = None) -> Host:
+    """This machine or a captured one, written down to `capture` while it is asked."""
+    host = Host() if replay is None else RecordedHost(replay)
+    return host if capture is None else CapturingHost(host, capture)

@@ -1,0 +1,104 @@
+"""The limits of the container this process is in: CPU time and memory, from cgroup v1 or v2.
+
+Limits hold at every level, so the smallest one from the process's own group up to the top that is mounted counts. A
+container without its own view of the tree sees a mount that starts below the top, and one with it a path of `/`; both
+are found through /proc/self/mountinfo.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+from trainmaster.core.errors import FileMissing
+from trainmaster.node.host import Host
+
+_UNLIMITED = 1 << 60  # v1 writes "no limit" as the largest number of pages
+
+
+def read_cpu_quota(host: Host) -> float | None:
+    """CPUs' worth of time this process may use; None without a limit."""
+    found: list[float] = []
+    for version, folder in _folders(host, "cpu"):
+        if version == 2:
+            words = _read(host, f"{folder}/cpu.max").split()
+            if len(words) == 2 and words[0] != "max":
+                found.append(int(words[0]) / int(words[1]))
+        else:
+            quota, period = _number(host, f"{folder}/cpu.cfs_quota_us"), _number(host, f"{folder}/cpu.cfs_period_us")
+            if quota is not None and quota > 0 and period:
+                found.append(quota / period)
+    return min(found, default=None)
+
+
+def read_memory(host: Host) -> tuple[int, int] | None:
+    """The tightest limit in bytes and what of it can still be used; None without a limit."""
+    found: list[tuple[int, int]] = []
+    for version, folder in _folders(host, "memory"):
+        names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        limit = _number(host, f"{folder}/{names[0]}")
+        if limit is None or limit >= _UNLIMITED:
+            continue
+        used = _number(host, f"{folder}/{names[1]}") or 0
+        found.append((limit, max(0, limit - used + _cache(host, folder))))
+    if not found:
+        return None
+    return min(limit for limit, _ in found), min(free for _, free in found)
+
+
+def _cache(host: Host, folder: str) -> int:
+    """File pages the kernel gives back when memory gets short; without them every busy disk looks like a full RAM."""
+    stat: dict[str, str] = dict(re.findall(r"^(\w+) (\d+)$", _read(host, f"{folder}/memory.stat"), flags=re.MULTILINE))
+    # v1 counts the group itself under the plain name, and with all below it, as its usage does, under total_.
+    return int(stat.get("total_inactive_file", stat.get("inactive_file", "0")))
+
+
+def _folders(host: Host, controller: str) -> Iterator[tuple[int, str]]:
+    """(cgroup version, folder) from this process's own group up to where the tree is mounted."""
+    groups = dict(_groups(host.read("/proc/self/cgroup")))
+    for version, root, point in _mounts(host.read("/proc/self/mountinfo"), controller):
+        path = groups.get("" if version == 2 else controller)
+        if path is None:
+            continue
+        # A path outside the mount is a group of the host's that we cannot see; the mount's own is the nearest one.
+        inside = PurePosixPath(path).relative_to(root) if PurePosixPath(path).is_relative_to(root) else PurePosixPath()
+        if ".." in inside.parts:
+            inside = PurePosixPath()
+        for part in (inside, *inside.parents) if inside.parts else (inside,):
+            yield version, str(PurePosixPath(point) / part)
+
+
+def _groups(text: str) -> Iterator[tuple[str, str]]:
+    """Controller → path; "" is the one tree of v2."""
+    for line in text.splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        for controller in [""] if number == "0" and not controllers else controllers.split(","):
+            yield controller, path
+
+
+def _mounts(text: str, controller: str) -> Iterator[tuple[int, str, str]]:
+    """(version, root of the mount within the tree, where it is mounted)."""
+    for line in text.splitlines():
+        left, _, right = line.partition(" - ")
+        fields, kind = left.split(), right.split()
+        if len(fields) < 5 or len(kind) < 3:
+            continue
+        if kind[0] == "cgroup2":
+            yield 2, fields[3], fields[4]
+        elif kind[0] == "cgroup" and controller in kind[2].split(","):
+            yield 1, fields[3], fields[4]
+
+
+def _read(host: Host, path: str) -> str:
+    """The file's text; empty where it is not there, which is how the kernel says that this level has no such limit."""
+    try:
+        return host.read(path)
+    except FileMissing:
+        return ""
+
+
+def _number(host: Host, path: str) -> int | None:
+    text = _read(host, path).strip()
+    return None if text in ("", "max") else int(text)

@@ -1,0 +1,248 @@
+"""What is known of the NVIDIA GPUs of a machine: from the PCI bus, from /dev, and from `nvidia-smi -q -x`.
+
+The bus says what is plugged in, nvidia-smi what the driver can use. A GPU that one shows and the other does not is the
+fault these checks exist for, so nothing here drops one: `slots` gives one place per GPU that should be there, empty
+where there is none.
+"""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trainmaster.core.errors import CommandMissing, FileMissing, HostError, NotCaptured
+from trainmaster.core.expect import Expect
+from trainmaster.core.results import Finding, error, fail, skip
+from trainmaster.node.host import Host
+
+PCI = "/sys/bus/pci/devices"
+# 8 GPUs without persistence mode are woken one after the other, a few seconds each.
+SMI_TIMEOUT_S = 90.0
+CHECK_TIMEOUT_S = 120.0  # of a check that asks nvidia-smi
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU that nvidia-smi lists. None: it gave no number; `texts` keeps what it gave instead."""
+
+    bus: str  # as the kernel writes it: 0000:3b:00.0
+    name: str | None
+    uuid: str | None
+    memory_total_mib: float | None
+    memory_used_mib: float | None
+    temperature_c: float | None
+    headroom_c: float | None  # degrees left before it slows down, where the GPU tells (Hopper and later)
+    texts: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Smi:
+    """What nvidia-smi says of the machine."""
+
+    driver: str | None
+    cuda: str | None
+    attached: int  # how many the driver counts; may be more than it lists
+    gpus: tuple[Gpu, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpus:
+    """All evidence. `trouble` says why there is no `smi`."""
+
+    bus: tuple[str, ...]  # addresses of NVIDIA display and 3D controllers
+    devices: tuple[str, ...]  # nvidia0, nvidia1, … of /dev
+    granted: int | None  # how many a container was given, where it was told
+    smi: Smi | None
+    trouble: str | None
+
+
+def read(host: Host) -> Gpus:
+    """Look at the bus, at /dev and at nvidia-smi."""
+    smi, trouble = None, None
+    try:
+        ran = host.run("nvidia-smi", "-q", "-x", timeout_s=SMI_TIMEOUT_S)
+        if ran.exit_code:
+            said = " ".join((ran.stdout + " " + ran.stderr).split())[:300]
+            trouble = f"nvidia-smi ended with {ran.exit_code}: {said}"
+        else:
+            smi = parse(ran.stdout)
+    except CommandMissing:
+        trouble = "nvidia-smi is not installed"
+    except NotCaptured:
+        raise
+    except ValueError as wrong:
+        trouble = f"nvidia-smi cannot be understood: {wrong}"
+    except HostError as wrong:
+        # A hung nvidia-smi is a symptom of a sick GPU; a machine without one cannot have it.
+        trouble = str(wrong)
+    return Gpus(
+        bus=_on_bus(host),
+        devices=tuple(name for name in host.list("/dev") if re.fullmatch(r"nvidia\d+", name)),
+        granted=_granted(host.env("NVIDIA_VISIBLE_DEVICES")),
+        smi=smi,
+        trouble=trouble,
+    )
+
+
+def expected(gpus: Gpus, expect: Expect) -> int:
+    """How many GPUs should be here: as stated, else as granted to the container, else as many as anything shows."""
+    if expect.gpus is not None:
+        return expect.gpus
+    attached = gpus.smi.attached if gpus.smi else 0
+    # A privileged container sees more than it was granted; then the grant says nothing about what should be there.
+    if gpus.granted is not None and attached <= gpus.granted:
+        return gpus.granted
+    return max(len(gpus.bus), len(gpus.devices), attached)
+
+
+def refuse(gpus: Gpus, expect: Expect) -> Finding | None:
+    """The finding of a check that cannot look at GPUs: none expected, none there, or nobody to ask. None: go on."""
+    count = expected(gpus, expect)
+    if expect.gpus == 0:
+        return skip("the profile expects no GPU")
+    if count == 0:
+        return skip("no NVIDIA GPU on this machine and none expected")
+    if gpus.smi is not None:
+        return None
+    if expect.gpus is not None and not gpus.bus and not gpus.devices:
+        return fail(
+            f"0 of {count} GPUs: {gpus.trouble} and the PCI bus shows no NVIDIA device",
+            action="use a GPU node, or give the container its GPUs",
+        )
+    return error(
+        f"{max(len(gpus.bus), len(gpus.devices))} NVIDIA GPUs on the bus, but {gpus.trouble}",
+        action="install or reload the NVIDIA driver; if nvidia-smi still fails, reboot the node",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """A place where a GPU should be, and the GPU if it is there."""
+
+    device: str  # gpu0: its position by bus address, which is nvidia-smi's index while none is missing
+    bus: str | None  # None: missing, and nothing tells which one
+    gpu: Gpu | None
+
+
+def slots(gpus: Gpus, count: int) -> list[Slot]:
+    """One per GPU that is listed and per GPU that is missing from `count`."""
+    listed = {gpu.bus: gpu for gpu in (gpus.smi.gpus if gpus.smi else ())}
+    absent = [address for address in gpus.bus if address not in listed]
+    missing = max(0, count - len(listed))
+    # Only if as many are unlisted as are missing is it certain which: a container sees the whole bus and few GPUs.
+    places = sorted([*listed, *(absent if len(absent) == missing else ())], key=_order)
+    unknown = max(0, count - len(places))
+    found = [Slot(device=f"gpu{i}", bus=bus, gpu=listed.get(bus)) for i, bus in enumerate(places)]
+    return found + [Slot(device=f"gpu{len(found) + i}", bus=None, gpu=None) for i in range(unknown)]
+
+
+def judge_each(gpus: Gpus, expect: Expect, judge_one: Callable[[Gpu, str], Finding]) -> list[Finding]:
+    """One finding per GPU that should be here; one that is not listed is an error, never silence."""
+    refused = refuse(gpus, expect)
+    if refused is not None:
+        return [refused]
+    return [
+        judge_one(slot.gpu, slot.device) if slot.gpu else missing_gpu(slot)
+        for slot in slots(gpus, expected(gpus, expect))
+    ]
+
+
+def missing_gpu(slot: Slot) -> Finding:
+    where = f"the GPU at {slot.bus}" if slot.bus else "a GPU that should be here"
+    return error(f"{where} is not listed by nvidia-smi", action="see gpu_count", device=slot.device)
+
+
+# What nvidia-smi writes where it has no value. Anything else that is no number is treated alike, but shown.
+_NO_VALUE = re.compile(r"\[?N/A\]?|ERR!|Requested functionality has been deprecated|\[?Unknown Error\]?", re.IGNORECASE)
+
+
+def parse(text: str) -> Smi:
+    """The XML of `nvidia-smi -q -x` (schemas v11 to v13). ValueError where it is damaged or contradicts itself."""
+    try:
+        root = ET.fromstring(text)  # noqa: S314 (expat refuses external entities; the text comes from our own machine)
+    except ET.ParseError as wrong:
+        raise ValueError(f"not whole XML: {wrong}") from None
+    if root.tag != "nvidia_smi_log":
+        raise ValueError(f"its root is {root.tag!r:.40}, not nvidia_smi_log")
+    attached = _word(root, "attached_gpus")
+    if attached is None or not re.fullmatch(r"\d{1,4}", attached, flags=re.ASCII):
+        raise ValueError(f"attached_gpus is {attached!r:.40}")
+    gpus = tuple(_gpu(node) for node in root.findall("gpu"))
+    for what, values in (("address", [gpu.bus for gpu in gpus]), ("uuid", [gpu.uuid for gpu in gpus if gpu.uuid])):
+        if len(set(values)) != len(values):
+            raise ValueError(f"two GPUs have the same {what}")
+    if len(gpus) > int(attached):
+        raise ValueError(f"it lists {len(gpus)} GPUs but counts {attached}")
+    return Smi(
+        driver=_word(root, "driver_version"), cuda=_word(root, "cuda_version"), attached=int(attached), gpus=gpus
+    )
+
+
+def _gpu(node: ET.Element) -> Gpu:
+    address = parse_address(node.get("id", ""))
+    inner = node.findtext("pci/pci_bus_id", "").strip()
+    if inner and parse_address(inner) != address:
+        raise ValueError(f"a GPU is at {address} and at {inner}")
+    uuid = _word(node, "uuid")
+    if uuid is None:
+        # Every GPU that the driver can talk to has one; without it the entry describes nothing.
+        raise ValueError(f"the GPU at {address} has no uuid")
+    texts: dict[str, str] = {}
+
+    def number(name: str, path: str, unit: str) -> float | None:
+        said = (node.findtext(path) or "").strip()
+        texts[name] = said or "nothing"
+        match = re.fullmatch(rf"(-?\d{{1,9}}(?:\.\d+)?) {unit}", said, flags=re.ASCII)
+        return float(match[1]) if match else None
+
+    return Gpu(
+        bus=address,
+        name=_word(node, "product_name"),
+        uuid=uuid,
+        memory_total_mib=number("memory_total", "fb_memory_usage/total", "MiB"),
+        memory_used_mib=number("memory_used", "fb_memory_usage/used", "MiB"),
+        temperature_c=number("temperature", "temperature/gpu_temp", "C"),
+        headroom_c=number("headroom", "temperature/gpu_temp_tlimit", "C"),
+        texts=texts,
+    )
+
+
+def _word(node: ET.Element, path: str) -> str | None:
+    said = (node.findtext(path) or "").strip()
+    return None if not said or _NO_VALUE.fullmatch(said) else said
+
+
+def parse_address(text: str) -> str:
+    """A PCI address as the kernel writes it; nvidia-smi writes the domain with eight digits."""
+    match = re.fullmatch(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])", text.strip().lower(), flags=re.ASCII)
+    if not match:
+        raise ValueError(f"{text!r:.40} is no PCI address")
+    return f"{int(match[1], 16):04x}:{match[2]}:{match[3]}.{match[4]}"
+
+
+def _order(address: str) -> tuple[int, str]:
+    domain, _, rest = address.partition(":")
+    return int(domain, 16), rest
+
+
+def _on_bus(host: Host) -> tuple[str, ...]:
+    """Addresses of NVIDIA display (0x0300) and 3D (0x0302) controllers; its bridges and audio functions are no GPUs."""
+    try:
+        addresses = host.list(PCI)
+    except FileMissing:
+        return ()  # a machine without a PCI bus
+    return tuple(
+        address
+        for address in sorted(addresses, key=lambda text: text.lower())
+        if host.read(f"{PCI}/{address}/vendor").strip() == "0x10de"
+        and host.read(f"{PCI}/{address}/class").strip().startswith("0x03")
+    )
+
+
+def _granted(text: str | None) -> int | None:
+    """How many whole GPUs NVIDIA_VISIBLE_DEVICES names; None for `all`, `void`, MIG slices or nothing."""
+    words = [word.strip() for word in (text or "").split(",")]
+    whole = all(re.fullmatch(r"\d+|GPU-[0-9a-fA-F-]+", word) for word in words)
+    return len(set(words)) if whole else None

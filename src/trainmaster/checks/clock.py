@@ -1,0 +1,111 @@
+"""The clock is steered by a time service. Tokens, certificates and the order of log lines between nodes rest on it.
+
+The kernel knows whether something steers its clock and bounds the error; chrony and ntpd know the offset. A clock that
+nothing steers is a warning where a time service is installed; where there is none (a laptop's container, a sandbox set
+by its hypervisor) nothing can be said, and the check skips unless an offset was asked for.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from trainmaster.core.errors import CommandMissing, HostError, NotCaptured
+from trainmaster.core.expect import Expect
+from trainmaster.core.results import Finding, error, fail, ok, skip, warn
+from trainmaster.node.host import Host, KernelClock
+
+LEVEL = 1
+_ACTION = "start chronyd or systemd-timesyncd on the node and let it reach its servers"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    kernel: KernelClock | None
+    service: str | None  # the time service that answered
+    synchronised: bool | None  # by that service's word
+    offset_s: float | None
+
+
+def read(host: Host) -> Clock:
+    kernel = None
+    try:
+        kernel = host.kernel_clock()
+    except NotCaptured:
+        raise
+    except HostError:
+        pass  # seccomp may forbid it; a service may still answer
+    for argv, parse in (
+        (("chronyc", "-c", "tracking"), parse_chronyc),
+        (("ntpq", "-c", "rv"), parse_ntpq),
+        (("timedatectl", "show"), parse_timedatectl),
+    ):
+        text = _ask(host, *argv)
+        told = parse(text) if text is not None else None
+        if told is not None:
+            return Clock(kernel=kernel, service=argv[0], synchronised=told[0], offset_s=told[1])
+    return Clock(kernel=kernel, service=None, synchronised=None, offset_s=None)
+
+
+def judge(clock: Clock, expect: Expect) -> Finding:
+    steered = bool(clock.synchronised or (clock.kernel and clock.kernel.synchronised))
+    bound = clock.kernel.max_error_s if clock.kernel and clock.kernel.synchronised else None
+    values: dict[str, Any] = {"service": clock.service, "offset_s": clock.offset_s, "max_error_s": bound}
+    if not steered:
+        if clock.service is None:
+            reason = "no time service answers on this machine and the kernel's clock is not steered"
+            if expect.clock_offset_s is None:
+                return skip(reason, **values)
+            return error(f"{reason}: its offset cannot be known", action=_ACTION, **values)
+        told = f"{clock.service} says that the clock is not synchronised"
+        return (warn if expect.clock_offset_s is None else fail)(told, action=_ACTION, **values)
+    if expect.clock_offset_s is None:
+        return ok("synchronised" + ("" if clock.offset_s is None else f", {abs(clock.offset_s):.6f} s off"), **values)
+    # Without a measured offset the kernel's bound may still prove it small enough.
+    off = abs(clock.offset_s) if clock.offset_s is not None else bound
+    if off is not None and off <= expect.clock_offset_s:
+        return ok(f"at most {off:.6f} s off", **values)
+    if clock.offset_s is None:
+        return error("synchronised, but nothing here tells the offset", action="install chrony", **values)
+    return fail(f"{off:.6f} s off, more than {expect.clock_offset_s:g} s", action=_ACTION, **values)
+
+
+Told = tuple[bool, float | None] | None
+
+
+def parse_chronyc(text: str) -> Told:
+    """`chronyc -c tracking`: comma-separated; field 5 is the clock's offset in seconds, field 14 the leap status."""
+    fields = text.strip().split(",")
+    offset = _seconds(fields[4]) if len(fields) == 14 else None
+    if offset is None or fields[13] not in ("Normal", "Insert second", "Delete second", "Not synchronised"):
+        return None
+    return (False, None) if fields[13] == "Not synchronised" else (True, offset)
+
+
+def parse_ntpq(text: str) -> Told:
+    """`ntpq -c rv`: name=value pairs; offset in milliseconds, stratum 16 is "not synchronised"."""
+    found = dict(re.findall(r"\b(stratum|offset)=([-+.\d]+)", text))
+    if "stratum" not in found:
+        return None
+    offset_ms = _seconds(found.get("offset", ""))
+    return (False, None) if found["stratum"] == "16" else (True, None if offset_ms is None else offset_ms / 1000)
+
+
+def parse_timedatectl(text: str) -> Told:
+    """`timedatectl show`: NTPSynchronized is the kernel's flag; it knows no offset."""
+    match = re.search(r"^NTPSynchronized=(yes|no)$", text, flags=re.MULTILINE)
+    return (match[1] == "yes", None) if match else None
+
+
+def _ask(host: Host, *argv: str) -> str | None:
+    """What a service's tool prints; None where there is no tool or no service behind it."""
+    try:
+        ran = host.run(*argv, timeout_s=10.0)
+    except CommandMissing:
+        return None
+    return ran.stdout if ran.exit_code == 0 else None
+
+
+def _seconds(text: str) -> float | None:
+    return float(text) if re.fullmatch(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", text, flags=re.ASCII | re.IGNORECASE) else None

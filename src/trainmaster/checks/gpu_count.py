@@ -1,0 +1,56 @@
+"""The GPUs that should be here are here, all of them and of the right model."""
+
+from __future__ import annotations
+
+from trainmaster.checks import _nvidia
+from trainmaster.core.expect import Expect
+from trainmaster.core.results import Finding, error, fail, ok
+from trainmaster.node.host import Host
+
+LEVEL = 1
+TIMEOUT_S = _nvidia.CHECK_TIMEOUT_S
+
+
+def read(host: Host) -> _nvidia.Gpus:
+    return _nvidia.read(host)
+
+
+def judge(gpus: _nvidia.Gpus, expect: Expect) -> list[Finding]:
+    refused = _nvidia.refuse(gpus, expect)
+    if refused is not None:
+        return [refused]
+    assert gpus.smi is not None
+    count, listed = _nvidia.expected(gpus, expect), len(gpus.smi.gpus)
+    found = [_model(slot.gpu, slot.device, expect.gpu_model) for slot in _nvidia.slots(gpus, count) if slot.gpu]
+    found += [_missing(slot) for slot in _nvidia.slots(gpus, count) if not slot.gpu]
+    if listed == count and gpus.smi.attached == listed:
+        return [ok(f"{listed} of {count} GPUs", listed=listed, expected=count), *found]
+    shown = f"{listed} of {count} GPUs: nvidia-smi lists {listed} and counts {gpus.smi.attached}, "
+    return [
+        fail(
+            shown + f"the PCI bus shows {len(gpus.bus)}",
+            action="drain the node and reboot it; if this process was given a part of them, say so: --expect gpus=N",
+            listed=listed,
+            attached=gpus.smi.attached,
+            on_bus=len(gpus.bus),
+            expected=count,
+        ),
+        *found,
+    ]
+
+
+def _model(gpu: _nvidia.Gpu, device: str, wanted: str | None) -> Finding:
+    if gpu.name is None:
+        return error("it does not tell its model", action="reset the GPU or reboot the node", device=device)
+    if wanted is not None and wanted.lower() not in gpu.name.lower():
+        return fail(f"{gpu.name}, not {wanted}", action="use a node of the right type", device=device, model=gpu.name)
+    return ok(f"{gpu.name} at {gpu.bus}", device=device, model=gpu.name, uuid=gpu.uuid, bus=gpu.bus)
+
+
+def _missing(slot: _nvidia.Slot) -> Finding:
+    where = f"at {slot.bus} " if slot.bus else ""
+    return fail(
+        f"not there: nvidia-smi lists no GPU {where}in its place",
+        action="look for Xid 79 in the kernel log; power-cycle the node, then replace the GPU",
+        device=slot.device,
+    )

@@ -1,0 +1,58 @@
+"""The node, or the container, has the memory it should have, and enough of it is free."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from trainmaster.checks import _cgroup
+from trainmaster.core.errors import HostError
+from trainmaster.core.expect import Expect
+from trainmaster.core.results import Finding, fail, ok, warn
+from trainmaster.node.host import Host
+
+LEVEL = 1
+GIB = 1 << 30
+# Importing torch with CUDA takes about 1 GiB per process before the first tensor.
+FREE_WARN_GIB = 1.0
+FREE_FAIL_GIB = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    total_bytes: int
+    free_bytes: int
+    limited: bool  # by the container, not by the machine
+
+
+def read(host: Host) -> Memory:
+    text = host.read("/proc/meminfo")
+    total, free = _field(text, "MemTotal"), _field(text, "MemAvailable")
+    limit = _cgroup.read_memory(host)
+    if limit is None or limit[0] >= total:
+        return Memory(total_bytes=total, free_bytes=free, limited=False)
+    return Memory(total_bytes=limit[0], free_bytes=min(free, limit[1]), limited=True)
+
+
+def judge(memory: Memory, expect: Expect) -> Finding:
+    total, free = memory.total_bytes / GIB, memory.free_bytes / GIB
+    whose = " in this container" if memory.limited else ""
+    told = f"{free:.1f} of {total:.1f} GiB free{whose}"
+    values: dict[str, Any] = {"total_gib": round(total, 2), "free_gib": round(free, 2), "limited": memory.limited}
+    if expect.ram_gib is not None and total < expect.ram_gib:
+        reason = f"{total:.1f} GiB{whose}, not {expect.ram_gib:g} GiB"
+        return fail(reason, action="use a larger node, or raise the container's memory limit", **values)
+    action = "end what else runs here (`ps aux --sort=-rss`), then rerun"
+    if free < (FREE_FAIL_GIB if expect.ram_free_gib is None else expect.ram_free_gib):
+        return fail(told, action=action, **values)
+    if expect.ram_free_gib is None and free < FREE_WARN_GIB:
+        return warn(told, action=action, **values)
+    return ok(told, **values)
+
+
+def _field(text: str, name: str) -> int:
+    match = re.search(rf"^{name}:\s+(\d+) kB$", text, flags=re.MULTILINE)
+    if not match:
+        raise HostError(f"/proc/meminfo has no {name}")
+    return int(match[1]) * 1024

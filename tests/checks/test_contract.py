@@ -1,0 +1,62 @@
+"""What holds for every check, also for those that are yet to be written."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+
+from trainmaster import checks
+from trainmaster.core.expect import Expect
+from trainmaster.core.results import Verdict
+from trainmaster.core.schema import to_plain
+from trainmaster.node.recorded import RecordedHost
+
+HOSTS = Path(__file__).parents[1] / "hosts"
+# What a check must not touch by itself: everything it learns comes through the host, or it cannot be replayed.
+FORBIDDEN = {"os", "subprocess", "socket", "shutil", "platform", "time", "datetime", "resource", "open", "Path"}
+
+
+@pytest.mark.parametrize("name", checks.names())
+def test_a_check_keeps_the_contract(name: str) -> None:
+    check = checks.load(name)
+    first = (check.__doc__ or "").splitlines()[0]
+    assert first.endswith("."), "the first line says what holds when the check passes"
+    assert check.LEVEL in checks.LEVELS
+    assert float(getattr(check, "TIMEOUT_S", 1)) > 0
+    assert list(inspect.signature(check.read).parameters) == ["host"]
+    assert list(inspect.signature(check.judge).parameters)[1] == "expect"
+
+
+@pytest.mark.parametrize("path", sorted(Path(checks.__path__[0]).glob("*.py")), ids=lambda path: path.name)
+def test_a_check_reads_only_through_the_host(path: Path) -> None:
+    if path.name in ("__init__.py", "__main__.py", "_document.py"):
+        return  # the runner and the command line
+    used = {node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)}
+    assert not used & FORBIDDEN
+
+
+def test_on_a_machine_that_answers_nothing_every_check_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "answers.json").write_text('{"v": 1}')
+    results = checks.run(RecordedHost(tmp_path), Expect(), level=3)
+    assert [result.check for result in results] == checks.plan(3)
+    assert {result.verdict for result in results} == {Verdict.ERROR}
+
+
+@pytest.mark.parametrize(
+    "folder", sorted(path for path in HOSTS.iterdir() if path.is_dir()), ids=lambda path: path.name
+)
+def test_recorded_healthy_nodes_pass(folder: Path) -> None:
+    results = checks.run(RecordedHost(folder), Expect(), level=1)
+    wrong = [(result.check, f) for result in results for f in result.findings if f.verdict not in ("pass", "skip")]
+    assert wrong == []
+    assert any(result.verdict is Verdict.PASS for result in results)
+
+
+def test_findings_are_plain_enough_for_json() -> None:
+    results = checks.run(RecordedHost(HOSTS / "h200"), Expect(), level=1)
+    plain = to_plain(results)
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain

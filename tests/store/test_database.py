@@ -31,7 +31,7 @@ def test_migrations_give_exactly_the_tables_of_the_code(db: Database, tmp_path: 
         context = MigrationContext.configure(conn, opts={"compare_type": True, "compare_server_default": True})
         assert compare_metadata(context, tables.metadata) == []
         migrated = _schema(conn)
-    # compare_metadata does not look at partial indexes, WITHOUT ROWID and primary keys; SQLite's own words do.
+    # compare_metadata does not look at partial indexes and primary keys; SQLite's own words do.
     plain = connect(tmp_path / "plain.db")
     with plain.begin() as conn:
         tables.metadata.create_all(conn)

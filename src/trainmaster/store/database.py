@@ -11,7 +11,6 @@ on purpose: a killed process loses nothing under NORMAL either, but a power cut 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +24,7 @@ from trainmaster.store import migrations
 
 _BUSY_MS = 30_000  # longest wait for another process's write; ours last milliseconds
 _WRITES = "trainmaster_writes"  # an option of a connection: its transaction takes the write lock
-_to_json = functools.partial(json.dumps, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+_to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 
 class Database:

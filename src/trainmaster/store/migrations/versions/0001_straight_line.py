@@ -86,7 +86,6 @@ def upgrade() -> None:
         sa.Column("text", sa.Text()),
         sa.ForeignKeyConstraint(["attempt"], ["attempts.id"], name="fk_events_attempt"),
         sa.PrimaryKeyConstraint("attempt", "stream", "offset", name="pk_events"),
-        sqlite_with_rowid=False,
     )
     op.create_index("ix_events_attempt_stream_phase_offset", "events", ["attempt", "stream", "phase", "offset"])
     faulty = sa.text("fault IS NOT NULL")

@@ -88,6 +88,19 @@ def test_a_command_that_ends_with_0_when_stopped_has_not_finished(node: Any) -> 
     assert (node.record().ok, node.record().reason) == (False, Reason.PREEMPTED)
 
 
+@pytest.mark.parametrize(("code", "resumable"), [(75, True), (0, False)])
+def test_a_rank_that_sees_the_stop_file_first_was_still_asked(node: Any, code: int, resumable: bool) -> None:
+    script = HERE + f"echo $$ > up-$RANK; while [ ! -e stop ]; do sleep 0.02; done; exit {code}"
+    agent = node.start(node.shell(script))
+    pid = int(node.wait_for("up-0"))
+    agent.send_signal(signal.SIGSTOP)  # so that the rank is first
+    stop(node, "over_budget")
+    node.until(lambda: not node.alive(pid), what="the rank's end")
+    agent.send_signal(signal.SIGCONT)
+    agent.wait()
+    assert (node.record().reason, node.record().resumable) == (Reason.OVER_BUDGET, resumable)
+
+
 def test_ranks_told_to_stop_by_somebody_else_get_their_full_time(node: Any) -> None:
     script = (
         HERE

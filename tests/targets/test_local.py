@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,7 @@ def test_local_is_one_node_without_options(place: Any) -> None:
         targets.load("local:fast")
 
 
-def test_the_attempt_outlives_whoever_submitted_it(place: Any, run: Any, end: Any, tmp_path: Path) -> None:
-    submission = LOCAL.plan(place("while [ ! -e go ]; do sleep 0.02; done; echo done"))
-    submitter = """
+SUBMITTER = """
 import asyncio, json, os, signal, sys
 from trainmaster import targets
 handle, files, commands = json.loads(sys.argv[1])
@@ -50,8 +49,37 @@ submission = targets.Submission(handle=handle, files=files, commands=tuple(map(t
 asyncio.run(targets.load("local").submit(submission))
 os.kill(os.getpid(), signal.SIGKILL)
 """
+
+
+def submitter(submission: targets.Submission) -> list[str]:
+    """A process that submits and is then killed."""
     words = json.dumps([submission.handle, submission.files, submission.commands])
-    died = subprocess.run([sys.executable, "-c", submitter, words], check=False, cwd=tmp_path)
+    return [sys.executable, "-c", SUBMITTER, words]
+
+
+@pytest.mark.parametrize("file", ["plan.json", "agent.log", "agent.lock", "exit.json.tmp", "events.jsonl"])
+def test_killed_anywhere_on_the_way_and_submitted_again_it_starts_once(
+    place: Any, run: Any, end: Any, file: str
+) -> None:
+    submission = LOCAL.plan(place("echo started"))
+    folder = Path(submission.handle["folder"])
+    process = subprocess.Popen(submitter(submission))
+    while not (folder / file).exists() and process.poll() is None:
+        time.sleep(0.001)
+    process.kill()
+    process.wait()
+
+    async def go() -> None:
+        handle = await LOCAL.submit(submission)
+        assert (await end(LOCAL, handle)).report is Report.SUCCEEDED
+        assert await LOCAL.read(handle, "rank-0.log", offset=0, limit=100) == b"started\n"
+
+    run(go())
+
+
+def test_the_attempt_outlives_whoever_submitted_it(place: Any, run: Any, end: Any, tmp_path: Path) -> None:
+    submission = LOCAL.plan(place("while [ ! -e go ]; do sleep 0.02; done; echo done"))
+    died = subprocess.run(submitter(submission), check=False, cwd=tmp_path)
     assert died.returncode == -signal.SIGKILL
     assert run(LOCAL.poll(submission.handle)).report is Report.RUNNING
     (tmp_path / "go").touch()

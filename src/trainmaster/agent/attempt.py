@@ -16,7 +16,7 @@ from trainmaster.agent import preflight, processes, workload
 from trainmaster.agent.diagnose import Outcome, mask
 from trainmaster.agent.folder import AttemptFolder
 from trainmaster.agent.watch import Signals, Watch
-from trainmaster.core.plan import EVENTS_FILE, ExitRecord, Plan
+from trainmaster.core.plan import CHECKPOINTS_VARIABLE, EVENTS_FILE, ExitRecord, Plan
 from trainmaster.core.states import Reason
 from trainmaster.node.emit import Emitter
 
@@ -31,7 +31,7 @@ def run(plan: Plan, folder: AttemptFolder, signals: Signals) -> ExitRecord:
         try:
             outcome = _run(plan, folder, events, watch)
         except Exception as wrong:  # the record must be written whatever happened
-            folder.log(f"the agent failed\n{traceback.format_exc()}")
+            folder.log(mask(f"the agent failed\n{traceback.format_exc()}", (os.environ, plan.spec.env)))
             outcome = _own_failure(wrong)
         left = processes.kill_all(plan.attempt, within_s=_SWEEP_S)
         if left:
@@ -51,6 +51,7 @@ def run(plan: Plan, folder: AttemptFolder, signals: Signals) -> ExitRecord:
 def _run(plan: Plan, folder: AttemptFolder, events: Emitter, watch: Watch) -> Outcome:
     events.emit("PROJECT", "start", attempt=plan.attempt, host=platform.node(), version=__version__)
     Path(plan.checkpoints).mkdir(parents=True, exist_ok=True)
+    os.environ[CHECKPOINTS_VARIABLE] = plan.checkpoints  # for the check of its disk; ranks get it anyway
     if stop := watch.asked():
         return Outcome(reason=stop.reason, message=f"{stop.message}; stopped before the start")
     if (refusal := preflight.run(plan, events, watch)) is not None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from trainmaster import checks
 from trainmaster.agent.diagnose import Outcome
 from trainmaster.agent.watch import Watch
 from trainmaster.core import schema
@@ -15,6 +16,7 @@ from trainmaster.core.plan import Plan
 from trainmaster.core.results import CheckResult, Overall, Verdict, judge_overall
 from trainmaster.core.states import Reason
 from trainmaster.node.emit import Emitter
+from trainmaster.node.host import Host
 
 _SHOWN = 20  # findings kept as evidence; the events hold all
 
@@ -24,8 +26,6 @@ def run(plan: Plan, events: Emitter, watch: Watch) -> Outcome | None:
     spec = plan.spec.preflight
     if spec.level == 0:
         return None
-    from trainmaster import checks
-
     try:
         planned = checks.plan(spec.level, (), spec.skip)
     except TrainmasterError as wrong:
@@ -41,9 +41,6 @@ def run(plan: Plan, events: Emitter, watch: Watch) -> Outcome | None:
 
 def _collect(plan: Plan, events: Emitter, watch: Watch) -> tuple[list[CheckResult], Outcome | None]:
     """Run the checks beside the watch: a check that takes minutes must not deafen the agent to a stop."""
-    from trainmaster import checks
-    from trainmaster.node.host import Host
-
     spec = plan.spec.preflight
     inbox: queue.SimpleQueue[CheckResult | BaseException | None] = queue.SimpleQueue()
 

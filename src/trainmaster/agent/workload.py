@@ -89,13 +89,14 @@ def _supervise(ranks: Sequence[_Rank], plan: Plan, watch: Watch) -> _Stopping | 
         alive = [rank for rank in alive if rank not in died]
         failed = [rank for rank in died if rank.process.returncode != 0]
         if not stopping and failed:
-            stopping = _on_failure(failed, plan)
+            stopping = _on_failure(failed, plan, watch)
             _send(alive, signal.SIGTERM)
-        if not alive:
-            return stopping
+        # Asked once more when all are gone: ranks that watch the stop file may have obeyed it before we saw it.
         if not stopping and (stop := watch.asked()):
             stopping = _Stopping(stop=stop, deadline=time.monotonic() + plan.spec.limits.grace_s)
             _send(alive, signal.SIGTERM)
+        if not alive:
+            return stopping
         if stopping and not stopping.forced and time.monotonic() >= stopping.deadline:
             stopping.forced, stopping.killed = True, len(alive)
             _send(alive, signal.SIGKILL)
@@ -104,12 +105,13 @@ def _supervise(ranks: Sequence[_Rank], plan: Plan, watch: Watch) -> _Stopping | 
         watch.sleep()
 
 
-def _on_failure(failed: Sequence[_Rank], plan: Plan) -> _Stopping:
+def _on_failure(failed: Sequence[_Rank], plan: Plan, watch: Watch) -> _Stopping:
     grace_s = plan.spec.limits.grace_s
     if all(rank.process.returncode == RESUMABLE_EXIT for rank in failed):
-        # Somebody other than us told the ranks to stop, and one has finished saving: the others get their full time.
+        # They heard of it before we did, from the stop file or from somebody else, and one has finished saving: the
+        # others get their full time.
         message = f"rank {failed[0].number} stopped to be resumed (exit {RESUMABLE_EXIT})"
-        stop = Stop(reason=Reason.PREEMPTED, message=message)
+        stop = watch.asked() or Stop(reason=Reason.PREEMPTED, message=message)
         return _Stopping(stop=stop, deadline=time.monotonic() + grace_s)
     return _Stopping(failed=failed, deadline=time.monotonic() + min(grace_s, _SHORT_GRACE_S))
 

@@ -1,0 +1,117 @@
+"""One job's page: the figures are those of the events, and nothing a node writes can make it look better than it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from pages import samples
+from trainmaster.core.events import Event
+from trainmaster.core.results import Overall, Verdict
+from trainmaster.core.states import Reason, Stage, Status
+from trainmaster.pages import job
+from trainmaster.pages._run import Fold
+from trainmaster.store import Database
+
+
+def read(db: Database, story: samples.Story) -> job.JobPage:
+    page = job.read(db, story.id, now=story.at)
+    assert page is not None
+    return page
+
+
+def test_there_is_no_page_of_no_job(db: Database) -> None:
+    assert job.read(db, "nobody") is None
+
+
+def test_a_completed_job(db: Database) -> None:
+    page = read(db, samples.completed(db))
+    run = page.run
+    assert (page.status, page.reason, page.action, page.duration_s) == (Status.COMPLETED, None, None, 73.0)
+    assert (run.step, run.steps, run.progress) == (200, 200, 1.0)
+    assert (run.loss_first, run.loss_last) == (samples.loss_at(1), samples.loss_at(200))
+    assert run.loss_ratio == samples.loss_at(200) / samples.loss_at(1)
+    assert (run.tokens_per_s, run.ranks, run.device, run.torch) == (18_432.0, 2, "cpu", "2.11.0")
+    assert [one.step for one in run.checkpoints] == [50, 100, 150, 200]
+    assert run.checkpoint_events == {"saved": 4}
+    assert [x for x, _ in run.curves.eval_loss] == [50, 100, 150, 200]
+    assert len(run.curves.loss) == 200
+    assert run.left_s is None
+    assert [attempt.ok for attempt in page.attempts] == [True]
+
+
+def test_a_running_job_says_what_is_left(db: Database) -> None:
+    run = read(db, samples.resumed(db)).run
+    assert (run.step, run.resumed_from) == (140, 50)
+    assert run.left_s == pytest.approx(60 * 16 * 128 / 18_400, rel=0.05)
+
+
+def test_a_second_attempt_steps_back_and_both_stay(db: Database) -> None:
+    steps = [x for x, _ in read(db, samples.resumed(db)).run.curves.loss]
+    assert steps == [*range(1, 84), *range(51, 141)]
+
+
+def test_a_failed_check_names_itself_and_what_to_do(db: Database) -> None:
+    page = read(db, samples.failed_check(db))
+    assert (page.status, page.reason) == (Status.FAILED, Reason.CHECK_FAILED)
+    assert page.action == Reason.CHECK_FAILED.rule.action
+    assert page.run.preflight is not None
+    assert page.run.preflight.overall is Overall.FAIL
+    first = page.run.preflight.checks[0]
+    assert (first.check, first.device, first.verdict) == ("ecc", "gpu3", Verdict.FAIL)
+
+
+def test_a_planned_check_that_never_spoke_is_shown_as_not_measured(db: Database) -> None:
+    story = samples.Story(db).start()
+    story.tell([*samples.preflight([samples.CHECKS[0]], silent=("nccl",))])
+    assert read(db, story).run.preflight.overall is None  # still going on
+    story.tell([Event(phase="PREFLIGHT", event="end", data={"overall": "PASS"})])
+    preflight = read(db, story).run.preflight
+    assert preflight.overall is Overall.INCOMPLETE  # what the node says of itself is not believed
+    assert [(row.check, row.verdict) for row in preflight.checks] == [("nccl", Verdict.ERROR), ("cpu", Verdict.PASS)]
+
+
+@pytest.mark.parametrize("findings", [None, [], "fine", [3], [{"verdict": "great"}], [{"verdict": ["pass"]}], [{}]])
+def test_findings_that_cannot_be_read_are_never_a_pass(db: Database, findings: object) -> None:
+    story = samples.Story(db).start()
+    data = {"check": "ecc", "verdict": "pass", "findings": findings}
+    story.tell([Event(phase="PREFLIGHT", event="start", data={"planned": ["ecc"]})])
+    story.tell([Event(phase="PREFLIGHT", event="check", data=data), Event(phase="PREFLIGHT", event="end")])
+    preflight = read(db, story).run.preflight
+    assert preflight.overall is Overall.INCOMPLETE
+    assert [row.verdict for row in preflight.checks] == [Verdict.ERROR]
+
+
+def test_a_new_attempt_begins_its_own_checks(db: Database) -> None:
+    preflight = read(db, samples.resumed(db)).run.preflight
+    assert (preflight.attempt, len(preflight.checks)) == (2, len(samples.CHECKS))
+
+
+def test_a_loss_that_is_no_number_is_a_gap_and_is_counted(db: Database) -> None:
+    story = samples.Story(db).start().move(Stage.RUNNING)
+    losses = [5.0, float("nan"), 4.0]
+    story.tell(Event(phase="STEP", event="metrics", data={"step": n, "loss": y}) for n, y in enumerate(losses, 1))
+    run = read(db, story).run
+    assert run.curves.loss == ((1, 5.0), (2, None), (3, 4.0))
+    assert (run.sick_steps, run.loss_first, run.loss_last) == (1, 5.0, 4.0)
+
+
+def test_garbage_lines_are_counted_and_shown(db: Database) -> None:
+    run = read(db, samples.failed_run(db)).run
+    assert run.garbage_lines == 2
+    assert [line.text for line in run.garbage] == ["%%% half a li", '{"phase": 7}']
+
+
+def test_a_fold_that_goes_on_sees_what_a_fresh_one_sees(db: Database) -> None:
+    story = samples.Story(db).start().move(Stage.RUNNING)
+    kept = Fold()
+    events = [*samples.preflight(), *samples.training(end=False), b"garbage\n"]
+    for start in range(0, len(events), 37):
+        story.tell(events[start : start + 37])
+        assert job.read(db, story.id, fold=kept, now=story.at) == job.read(db, story.id, now=story.at)
+
+
+def test_what_sounds_like_a_secret_is_not_shown(db: Database) -> None:
+    story = samples.pending(db, env={"WANDB_API_KEY": "abc123", "HF_TOKEN": "hf_x", "NCCL_DEBUG": "INFO"})
+    page = read(db, story)
+    assert page.spec is not None
+    assert page.spec["env"] == {"WANDB_API_KEY": "(hidden)", "HF_TOKEN": "(hidden)", "NCCL_DEBUG": "INFO"}

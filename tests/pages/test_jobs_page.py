@@ -1,0 +1,73 @@
+"""The list of jobs: filters, paging, figures of the last step, and a cost that does not grow with the jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from sqlalchemy import event
+
+from pages import samples
+from trainmaster.core.states import Status
+from trainmaster.pages import jobs
+from trainmaster.store import Database
+
+
+def test_a_line_shows_the_last_step_of_the_last_attempt(db: Database) -> None:
+    story = samples.resumed(db)
+    (line,) = jobs.read(db).jobs
+    assert (line.id, line.step, line.steps, line.progress) == (story.id, 140, 200, 0.7)
+    assert line.loss == samples.metrics(140)["loss"]
+    assert line.attempts == 2
+
+
+def test_a_job_without_steps_has_no_figures(db: Database) -> None:
+    samples.pending(db)
+    (line,) = jobs.read(db).jobs
+    assert (line.step, line.progress, line.loss, line.tokens_per_s) == (None, None, None, None)
+    assert line.steps == samples.STEPS
+
+
+def test_filters_and_counts(db: Database) -> None:
+    samples.completed(db)
+    samples.failed_check(db)
+    samples.pending(db, project="infra")
+    page = jobs.read(db, status=Status.FAILED)
+    assert [line.status for line in page.jobs] == [Status.FAILED]
+    assert page.total == 1
+    assert page.counts == {"pending": 1, "running": 0, "completed": 1, "failed": 1, "cancelling": 0, "cancelled": 0}
+    infra = jobs.read(db, project="infra")
+    assert [line.project for line in infra.jobs] == ["infra"]
+    assert (infra.total, infra.counts["completed"]) == (1, 0)
+
+
+def test_pages_hold_every_job_once(db: Database) -> None:
+    stories = {samples.pending(db).id for _ in range(7)}
+    found = [line.id for offset in (0, 3, 6) for line in jobs.read(db, limit=3, offset=offset).jobs]
+    assert len(found) == 7
+    assert set(found) == stories
+    assert jobs.read(db, limit=3).total == 7
+
+
+@pytest.mark.parametrize("many", [2, 9])
+def test_the_cost_does_not_grow_with_the_jobs(db: Database, many: int) -> None:
+    for _ in range(many):
+        samples.resumed(db)
+    with counted(db) as statements:
+        jobs.read(db)
+    assert len([text for text in statements if text.startswith("SELECT")]) == 8  # rows, last steps, one per status
+
+
+@contextmanager
+def counted(db: Database) -> Iterator[list[str]]:
+    statements: list[str] = []
+
+    def note(_conn: object, _cursor: object, text: str, *_: object) -> None:
+        statements.append(text)
+
+    event.listen(db.engine, "before_cursor_execute", note)
+    try:
+        yield statements
+    finally:
+        event.remove(db.engine, "before_cursor_execute", note)

@@ -1,0 +1,98 @@
+"""A folder alone gives the same page as the database, and never a better one than its proof."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from pages import samples
+from trainmaster.core.errors import UsageError
+from trainmaster.core.events import Event
+from trainmaster.core.plan import ExitRecord, Plan
+from trainmaster.core.states import Reason, Stage, Status
+from trainmaster.pages import job
+from trainmaster.report.folder import read_folder
+from trainmaster.store import Database
+
+
+def attempt(
+    folder: Path, events: list[Event | bytes], record: ExitRecord | None = None, *, name: str = "job.1"
+) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "events.jsonl").write_bytes(samples.encode(events))
+    plan = Plan(attempt=name, spec=samples.spec(), folder=str(folder), checkpoints="/x")
+    (folder / "plan.json").write_text(plan.to_json())
+    if record is not None:
+        (folder / "exit.json").write_text(record.to_json())
+    return folder
+
+
+def exited(reason: Reason | None = None, message: str = "") -> ExitRecord:
+    return ExitRecord(
+        attempt="job.1", ok=reason is None, ended_at="2026-03-01T12:02:00+00:00", reason=reason, message=message
+    )
+
+
+EVENTS: list[Event | bytes] = [samples.project("job.1"), *samples.preflight(), *samples.training(), b"garbage\n"]
+
+
+def test_the_same_events_give_the_same_page(db: Database, tmp_path: Path) -> None:
+    story = samples.Story(db).start().move(Stage.RUNNING).tell(EVENTS).end_attempt().finish(Status.COMPLETED)
+    from_rows = job.read(db, story.id)
+    from_files = read_folder(attempt(tmp_path / "a", EVENTS, exited()))
+    assert from_rows is not None
+    assert from_files.run == from_rows.run
+    assert from_files.spec == from_rows.spec
+    assert (from_files.status, from_files.id) == (Status.COMPLETED, "job")
+
+
+def test_without_an_exit_record_nothing_is_completed(tmp_path: Path) -> None:
+    page = read_folder(attempt(tmp_path / "a", EVENTS))
+    assert page.status is Status.RUNNING
+    assert "no exit.json" in page.message
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"ok": true}', "[]", "\x00"])
+def test_an_exit_record_that_cannot_be_read_proves_nothing(tmp_path: Path, text: str) -> None:
+    folder = attempt(tmp_path / "a", EVENTS)
+    (folder / "exit.json").write_text(text)
+    assert read_folder(folder).status is Status.RUNNING
+
+
+def test_a_failure_keeps_its_reason(tmp_path: Path) -> None:
+    page = read_folder(attempt(tmp_path / "a", EVENTS[:20], exited(Reason.OUT_OF_MEMORY, "rank 1")))
+    assert (page.status, page.reason, page.message) == (Status.FAILED, Reason.OUT_OF_MEMORY, "rank 1")
+
+
+def test_half_a_line_waits_while_it_runs_and_is_garbage_when_it_is_over(tmp_path: Path) -> None:
+    events = [*EVENTS[:10], b'{"phase":"ST']
+    assert read_folder(attempt(tmp_path / "a", events)).run.garbage_lines == 0
+    assert read_folder(attempt(tmp_path / "b", events, exited())).run.garbage_lines == 1
+
+
+def test_a_job_folder_holds_its_attempts_in_order(tmp_path: Path) -> None:
+    for number in (10, 9):
+        first = 51 if number == 10 else 1
+        attempt(tmp_path / "attempts" / str(number), list(samples.training(first, 60)), exited(), name=f"job.{number}")
+    page = read_folder(tmp_path)
+    assert [x for x, _ in page.run.curves.loss] == [*range(1, 61), *range(51, 61)]
+    assert [row.number for row in page.attempts] == [1, 2]
+
+
+def test_only_events_are_needed(tmp_path: Path) -> None:
+    (tmp_path / "global.json").write_bytes(samples.encode(EVENTS))
+    page = read_folder(tmp_path)
+    assert page.spec is None
+    assert page.run.step == 200
+
+
+def test_a_folder_without_events_says_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no events\.jsonl"):
+        read_folder(tmp_path)
+
+
+def test_a_page_from_a_folder_is_a_page(tmp_path: Path) -> None:
+    page = read_folder(attempt(tmp_path / "a", EVENTS, exited()))
+    assert {field.name for field in dataclasses.fields(page)} == {field.name for field in dataclasses.fields(job.Page)}

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainmaster.store import Database
+from trainmaster.web.app import create_app
+
+# Starlette warns that it would rather have httpx2; both serve, and httpx is what this project depends on.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from starlette.testclient import TestClient
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[Database]:
+    database = Database.open(tmp_path / "trainmaster.db")
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def client(db: Database, tmp_path: Path) -> Iterator[TestClient]:
+    app = create_app(db, tmp_path, reconcile=False)
+    with TestClient(app, base_url="http://127.0.0.1:8470", follow_redirects=False) as client:
+        yield client

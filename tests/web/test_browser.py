@@ -1,0 +1,169 @@
+"""In a real browser: the curves are there, the live page follows its job, and no request leaves this machine."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import uvicorn
+from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
+
+from pages import samples
+from report.test_hostile import HOSTILE, hostile_events
+from trainmaster import report
+from trainmaster.core.states import Reason, Stage, Status
+from trainmaster.pages import job
+from trainmaster.store import Database, reads
+from trainmaster.web.app import create_app
+
+CHROMIUM = Path("/usr/bin/chromium")
+ARGUMENTS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+pytestmark = pytest.mark.skipif(
+    not CHROMIUM.exists(), reason=f"no {CHROMIUM}; install it, for example: apt-get install chromium"
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def tab(browser: Browser) -> Iterator[Page]:
+    """A tab that fails its test if anything went wrong in it or left this machine."""
+    wrong: list[str] = []
+    context = browser.new_context(viewport={"width": 1200, "height": 800})
+    page = context.new_page()
+
+    def look(request: Request) -> None:
+        address = urlsplit(request.url)
+        if address.scheme not in ("file", "data") and address.hostname != "127.0.0.1":
+            wrong.append(f"left this machine: {request.url}")
+
+    page.on("request", look)
+    page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    yield page
+    context.close()
+    assert wrong == []
+
+
+@pytest.fixture
+def url(db: Database, tmp_path: Path) -> Iterator[str]:
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(create_app(db, tmp_path, reconcile=False), log_level="warning"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    server.should_exit = True
+    thread.join()
+    listening.close()
+
+
+def width_left_over(tab: Page) -> int:
+    """How far the page can be scrolled sideways."""
+    found: int = tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    return found
+
+
+def write(db: Database, story: samples.Story, folder: Path) -> str:
+    page = job.read(db, story.id)
+    assert page is not None
+    return report.write(page, folder / "report.html").as_uri()
+
+
+def test_the_report_file(tab: Page, db: Database, tmp_path: Path) -> None:
+    tab.goto(write(db, samples.completed(db), tmp_path))
+    curve = tab.locator("#chart-loss path.s0")
+    assert curve.get_attribute("d").count("L") == 199  # type: ignore[union-attr]
+    box = curve.bounding_box()
+    assert box is not None
+    assert box["width"] > 500
+    assert box["height"] > 100
+    expect(tab.locator("#chart-loss circle")).to_have_count(4)
+    expect(tab.locator("#preflight-table tbody tr")).to_have_count(len(samples.CHECKS))
+    expect(tab.locator("figure.chart")).to_have_count(4)
+
+
+def test_the_curve_reads_out_under_pointer_and_arrows(tab: Page, db: Database, tmp_path: Path) -> None:
+    tab.goto(write(db, samples.completed(db), tmp_path))
+    read_out, axes = tab.locator("#chart-loss .readout"), tab.locator("#chart-loss .axes")
+    axes.hover(position={"x": 5, "y": 50})
+    expect(read_out).to_contain_text("step 1 · training 5.544")
+    tab.mouse.move(0, 0)
+    expect(read_out).to_have_text("5.544 → 1.948")
+    axes.focus()
+    tab.keyboard.press("ArrowLeft")
+    expect(read_out).to_contain_text("step 200 · training 1.948 · held-out 2.018")
+    tab.keyboard.press("ArrowLeft")
+    expect(read_out).to_contain_text("step 199")
+
+
+def test_hostile_values_do_nothing(tab: Page, db: Database, tmp_path: Path, url: str) -> None:
+    story = samples.Story(db).start().move(Stage.RUNNING).tell(hostile_events())
+    story.end_attempt(Reason.SCRIPT_FAILED, HOSTILE, evidence={"last_lines": [HOSTILE]})
+    story.finish(Status.FAILED, Reason.SCRIPT_FAILED, HOSTILE)
+    opened: list[str] = []
+    tab.on("dialog", lambda dialog: opened.append(dialog.message))
+    for address in (write(db, story, tmp_path), f"{url}/jobs/{story.id}", f"{url}/jobs/{story.id}/report", url):
+        tab.goto(address)
+        expect(tab.locator("img")).to_have_count(0)
+    assert opened == []
+
+
+def test_the_live_page_follows_its_job(tab: Page, db: Database, url: str) -> None:
+    story = samples.resumed(db)
+    tab.goto(f"{url}/jobs/{story.id}")
+    expect(tab.get_by_text("140 / 200")).to_be_visible()
+    tab.locator("#spec summary").click()
+    tab.evaluate("scrollTo(0, 300)")
+    tab.mouse.move(2, 2)
+    story.tell(samples.training(141, 160, end=False))
+    expect(tab.get_by_text("160 / 200")).to_be_visible(timeout=15_000)
+    assert tab.evaluate("scrollY") == 300
+    expect(tab.locator("#spec")).to_have_attribute("open", "")
+    story.tell(samples.training(161, 200)).end_attempt().finish(Status.COMPLETED)
+    expect(tab.locator(".verdict .word")).to_have_text("Completed", timeout=15_000)
+    assert tab.title() == "llama-trial: completed – Trainmaster"
+    assert tab.locator("#chart-loss path.s0").get_attribute("d").count("M") == 2  # type: ignore[union-attr]
+
+
+def test_cancel_asks_first(tab: Page, db: Database, url: str) -> None:
+    story = samples.resumed(db)
+    tab.goto(f"{url}/jobs/{story.id}")
+    tab.once("dialog", lambda dialog: dialog.dismiss())
+    tab.locator("#cancel").click()
+    row = reads.find_job(db, story.id)
+    assert row is not None
+    assert not row.cancel_requested
+    tab.once("dialog", lambda dialog: dialog.accept())
+    tab.locator("#cancel").click()
+    expect(tab.locator(".verdict .word")).to_have_text("Cancelling")
+    row = reads.find_job(db, story.id)
+    assert row is not None
+    assert row.cancel_requested
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_is_wider_than_a_phone(tab: Page, db: Database, url: str, scheme: str) -> None:
+    tab.set_viewport_size({"width": 360, "height": 740})
+    tab.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+    tab.goto(url)
+    assert width_left_over(tab) == 0
+    stories = [samples.failed_run(db), samples.failed_check(db), samples.pending(db, name="n" * 63, project="p" * 63)]
+    for path in ("/", *(f"/jobs/{story.id}" for story in stories)):
+        tab.goto(url + path)
+        tab.evaluate("document.querySelectorAll('details').forEach((section) => { section.open = true; })")
+        assert width_left_over(tab) == 0, path
+    ground = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert ground == {"light": "rgb(246, 246, 244)", "dark": "rgb(15, 16, 18)"}[scheme]

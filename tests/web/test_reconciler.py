@@ -1,0 +1,49 @@
+"""The server runs the reconciler beside itself and says how it stands: leading, standing by, or dead."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from trainmaster import control
+from trainmaster.store import Database
+from trainmaster.web.app import create_app
+
+
+def client(db: Database, home: Path) -> TestClient:
+    return TestClient(create_app(db, home, reconcile=True), base_url="http://127.0.0.1:8470")
+
+
+def wait_for(client: TestClient, word: str) -> int:
+    deadline = time.monotonic() + 20
+    while True:
+        answer = client.get("/healthz")
+        if answer.json()["reconciler"] == word:
+            return answer.status_code
+        assert time.monotonic() < deadline, answer.json()
+        time.sleep(0.02)
+
+
+def test_one_leads_the_other_stands_by_and_takes_over(db: Database, tmp_path: Path) -> None:
+    first = client(db, tmp_path)
+    with first:
+        assert wait_for(first, "running") == 200
+        second = client(db, tmp_path)
+        second.__enter__()
+        assert second.get("/healthz").json()["reconciler"] == "standby"
+    try:
+        assert wait_for(second, "running") == 200
+    finally:
+        second.__exit__(None, None, None)
+
+
+def test_a_dead_reconciler_is_no_health(db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def die(*_: object, **__: object) -> None:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(control, "run", die)
+    with client(db, tmp_path) as watched:
+        assert wait_for(watched, "failed") == 503

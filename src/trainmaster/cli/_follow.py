@@ -29,12 +29,12 @@ def follow(db: Database, job_id: str, *, tick: Callable[[], None] = lambda: None
         while True:
             job = reads.find_job(db, job_id)
             assert job is not None, "a job is never deleted"
-            view.show_job(job)
-            # The state first, the events after it: a final job's events are all there, so none is missed.
+            # The state is read first: when it says the job is over, all its events are there, and none is missed.
             while rows := reads.list_events(db, job_id, after=after, limit=1000):
                 for row in rows:
                     view.show_event(row)
                 after = (int(rows[-1].attempt.rpartition(".")[2]), rows[-1].offset)
+            view.show_job(job)
             if job.status.final:
                 return job
             tick()
@@ -95,9 +95,8 @@ class _View:
     def _check(self, row: EventRow) -> None:
         for finding in row.data.get("findings") or []:
             name = f"{row.data.get('check')} {finding.get('device') or ''}".strip()
-            self._line(
-                f"  {paint(str(finding.get('verdict'))):<24} {escape(name):<16} {escape(str(finding.get('reason')))}"
-            )
+            verdict = paint(str(finding.get("verdict")), width=6)
+            self._line(f"  {verdict}{escape(f'{name:<16}')} {escape(str(finding.get('reason')))}")
 
     def _start(self, row: EventRow) -> None:
         data = row.data
@@ -119,7 +118,7 @@ class _View:
             out.print(f"step {step}/{self.steps} loss {loss} {rate}")
 
     def _line(self, text: str) -> None:
-        self.progress.console.print(text)
+        self.progress.console.print(text, soft_wrap=True)
 
 
 def _number(value: object, form: str) -> str:

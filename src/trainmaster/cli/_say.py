@@ -21,10 +21,10 @@ COLOURS = {
 }  # fmt: skip
 
 
-def paint(word: str) -> str:
-    """A verdict or status in its colour, as rich markup."""
-    colour = COLOURS.get(word)
-    return f"[{colour}]{word}[/]" if colour else word
+def paint(word: str, *, width: int = 0) -> str:
+    """A verdict or status in its colour, as rich markup; padded to `width` as it will be seen."""
+    colour, padded = COLOURS.get(word), f"{word:<{width}}".replace("[", "\\[")
+    return f"[{colour}]{padded}[/]" if colour else padded
 
 
 def as_json(value: object) -> None:

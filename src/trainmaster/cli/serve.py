@@ -5,7 +5,9 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import signal
 import socket
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -47,9 +49,13 @@ def serve(
     note = folder / SERVER_FILE
     _write(note, {"pid": os.getpid(), "url": url})
     _say.err.print(f"Trainmaster at [bold]{url}[/]  home {folder}  (Ctrl-C ends the server; jobs go on)")
+    # uvicorn shuts down on a signal and then raises it again: without this we would die before tidying up.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         config = uvicorn.Config(create_app(db, folder, reconcile=reconcile), log_level="warning", server_header=False)
         uvicorn.Server(config).run(sockets=[listening])
+    except KeyboardInterrupt:
+        pass  # Ctrl-C is how a server is meant to end
     finally:
         note.unlink(missing_ok=True)
 

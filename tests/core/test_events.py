@@ -9,12 +9,13 @@ from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trainmaster.core.events import Event, Line, parse, parse_time, render, split
 
 INDIA = ZoneInfo("Asia/Kolkata")
+at_ease = settings(deadline=None)  # a busy machine is not a wrong answer
 START = b'{"phase":"TRAINING","event":"start"'
 
 anything = st.recursive(
@@ -44,6 +45,7 @@ def grow(content: bytes, cuts: list[int]) -> list[Line]:
     return found + split(content[offset:], offset=offset, zone=UTC, last=True)
 
 
+@at_ease
 @given(content=files, cuts=st.lists(st.integers(min_value=0, max_value=600), max_size=8))
 @example(content=b'{"phase":"A","event":"b"}\n{"pha', cuts=[1, 26, 27])
 @example(content="é\n".encode(), cuts=[1])
@@ -55,6 +57,7 @@ def test_any_chunking_gives_the_same_lines_and_every_byte_once(content: bytes, c
     assert ends[-1] == len(content)
 
 
+@at_ease
 @given(files)
 def test_a_line_is_an_event_or_a_fault_that_any_database_and_json_reader_takes(content: bytes) -> None:
     for line in split(content, offset=0, zone=UTC, last=True):
@@ -67,12 +70,14 @@ def test_a_line_is_an_event_or_a_fault_that_any_database_and_json_reader_takes(c
             line.text.encode()
 
 
+@at_ease
 @given(st.binary(max_size=200))
 def test_parse_takes_any_bytes(raw: bytes) -> None:
     event, fault = parse(raw, zone=UTC)
     assert event is not None or fault
 
 
+@at_ease
 @given(
     phase=st.text(min_size=1, max_size=20),
     seq=st.integers(0, 2**63 - 1) | st.none(),
@@ -91,14 +96,17 @@ def test_what_we_render_reads_back_as_it_was_written(
     assert render(event) == line
 
 
+@at_ease
 @given(documents)
 @example({"phase": "A", "event": "b", "x": 1e308})
 def test_the_short_way_for_plain_lines_gives_what_the_long_way_gives(document: dict[str, object]) -> None:
-    named = {**document, "phase": "A", "event": "b"}
-    short = json.dumps(named, ensure_ascii=False).encode(errors="surrogatepass")
-    # A field whose text is written with an escape sends the same line the long way round.
-    long = json.dumps({**named, "event": "@"}, ensure_ascii=False).encode(errors="surrogatepass")
-    assert parse(short, zone=UTC) == parse(long.replace(b'"@"', rb'"\u0062"'), zone=UTC)
+    named = {"phase": "A", "event": "b"} | {
+        key: value for key, value in document.items() if key not in ("phase", "event")
+    }
+    plain = json.dumps(named, ensure_ascii=False).encode(errors="surrogatepass")
+    # An escape in one text sends the same line the long way round.
+    assert plain.startswith(b'{"phase": "A"')
+    assert parse(plain, zone=UTC) == parse(plain.replace(b"A", rb"\u0041", 1), zone=UTC)
 
 
 def test_half_a_line_waits_for_its_rest() -> None:

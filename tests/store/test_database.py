@@ -9,6 +9,8 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, text
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.schema import CreateTable
 
 from trainmaster.core.errors import StoreError
 from trainmaster.core.spec import JobSpec
@@ -53,6 +55,18 @@ def test_down_and_up_again_on_real_rows(db: Database) -> None:
     upgrade(db)
     a_job_with_everything(db)
     assert reads.find_job(db, JOB) is not None
+
+
+def test_the_tables_can_be_made_on_postgresql() -> None:
+    """What PostgreSQL would be told; it refuses NUL, wants zones, and can look into JSONB."""
+    words = {
+        table.name: str(CreateTable(table).compile(dialect=postgresql.dialect()))
+        for table in tables.metadata.sorted_tables
+    }
+    assert "spec JSONB NOT NULL" in words["jobs"]
+    assert "created_at TIMESTAMP WITH TIME ZONE NOT NULL" in words["jobs"]
+    assert '"offset" BIGINT NOT NULL' in words["events"]
+    assert "id BIGSERIAL NOT NULL" in words["transitions"]
 
 
 def test_opening_again_keeps_what_was_written(db: Database, tmp_path: Path) -> None:

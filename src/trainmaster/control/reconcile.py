@@ -27,6 +27,7 @@ from trainmaster.targets import Target
 LOCK_FILE = "reconciler.lock"
 _AT_ONCE = 64  # jobs that are worked on at the same time
 _LONGEST_REST_S = 30.0  # between two tries of a job whose target keeps failing
+_PARTING_S = 2.0  # for steps that are under way when we are told to stop; a submit takes about one
 _MESSAGE_LIMIT = 2_000  # characters of a failure shown to the user; the log has all of it
 
 log = logging.getLogger(__name__)
@@ -84,7 +85,9 @@ async def _loop(plane: Plane, *, stop: asyncio.Event, tick_s: float) -> None:
                     working[job_id] = task
             await _wait(stop, tick_s)
     finally:
-        # Cut off where they are: whatever they were doing is taken up again from the rows.
+        # A moment to finish what is nearly done; then cut off where they are, to be taken up again from the rows.
+        if working:
+            await asyncio.wait(working.values(), timeout=_PARTING_S)
         for task in working.values():
             task.cancel()
         await asyncio.gather(*working.values(), return_exceptions=True)

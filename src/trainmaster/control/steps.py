@@ -150,7 +150,8 @@ async def _watch(plane: Plane, job: JobRow, attempt: AttemptRow, handle: Handle)
 async def _collect(plane: Plane, job: JobRow, attempt: AttemptRow, handle: Handle) -> bool:
     if not await _take_in(plane, job, attempt, handle):
         return False
-    return await plane.apply(lambda conn: _move(conn, job, Stage.RELEASING))
+    reason, message = attempt.reason, attempt.message
+    return await plane.apply(lambda conn: _move(conn, job, Stage.RELEASING, reason=reason, message=message))
 
 
 async def _release(plane: Plane, job: JobRow, attempt: AttemptRow, handle: Handle) -> bool:

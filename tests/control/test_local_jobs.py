@@ -1,0 +1,127 @@
+"""Jobs on this machine, from the submit to the last row, with real processes throughout."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainmaster import control
+from trainmaster.core.plan import ATTEMPT_VARIABLE
+from trainmaster.core.spec import parse_spec
+from trainmaster.core.states import Reason, Report, Stage, Status
+from trainmaster.store import Database, reads
+from trainmaster.store.rows import JobRow
+
+SOURCE = str(Path(__file__).parents[2] / "src")
+
+
+@pytest.fixture(autouse=True)
+def _agents_find_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", SOURCE)
+
+
+def submit(db: Database, program: str, **more: Any) -> JobRow:
+    mapping = {"name": "real", "command": [sys.executable, "-c", program], "preflight": {"level": 0}, **more}
+    return control.submit(db, parse_spec(mapping))
+
+
+def find(db: Database, job: JobRow) -> JobRow:
+    found = reads.find_job(db, job.id)
+    assert found is not None
+    return found
+
+
+def reconcile(db: Database, home: Path, *jobs: JobRow, act: Callable[[], None] = lambda: None) -> list[JobRow]:
+    """The real loop until the jobs are final; `act` is called at every look."""
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.create_task(control.run(db, home, stop=stop, tick_s=0.02))
+        while not all(find(db, job).status.final for job in jobs):
+            act()
+            await asyncio.sleep(0.02)
+        stop.set()
+        await loop
+
+    asyncio.run(main())
+    return [find(db, job) for job in jobs]
+
+
+def processes_of(attempt: str) -> list[int]:
+    """Every process that carries the attempt's name in its environment."""
+    mark = f"{ATTEMPT_VARIABLE}={attempt}".encode()
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                if mark in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append(int(folder.name))
+            except OSError:
+                continue
+    return found
+
+
+SLEEP = "import time; time.sleep(600)"
+
+
+def test_a_good_job_completes_and_a_bad_one_says_why(db: Database, tmp_path: Path) -> None:
+    good = submit(db, "print('hello')", resources={"processes_per_node": 2})
+    bad = submit(db, "import sys; print('no such thing'); sys.exit(3)", limits={"attempts": 3})
+    good, bad = reconcile(db, tmp_path, good, bad)
+    assert (good.status, good.reason, good.attempts) == (Status.COMPLETED, None, 1)
+    assert (bad.status, bad.reason, bad.attempts) == (Status.FAILED, Reason.SCRIPT_FAILED, 1)
+    (attempt,) = reads.list_attempts(db, bad.id)
+    assert attempt.exit is not None and attempt.exit.exit_codes == {"0": 3}
+    assert "no such thing" in str(attempt.exit.evidence)
+    ends = [reads.find_event(db, f"{job.id}.1", phase="PROJECT", event="end") for job in (good, bad)]
+    assert [end.data["ok"] for end in ends if end is not None] == [True, False]
+    assert reads.count_faults(db, good.id) == 0
+
+
+def test_cancel_stops_what_runs(db: Database, tmp_path: Path) -> None:
+    job = submit(db, SLEEP, resources={"processes_per_node": 2}, limits={"grace_s": 1})
+
+    def act() -> None:
+        now = find(db, job)
+        if now.stage is Stage.RUNNING and not now.cancel_requested and len(processes_of(f"{job.id}.1")) >= 3:
+            control.cancel(db, job.id)
+
+    (job,) = reconcile(db, tmp_path, job, act=act)
+    assert (job.status, job.reason) == (Status.CANCELLED, Reason.USER_CANCELLED)
+    assert processes_of(f"{job.id}.1") == []
+    assert [move.status for move in reads.list_transitions(db, job.id)][-2:] == [Status.CANCELLING, Status.CANCELLED]
+
+
+def test_a_job_cancelled_before_its_start_never_starts(db: Database, tmp_path: Path) -> None:
+    job = submit(db, SLEEP)
+    control.cancel(db, job.id)
+    (job,) = reconcile(db, tmp_path, job)
+    assert (job.status, job.attempts) == (Status.CANCELLED, 0)
+    assert not (tmp_path / "jobs").exists()
+
+
+def test_a_lost_attempt_is_cleared_away_and_the_next_one_completes(db: Database, tmp_path: Path) -> None:
+    """The agent is killed with SIGKILL and its rank lives on; the next attempt must not run beside it."""
+    waits_once = f"import os\nif os.environ['{ATTEMPT_VARIABLE}'].endswith('.1'):\n    {SLEEP}"
+    job = submit(db, waits_once, limits={"attempts": 2})
+    killed: list[int] = []
+
+    def act() -> None:
+        lock = tmp_path / "jobs" / job.id / "attempts" / "1" / "agent.lock"
+        if not killed and find(db, job).stage is Stage.RUNNING and len(processes_of(f"{job.id}.1")) >= 2:
+            killed.append(int(lock.read_text().split()[1]))
+            os.kill(killed[0], signal.SIGKILL)
+
+    (job,) = reconcile(db, tmp_path, job, act=act)
+    assert killed and (job.status, job.attempts) == (Status.COMPLETED, 2)
+    first, second = reads.list_attempts(db, job.id)
+    assert (first.report, first.reason) == (Report.LOST, Reason.NODE_LOST)
+    assert second.report is Report.SUCCEEDED
+    assert processes_of(first.id) == []

@@ -225,9 +225,11 @@ def _plain_text(value: object) -> str:
 
 
 def _default_text(value: object) -> str:
-    words = {None: "not stated", True: "true", False: "false", (): "empty", "": "empty"}
-    known = isinstance(value, (bool, tuple, str)) or value is None
-    return words.get(value, _plain_text(value)) if known else "empty" if value == {} else _plain_text(value)
+    if value is None:
+        return "not stated"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "empty" if value in ((), {}, "") else _plain_text(value)
 
 
 def _name(hint: Any) -> str:

@@ -39,6 +39,7 @@ def test_a_gpu_that_is_counted_but_not_listed(machine: Machine) -> None:
     machine.smi(REAL.replace("<attached_gpus>1<", "<attached_gpus>2<"))
     assert machine.verdicts("gpu_count") == {None: "fail", "gpu0": "pass", "gpu1": "fail"}
     assert machine.verdicts("gpu_memory") == {"gpu0": "pass", "gpu1": "error"}
+    assert machine.verdicts("gpu_count", gpus=1) == {None: "fail", "gpu0": "pass"}  # the driver lost one all the same
 
 
 def test_more_than_stated_is_the_wrong_machine(machine: Machine) -> None:

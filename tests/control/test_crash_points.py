@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from datetime import UTC
 from pathlib import Path
 from typing import TypeVar
 
@@ -65,7 +64,7 @@ FUSE = [Fuse(None)]
 
 def live(db: Database, home: Path, target: Scripted, job_id: str) -> None:
     """One life of the control plane: to the end of the job, or to its own."""
-    plane = Mortal(db=db, home=home, load=target.load, zone=UTC, timeouts_s=TIMEOUTS_S)
+    plane = Mortal(db=db, home=home, load=target.load, timeouts_s=TIMEOUTS_S)
 
     async def main() -> None:
         while (job := reads.find_job(db, job_id)) is not None and job.stage is not None:

@@ -125,3 +125,40 @@ def test_a_lost_attempt_is_cleared_away_and_the_next_one_completes(db: Database,
     assert (first.report, first.reason) == (Report.LOST, Reason.NODE_LOST)
     assert second.report is Report.SUCCEEDED
     assert processes_of(first.id) == []
+
+
+ODD_LINES = r"""
+import os, time
+path = os.environ["TRAINMASTER_EVENTS"]
+def put(raw):
+    with open(path, "ab") as file:
+        file.write(raw)
+put(b'{"ts":"2025-11-04 10:00:00","phase":"TRAINING","event":"start"}\n')
+put(b'this is no event\n')
+put(b'{"ts":"2025-11-04T04:31:00Z","phase":"DREAMING","event":"deep"}\n')
+put(b'{"ts":"2025-11-04 10:02:00","phase":"TRAI')
+time.sleep(0.3)
+put(b'NING","event":"end"}\n{"phase":"TRAINING","event":"never fini')
+"""
+
+
+@pytest.mark.parametrize(("zone", "hour"), [({}, 4.5), ({"zone": "UTC"}, 10.0)])
+def test_odd_lines_are_kept_as_they_are(db: Database, tmp_path: Path, zone: dict[str, str], hour: float) -> None:
+    job = submit(db, ODD_LINES, **zone)
+    (job,) = reconcile(db, tmp_path, job)
+    assert job.status is Status.COMPLETED
+    rows = [row for row in reads.list_events(db, job.id) if row.phase not in ("PROJECT", "HEARTBEAT")]
+    *whole, half = rows
+    assert [(row.phase, row.event) for row in whole] == [
+        ("TRAINING", "start"),
+        (None, None),
+        ("DREAMING", "deep"),
+        ("TRAINING", "end"),
+    ]
+    assert whole[1].text == "this is no event" and "not JSON" in str(whole[1].fault)
+    start, other, end = whole[0].ts, whole[2].ts, whole[3].ts
+    assert start is not None and start.hour + start.minute / 60 == hour, "a time without a zone is read in the spec's"
+    assert other is not None and (other.hour, other.minute) == (4, 31), "a time that says its zone is not moved"
+    assert end is not None and (end - start).total_seconds() == 120
+    # The agent closes the half line before it writes its own: it spoils no other.
+    assert half.phase is None and half.text == '{"phase":"TRAINING","event":"never fini'

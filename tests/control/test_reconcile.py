@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from datetime import UTC
 from pathlib import Path
 
 import pytest
@@ -276,7 +275,7 @@ def test_what_cannot_be_run_is_refused_before_there_is_a_row(db: Database) -> No
 
 def _walk(db: Database, home: Path, target: Scripted, job: JobRow, stage: Stage) -> None:
     """Steps one at a time until the job stands in the stage."""
-    plane = Plane(db=db, home=home, load=target.load, zone=UTC, timeouts_s=TIMEOUTS_S)
+    plane = Plane(db=db, home=home, load=target.load, timeouts_s=TIMEOUTS_S)
 
     async def walk() -> None:
         while find(db, job).stage is not stage:

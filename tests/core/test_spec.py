@@ -55,7 +55,7 @@ def test_a_missing_name_says_what_to_write() -> None:
         ({"command": ["true"]}, "train", "exactly one"),
         ({"train": None}, "train", "exactly one"),
         ({"train": {"batch_sequences": 15, "steps": 40}}, "train.batch_sequences", "use 16"),
-        ({"train": {"model": {"heads": 3}, "steps": 40}}, "train.model.heads", "use 2"),
+        ({"train": {"model": {"heads": 5}, "steps": 40}}, "train.model.heads", "use 4"),
         ({"train": {"steps": 5}}, "train.optimizer.warmup_steps", "use 0"),
         ({"train": {"device": "gpu"}}, "train.device", "not one of auto, cpu, cuda"),
         ({"name": "Trial One"}, "name", "llama-8b-trial"),
@@ -65,6 +65,7 @@ def test_a_missing_name_says_what_to_write() -> None:
         ({"resources": []}, "resources", "mapping"),
         ({"limits": {"timeout_s": float("inf")}}, "limits.timeout_s", "finite"),
         ({"name": "a\x00b"}, "name", "NUL"),
+        ({"zone": "Mars/Olympus"}, "zone", "Europe/Berlin"),
     ],
 )
 def test_each_fault_is_named(change: dict[str, Any], path: str, says: str) -> None:

@@ -31,7 +31,7 @@ def test_a_handle_survives_json(name: str, place: Any, run: Any, end: Any) -> No
 
     async def go() -> None:
         handle = await target.submit(submission)
-        assert handle == submission.handle
+        assert handle.items() >= submission.handle.items(), "what was planned finds it too: a crash may lose the rest"
         again = json.loads(json.dumps(handle))
         assert (await end(targets.load(name), again)).report is Report.SUCCEEDED
 
@@ -44,8 +44,7 @@ def test_submitted_often_it_starts_once(name: str, place: Any, run: Any, end: An
 
     async def go() -> None:
         handles = await asyncio.gather(*(target.submit(submission) for _ in range(3)))
-        assert handles == [submission.handle] * 3
-        await target.submit(submission)
+        assert handles == [await target.submit(submission)] * 3
         poll = await end(target, submission.handle)
         assert (poll.report, poll.exit is not None and poll.exit.ok) == (Report.SUCCEEDED, True)
         await target.submit(submission)

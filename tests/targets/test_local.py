@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from trainmaster import targets
 from trainmaster.core.errors import TargetError, UsageError
 from trainmaster.core.plan import Plan
 from trainmaster.core.states import Report
+from trainmaster.targets import Poll
 
 LOCAL = targets.load("local")
 
@@ -118,6 +120,16 @@ def test_killed_between_the_plan_and_the_start_it_is_lost_until_submitted_again(
         return await end(LOCAL, await LOCAL.submit(submission))
 
     assert run(go()).report is Report.SUCCEEDED
+
+
+def test_a_folder_that_was_removed_is_lost_not_waiting(place: Any, run: Any, end: Any) -> None:
+    async def go() -> Poll:
+        handle = await LOCAL.submit(LOCAL.plan(place()))
+        await end(LOCAL, handle)
+        shutil.rmtree(handle["folder"])
+        return await LOCAL.poll(handle)
+
+    assert run(go()).report is Report.LOST
 
 
 def test_a_folder_that_cannot_be_read_is_unknown(place: Any, run: Any) -> None:

@@ -15,7 +15,6 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, tzinfo
 from pathlib import Path
 
 from trainmaster import targets
@@ -39,7 +38,6 @@ async def run(
     *,
     stop: asyncio.Event,
     tick_s: float = 0.5,
-    zone: tzinfo = UTC,
     load: Callable[[str], Target] = targets.load,
     timeouts_s: Mapping[str, float] = TIMEOUTS_S,
     leads: asyncio.Event | None = None,
@@ -49,7 +47,7 @@ async def run(
     `leads` is set once this one does, for those who show it.
     """
     home = home.absolute()  # noqa: ASYNC240 (rows keep this folder: it must not depend on where we stand)
-    plane = Plane(db=db, home=home, load=load, zone=zone, timeouts_s=timeouts_s)
+    plane = Plane(db=db, home=home, load=load, timeouts_s=timeouts_s)
     async with _lead(home / LOCK_FILE, stop=stop, tick_s=tick_s) as leading:
         if leading:
             if leads is not None:

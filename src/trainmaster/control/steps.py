@@ -18,9 +18,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
+from zoneinfo import ZoneInfo
 
 from trainmaster.control.ingest import ingest
 from trainmaster.core.errors import TargetError, Unreachable, UsageError
@@ -44,7 +45,6 @@ class Plane:
     db: Database
     home: Path
     load: Callable[[str], Target]
-    zone: tzinfo  # of a timestamp that does not say
     timeouts_s: Mapping[str, float]
 
     async def call(self, name: str, answer: Awaitable[T]) -> T:
@@ -187,7 +187,7 @@ async def _take_in(plane: Plane, job: JobRow, attempt: AttemptRow, handle: Handl
     async def read(offset: int, limit: int) -> bytes:
         return await plane.call("read", target.read(handle, EVENTS_FILE, offset=offset, limit=limit))
 
-    return await ingest(plane.db, attempt.id, read, zone=plane.zone, last=last)
+    return await ingest(plane.db, attempt.id, read, zone=ZoneInfo(job.spec.zone), last=last)
 
 
 async def _give_up(plane: Plane, job: JobRow, attempt: AttemptRow, reason: Reason, message: str) -> bool:

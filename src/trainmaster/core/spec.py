@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import zoneinfo
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -59,6 +61,12 @@ class JobSpec:
     command: tuple[str, ...] | None = field(default=None, doc="your own program, as a list of words")
     env: dict[str, str] = field(factory=dict, doc="environment of every rank; not for secrets, it is stored")
     limits: Limits = field(factory=Limits, doc="time, grace and attempts")
+    zone: str = field(
+        default="Asia/Kolkata",  # what the writers of seed event files mean; ours always say their offset
+        pattern=r"[A-Za-z0-9_+/-]+",
+        example="Europe/Berlin",
+        doc="time zone of an event's timestamp that does not say",
+    )
 
     def faults(self) -> Iterator[Fault]:
         if (self.train is None) == (self.command is None):
@@ -71,6 +79,16 @@ class JobSpec:
         for name in self.env:
             if not name or "=" in name:
                 yield Fault(path=f"env.{name}", message="not a name for an environment variable; write NAME: value")
+        # A node without a zone database reads no timestamps and need not know the zone.
+        known = _zones()
+        if known and self.zone not in known:
+            yield Fault(path="zone", message=f"{self.zone!r} is no time zone; write for example Europe/Berlin or UTC")
+
+
+@functools.cache
+def _zones() -> frozenset[str]:
+    """Every zone of this machine; reading them walks a folder, and a spec is rebuilt with every row."""
+    return frozenset(zoneinfo.available_timezones())
 
 
 def parse_spec(mapping: object) -> JobSpec:

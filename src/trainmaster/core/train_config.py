@@ -16,7 +16,7 @@ from trainmaster.core.schema import field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A Llama-style decoder. The defaults are a third of a million parameters, which two CPU cores train in a minute."""
+    """A Llama-style decoder. The defaults are a third of a million parameters: a minute's work for two cores."""
 
     layers: int = field(default=3, ge=1, doc="decoder blocks")
     width: int = field(default=96, ge=8, doc="hidden size")

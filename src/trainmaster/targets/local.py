@@ -63,7 +63,7 @@ class Local:
         folder = _folder(submission.handle)
         try:
             if _begun(folder):
-                return submission.handle
+                return _submitted(submission.handle)
             folder.mkdir(parents=True, exist_ok=True)
             with _submitting(folder) as fd:
                 for path, text in submission.files.items():
@@ -75,13 +75,16 @@ class Local:
                         raise TargetError(f"local: the agent did not start: {said}")
         except OSError as wrong:
             raise TargetError(f"local: {wrong}") from wrong
-        return submission.handle
+        return _submitted(submission.handle)
 
     async def poll(self, handle: Handle) -> Poll:
         try:
-            return await asyncio.to_thread(_look, _folder(handle))
+            found = await asyncio.to_thread(_look, _folder(handle))
         except (OSError, ValueError, SpecError) as wrong:
             return Poll(report=Report.UNKNOWN, note=f"the attempt's folder cannot be read: {wrong}")
+        if found.report is Report.WAITING and handle.get("submitted") and not (_folder(handle) / PLAN_FILE).exists():
+            return Poll(report=Report.LOST, note=f"its folder {handle['folder']} was removed")
+        return found
 
     async def read(self, handle: Handle, stream: str, *, offset: int, limit: int) -> bytes:
         if stream not in _STREAMS and not _RANK_LOG.fullmatch(stream):
@@ -109,6 +112,11 @@ class Local:
             raise TargetError(f"local: {wrong}") from wrong
         if code != 0:
             raise TargetError(f"local: the attempt could not be ended: {said}")
+
+
+def _submitted(handle: Handle) -> Handle:
+    """The handle of an attempt that was started: from now on an empty folder means lost, not waiting."""
+    return {**handle, "submitted": True}
 
 
 def _folder(handle: Handle) -> Path:

@@ -31,6 +31,9 @@ def text(data: Mapping[str, Any], name: str) -> str | None:
     return str(value)
 
 
+_NOTHING = (math.inf, -math.inf)
+
+
 class Curve:
     """Points added one by one, of which a bounded number is kept, however long the run.
 
@@ -44,6 +47,7 @@ class Curve:
         self._cells: list[tuple[Point, ...]] = []
         self._width = 1  # points per cell
         self._room = 0  # left in the last cell
+        self._span = _NOTHING  # lowest and highest of the last cell
         self._first: Point | None = None
         self._last: Point | None = None
 
@@ -57,9 +61,15 @@ class Curve:
                 self._cells = [_extremes((*left, *right)) for left, right in pairs]
                 self._width *= 2
             self._cells.append(())
+            self._span = _NOTHING
             self._room = self._width
-        self._cells[-1] = _extremes((*self._cells[-1], point))
         self._room -= 1
+        low, high = self._span
+        if y is not None and low <= y <= high:
+            return  # nothing new; so it is for nearly every point of a long run, and must be cheap
+        self._cells[-1] = _extremes((*self._cells[-1], point))
+        if y is not None:
+            self._span = (min(low, y), max(high, y))
 
     def points(self) -> tuple[Point, ...]:
         """What was kept, in the order it came."""

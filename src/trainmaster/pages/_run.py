@@ -124,10 +124,8 @@ def progress(step: int | None, steps: int | None) -> float | None:
     return None if step is None or not steps else min(1.0, step / steps)
 
 
-_LIMITS = (
-    ("loss", _LOSS_POINTS),
-    *((name, _SIDE_POINTS) for name in ("eval_loss", "tokens_per_s", "lr", "grad_norm")),
-)
+_PER_STEP = ("loss", "tokens_per_s", "lr", "grad_norm")
+_LIMITS = tuple((name, _LOSS_POINTS if name == "loss" else _SIDE_POINTS) for name in (*_PER_STEP, "eval_loss"))
 _URGENCY = {Verdict.FAIL: 0, Verdict.ERROR: 1, Verdict.WARN: 2}
 
 
@@ -164,7 +162,7 @@ class Fold:
     def add(self, row: EventRow) -> None:
         """One row of an event stream."""
         self.cursor = row.cursor
-        self._attempt = attempt = row.cursor[0]
+        self._attempt = attempt = self.cursor[0]
         if row.phase is None:
             self._add_garbage(row)
             return
@@ -173,8 +171,7 @@ class Fold:
             case Phase.STEP, "metrics":
                 self._add_step(row.data)
             case Phase.EVAL_MODEL, "metrics":
-                self._eval = row.data
-                self._add_point("eval_loss", whole(row.data, "step"), number(row.data, "loss"))
+                self._add_eval(row.data)
             case Phase.TRAINING, "start":
                 self._start, self._start_of, self._end = row.data, attempt, {}
                 self._rates.clear()
@@ -236,19 +233,20 @@ class Fold:
             return
         self._step, self._last = step, data
         # A loss that is there and is no number is a gap in the curve; one that was never written is no point at all.
-        for name in ("loss", "tokens_per_s", "lr", "grad_norm"):
-            if data.get(name) is not None:
-                self._add_point(name, step, number(data, name))
-        rate, loss = number(data, "tokens_per_s"), number(data, "loss")
+        values = {name: number(data, name) for name in _PER_STEP if data.get(name) is not None}
+        for name, value in values.items():
+            self._curves[name].add(step, value)
+        rate, loss = values.get("tokens_per_s"), values.get("loss")
         if rate is not None:
             self._rates.append(rate)
         if loss is not None:
             self._losses = [self._losses[0] if self._losses else loss, loss]
-        self._sick_steps += loss is None and data.get("loss") is not None
+        self._sick_steps += "loss" in values and loss is None
 
-    def _add_point(self, name: str, step: int | None, value: float | None) -> None:
+    def _add_eval(self, data: Mapping[str, Any]) -> None:
+        self._eval, step = data, whole(data, "step")
         if step is not None:
-            self._curves[name].add(step, value)
+            self._curves["eval_loss"].add(step, number(data, "loss"))
 
     def _add_checkpoint(self, row: EventRow) -> None:
         self._checkpoint_events[str(row.event)] += 1

@@ -45,7 +45,9 @@ def _preflight(page: JobPage) -> Iterator[str]:
     yield f"## Pre-flight: {overall}\n\n| Check | Verdict | Device | What was found | Values |\n|---|---|---|---|---|"
     for row in preflight.checks:
         found = _text(row.reason) + (f" → {_text(row.action)}" if row.action else "")
-        values = ", ".join(f"{_text(name)}={_text(words.value_text(value))}" for name, value in row.values.items())
+        values = ", ".join(
+            f"{_text(name)}={_text(words.value_text(value))}" for name, value in row.values.items() if value is not None
+        )
         yield f"| {_text(row.check)} | {row.verdict.value} | {_text(row.device or '')} | {found} | {values} |"
     yield ""
 

@@ -120,7 +120,13 @@ def _figures(page: JobPage) -> Iterator[Figure]:
         note = " · ".join(word for word in (run.device_name, run.precision) if word and word != run.device)
         yield Figure(name="Ranks and device", value=value, note=note)
     if run.parameters is not None:
-        note = f"{short(run.memory_gib)} GiB of GPU memory" if run.memory_gib is not None else run.data_source or ""
+        note = (
+            f"{short(run.memory_gib)} GiB of GPU memory"
+            if run.memory_gib is not None
+            else f"trained on {run.data_source}"
+            if run.data_source
+            else ""
+        )
         yield Figure(name="Parameters", value=short(run.parameters), note=note)
     saved = [one for one in run.checkpoints if one.event == "saved"]
     if run.checkpoints:

@@ -48,7 +48,7 @@ class Llama(nn.Module):
     def init_weights(self, seed: int) -> None:
         """Fill every weight and buffer; the same values for a seed on any number of ranks."""
         for name, weight in self.named_parameters():
-            _fill(weight, _first_values(name, weight, layers=self.config.layers, seed=seed))
+            _fill(weight, _first_values(name, weight, self.config, seed=seed))
         cos, sin = _rope_tables(self.config, self.max_tokens)
         self.rope_cos.copy_(cos)
         self.rope_sin.copy_(sin)
@@ -141,20 +141,24 @@ def _rope_tables(config: ModelConfig, max_tokens: int) -> tuple[Tensor, Tensor]:
 
 # The last matrix of each residual branch; there are two branches a layer.
 _RESIDUAL = ("attention.output.weight", "feed.down.weight")
-_EMBEDDING_STD = 0.02  # GPT-2's; small, so that the first prediction is close to uniform
 
 
-def _first_values(name: str, weight: Tensor, *, layers: int, seed: int) -> Tensor:
+def _first_values(name: str, weight: Tensor, config: ModelConfig, *, seed: int) -> Tensor:
     """The whole weight's first values, on its device; drawn from the seed and the name alone."""
     shape, device = weight.shape, weight.device
     if name.endswith("norm.weight"):
         return torch.ones(shape, device=device)
     # Unit variance through a matrix of any width; the residual stream's variance stays flat over any depth.
-    std = _EMBEDDING_STD if name.startswith("embedding") else shape[1] ** -0.5
+    std = shape[1] ** -0.5
     if name.endswith(_RESIDUAL):
-        std /= (2 * layers) ** 0.5
+        std /= (2 * config.layers) ** 0.5
+    if name == "embedding.weight":
+        # GPT-2's 0.02 where it is also the head, so that the first prediction is close to uniform; else one, or the
+        # first norm multiplies its gradient by fifty.
+        std = 0.02 if config.tied else 1.0
     generator = torch.Generator(device=device).manual_seed(_mix(seed, name))
-    return torch.randn(shape, generator=generator, device=device) * std
+    values: Tensor = torch.randn(shape, generator=generator, device=device) * std
+    return values
 
 
 def _mix(seed: int, name: str) -> int:

@@ -59,7 +59,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         return wrong.exit_code
     except Exception as wrong:
         traceback.print_exc()
-        report.alarm(f"failed: {type(wrong).__name__}: {str(wrong).splitlines()[0] if str(wrong) else ''}")
+        report.alarm(_last_words(wrong))
         return 1
 
 
@@ -84,6 +84,14 @@ def train(config: TrainConfig, place: Place, environ: Mapping[str, str], *, stop
     outcome = loop.run(config, world, folder=folder, stop=stop, report=report)
     shard.leave()
     return RESUMABLE_EXIT if outcome.stopped else 0
+
+
+def _last_words(wrong: Exception) -> str:
+    text = (str(wrong).splitlines() or [""])[0]
+    # torch has no one type for it: gloo raises RuntimeError, the store DistNetworkError, NCCL DistBackendError.
+    if any(word in f"{type(wrong).__name__} {wrong}".lower() for word in ("gloo", "nccl", "distnetwork", "diststore")):
+        return f"failed: another rank is gone or hangs, see its log: {text}"
+    return f"failed: {type(wrong).__name__}: {text}"
 
 
 if __name__ == "__main__":

@@ -18,17 +18,16 @@ from trainmaster.train.stop import Stop
 @torch.no_grad()
 def evaluate(model: nn.Module, source: Source, config: TrainConfig, world: World, stop: Stop) -> float | None:
     """Mean loss per token over the same held-out samples each time; None if told to stop on the way."""
-    place = world.place
-    mine = config.eval_sequences // place.world_size
-    at_once = max(1, config.batch_sequences // place.world_size)  # what is known to fit
+    mine = world.place.share(config.eval_sequences)
+    at_once = len(world.place.share(config.batch_sequences))  # what is known to fit
     model.eval()
     total = torch.zeros((), dtype=torch.float64)
-    for start in range(0, mine, at_once):
+    for start in mine[::at_once]:
         if agree.any_rank(stop.asked() is not None):
             model.train()
             return None
-        first, count = place.rank * mine + start, min(at_once, mine - start)
-        rows = datasets.batch(source, first, count, sequence_tokens=config.sequence_tokens, held_out=True)
+        count = min(at_once, mine.stop - start)
+        rows = datasets.batch(source, start, count, sequence_tokens=config.sequence_tokens, held_out=True)
         rows = rows.to(world.device)
         logits = model(rows[:, :-1])
         total += F.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten(), reduction="sum").cpu()

@@ -121,7 +121,7 @@ class Trainer:
             data_source=config.data.source,
         )
         self.report.line(
-            f"training {self.parameters:,} parameters on {place.world_size} ranks ({self.world.device_name}, "
+            f"training {self.parameters:,} parameters on {place.world_size} rank(s) ({self.world.device_name}, "
             f"{self.precision}), {config.batch_sequences} × {config.sequence_tokens} tokens a step"
         )
 
@@ -152,9 +152,9 @@ class Trainer:
         """One batch over all ranks, one update; False if the update was skipped."""
         config, place, state = self.config, self.world.place, self.state
         seed_step(config.seed, state.step, place.rank)
-        mine = config.batch_sequences // place.world_size
+        mine = place.share(config.batch_sequences)
         rows = datasets.batch(
-            self.source, state.cursor + place.rank * mine, mine, sequence_tokens=config.sequence_tokens
+            self.source, state.cursor + mine.start, len(mine), sequence_tokens=config.sequence_tokens
         ).to(self.world.device, non_blocking=True)
         logits = self.model(rows[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
@@ -197,9 +197,8 @@ class Trainer:
 
     def epoch_is_over(self) -> bool:
         """Whether an epoch has had its steps and is not closed yet; the run's end closes a short one."""
-        whole, rest = divmod(self.state.step, self.config.epoch_steps)
-        last = self.state.step == self.config.steps
-        return self.state.epoch < whole + (1 if rest and last else 0)
+        step = self.state.step
+        return step > self.state.epoch_end and (step % self.config.epoch_steps == 0 or step == self.config.steps)
 
     def close_epoch(self) -> bool:
         """Evaluate, save if due, say so; False if told to stop on the way: the epoch is then still open."""

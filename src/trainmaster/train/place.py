@@ -20,6 +20,12 @@ class Place:
     nodes: int
     master: tuple[str, int] | None  # where the ranks meet; None for a lone one
 
+    def share(self, total: int) -> range:
+        """Which of `total` things are this rank's: a block of its own, all blocks together each thing once."""
+        each = total // self.world_size
+        assert each * self.world_size == total, "TrainConfig.faults_on let an uneven share through"
+        return range(self.rank * each, (self.rank + 1) * each)
+
 
 def find_place(ranks: Ranks) -> Place:
     """The place a launcher gave; UsageError where it started one process per node and left the ranks to be started."""

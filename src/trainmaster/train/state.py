@@ -17,7 +17,8 @@ class State:
 
     step: int = 0
     cursor: int = 0  # the next training sample, counted over all ranks
-    epoch: int = 0  # epochs complete
+    epoch: int = 0  # epochs closed
+    epoch_end: int = 0  # the step that closed the last one
     epoch_losses: int = 0  # losses of the epoch under way: one a step, but for skipped ones
     epoch_loss_sum: float = 0.0
     loss_first: float | None = None
@@ -37,7 +38,7 @@ class State:
         )
 
     def after_epoch(self) -> State:
-        return replace(self, epoch=self.epoch + 1, epoch_losses=0, epoch_loss_sum=0.0)
+        return replace(self, epoch=self.epoch + 1, epoch_end=self.step, epoch_losses=0, epoch_loss_sum=0.0)
 
     @property
     def epoch_mean(self) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -129,16 +130,23 @@ def commit(draft: Path, manifest: Manifest) -> Path:
     draft.rename(final)
     sync_folder(final.parent)
     if rejected is not None:
-        shutil.rmtree(rejected, ignore_errors=True)  # `prune` comes by again
+        with contextlib.suppress(OSError):  # the new one is committed all the same, and `prune` comes by again
+            _remove(rejected)
     return final
 
 
 def _set_aside(checkpoint: Path) -> Path:
     """Rename what is to be deleted: killed in the middle of that, it must not look like a damaged checkpoint."""
     old = checkpoint.with_name(checkpoint.name + ".old")
-    if old.is_dir():
-        shutil.rmtree(old)
+    _remove(old)
     return checkpoint.rename(old)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def prune(folder: Path, *, keep: int, newest: int) -> list[int]:

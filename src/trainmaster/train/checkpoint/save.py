@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -23,6 +25,8 @@ from trainmaster.train import agree
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.checkpoint.manifest import FileRecord, Manifest
 from trainmaster.train.state import State
+
+_NO_ROOM_BYTES = 1 << 20  # file systems keep a few blocks they do not hand out
 
 
 class SaveError(Exception):
@@ -64,10 +68,11 @@ def save(
         )
         path = agree.on_first(lambda: manifests.commit(draft, manifest))
     except (agree.RankError, CheckpointException) as wrong:
+        why = agree.cause(wrong) + _room(folder)
         if dist.get_rank() == 0:
             with contextlib.suppress(OSError):  # the disk may be full: give back what the failed save took
                 shutil.rmtree(draft)
-        raise SaveError(agree.cause(wrong)) from wrong
+        raise SaveError(why) from wrong
     return Saved(step=state.step, path=path, size_bytes=manifest.size_bytes, seconds=time.perf_counter() - started)
 
 
@@ -95,3 +100,12 @@ def _listed(draft: Path) -> list[str]:
     if missing:
         raise FileNotFoundError(f"{', '.join(missing)} not in {draft}; the folder must be shared by all nodes")
     return names
+
+
+def _room(folder: Path) -> str:
+    """torch reports a full disk as "unexpected pos"; say it in the words people and log rules look for."""
+    with contextlib.suppress(OSError):
+        free = shutil.disk_usage(folder).free
+        if free < _NO_ROOM_BYTES:
+            return f"; {os.strerror(errno.ENOSPC)}: {free:,} bytes free in {folder}"
+    return ""

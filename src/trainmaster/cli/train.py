@@ -1,0 +1,125 @@
+"""`trainmaster train`: our trainer on this machine, in the foreground. The agent starts and watches the ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trainmaster.cli import _document, _say
+from trainmaster.core.errors import MissingExtra, SpecError
+from trainmaster.core.plan import CHECKPOINTS_VARIABLE, PLAN_FILE, RESUMABLE_EXIT, Plan, rank_log
+from trainmaster.core.schema import build
+from trainmaster.core.spec import JobSpec, Preflight, Resources
+from trainmaster.core.train_config import TrainConfig
+
+_LOOK_S = 0.2  # between two looks at rank 0's log
+
+
+def train(
+    config: Annotated[Path, typer.Argument(help="The training config as YAML.")],
+    values: Annotated[list[str] | None, typer.Argument(help="Values to put over the file's: key.path=value.")] = None,
+    processes: Annotated[int, typer.Option("--processes", "-n", min=1, help="Ranks on this machine.")] = 1,
+) -> None:
+    """Train on this machine, or go on from the newest good checkpoint.
+
+    Ctrl-C saves and stops (exit code 75); the same command then goes on. Logs and events of every run are kept in the
+    folder `attempts` beside its checkpoints.
+
+    [bold]Examples[/]
+
+      trainmaster train llama.yaml
+
+      trainmaster train llama.yaml steps=500 optimizer.lr=1e-3 --processes 2
+    """
+    wanted = _document.load(config).read(lambda value: _parse(_document.override(value, values or []), processes))
+    _require_torch()
+    plan = _plan(wanted, processes)
+    folder = Path(plan.folder)
+    folder.mkdir(parents=True)
+    (folder / PLAN_FILE).write_text(plan.to_json())
+    _say.err.print(f"[dim]logs and events in {folder}[/]", soft_wrap=True)
+    code = _run(folder)
+    if code == RESUMABLE_EXIT:
+        _say.note("saved and stopped; the same command goes on from there")
+    raise typer.Exit(code)
+
+
+def _parse(value: Any, ranks: int) -> TrainConfig:
+    config = build(TrainConfig, value)
+    faults = list(config.faults_on(ranks))
+    if faults:
+        raise SpecError(faults)
+    return config
+
+
+def _require_torch() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        raise MissingExtra("training", "train")
+
+
+def _plan(config: TrainConfig, processes: int) -> Plan:
+    checkpoints = Path(config.checkpoint.folder or os.environ.get(CHECKPOINTS_VARIABLE) or "checkpoints").absolute()
+    attempt = f"{uuid.uuid4()}.1"
+    started = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    spec = JobSpec(
+        name="train",
+        resources=Resources(processes_per_node=processes),
+        preflight=Preflight(level=0),  # `trainmaster check` and `trainmaster submit` are the ways to check first
+        train=config,
+    )
+    folder = checkpoints / "attempts" / f"{started}-{attempt[:8]}"
+    return Plan(attempt=attempt, spec=spec, folder=str(folder), checkpoints=str(checkpoints))
+
+
+def _run(folder: Path) -> int:
+    """The agent in the foreground, with what rank 0 prints; its exit code."""
+    command = [sys.executable, "-m", "trainmaster.agent", str(folder / PLAN_FILE)]
+    # Its own session: Ctrl-C reaches us alone, and the ranks hear of it once, from the agent.
+    agent = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    with _passing_on(agent):
+        offset = 0
+        while agent.poll() is None:
+            offset = _print_from(folder / rank_log(0), offset)
+            time.sleep(_LOOK_S)
+        _print_from(folder / rank_log(0), offset)
+    return agent.returncode
+
+
+@contextmanager
+def _passing_on(agent: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Whoever tells us to stop tells the agent, which saves first; we end when it has ended."""
+
+    def tell(*_: object) -> None:
+        agent.send_signal(signal.SIGINT)
+
+    before = {number: signal.signal(number, tell) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _print_from(log: Path, offset: int) -> int:
+    try:
+        with log.open("rb") as file:
+            file.seek(offset)
+            text = file.read()
+    except FileNotFoundError:
+        return offset
+    sys.stdout.buffer.write(text)
+    sys.stdout.flush()
+    return offset + len(text)

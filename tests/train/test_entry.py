@@ -1,0 +1,54 @@
+"""The entry refuses what it cannot run, with the right exit code and a line that says why."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainmaster.node.ranks import detect
+from trainmaster.train.__main__ import main, read_config
+from trainmaster.train.place import find_place
+from trainmaster.train.stop import SIGNALS
+
+
+@pytest.fixture(autouse=True)
+def give_back_signals() -> Iterator[None]:
+    """The entry takes SIGTERM and SIGUSR1 of its process, which here is pytest's."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_bad_config_exits_2_with_every_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"stepz": 3, "model": {"heads": 0}}))
+    assert main([str(path)], {}) == 2
+    said = capsys.readouterr().err
+    assert "stepz: unknown field; did you mean `steps`?" in said
+    assert "model.heads: 0 is out of range" in said
+
+
+@pytest.mark.parametrize("words", [[], ["a", "b"], ["/nowhere/config.json"]])
+def test_a_config_that_is_not_there_exits_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words, {}) == 2
+    assert capsys.readouterr().err
+
+
+def test_a_pod_is_not_a_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.json"
+    path.write_text("{}")
+    pod = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "23456"}
+    assert main([str(path)], pod) == 2
+    assert "launcher kubeflow: this process is a node, not yet a rank" in capsys.readouterr().err
+
+
+def test_a_lone_process_is_the_whole_run(tmp_path: Path) -> None:
+    place = find_place(detect({}))
+    assert (place.rank, place.world_size, place.master) == (0, 1, None)
+    (tmp_path / "config.json").write_text("{}")
+    assert read_config([str(tmp_path / "config.json")]).steps == 200

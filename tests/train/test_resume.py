@@ -1,0 +1,78 @@
+"""Going on from a checkpoint: bit-equal on as many ranks, the same curve on any number, nothing read twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainmaster.core.errors import CheckpointError
+from trainmaster.core.train_config import TrainConfig
+
+from .runs import RunHere, Start, StopAfter, read_events, tiny
+
+
+def test_a_resumed_run_is_bit_equal_to_an_unbroken_one(run_here: RunHere, tmp_path: Path) -> None:
+    config = tiny(steps=8, epoch_steps=100)
+    unbroken = run_here(tmp_path / "unbroken", config)
+    run_here(tmp_path / "broken", config, stop=StopAfter(5))
+    broken = run_here(tmp_path / "broken", config)
+    assert broken.losses == unbroken.losses  # all eight of them, to the last bit
+    assert [item["data"]["step"] for item in broken.named("STEP", "metrics")] == list(range(1, 9))
+    assert broken.named("TRAINING", "start")[1]["data"]["resumed_from"] == 5
+    (loaded,) = broken.named("CHECKPOINT", "loaded")
+    assert loaded["data"]["step"] == 5
+    assert broken.named("TRAINING", "end")[-1]["data"]["loss_first"] == unbroken.losses[1]
+    (closed,) = broken.named("TRAINING", "epoch_complete")
+    assert closed["data"]["avg_loss"] == pytest.approx(sum(unbroken.losses.values()) / 8)
+
+
+# A learning rate that does not look at the number of steps: a run of 3 steps is then the beginning of one of 6.
+FLAT = {"min_lr_ratio": 1.0, "warmup_steps": 1}
+
+
+def test_two_ranks_then_one_read_each_sample_once_and_in_order(start: Start, run_here: RunHere, tmp_path: Path) -> None:
+    unbroken = run_here(tmp_path / "unbroken", tiny(steps=6, optimizer=FLAT))
+    first = start(tmp_path / "moved", tiny(steps=3, optimizer=FLAT), ranks=2).finish()
+    assert first.codes == [0, 0], first.output
+    assert first.manifest(3)["state"]["cursor"] == 3 * 8
+    moved = run_here(tmp_path / "moved", tiny(steps=6, optimizer=FLAT))
+    assert moved.manifest(6)["state"]["cursor"] == 6 * 8
+    # Losses of single batches differ by far more than this between one batch and the next.
+    assert moved.losses == pytest.approx(unbroken.losses, abs=1e-4)
+
+
+def test_four_ranks_then_two_then_three_stay_on_the_curve(start: Start, run_here: RunHere, tmp_path: Path) -> None:
+    def config(steps: int) -> TrainConfig:
+        return tiny(steps=steps, batch_sequences=12, eval_sequences=0, optimizer=FLAT)
+
+    unbroken = run_here(tmp_path / "unbroken", config(9))
+    for ranks, steps in ((4, 3), (2, 6), (3, 9)):
+        moved = start(tmp_path / "moved", config(steps), ranks=ranks).finish()
+        assert moved.codes == [0] * ranks, moved.output
+        assert moved.manifest(steps)["ranks"] == ranks
+    assert moved.losses == pytest.approx(unbroken.losses, abs=1e-4)
+    assert [item["data"]["step"] for item in moved.named("CHECKPOINT", "loaded")] == [3, 6]
+
+
+def test_the_config_wins_over_the_optimizer_settings_of_the_checkpoint(run_here: RunHere, tmp_path: Path) -> None:
+    first = tiny(steps=3, optimizer={**FLAT, "weight_decay": 0.0})
+    run_here(tmp_path / "same", first)
+    run_here(tmp_path / "other", first)
+    same = run_here(tmp_path / "same", tiny(steps=6, optimizer={**FLAT, "weight_decay": 0.0}))
+    other = run_here(tmp_path / "other", tiny(steps=6, optimizer={**FLAT, "weight_decay": 50.0}))
+    assert same.losses[4] == other.losses[4]
+    assert same.losses[6] != other.losses[6]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"), [({"model": {"width": 64}}, "model was"), ({"data": {"seed": 9}}, "data was")]
+)
+def test_a_checkpoint_of_another_run_is_refused(
+    run_here: RunHere, tmp_path: Path, change: dict[str, Any], named: str
+) -> None:
+    run_here(tmp_path, tiny(steps=3))
+    with pytest.raises(CheckpointError, match=f"belongs to another run: {named}"):
+        run_here(tmp_path, tiny(steps=6, **change))
+    assert read_events(tmp_path / "events.jsonl")[-1]["event"] == "end"  # of the first run: the second never began

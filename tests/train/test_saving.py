@@ -1,0 +1,119 @@
+"""Saving: how many are kept, what a failed save does, and that the manifest comes last."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainmaster.core.schema import to_plain
+from trainmaster.train.checkpoint import manifest as manifests
+from trainmaster.train.checkpoint.manifest import FileRecord, Manifest
+from trainmaster.train.loop import TrainingFailed
+
+from .runs import RunHere, Start, tiny
+
+
+def test_the_newest_are_kept_and_no_more(run_here: RunHere, tmp_path: Path) -> None:
+    ran = run_here(tmp_path, tiny(steps=7, eval_sequences=0, checkpoint={"every_steps": 1, "keep": 3}))
+    assert ran.checkpoints == ["step-00000005", "step-00000006", "step-00000007"]
+
+
+def test_a_damaged_one_does_not_count_as_kept(run_here: RunHere, tmp_path: Path) -> None:
+    ran = run_here(tmp_path, tiny(steps=4, eval_sequences=0, checkpoint={"every_steps": 2, "keep": 2}))
+    (tmp_path / "checkpoints" / "step-00000002" / "__0_0.distcp").unlink()
+    assert manifests.prune(tmp_path / "checkpoints", keep=2, newest=4) == []
+    assert ran.checkpoints == ["step-00000002", "step-00000004"]
+    assert manifests.prune(tmp_path / "checkpoints", keep=1, newest=4) == [2]
+    assert ran.checkpoints == ["step-00000004"]
+
+
+def test_the_manifest_names_every_file_with_its_size_and_hash(run_here: RunHere, tmp_path: Path) -> None:
+    ran = run_here(tmp_path, tiny(steps=3, eval_sequences=0))
+    folder = tmp_path / "checkpoints" / "step-00000003"
+    listed = ran.manifest(3)["files"]
+    assert set(listed) == {entry.name for entry in folder.iterdir()} - {"manifest.json"}
+    for name, record in listed.items():
+        data = (folder / name).read_bytes()
+        assert record == {"size_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    (saved,) = ran.named("CHECKPOINT", "saved")
+    assert saved["data"]["bytes"] == sum(record["size_bytes"] for record in listed.values())
+
+
+def test_a_failed_save_is_told_and_training_goes_on(run_here: RunHere, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    (folder / "step-00000002.tmp").write_text("somebody's file, in the way of the draft folder")
+    ran = run_here(tmp_path, tiny(steps=6, eval_sequences=0, checkpoint={"every_steps": 2}))
+    (failed,) = ran.named("CHECKPOINT", "failed")
+    assert failed["data"]["step"] == 2
+    assert "FileExistsError" in failed["data"]["why"]
+    assert [item["data"]["step"] for item in ran.named("CHECKPOINT", "saved")] == [4, 6]
+    assert ran.named("TRAINING", "end")[0]["data"]["step"] == 6
+
+
+def test_a_run_whose_end_cannot_be_saved_has_failed(run_here: RunHere, tmp_path: Path) -> None:
+    # Nobody may make folders in /proc, not even root.
+    with pytest.raises(TrainingFailed, match=r"step 3 could not be saved at the end: rank 0: .*Error"):
+        run_here(
+            tmp_path, tiny(steps=3, eval_sequences=0, checkpoint={"folder": "/proc/trainmaster", "every_steps": 2})
+        )
+
+
+def test_every_rank_fails_when_the_last_save_does(start: Start, tmp_path: Path) -> None:
+    config = tiny(steps=4, eval_sequences=0, checkpoint={"folder": "/proc/trainmaster", "every_steps": 2})
+    ran = start(tmp_path, config, ranks=2).finish()
+    assert ran.codes == [1, 1], ran.output
+    assert ran.named("CHECKPOINT", "failed")[0]["data"]["step"] == 2
+    assert list(ran.losses) == [1, 2, 3, 4]
+    assert not ran.named("TRAINING", "end")
+
+
+def test_a_shard_that_cannot_be_written_fails_the_save_alone(tmp_path: Path) -> None:
+    """As on a full disk: no file of this run may grow past 200,000 bytes, and its shard needs half a million."""
+    code = (
+        "import os, resource, sys\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))\n"
+        "os.execv(sys.executable, [sys.executable, '-m', 'trainmaster.train', *sys.argv[1:]])\n"
+    )
+    (tmp_path / "config.json").write_text(
+        json.dumps(to_plain(tiny(steps=3, eval_sequences=0, checkpoint={"every_steps": 2})))
+    )
+    environment = {
+        **os.environ,
+        "TRAINMASTER_EVENTS": str(tmp_path / "events.jsonl"),
+        "TRAINMASTER_CHECKPOINTS": str(tmp_path / "checkpoints"),
+    }
+    ended = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "config.json")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 1, ended.stderr
+    assert "checkpoint of step 2 failed" in ended.stdout
+    assert "step 3/3 loss" in ended.stdout
+    assert list((tmp_path / "checkpoints").iterdir()) == []  # what a failed save took is given back
+
+
+def test_a_commit_replaces_a_rejected_one_and_keeps_its_own(tmp_path: Path) -> None:
+    draft = tmp_path / "step-00000003.tmp"
+    manifests.begin(draft)
+    (draft / "shard").write_bytes(b"new")
+    (tmp_path / "step-00000003").mkdir()
+    (tmp_path / "step-00000003" / "shard").write_bytes(b"rejected")
+    record = manifests.measure(draft / "shard")
+    assert record == FileRecord(size_bytes=3, sha256=hashlib.sha256(b"new").hexdigest())
+    manifest = Manifest(
+        step=3, state={"step": 3}, run={}, files={"shard": record}, ranks=1, torch="2", saved_at="2026-01-01T00:00:00Z"
+    )
+    path = manifests.commit(draft, manifest)
+    assert path == tmp_path / "step-00000003"
+    assert manifests.read(path) == manifest
+    assert [entry.name for entry in tmp_path.iterdir()] == ["step-00000003"]

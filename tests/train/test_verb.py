@@ -1,0 +1,37 @@
+"""`trainmaster train`: YAML in, ranks through the agent, rank 0's lines out, the agent's exit code back."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from .runs import TINY
+
+
+def train(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    (folder / "tiny.yaml").write_text(json.dumps(TINY))  # JSON is YAML
+    command = [sys.executable, "-m", "trainmaster", "train", "tiny.yaml", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_two_ranks_train_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    first = train(tmp_path, "steps=3", "eval_sequences=0", "--processes", "2")
+    assert first.returncode == 0, first.stderr
+    assert "[rank 0 node 0] step 3/3 loss" in first.stdout
+    again = train(tmp_path, "steps=4", "eval_sequences=0")
+    assert again.returncode == 0, again.stderr
+    assert "resumed from step 3" in again.stdout
+    folder = tmp_path / "checkpoints"
+    assert (folder / "step-00000004" / "manifest.json").exists()
+    attempts = sorted((folder / "attempts").iterdir())
+    assert len(attempts) == 2
+    assert all((attempt / "events.jsonl").exists() and (attempt / "exit.json").exists() for attempt in attempts)
+
+
+def test_a_bad_config_exits_2_and_creates_nothing(tmp_path: Path) -> None:
+    ended = train(tmp_path, "batch_sequences=9", "optimizer.warmup_steps=1", "-n", "2")
+    assert ended.returncode == 2
+    assert "batch_sequences: 9 does not divide by 2 ranks; use 8" in ended.stderr
+    assert not (tmp_path / "checkpoints").exists()

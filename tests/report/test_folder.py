@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,13 @@ def test_only_events_are_needed(tmp_path: Path) -> None:
     page = read_folder(tmp_path)
     assert page.spec is None
     assert page.run.step == 200
+
+
+def test_a_time_without_an_offset_is_read_in_the_zone_of_the_spec(tmp_path: Path) -> None:
+    folder = attempt(tmp_path / "a", [b'{"ts":"2026-03-01T12:00:00","phase":"PROJECT","event":"start"}\n'])
+    spec = samples.spec(zone="Asia/Kolkata")
+    (folder / "plan.json").write_text(Plan(attempt="job.1", spec=spec, folder="/x", checkpoints="/x").to_json())
+    assert read_folder(folder).started_at == datetime(2026, 3, 1, 6, 30, tzinfo=UTC)
 
 
 def test_a_folder_without_events_says_what_to_give(tmp_path: Path) -> None:

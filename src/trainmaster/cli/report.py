@@ -28,7 +28,7 @@ def report(
 ) -> None:
     """Write the report of a job, or of a folder that holds an attempt's events.
 
-    The HTML report is one file without scripts or addresses outside it: mail it, print it, keep it.
+    The HTML report is one file that needs nothing from outside: mail it, print it, keep it.
 
     [bold]Examples[/]
 

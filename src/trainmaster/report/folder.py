@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+import zoneinfo
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 
 from trainmaster.core.errors import SpecError, UsageError
@@ -23,6 +24,7 @@ from trainmaster.store.rows import AttemptRow, EventRow, JobRow
 
 _NAMES = (EVENTS_FILE, "global.json")
 _CHUNK = 1 << 20  # bytes read at once
+_UNKNOWN = JobSpec(name="unknown", command=("unknown",))  # where no plan says what was asked for; never shown
 
 
 def read_folder(folder: Path, *, now: datetime | None = None) -> JobPage:
@@ -41,7 +43,7 @@ def read_folder(folder: Path, *, now: datetime | None = None) -> JobPage:
         stage=None if status.final else Stage.RUNNING,
         reason=reason,
         message=message,
-        spec=spec or JobSpec(name="unknown", command=("unknown",)),
+        spec=spec or _UNKNOWN,
         attempts=len(attempts),
         cancel_requested=False,
         created_at=first.started_at or now,
@@ -85,7 +87,8 @@ def _load(folder: Path, number: int, fold: Fold) -> _Found:
     path = _events_file(folder)
     assert path is not None, "only folders with an event file come here"
     first = last = None
-    for line in _lines(path, over=record is not None):
+    zone = zoneinfo.ZoneInfo((plan.spec if plan else _UNKNOWN).zone)
+    for line in _lines(path, over=record is not None, zone=zone):
         fold.add(_event(line, attempt=f"{folder.name}.{number}"))
         when = line.event.ts if line.event else None
         first, last = first or when, when or last
@@ -114,13 +117,13 @@ def _exit(path: Path) -> ExitRecord | None:
         return None
 
 
-def _lines(path: Path, *, over: bool) -> Iterator[Line]:
+def _lines(path: Path, *, over: bool, zone: tzinfo) -> Iterator[Line]:
     held, start = b"", 0
     with path.open("rb") as source:
         while True:
             got = source.read(_CHUNK)
             held += got
-            lines = split(held, offset=start, zone=UTC, last=over and not got)
+            lines = split(held, offset=start, zone=zone, last=over and not got)
             yield from lines
             end = lines[-1].offset + lines[-1].length if lines else start
             held, start = held[end - start :], end

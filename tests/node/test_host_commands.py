@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
@@ -32,6 +33,10 @@ def gone(pid: int) -> bool:
 def test_an_answer_has_both_streams_and_the_exit_code() -> None:
     ran = Host().run("sh", "-c", "echo out; echo err >&2; exit 7")
     assert (ran.exit_code, ran.stdout, ran.stderr) == (7, "out\n", "err\n")
+
+
+def test_python_is_the_interpreter_that_runs_us() -> None:
+    assert Host().run("python", "-c", "import sys; print(sys.prefix)").stdout.strip() == sys.prefix
 
 
 def test_a_signal_is_a_negative_exit_code() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from trainmaster.core.errors import Fault, SpecError
 from trainmaster.core.schema import build, field
@@ -25,6 +26,24 @@ class Expect:
     shm_gib: float | None = field(default=None, gt=0, doc="least size of /dev/shm")
     memlock_gib: float | None = field(default=None, gt=0, doc="least lockable memory; RDMA wants it unlimited")
     clock_offset_s: float | None = field(default=None, gt=0, doc="most seconds the clock may be off its source")
+    load_per_cpu: float | None = field(default=None, gt=0, doc="most load per CPU before work")
+    governor: str | None = field(default=None, doc="frequency governor of every CPU, for example performance")
+    numa_nodes: int | None = field(default=None, ge=1, doc="NUMA nodes that have CPUs")
+    swap_used_gib: float | None = field(default=None, ge=0, doc="most swap in use before work")
+    memory_pressure: float | None = field(default=None, gt=0, le=100, doc="most percent of time stalled for memory")
+    oom_kills: int | None = field(default=None, ge=0, doc="most processes killed for lack of memory since boot")
+    disk_write_mib_s: float | None = field(default=None, gt=0, doc="least write rate, to the disk, where checkpoints go")
+    disk_read_mib_s: float | None = field(default=None, gt=0, doc="least read rate there")
+    mounts: tuple[str, ...] | None = field(default=None, doc="paths that must be mounted: /fsx or /fsx:lustre")
+    open_files: int | None = field(default=None, ge=1, doc="least open files a process may have")
+    processes: int | None = field(default=None, ge=1, doc="least processes and threads that may still be started")
+    huge_pages: int | None = field(default=None, ge=0, doc="least free huge pages")
+    kernel_modules: tuple[str, ...] | None = field(default=None, doc="kernel modules that must be loaded")
+    ib_ports: int | None = field(default=None, ge=0, doc="InfiniBand or RoCE ports that must be up; EFA is not counted")
+    ib_rate_gbps: float | None = field(default=None, gt=0, doc="least rate of each of those ports, in Gb/s")
+    ib_link_layer: Literal["InfiniBand", "Ethernet"] | None = field(default=None, doc="link layer of those ports")
+    efa_devices: int | None = field(default=None, ge=0, doc="EFA devices that must be there and offered by libfabric")
+    gdr: bool | None = field(default=None, doc="whether the network must reach GPU memory without the CPU")
 
 
 def parse_expect(words: Sequence[str]) -> Expect:
@@ -36,7 +55,7 @@ def parse_expect(words: Sequence[str]) -> Expect:
         if not equals or not name or not value:
             faults.append(Fault(path=f"--expect {word}", message="write it as name=value, for example gpus=8"))
             continue
-        mapping[name] = value if name in _TEXT else _scalar(value)
+        mapping[name] = value.split(",") if name in _LISTS else value if name in _TEXT else _scalar(value)
     try:
         expect = build(Expect, mapping)
     except SpecError as wrong:
@@ -47,9 +66,13 @@ def parse_expect(words: Sequence[str]) -> Expect:
 
 
 _TEXT = {"gpu_model", "driver"}  # 580 is a number to a shell and a version to us
+_LISTS = {"mounts", "kernel_modules"}  # written with commas
+_WORDS = {"true": True, "false": False}
 
 
 def _scalar(value: str) -> object:
+    if value in _WORDS:
+        return _WORDS[value]
     for kind in (int, float):
         try:
             return kind(value)

@@ -15,6 +15,7 @@ import re
 import selectors
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping
@@ -67,7 +68,10 @@ class Host:
         self._env = {**os.environ, **(env or {})}
 
     def run(self, *argv: str, timeout_s: float = 30.0) -> Ran:
-        """Run a program to its end. A non-zero exit is an answer; a timeout kills all it started and raises."""
+        """Run a program to its end. A non-zero exit is an answer; a timeout kills all it started and raises.
+
+        `python` is the interpreter that runs us: a probe of ours is recorded under one name, wherever it lies.
+        """
         return _run(argv, timeout_s, self._env)
 
     def read(self, path: str) -> str:
@@ -180,7 +184,7 @@ def _run(argv: tuple[str, ...], timeout_s: float, env: Mapping[str, str]) -> Ran
     started = time.monotonic()
     try:
         process = subprocess.Popen(
-            argv,
+            (sys.executable, *argv[1:]) if argv[0] == "python" else argv,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 export TRAINMASTER_HOME ?= $(CURDIR)/.trainmaster
 
-.PHONY: help demo test lint types unit serve clean system-packages
+.PHONY: help demo test lint types unit fuzz serve clean system-packages
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
 
@@ -22,6 +22,9 @@ types: $(VENV)/.dev ## mypy, strict
 
 unit: $(VENV)/.dev ## the tests alone; skipped ones are listed with their reason
 	$(BIN)/pytest -rs
+
+fuzz: $(VENV)/.dev ## 100,000 damaged inputs for every parser; ARGS='--only dcgm --seed 7 --cases 1' runs one again
+	PYTHONPATH=tests $(BIN)/python -m fuzz $(ARGS)
 
 serve: $(VENV)/.run ## the dashboard over this clone's home folder
 	$(BIN)/trainmaster serve

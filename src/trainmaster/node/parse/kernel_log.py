@@ -1,0 +1,313 @@
+"""The kernel log: XID (GPU), SXID (NVSwitch) and OOM-killer lines, counted per device and kind.
+
+A sick GPU can write the same line a million times, so lines are counted, not kept: memory grows with the number of
+different events, time with the length of the log. Every timestamp form is read (`[ 123.4]`, ISO, `Mon DD HH:MM:SS`,
+`dmesg -T`, /dev/kmsg), PCI domains of 4 and 8 digits, with and without pid and name. What a code means is in
+xid_catalog.py.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from trainmaster.node.parse import as_text, shorten
+
+NVLINK5 = range(144, 151)  # their text says which unit, which link, and whether it was fatal
+RECOVERY = 154  # its text says what the driver now wants done with the GPU
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nvlink:
+    """What a line of XID 144–150 says beyond its code."""
+
+    unit: str  # "NETIR_LINK_EVT", "RLW_SRC_TRACK"
+    fatal: bool
+    link: int | None  # None: the whole GPU
+    intr_info: int
+    error_status: int
+
+    @property
+    def reason(self) -> int:
+        """Bits 20–25 of the first word: for a link that went down, why (NVIDIA's XID catalog)."""
+        return (self.intr_info >> 20) & 0x3F
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Xid:
+    """One kind of GPU error on one GPU. Times are as the log wrote them."""
+
+    device: str  # "0000:3b:00"
+    code: int
+    count: int
+    first: str | None
+    last: str | None
+    text: str  # of the first line
+    pid: int | None = None
+    process: str | None = None
+    mig: str | None = None  # the GPU instance, where the line names one
+    nvlink: Nvlink | None = None
+    recovery: str | None = None  # of code 154: the action the driver asks for now
+    implied: bool = False  # "fallen off the bus" without a code is 79
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sxid:
+    """One kind of NVSwitch error on one switch."""
+
+    device: str
+    code: int
+    count: int
+    first: str | None
+    last: str | None
+    text: str
+    fatal: bool | None  # None: the line does not say
+    link: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OomKill:
+    """A process name that the kernel killed for lack of memory, and how often."""
+
+    process: str
+    cgroup: bool  # the limit of a container, not the whole machine
+    count: int
+    last: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelLog:
+    """What the log said. An empty log is no proof of health: see `lines`."""
+
+    xids: tuple[Xid, ...]
+    sxids: tuple[Sxid, ...]
+    oom_kills: tuple[OomKill, ...]
+    oom_events: int  # times the killer was called, also where no victim is named
+    lines: int
+    recovery: tuple[tuple[str, str], ...]  # per GPU: the last action that code 154 asked for
+    faults: tuple[str, ...] = ()
+
+
+_WORTH = re.compile(r"S?X[Ii][Dd]\b|[Oo]ut of memory|oom[-_]|fallen off the bus", re.ASCII)
+_PCI = r"(?:PCI:)?(?P<domain>[0-9a-fA-F]{4,8}):(?P<bus>[0-9a-fA-F]{2}):(?P<slot>[0-9a-fA-F]{2})(?:\.[0-9a-fA-F])?"
+_XID = re.compile(
+    rf"NVRM:? Xid \({_PCI}(?: GPU-I:(?P<mig>\w{{1,8}}))?\): (?P<code>\d{{1,5}})(?![\d])(?:, ?(?P<text>.*))?"
+)
+_SXID = re.compile(rf"SXid \({_PCI}\): (?P<code>\d{{1,6}})(?![\d])(?:, ?(?P<text>.*))?")
+_BUS = re.compile(rf"NVRM: (?:The NVIDIA )?GPU (?:at )?{_PCI}:? .*fallen off the bus")
+_PROCESS = re.compile(r"pid='?(?P<pid>\d{1,10}|<unknown>)'?(?:, name=(?P<name>[^,]{1,64}))?(?:, |$)")
+_NVLINK = re.compile(
+    r"(?P<unit>[A-Z][A-Z0-9_/]{1,60})\s+(?P<how>Fatal|Nonfatal|Non-fatal)\s+XC\d\s+i\d{1,4}\s+Link\s+(?P<link>-?\d{1,4})"
+    r"\s+\((?P<intr>0x[0-9a-fA-F]{1,8})\s+(?P<status>0x[0-9a-fA-F]{1,8})"
+)
+_RECOVERY = re.compile(
+    r"GPU recovery action changed from 0x[0-9a-fA-F]+ \([^)]*\) to 0x[0-9a-fA-F]+ \((?P<to>[^)]{1,40})\)"
+)
+_FATAL = re.compile(r"(?P<non>non-?)?fatal\b", re.IGNORECASE)
+_NEARLY = re.compile(r"\bS?Xid \(|\bS?Xid \(?PCI")
+_LINK = re.compile(r"\bLink (?P<link>\d{1,4})\b")
+_KILL = re.compile(
+    r"(?P<cgroup>Memory cgroup )?[Oo]ut of memory.{0,40}?Kill(?:ed)? process \d{1,10} \((?P<name>[^)]{1,64})\)"
+)
+_INVOKED = re.compile(r"invoked oom-killer:")
+_TASK = re.compile(r"oom-kill:constraint=CONSTRAINT_(?P<how>\w+),.{0,2000}?task=(?P<name>[^,]{1,64}),pid=\d")
+_STAMPS = re.compile(
+    r"\s*(?:<\d{1,3}>)?(?:"
+    r"\[\s*(?P<up>\d{1,12}\.\d{1,9})\]"
+    r"|\[(?P<human>[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})\]"
+    r"|(?P<iso>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)"
+    r"|(?P<old>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d)"
+    r"|\d{1,6},\d{1,18},(?P<kmsg>\d{1,18}),[^;]{1,40};"
+    r")"
+)
+_LONGEST = 4096  # characters of a line that are looked at
+_MOST = 10_000  # different events that are kept
+
+
+E = TypeVar("E", Xid, Sxid, OomKill)
+
+
+def parse(raw: str | bytes) -> KernelLog:
+    """The text of dmesg, journalctl -k, /var/log/kern.log or /dev/kmsg. Any text is a log; most say nothing."""
+    return parse_lines(io.StringIO(as_text(raw)))
+
+
+def parse_lines(lines: Iterable[str]) -> KernelLog:
+    """The same, from a log too large to hold."""
+    reader = _Reader()
+    for line in lines:
+        reader.lines += 1
+        if _WORTH.search(line):
+            reader.read(line[:_LONGEST].rstrip())
+    return reader.end()
+
+
+def read_time(line: str) -> str | None:
+    """The time a line begins with, as written; seconds since boot for the forms that count from there."""
+    found = _STAMPS.match(line)
+    if found is None:
+        return None
+    if found["kmsg"]:
+        return f"{int(found['kmsg']) / 1e6:.6f}"
+    return found["up"] or found["human"] or found["iso"] or found["old"]
+
+
+@dataclass(slots=True)
+class _Seen:
+    """One kind of event: built once from its first line, then only counted."""
+
+    event: Xid | Sxid | OomKill
+    first: str
+    last: str
+    count: int = 0
+
+
+@dataclass(slots=True)
+class _Reader:
+    lines: int = 0
+    xids: dict[Hashable, _Seen] = field(default_factory=dict)
+    sxids: dict[Hashable, _Seen] = field(default_factory=dict)
+    fallen: dict[Hashable, _Seen] = field(default_factory=dict)
+    kills: dict[Hashable, _Seen] = field(default_factory=dict)
+    tasks: dict[Hashable, _Seen] = field(default_factory=dict)
+    repeats: dict[str, _Seen] = field(default_factory=dict)  # by the line without its timestamp
+    recovery: dict[str, str] = field(default_factory=dict)
+    invoked: int = 0
+    dropped: int = 0
+    unread: int = 0
+    unread_first: str = ""
+
+    def read(self, line: str) -> None:
+        at = line.find("Xid (") - 6  # where "NVRM: " or "S" before it begins
+        repeat = self.repeats.get(line[at:]) if at >= 0 and _WORTH.search(line, 0, at) is None else None
+        if repeat is not None:
+            repeat.count, repeat.last = repeat.count + 1, line
+            return
+        # More than one event can share a line that lost its end; none of them may be lost with it.
+        found = [self._xid(match, line) for match in _XID.finditer(line)]
+        found += [self._sxid(match, line) for match in _SXID.finditer(line)]
+        if not found and _NEARLY.search(line):
+            self.unread += 1
+            self.unread_first = self.unread_first or shorten(line)
+        bus = _BUS.search(line) if not found else None
+        if bus:
+            xid = Xid(device=_device(bus), code=79, count=1, first=None, last=None, text=shorten(line), implied=True)
+            self._count(self.fallen, xid.device, xid, line)
+        self._oom(line)
+        if len(found) == 1 and found[0] is not None and at >= 0 and len(self.repeats) < _MOST:
+            self.repeats[line[at:]] = found[0]
+
+    def _count(
+        self, where: dict[Hashable, _Seen], key: Hashable, event: Xid | Sxid | OomKill, line: str
+    ) -> _Seen | None:
+        seen = where.get(key)
+        if seen is None:
+            if len(where) >= _MOST:
+                self.dropped += 1
+                return None
+            seen = where[key] = _Seen(event=event, first=line, last=line)
+        seen.count, seen.last = seen.count + 1, line
+        return seen
+
+    def _xid(self, match: re.Match[str], line: str) -> _Seen | None:
+        device, code, text = _device(match), int(match["code"]), (match["text"] or "").strip()
+        process = _PROCESS.match(text)
+        rest = text[process.end() :] if process else text
+        nvlink = _read_nvlink(rest) if code in NVLINK5 else None
+        action = _RECOVERY.search(rest) if code == RECOVERY else None
+        if action and (device in self.recovery or len(self.recovery) < _MOST):
+            self.recovery[device] = action["to"]
+        known = process is not None and process["pid"] != "<unknown>"
+        name = process["name"] if process else None
+        xid = Xid(
+            device=device,
+            code=code,
+            count=1,
+            first=None,
+            last=None,
+            text=shorten(rest),
+            pid=int(process["pid"]) if process and known else None,
+            process=None if name in (None, "<unknown>") else shorten(name or ""),
+            mig=match["mig"],
+            nvlink=nvlink,
+            recovery=action["to"] if action else None,
+        )
+        unit = nvlink and (nvlink.unit, nvlink.fatal, nvlink.link)
+        seen = self._count(self.xids, (device, code, xid.mig, unit, xid.recovery), xid, line)
+        # The order of recovery actions matters, so each of their lines is read.
+        return None if code == RECOVERY else seen
+
+    def _sxid(self, match: re.Match[str], line: str) -> _Seen | None:
+        device, code, text = _device(match), int(match["code"]), (match["text"] or "").strip()
+        word = _FATAL.match(text)
+        fatal = None if word is None else not word["non"]
+        link = _LINK.search(text)
+        number = int(link["link"]) if link else None
+        sxid = Sxid(
+            device=device, code=code, count=1, first=None, last=None, text=shorten(text), fatal=fatal, link=number
+        )
+        return self._count(self.sxids, (device, code, fatal, number), sxid, line)
+
+    def _oom(self, line: str) -> None:
+        self.invoked += bool(_INVOKED.search(line))
+        kill, task = _KILL.search(line), _TASK.search(line)
+        for found, where in ((kill, self.kills), (task, self.tasks)):
+            if found is not None:
+                cgroup = bool(found["cgroup"]) if where is self.kills else found["how"] == "MEMCG"
+                name = shorten(found["name"])
+                self._count(where, (name, cgroup), OomKill(process=name, cgroup=cgroup, count=1, last=None), line)
+
+    def end(self) -> KernelLog:
+        explicit = {
+            seen.event.device for seen in self.xids.values() if isinstance(seen.event, Xid) and seen.event.code == 79
+        }
+        implied = {device: seen for device, seen in self.fallen.items() if device not in explicit}
+        # The kernel writes two lines for one kill; either alone is enough.
+        kills = _finish(OomKill, {**self.tasks, **self.kills})
+        faults = []
+        if self.unread:
+            faults.append(f"{self.unread} lines speak of an Xid and cannot be read; the first: {self.unread_first}")
+        if self.dropped:
+            faults.append(f"{self.dropped} lines beyond {_MOST} different events were not kept")
+        return KernelLog(
+            xids=_finish(Xid, self.xids) + _finish(Xid, implied),
+            sxids=_finish(Sxid, self.sxids),
+            oom_kills=kills,
+            oom_events=max(self.invoked, sum(kill.count for kill in kills)),
+            lines=self.lines,
+            recovery=tuple(self.recovery.items()),
+            faults=tuple(faults),
+        )
+
+
+def _finish(kind: type[E], where: Mapping[Hashable, _Seen]) -> tuple[E, ...]:
+    made = []
+    for seen in where.values():
+        assert isinstance(seen.event, kind)
+        times: dict[str, Any] = {"count": seen.count, "last": read_time(seen.last)}
+        if not isinstance(seen.event, OomKill):
+            times["first"] = read_time(seen.first)
+        made.append(replace(seen.event, **times))
+    return tuple(made)
+
+
+def _device(match: re.Match[str]) -> str:
+    """One spelling for every width: 00000000:3B:00.0 and PCI:0000:3b:00 are the same GPU."""
+    return f"{int(match['domain'], 16):04x}:{match['bus'].lower()}:{match['slot'].lower()}"
+
+
+def _read_nvlink(text: str) -> Nvlink | None:
+    found = _NVLINK.search(text)
+    if found is None:
+        return None
+    link = int(found["link"])
+    return Nvlink(
+        unit=found["unit"],
+        fatal=found["how"] == "Fatal",
+        link=link if link >= 0 else None,
+        intr_info=int(found["intr"], 16),
+        error_status=int(found["status"], 16),
+    )

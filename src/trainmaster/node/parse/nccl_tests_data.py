@@ -1,0 +1,179 @@
+"""The words for a run of NVIDIA's nccl-tests, and what its numbers prove about themselves.
+
+Bus bandwidth is algorithm bandwidth times a factor that depends only on the collective and on the number of ranks
+(doc/PERFORMANCE.md of nccl-tests). So the two columns say how many ranks really took part, whatever the launcher was
+told: "16 GPUs" that were two separate runs of 8 show a factor of 1.75, not 1.875.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trainmaster.node.parse import read_float
+
+# Factor 1 (broadcast, reduce, sendrecv, hypercube) says nothing about the number of ranks.
+_TWICE = frozenset({"all_reduce"})  # 2(n-1)/n
+_ONCE = frozenset({"all_gather", "reduce_scatter", "alltoall", "gather", "scatter"})  # (n-1)/n
+_SLACK = 0.02  # between size/time and the printed bandwidth: they are rounded from the same number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """One side of a row: out of place or in place. None: the tool printed no number."""
+
+    time_us: float | None
+    algbw_gbps: float | None
+    busbw_gbps: float | None
+    wrong: int | None = None  # elements with a wrong value; None: not checked
+    delta: float | None = None  # largest difference, in versions before 2.13
+    ratio: tuple[float, float] | None = None  # bounds of busbw/algbw, as far as the printed digits tell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One message size."""
+
+    size_bytes: int
+    count: int
+    dtype: str
+    redop: str | None
+    root: int | None
+    out_of_place: Measure | None
+    in_place: Measure | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One rank, as the head of the output lists it."""
+
+    rank: int
+    host: str
+    device: int
+    bus_id: str
+    name: str
+    pid: int | None = None
+    group: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One benchmark from its head to its summary. Judge it at a size; its average depends on the sweep."""
+
+    collective: str | None
+    devices: tuple[Device, ...]
+    rows: tuple[Row, ...]
+    out_of_bounds: int | None  # None: the summary is missing
+    average_busbw_gbps: float | None  # as printed, for display only
+    corrupt: bool  # anything said that the data was wrong
+    validated: bool | None  # False: run with -c 0, the data was not looked at
+    label: str = ""  # the launcher's mark on its lines: "[1,0]", "node1"
+    version: str | None = None
+    nccl_version: str | None = None
+    faults: tuple[str, ...] = ()
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(device.host for device in self.devices))
+
+    def at(self, size_bytes: int) -> Row | None:
+        """The row of that size; None if it was not measured, or more than once."""
+        rows = [row for row in self.rows if row.size_bytes == size_bytes]
+        return rows[0] if len(rows) == 1 else None
+
+    def proven_ranks(self, collective: str | None = None) -> tuple[int, int | None] | None:
+        """How many ranks took part, at least and at most (None: no upper bound), as the bandwidths tell.
+
+        None where they cannot tell; (1, 0) where no number of ranks explains them.
+        """
+        return proven_ranks(self.rows, collective or self.collective)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """Everything one stream held: N runs where a launcher started N copies that never met."""
+
+    runs: tuple[Run, ...]
+    errors: tuple[str, ...] = ()  # failures the tool reported in words
+    warnings: tuple[str, ...] = ()  # NCCL WARN lines
+    faults: tuple[str, ...] = ()
+
+
+def measure(
+    *, time: str, algbw: str, busbw: str, wrong: int | None = None, delta: float | None = None
+) -> tuple[Measure, bool]:
+    """A side from its printed numbers; False where one of the three is no number."""
+    values = [_printed(text) for text in (time, algbw, busbw)]
+    (time_us, _), (alg, alg_half), (bus, bus_half) = values
+    ratio = None
+    if alg is not None and bus is not None and alg - alg_half > 0:
+        ratio = (max(0.0, bus - bus_half) / (alg + alg_half), (bus + bus_half) / (alg - alg_half))
+    made = Measure(time_us=time_us, algbw_gbps=alg, busbw_gbps=bus, wrong=wrong, delta=delta, ratio=ratio)
+    return made, None not in (time_us, alg, bus)
+
+
+def contradicts(size_bytes: int, side: Measure) -> bool:
+    """Whether time and bandwidth of a side cannot both be right."""
+    if side.time_us is None or side.algbw_gbps is None or side.time_us <= 0:
+        return side.time_us is not None and side.time_us <= 0
+    told = size_bytes / side.time_us / 1e3
+    # Two decimals of a small number are coarse: 0.005 either way, and 0.05 us of a short time.
+    return abs(told - side.algbw_gbps) > 0.0051 + told * (_SLACK + 0.051 / side.time_us)
+
+
+def proven_ranks(rows: tuple[Row, ...], collective: str | None) -> tuple[int, int | None] | None:
+    low, high = 0.0, math.inf
+    for ratio in _ratios(rows):
+        low, high = max(low, ratio[0]), min(high, ratio[1])
+    if high is math.inf:
+        return None
+    if collective is None and low > 1:
+        collective = "all_reduce"  # no other factor is above 1
+    if collective in _TWICE:
+        low, high = low / 2, high / 2
+    elif collective not in _ONCE:
+        return None
+    if low > high or low >= 1:
+        return 1, 0
+    # (n-1)/n = x, so n = 1/(1-x).
+    least = math.ceil(1 / (1 - low) - 1e-6)
+    return least, None if high >= 1 else math.floor(1 / (1 - high) + 1e-6)
+
+
+def expected_rows(low: int | None, high: int | None, *, factor: int | None, step: int | None) -> int | None:
+    """How many sizes a sweep has; None where the parameters make none."""
+    if low is None or high is None or low < 1 or high < low:
+        return None
+    if low == high:
+        return 1
+    if factor is not None and factor > 1:
+        count, size = 1, low
+        while size * factor <= high:
+            size, count = size * factor, count + 1
+        return count
+    return (high - low) // step + 1 if step is not None and step > 0 else None
+
+
+def collective_of(program: str) -> str | None:
+    """`/opt/nccl-tests/build/all_reduce_perf_mpi` is all_reduce."""
+    name = program.replace("\\", "/").rsplit("/", 1)[-1].strip()
+    stem = name.removesuffix(".exe").removesuffix("_mpi").removesuffix("_perf")
+    return {"alltoallv": "alltoall"}.get(stem, stem) or None
+
+
+def _ratios(rows: tuple[Row, ...]) -> Iterator[tuple[float, float]]:
+    for row in rows:
+        for side in (row.out_of_place, row.in_place):
+            if side is not None and side.ratio is not None:
+                yield side.ratio
+
+
+def _printed(text: str) -> tuple[float | None, float]:
+    """A printed number and half of its last digit."""
+    value = read_float(text)
+    if value is None or value < 0:
+        return None, 0.0
+    mantissa, _, exponent = text.strip().lower().partition("e")
+    decimals = len(mantissa.partition(".")[2])
+    return value, 0.5 * 10.0 ** (int(exponent or 0) - decimals) + 1e-9

@@ -1,0 +1,151 @@
+"""The file that nccl-tests writes with `-J` (versions 1 to 3 of it; src/util.cu of NVIDIA/nccl-tests)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainmaster.node.parse import ParseError, read_float, read_int, shorten
+from trainmaster.node.parse.nccl_tests_data import (
+    Device,
+    Measure,
+    Row,
+    Run,
+    collective_of,
+    contradicts,
+    expected_rows,
+    measure,
+    proven_ranks,
+)
+
+
+def parse_json(document: Any) -> Run:
+    """One run. Its `env` is not kept: it holds whatever secrets the environment held."""
+    if not isinstance(document, dict) or not isinstance(document.get("results"), list):
+        raise ParseError("the JSON is not a report of nccl-tests: no `results` in it")
+    faults: list[str] = []
+    args = document.get("args")
+    program = args[0] if isinstance(args, list) and args and isinstance(args[0], str) else ""
+    collective = collective_of(program)
+    if collective is None:
+        faults.append("the report does not name its program")
+    rows = tuple(row for item in document["results"] if (row := _row(item, collective, faults)) is not None)
+    bounds = document.get("out_of_bounds")
+    bounds = bounds if isinstance(bounds, dict) else {}
+    count = read_int(bounds.get("count"))
+    if count is None or bounds.get("okay") not in ("true", "false"):
+        faults.append("the report ends without its summary: the run was cut off or it died")
+    if "end_time" not in document:
+        faults.append("the report has no end")
+    errors = document.get("errors") or []
+    for error in errors if isinstance(errors, list) else [errors]:
+        if error:
+            faults.append(f"the tool reported an error: {shorten(str(error))}")
+    config = document.get("config")
+    config = config if isinstance(config, dict) else {}
+    devices = _devices(config, faults)
+    if not rows:
+        faults.append("the report holds no row")
+    if proven_ranks(rows, collective) == (1, 0):
+        faults.append("the bandwidths of the rows fit no number of ranks")
+    _count_rows(config, rows, faults)
+    sides = [side for row in rows for side in (row.out_of_place, row.in_place) if side is not None]
+    average = document.get("average_bus_bandwidth")
+    check = read_int(config.get("validation"))
+    version = read_int(document.get("nccl_version"))
+    return Run(
+        collective=collective,
+        devices=devices,
+        rows=rows,
+        out_of_bounds=count,
+        average_busbw_gbps=read_float(average.get("bandwidth")) if isinstance(average, dict) else None,
+        corrupt=bool(count) or bounds.get("okay") == "false" or any(side.wrong for side in sides),
+        validated=None if check is None else check != 0,
+        nccl_version=None if version is None else str(version),
+        faults=tuple(faults),
+    )
+
+
+def _row(item: Any, collective: str | None, faults: list[str]) -> Row | None:
+    size = read_int(item.get("size")) if isinstance(item, dict) else None
+    if size is None or size < 0:
+        faults.append("a row of the report has no size")
+        return None
+    # `null` means that a side was not run; a side that is not there at all is damage.
+    sides = [_side(item.get(name, ""), size, name, collective, faults) for name in ("out_of_place", "in_place")]
+    return Row(
+        size_bytes=size,
+        count=read_int(item.get("count")) or 0,
+        dtype=str(item.get("type")),
+        redop=str(item["redop"]) if item.get("redop") else None,
+        root=read_int(item.get("root")),
+        out_of_place=sides[0],
+        in_place=sides[1],
+    )
+
+
+def _side(cells: Any, size: int, name: str, collective: str | None, faults: list[str]) -> Measure | None:
+    if cells is None and name == "out_of_place":
+        return None  # trace replay measures in place only
+    if not isinstance(cells, dict):
+        faults.append(f"the row of {size} bytes has no {name} result")
+        return None
+    told = cells.get("nwrong")
+    wrong = read_float(told)
+    if "nwrong" not in cells or (told is not None and (wrong is None or wrong < 0)):
+        faults.append(f"the row of {size} bytes does not say how many values were wrong")
+    side, whole = measure(
+        time=_text(cells.get("time", cells.get("cpu_time"))),
+        algbw=_text(cells.get("alg_bw")),
+        busbw=_text(cells.get("bus_bw")),
+        wrong=None if wrong is None else int(wrong + 0.999),
+    )
+    if not whole:
+        faults.append(f"the row of {size} bytes holds something that is no number")
+    elif "time" in cells and collective != "hypercube" and contradicts(size, side):
+        faults.append(f"time and bandwidth of the row of {size} bytes contradict each other")
+    return side
+
+
+def _text(value: object) -> str:
+    """A number as the file's `%lf` printed it, with its six decimals."""
+    number = read_float(value)
+    return "" if number is None or isinstance(value, str) else f"{number:.6f}"
+
+
+def _devices(config: dict[str, Any], faults: list[str]) -> tuple[Device, ...]:
+    """The file lists the first device of each process; the ranks that took part are proven by the bandwidths."""
+    found: list[Device] = []
+    items = config.get("devices")
+    for item in items if isinstance(items, list) else []:
+        rank, device = (
+            (read_int(item.get(key)) for key in ("rank", "device")) if isinstance(item, dict) else (None, None)
+        )
+        if rank is None or device is None or not isinstance(item.get("hostname"), str):
+            faults.append("a device of the report cannot be read")
+            continue
+        found.append(
+            Device(
+                rank=rank,
+                host=item["hostname"],
+                device=device,
+                bus_id=str(item.get("device_hex")),
+                name=str(item.get("device_info")),
+                pid=read_int(item.get("pid")),
+                group=read_int(item.get("group")),
+            )
+        )
+    if not found:
+        faults.append("the report lists no device")
+    if len({device.rank for device in found}) < len(found):
+        faults.append("the report lists a rank twice")
+    return tuple(found)
+
+
+def _count_rows(config: dict[str, Any], rows: tuple[Row, ...], faults: list[str]) -> None:
+    low, high = read_int(config.get("minimum_bytes")), read_int(config.get("maximum_bytes"))
+    factor, step = read_int(config.get("step_factor")), read_int(config.get("step_bytes"))
+    wanted = expected_rows(low, high, factor=factor, step=step)
+    if wanted is None:
+        faults.append("the report does not say which sizes were asked for")
+    elif len(rows) < wanted:
+        faults.append(f"{len(rows)} of {wanted} sizes were measured")

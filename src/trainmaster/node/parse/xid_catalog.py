@@ -1,0 +1,127 @@
+"""What an XID or SXID means: severity and one action, from a table with its sources (checks/data/xid.toml).
+
+A code that the table does not hold is `warn`, "unknown". A site lays its own table over ours, code by code.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import resources
+from typing import Any, Literal
+
+from trainmaster.node.parse import ParseError, shorten
+from trainmaster.node.parse.kernel_log import NVLINK5, RECOVERY, Sxid, Xid
+
+Severity = Literal["info", "warn", "fail"]
+_SEVERITIES: tuple[Severity, ...] = ("info", "warn", "fail")
+
+# What the driver can ask for (nvmlDeviceGpuRecoveryAction_t); it spells the reset and the reboot in two ways.
+_RECOVERY: dict[str, tuple[Severity, str]] = {
+    "none": ("info", "nothing to do"),
+    "gpu reset required": ("fail", "reset the GPU"),
+    "pf flr": ("fail", "reset the GPU"),
+    "reset": ("fail", "reset the GPU"),
+    "node reboot required": ("fail", "reboot the node"),
+    "os reboot": ("fail", "reboot the node"),
+    "reboot": ("fail", "reboot the node"),
+    "drain p2p": ("fail", "stop all work that uses NVLink on this GPU, then see whether the action clears"),
+    "drain and reset": ("fail", "drain the GPU, then reset it"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meaning:
+    """One row of the catalog. One action, not a list."""
+
+    meaning: str
+    severity: Severity
+    action: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Catalog:
+    """Both tables."""
+
+    xids: Mapping[int, Meaning]
+    sxids: Mapping[int, Meaning]
+
+    def overlay(self, other: Catalog) -> Catalog:
+        """This catalog with the rows of another laid over it."""
+        return Catalog(xids={**self.xids, **other.xids}, sxids={**self.sxids, **other.sxids})
+
+    def of_xid(self, xid: Xid) -> Meaning:
+        """What this event means; the text of codes 144–150 and 154 weighs more than the code."""
+        row = self.xids.get(xid.code)
+        if row is None:
+            return Meaning(
+                meaning=f"unknown XID {xid.code}",
+                severity="warn",
+                action="look the code up in NVIDIA's XID catalog",
+                source="not in the catalog",
+            )
+        if xid.code in NVLINK5 and xid.nvlink is not None:
+            where = "the whole GPU" if xid.nvlink.link is None else f"link {xid.nvlink.link}"
+            said = f"{row.meaning}: {xid.nvlink.unit} on {where}"
+            if xid.nvlink.fatal:
+                return replace(row, meaning=f"{said}, fatal", severity="fail", action="reset the GPU")
+            return replace(row, meaning=f"{said}, not fatal", severity="warn")
+        if xid.code == RECOVERY and xid.recovery is not None:
+            known = _RECOVERY.get(xid.recovery.strip().lower())
+            severity, action = known or ("fail", f"do what the driver asks for: {shorten(xid.recovery)}")
+            return replace(row, meaning=f"the driver asks for: {xid.recovery}", severity=severity, action=action)
+        return row
+
+    def of_sxid(self, sxid: Sxid) -> Meaning:
+        """What this event means. A line that says Fatal is fatal, whatever the table says of its code."""
+        row = self.sxids.get(sxid.code)
+        if row is None:
+            row = Meaning(
+                meaning=f"unknown SXID {sxid.code}",
+                severity="warn",
+                action="look the code up in the guide of the fabric manager",
+                source="not in the catalog",
+            )
+        if sxid.fatal and row.severity != "fail":
+            return replace(row, severity="fail", action="reset every GPU and NVSwitch of the node")
+        return row
+
+
+def load() -> Catalog:
+    """The catalog that ships with the package."""
+    return parse((resources.files("trainmaster") / "checks" / "data" / "xid.toml").read_text(encoding="utf-8"))
+
+
+def parse(text: str) -> Catalog:
+    """A catalog in TOML: `[xid.79]` and `[sxid.20034]`, each with meaning, severity, action and source."""
+    try:
+        document = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as wrong:
+        raise ParseError(f"the XID catalog is no valid TOML: {shorten(str(wrong))}") from None
+    for name in document:
+        if name not in ("xid", "sxid", "source"):
+            raise ParseError(f"the XID catalog has `{shorten(name)}`; it may have xid, sxid and source")
+    sources = document.get("source", {})
+    return Catalog(xids=_table(document, "xid", sources), sxids=_table(document, "sxid", sources))
+
+
+def _table(document: Mapping[str, Any], name: str, sources: Any) -> dict[int, Meaning]:
+    table = document.get(name, {})
+    if not isinstance(table, dict) or not isinstance(sources, dict):
+        raise ParseError(f"`{name}` of the XID catalog is no table")
+    rows: dict[int, Meaning] = {}
+    for key, row in table.items():
+        where = f"{name}.{shorten(key)} of the XID catalog"
+        if not key.isascii() or not key.isdigit() or len(key) > 6:
+            raise ParseError(f"{where} is no code")
+        fields = {"meaning", "severity", "action", "source"}
+        if not isinstance(row, dict) or set(row) != fields or not all(isinstance(row[item], str) for item in fields):
+            raise ParseError(f"{where} must have exactly meaning, severity, action and source, each a text")
+        if row["severity"] not in _SEVERITIES:
+            raise ParseError(f"{where} has the severity {row['severity']!r}; use info, warn or fail")
+        # A short name stands for a source that many rows share.
+        source = sources.get(row["source"], row["source"])
+        rows[int(key)] = Meaning(**{**row, "source": str(source)})
+    return rows

@@ -10,13 +10,14 @@ from machines import H200, Machine, smi_text
 from trainmaster.checks import _nvidia, gpu_count, gpu_memory, gpu_temperature
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Verdict
+from trainmaster.node.parse import nvidia_smi
 
 REAL = (H200 / "commands" / "nvidia-smi_-q_-x.out").read_text()
 EIGHT = [f"0000:{16 + n:02x}:00.0" for n in range(8)]
 
 
 def test_the_real_one_is_read() -> None:
-    smi = _nvidia.parse(REAL)
+    smi = nvidia_smi.parse(REAL)
     (gpu,) = smi.gpus
     assert (smi.driver, smi.cuda, smi.attached) == ("580.159.04", "13.0", 1)
     assert (gpu.bus, gpu.name) == ("0000:00:06.0", "NVIDIA H200")
@@ -31,8 +32,8 @@ def test_schemas_are_read_alike(schema: str) -> None:
             "<gpu_temp_tlimit>49 C", "<x>49 C"
         )
         text = text.replace("</gpu_temp_tlimit>", "</x>")
-        assert _nvidia.parse(text).gpus[0].headroom_c is None
-    assert _nvidia.parse(text).gpus[0].temperature_c == 38
+        assert nvidia_smi.parse(text).gpus[0].headroom_c is None
+    assert nvidia_smi.parse(text).gpus[0].temperature_c == 38
 
 
 NO_NUMBERS = ["N/A", "[N/A]", "ERR!", "Requested functionality has been deprecated", "Unknown Error", "[Unknown Error]",
@@ -41,7 +42,7 @@ NO_NUMBERS = ["N/A", "[N/A]", "ERR!", "Requested functionality has been deprecat
 
 @pytest.mark.parametrize("word", NO_NUMBERS)
 def test_what_is_no_number_is_none_and_kept_as_text(word: str) -> None:
-    gpu = _nvidia.parse(REAL.replace("<gpu_temp>38 C<", f"<gpu_temp>{word}<")).gpus[0]
+    gpu = nvidia_smi.parse(REAL.replace("<gpu_temp>38 C<", f"<gpu_temp>{word}<")).gpus[0]
     assert gpu.temperature_c is None
     assert gpu.texts["temperature"] == (word or "nothing")
 
@@ -66,12 +67,12 @@ def test_what_is_no_number_is_none_and_kept_as_text(word: str) -> None:
 )
 def test_damage_is_refused(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        _nvidia.parse(text)
+        nvidia_smi.parse(text)
 
 
 def gpus(on_bus: int, listed: list[int], *, attached: int | None = None, granted: int | None = None) -> _nvidia.Gpus:
     addresses = [EIGHT[n] for n in listed]
-    smi = _nvidia.parse(smi_text(addresses, attached=len(listed) if attached is None else attached))
+    smi = nvidia_smi.parse(smi_text(addresses, attached=len(listed) if attached is None else attached))
     return _nvidia.Gpus(bus=tuple(EIGHT[:on_bus]), devices=(), granted=granted, smi=smi, trouble=None)
 
 
@@ -162,7 +163,7 @@ def damaged(draw: st.DrawFn) -> tuple[str, int]:
 def test_a_gpu_that_is_not_there_never_passes(case: tuple[str, int], stated: int | None) -> None:
     text, present = case
     try:
-        smi, trouble = _nvidia.parse(text), None
+        smi, trouble = nvidia_smi.parse(text), None
     except ValueError as wrong:
         smi, trouble = None, str(wrong)
     evidence = _nvidia.Gpus(bus=tuple(EIGHT), devices=(), granted=None, smi=smi, trouble=trouble)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainmaster.node.parse import dcgm, fi_info, ibstat, kernel_log, nccl_debug, nccl_tests
+from trainmaster.node.parse import dcgm, fi_info, ibstat, kernel_log, nccl_debug, nccl_tests, nvidia_smi
 
 FOLDER = Path(__file__).parents[1] / "node" / "parse" / "samples"
 
@@ -251,6 +251,41 @@ def _kernel_samples() -> tuple[Sample, ...]:
     )
 
 
+# --- nvidia-smi ---------------------------------------------------------------------------------------------------
+
+
+def _smi_healthy(smi: nvidia_smi.Smi) -> frozenset[str]:
+    if smi.attached != len(smi.gpus):
+        return frozenset()
+    return frozenset(
+        gpu.bus for gpu in smi.gpus if None not in (gpu.memory_total_mib, gpu.memory_used_mib, gpu.temperature_c)
+    )
+
+
+def _smi_broken(smi: nvidia_smi.Smi) -> frozenset[str]:
+    silent = any(gpu.temperature_c is None for gpu in smi.gpus)
+    return frozenset({"silent"} if silent or smi.attached > len(smi.gpus) else ())
+
+
+def _smi_samples() -> tuple[Sample, ...]:
+    two = _text("nvidia-smi-2-gpus.xml")
+    hot = two.replace("<gpu_temp>38 C<", "<gpu_temp>ERR!<", 1)
+    lines = two.split("\n")
+    half = next(i for i, line in enumerate(lines) if "00000000:00:07.0" in line)
+    memory = _numbers(two, "<fb_memory_usage>")
+    reads = (*_numbers(two, "<gpu_temp>|<gpu id="), *(i for at in memory for i in (at + 1, at + 3)))
+    return (
+        Sample(text=hot, broken="silent", kept=frozenset({next(row for row in hot.split("\n") if "ERR!" in row)})),
+        Sample(
+            text=two,
+            lives_by={
+                "0000:00:06.0": tuple(i for i in reads if i < half),
+                "0000:00:07.0": tuple(i for i in reads if i >= half),
+            },
+        ),
+    )
+
+
 def _count(*words: str) -> Callable[[str], int]:
     return lambda text: min(text.count(word) for word in words)
 
@@ -303,5 +338,13 @@ TARGETS = (
         healthy=_kernel_healthy,
         broken=_kernel_broken,
         evidence=lambda text: 0 if re.search(r"\bS?Xid \(", text) else 1,
+    ),
+    Target(
+        name="nvidia_smi",
+        parse=nvidia_smi.parse,
+        samples=_smi_samples(),
+        healthy=_smi_healthy,
+        broken=_smi_broken,
+        evidence=_count("<gpu id=", "<uuid>", "<gpu_temp>"),
     ),
 )

@@ -89,6 +89,32 @@ def test_a_summary_that_no_row_explains_concerns_every_gpu() -> None:
     assert worst(dcgm.parse(json.dumps(run)), 0) is Status.FAIL
 
 
+def test_the_error_below_a_row_of_the_node_is_kept_with_it() -> None:
+    table = (SAMPLES / "dcgm-3.3.9-healthy.txt").read_text()
+    bad = table.replace(
+        "| Persistence Mode          | Pass                                           |",
+        "| Persistence Mode          | Fail                                           |\n"
+        "| Error                     | Persistence mode for GPU 0 is currently disab  |\n"
+        "|                           | led.                                           |",
+    )
+    diag = dcgm.parse(bad)
+    (test,) = [test for test in diag.tests if test.name == "Persistence Mode"]
+    assert [problem.text for result in test.results for problem in result.problems] == [
+        "Persistence mode for GPU 0 is currently disabled."
+    ]
+    assert (diag.faults, worst(diag, 5)) == ((), Status.FAIL)
+
+
+def test_a_test_that_failed_without_a_gpu_fails_them_all() -> None:
+    """As DCGM 4.4.1 prints it when the helper program of a test is not installed."""
+    table = (SAMPLES / "dcgm-4.2-healthy.txt").read_text()
+    at = table.index("| pcie")
+    note = "| pcie                      | Fail                                           |\n"
+    note += "| Warning                   | There was an internal error during the test:   |\n"
+    diag = dcgm.parse(table[:at] + note + table[table.rindex("\n+--") + 1 :])
+    assert {worst(diag, gpu) for gpu in range(4)} == {Status.FAIL}
+
+
 def test_an_unknown_status_is_kept_and_never_passes() -> None:
     run = document("dcgm-3.3.9-healthy.json")
     run["DCGM GPU Diagnostic"]["test_categories"][2]["tests"][0]["results"][0]["status"] = "Degraded"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import Page, expect
 
 from trainmaster.core.events import split
 from trainmaster.core.plan import ATTEMPT_VARIABLE
@@ -104,6 +105,22 @@ def test_the_demo_passes_and_says_where_to_look(undisturbed: Demo) -> None:
     assert str(report) in text
     assert "trainmaster serve --home" in text
     assert undisturbed.leftovers() == []
+
+
+def test_the_report_opens_in_a_browser(undisturbed: Demo, tab: Page) -> None:
+    (report,) = undisturbed.home.glob("jobs/*/report.html")
+    tab.goto(report.as_uri())
+    expect(tab.locator("h1")).to_have_text("demo")
+    points = (
+        tab.locator("svg")
+        .first.locator("path, polyline")
+        .evaluate_all(
+            "found => Math.max(...found.map(one => (one.getAttribute('d') || one.getAttribute('points') || '').length))"
+        )
+    )
+    assert points > 200, "the loss curve has no points"
+    for check in ("cpu", "disk_space", "gpu_count", "memlock", "ram", "shm"):
+        expect(tab.locator("table").get_by_text(check, exact=True).first).to_be_visible()
 
 
 def test_every_line_of_the_file_is_one_row(undisturbed: Demo) -> None:

@@ -6,11 +6,10 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 import uvicorn
-from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
 from pages import samples
 from report.test_hostile import HOSTILE, hostile_events
@@ -19,43 +18,6 @@ from trainmaster.core.states import Reason, Stage, Status
 from trainmaster.pages import job
 from trainmaster.store import Database, reads
 from trainmaster.web.app import create_app
-
-CHROMIUM = Path("/usr/bin/chromium")
-ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
-pytestmark = pytest.mark.skipif(
-    not CHROMIUM.exists(), reason=f"no {CHROMIUM}; install it, for example: apt-get install chromium"
-)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
-        yield started
-        started.close()
-
-
-@pytest.fixture
-def tab(browser: Browser) -> Iterator[Page]:
-    """A tab that fails its test if anything went wrong in it or left this machine."""
-    wrong: list[str] = []
-    context = browser.new_context(viewport={"width": 1200, "height": 800})
-    page = context.new_page()
-
-    def look(request: Request) -> None:
-        address = urlsplit(request.url)
-        if address.scheme not in ("file", "data") and address.hostname != "127.0.0.1":
-            wrong.append(f"left this machine: {request.url}")
-
-    page.on("request", look)
-    page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    yield page
-    context.close()
-    assert wrong == []
 
 
 @pytest.fixture

@@ -32,9 +32,12 @@ def _change(rng: random.Random, rows: list[str], others: Sequence[str], kept: Co
     if not free:
         return rows
     at = rng.choice(free)
-    kind = rng.randrange(11)
+    kind = rng.randrange(12)
     if kind == 0:
         return rows[:at] + rows[at + 1 :]
+    if kind == 11:  # a line comes again, elsewhere
+        place = _place(rng, rows, kept)
+        return [*rows[:place], rows[at], *rows[place:]]
     if kind == 1:
         return rows[:at] + [rows[at]] * rng.choice((2, 2, 3, 20)) + rows[at + 1 :]
     if kind == 2:
@@ -50,11 +53,18 @@ def _change(rng: random.Random, rows: list[str], others: Sequence[str], kept: Co
     if kind == 5:  # two outputs are mixed
         other = rng.choice(others).split("\n")
         start = rng.randrange(len(other))
-        return rows[:at] + other[start : start + rng.randrange(1, 20)] + rows[at:]
+        place = _place(rng, rows, kept)
+        return rows[:place] + other[start : start + rng.choice((1, 1, 2, 5, 20))] + rows[place:]
     if kind == 6 and at + 1 < len(rows) and rows[at + 1] not in kept:  # a newline is lost
         return [*rows[:at], rows[at] + rows[at + 1], *rows[at + 2 :]]
     rows[at] = _spoil(rng, rows[at])
     return rows
+
+
+def _place(rng: random.Random, rows: list[str], kept: Collection[str]) -> int:
+    """Where something is put in: often right beside what must not be lost, because there it hurts most."""
+    beside = [place for i, row in enumerate(rows) if row in kept for place in (i, i + 1)]
+    return rng.choice(beside) if beside and rng.random() < 0.5 else rng.randrange(len(rows) + 1)
 
 
 def _spoil(rng: random.Random, row: str) -> str:

@@ -39,7 +39,7 @@ def findings(document: dict[str, Any]) -> list[tuple[str, Any]]:
 
 def test_a_healthy_node_passes_with_0() -> None:
     document = invoke_json("--replay", str(H200), "--expect", "gpus=1", "--expect", "gpu_model=H200")
-    assert set(document) == {"overall", "exit_code", "host", "level", "expect", "planned", "results", "took_s"}
+    assert {"overall", "exit_code", "host", "level", "expect", "planned", "results", "took_s"} <= set(document)
     assert (document["overall"], document["exit_code"], document["host"]) == ("PASS", 0, "h200")
     assert document["expect"] == {"gpus": 1, "gpu_model": "H200"}
     assert document["planned"] == [result["check"] for result in document["results"]] == plan(1)
@@ -94,8 +94,8 @@ def test_wrong_usage_is_2_and_leaves_nothing_behind(
 
 def test_this_machine_captured_and_replayed_gives_the_same_findings(tmp_path: Path) -> None:
     live = invoke_json("--out", str(tmp_path / "out"))
-    assert json.loads((tmp_path / "out" / "check.json").read_text()) == live
-    replayed = invoke_json("--replay", str(tmp_path / "out" / "host"))
+    (folder,) = (tmp_path / "out" / "nodes").iterdir()
+    replayed = invoke_json("--replay", str(folder))
     assert findings(replayed) == findings(live)
     assert (replayed["overall"], replayed["host"]) == (live["overall"], live["host"])
 

@@ -33,7 +33,7 @@ def test_a_check_keeps_the_contract(name: str) -> None:
 
 @pytest.mark.parametrize("path", sorted(Path(checks.__path__[0]).glob("*.py")), ids=lambda path: path.name)
 def test_a_check_reads_only_through_the_host(path: Path) -> None:
-    if path.name in ("__init__.py", "__main__.py", "_document.py"):
+    if path.name in ("__init__.py", "__main__.py", "_document.py", "_bundle.py"):
         return  # the runner and the command line
     used = {node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)}
     assert not used & FORBIDDEN

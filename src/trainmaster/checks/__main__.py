@@ -9,30 +9,35 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
+from trainmaster import checks
 from trainmaster.checks import LEVELS, _document
 from trainmaster.core.errors import TrainmasterError
-from trainmaster.core.expect import parse_expect
+from trainmaster.core.expect import Expect, parse_expect
+from trainmaster.core.health import NodeHealth
+from trainmaster.core.results import CheckResult
+from trainmaster.core.schema import build
 from trainmaster.node.recorded import open_host
 
 
 def main(words: list[str] | None = None) -> int:
     options = _parser().parse_args(words)
     try:
-        document = _document.measure(
+        expect = build(Expect, json.loads(options.expect_json)) if options.expect_json else parse_expect(options.expect)
+        health = _document.measure(
             open_host(replay=options.replay, capture=options.capture),
-            parse_expect(options.expect),
+            expect,
             level=options.level,
             only=options.only,
             skip=options.skip,
-            strict=options.strict,
-            nagios=options.nagios,
+            node=options.node,
+            on_result=_Progress(checks.plan(options.level, options.only, options.skip)) if options.progress else None,
         )
     except TrainmasterError as wrong:
         sys.stderr.write(f"error: {wrong}\n")
         return wrong.exit_code
-    sys.stdout.write(json.dumps(document, indent=2) + "\n" if options.json else _render(document))
+    document = _document.document(health, strict=options.strict, nagios=options.nagios)
+    sys.stdout.write(json.dumps(document, indent=2) + "\n" if options.json else _render(health))
     return int(document["exit_code"])
 
 
@@ -47,17 +52,37 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--nagios", action="store_true", help="end with 0, 1, 2 or 3 as Nagios reads them")
     parser.add_argument("--capture", type=Path, metavar="DIR", help="write down everything that was read")
     parser.add_argument("--replay", type=Path, metavar="DIR", help="judge a captured machine instead of this one")
+    # For the machine that asks over a network (targets/_boot.py).
+    parser.add_argument("--expect-json", metavar="TEXT", help="the whole expectation as one JSON object")
+    parser.add_argument("--node", metavar="NAME", help="the name this machine is asked by")
+    parser.add_argument("--progress", action="store_true", help="name the check at work on standard error")
     return parser
 
 
-def _render(document: dict[str, Any]) -> str:
+class _Progress:
+    """Says on standard error which check is at work, so that a run that was cut off tells where it hung."""
+
+    def __init__(self, planned: list[str]) -> None:
+        self._ahead = list(planned)
+        self._say()
+
+    def __call__(self, result: CheckResult) -> None:
+        self._ahead.remove(result.check)
+        self._say()
+
+    def _say(self) -> None:
+        sys.stderr.write(f"check {self._ahead[0] if self._ahead else 'verdict'}\n")
+        sys.stderr.flush()
+
+
+def _render(health: NodeHealth) -> str:
     lines = []
-    for result in document["results"]:
-        for finding in result["findings"]:
-            name = " ".join(filter(None, (result["check"], finding["device"])))
-            action = f" -> {finding['action']}" if finding["action"] else ""
-            lines.append(f"{finding['verdict']:5}  {name:24} {finding['reason']}{action}")
-    lines.append(f"{document['overall']}: {_document.count_line(document)}")
+    for result in health.results:
+        for finding in result.findings:
+            name = " ".join(filter(None, (result.check, finding.device)))
+            action = f" -> {finding.action}" if finding.action else ""
+            lines.append(f"{finding.verdict:5}  {name:24} {finding.reason}{action}")
+    lines.append(f"{health.overall}: {_document.count_line(health)}")
     return "\n".join(lines) + "\n"
 
 

@@ -1,17 +1,28 @@
-"""A whole run of the checks as one plain document: what `--json` prints and what check.json holds."""
+"""A whole run of the checks on one node: as a NodeHealth, and as the plain document that `--json` prints.
+
+The document is the NodeHealth's own fields, plus what follows from them (overall, exit_code, host, each result's
+verdict). Who reads it back (`parse`) judges those again and never believes them.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
-from trainmaster import checks
-from trainmaster.core.errors import HostError
+from trainmaster import __version__, checks
+from trainmaster.core.errors import Fault, HostError, SpecError
 from trainmaster.core.expect import Expect
-from trainmaster.core.results import CheckResult, exit_code, judge_overall
-from trainmaster.core.schema import to_plain
+from trainmaster.core.health import NodeHealth
+from trainmaster.core.results import CheckResult, exit_code
+from trainmaster.core.schema import build, to_plain
 from trainmaster.node.host import Host
+
+_DERIVED = ("overall", "exit_code", "host")
 
 
 def measure(
@@ -19,50 +30,117 @@ def measure(
     expect: Expect,
     *,
     level: int,
-    only: Sequence[str],
-    skip: Sequence[str],
-    strict: bool = False,
-    nagios: bool = False,
+    only: Sequence[str] = (),
+    skip: Sequence[str] = (),
+    node: str | None = None,
+    profile: str | None = None,
     on_result: Callable[[CheckResult], None] | None = None,
-) -> dict[str, Any]:
-    """Run the checks and say everything about it: overall, exit code, every finding."""
-    started = time.monotonic()
+) -> NodeHealth:
+    """Run the checks on a machine and keep everything that was planned, found and asked for."""
+    started_at, started = datetime.now().astimezone().isoformat(timespec="seconds"), time.monotonic()
     planned = checks.plan(level, only, skip)
-    results = checks.run(host, expect, level=level, only=only, skip=skip, on_result=on_result)
-    overall = judge_overall(results, planned=planned)
+    results = clean(checks.run(host, expect, level=level, only=only, skip=skip, on_result=on_result))
+    return NodeHealth(
+        node=node or name_of(host) or "",
+        level=level,
+        planned=tuple(planned),
+        results=results,
+        expect=stated(expect),
+        profile=profile,
+        started_at=started_at,
+        took_s=round(time.monotonic() - started, 3),
+        version=__version__,
+    )
+
+
+def document(health: NodeHealth, *, strict: bool = False, nagios: bool = False) -> dict[str, Any]:
+    """Everything about a node's run as plain data: overall, exit code, every finding."""
+    plain = to_plain(health)
     return {
-        "overall": str(overall),
-        "exit_code": exit_code(overall, strict=strict, nagios=nagios),
-        "host": _name(host),
-        "level": level,
-        "expect": {name: value for name, value in to_plain(expect).items() if value is not None},
-        "planned": planned,
-        "results": [plain_result(result) for result in results],
-        "took_s": round(time.monotonic() - started, 3),
+        "overall": str(health.overall),
+        "exit_code": exit_code(health.overall, strict=strict, nagios=nagios),
+        "host": health.node or None,
+        **plain,
+        "results": [
+            {**fields, "verdict": str(result.verdict)}
+            for fields, result in zip(plain["results"], health.results, strict=True)
+        ],
     }
 
 
-def plain_result(result: CheckResult) -> dict[str, Any]:
-    """One result with its verdict, which is not a field but follows from its findings."""
-    return {
-        "check": result.check,
-        "verdict": str(result.verdict),
-        "took_s": result.took_s,
-        "findings": to_plain(result.findings),
-    }
+def parse(text: str) -> NodeHealth:
+    """A NodeHealth from the document a node printed. SpecError where it is damaged, whatever it is."""
+    try:
+        plain = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError) as wrong:
+        raise SpecError([Fault(path="", message=f"it is no JSON: {str(wrong)[:100]}")]) from None
+    if isinstance(plain, dict):
+        plain = {name: value for name, value in plain.items() if name not in _DERIVED}
+        if isinstance(plain.get("results"), list):
+            plain["results"] = [
+                {name: value for name, value in result.items() if name != "verdict"}
+                if isinstance(result, dict)
+                else result
+                for result in plain["results"]
+            ]
+    health = build(NodeHealth, plain)
+    return replace(health, results=clean(health.results))
 
 
-def count_line(document: dict[str, Any]) -> str:
-    """`PASS: 8 pass, 2 skip on host in 1.2 s`."""
-    verdicts = [finding["verdict"] for result in document["results"] for finding in result["findings"]]
+def clean(results: Iterable[CheckResult]) -> tuple[CheckResult, ...]:
+    """The same findings without what is no text or no number: a finding quotes what a sick machine printed."""
+    return tuple(
+        replace(
+            result,
+            findings=tuple(
+                replace(
+                    finding,
+                    reason=_clean(finding.reason),
+                    action=_clean(finding.action),
+                    device=_clean(finding.device),
+                    values=_clean(finding.values),
+                )
+                for finding in result.findings
+            ),
+        )
+        for result in results
+    )
+
+
+def stated(expect: Expect) -> Mapping[str, Any]:
+    """What an expectation states, and nothing else."""
+    return {name: value for name, value in to_plain(expect).items() if value is not None}
+
+
+def count_line(health: NodeHealth) -> str:
+    """`8 pass, 2 skip on host in 1.2 s`."""
+    verdicts = [str(finding.verdict) for result in health.results for finding in result.findings]
     counts = [
         f"{verdicts.count(word)} {word}" for word in ("fail", "error", "warn", "pass", "skip") if word in verdicts
     ]
-    return f"{', '.join(counts)} on {document['host'] or 'an unnamed host'} in {document['took_s']:.1f} s"
+    return f"{', '.join(counts)} on {health.node or 'an unnamed host'} in {health.took_s:.1f} s"
 
 
-def _name(host: Host) -> str | None:
+def name_of(host: Host) -> str | None:
+    """The machine's own name, where it tells one."""
     try:
-        return host.hostname()
+        return host.hostname() or None
     except HostError:
         return None
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        # Escape sequences and direction marks would move the reader's cursor or turn words around.
+        return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no such number
+    if isinstance(value, Mapping):
+        return {str(_clean(key)): _clean(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_clean(item) for item in value]
+    return value
+
+
+def _refuse(word: str) -> Any:
+    raise ValueError(f"{word} is no JSON number")

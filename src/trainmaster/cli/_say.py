@@ -47,12 +47,12 @@ def error(wrong: TrainmasterError) -> None:
         many = len(wrong.faults)
         err.print(f"[bold red]error[/] {many} {'fault' if many == 1 else 'faults'}; nothing was created")
         for fault in wrong.faults:
-            err.print(f"  [bold]{_plain(fault.path)}[/]: {_plain(fault.message)}", soft_wrap=True)
+            err.print(f"  [bold]{plain(fault.path)}[/]: {plain(fault.message)}", soft_wrap=True)
         return
-    err.print(f"[bold red]error[/] {_plain(str(wrong))}", soft_wrap=True)
+    err.print(f"[bold red]error[/] {plain(str(wrong))}", soft_wrap=True)
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Text from outside, with its square brackets kept from being read as markup."""
     return text.replace("[", "\\[")
 

@@ -1,13 +1,18 @@
-"""`trainmaster check`: is this machine fit to train on."""
+"""`trainmaster check`: is this machine, or every node of a cluster, fit to train on."""
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from trainmaster.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from trainmaster.core.expect import Expect
+    from trainmaster.core.health import ClusterHealth, NodeHealth
 
 
 def check(
@@ -18,7 +23,12 @@ def check(
     only: Annotated[list[str] | None, typer.Option(metavar="CHECK", help="Run only these; may be repeated.")] = None,
     skip: Annotated[list[str] | None, typer.Option(metavar="CHECK", help="Leave these out; may be repeated.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write check.json and the evidence there.")] = None,
+    on: Annotated[str | None, typer.Option("--on", metavar="TARGET", help="Nodes: ssh:hosts.yaml.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option(min=1.0, metavar="S", help="Of one node, with --on; else as its level needs.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the evidence bundle there.")] = None,
+    diff: Annotated[Path | None, typer.Option(metavar="DIR", help="Show what changed since that bundle.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="End with 1 on WARN too.")] = False,
     nagios: Annotated[bool, typer.Option("--nagios", help="End with 0, 1, 2 or 3 as Nagios reads them.")] = False,
     capture: Annotated[Path | None, typer.Option(metavar="DIR", help="Write down everything that was read.")] = None,
@@ -36,23 +46,65 @@ def check(
 
       trainmaster check --only disk_space --only shm --json
 
-      trainmaster check --out evidence/     then, anywhere: trainmaster check --replay evidence/host
+      trainmaster check --out evidence/     then, anywhere: trainmaster rejudge evidence/
+
+      trainmaster check --on ssh:hosts.yaml --level 1 --out today/ --diff yesterday/
     """
     from trainmaster import checks
-    from trainmaster.checks import _document
-    from trainmaster.cli import _say
-    from trainmaster.core.errors import UsageError
+    from trainmaster.checks import _bundle, _document
+    from trainmaster.checks import _diff as between
+    from trainmaster.cli import _diff, _matrix, _say
     from trainmaster.core.expect import parse_expect
-    from trainmaster.core.results import CheckResult
-    from trainmaster.node.recorded import open_host
+    from trainmaster.core.health import ClusterHealth
+    from trainmaster.core.results import exit_code
 
     if out is not None and capture is not None:
         raise UsageError("--out captures into its folder already; leave --capture out")
+    if on is not None and (capture is not None or replay is not None):
+        raise UsageError("--on asks other machines: --out keeps their captures, and `trainmaster rejudge` replays them")
     wanted = parse_expect(expect or [])
-    chosen, left_out = _names(only), _names(skip)
-    planned = checks.plan(level, chosen, left_out)  # before anything is written: a wrong name makes no folder
-    host = open_host(replay=replay, capture=out / "host" if out is not None else capture)
+    planned = checks.plan(level, _names(only), _names(skip))  # before anything is written: a wrong name makes no folder
+    if out is not None:
+        _bundle.refuse_used(out)
+    before = _bundle.load(diff) if diff is not None else None
+    node: NodeHealth | None = None
+    if on is not None:
+        health = _cluster(on, wanted, level=level, planned=planned, timeout_s=timeout, out=out)
+    else:
+        node = _node(wanted, level=level, planned=planned, replay=replay, capture=capture, out=out)
+        health = ClusterHealth(
+            asked=(node.node,), nodes=(node,), started_at=node.started_at, took_s=node.took_s
+        )  # a cluster of one: the same bundle, rejudge and diff
+    if out is not None:
+        _bundle.save(out, health)
+    changes = between.compare(before, health) if before is not None else None
+    if as_json:
+        plain = _document.document(node, strict=strict, nagios=nagios) if node is not None else health.to_plain()
+        _say.as_json(plain if changes is None else {**plain, "diff": changes})
+    else:
+        if node is not None:
+            _show(node)
+        else:
+            _matrix.show(health)
+        if changes is not None:
+            _diff.show(changes, since=str(diff))
+    raise typer.Exit(exit_code(health.overall, strict=strict, nagios=nagios))
 
+
+def _node(
+    wanted: Expect, *, level: int, planned: list[str], replay: Path | None, capture: Path | None, out: Path | None
+) -> NodeHealth:
+    """This machine, or a captured one."""
+    from trainmaster.checks import _bundle, _document
+    from trainmaster.cli import _say
+    from trainmaster.core.results import CheckResult
+    from trainmaster.node.recorded import open_host
+
+    host = open_host(replay=replay)
+    name = _document.name_of(host)
+    if out is not None:
+        capture = _bundle.capture_folder(out, name or "")
+    host = open_host(replay=replay, capture=capture)
     # Nobody sees a progress line in a file or a pipe.
     with _say.err.status("", spinner="dots") if sys.stdout.isatty() else _Quiet() as progress:
 
@@ -62,16 +114,42 @@ def check(
             progress.update(f"[dim]{done}/{len(planned)}[/] {now}")
 
         progress.update(f"[dim]0/{len(planned)}[/] {planned[0]}")
-        document = _document.measure(
-            host, wanted, level=level, only=chosen, skip=left_out, strict=strict, nagios=nagios, on_result=on_result
-        )
-    if out is not None:
-        (out / "check.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    if as_json:
-        _say.as_json(document)
-    else:
-        _show(document)
-    raise typer.Exit(int(document["exit_code"]))
+        return _document.measure(host, wanted, level=level, only=planned, node=name, on_result=on_result)
+
+
+def _cluster(
+    on: str, wanted: Expect, *, level: int, planned: list[str], timeout_s: float | None, out: Path | None
+) -> ClusterHealth:
+    """Every node of a target, each alone and all at once."""
+    from trainmaster import __version__
+    from trainmaster.checks import _document
+    from trainmaster.cli import _matrix, _nodes, _say
+
+    hosts = _nodes.load_hosts(on)
+    order = _nodes.Order(
+        level=level,
+        expect=_document.stated(wanted),
+        planned=planned,
+        version=__version__,
+        timeout_s=timeout_s or _nodes.TIMEOUT_S[level],
+    )
+    ahead, silent, figures = [host.name for host in hosts.hosts], [], _nodes.Figures()
+    with _say.err.status("", spinner="dots") if sys.stderr.isatty() else _Quiet() as progress:
+
+        def on_answer(name: str, word: str) -> None:
+            ahead.remove(name)
+            if word == "silent":
+                silent.append(name)
+            done = len(hosts.hosts) - len(ahead)
+            lost = f"; silent: {_matrix.fold(silent)}" if silent else ""
+            waiting = f"; waiting for {_matrix.fold(ahead)}" if ahead else ""
+            progress.update(f"[dim]{done}/{len(hosts.hosts)} answered[/]{_say.plain(lost + waiting)}")
+
+        progress.update(f"[dim]0/{len(hosts.hosts)} answered[/]")
+        health = _nodes.gather(hosts, order, bundle=out, on_answer=on_answer, figures=figures)
+    sent, back = figures.sent_bytes / 1024, figures.received_bytes / 1024
+    _say.note(f"{len(hosts.hosts)} hosts in {health.took_s:.1f} s; sent {sent:.0f} KiB, got {back:.0f} KiB back")
+    return health
 
 
 class _Quiet:
@@ -92,7 +170,7 @@ def _names(words: list[str] | None) -> list[str]:
     return [name.strip() for word in words or [] for name in word.split(",") if name.strip()]
 
 
-def _show(document: dict[str, Any]) -> None:
+def _show(health: NodeHealth) -> None:
     from rich.markup import escape
     from rich.table import Table
 
@@ -102,14 +180,14 @@ def _show(document: dict[str, Any]) -> None:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("check", "device", "verdict", "reason", "what to do"):
         table.add_column(title, overflow="fold")
-    for result in document["results"]:
-        for finding in result["findings"]:
+    for result in health.results:
+        for finding in result.findings:
             table.add_row(
-                result["check"],
-                finding["device"] or "",
-                _say.paint(finding["verdict"]),
-                escape(finding["reason"]),
-                escape(finding["action"] or ""),
+                result.check,
+                escape(finding.device or ""),
+                _say.paint(str(finding.verdict)),
+                escape(finding.reason),
+                escape(finding.action or ""),
             )
     _say.out.print(table)
-    _say.out.print(f"{_say.paint(document['overall'])}  {escape(_document.count_line(document))}")
+    _say.out.print(f"{_say.paint(str(health.overall))}  {escape(_document.count_line(health))}")

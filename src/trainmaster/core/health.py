@@ -67,14 +67,18 @@ class ClusterHealth:
         """The worst of all; a node that was asked and is neither heard nor named silent is INCOMPLETE too."""
         heard = {node.node for node in self.nodes} | {node.node for node in self.silent}
         found = [node.overall for node in self.nodes]
-        if self.cluster:
+        # Comparisons that do not apply (too few nodes) take nothing from what the nodes measured.
+        if any(result.verdict is not Verdict.SKIP for result in self.cluster):
             found.append(judge_overall(self.cluster, planned=[result.check for result in self.cluster]))
         if self.silent or not self.nodes or not set(self.asked) <= heard:
             found.append(Overall.INCOMPLETE)
         return min(found, key=_WORST.index)
 
+    def to_plain(self) -> dict[str, Any]:
+        return {**schema.to_plain(self), "overall": str(self.overall)}
+
     def to_json(self) -> str:
-        return json.dumps({**schema.to_plain(self), "overall": str(self.overall)}, indent=2, sort_keys=True)
+        return json.dumps(self.to_plain(), indent=2, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> ClusterHealth:

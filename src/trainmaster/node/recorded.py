@@ -140,8 +140,12 @@ class RecordedHost(Host):
         return answer
 
     def _text(self, name: str, asked: str) -> str:
+        place = self._folder / name
+        # A capture may come from a machine nobody trusts: what it names outside itself is not part of it.
+        if not place.resolve().is_relative_to(self._folder.resolve()):
+            raise self._nothing("read", asked)
         try:
-            return (self._folder / name).read_bytes().decode("utf-8", errors="replace")
+            return place.read_bytes().decode("utf-8", errors="replace")
         except OSError:
             raise self._nothing("read", asked) from None
 

@@ -1,0 +1,36 @@
+"""What changed since another run, at the terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+from rich.table import Table
+
+from trainmaster.cli import _say
+
+if TYPE_CHECKING:
+    from trainmaster.checks._diff import Change
+
+_COLOUR = {"worse": "bold red", "new": "yellow", "gone": "yellow", "better": "green", "changed": "cyan"}
+
+
+def show(changes: list[Change], *, since: str) -> None:
+    if not changes:
+        _say.out.print(f"nothing changed since {escape(since)}")
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in (f"since {since}", "node", "check", "device", "then", "now", "reason"):
+        table.add_column(escape(title), overflow="fold")
+    for change in changes:
+        table.add_row(
+            f"[{_COLOUR[change.kind]}]{change.kind}[/]",
+            escape(change.node),
+            escape(change.check),
+            escape(change.device or ""),
+            _say.paint(str(change.before or "")),
+            _say.paint(str(change.after or "")),
+            escape(change.reason),
+        )
+    _say.out.print()
+    _say.out.print(table)

@@ -1,0 +1,51 @@
+"""`trainmaster rejudge`: judge a captured evidence bundle again under today's rules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def rejudge(
+    bundle: Annotated[Path, typer.Argument(metavar="DIR", help="What `trainmaster check --out DIR` wrote.")],
+    expect: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Expect this instead of what was expected then.")
+    ] = None,
+    diff: Annotated[Path | None, typer.Option(metavar="OTHER", help="Show what changed since that run.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as verdict.json has it.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="End with 1 on WARN too.")] = False,
+    nagios: Annotated[bool, typer.Option("--nagios", help="End with 0, 1, 2 or 3 as Nagios reads them.")] = False,
+) -> None:
+    """Judge a run again from its evidence, anywhere: no node is asked.
+
+    Under the same version and expectations `--json` prints the bytes of DIR/verdict.json. Exit codes are those of
+    `trainmaster check`.
+
+    [bold]Examples[/]
+
+      trainmaster rejudge evidence/
+
+      trainmaster rejudge evidence/ --expect driver=580 --expect gpus=8
+
+      trainmaster rejudge today/ --diff yesterday/
+    """
+    from trainmaster.checks import _bundle, _document
+    from trainmaster.checks import _diff as between
+    from trainmaster.cli import _diff, _matrix, _say
+    from trainmaster.core.expect import parse_expect
+    from trainmaster.core.results import exit_code
+
+    wanted = _document.stated(parse_expect(expect or []))
+    before = _bundle.load(diff) if diff is not None else None
+    health = _bundle.rejudge(bundle, wanted)
+    if as_json and before is None:
+        typer.echo(_bundle.judged(health), nl=False)
+    elif as_json and before is not None:
+        _say.as_json({"health": health, "overall": health.overall, "diff": between.compare(before, health)})
+    else:
+        _matrix.show(health)
+        if before is not None:
+            _diff.show(between.compare(before, health), since=str(diff))
+    raise typer.Exit(exit_code(health.overall, strict=strict, nagios=nagios))

@@ -1,0 +1,175 @@
+"""What runs on a machine before anything of ours is there: sent as text, read by that machine's own Python.
+
+It finds the node half in a cache named by its content, or asks for it; runs the checks in a folder that is removed
+again; and prints one answer. It ends, with all that it started, at its deadline and when the asking side is gone.
+Standard library only, and nothing of trainmaster: it cannot import what it is about to bring.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import ctypes
+import hashlib
+import io
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+MAX_ANSWER_BYTES = 64 << 20  # a capture of 8 GPUs is under 1 MiB; a kernel log may be some
+_PR_SET_CHILD_SUBREAPER = 36
+_KILL_S = 2.0  # a process that is still there then hangs in the kernel
+
+
+def tree_digest(files: Mapping[str, bytes]) -> str:
+    """One hash of names and contents; the name of the node half in the cache."""
+    total = hashlib.sha256()
+    for name in sorted(files):
+        total.update(f"{name}\0{hashlib.sha256(files[name]).hexdigest()}\n".encode())
+    return total.hexdigest()
+
+
+def main() -> None:
+    order: dict[str, Any] = json.loads(base64.b64decode(sys.argv[1]))
+    until = time.monotonic() + float(order["deadline_s"])
+    # What we start and what it leaves behind becomes our child, and so can be found and killed.
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit("told to end"))
+    work = Path(tempfile.mkdtemp(prefix="trainmaster-"))
+    try:
+        answer = _run(_node_half(order, work, until), order, work, until)
+        text = json.dumps(answer).encode()
+        if len(text) > MAX_ANSWER_BYTES:
+            text = json.dumps({"wrong": f"its answer has {len(text) >> 20} MiB, which nobody reads"}).encode()
+        _kill_all()  # before our last word: whoever hears it may end us
+        _say(order, f"answer {len(text)} {hashlib.sha256(text).hexdigest()}\n".encode() + text)
+    finally:
+        _kill_all()
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _node_half(order: Mapping[str, Any], work: Path, until: float) -> Path:
+    """The folder that holds the package: from the cache if it is there and whole, else sent and kept."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainmaster" / str(order["digest"])
+    if _digest_of(cache) == order["digest"]:
+        return cache
+    _say(order, b"need\n")
+    data = _receive(int(order["size"]), until)
+    here = work / "package"
+    zipfile.ZipFile(io.BytesIO(data)).extractall(here)
+    if _digest_of(here) != order["digest"]:
+        raise SystemExit("the package was damaged on its way")
+    # Renamed whole, from the same file system. Many machines may share this home folder and do so at once; a home that
+    # is full or read-only keeps nobody from being checked.
+    part = cache.with_name(f".{order['nonce']}")
+    with contextlib.suppress(OSError):
+        shutil.copytree(here, part)
+        if cache.exists():  # damaged: put aside, so that nobody runs half of each
+            cache.rename(cache.with_name(f".old-{order['nonce']}"))
+            shutil.rmtree(cache.with_name(f".old-{order['nonce']}"), ignore_errors=True)
+        part.rename(cache)
+    shutil.rmtree(part, ignore_errors=True)
+    return here
+
+
+def _digest_of(folder: Path) -> str | None:
+    try:
+        found = [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+        return tree_digest({path.relative_to(folder).as_posix(): path.read_bytes() for path in found})
+    except OSError:
+        return None
+
+
+def _receive(size: int, until: float) -> bytes:
+    data = b""
+    while len(data) < size:
+        if not select.select([0], [], [], max(0.0, until - time.monotonic()))[0]:
+            raise SystemExit("the package did not arrive in time")
+        chunk = os.read(0, 1 << 16)
+        if not chunk:
+            raise SystemExit("the asking side is gone")
+        data += chunk
+    return data
+
+
+def _run(package: Path, order: Mapping[str, Any], work: Path, until: float) -> dict[str, Any]:
+    out, err, capture = work / "out", work / "err", work / "capture"
+    argv = [sys.executable, "-m", "trainmaster.checks", *order["words"], "--json", "--progress", "--capture", capture]
+    with out.open("wb") as stdout, err.open("wb") as stderr:
+        child = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            cwd=work,
+            env={**os.environ, "PYTHONPATH": str(package)},
+            start_new_session=True,
+        )
+        while child.poll() is None:
+            if time.monotonic() >= until:
+                at = [line[6:] for line in _text(err).splitlines() if line.startswith("check ")]
+                return {"wrong": "it was not done in time", "at": at[-1] if at else None}
+            if select.select([0], [], [], 0.05)[0] and not os.read(0, 1 << 12):
+                raise SystemExit("the asking side is gone")
+    if child.returncode not in (0, 1, 3):  # PASS or WARN, FAIL, INCOMPLETE: those have a verdict
+        return {"wrong": f"the checks ended with {child.returncode}: {_text(err)[-400:]}"}
+    files, size = {}, 0
+    for path in sorted(capture.rglob("*")):
+        if path.is_file() and not path.is_symlink():
+            files[path.relative_to(capture).as_posix()] = _text(path)
+            size += path.stat().st_size
+            if size > MAX_ANSWER_BYTES:
+                return {"wrong": f"what it captured is more than {MAX_ANSWER_BYTES >> 20} MiB"}
+    return {"health": _text(out), "files": files}
+
+
+def _text(path: Path) -> str:
+    return path.read_bytes()[:MAX_ANSWER_BYTES].decode("utf-8", errors="replace")
+
+
+def _say(order: Mapping[str, Any], data: bytes) -> None:
+    # The mark tells our words from those that a login shell prints.
+    sys.stdout.buffer.write(f"\n{order['nonce']} ".encode() + data)
+    sys.stdout.buffer.flush()
+
+
+def _kill_all() -> None:
+    """Kill every descendant, also those that made a session of their own; again until none is left."""
+    until = time.monotonic() + _KILL_S
+    while (alive := _descendants()) and time.monotonic() < until:
+        for pid in alive:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.01)
+
+
+def _descendants() -> list[int]:
+    parents: dict[int, int] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            # The name in brackets may hold spaces and brackets; after the last one come state and parent.
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    found, ahead = [], [os.getpid()]
+    while ahead:
+        ahead = [pid for pid, parent in parents.items() if parent in ahead]
+        found += ahead
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""hosts.yaml: which machines, and how to reach each. Takes the plain mapping; the YAML is read at the border.
+
+    known_hosts: known_hosts            where their keys are; ~/.ssh/known_hosts if not stated
+    defaults: {user: ubuntu, key: ~/.ssh/cluster}
+    hosts:
+      - gpu-01
+      - {host: 10.0.0.2, name: gpu-02, port: 2222, rack: r1}
+
+There is no field for a password: keys and the SSH agent do, and no secret lies in the file.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from trainmaster.core.errors import Fault, SpecError, UsageError
+from trainmaster.core.schema import build, field
+
+# A name is also the name of a folder in the bundle, and stands in shell commands that we print.
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SshHost:
+    """One machine."""
+
+    host: str = field(doc="its name or address", pattern=_NAME, example="gpu-01")
+    name: str = field(default="", doc="what to call it, where it differs", pattern=_NAME, example="gpu-01")
+    port: int | None = field(default=None, ge=1, le=65535, doc="not stated: 22, or what ~/.ssh/config says")
+    user: str | None = field(default=None, doc="not stated: the user here, or what ~/.ssh/config says")
+    key: str | None = field(default=None, doc="private key file; not stated: the agent's and the usual ones")
+    python: str = field(default="python3", doc="Python 3.11 or newer on that machine")
+    rack: str | None = field(default=None, doc="where it stands, for findings about switches")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SshHosts:
+    """All machines, and the file that holds their keys."""
+
+    hosts: tuple[SshHost, ...]
+    known_hosts: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    hosts: tuple[object, ...] = field(doc="names, or mappings with at least `host`", example="[gpu-01, gpu-02]")
+    defaults: Mapping[str, object] = field(factory=dict, doc="what every host has that does not state it itself")
+    known_hosts: str = field(default="~/.ssh/known_hosts", doc="the file with the machines' keys")
+
+
+def parse_hosts(document: object, folder: Path) -> SshHosts:
+    """The machines of a document; paths in it are meant from `folder`. SpecError with every fault."""
+    file = build(_File, {"hosts": document} if isinstance(document, list) else document)
+    hosts: list[SshHost] = []
+    faults: list[Fault] = [_no_password(f"defaults.{name}") for name in file.defaults if _secret(name)]
+    for number, entry in enumerate(file.hosts):
+        stated = {"host": entry} if isinstance(entry, str) else entry
+        path = f"hosts[{number}]"
+        if isinstance(stated, Mapping):
+            faults += [_no_password(f"{path}.{name}") for name in stated if _secret(name)]
+            stated = {**file.defaults, **stated}
+        try:
+            host = build(SshHost, stated, path=path)
+        except SpecError as wrong:
+            faults += wrong.faults
+            continue
+        hosts.append(replace(host, name=host.name or host.host, key=host.key and str(_path(host.key, folder))))
+    for name, times in Counter(host.name for host in hosts).items():
+        if times > 1:
+            faults.append(Fault(path="hosts", message=f"{times} are called {name}; give each a `name` of its own"))
+    if not file.hosts:
+        faults.append(Fault(path="hosts", message="no host is named"))
+    if faults:
+        raise SpecError(faults)
+    return SshHosts(hosts=tuple(hosts), known_hosts=_path(file.known_hosts, folder))
+
+
+def read_known_hosts(path: Path) -> bytes:
+    """The keys that are trusted. A file that is not there trusts nobody; one that may not be read is an error."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+    except OSError as wrong:
+        raise UsageError(f"known_hosts {path} cannot be read: {wrong.strerror}") from None
+
+
+def _path(text: str, folder: Path) -> Path:
+    return folder / Path(text).expanduser()
+
+
+def _secret(name: object) -> bool:
+    return any(word in str(name).lower() for word in ("passw", "passphrase", "secret"))
+
+
+def _no_password(path: str) -> Fault:
+    return Fault(path=path, message="no secret belongs into this file; use a key, or the SSH agent")

@@ -1,4 +1,4 @@
-"""The limits of the container this process is in: CPU time and memory, from cgroup v1 or v2.
+"""The limits of the container this process is in: CPU time, memory and processes, from cgroup v1 or v2.
 
 Limits hold at every level, so the smallest one from the process's own group up to the top that is mounted counts. A
 container without its own view of the tree sees a mount that starts below the top, and one with it a path of `/`; both
@@ -45,6 +45,32 @@ def read_memory(host: Host) -> tuple[int, int] | None:
     if not found:
         return None
     return min(limit for limit, _ in found), min(free for _, free in found)
+
+
+def read_pids(host: Host) -> tuple[int, int] | None:
+    """The tightest limit on processes and threads and how many of it are left; None without a limit."""
+    found: list[tuple[int, int]] = []
+    for _, folder in _folders(host, "pids"):
+        limit = _number(host, f"{folder}/pids.max")
+        if limit is not None:
+            found.append((limit, max(0, limit - (_number(host, f"{folder}/pids.current") or 0))))
+    return min(found, key=lambda pair: pair[1], default=None)
+
+
+def read_oom_kills(host: Host) -> tuple[int | None, bool]:
+    """Processes of our own group that were killed for memory (None: not counted), and whether we see a part only.
+
+    The root of the whole v2 tree has no memory.events. A mount whose top has one is a container's.
+    """
+    ours: int | None = None
+    top = ""
+    for version, folder in _folders(host, "memory"):
+        text = _read(host, f"{folder}/{'memory.events' if version == 2 else 'memory.oom_control'}")
+        match = re.search(r"^oom_kill (\d+)$", text, flags=re.MULTILINE | re.ASCII)
+        if match and ours is None:
+            ours = int(match[1])
+        top = text if version == 2 else ""
+    return ours, bool(top)
 
 
 def _cache(host: Host, folder: str) -> int:

@@ -1,0 +1,71 @@
+"""Small questions that several checks ask of the system, and how its files are read."""
+
+from __future__ import annotations
+
+import re
+
+from trainmaster.core.errors import FileMissing, HostError
+from trainmaster.node.host import Host
+
+PCI = "/sys/bus/pci/devices"
+NVIDIA, MELLANOX, AMAZON = "0x10de", "0x15b3", "0x1d0f"
+
+
+def read_optional(host: Host, path: str) -> str | None:
+    """The file's text; None where it is certainly not there. One that may not be read still raises."""
+    try:
+        return host.read(path)
+    except FileMissing:
+        return None
+
+
+def list_optional(host: Host, path: str) -> tuple[str, ...] | None:
+    """The folder's names; None where it is certainly not there."""
+    try:
+        return host.list(path)
+    except FileMissing:
+        return None
+
+
+def has_gpus(host: Host) -> bool:
+    """Whether an NVIDIA GPU is given to us: the machine is there to train, and is judged as such."""
+    return any(re.fullmatch(r"nvidia\d+", name) for name in host.list("/dev"))
+
+
+def read_pci(host: Host, vendor: str, *, kind: str) -> tuple[str, ...]:
+    """Addresses of that vendor's devices whose class begins with `kind`; none on a machine without a PCI bus."""
+    return tuple(
+        address
+        for address in list_optional(host, PCI) or ()
+        if host.read(f"{PCI}/{address}/vendor").strip() == vendor
+        and host.read(f"{PCI}/{address}/class").strip().startswith(kind)
+    )
+
+
+def read_limit(host: Host, name: str) -> int | None:
+    """The soft limit of that name in /proc/self/limits; None is unlimited."""
+    match = re.search(
+        rf"^{re.escape(name)}\s+(\d+|unlimited)\s", host.read("/proc/self/limits"), flags=re.MULTILINE | re.ASCII
+    )
+    if not match:
+        raise HostError(f"/proc/self/limits has no {name}")
+    return None if match[1] == "unlimited" else int(match[1])
+
+
+def read_memory_field(host: Host, name: str, unit: str = " kB") -> int:
+    """A line of /proc/meminfo, in its own unit (kB, or none for counts)."""
+    match = re.search(rf"^{name}:\s+(\d+){unit}$", host.read("/proc/meminfo"), flags=re.MULTILINE | re.ASCII)
+    if not match:
+        raise HostError(f"/proc/meminfo has no {name}")
+    return int(match[1])
+
+
+def parse_numbers(text: str) -> set[int]:
+    """The kernel's list format: `0-3,8` is {0, 1, 2, 3, 8}; an empty line is none."""
+    found: set[int] = set()
+    for piece in filter(None, text.strip().split(",")):
+        match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", piece, flags=re.ASCII)
+        if not match:
+            raise HostError(f"{text.strip()[:80]!r} is not a list of numbers")
+        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return found

@@ -1,0 +1,99 @@
+"""This node's name and the names of its peers resolve. A job whose first node cannot be found never starts.
+
+Peers are those the launcher names: MASTER_ADDR, SageMaker's SM_HOSTS, and TRAINMASTER_PEERS (names with commas).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+from trainmaster.core.errors import CommandMissing, CommandTimedOut, HostError
+from trainmaster.core.expect import Expect
+from trainmaster.core.results import Finding, error, fail, ok, skip, warn
+from trainmaster.node.host import Host
+
+LEVEL = 1
+PEERS_VARIABLE = "TRAINMASTER_PEERS"
+ASK_TIMEOUT_S = 15.0  # a resolver tries its servers for 5 s each
+NO_TOOL = "there is no getent to ask"
+MOST_ASKED = 8  # of a thousand peers; the servers that answer for some answer for all
+TIMEOUT_S = (MOST_ASKED + 2) * (ASK_TIMEOUT_S + 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Name:
+    name: str
+    addresses: tuple[str, ...]  # empty: nobody knows it
+    trouble: str | None  # why it could not even be asked
+    own: bool
+
+
+def read(host: Host) -> list[Name]:
+    own = host.hostname()
+    if not own:
+        raise HostError("this machine has no name")
+    peers = [name for name in _peers(host) if name != own]
+    return [_ask(host, own, own=True), *(_ask(host, name, own=False) for name in peers[:MOST_ASKED])]
+
+
+def judge(names: list[Name], expect: Expect) -> list[Finding]:  # noqa: ARG001 (who the peers are is the launcher's word)
+    own, *peers = names
+    return [_judge_own(own, peers=bool(peers)), *map(_judge_peer, peers)]
+
+
+def _judge_own(own: Name, *, peers: bool) -> Finding:
+    if own.trouble is not None:
+        return _unasked(own)
+    if not own.addresses:
+        action = f"add `127.0.1.1 {own.name}` to /etc/hosts, or the name to your DNS"
+        # Alone it costs a warning and a wait in every process that asks; among others they cannot call back.
+        return (fail if peers else warn)(f"its own name {own.name} does not resolve", action=action, name=own.name)
+    return ok(f"{own.name} is {', '.join(own.addresses)}", name=own.name, addresses=list(own.addresses))
+
+
+def _judge_peer(peer: Name) -> Finding:
+    if peer.trouble is not None:
+        return _unasked(peer)
+    if not peer.addresses:
+        action = "give every node the same /etc/hosts or DNS"
+        return fail(f"{peer.name} does not resolve on this node", action=action, device=peer.name)
+    loop = [address for address in peer.addresses if address.startswith("127.") or address == "::1"]
+    if len(loop) == len(peer.addresses) and not re.fullmatch(r"localhost|127\..*|::1", peer.name):
+        reason = f"{peer.name} is {loop[0]} on this node: it would call itself"
+        return fail(reason, action=f"take {peer.name} off the loopback line of /etc/hosts", device=peer.name)
+    return ok(f"{peer.name} is {', '.join(peer.addresses)}", device=peer.name, addresses=list(peer.addresses))
+
+
+def _ask(host: Host, name: str, *, own: bool) -> Name:
+    """getent asks as every program does: /etc/hosts, then DNS, in the order of nsswitch.conf."""
+    if re.fullmatch(r"[\d.]+|[0-9a-fA-F:]*:[0-9a-fA-F:.]*", name):
+        return Name(name=name, addresses=(name,), trouble=None, own=own)  # an address needs no resolver
+    try:
+        ran = host.run("getent", "ahosts", name, timeout_s=ASK_TIMEOUT_S)
+    except CommandMissing:
+        return Name(name=name, addresses=(), trouble=NO_TOOL, own=own)
+    except CommandTimedOut:
+        return Name(name=name, addresses=(), trouble=None, own=own)
+    if ran.exit_code not in (0, 2):  # 2: the name is not known
+        return Name(name=name, addresses=(), trouble=f"getent ended with {ran.exit_code}", own=own)
+    found = dict.fromkeys(line.split()[0] for line in ran.stdout.splitlines() if line.strip())
+    return Name(name=name, addresses=tuple(found), trouble=None, own=own)
+
+
+def _unasked(name: Name) -> Finding:
+    if name.own and name.trouble == NO_TOOL:
+        return skip(NO_TOOL, name=name.name)  # a small container; nothing else was asked of it
+    device = None if name.own else name.name
+    return error(f"{name.name}: {name.trouble}", action="run `getent ahosts` by hand", device=device)
+
+
+def _peers(host: Host) -> list[str]:
+    names = [host.env("MASTER_ADDR") or "", *(host.env(PEERS_VARIABLE) or "").split(",")]
+    try:
+        told = json.loads(host.env("SM_HOSTS") or "[]")
+    except ValueError:
+        told = []
+    names += [name for name in told if isinstance(name, str)] if isinstance(told, list) else []
+    return list(dict.fromkeys(name.strip() for name in names if name.strip()))

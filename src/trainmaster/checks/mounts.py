@@ -1,0 +1,129 @@
+"""What should be mounted is mounted, and answers. A hung network file system hangs every process that touches it.
+
+No file system is asked by this process: a dead NFS server would hold it for ever. Each network mount is asked by a
+`stat` of its own that can be left behind.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from trainmaster.core.errors import CommandTimedOut, HostError
+from trainmaster.core.expect import Expect
+from trainmaster.core.results import Finding, error, fail, ok, skip, warn
+from trainmaster.node.host import Host
+
+LEVEL = 1
+TIMEOUT_S = 150.0
+ASK_TIMEOUT_S = 5.0  # a server across the data centre answers in milliseconds
+MOST_ASKED = 16  # each that hangs costs its timeout; the rest are then errors, not passes
+_NETWORK = re.compile(
+    r"nfs\d?|lustre|ceph|cifs|smb3|gpfs|beegfs\w*|wekafs|panfs|glusterfs|9p|afs|vastnfs|fuse\.(?!lxcfs|gvfsd|portal).*"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    path: str
+    kind: str  # ext4, nfs4, lustre
+    source: str
+    trouble: str | None = None  # why it does not answer
+    asked: bool = True  # False: a network mount beyond the number that is asked
+
+
+def read(host: Host) -> list[Mount]:
+    found = parse(host.read("/proc/self/mountinfo"))
+    asked = 0
+    for number, mount in enumerate(found):
+        if _NETWORK.fullmatch(mount.kind):
+            asked += 1
+            found[number] = _ask(host, mount) if asked <= MOST_ASKED else _unasked(mount)
+    return found
+
+
+def judge(mounts: list[Mount], expect: Expect) -> list[Finding]:
+    there = {mount.path: mount for mount in mounts}
+    wanted = dict(_wanted(word) for word in expect.mounts or ())
+    findings = [_judge_wanted(path, kind, there.get(path)) for path, kind in wanted.items()]
+    for mount in mounts:
+        if mount.path in wanted or not _NETWORK.fullmatch(mount.kind):
+            continue
+        if mount.trouble is not None:
+            action = f"bring its server back, or take it away (`umount -f -l {mount.path}`)"
+            findings.append(warn(_told(mount), action=action, device=mount.path, **_values(mount)))
+        elif mount.asked:
+            findings.append(ok(f"{mount.kind} answers", device=mount.path, **_values(mount)))
+        else:
+            findings.append(_not_asked(mount))
+    return findings or [skip("no network file system is mounted and no mount is expected")]
+
+
+def parse(text: str) -> list[Mount]:
+    """/proc/self/mountinfo: one mount per path, the one on top where several are stacked."""
+    found: dict[str, Mount] = {}
+    for line in text.splitlines():
+        left, _, right = line.partition(" - ")
+        fields, kind = left.split(), right.split()
+        if len(fields) < 6 or len(kind) < 2:
+            raise HostError(f"/proc/self/mountinfo cannot be understood: {line[:80]!r}")
+        found[_plain(fields[4])] = Mount(path=_plain(fields[4]), kind=kind[0], source=_plain(kind[1]))
+    if not found:
+        raise HostError("/proc/self/mountinfo shows no mount")
+    return list(found.values())
+
+
+def _judge_wanted(path: str, kind: str | None, mount: Mount | None) -> Finding:
+    if mount is None:
+        of = f" ({kind})" if kind else ""
+        action = f"mount it (`mount {path}`) and see that it is in /etc/fstab or in the pod's volumes"
+        return fail(f"{path}{of} is not mounted", action=action, device=path)
+    if kind is not None and mount.kind != kind:
+        reason = f"{path} is {mount.kind} from {mount.source}, not {kind}"
+        return fail(reason, action="mount the right file system there", device=path, **_values(mount))
+    if mount.trouble is not None:
+        action = f"bring its server back, then mount it again (`umount -f -l {path} && mount {path}`)"
+        return fail(_told(mount), action=action, device=path, **_values(mount))
+    if not mount.asked:
+        return _not_asked(mount)
+    return ok(f"{mount.kind} from {mount.source}", device=path, **_values(mount))
+
+
+def _ask(host: Host, mount: Mount) -> Mount:
+    trouble = None
+    try:
+        ran = host.run("stat", "-f", "-c", "%T", mount.path, timeout_s=ASK_TIMEOUT_S)
+        if ran.exit_code:
+            trouble = f"gives an error: {ran.stderr.strip()[:200] or ran.exit_code}"
+    except CommandTimedOut:
+        trouble = f"does not answer in {ASK_TIMEOUT_S:g} s"
+    return Mount(path=mount.path, kind=mount.kind, source=mount.source, trouble=trouble)
+
+
+def _unasked(mount: Mount) -> Mount:
+    return Mount(path=mount.path, kind=mount.kind, source=mount.source, asked=False)
+
+
+def _not_asked(mount: Mount) -> Finding:
+    reason = f"{mount.path} is one of more than {MOST_ASKED} network mounts, and was not asked"
+    return error(reason, action=f"ask it by hand: `stat -f {mount.path}`", device=mount.path)
+
+
+def _wanted(word: str) -> tuple[str, str | None]:
+    """`/fsx:lustre` is a path and its file system; `/fsx` any file system."""
+    path, _, kind = word.partition(":")
+    return path.rstrip("/") or "/", kind or None
+
+
+def _told(mount: Mount) -> str:
+    return f"{mount.path} ({mount.kind} from {mount.source}) {mount.trouble}"
+
+
+def _values(mount: Mount) -> dict[str, Any]:
+    return {"kind": mount.kind, "source": mount.source}
+
+
+def _plain(text: str) -> str:
+    """The kernel writes blanks in paths as octal: `\\040`."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)

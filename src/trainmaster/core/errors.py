@@ -13,6 +13,10 @@
     ├── TargetError             1   a target refused or could not do what was asked
     │   └── Unreachable             it cannot be asked now; never to be read as "failed"
     ├── StoreError              1   the database cannot be used as it is
+    ├── StorageError            1   a folder or object store refused or could not do what was asked
+    │   ├── ObjectMissing           it is certain that there is no such object
+    │   ├── AccessDenied            credentials are missing, wrong or not enough
+    │   └── StorageUnreachable      nothing answered; says nothing about what is stored
     └── CheckpointError         1   a checkpoint exists that cannot be trusted or read
 
 Messages say where, what, and what to do. Only the command line and the agent print and exit.
@@ -96,6 +100,22 @@ class Unreachable(TargetError):
 
 class StoreError(TrainmasterError):
     """The database cannot be used as it is."""
+
+
+class StorageError(TrainmasterError):
+    """A folder or an object store refused or could not do what was asked."""
+
+
+class ObjectMissing(StorageError):
+    """There is no such object, or no such bucket. That is knowledge."""
+
+
+class AccessDenied(StorageError):
+    """Credentials are missing, wrong or not enough."""
+
+
+class StorageUnreachable(StorageError):
+    """Nothing answered. Says nothing about what is stored."""
 
 
 class CheckpointError(TrainmasterError):

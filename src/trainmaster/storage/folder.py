@@ -1,0 +1,96 @@
+"""A store in a local folder: an object is a file. Needs nothing but the standard library."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from trainmaster.core.errors import AccessDenied, ObjectMissing, StorageError
+from trainmaster.storage import Stored, check_path
+
+_PART = ".part-"  # a file that is being written; never listed
+
+
+class FolderStore:
+    """Objects as files under one folder, which is made on the first write."""
+
+    def __init__(self, folder: Path) -> None:
+        self._root = folder.expanduser().absolute()
+        self.url = str(self._root)
+
+    def put(self, path: str, data: bytes | Path) -> None:
+        place = self._place(path)
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=place.parent, prefix=_PART)
+            part = Path(name)
+            try:
+                with os.fdopen(handle, "wb") as out:
+                    if isinstance(data, Path):
+                        with data.open("rb") as source:
+                            shutil.copyfileobj(source, out, 1 << 20)
+                    else:
+                        out.write(data)
+                    out.flush()
+                    os.fsync(out.fileno())
+                part.chmod(0o644)
+                part.replace(place)
+            except BaseException:
+                part.unlink(missing_ok=True)
+                raise
+        except OSError as wrong:
+            raise _error(f"{place} cannot be written", wrong) from None
+
+    def get(self, path: str) -> bytes:
+        place = self._place(path)
+        try:
+            return place.read_bytes()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            raise ObjectMissing(f"there is no {path} in {self._root}") from None
+        except OSError as wrong:
+            raise _error(f"{place} cannot be read", wrong) from None
+
+    def list(self, prefix: str = "") -> list[Stored]:
+        start = self._place(prefix.rstrip("/")) if prefix.rstrip("/") else self._root
+        try:
+            files = [place for place in start.rglob("*") if place.is_file() and not place.name.startswith(_PART)]
+            found = [
+                Stored(path=place.relative_to(self._root).as_posix(), size_bytes=place.stat().st_size)
+                for place in files
+            ]
+        except OSError as wrong:
+            raise _error(f"{start} cannot be listed", wrong) from None
+        return sorted(found, key=lambda item: item.path)
+
+    def delete(self, path: str) -> None:
+        place = self._place(path)
+        try:
+            place.unlink(missing_ok=True)
+        except NotADirectoryError:
+            return
+        except OSError as wrong:
+            raise _error(f"{place} cannot be removed", wrong) from None
+
+    def exists(self, path: str) -> bool:
+        place = self._place(path)
+        try:
+            place.lstat()
+            return place.is_file()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as wrong:
+            raise _error(f"nobody can tell whether {place} is there", wrong) from None
+
+    def _place(self, path: str) -> Path:
+        place = self._root / check_path(path)
+        # A link inside the folder may lead out of it, and a store never touches what is outside.
+        if not place.resolve().is_relative_to(self._root.resolve()):
+            raise StorageError(f"{place} leads out of {self._root}")
+        return place
+
+
+def _error(what: str, wrong: OSError) -> StorageError:
+    kind = AccessDenied if isinstance(wrong, PermissionError) else StorageError
+    return kind(f"{what}: {wrong.strerror or wrong}")

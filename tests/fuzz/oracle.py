@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from typing import Any
 
 from fuzz import mutate
@@ -69,8 +70,8 @@ def check_lose(target: Target, sample: Sample, rng: random.Random) -> None:
         for number in numbers if sample.all_lines else rng.sample(numbers, rng.randrange(1, len(numbers) + 1)):
             row = str(rows[number])
             at = row.find(sample.after) + len(sample.after) if sample.after and sample.after in row else 0
-            end = row.find(sample.before) if sample.before and sample.before in row else None
-            rows[number] = mutate.erase(rng, row, at, end)
+            end = re.search(sample.before, row) if sample.before else None
+            rows[number] = mutate.erase(rng, row, at, end.start() if end else None)
             if sample.after and (rows[number] is None or len(rows[number] or "") < at):
                 rows[number] = row[:at]
         raw = "\n".join(row for row in rows if row is not None)

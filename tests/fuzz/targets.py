@@ -30,7 +30,7 @@ class Sample:
     lives_at: Mapping[str, tuple[tuple[str | int, ...], ...]] = field(default_factory=dict)  # or paths of its objects
     all_lines: bool = False  # it is lost only when every one of its lines is damaged, not just one
     after: str = ""  # damage a line only behind this word,
-    before: str = ""  # or only ahead of this one
+    before: str = ""  # or only ahead of what this pattern finds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,9 +139,9 @@ def _nccl_tests_samples() -> tuple[Sample, ...]:
     return (
         Sample(text=wrong, broken="corrupt", kept=frozenset({r for r in wrong.split("\n") if "FAILED" in r})),
         Sample(text=_text("nccl-tests-wrong.json"), broken="corrupt", kept_path=("results", 3, "in_place")),
-        # The name of a GPU that lost a letter is still a name.
-        Sample(text=two, lives_by={"run0": _numbers(two, needed)}, before="NVIDIA"),
-        Sample(text=iterations, lives_by={"run0": _numbers(iterations, needed)}, before="NVIDIA"),
+        # The name of a GPU that lost a letter is still a name, and a last number that lost a digit still a number.
+        Sample(text=two, lives_by={"run0": _numbers(two, needed)}, before="NVIDIA| graph:"),
+        Sample(text=iterations, lives_by={"run0": _numbers(iterations, needed)}, before=r"NVIDIA| graph:|\S+$"),
         Sample(text=_text("nccl-tests-2-nodes.json"), lives_at={"run0": (*rows, ("out_of_bounds",))}),
     )
 

@@ -19,7 +19,7 @@ from typing import Any
 _SHOWN = 80  # characters of foreign text that a sentence repeats
 _LONGEST = 8192  # characters of a line
 _PLAIN = re.compile(r"[+-]?\d{1,18}")
-_DECIMAL = re.compile(r"[+-]?\d{1,18}(\.\d{0,18})?([eE][+-]?\d{1,3})?")
+_DECIMAL = re.compile(r"[+-]?\d{1,18}(\.\d{1,18})?([eE][+-]?\d{1,3})?")
 
 
 class ParseError(ValueError):

@@ -47,6 +47,7 @@ _RANK = re.compile(
 _BOUNDS = re.compile(r"#\s*Out of bounds values\s*:\s*(?P<count>\d{1,18})\s*(?P<word>OK|FAILED)\s*")
 _AVERAGE = re.compile(r"#\s*Avg bus bandwidth\s*:\s*(?P<value>[0-9.eE+-]+)\s*(?:OK|FAILED)?\s*")
 _ROW = re.compile(r"\s*(?P<size>\d{1,18})\s+(?P<count>\d{1,18})\s+(?P<type>[a-z]\w*)\s+(?P<rest>\S.*)")
+_REDOP = re.compile(r"[a-z][a-z0-9]*")
 _TIME_AT_END = re.compile(r"\s+\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\s*$")
 _BEGIN = re.compile(r"\s*#?\s*(?:nThread|nccl-tests version|Collective test starting|Rank)\b")
 _FAILURE = re.compile(r"Test (?:NCCL |CUDA )?failure|Test timeout|^#\s*error: \S")
@@ -193,7 +194,8 @@ class _Draft:
             sides = (sides[-1],)
         lead, values = tokens[: max(0, len(tokens) - need)], tokens[max(0, len(tokens) - need) :]
         words = [word for word in lead if not re.fullmatch(r"-?\d{1,9}", word)]
-        if len(values) < need or len(lead) > 2 or len(words) > 1 or (words and words[0] != lead[0]):
+        shaped = len(lead) <= 2 and words in ([], lead[:1]) and all(_REDOP.fullmatch(word) for word in words)
+        if len(values) < need or not shaped:
             self.faults.append(f"the row of {size} bytes cannot be read: {shorten(rest)}")
             return
         made: list[Measure] = []

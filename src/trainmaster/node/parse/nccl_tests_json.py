@@ -48,7 +48,6 @@ def parse_json(document: Any) -> Run:
     if proven_ranks(rows, collective) == (1, 0):
         faults.append("the bandwidths of the rows fit no number of ranks")
     _count_rows(config, rows, faults)
-    sides = [side for row in rows for side in (row.out_of_place, row.in_place) if side is not None]
     average = document.get("average_bus_bandwidth")
     check = read_int(config.get("validation"))
     version = read_int(document.get("nccl_version"))
@@ -58,11 +57,17 @@ def parse_json(document: Any) -> Run:
         rows=rows,
         out_of_bounds=count,
         average_busbw_gbps=read_float(average.get("bandwidth")) if isinstance(average, dict) else None,
-        corrupt=bool(count) or bounds.get("okay") == "false" or any(side.wrong for side in sides),
+        corrupt=bool(count) or bounds.get("okay") == "false" or any(_wrong(item) for item in document["results"]),
         validated=None if check is None else check != 0,
         nccl_version=None if version is None else str(version),
         faults=tuple(faults),
     )
+
+
+def _wrong(item: Any) -> bool:
+    """Whether a row tells of wrong values, also one that cannot be read otherwise."""
+    sides = item.values() if isinstance(item, dict) else ()
+    return any(isinstance(side, dict) and bool(read_float(side.get("nwrong"))) for side in sides)
 
 
 def _row(item: Any, collective: str | None, faults: list[str]) -> Row | None:

@@ -8,9 +8,28 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trainmaster.node.parse import ParseError, as_text
+from trainmaster.node.parse import ParseError, as_text, shorten
+
+
+class NotTold(Exception):
+    """nvidia-smi gives no value. `applies`: it should have; otherwise the GPU has no such thing (N/A)."""
+
+    def __init__(self, path: str, said: str, *, applies: bool) -> None:
+        super().__init__(f"it does not tell {path.replace('/', ' ').replace('_', ' ')}: {shorten(said) or 'nothing'}")
+        self.applies = applies
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """A process that holds a GPU."""
+
+    pid: str
+    kind: str  # C compute, G graphics, C+G, M+C
+    name: str
+    memory: str  # as nvidia-smi writes it; N/A where it may not be known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +44,48 @@ class Gpu:
     temperature_c: float | None
     headroom_c: float | None  # degrees left before it slows down, where the GPU tells (Hopper and later)
     texts: dict[str, str]
+    leaves: Mapping[str, str]  # every text of its entry by its path: ecc_mode/current_ecc
+    processes: tuple[Process, ...]
+
+    def said(self, *paths: str) -> str:
+        """What is written at the first of these paths that is there, or above it; empty where nothing is.
+
+        Schemas rename things, so a check names the newest path first. A whole part can be N/A.
+        """
+        for path in paths:
+            place = path
+            while place:
+                if place in self.leaves:
+                    return self.leaves[place]
+                place = place.rpartition("/")[0]
+        return ""
+
+    def tells(self, *paths: str) -> bool:
+        """Whether there is anything but N/A; a damaged value is something."""
+        said = self.said(*paths)
+        return bool(said) and _NOT_HERE.fullmatch(said) is None
+
+    def word(self, *paths: str) -> str:
+        """What is said there, or NotTold."""
+        said = self.said(*paths)
+        if not said or _NO_VALUE.fullmatch(said):
+            raise NotTold(paths[0], said, applies=not said or _NOT_HERE.fullmatch(said) is None)
+        return said
+
+    def number(self, unit: str, *paths: str) -> float:
+        """A number that ends in its unit (" W", "x", "" for a count), or NotTold."""
+        said = self.word(*paths)
+        match = re.fullmatch(rf"(-?\d{{1,15}}(?:\.\d{{1,9}})?){re.escape(unit)}", said, flags=re.ASCII)
+        if match is None:
+            raise NotTold(paths[0], said, applies=True)
+        return float(match[1])
+
+    def yes(self, *paths: str) -> bool:
+        """Yes or No, On or Off, or NotTold: any other word is neither."""
+        said = self.word(*paths)
+        if said not in _ANSWERS:
+            raise NotTold(paths[0], said, applies=True)
+        return _ANSWERS[said]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,17 +96,31 @@ class Smi:
     cuda: str | None
     attached: int  # how many the driver counts; may be more than it lists
     gpus: tuple[Gpu, ...]
+    broken_inforom: tuple[str, ...] = ()  # addresses of the GPUs it warns of
 
 
-# What nvidia-smi writes where it has no value. Anything else that is no number is treated alike, but shown.
-_NO_VALUE = re.compile(r"\[?N/A\]?|ERR!|Requested functionality has been deprecated|\[?Unknown Error\]?", re.IGNORECASE)
+# What nvidia-smi writes for what a GPU does not have, and where it has no value for what it has.
+_NOT_HERE = re.compile(r"\[?(N/A|Not Supported)\]?|Requested functionality has been deprecated", re.IGNORECASE)
+_NO_VALUE = re.compile(
+    rf"{_NOT_HERE.pattern}|\[?ERR!\]?|\[?Unknown Error\]?|\[?GPU is lost\]?|\[?Insufficient Permissions\]?",
+    re.IGNORECASE,
+)
+_ANSWERS = {"Yes": True, "No": False, "Enabled": True, "Disabled": False, "Active": True, "Not Active": False}
+# Long lists that no check reads, and the processes, which are read by themselves.
+_LISTS = {"supported_clocks", "processes", "accounted_processes", "mig_devices"}
+_INFOROM = re.compile(r"WARNING: infoROM is corrupted at gpu (?P<address>\S{1,20})")
+_END = "</nvidia_smi_log>"
+_DEEPEST = 8  # levels; no schema has more than 4
 
 
 def parse(raw: str | bytes) -> Smi:
     """The XML of `nvidia-smi -q -x`. ParseError where it is damaged or contradicts itself."""
-    text = as_text(raw)
+    body, end, after = as_text(raw).partition(_END)
+    remarks = [line.strip() for line in after.splitlines() if line.strip()]
+    if any(_INFOROM.fullmatch(line) is None for line in remarks):
+        raise ParseError(f"there is more behind its end: {shorten(remarks[0])}")
     try:
-        root = ET.fromstring(text)  # noqa: S314 (expat refuses external entities; the text comes from our own machine)
+        root = ET.fromstring(body + end)  # noqa: S314 (expat refuses external entities; the text comes from our own machine)
     except (ET.ParseError, ValueError, LookupError) as wrong:  # the last two: characters and encodings expat refuses
         raise ParseError(f"not whole XML: {wrong}") from None
     if root.tag != "nvidia_smi_log":
@@ -60,7 +135,11 @@ def parse(raw: str | bytes) -> Smi:
     if len(gpus) > int(attached):
         raise ParseError(f"it lists {len(gpus)} GPUs but counts {attached}")
     return Smi(
-        driver=_word(root, "driver_version"), cuda=_word(root, "cuda_version"), attached=int(attached), gpus=gpus
+        driver=_word(root, "driver_version"),
+        cuda=_word(root, "cuda_version"),
+        attached=int(attached),
+        gpus=gpus,
+        broken_inforom=tuple(parse_address(match["address"]) for match in map(_INFOROM.fullmatch, remarks) if match),
     )
 
 
@@ -90,7 +169,29 @@ def _gpu(node: ET.Element) -> Gpu:
         temperature_c=number("temperature", "temperature/gpu_temp", "C"),
         headroom_c=number("headroom", "temperature/gpu_temp_tlimit", "C"),
         texts=texts,
+        leaves=_leaves(node),
+        processes=tuple(_process(item) for item in node.findall("processes/process_info")),
     )
+
+
+def _leaves(node: ET.Element, path: str = "") -> dict[str, str]:
+    """Every text below a node by its path. What is said twice is kept as both, which is then no value at all."""
+    found: dict[str, str] = {}
+    for child in node:
+        if child.tag in _LISTS or path.count("/") > _DEEPEST:
+            continue
+        place = f"{path}/{child.tag}" if path else child.tag
+        inner = _leaves(child, place) if len(child) else {place: (child.text or "").strip()}
+        for name, said in inner.items():
+            found[name] = f"{found[name]} and {said}" if name in found else said
+    return found
+
+
+def _process(node: ET.Element) -> Process:
+    pid, kind, name, memory = (
+        (node.findtext(tag) or "").strip() or "unknown" for tag in ("pid", "type", "process_name", "used_memory")
+    )
+    return Process(pid=pid, kind=kind, name=name, memory=memory)
 
 
 def _word(node: ET.Element, path: str) -> str | None:

@@ -1,0 +1,1 @@
+"""Acceptance: measuring a cluster against baselines, and finding the part that spoils it."""

@@ -1,0 +1,116 @@
+"""`trainmaster isolate`: which node, link or switch is bad."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from trainmaster.cli import _say
+from trainmaster.core.errors import UsageError
+from trainmaster.core.results import exit_code
+
+if TYPE_CHECKING:
+    from trainmaster.bench.isolate import Diagnosis, RoundReport, Suspect
+
+_SHOWN = 3  # measurements printed of each suspect; --json has them all
+
+
+def isolate(
+    on: Annotated[str | None, typer.Option("--on", help="Target whose nodes are tested.")] = None,
+    sim: Annotated[str | None, typer.Option("--sim", help="A simulated fabric, as key=value words.")] = None,
+    routes: Annotated[bool, typer.Option("--routes", help="The path of every pair is known: name the link.")] = False,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, max=100, help="At most so many rounds.")] = 12,
+    expect: Annotated[float | None, typer.Option("--expect", help="GB/s of a healthy pair; else from peers.")] = None,
+    expect_cross: Annotated[
+        float | None, typer.Option("--expect-cross", help="The same between racks, where it differs.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the diagnosis as JSON.")] = False,
+) -> None:
+    """Find the bad node, link or switch by rounds of pair tests: pair, swap, cross racks.
+
+    Exit code 0: every part is cleared. 1: a bad part is named. 3: the tests cannot say.
+
+    Words of --sim: nodes, racks, spines, gbps, noise, seed, glitch, spread, uplink_flows, and any number of
+    fault=KIND:NAME:LOSS with KIND node, dead, link, leaf, leaf-all, spine or pair.
+
+    [bold]Examples[/]
+
+      trainmaster isolate --sim "nodes=256,racks=16,fault=node:n017:0.5,seed=3"
+
+      trainmaster isolate --sim "nodes=256,racks=16,fault=link:leaf05-spine3:0.5" --routes --json
+    """
+    if on is not None:
+        raise UsageError(f"--on {on}: pair tests on real nodes are not there yet; only --sim can be measured today")
+    if sim is None:
+        raise UsageError('nothing to test; give a fabric, for example --sim "nodes=256,racks=16,fault=node:n017:0.5"')
+    from trainmaster.bench.isolate import isolate as find
+    from trainmaster.sim.fabric import Fabric, parse
+
+    fabric = Fabric(parse(sim))
+    _say.err.print(f"[bold yellow]SIMULATED[/] fabric of {len(fabric.nodes)} nodes: no machine is tested")
+    found = find(
+        fabric.nodes,
+        fabric.racks,
+        fabric.measure,
+        seed=fabric.shape.seed,
+        max_rounds=rounds,
+        expected_gbps=expect,
+        expected_cross_gbps=expect_cross,
+        route=fabric.route if routes else None,
+        progress=_progress,
+    )
+    if json:
+        _say.as_json({"simulated": sim, "diagnosis": found})
+    else:
+        _print(found)
+    raise typer.Exit(exit_code(found.verdict))
+
+
+def _progress(report: RoundReport) -> None:
+    leading = "; ".join(f"{s.words} {_sure(s)}" for s in report.leading[:3]) or "nobody suspected"
+    more = f" and {len(report.leading) - 3} more" if len(report.leading) > 3 else ""
+    slow = f"{report.slow} of {report.pairs} slow"
+    _say.err.print(
+        f"[dim]round {report.number:>2}[/] {report.purpose}: {slow}; {escape(leading)}{more}", soft_wrap=True
+    )
+
+
+def _print(found: Diagnosis) -> None:
+    say = partial(_say.out.print, soft_wrap=True)
+    say(f"\n{_say.paint(found.verdict)} after {found.rounds} rounds, {found.measurements} pair tests (simulated)")
+    for suspect in found.suspects:
+        say(f"[bold red]bad[/] {_describe(suspect)}")
+        _evidence(suspect)
+    for group in found.candidates:
+        say("[bold magenta]the fault is among these[/], and the tests do not say where:")
+        for suspect in group:
+            say(f"  {_describe(suspect)}")
+        _evidence(group[0])
+    for note in found.notes:
+        say(f"[yellow]note[/] {escape(note)}")
+    left = f", {len(found.not_cleared)} not: {', '.join(found.not_cleared[:5])}" if found.not_cleared else ""
+    say(f"cleared {found.cleared} parts{escape(left)}{' …' if len(found.not_cleared) > 5 else ''}")
+    if found.healthy_gbps is not None and found.noise is not None:
+        say(f"a healthy pair gives {found.healthy_gbps:.1f} GB/s ± {found.noise:.0%}")
+    say(f"to do: {escape(found.action)}")
+
+
+def _describe(suspect: Suspect) -> str:
+    harm = f"loses {suspect.loss:.0%}" if suspect.loss is not None else "does not answer"
+    tests = f"{suspect.slow} slow of {suspect.measured} tests through it"
+    return f"[bold]{escape(suspect.words)}[/]: {harm}, confidence {_sure(suspect)} ({tests})"
+
+
+def _sure(suspect: Suspect) -> str:
+    """A posterior is never 1; what rounds to it is told as a bound."""
+    return "over 99.9%" if suspect.confidence > 0.999 else f"{suspect.confidence:.1%}"
+
+
+def _evidence(suspect: Suspect) -> None:
+    for m in suspect.evidence[:_SHOWN]:
+        gave = f"{m.gbps:.1f} GB/s" if m.gbps is not None else "no answer"
+        line = f"round {m.round}: {m.a} with {m.b} {gave}, a healthy pair {m.healthy_gbps:.1f}"
+        _say.out.print(f"    [dim]{escape(line)}[/]", soft_wrap=True)

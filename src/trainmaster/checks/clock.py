@@ -17,6 +17,9 @@ from trainmaster.core.results import Finding, error, fail, ok, skip, warn
 from trainmaster.node.host import Host, KernelClock
 
 LEVEL = 1
+# A service that works holds milliseconds; above a tenth of a second the lines of two nodes stand in the wrong order.
+WARN_S = 0.1
+FAIL_S = 300.0  # Kerberos refuses tickets from here on, and object stores signatures soon after
 _ACTION = "start chronyd or systemd-timesyncd on the node and let it reach its servers"
 
 
@@ -61,7 +64,7 @@ def judge(clock: Clock, expect: Expect) -> Finding:
         told = f"{clock.service} says that the clock is not synchronised"
         return (warn if expect.clock_offset_s is None else fail)(told, action=_ACTION, **values)
     if expect.clock_offset_s is None:
-        return ok("synchronised" + ("" if clock.offset_s is None else f", {abs(clock.offset_s):.6f} s off"), **values)
+        return _judge_offset(clock.offset_s, values)
     # Without a measured offset the kernel's bound may still prove it small enough.
     off = abs(clock.offset_s) if clock.offset_s is not None else bound
     if off is not None and off <= expect.clock_offset_s:
@@ -69,6 +72,17 @@ def judge(clock: Clock, expect: Expect) -> Finding:
     if clock.offset_s is None:
         return error("synchronised, but nothing here tells the offset", action="install chrony", **values)
     return fail(f"{off:.6f} s off, more than {expect.clock_offset_s:g} s", action=_ACTION, **values)
+
+
+def _judge_offset(offset_s: float | None, values: dict[str, Any]) -> Finding:
+    """The offset where no limit is stated."""
+    if offset_s is None:
+        return ok("synchronised", **values)
+    told = f"synchronised, {abs(offset_s):.6f} s off"
+    if abs(offset_s) > WARN_S:
+        # A service that is still steering it back, or cannot.
+        return (fail if abs(offset_s) > FAIL_S else warn)(told, action="step it: `chronyc makestep`", **values)
+    return ok(told, **values)
 
 
 Told = tuple[bool, float | None] | None

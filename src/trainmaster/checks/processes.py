@@ -26,13 +26,9 @@ def read(host: Host) -> Limits:
 
 
 def judge(limits: Limits, expect: Expect) -> Finding:
-    known = [limits.user, limits.group[1] if limits.group else None]
-    left = min((number for number in known if number is not None), default=None)
-    values: dict[str, Any] = {
-        "left": left,
-        "user_limit": limits.user,
-        "group_limit": limits.group[0] if limits.group else None,
-    }
+    limit, room = limits.group or (None, None)
+    left = min((number for number in (limits.user, room) if number is not None), default=None)
+    values: dict[str, Any] = {"left": left, "user_limit": limits.user, "group_limit": limit}
     if left is None:
         return ok("as many as the machine can hold", **values)
     by_group = left == room

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +66,28 @@ class Machine:
             self.file(f"{PCI}/{address}/class", "0x030200\n")
         shown = [n for n in range(on_bus) if n != drop][:listed]
         self.smi(smi_text([addresses[n] for n in shown], attached=len(shown)))
+        if on_bus > 1:
+            self.nvlinks(len(shown), links=18)
+
+    def nvlinks(self, gpus: int, *, links: int) -> None:
+        """What `nvidia-smi nvlink` prints of GPUs whose links are all up and clean."""
+        heads = [f"GPU {n}: NVIDIA H200 (UUID: GPU-00000000-1111-2222-3333-{n:012x})\n" for n in range(gpus)]
+        states = "".join(f"\t Link {link}: 26.562 GB/s\n" for link in range(links))
+        words = ("Replay Errors", "Recovery Errors", "CRC Errors")
+        counts = "".join(f"\t Link {link}: {word}: 0\n" for link in range(links) for word in words)
+        self.command("nvidia-smi nvlink -s", "".join(head + states for head in heads))
+        self.command("nvidia-smi nvlink -e", "".join(head + counts for head in heads))
+
+    def edit(self, gpu: int | None, changes: Mapping[str, str | None]) -> None:
+        """Write other values into the entry of one GPU, or of all; None takes the element away."""
+        text = (self.folder / "commands" / "nvidia_smi_q_x.out").read_text()
+        self.smi(edit_smi(text, gpu, changes))
+
+    def replace(self, line: str, old: str, new: str, *, count: int = 1) -> None:
+        """Another word in what a command printed; it must be there."""
+        text = self.host.run(*shlex.split(line)).stdout
+        assert old in text
+        self.command(line, text.replace(old, new, count))
 
     def no_gpus(self) -> None:
         self.answer("list", PCI, ["0000:00:00.0"])
@@ -76,6 +101,23 @@ class Machine:
 
     def verdicts(self, check: str, **expect: Any) -> dict[str | None, str]:
         return {finding.device: str(finding.verdict) for finding in self.judge(check, **expect)}
+
+
+def edit_smi(text: str, gpu: int | None, changes: Mapping[str, str | None]) -> str:
+    root = ET.fromstring(text)
+    for number, node in enumerate(root.findall("gpu")):
+        for path, value in changes.items() if gpu in (None, number) else ():
+            found = node.find(path)
+            assert found is not None, path
+            if value is None:
+                above = node.find(path.rpartition("/")[0] or ".")
+                assert above is not None
+                above.remove(found)
+            else:
+                found.text = value
+                for child in list(found):
+                    found.remove(child)
+    return ET.tostring(root, encoding="unicode")
 
 
 def smi_text(addresses: list[str], *, attached: int) -> str:

@@ -7,6 +7,7 @@ where there is none.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,9 +16,9 @@ from trainmaster.core.errors import CommandMissing, FileMissing, HostError, NotC
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, error, fail, skip
 from trainmaster.node.host import Host
-from trainmaster.node.parse.nvidia_smi import Gpu, Smi, parse
+from trainmaster.node.parse.nvidia_smi import Gpu, NotTold, Smi, parse
 
-__all__ = ["Gpu", "Smi"]  # the parser's words, for the checks of this folder
+__all__ = ["Gpu", "NotTold", "Smi"]  # the parser's words, for the checks of this folder
 
 PCI = "/sys/bus/pci/devices"
 # 8 GPUs without persistence mode are woken one after the other, a few seconds each.
@@ -34,6 +35,7 @@ class Gpus:
     granted: int | None  # how many a container was given, where it was told
     smi: Smi | None
     trouble: str | None
+    switches: tuple[str, ...] = ()  # addresses of NVSwitches
 
 
 def read(host: Host) -> Gpus:
@@ -45,7 +47,7 @@ def read(host: Host) -> Gpus:
             said = " ".join((ran.stdout + " " + ran.stderr).split())[:300]
             trouble = f"nvidia-smi ended with {ran.exit_code}: {said}"
         else:
-            smi = parse(ran.stdout)
+            smi = _parse(ran.stdout)
     except CommandMissing:
         trouble = "nvidia-smi is not installed"
     except NotCaptured:
@@ -55,13 +57,21 @@ def read(host: Host) -> Gpus:
     except HostError as wrong:
         # A hung nvidia-smi is a symptom of a sick GPU; a machine without one cannot have it.
         trouble = str(wrong)
+    bus, switches = _on_bus(host)
     return Gpus(
-        bus=_on_bus(host),
+        bus=bus,
+        switches=switches,
         devices=tuple(name for name in host.list("/dev") if re.fullmatch(r"nvidia\d+", name)),
         granted=_granted(host.env("NVIDIA_VISIBLE_DEVICES")),
         smi=smi,
         trouble=trouble,
     )
+
+
+@functools.lru_cache(maxsize=2)
+def _parse(text: str) -> Smi:
+    """Some twenty checks read the same text."""
+    return parse(text)
 
 
 def expected(gpus: Gpus, expect: Expect) -> int:
@@ -116,15 +126,27 @@ def slots(gpus: Gpus, count: int) -> list[Slot]:
     return found + [Slot(device=f"gpu{len(found) + i}", bus=None, gpu=None) for i in range(unknown)]
 
 
-def judge_each(gpus: Gpus, expect: Expect, judge_one: Callable[[Gpu, str], Finding]) -> list[Finding]:
-    """One finding per GPU that should be here; one that is not listed is an error, never silence."""
+def judge_each(gpus: Gpus, expect: Expect, judge_one: Callable[[Gpu, str], Finding | list[Finding]]) -> list[Finding]:
+    """Findings for each GPU that should be here; one that is not listed is an error, never silence."""
     refused = refuse(gpus, expect)
     if refused is not None:
         return [refused]
-    return [
-        judge_one(slot.gpu, slot.device) if slot.gpu else missing_gpu(slot)
-        for slot in slots(gpus, expected(gpus, expect))
-    ]
+    found: list[Finding] = []
+    for slot in slots(gpus, expected(gpus, expect)):
+        judged = _judge_slot(slot, judge_one)
+        found += judged if isinstance(judged, list) else [judged]
+    return found
+
+
+def _judge_slot(slot: Slot, judge_one: Callable[[Gpu, str], Finding | list[Finding]]) -> Finding | list[Finding]:
+    if slot.gpu is None:
+        return missing_gpu(slot)
+    try:
+        return judge_one(slot.gpu, slot.device)
+    except NotTold as wrong:
+        if not wrong.applies:
+            return skip(str(wrong), device=slot.device)
+        return error(str(wrong), action="reset the GPU or reboot the node", device=slot.device)
 
 
 def missing_gpu(slot: Slot) -> Finding:
@@ -137,17 +159,17 @@ def _order(address: str) -> tuple[int, str]:
     return int(domain, 16), rest
 
 
-def _on_bus(host: Host) -> tuple[str, ...]:
-    """Addresses of NVIDIA display (0x0300) and 3D (0x0302) controllers; its bridges and audio functions are no GPUs."""
+def _on_bus(host: Host) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Addresses of NVIDIA's GPUs (display 0x0300, 3D 0x0302) and NVSwitches (bridge 0x0680); audio is neither."""
     try:
-        addresses = host.list(PCI)
+        addresses = sorted(host.list(PCI), key=str.lower)
     except FileMissing:
-        return ()  # a machine without a PCI bus
-    return tuple(
-        address
-        for address in sorted(addresses, key=lambda text: text.lower())
-        if host.read(f"{PCI}/{address}/vendor").strip() == "0x10de"
-        and host.read(f"{PCI}/{address}/class").strip().startswith("0x03")
+        return (), ()  # a machine without a PCI bus
+    ours = [address for address in addresses if host.read(f"{PCI}/{address}/vendor").strip() == "0x10de"]
+    kinds = {address: host.read(f"{PCI}/{address}/class").strip() for address in ours}
+    return (
+        tuple(address for address in ours if kinds[address].startswith("0x03")),
+        tuple(address for address in ours if kinds[address].startswith("0x0680")),
     )
 
 

@@ -1,10 +1,10 @@
-"""The GPUs that should be here are here, all of them and of the right model."""
+"""The GPUs that should be here are here, all of them."""
 
 from __future__ import annotations
 
 from trainmaster.checks import _nvidia
 from trainmaster.core.expect import Expect
-from trainmaster.core.results import Finding, error, fail, ok
+from trainmaster.core.results import Finding, fail, ok
 from trainmaster.node.host import Host
 
 LEVEL = 1
@@ -21,8 +21,7 @@ def judge(gpus: _nvidia.Gpus, expect: Expect) -> list[Finding]:
         return [refused]
     assert gpus.smi is not None
     count, listed = _nvidia.expected(gpus, expect), len(gpus.smi.gpus)
-    found = [_model(slot.gpu, slot.device, expect.gpu_model) for slot in _nvidia.slots(gpus, count) if slot.gpu]
-    found += [_missing(slot) for slot in _nvidia.slots(gpus, count) if not slot.gpu]
+    found = [_present(slot.gpu, slot.device) if slot.gpu else _missing(slot) for slot in _nvidia.slots(gpus, count)]
     if listed == count and gpus.smi.attached == listed:
         return [ok(f"{listed} of {count} GPUs", listed=listed, expected=count), *found]
     shown = f"{listed} of {count} GPUs: nvidia-smi lists {listed} and counts {gpus.smi.attached}, "
@@ -39,12 +38,8 @@ def judge(gpus: _nvidia.Gpus, expect: Expect) -> list[Finding]:
     ]
 
 
-def _model(gpu: _nvidia.Gpu, device: str, wanted: str | None) -> Finding:
-    if gpu.name is None:
-        return error("it does not tell its model", action="reset the GPU or reboot the node", device=device)
-    if wanted is not None and wanted.lower() not in gpu.name.lower():
-        return fail(f"{gpu.name}, not {wanted}", action="use a node of the right type", device=device, model=gpu.name)
-    return ok(f"{gpu.name} at {gpu.bus}", device=device, model=gpu.name, uuid=gpu.uuid, bus=gpu.bus)
+def _present(gpu: _nvidia.Gpu, device: str) -> Finding:
+    return ok(f"at {gpu.bus}", device=device, bus=gpu.bus, uuid=gpu.uuid)
 
 
 def _missing(slot: _nvidia.Slot) -> Finding:

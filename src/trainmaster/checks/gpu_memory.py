@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainmaster.checks import _nvidia
+from trainmaster.checks import _nvidia, _profiles
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, error, fail, ok, warn
 from trainmaster.node.host import Host
@@ -26,9 +26,12 @@ def _judge_one(gpu: _nvidia.Gpu, device: str, wanted_gib: float | None) -> Findi
         told = f"it tells no memory size: total {gpu.texts['memory_total']}, used {gpu.texts['memory_used']}"
         return error(told, action="reset the GPU or reboot the node", device=device)
     total, used = gpu.memory_total_mib / 1024, gpu.memory_used_mib / 1024
+    model = _profiles.of_gpu(gpu.name)
+    if wanted_gib is None and model is not None:
+        wanted_gib = model.memory_gb * _profiles.MEMORY_SHARE
     if wanted_gib is not None and total < wanted_gib:
         return fail(
-            f"{total:.1f} GiB, not {wanted_gib:g} GiB",
+            f"{total:.1f} GiB, not {wanted_gib:.4g} GiB",
             action="use a GPU with more memory; if ECC or MIG takes it, state less",
             device=device,
             total_gib=round(total, 2),

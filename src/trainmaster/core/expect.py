@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,6 +19,25 @@ class Expect:
     gpu_memory_gib: float | None = field(default=None, gt=0, doc="least memory of each GPU")
     gpu_temperature_c: float | None = field(default=None, gt=0, doc="highest temperature of each GPU before work")
     driver: str | None = field(default=None, doc="NVIDIA driver version: whole, or its first part such as 580")
+    vbios: str | None = field(default=None, doc="VBIOS version of each GPU, whole")
+    gpu_power_w: float | None = field(default=None, gt=0, doc="least power limit of each GPU, in watts")
+    gpu_clock_mhz: float | None = field(default=None, gt=0, doc="least clock each GPU is allowed to reach, in MHz")
+    pcie_gen: int | None = field(default=None, ge=1, doc="least PCIe generation each GPU can use")
+    pcie_width: int | None = field(default=None, ge=1, doc="least PCIe lanes of each GPU; not stated: as its model has")
+    nvlinks: int | None = field(default=None, ge=0, doc="NVLinks up on each GPU; not stated: as many as its model has")
+    fabric: bool | None = field(default=None, doc="whether each GPU must be registered with an NVSwitch fabric")
+    ecc: bool | None = field(default=None, doc="whether ECC must be on; not stated: off is a warning")
+    mig: bool | None = field(default=None, doc="whether MIG must be on; not stated: on is a failure")
+    persistence: bool | None = field(default=None, doc="whether persistence mode must be on; not stated: off warns")
+    dcgm: bool | None = field(default=None, doc="whether DCGM must be installed; not stated: absent skips")
+    xids: tuple[str, ...] | None = field(
+        default=None, doc="severity of Xid codes at this site, for example 63:fail,31:info (info, warn or fail)"
+    )
+    gemm_tflops: float | None = field(default=None, gt=0, doc="least bf16 matrix TFLOPS of each GPU")
+    hbm_gbps: float | None = field(default=None, gt=0, doc="least GB/s of each GPU's memory, copying, read plus written")
+    h2d_gbps: float | None = field(default=None, gt=0, doc="least GB/s into each GPU over PCIe")
+    d2h_gbps: float | None = field(default=None, gt=0, doc="least GB/s out of each GPU over PCIe")
+    p2p_gbps: float | None = field(default=None, gt=0, doc="least GB/s between any two GPUs of a node, each way")
     cpus: int | None = field(default=None, ge=1, doc="least CPUs this process may use")
     ram_gib: float | None = field(default=None, gt=0, doc="least memory of the node (or of its container)")
     ram_free_gib: float | None = field(default=None, gt=0, doc="least memory free before work")
@@ -32,8 +51,8 @@ class Expect:
     swap_used_gib: float | None = field(default=None, ge=0, doc="most swap in use before work")
     memory_pressure: float | None = field(default=None, gt=0, le=100, doc="most percent of time stalled for memory")
     oom_kills: int | None = field(default=None, ge=0, doc="most processes killed for lack of memory since boot")
-    disk_write_mib_s: float | None = field(default=None, gt=0, doc="least write rate, to the disk, where checkpoints go")
-    disk_read_mib_s: float | None = field(default=None, gt=0, doc="least read rate there")
+    disk_write_mib_s: float | None = field(default=None, gt=0, doc="least rate of writing where checkpoints go")
+    disk_read_mib_s: float | None = field(default=None, gt=0, doc="least rate of reading there")
     mounts: tuple[str, ...] | None = field(default=None, doc="paths that must be mounted: /fsx or /fsx:lustre")
     open_files: int | None = field(default=None, ge=1, doc="least open files a process may have")
     processes: int | None = field(default=None, ge=1, doc="least processes and threads that may still be started")
@@ -51,22 +70,36 @@ def parse_expect(words: Sequence[str]) -> Expect:
     mapping: dict[str, object] = {}
     faults: list[Fault] = []
     for word in words:
-        name, equals, value = word.partition("=")
-        if not equals or not name or not value:
-            faults.append(Fault(path=f"--expect {word}", message="write it as name=value, for example gpus=8"))
-            continue
-        mapping[name] = value.split(",") if name in _LISTS else value if name in _TEXT else _scalar(value)
+        try:
+            name, value = parse_word(word)
+            mapping[name] = value
+        except SpecError as wrong:
+            faults.extend(wrong.faults)
+    return build_expect(mapping, faults)
+
+
+def parse_word(word: str) -> tuple[str, object]:
+    """`gpus=8` as a name and its value."""
+    name, equals, value = word.partition("=")
+    if not equals or not name or not value:
+        raise SpecError([Fault(path=f"--expect {word}", message="write it as name=value, for example gpus=8")])
+    return name, value.split(",") if name in _LISTS else value if name in _TEXT else _scalar(value)
+
+
+def build_expect(mapping: Mapping[str, object], faults: Sequence[Fault] = ()) -> Expect:
+    """An Expect from a mapping; its faults are told together with those that were found before."""
+    found = list(faults)
     try:
         expect = build(Expect, mapping)
     except SpecError as wrong:
-        faults.extend(Fault(path=f"--expect {fault.path}", message=fault.message) for fault in wrong.faults)
-    if faults:
-        raise SpecError(faults)
+        found.extend(Fault(path=f"--expect {fault.path}", message=fault.message) for fault in wrong.faults)
+    if found:
+        raise SpecError(found)
     return expect
 
 
-_TEXT = {"gpu_model", "driver"}  # 580 is a number to a shell and a version to us
-_LISTS = {"mounts", "kernel_modules"}  # written with commas
+_TEXT = {"gpu_model", "driver", "vbios"}  # 580 is a number to a shell and a version to us
+_LISTS = {"mounts", "kernel_modules", "xids"}  # written with commas
 _WORDS = {"true": True, "false": False}
 
 

@@ -48,17 +48,17 @@ class Gpu:
     processes: tuple[Process, ...]
 
     def said(self, *paths: str) -> str:
-        """What is written at the first of these paths that is there, or above it; empty where nothing is.
+        """What is written at the first of these paths that has more than N/A, or above it; empty where nothing is.
 
         Schemas rename things, so a check names the newest path first. A whole part can be N/A.
         """
-        for path in paths:
-            place = path
-            while place:
-                if place in self.leaves:
-                    return self.leaves[place]
-                place = place.rpartition("/")[0]
-        return ""
+        found = [said for said in map(self._at, paths) if said]
+        return next((said for said in found if not _NOT_HERE.fullmatch(said)), found[0] if found else "")
+
+    def _at(self, path: str) -> str:
+        while path and path not in self.leaves:
+            path = path.rpartition("/")[0]
+        return self.leaves.get(path, "")
 
     def tells(self, *paths: str) -> bool:
         """Whether there is anything but N/A; a damaged value is something."""

@@ -1,0 +1,236 @@
+"""What is known of GPU models and instance types (data/gpus.toml, data/instances.toml), and which one a machine is.
+
+Two kinds of knowledge. What a GPU model is holds for every GPU of that name, so a check looks it up by itself
+(`of_gpu`). What an instance has must be stated (`--expect ml.p5.48xlarge`) or detected (`resolve`), because the same
+GPUs are sold in many machines. Only what can be trusted without being stated is taken from a detected instance.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import functools
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from importlib import resources
+from typing import Any
+
+from trainmaster.core.errors import Fault, HostError, SpecError
+from trainmaster.core.expect import Expect, build_expect, parse_word
+from trainmaster.node.host import Host
+
+# nvidia-smi shows at least 92 % of the stated memory (T4: 14.75 of 16), a kernel at least 95 % of a machine's RAM.
+MEMORY_SHARE = 0.9
+RAM_SHARE = 0.93
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuModel:
+    """A GPU model. None: no source states it."""
+
+    name: str
+    names: tuple[str, ...]
+    memory_gb: float
+    nvlinks: int | None = None
+    pcie_gen: int | None = None
+    pcie_width: int | None = None
+    power_w: float | None = None
+    bf16_tflops: float | None = None
+    tf32_tflops: float | None = None
+    fp8_tflops: float | None = None
+    bf16_measured_tflops: float | None = None
+    hbm_gbps: float | None = None
+    hbm_measured_gbps: float | None = None
+    h2d_gbps: float | None = None
+    d2h_gbps: float | None = None
+    cuda_min: str | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)  # of each field above
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """An instance type of a cloud."""
+
+    name: str
+    gpu: str  # a GpuModel's name
+    gpus: int
+    efa_devices: int
+    vcpus: int
+    ram_gib: float
+    source: str
+    usd_per_hour: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """The expectation of a run, and the profile it came from: as stated, else as detected, else None."""
+
+    expect: Expect
+    profile: str | None
+
+
+def resolve(words: Sequence[str | Mapping[str, object]], host: Host | None = None) -> Resolved:
+    """`--expect` words in order, later ones win: a profile's name, name=value, or a whole mapping (a YAML file).
+
+    A mapping may name a profile too (`profile: ml.p5.48xlarge`). With a host, what it is known to be lies under them.
+    """
+    found = detect(host) if host is not None else None
+    profile = found.name if found is not None else _model_of(host)
+    mapping = _trusted(found, host) if found is not None and host is not None else {}
+    faults: list[Fault] = []
+    for word in words:
+        try:
+            named, facts = _facts(word)
+        except SpecError as wrong:
+            faults.extend(wrong.faults)
+            continue
+        profile = named or profile
+        mapping.update(facts)
+    return Resolved(expect=build_expect(mapping, faults), profile=profile)
+
+
+def detect(host: Host) -> Instance | None:
+    """The instance type this machine says it is; None where it says nothing that is known here."""
+    said = (
+        functools.partial(host.env, "SM_CURRENT_INSTANCE_TYPE"),  # SageMaker training jobs
+        functools.partial(host.read, "/sys/class/dmi/id/product_name"),  # EC2 writes the type there
+    )
+    for ask in said:
+        with contextlib.suppress(HostError):
+            instance = find_instance(ask() or "")
+            if instance is not None:
+                return instance
+    return None
+
+
+def find_instance(name: str) -> Instance | None:
+    """An instance type by its name, with or without SageMaker's `ml.`."""
+    return instances().get(name.strip().lower().removeprefix("ml."))
+
+
+def find_gpu(name: str) -> GpuModel | None:
+    """A GPU model by the name users call it, or by the one that nvidia-smi prints."""
+    wanted = _plain(name)
+    return next((model for key, model in gpus().items() if wanted == _plain(key)), None) or of_gpu(name)
+
+
+def of_gpu(product: str | None) -> GpuModel | None:
+    """The model of a GPU by its product name, whole: H200 is not GH200, and A10 is not A100."""
+    wanted = _plain(product or "")
+    return next((model for model in gpus().values() if wanted in map(_plain, model.names)), None)
+
+
+def is_model(product: str, wanted: str) -> bool:
+    """Whether a GPU's product name is the wanted model: a profile's name, or whole words of the product name."""
+    model = find_gpu(wanted)
+    if model is not None and of_gpu(product) is model:
+        return True
+    return re.search(rf"(?<![a-z0-9]){re.escape(wanted.strip().lower())}(?![a-z0-9])", product.lower()) is not None
+
+
+@functools.cache
+def gpus() -> Mapping[str, GpuModel]:
+    """Every GPU model of data/gpus.toml."""
+    document = _load("gpus.toml")
+    return {name: _gpu_model(name, row, document["source"]) for name, row in document["gpu"].items()}
+
+
+@functools.cache
+def instances() -> Mapping[str, Instance]:
+    """Every instance type of data/instances.toml."""
+    document = _load("instances.toml")
+    sources = document["source"]
+    return {
+        name: Instance(
+            **{**row, "name": name, "source": "; ".join(sources[word] for word in row["source"].split("; "))}
+        )
+        for name, row in document["instance"].items()
+    }
+
+
+def _load(name: str) -> dict[str, Any]:
+    return tomllib.loads((resources.files("trainmaster.checks") / "data" / name).read_text(encoding="utf-8"))
+
+
+def _gpu_model(name: str, row: Mapping[str, Any], sources: Mapping[str, str]) -> GpuModel:
+    facts = {key: fact for key, fact in row.items() if key != "names"}
+    unknown = set(facts) - {item.name for item in fields(GpuModel)}
+    assert not unknown, f"gpus.toml: {name} has {unknown}"
+    return GpuModel(
+        name=name,
+        names=tuple(row["names"]),
+        sources={key: sources[fact["source"]] for key, fact in facts.items()},
+        **{key: fact["value"] for key, fact in facts.items()},
+    )
+
+
+def _plain(name: str) -> str:
+    """One spelling of a product name: older drivers leave NVIDIA away or say Tesla."""
+    words = re.split(r"[\s_]+", name.strip().lower())
+    return " ".join(word for word in words if word not in ("nvidia", "tesla"))
+
+
+def _facts(word: str | Mapping[str, object]) -> tuple[str | None, dict[str, object]]:
+    """What one word of `--expect` states, and the profile it names."""
+    if isinstance(word, str) and "=" in word:
+        return None, dict([parse_word(word)])
+    name = word if isinstance(word, str) else word.get("profile")
+    own = {} if isinstance(word, str) else {key: value for key, value in word.items() if key != "profile"}
+    if name is None:
+        return None, own
+    return str(name), {**_stated(str(name)), **own}
+
+
+def _stated(name: str) -> dict[str, object]:
+    """What a named profile expects: everything that is known of it."""
+    instance = find_instance(name)
+    if instance is not None:
+        return {
+            **_of_model(gpus()[instance.gpu]),
+            "gpus": instance.gpus,
+            "efa_devices": instance.efa_devices,
+            "cpus": instance.vcpus,
+            "ram_gib": round(instance.ram_gib * RAM_SHARE, 1),
+        }
+    model = find_gpu(name)
+    if model is None:
+        raise SpecError([Fault(path=f"--expect {name}", message=_unknown(name))])
+    return _of_model(model)
+
+
+def _of_model(model: GpuModel) -> dict[str, object]:
+    return {"gpu_model": model.name, "gpu_memory_gib": round(model.memory_gb * MEMORY_SHARE, 1)}
+
+
+def _trusted(instance: Instance, host: Host) -> dict[str, object]:
+    """What a detected instance expects. Not its CPUs, memory or EFA: a container or a launch may have taken less."""
+    try:
+        granted = host.env("NVIDIA_VISIBLE_DEVICES")
+    except HostError:
+        granted = None
+    model: dict[str, object] = {"gpu_model": instance.gpu}
+    return model if granted not in (None, "", "all") else {**model, "gpus": instance.gpus}
+
+
+def _model_of(host: Host | None) -> str | None:
+    """The GPU model, where nvidia-smi shows one that is known and nothing else names the machine."""
+    from trainmaster.checks import _nvidia  # it looks up models here
+
+    if host is None:
+        return None
+    try:
+        smi = _nvidia.read(host).smi
+    except HostError:
+        return None
+    models = {of_gpu(gpu.name) for gpu in smi.gpus} if smi else set()
+    (only,) = models if len(models) == 1 else (None,)
+    return only.name if only is not None else None
+
+
+def _unknown(name: str) -> str:
+    known = [*gpus(), *instances(), *(f"ml.{name}" for name in instances())]
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]}?" if close else "write an instance (ml.p5.48xlarge), a GPU (H200) or name=value"
+    return f"there is no profile of that name; {hint}"

@@ -72,7 +72,8 @@ def ibstat_text(name: str, *, state: str = "Active", physical: str = "LinkUp") -
         f"CA '{name}'\n\tCA type: MT4129\n\tNumber of ports: 1\n\tFirmware version: 28.39.3560\n\tHardware version: 0\n"
         "\tNode GUID: 0x946dae0300a5b3c0\n\tSystem image GUID: 0x946dae0300a5b3c0\n\tPort 1:\n"
         f"\t\tState: {state}\n\t\tPhysical state: {physical}\n\t\tRate: 400\n\t\tBase lid: 21\n\t\tLMC: 0\n"
-        "\t\tSM lid: 1\n\t\tCapability mask: 0xa751e848\n\t\tPort GUID: 0x946dae0300a5b3c1\n\t\tLink layer: InfiniBand\n"
+        "\t\tSM lid: 1\n"
+        "\t\tCapability mask: 0xa751e848\n\t\tPort GUID: 0x946dae0300a5b3c1\n\t\tLink layer: InfiniBand\n"
     )
 
 

@@ -8,25 +8,29 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from trainmaster import checks
-from trainmaster.checks import LEVELS, _document
+from trainmaster.checks import LEVELS, _document, _profiles
 from trainmaster.core.errors import TrainmasterError
-from trainmaster.core.expect import Expect, parse_expect
 from trainmaster.core.health import NodeHealth
 from trainmaster.core.results import CheckResult
-from trainmaster.core.schema import build
 from trainmaster.node.recorded import open_host
 
 
 def main(words: list[str] | None = None) -> int:
     options = _parser().parse_args(words)
     try:
-        expect = build(Expect, json.loads(options.expect_json)) if options.expect_json else parse_expect(options.expect)
+        host = open_host(replay=options.replay, capture=options.capture)
+        words: list[str | Mapping[str, object]] = [*options.expect]
+        if options.expect_json:
+            words.append(_profiles.parse_document(json.loads(options.expect_json)))
+        known = _profiles.resolve(words, host)
         health = _document.measure(
-            open_host(replay=options.replay, capture=options.capture),
-            expect,
+            host,
+            known.expect,
+            profile=known.profile,
             level=options.level,
             only=options.only,
             skip=options.skip,
@@ -44,7 +48,9 @@ def main(words: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m trainmaster.checks", description="Check this machine.")
     parser.add_argument("--level", type=int, choices=LEVELS, default=1, help="1 passive, 2 uses the GPU, 3 stress")
-    parser.add_argument("--expect", action="append", default=[], metavar="NAME=VALUE", help="for example gpus=8")
+    parser.add_argument(
+        "--expect", action="append", default=[], metavar="WORD", help="gpus=8, or a profile: ml.p5.48xlarge, H200"
+    )
     parser.add_argument("--only", action="append", default=[], metavar="CHECK", help="run only this check")
     parser.add_argument("--skip", action="append", default=[], metavar="CHECK", help="leave this check out")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any
 
 from trainmaster import __version__, checks
+from trainmaster.checks import _profiles
 from trainmaster.core.errors import Fault, HostError, SpecError
 from trainmaster.core.expect import Expect
 from trainmaster.core.health import NodeHealth
@@ -46,7 +47,7 @@ def measure(
         planned=tuple(planned),
         results=results,
         expect=stated(expect),
-        profile=profile,
+        profile=profile or _profiles.model_of(results),
         started_at=started_at,
         took_s=round(time.monotonic() - started, 3),
         version=__version__,

@@ -19,6 +19,8 @@ from typing import Any
 
 from trainmaster.core.errors import Fault, HostError, SpecError
 from trainmaster.core.expect import Expect, build_expect, parse_word
+from trainmaster.core.results import CheckResult
+from trainmaster.core.schema import build
 from trainmaster.node.host import Host
 
 # nvidia-smi shows at least 92 % of the stated memory (T4: 14.75 of 16), a kernel at least 95 % of a machine's RAM.
@@ -26,7 +28,7 @@ MEMORY_SHARE = 0.9
 RAM_SHARE = 0.93
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # one object per model
 class GpuModel:
     """A GPU model. None: no source states it."""
 
@@ -77,7 +79,7 @@ def resolve(words: Sequence[str | Mapping[str, object]], host: Host | None = Non
     A mapping may name a profile too (`profile: ml.p5.48xlarge`). With a host, what it is known to be lies under them.
     """
     found = detect(host) if host is not None else None
-    profile = found.name if found is not None else _model_of(host)
+    profile = found.name if found is not None else None
     mapping = _trusted(found, host) if found is not None and host is not None else {}
     faults: list[Fault] = []
     for word in words:
@@ -89,6 +91,26 @@ def resolve(words: Sequence[str | Mapping[str, object]], host: Host | None = Non
         profile = named or profile
         mapping.update(facts)
     return Resolved(expect=build_expect(mapping, faults), profile=profile)
+
+
+def parse_document(value: object) -> Mapping[str, object]:
+    """A site's own expectation as its file holds it: fields of Expect, and `profile` for what they are laid over."""
+    if not isinstance(value, Mapping):
+        raise SpecError([Fault(path="", message="write fields such as `gpus: 8`, and `profile: ml.p5.48xlarge`")])
+    name, _ = value.get("profile"), build(Expect, {key: item for key, item in value.items() if key != "profile"})
+    if name is not None and find_instance(str(name)) is None and find_gpu(str(name)) is None:
+        raise SpecError([Fault(path="profile", message=_unknown(str(name)))])
+    return value
+
+
+def model_of(results: Sequence[CheckResult]) -> str | None:
+    """The GPU model that a run found, where it is known and all GPUs are alike."""
+    names = [
+        finding.values.get("model") for result in results if result.check == "gpu_model" for finding in result.findings
+    ]
+    models = {of_gpu(str(name)) for name in names if name is not None}
+    (only,) = models if len(models) == 1 else (None,)
+    return only.name if only is not None else None
 
 
 def detect(host: Host) -> Instance | None:
@@ -212,21 +234,6 @@ def _trusted(instance: Instance, host: Host) -> dict[str, object]:
         granted = None
     model: dict[str, object] = {"gpu_model": instance.gpu}
     return model if granted not in (None, "", "all") else {**model, "gpus": instance.gpus}
-
-
-def _model_of(host: Host | None) -> str | None:
-    """The GPU model, where nvidia-smi shows one that is known and nothing else names the machine."""
-    from trainmaster.checks import _nvidia  # it looks up models here
-
-    if host is None:
-        return None
-    try:
-        smi = _nvidia.read(host).smi
-    except HostError:
-        return None
-    models = {of_gpu(gpu.name) for gpu in smi.gpus} if smi else set()
-    (only,) = models if len(models) == 1 else (None,)
-    return only.name if only is not None else None
 
 
 def _unknown(name: str) -> str:

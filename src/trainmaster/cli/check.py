@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
 def check(
     level: Annotated[int, typer.Option(min=1, max=3, help="1 passive (seconds), 2 uses the GPU, 3 stress.")] = 1,
     expect: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="What the machine should have, for example gpus=8.")
+        list[str] | None,
+        typer.Option(
+            metavar="WORD", help="What it should have: gpus=8, ml.p5.48xlarge, H200 or a YAML file; later wins."
+        ),
     ] = None,
     only: Annotated[list[str] | None, typer.Option(metavar="CHECK", help="Run only these; may be repeated.")] = None,
     skip: Annotated[list[str] | None, typer.Option(metavar="CHECK", help="Leave these out; may be repeated.")] = None,
@@ -42,7 +46,9 @@ def check(
 
       trainmaster check
 
-      trainmaster check --expect gpus=8 --expect gpu_model=H200 --expect driver=580
+      trainmaster check --expect ml.p5.48xlarge --expect driver=580
+
+      trainmaster check --expect gpus=8 --expect gpu_model=H200 --expect site.yaml
 
       trainmaster check --only disk_space --only shm --json
 
@@ -51,10 +57,9 @@ def check(
       trainmaster check --on ssh:hosts.yaml --level 1 --out today/ --diff yesterday/
     """
     from trainmaster import checks
-    from trainmaster.checks import _bundle, _document
+    from trainmaster.checks import _bundle, _document, _profiles
     from trainmaster.checks import _diff as between
     from trainmaster.cli import _diff, _matrix, _say
-    from trainmaster.core.expect import parse_expect
     from trainmaster.core.health import ClusterHealth
     from trainmaster.core.results import exit_code
 
@@ -62,14 +67,16 @@ def check(
         raise UsageError("--out captures into its folder already; leave --capture out")
     if on is not None and (capture is not None or replay is not None):
         raise UsageError("--on asks other machines: --out keeps their captures, and `trainmaster rejudge` replays them")
-    wanted = parse_expect(expect or [])
+    wanted = _wanted(expect or [])
     planned = checks.plan(level, _names(only), _names(skip))  # before anything is written: a wrong name makes no folder
     if out is not None:
         _bundle.refuse_used(out)
     before = _bundle.load(diff) if diff is not None else None
     node: NodeHealth | None = None
     if on is not None:
-        health = _cluster(on, wanted, level=level, planned=planned, timeout_s=timeout, out=out)
+        health = _cluster(
+            on, _profiles.resolve(wanted).expect, level=level, planned=planned, timeout_s=timeout, out=out
+        )
     else:
         node = _node(wanted, level=level, planned=planned, replay=replay, capture=capture, out=out)
         health = ClusterHealth(
@@ -91,11 +98,30 @@ def check(
     raise typer.Exit(exit_code(health.overall, strict=strict, nagios=nagios))
 
 
+def _wanted(words: list[str]) -> list[str | Mapping[str, object]]:
+    """The words of `--expect`, with each YAML file read; every fault now, before a machine is asked."""
+    from trainmaster.checks import _profiles
+    from trainmaster.cli import _document
+
+    found: list[str | Mapping[str, object]] = [
+        _document.load(Path(word)).read(_profiles.parse_document) if word.endswith((".yaml", ".yml")) else word
+        for word in words
+    ]
+    _profiles.resolve(found)
+    return found
+
+
 def _node(
-    wanted: Expect, *, level: int, planned: list[str], replay: Path | None, capture: Path | None, out: Path | None
+    wanted: list[str | Mapping[str, object]],
+    *,
+    level: int,
+    planned: list[str],
+    replay: Path | None,
+    capture: Path | None,
+    out: Path | None,
 ) -> NodeHealth:
     """This machine, or a captured one."""
-    from trainmaster.checks import _bundle, _document
+    from trainmaster.checks import _bundle, _document, _profiles
     from trainmaster.cli import _say
     from trainmaster.core.results import CheckResult
     from trainmaster.node.recorded import open_host
@@ -114,7 +140,10 @@ def _node(
             progress.update(f"[dim]{done}/{len(planned)}[/] {now}")
 
         progress.update(f"[dim]0/{len(planned)}[/] {planned[0]}")
-        return _document.measure(host, wanted, level=level, only=planned, node=name, on_result=on_result)
+        known = _profiles.resolve(wanted, host)
+        return _document.measure(
+            host, known.expect, level=level, only=planned, node=name, profile=known.profile, on_result=on_result
+        )
 
 
 def _cluster(

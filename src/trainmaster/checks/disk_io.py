@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +10,7 @@ from trainmaster.core.expect import Expect
 from trainmaster.core.plan import CHECKPOINTS_VARIABLE
 from trainmaster.core.results import Finding, fail, ok, warn
 from trainmaster.node.host import Host
+from trainmaster.node.parse import load_json, read_float
 
 LEVEL = 2
 TIMEOUT_S = 90.0
@@ -39,7 +39,7 @@ def read(host: Host) -> Rates:
     except CommandTimedOut:
         return Rates(path=path, trouble=f"it did not finish in {PROBE_TIMEOUT_S:g} s")
     try:
-        found = json.loads(ran.stdout)
+        found = load_json(ran.stdout)
         if "error" in found:
             return Rates(path=path, trouble=str(found["error"]))
         if ran.exit_code:
@@ -47,9 +47,9 @@ def read(host: Host) -> Rates:
         return Rates(
             path=path,
             intact=found["intact"] is True,
-            mib=float(found["mib"]),
-            write_mib_s=float(found["write_mib_s"]),
-            read_mib_s=float(found["read_mib_s"]),
+            mib=_positive(found["mib"]),
+            write_mib_s=_positive(found["write_mib_s"]),
+            read_mib_s=_positive(found["read_mib_s"]),
         )
     except (ValueError, KeyError, TypeError) as wrong:
         said = " ".join((ran.stdout + " " + ran.stderr).split())[-200:]
@@ -85,3 +85,10 @@ def judge(rates: Rates, expect: Expect) -> Finding:
     if slow_write or slow_read:
         return warn(told, action=action, **values)
     return ok(told, **values)
+
+
+def _positive(value: object) -> float:
+    number = read_float(value)
+    if number is None or number <= 0:
+        raise ValueError(f"{value!r:.40} is no rate")
+    return number

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainmaster.checks import _cgroup, _system
-from trainmaster.core.errors import CommandMissing, HostError, NotCaptured
+from trainmaster.core.errors import HostError, NotCaptured
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, fail, ok, warn
 from trainmaster.node.host import Host
@@ -75,6 +75,6 @@ def _logged(host: Host) -> tuple[kernel_log.OomKill, ...] | None:
         ran = host.run("dmesg")
     except NotCaptured:
         raise
-    except (CommandMissing, HostError):
+    except HostError:
         return None
     return kernel_log.parse(ran.stdout).oom_kills if ran.exit_code == 0 else None

@@ -8,7 +8,7 @@ holds the data in its own units: the hover read-out (chart.js) reads it from the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -34,6 +34,17 @@ class Mark:
     label: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """How x is told: its ticks (None: round numbers), and a place on it in words."""
+
+    ticks: Sequence[float] | None = None
+    text: Callable[[float], str] | None = None
+
+    def tell(self, x: float) -> str:
+        return self.text(x) if self.text is not None else _tick(x)
+
+
 def render(
     *,
     key: str,
@@ -43,8 +54,10 @@ def render(
     marks: Sequence[Mark] = (),
     zero: bool = False,
     small: bool = False,
+    x_axis: Axis | None = None,
 ) -> Markup:
     """The chart as one `<figure>`, or an empty string where there is nothing to draw. `zero` puts 0 on the y axis."""
+    axis = x_axis or Axis()
     values = [(x, y) for line in lines for x, y in line.points if y is not None]
     if not values:
         return Markup()
@@ -52,9 +65,9 @@ def render(
     left = 0.0 if 0 < left <= right / 20 else left  # a run that began at step 1 began
     bottom, top = _span([y for _, y in values] + ([0.0] if zero else []), pad=0.06, floor=0.0 if zero else None)
     box = _Box(left=left, right=right, bottom=bottom, top=top)
-    body = [_grid(box, x_name), *(_mark(box, mark) for mark in _thin(marks, left, right))]
+    body = [_grid(box, x_name, axis), *(_mark(box, mark) for mark in _thin(marks, left, right))]
     body.append(_plot(box, lines))
-    body += [_dots(box, line, order) for order, line in enumerate(lines) if line.dots]
+    body += [_dots(box, line, order, axis) for order, line in enumerate(lines) if line.dots]
     legend = Markup("").join(
         Markup('<span class="key s{}">{}</span>').format(order, line.name) for order, line in enumerate(lines)
     )
@@ -71,7 +84,7 @@ def render(
         title=title,
         legend=legend if len(lines) > 1 or marks else "",
         read=_first_to_last(lines[0]),
-        desc="; ".join(filter(None, (_describe(line, x_name) for line in lines))),
+        desc="; ".join(filter(None, (_describe(line, x_name, axis) for line in lines))),
         body=Markup("").join(body),
     )
 
@@ -116,18 +129,19 @@ def _span(values: Sequence[float], *, pad: float, floor: float | None = None) ->
     return (floor if floor is not None and low > floor - 2 * room else low), high
 
 
-def _grid(box: _Box, x_name: str) -> Markup:
+def _grid(box: _Box, x_name: str, axis: Axis) -> Markup:
     parts = []
     for y in ticks(box.bottom, box.top):
         parts.append(
             Markup('<line class="grid" x1="0" x2="100%" y1="{y}" y2="{y}"/><text class="y" x="-8" y="{y}">{t}</text>')
             .format(y=box.down(y), t=_tick(y))
         )  # fmt: skip
-    for place, x in enumerate(ticks(box.left, box.right, most=8)):
+    shown = ticks(box.left, box.right, most=8) if axis.ticks is None else axis.ticks
+    for place, x in enumerate(shown):
         alternate = " alt" if place % 2 else ""
         parts.append(
             Markup('<text class="x{alt}" x="{x}" y="100%" dy="18">{t}</text>')
-            .format(alt=alternate, x=box.across(x), t=_tick(x))
+            .format(alt=alternate, x=box.across(x), t=axis.tell(x))
         )  # fmt: skip
     parts.append(Markup('<text class="name" x="100%" y="100%" dy="34">{}</text>').format(x_name))
     return Markup("").join(parts)
@@ -163,10 +177,10 @@ def _path(points: Iterable[Point]) -> str:
     return "".join(parts)
 
 
-def _dots(box: _Box, line: Line, order: int) -> Markup:
+def _dots(box: _Box, line: Line, order: int, axis: Axis) -> Markup:
     return Markup("").join(
         Markup('<circle class="s{}" cx="{}" cy="{}" r="3.5"><title>{}</title></circle>').format(
-            order, box.across(x), box.down(y), f"{line.name} {short(y)} at {_tick(x)}"
+            order, box.across(x), box.down(y), f"{line.name} {short(y)} at {axis.tell(x)}"
         )
         for x, y in line.points
         if y is not None
@@ -188,14 +202,15 @@ def _thin(marks: Sequence[Mark], left: float, right: float) -> list[Mark]:
     return inside[::-1][::every][::-1]  # the newest always stays
 
 
-def _describe(line: Line, x_name: str) -> str:
+def _describe(line: Line, x_name: str, axis: Axis) -> str:
     values = [(x, y) for x, y in line.points if y is not None]
     if not values:
         return ""
     ys = [y for _, y in values]
     first, last = values[0], values[-1]
     return (
-        f"{line.name}: {short(first[1])} at {x_name} {_tick(first[0])}, {short(last[1])} at {x_name} {_tick(last[0])}, "
+        f"{line.name}: {short(first[1])} at {x_name} {axis.tell(first[0])}, "
+        f"{short(last[1])} at {x_name} {axis.tell(last[0])}, "
         f"lowest {short(min(ys))}, highest {short(max(ys))}"
     )
 

@@ -16,14 +16,14 @@ def render_markdown(page: JobPage) -> str:
 
 
 def _lines(page: JobPage) -> Iterator[str]:
-    yield f"# {_text(page.name)}: {_text(words.title(page))}\n"
-    yield f"{_text(words.sentence(page))}\n"
+    yield f"# {escape(page.name)}: {escape(words.title(page))}\n"
+    yield f"{escape(words.sentence(page))}\n"
     if page.action and page.status.value == "failed":
-        yield f"**What to do:** {_text(page.action)}.\n"
+        yield f"**What to do:** {escape(page.action)}.\n"
     yield "| | |\n|---|---|"
     for figure in words.figures(page):
-        note = f" ({_text(figure.note)})" if figure.note else ""
-        yield f"| {figure.name} | {_text(figure.value)}{note} |"
+        note = f" ({escape(figure.note)})" if figure.note else ""
+        yield f"| {figure.name} | {escape(figure.value)}{note} |"
     yield f"| Job | `{page.id}` |"
     yield f"| Started | {moment(page.started_at)} |"
     yield f"| Ended | {moment(page.ended_at)} |\n"
@@ -44,11 +44,13 @@ def _preflight(page: JobPage) -> Iterator[str]:
     overall = preflight.overall.value if preflight.overall else "checking"
     yield f"## Pre-flight: {overall}\n\n| Check | Verdict | Device | What was found | Values |\n|---|---|---|---|---|"
     for row in preflight.checks:
-        found = _text(row.reason) + (f" → {_text(row.action)}" if row.action else "")
+        found = escape(row.reason) + (f" → {escape(row.action)}" if row.action else "")
         values = ", ".join(
-            f"{_text(name)}={_text(words.value_text(value))}" for name, value in row.values.items() if value is not None
+            f"{escape(name)}={escape(words.value_text(value))}"
+            for name, value in row.values.items()
+            if value is not None
         )
-        yield f"| {_text(row.check)} | {row.verdict.value} | {_text(row.device or '')} | {found} | {values} |"
+        yield f"| {escape(row.check)} | {row.verdict.value} | {escape(row.device or '')} | {found} | {values} |"
     yield ""
 
 
@@ -60,17 +62,17 @@ def _attempts(page: JobPage) -> Iterator[str]:
         state = "ok" if attempt.ok else attempt.reason or attempt.report or "placed"
         yield f"## Attempt {attempt.number}: {state}{took}\n"
         if attempt.message:
-            yield f"{_text(attempt.message)}\n"
+            yield f"{escape(attempt.message)}\n"
         if attempt.ok:
             continue
         for name, proof in words.evidence(attempt):
-            yield f"{_text(name)}:\n\n{_fence(proof)}\n"
+            yield f"{escape(name)}:\n\n{_fence(proof)}\n"
 
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!])")
 
 
-def _text(value: str) -> str:
+def escape(value: str) -> str:
     """One line that a Markdown reader shows as it is."""
     return _SPECIAL.sub(r"\\\1", " ".join(value.split()))
 

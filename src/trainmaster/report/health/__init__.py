@@ -1,0 +1,76 @@
+"""The health of a cluster in every format: HTML, Markdown, JUnit XML, Prometheus text, seed 002's JSON, a few lines.
+
+    write_bundle(health, folder, cost=Prices(…))     all files of an evidence bundle, beside health.json
+    render_html(health), render_markdown(health) …   one of them, as text
+
+All are drawn from one `view.View`, so no two can disagree. Pure: the same health gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from trainmaster.core.health import ClusterHealth
+from trainmaster.report.health import html, junit, markdown, metrics, prometheus, terminal
+from trainmaster.report.health.cost import Prices, Rate
+from trainmaster.report.health.view import View, build
+
+__all__ = [
+    "FILES",
+    "Prices",
+    "Rate",
+    "build",
+    "render_html",
+    "render_junit",
+    "render_markdown",
+    "render_metrics",
+    "render_prometheus",
+    "render_terminal",
+    "write_bundle",
+]
+
+FILES: dict[str, Callable[[View], str]] = {
+    "report.html": html.render,
+    "report.md": markdown.render,
+    "junit.xml": junit.render,
+    "metrics.prom": prometheus.render,
+    "health_check_metrics.json": metrics.render,
+}
+
+
+def write_bundle(health: ClusterHealth, folder: Path, *, cost: Prices | None = None) -> list[Path]:
+    """Write every format into the folder, each whole or not at all; the paths, in order."""
+    view = build(health, cost)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, render in FILES.items():
+        part = folder / f".{name}.part"
+        part.write_text(render(view), encoding="utf-8")
+        written.append(part.replace(folder / name))
+    return written
+
+
+def render_html(health: ClusterHealth, *, cost: Prices | None = None) -> str:
+    return html.render(build(health, cost))
+
+
+def render_markdown(health: ClusterHealth, *, cost: Prices | None = None) -> str:
+    return markdown.render(build(health, cost))
+
+
+def render_junit(health: ClusterHealth, *, cost: Prices | None = None) -> str:
+    return junit.render(build(health, cost))
+
+
+def render_prometheus(health: ClusterHealth, *, cost: Prices | None = None) -> str:
+    return prometheus.render(build(health, cost))
+
+
+def render_metrics(health: ClusterHealth, *, cost: Prices | None = None) -> str:
+    return metrics.render(build(health, cost))
+
+
+def render_terminal(health: ClusterHealth, *, cost: Prices | None = None) -> list[str]:
+    """The verdict, who is silent, what to do first: plain lines."""
+    return terminal.render(build(health, cost))

@@ -1,0 +1,59 @@
+"""Values from nodes, made safe for every format at once.
+
+A node may write anything. Control characters would end an XML file or steer a terminal, half a surrogate pair cannot be
+written as UTF-8, and a number that is none is no JSON. What is replaced shows as U+FFFD; nothing is dropped silently.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+MAX_DEPTH = 12
+MAX_BITS = 256  # of a whole number; longer ones are no measurement, and cannot be turned into a float
+# C0 and C1 controls but tab and newline, DEL, marks that turn the direction of text, surrogates, non-characters.
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+
+
+def text(value: str) -> str:
+    """The same text without what could act on its reader."""
+    return _UNSAFE.sub("\ufffd", value.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def line(value: str) -> str:
+    """The same text on one line."""
+    return " ".join(text(value).split())
+
+
+def plain(value: object, *, depth: int = 0) -> Any:
+    """The same data as JSON can hold it: finite numbers, safe text, bounded depth."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return text(value)
+    if isinstance(value, int):
+        return int(value) if value.bit_length() <= MAX_BITS else f"a number of {value.bit_length()} bits"
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if depth >= MAX_DEPTH:
+        return "…"
+    if isinstance(value, Mapping):
+        return {text(str(key)): plain(item, depth=depth + 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item, depth=depth + 1) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted((plain(item, depth=depth + 1) for item in value), key=repr)
+    return text(str(value))
+
+
+def number(value: object) -> float | None:
+    """A finite number, or None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None

@@ -1,0 +1,87 @@
+"""What a failed run of this size would waste, and what this check cost. A price that is not known is never guessed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from trainmaster.core.health import ClusterHealth
+from trainmaster.report.figures import duration, trim
+from trainmaster.report.health import clean
+
+# A working day: a run started in the morning, found dead in the evening.
+ASSUMED_HOURS = 8.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """What one node costs per hour, and who says so."""
+
+    usd_per_hour: float
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """Prices by profile (the instance type a node was judged as). `every` is the user's own word, for all nodes."""
+
+    by_profile: Mapping[str, Rate] = field(default_factory=dict)
+    every: Rate | None = None
+    assumed_hours: float = ASSUMED_HOURS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """The sums, in US dollars. None: no node's price is known."""
+
+    lines: tuple[str, ...]
+    nodes: int
+    nodes_priced: int
+    assumed_hours: float
+    usd_per_hour: float | None
+    wasted_usd: float | None
+    check_usd: float | None
+
+
+def estimate(health: ClusterHealth, prices: Prices | None) -> Cost:
+    """Nodes × price × hours, for those whose price is known; the others are counted, not guessed."""
+    prices = prices or Prices()
+    profiles = {node.node: node.profile for node in health.nodes}
+    names = list(dict.fromkeys([*health.asked, *profiles, *(silent.node for silent in health.silent)]))
+    priced: Counter[tuple[str, float]] = Counter()
+    sources: dict[str, None] = {}
+    for name in names:
+        profile = profiles.get(name)
+        rate = prices.every or (prices.by_profile.get(profile) if profile is not None else None)
+        if rate is None:
+            continue
+        priced[(clean.line(profile or "node"), rate.usd_per_hour)] += 1
+        if rate.source:
+            sources[clean.line(rate.source)] = None
+    known = sum(priced.values())
+    common = {"nodes": len(names), "nodes_priced": known, "assumed_hours": prices.assumed_hours}
+    if not known:
+        told = (
+            "The price of these nodes is not known, so nothing is said of what a failed run would waste. "
+            f"This check took {duration(health.took_s)}."
+        )
+        return Cost(lines=(told,), usd_per_hour=None, wasted_usd=None, check_usd=None, **common)  # type: ignore[arg-type]
+    per_hour = sum(rate * count for (_, rate), count in priced.items())
+    wasted, spent = per_hour * prices.assumed_hours, per_hour * max(0.0, health.took_s) / 3600
+    parts = " + ".join(f"{count} × {name} at {_usd(rate)} per hour" for (name, rate), count in sorted(priced.items()))
+    lines = [
+        f"A run of this size that is lost after {trim(f'{prices.assumed_hours:.1f}')} h wastes about {_usd(wasted)} "
+        f"({parts}).",
+        f"This check took {duration(health.took_s)} and cost about {_usd(spent)}.",
+    ]
+    if known < len(names):
+        lines.append(
+            f"The price of {len(names) - known} of {len(names)} nodes is not known; they are not in these sums."
+        )
+    lines += [f"Price: {source}." for source in sources]
+    return Cost(lines=tuple(lines), usd_per_hour=per_hour, wasted_usd=wasted, check_usd=spent, **common)  # type: ignore[arg-type]
+
+
+def _usd(amount: float) -> str:
+    return f"${amount:,.0f}" if amount >= 100 else f"${amount:,.2f}"

@@ -1,0 +1,88 @@
+"""Bandwidth curves in findings: what was measured at each message size, and the baseline beside it.
+
+A finding of any check tells a curve by its values:
+
+    collective   all_reduce (else the check's name is shown)
+    points       [{"size_bytes": 1048576, "busbw_gbps": 38.1, "latency_us": 27.5}, …]
+    baseline     [{"size_bytes": 1073741824, "busbw_gbps": 442.0, "source": "…"}, …], where one is known
+
+GB/s, decimal, as nccl-tests counts. `results` for points, and `bandwidth_gbps`, are read too (seed 002's names).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainmaster.report.health import clean
+from trainmaster.report.health.view import Row
+
+_POINTS = ("points", "results", "curve")
+_RATES = ("busbw_gbps", "bandwidth_gbps", "algbw_gbps")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One message size."""
+
+    size_bytes: float
+    gbps: float
+    latency_us: float | None
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One collective, measured by one node alone or by all together (`where` is then "cluster")."""
+
+    collective: str
+    where: str
+    node: str | None
+    points: tuple[Point, ...]
+    baseline: tuple[Point, ...]
+    ranks: int | None
+    row: Row
+
+    @property
+    def peak(self) -> Point:
+        return max(self.points, key=lambda point: point.gbps)
+
+
+def find(rows: Iterable[Row]) -> list[Curve]:
+    """Every curve that the findings tell, in their order."""
+    found = []
+    for row in rows:
+        points = next((_points(row.values[name]) for name in _POINTS if name in row.values), ())
+        if not points:
+            continue
+        ranks = clean.number(row.values.get("ranks", row.values.get("world_size")))
+        found.append(
+            Curve(
+                collective=str(row.values.get("collective") or row.check),
+                where=row.where,
+                node=row.node,
+                points=points,
+                baseline=_points(row.values.get("baseline")),
+                ranks=int(ranks) if ranks is not None else None,
+                row=row,
+            )
+        )
+    return found
+
+
+def _points(value: object) -> tuple[Point, ...]:
+    items = value if isinstance(value, list) else []
+    found = [point for item in items if isinstance(item, Mapping) and (point := _point(item)) is not None]
+    return tuple(sorted(found, key=lambda point: point.size_bytes))
+
+
+def _point(item: Mapping[str, Any]) -> Point | None:
+    size = clean.number(item.get("size_bytes"))
+    rate = next((rate for name in _RATES if (rate := clean.number(item.get(name))) is not None), None)
+    if size is None or rate is None or size <= 0 or rate < 0:
+        return None
+    latency_us, latency_ms = clean.number(item.get("latency_us")), clean.number(item.get("latency_ms"))
+    if latency_us is None and latency_ms is not None:
+        latency_us = latency_ms * 1000
+    return Point(size_bytes=size, gbps=rate, latency_us=latency_us, source=clean.line(str(item.get("source") or "")))

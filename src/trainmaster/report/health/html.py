@@ -1,0 +1,116 @@
+"""The health of a cluster as one HTML file that needs nothing else: same sheet and manner as the job report."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+
+from markupsafe import Markup
+
+from trainmaster import __version__
+from trainmaster.core.results import Verdict
+from trainmaster.report import chart, figures
+from trainmaster.report.health import curves, heatmap
+from trainmaster.report.health.view import Node, View
+from trainmaster.report.html import asset, environment
+from trainmaster.report.words import Figure
+
+MOST_CURVES = 12
+MOST_PLACES = 24
+# A cluster of 256 nodes × 60 checks × 8 GPUs has 100,000 findings. What is wrong is always shown; of a healthy node in
+# a large cluster its passes are counted, and health.json holds them.
+MOST_ROWS = 20_000
+
+
+def render(view: View) -> str:
+    """The whole file: one style inside, no script, no address outside, and a policy that lets nothing else in."""
+    style = asset("style.css") + asset("health/health.css")
+    found = curves.find(view.rows)
+    return (
+        environment()
+        .get_template("health.html")
+        .render(
+            view=view,
+            version=__version__,
+            style=Markup(style),  # noqa: S704 (two files of this package, not values)
+            policy=f"default-src 'none'; style-src '{_hash(style)}'; base-uri 'none'; form-action 'none'",
+            heat=heatmap.render(view),
+            figures=_figures(view),
+            charts=[_chart(place, curve) for place, curve in enumerate(found[:MOST_CURVES])],
+            more_charts=max(0, len(found) - MOST_CURVES),
+            shown=_shown(view),
+            counts=_counts,
+            signs=heatmap.SIGNS,
+            most_places=MOST_PLACES,
+            wrong=(Verdict.FAIL, Verdict.ERROR, Verdict.WARN),
+        )
+    )
+
+
+def _figures(view: View) -> list[Figure]:
+    covered, cost = view.coverage, view.cost
+    found = [
+        Figure(
+            name="Nodes that answered",
+            value=f"{covered.nodes_heard} / {covered.nodes_asked}",
+            note="all of them" if covered.nodes_heard == covered.nodes_asked else "the others are named above",
+            share=covered.nodes_heard / covered.nodes_asked if covered.nodes_asked else None,
+        ),
+        Figure(
+            name="Planned checks that reported",
+            value=f"{figures.count(covered.checks_reported)} / {figures.count(covered.checks_planned)}",
+            note=f"{covered.not_measured} could not be measured" if covered.not_measured else "none is missing",
+            share=covered.checks_reported / covered.checks_planned if covered.checks_planned else None,
+        ),
+        Figure(
+            name="Measurements",
+            value=figures.count(covered.measured),
+            note=f"{figures.count(covered.skipped)} not applicable here",
+        ),
+        Figure(name="Time taken", value=figures.duration(view.took_s)),
+    ]
+    if cost.wasted_usd is not None and cost.check_usd is not None:
+        note = f"{figures.trim(f'{cost.assumed_hours:.1f}')} h of {cost.nodes_priced} nodes"
+        found.append(Figure(name="A lost run would waste", value=_usd(cost.wasted_usd), note=note))
+        found.append(Figure(name="This check cost", value=_usd(cost.check_usd), note="at the same price"))
+    return found
+
+
+def _usd(amount: float) -> str:
+    return f"${amount:,.0f}" if amount >= 100 else f"${amount:,.2f}"
+
+
+def _chart(place: int, curve: curves.Curve) -> Markup:
+    """Bandwidth over message size, on a logarithmic axis: sizes double from one point to the next."""
+    lines = [chart.Line(name="measured", points=_logarithmic(curve.points), dots=True)]
+    if curve.baseline:
+        lines.append(chart.Line(name="baseline", points=_logarithmic(curve.baseline), dots=True))
+    xs = sorted({x for line in lines for x, _ in line.points})
+    every = max(1, math.ceil(len(xs) / 8))
+    return chart.render(
+        key=f"curve{place}",
+        title=f"{curve.collective}, GB/s ({curve.where})",
+        x_name="message size",
+        lines=lines,
+        zero=True,
+        x_axis=chart.Axis(ticks=xs[::every], text=lambda x: figures.size(2.0**x)),
+    )
+
+
+def _logarithmic(points: tuple[curves.Point, ...]) -> list[tuple[float, float | None]]:
+    return [(math.log2(point.size_bytes), point.gbps) for point in points]
+
+
+def _shown(view: View) -> bool:
+    """Whether every row is drawn, or only what is wrong."""
+    return sum(len(node.rows) for node in view.nodes) <= MOST_ROWS
+
+
+def _counts(node: Node) -> str:
+    verdicts = [row.verdict for row in node.rows]
+    return ", ".join(f"{verdicts.count(word)} {word.value}" for word in Verdict if word in verdicts)
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,66 @@
+"""The health of a cluster as JUnit XML: one suite per node, one case per check and device. CI systems read it.
+
+pass and warn are passes (a warning is written to its case's output), fail is a failure, error (could not be measured)
+is an error, skip is skipped with its reason. A node that gave no answer is a suite with one error.
+"""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+
+from trainmaster.core.results import Verdict
+from trainmaster.report.health.view import CLUSTER, Row, View
+
+_TAGS = {Verdict.FAIL: "failure", Verdict.ERROR: "error", Verdict.SKIP: "skipped"}
+
+
+def render(view: View) -> str:
+    """The whole file. Text was cleaned of what XML cannot hold when the view was built."""
+    suites = [(node.name, node.rows) for node in view.nodes]
+    if view.cluster:
+        suites.append((CLUSTER, view.cluster))
+    every = [row for _, rows in suites for row in rows]
+    root = ET.Element("testsuites", {"name": "trainmaster", **_counts(every), "time": f"{view.took_s:.3f}"})
+    for name, rows in suites:
+        suite = ET.SubElement(root, "testsuite", {"name": name, **_counts(rows), "time": f"{_time(rows):.3f}"})
+        if re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d.*", view.started_at):
+            suite.set("timestamp", view.started_at[:19])
+        properties = ET.SubElement(suite, "properties")
+        ET.SubElement(properties, "property", name="overall", value=str(view.overall))
+        for row in rows:
+            suite.append(_case(name, row))
+    ET.indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
+
+
+def _case(suite: str, row: Row) -> ET.Element:
+    name = f"{row.check}[{row.device}]" if row.device else row.check
+    case = ET.Element("testcase", classname=f"trainmaster.{suite}", name=name, time=f"{row.took_s:.3f}")
+    told = row.reason + (f"\nfollows from: {row.cause}" if row.cause else "")
+    told += f"\nwhat to do: {row.action}" if row.action else ""
+    tag = _TAGS.get(row.verdict)
+    if tag is not None:
+        inner = ET.SubElement(case, tag, message=row.reason)
+        if row.verdict is not Verdict.SKIP:
+            inner.set("type", str(row.verdict))
+            inner.text = told
+    else:
+        ET.SubElement(case, "system-out").text = f"{row.verdict}: {told}"
+    return case
+
+
+def _counts(rows: Sequence[Row]) -> dict[str, str]:
+    verdicts = [row.verdict for row in rows]
+    return {
+        "tests": str(len(rows)),
+        "failures": str(verdicts.count(Verdict.FAIL)),
+        "errors": str(verdicts.count(Verdict.ERROR)),
+        "skipped": str(verdicts.count(Verdict.SKIP)),
+    }
+
+
+def _time(rows: Sequence[Row]) -> float:
+    """A check's time once, however many devices it spoke of."""
+    return sum({row.check: row.took_s for row in rows}.values())

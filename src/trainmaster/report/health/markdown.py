@@ -1,0 +1,97 @@
+"""The health of a cluster as Markdown: for a ticket, a pull request, a chat. Folded where it is long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainmaster.core.results import Verdict
+from trainmaster.report.figures import duration, short, size
+from trainmaster.report.health import curves
+from trainmaster.report.health.view import BAD, View
+from trainmaster.report.markdown import escape
+from trainmaster.report.words import value_text
+
+MOST_ROWS = 200  # of what is wrong; a ticket holds 65,536 characters, and report.html holds everything
+MOST_PLACES = 12
+
+
+def render(view: View) -> str:
+    """The report without pictures. Values from nodes cannot become markup or HTML."""
+    return "\n".join(_lines(view)).rstrip() + "\n"
+
+
+def _lines(view: View) -> Iterator[str]:
+    yield f"# {view.overall}: {view.title}\n"
+    yield f"{escape(view.sentence)}\n"
+    if view.silent:
+        yield "## No answer\n"
+        for node in view.silent:
+            row = node.rows[0]
+            yield f"- **{escape(node.name)}**: {escape(row.reason)}{_do(row.action)}"
+        yield ""
+    if view.actions:
+        yield "## What to do, in this order\n"
+        for place, one in enumerate(view.actions, 1):
+            yield f"{place}. {escape(one.action)} ({one.verdict}: {_places(one.places)})"
+        yield ""
+    yield from _wrong(view)
+    yield from _collectives(view)
+    yield from _nodes(view)
+    covered = view.coverage
+    yield (
+        f"Coverage: {covered.nodes_heard} of {covered.nodes_asked} nodes answered; {covered.checks_reported} of "
+        f"{covered.checks_planned} planned checks reported; {covered.measured} measured, {covered.not_measured} could "
+        f"not be measured, {covered.skipped} not applicable.\n"
+    )
+    yield from (f"{escape(line)}\n" for line in view.cost.lines)
+    yield f"Started {escape(view.started_at) or 'at an unknown time'}, took {duration(view.took_s)}."
+
+
+def _wrong(view: View) -> Iterator[str]:
+    rows = sorted((row for row in view.rows if row.verdict in BAD), key=lambda row: BAD.index(row.verdict))
+    if not rows:
+        return
+    yield "## What is wrong\n\n| Verdict | Node | Device | Check | What was found | Values |\n|---|---|---|---|---|---|"
+    for row in rows[:MOST_ROWS]:
+        cause = f" (follows from {escape(row.cause)})" if row.cause else ""
+        values = ", ".join(
+            f"{escape(name)}={escape(value_text(value)[:120])}"
+            for name, value in row.values.items()
+            if value is not None and not isinstance(value, (list, dict))
+        )
+        cells = (str(row.verdict), row.node or "cluster", row.device or "", row.check, row.reason)
+        yield f"| {' | '.join(map(escape, cells))}{cause}{_do(row.action)} | {values} |"
+    if len(rows) > MOST_ROWS:
+        yield f"\n{len(rows) - MOST_ROWS} more are in report.html and health.json."
+    yield ""
+
+
+def _collectives(view: View) -> Iterator[str]:
+    found = curves.find(view.rows)
+    if not found:
+        return
+    yield "## Collectives\n\n| Collective | Where | Peak GB/s | at | Verdict |\n|---|---|---|---|---|"
+    for curve in found:
+        rate, at = short(curve.peak.gbps), size(curve.peak.size_bytes)
+        yield f"| {escape(curve.collective)} | {escape(curve.where)} | {rate} | {at} | {curve.row.verdict} |"
+    yield ""
+
+
+def _nodes(view: View) -> Iterator[str]:
+    yield "## Nodes\n\n| Node | Overall | pass | warn | fail | error | skip |\n|---|---|---|---|---|---|---|"
+    for node in view.nodes:
+        counts = [sum(row.verdict is verdict for row in node.rows) for verdict in _ORDER]
+        yield f"| {escape(node.name)} | {node.overall} | {' | '.join(map(str, counts))} |"
+    yield ""
+
+
+_ORDER = (Verdict.PASS, Verdict.WARN, Verdict.FAIL, Verdict.ERROR, Verdict.SKIP)
+
+
+def _do(action: str | None) -> str:
+    return f" → {escape(action)}" if action else ""
+
+
+def _places(places: tuple[str, ...]) -> str:
+    more = f" and {len(places) - MOST_PLACES} more" if len(places) > MOST_PLACES else ""
+    return ", ".join(map(escape, places[:MOST_PLACES])) + more

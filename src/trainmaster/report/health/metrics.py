@@ -1,0 +1,115 @@
+"""`health_check_metrics.json`: the file that users of seed 002's tool already read, under its names, and ours beside.
+
+A field of theirs is filled from the finding that measured it, and is null (or "NOT_MEASURED", where they have a word)
+if nothing did. Their verdicts are ours: FAIL where anything failed, never PASS for what was not measured.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from trainmaster.core.results import Overall
+from trainmaster.report.health import clean, curves
+from trainmaster.report.health.metrics_node import bad_rows, describe_node, gpus_expected, issue_text, summarise
+from trainmaster.report.health.view import Row, View
+
+
+def render(view: View) -> str:
+    """The whole document."""
+    return json.dumps(clean.plain(document(view)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def document(view: View) -> dict[str, Any]:
+    rows = list(view.rows)
+    found = curves.find(rows)
+    gpus = [gpus_expected(node) for node in view.nodes]
+    # One number per node only where all agree; a mean of 8 and 7 describes no node.
+    same = gpus[0] if gpus and len(set(gpus)) == 1 else None
+    whole = view.coverage.nodes_heard == view.coverage.nodes_asked and not view.coverage.not_measured
+    ranks = max((curve.ranks for curve in found if curve.ranks and curve.node is None), default=None)
+    nodes = len(view.nodes)
+    return {
+        "timestamp": view.started_at or None,
+        "cluster_info": {
+            "data_completeness": "complete" if whole else "partial",
+            "note": view.sentence,
+            "expected_total_gpus": None if None in gpus or not gpus else sum(gpu or 0 for gpu in gpus),
+            "cluster_topology": {
+                "total_nodes": nodes,
+                "gpus_per_node": same,
+                "processes_per_node": ranks // nodes if ranks and nodes and ranks % nodes == 0 else None,
+            },
+        },
+        "cluster_summary": summarise(
+            view.overall, rows, [f"{row.where}: {issue_text(row)}" for row in bad_rows(rows)], view
+        ),
+        "nodes": {
+            f"node_{place}": describe_node(view, node, place, curves.find(node.rows))
+            for place, node in enumerate(view.nodes)
+        },
+        **_ours(view, rows),
+    }
+
+
+def _ours(view: View, rows: list[Row]) -> dict[str, Any]:
+    cost = view.cost
+    return {
+        "overall": str(view.overall),
+        "reasons": list(view.reasons),
+        "issues": [
+            {
+                "node": row.node,
+                "check": row.check,
+                "device": row.device,
+                "verdict": str(row.verdict),
+                "problem": row.reason,
+                "root_cause": row.cause or row.reason,
+                "action": row.action,
+            }
+            for row in bad_rows(rows)
+        ],
+        "recommendations": [
+            {
+                "action": one.action,
+                "verdict": str(one.verdict),
+                "nodes": list(one.nodes),
+                "places": list(one.places),
+                "checks": list(one.checks),
+            }
+            for one in view.actions
+        ],
+        "training_readiness": {
+            "ready": {Overall.FAIL: False, Overall.INCOMPLETE: None}.get(view.overall, True),
+            "verdict": view.title,
+            "why": view.sentence,
+            "nodes_ready": [node.name for node in view.nodes if node.overall in (Overall.PASS, Overall.WARN)],
+            "nodes_not_ready": [node.name for node in view.nodes if node.overall is Overall.FAIL],
+            "nodes_unknown": [node.name for node in view.nodes if node.overall is Overall.INCOMPLETE],
+        },
+        "coverage": {name: getattr(view.coverage, name) for name in type(view.coverage).__dataclass_fields__},
+        "cost": {
+            "lines": list(cost.lines),
+            "assumed_hours": cost.assumed_hours,
+            "nodes_priced": cost.nodes_priced,
+            "usd_per_hour": _money(cost.usd_per_hour),
+            "failed_run_usd": _money(cost.wasted_usd),
+            "check_usd": _money(cost.check_usd),
+        },
+        "took_s": view.took_s,
+        "metrics": [
+            {
+                "node": row.node,
+                "check": row.check,
+                "device": row.device,
+                "verdict": str(row.verdict),
+                "reason": row.reason,
+                "values": row.values,
+            }
+            for row in rows
+        ],
+    }
+
+
+def _money(usd: float | None) -> float | None:
+    return round(usd, 2) if usd is not None else None

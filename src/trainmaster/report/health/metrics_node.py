@@ -1,0 +1,243 @@
+"""One node in `health_check_metrics.json`, and the summary that both a node and the cluster have. Seed 002's names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from trainmaster.core.results import Overall, Verdict
+from trainmaster.report.health import clean, curves
+from trainmaster.report.health.view import BAD, Node, Row, View, worst
+
+NOT_MEASURED = "NOT_MEASURED"
+_WORDS = {Verdict.PASS: "PASS", Verdict.WARN: "WARN", Verdict.FAIL: "FAIL", Verdict.ERROR: "INCOMPLETE"}
+# Which of our checks answer which of their tests. `dcgm` is divided by the level of its run, see _dcgm_level.
+_GPU = re.compile(r"gpu_(count|driver|present)|cuda(_init)?$")
+_EFA = re.compile(r"efa")
+_NCCL = re.compile(r"nccl(?!_env|_interfaces)|collectives?$|bandwidth|all_reduce|all_gather")
+_DCGM = re.compile(r"dcgm")
+
+
+def describe_node(view: View, node: Node, place: int, found: list[curves.Curve]) -> dict[str, Any]:
+    rows = list(node.rows)
+    heard = node.heard
+    return {
+        "timestamp": clean.line(heard.started_at) or None if heard else None,
+        "node_info": {
+            "world_size": None,
+            "rank": None,
+            "local_rank": None,
+            "hostname": node.name,
+            "current_host": node.name,
+            "host_rank": place,
+            "host_count": len(view.nodes),
+            "gpus_per_host": gpus_expected(node),
+        },
+        "summary": summarise(node.overall, rows, [issue_text(row) for row in bad_rows(rows)]),
+        "gpu": _gpus(rows),
+        "system": {
+            "memory": _room(rows, "ram", "available_gb"),
+            "disk": _room(rows, "disk_space", "free_gb"),
+            "cpu": {
+                "usage_percent": _value(rows, "cpu", "usage_percent"),
+                "count": _value(rows, "cpu", "usable", "count"),
+            },
+        },
+        "network": _network(rows),
+        "nccl": _nccl(rows, found),
+        "dcgm": _dcgm(rows),
+    }
+
+
+def gpus_expected(node: Node) -> int | None:
+    told = _value(list(node.rows), "gpu_count", "expected", "listed")
+    if told is None and node.heard is not None:
+        told = clean.number(node.heard.expect.get("gpus"))
+    return int(told) if told is not None else None
+
+
+def _gpus(rows: list[Row]) -> dict[str, Any]:
+    devices = {row.device for row in rows if row.device and re.fullmatch(r"gpu\d+", row.device)}
+    driver = _text(rows, "gpu_driver", "driver")
+    found = {}
+    for device in sorted(devices, key=lambda name: (len(name), name)):
+        of = [row for row in rows if row.device == device]
+        total, used = _value(of, "gpu_memory", "total_gib"), _value(of, "gpu_memory", "used_gib")
+        found[device.replace("gpu", "gpu_")] = {
+            "name": _text(of, "gpu_count", "model"),
+            "driver_version": driver,
+            "memory_total_mb": _mib(total),
+            "memory_used_mb": _mib(used),
+            "memory_free_mb": _mib(total - used) if total is not None and used is not None else None,
+            "temperature_c": _value(of, "gpu_temperature", "celsius"),
+            "utilization_percent": _value(of, "gpu_", "utilization_percent", "utilisation_percent", "busy_percent"),
+            "power_draw_w": _value(of, "gpu_", "draw_w", "power_draw_w", "power_w", "watts"),
+            "status": _WORDS.get(worst(row.verdict for row in of) or Verdict.SKIP, NOT_MEASURED),
+        }
+    return found
+
+
+def _room(rows: list[Row], check: str, free_name: str) -> dict[str, float | None]:
+    total, free = _value(rows, check, "total_gib"), _value(rows, check, "free_gib")
+    used = round(100 * (total - free) / total, 1) if total and free is not None else None
+    return {"total_gb": total, free_name: free, "used_percent": used}
+
+
+def _network(rows: list[Row]) -> dict[str, Any]:
+    plugin = next((row for row in rows if row.check == "efa_plugin" and row.verdict is not Verdict.SKIP), None)
+    path = plugin.values.get("path") if plugin else None
+    efa = [row for row in rows if row.check == "efa" and row.verdict is not Verdict.SKIP]
+    devices = next((row.values["devices"] for row in efa if isinstance(row.values.get("devices"), list)), None)
+    verdict = worst(row.verdict for row in efa)
+    known = {Verdict.PASS: True, Verdict.WARN: True, Verdict.FAIL: False}
+    pinged = [row for row in rows if row.check in ("efa_communication", "efa_pingpong")]
+    return {
+        "aws_ofi_nccl_plugin": {
+            "installed": known.get(plugin.verdict) if plugin else None,
+            "path": path if isinstance(path, str) else None,
+        },
+        "efa_available": known.get(verdict) if verdict is not None else None,
+        "efa_providers": devices,
+        "efa_provider_count": len(devices) if devices is not None else None,
+        "efa_communication_test": {
+            "success": known.get(worst(row.verdict for row in pinged) or Verdict.SKIP),
+            "raw_output": None,
+            "test_role": None,
+            "rank": None,
+        },
+    }
+
+
+def _nccl(rows: list[Row], found: list[curves.Curve]) -> dict[str, Any]:
+    of = [row for row in rows if _NCCL.match(row.check)]
+    return {
+        "nccl_tests_available": any(row.verdict in (Verdict.PASS, Verdict.WARN, Verdict.FAIL) for row in of) or None,
+        "communication_tests": {
+            f"distributed_{curve.collective}": {
+                "success": curve.row.verdict in (Verdict.PASS, Verdict.WARN),
+                "test_type": curve.collective,
+                "processes_tested": curve.ranks,
+                "results": [
+                    {
+                        "size_bytes": point.size_bytes,
+                        "bandwidth_gbps": point.gbps,
+                        "latency_ms": point.latency_us / 1000 if point.latency_us is not None else None,
+                    }
+                    for point in curve.points
+                ],
+                "peak_bandwidth_gbps": curve.peak.gbps,
+            }
+            for curve in found
+        },
+    }
+
+
+def _dcgm(rows: list[Row]) -> dict[str, Any]:
+    of = [row for row in rows if _dcgm_level(row) is not None]
+    ran = [row for row in of if row.verdict is not Verdict.SKIP]
+    return {
+        "dcgm_available": bool(ran) if of else None,
+        "diagnostics": {
+            "basic": _diagnosis([row for row in of if _dcgm_level(row) in (0, 1)]),
+            "extended": _diagnosis([row for row in of if _dcgm_level(row) in (0, 2)]),
+        },
+    }
+
+
+def _diagnosis(rows: list[Row]) -> dict[str, Any]:
+    verdict = worst(row.verdict for row in rows)
+    return {
+        "success": {Verdict.PASS: True, Verdict.WARN: True, Verdict.FAIL: False}.get(verdict) if verdict else None,
+        "parsed_output": {
+            "dcgm_version": _text(rows, "", "dcgm_version", "version"),
+            "driver_version": _text(rows, "", "driver_version", "driver"),
+            "gpu_device_ids": next(
+                (row.values["gpu_device_ids"] for row in rows if "gpu_device_ids" in row.values), None
+            ),
+            "test_results": [
+                {"device": row.device, "status": _WORDS.get(row.verdict, "SKIP"), "reason": row.reason} for row in rows
+            ],
+            "overall_status": _test(rows),
+        },
+        "raw_output": None,  # the node's capture in this bundle holds it whole
+    }
+
+
+def _value(rows: list[Row], check: str, *names: str) -> float | None:
+    """The first number of one of these names in the findings of checks that begin so."""
+    return next(
+        (
+            value
+            for row in rows
+            if row.check.startswith(check)
+            for name in names
+            if (value := clean.number(row.values.get(name))) is not None
+        ),
+        None,
+    )
+
+
+def _text(rows: list[Row], check: str, *names: str) -> str | None:
+    return next(
+        (
+            value
+            for row in rows
+            if row.check.startswith(check)
+            for name in names
+            if isinstance(value := row.values.get(name), str)
+        ),
+        None,
+    )
+
+
+def _mib(gib: float | None) -> int | None:
+    found = clean.number(gib * 1024) if gib is not None else None
+    return round(found) if found is not None else None
+
+
+def bad_rows(rows: Iterable[Row]) -> list[Row]:
+    """What is wrong, the worst first."""
+    return sorted((row for row in rows if row.verdict in BAD), key=lambda row: BAD.index(row.verdict))
+
+
+def issue_text(row: Row) -> str:
+    device = f" {row.device}" if row.device else ""
+    return f"{_WORDS[row.verdict]} {row.check}{device}: {row.reason}"
+
+
+def summarise(overall: Overall, rows: list[Row], issues: list[str], view: View | None = None) -> dict[str, Any]:
+    rate = next((c.peak.gbps for c in curves.find(rows) if "all_reduce" in c.collective.replace("-", "_")), None)
+    if view is not None:
+        actions = [one.action for one in view.actions]
+    else:
+        actions = list(dict.fromkeys(row.action for row in bad_rows(rows) if row.action and row.cause is None))
+    return {
+        "overall_status": str(overall),
+        "test_results": {
+            "gpu_detection": _test(row for row in rows if _GPU.match(row.check)),
+            "efa_network": _test(row for row in rows if _EFA.match(row.check)),
+            "nccl_communication": _test(row for row in rows if _NCCL.match(row.check)),
+            "dcgm_basic": _test(row for row in rows if _dcgm_level(row) in (0, 1)),
+            "dcgm_extended": _test(row for row in rows if _dcgm_level(row) in (0, 2)),
+        },
+        "performance_summary": {"distributed_all_reduce_bandwidth_gbps": rate},
+        "issues": issues,
+        "recommendations": actions,
+    }
+
+
+def _test(rows: Iterable[Row]) -> str:
+    found = worst(row.verdict for row in rows)
+    return _WORDS.get(found, NOT_MEASURED) if found is not None else NOT_MEASURED
+
+
+def _dcgm_level(row: Row) -> int | None:
+    """1: `dcgmi diag -r 1`. 2: a longer run. 0: nothing tells, so it counts for both. None: not DCGM's."""
+    if not _DCGM.match(row.check):
+        return None
+    told = clean.number(row.values.get("run", row.values.get("level")))
+    if told is None:
+        named = re.search(r"basic|extended|[1-4]", row.check)
+        told = {"basic": 1.0, "extended": 2.0}.get(named[0], 0.0) or float(named[0]) if named else 0.0
+    return min(2, max(0, int(told)))

@@ -1,0 +1,361 @@
+"""A ClusterHealth as a reader needs it: one row per node, check and device, actions in order, who is silent, how much
+was covered. Every format is drawn from this, so that no two of them can disagree.
+
+Here each thing that was planned and is not known becomes a row of its own (`error`): a format that only walks the rows
+cannot lose it. Text from nodes is cleaned here, once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainmaster.core.health import ClusterHealth, NodeHealth
+from trainmaster.core.results import CheckResult, Finding, Overall, Verdict
+from trainmaster.report.health import clean
+from trainmaster.report.health.cost import Cost, Prices, estimate
+
+WEIGHT = {Verdict.SKIP: 0, Verdict.PASS: 1, Verdict.WARN: 2, Verdict.ERROR: 3, Verdict.FAIL: 4}
+SEVERITY = {Overall.FAIL: 0, Overall.INCOMPLETE: 1, Overall.WARN: 2, Overall.PASS: 3}
+BAD = (Verdict.FAIL, Verdict.ERROR, Verdict.WARN)
+CLUSTER = "cluster"  # stands where a node's name would, in rows about all of them
+_ANSWER = "answer"  # the check of a node that gave none
+_COVERAGE = "coverage"  # the check that something was measured at all
+_OVERALL = {Verdict.FAIL: Overall.FAIL, Verdict.ERROR: Overall.INCOMPLETE, Verdict.WARN: Overall.WARN}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One finding, or the lack of one. `node` is None where it speaks of the cluster."""
+
+    node: str | None
+    check: str
+    device: str | None
+    verdict: Verdict
+    reason: str
+    action: str | None
+    values: Mapping[str, Any]
+    took_s: float
+    cause: str | None = None  # the reason of the finding it follows from, where it names one ("see gpu_count")
+
+    @property
+    def where(self) -> str:
+        return " ".join(filter(None, (self.node or CLUSTER, self.device)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One node that was asked, with all that is known of it, from itself and from comparison."""
+
+    name: str
+    overall: Overall
+    rows: tuple[Row, ...]
+    silent: bool
+    heard: NodeHealth | None
+
+    def worst(self, check: str) -> Verdict | None:
+        return worst(row.verdict for row in self.rows if row.check == check)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """One thing to do, and everywhere it should be done."""
+
+    action: str
+    verdict: Verdict
+    nodes: tuple[str, ...]
+    checks: tuple[str, ...]
+    places: tuple[str, ...]
+    reason: str  # of the first place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """What was asked for against what was measured. Findings, not checks: a check of 8 GPUs gives 8."""
+
+    nodes_asked: int
+    nodes_heard: int
+    checks_planned: int
+    checks_reported: int
+    measured: int
+    skipped: int
+    not_measured: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """Everything a report says."""
+
+    overall: Overall
+    title: str
+    sentence: str
+    reasons: tuple[str, ...]
+    nodes: tuple[Node, ...]  # the silent first, then the worst, then as they were asked
+    cluster: tuple[Row, ...]  # about no single node
+    checks: tuple[str, ...]  # columns, in the order they were planned
+    actions: tuple[Action, ...]
+    coverage: Coverage
+    cost: Cost
+    started_at: str
+    took_s: float
+    version: str
+
+    @property
+    def rows(self) -> Iterator[Row]:
+        """Every row, the cluster's last."""
+        for node in self.nodes:
+            yield from node.rows
+        yield from self.cluster
+
+    @property
+    def silent(self) -> tuple[Node, ...]:
+        return tuple(node for node in self.nodes if node.silent)
+
+
+def build(health: ClusterHealth, prices: Prices | None = None) -> View:
+    """The view of one run. Pure: the same health gives the same view."""
+    names = list(dict.fromkeys(_name(name) for name in _names(health)))
+    between = _between(health, set(names))
+    nodes: list[Node] = []
+    for node in health.nodes:
+        # A name that came twice is two reports of one node: what is said between nodes belongs to the first.
+        named = [row for row in between if row.node == _name(node.node)]
+        nodes.append(_heard(node, [] if any(_name(node.node) == other.name for other in nodes) else named))
+    heard = {node.name for node in nodes}
+    nodes += [_silent(node.node, node.reason, node.action, node.took_s) for node in health.silent]
+    known = {node.node for node in health.nodes} | {node.node for node in health.silent}
+    nodes += [
+        _silent(name, "it was asked, and nothing is known of it", "check it again, alone")
+        for name in dict.fromkeys(health.asked)
+        if name not in known
+    ]
+    # What was found between nodes about one that gave no answer still belongs to somebody.
+    cluster = tuple(row for row in between if row.node is None or row.node not in heard)
+    nodes.sort(key=lambda node: (not node.silent, SEVERITY[node.overall], names.index(node.name)))
+    if not nodes:
+        cluster += (_missing(None, _COVERAGE, "no node was asked", "name the nodes to check"),)
+    rows = [row for node in nodes for row in node.rows] + list(cluster)
+    coverage = _coverage(health, nodes, rows)
+    reasons = tuple(
+        f"{row.where}: {row.check}: {row.reason}"
+        for verdict in (Verdict.FAIL, Verdict.ERROR, Verdict.WARN)
+        for row in rows
+        if row.verdict is verdict
+    )
+    return View(
+        overall=health.overall,
+        title=_TITLES[health.overall],
+        sentence=_sentence(health.overall, nodes, rows, coverage),
+        reasons=reasons,
+        nodes=tuple(nodes),
+        cluster=cluster,
+        checks=_columns(health, nodes),
+        actions=_actions(rows),
+        coverage=coverage,
+        cost=estimate(health, prices),
+        started_at=clean.line(health.started_at),
+        took_s=health.took_s,
+        version=clean.line(next((node.version for node in health.nodes if node.version), "")),
+    )
+
+
+def worst(verdicts: Iterable[Verdict]) -> Verdict | None:
+    """The worst of some verdicts; None of none."""
+    return max(verdicts, key=WEIGHT.__getitem__, default=None)
+
+
+def _name(node: str) -> str:
+    return clean.line(node) or "?"
+
+
+def _names(health: ClusterHealth) -> Iterator[str]:
+    yield from health.asked
+    yield from (node.node for node in health.nodes)
+    yield from (node.node for node in health.silent)
+
+
+# --- rows ----------------------------------------------------------------------------------------------------------
+
+
+def _heard(node: NodeHealth, between: Iterable[Row]) -> Node:
+    name = _name(node.node)
+    rows = [*_rows(name, node.results), *_unreported(name, node)]
+    if not any(row.verdict in (Verdict.PASS, Verdict.WARN, Verdict.FAIL, Verdict.ERROR) for row in rows):
+        action = "check at a higher level, or skip less"
+        rows.append(_missing(name, _COVERAGE, "every check was skipped: nothing was measured", action))
+    rows = [*_with_causes(rows), *between]
+    overalls = [node.overall, *(_OVERALL[row.verdict] for row in rows if row.verdict in _OVERALL)]
+    return Node(name=name, overall=min(overalls, key=SEVERITY.__getitem__), rows=tuple(rows), silent=False, heard=node)
+
+
+def _silent(name: str, reason: str, action: str, took_s: float = 0.0) -> Node:
+    name = _name(name)
+    row = _missing(name, _ANSWER, clean.line(reason) or "no answer", clean.line(action), took_s)
+    return Node(name=name, overall=Overall.INCOMPLETE, rows=(row,), silent=True, heard=None)
+
+
+def _rows(node: str | None, results: Iterable[CheckResult]) -> Iterator[Row]:
+    results = list(results)
+    spoken = {result.check for result in results if result.findings}
+    for result in results:
+        for finding in result.findings:
+            yield _row(node, result, finding)
+        if result.check not in spoken:
+            yield _missing(node, clean.line(result.check), "it ran and said nothing", "report it, with this bundle")
+
+
+def _row(node: str | None, result: CheckResult, finding: Finding) -> Row:
+    return Row(
+        node=node,
+        check=clean.line(result.check) or "?",
+        device=clean.line(finding.device) or None if finding.device else None,
+        verdict=finding.verdict,
+        reason=clean.line(finding.reason),
+        action=clean.line(finding.action) or None if finding.action else None,
+        values=clean.plain(finding.values),
+        took_s=result.took_s,
+    )
+
+
+def _unreported(name: str, node: NodeHealth) -> Iterator[Row]:
+    there = {result.check for result in node.results}
+    for check in dict.fromkeys(node.planned):
+        if check not in there:
+            action = "run it again on this node; its log says why it ended"
+            yield _missing(name, clean.line(check) or "?", "it was planned and did not report", action)
+
+
+def _missing(node: str | None, check: str, reason: str, action: str, took_s: float = 0.0) -> Row:
+    return Row(
+        node=node,
+        check=check,
+        device=None,
+        verdict=Verdict.ERROR,
+        reason=reason,
+        action=action or None,
+        values={},
+        took_s=took_s,
+    )
+
+
+def _between(health: ClusterHealth, names: set[str]) -> tuple[Row, ...]:
+    """What comparison and collectives say. Their device is a node; the device on it is in the value `on`."""
+    found = []
+    for row in _rows(None, health.cluster):
+        on = row.values.get("on")
+        device = clean.line(on) or None if isinstance(on, str) else None
+        found.append(dataclasses.replace(row, node=row.device, device=device) if row.device in names else row)
+    return tuple(found)
+
+
+_SEE = re.compile(r"see (\w+)\b")
+
+
+def _with_causes(rows: list[Row]) -> list[Row]:
+    """A finding whose action is "see CHECK" follows from that check's worst finding, on its device where it has one."""
+    found = []
+    for row in rows:
+        match = _SEE.match(row.action or "")
+        causes = [other for other in rows if match and other.check == match[1] and other.verdict in BAD]
+        same = [other for other in causes if other.device == row.device] or causes
+        cause = max(same, key=lambda other: WEIGHT[other.verdict], default=None)
+        follows = cause is not None and cause is not row and row.verdict in BAD
+        found.append(dataclasses.replace(row, cause=f"{cause.check}: {cause.reason}") if follows and cause else row)
+    return found
+
+
+# --- what to do, and how much is known -----------------------------------------------------------------------------
+
+
+def _actions(rows: Iterable[Row]) -> tuple[Action, ...]:
+    """Each action once; what stops a run before what may slow it, then by how many nodes it touches."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.verdict in BAD and row.action and row.cause is None:
+            groups.setdefault(row.action, []).append(row)
+    found = []
+    for action, members in groups.items():
+        top = worst(row.verdict for row in members)
+        assert top is not None
+        found.append(
+            Action(
+                action=action,
+                verdict=top,
+                nodes=tuple(dict.fromkeys(row.node for row in members if row.node is not None)),
+                checks=tuple(dict.fromkeys(row.check for row in members)),
+                places=tuple(dict.fromkeys(row.where for row in members)),
+                reason=members[0].reason,
+            )
+        )
+    return tuple(sorted(found, key=lambda one: (-WEIGHT[one.verdict], -len(one.nodes), -len(one.places), one.action)))
+
+
+def _coverage(health: ClusterHealth, nodes: list[Node], rows: list[Row]) -> Coverage:
+    verdicts = [row.verdict for row in rows]
+    planned = sum(len(set(node.planned)) for node in health.nodes)
+    reported = sum(len(set(node.planned) & {r.check for r in node.results if r.findings}) for node in health.nodes)
+    return Coverage(
+        nodes_asked=len(nodes),
+        nodes_heard=sum(not node.silent for node in nodes),
+        checks_planned=planned,
+        checks_reported=reported,
+        measured=sum(verdict in (Verdict.PASS, Verdict.WARN, Verdict.FAIL) for verdict in verdicts),
+        skipped=verdicts.count(Verdict.SKIP),
+        not_measured=verdicts.count(Verdict.ERROR),
+    )
+
+
+def _columns(health: ClusterHealth, nodes: list[Node]) -> tuple[str, ...]:
+    planned = (clean.line(name) or "?" for node in health.nodes for name in node.planned)
+    seen = (row.check for node in nodes for row in node.rows)
+    return tuple(dict.fromkeys([*planned, *seen]))
+
+
+# --- words ---------------------------------------------------------------------------------------------------------
+
+_TITLES = {
+    Overall.PASS: "Ready to train",
+    Overall.WARN: "Ready to train, with warnings",
+    Overall.FAIL: "Not fit to train",
+    Overall.INCOMPLETE: "Not known to be fit",
+}
+
+
+def _sentence(overall: Overall, nodes: list[Node], rows: list[Row], coverage: Coverage) -> str:
+    many = len(nodes)
+    said = []
+    first = next((row for row in rows if row.verdict is Verdict.FAIL), None)
+    if first is not None:
+        failed = sum(any(row.verdict is Verdict.FAIL for row in node.rows) for node in nodes)
+        said.append(f"{failed} of {_count(many, 'node')} failed." if failed else "The nodes failed together.")
+        said.append(f"First: {_told(first)}")
+    silent = [node.name for node in nodes if node.silent]
+    if silent:
+        said.append(f"{_count(len(silent), 'node')} gave no answer: {_list(silent)}.")
+    errors = [row for row in rows if row.verdict is Verdict.ERROR and row.check != _ANSWER]
+    if errors:
+        said.append(f"{_count(len(errors), 'planned measurement')} could not be made, first {_told(errors[0])}")
+    warned = [row for row in rows if row.verdict is Verdict.WARN]
+    if overall is Overall.WARN:
+        said.append(f"{_count(many, 'node')} answered, {_count(len(warned), 'warning')}, first {_told(warned[0])}")
+    if overall is Overall.PASS:
+        said.append(f"{_count(many, 'node')} answered, {_count(coverage.measured, 'measurement')}, nothing is wrong.")
+    return " ".join(said)
+
+
+def _told(row: Row) -> str:
+    """A finding as the end of a sentence."""
+    said = f"{row.where}, {row.check}: {row.reason}".rstrip(" :")
+    return said if said.endswith((".", "!", "?", "…")) else f"{said}."
+
+
+def _count(many: int, word: str) -> str:
+    return f"{many} {word}" if many == 1 else f"{many:,} {word}s"
+
+
+def _list(names: list[str], most: int = 5) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

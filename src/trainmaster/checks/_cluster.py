@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainmaster.checks._compared import PEERS, SAME, SOFTWARE, Peer, Same
+from trainmaster.checks._compared import SOFTWARE, Peer, Same, peer, same
 from trainmaster.core.health import NodeHealth
 from trainmaster.core.results import CheckResult, Finding, Verdict, fail, ok, skip, warn
 
@@ -57,7 +57,7 @@ def _facts(nodes: Iterable[NodeHealth]) -> list[Fact]:
             finding.device: str(finding.values["model"])
             for result in node.results
             for finding in result.findings
-            if result.check == "gpu_count" and finding.device and finding.values.get("model")
+            if result.check in ("gpu_count", "gpu_model") and finding.device and finding.values.get("model")
         }
         whole = " + ".join(sorted(set(models.values()))) or "no GPU"
         found += [
@@ -71,9 +71,18 @@ def _facts(nodes: Iterable[NodeHealth]) -> list[Fact]:
             )
             for result in node.results
             for finding in result.findings
-            for name, value in finding.values.items()
+            for name, value in _flat(finding.values)
         ]
     return found
+
+
+def _flat(values: Mapping[str, Any], head: str = "") -> Iterable[tuple[str, Any]]:
+    """Every value with its name; one inside a mapping is called `outer.inner`."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{head}{name}.")
+        else:
+            yield f"{head}{name}", value
 
 
 # --- drift: nodes that should be alike and are not -----------------------------------------------------------------
@@ -84,8 +93,8 @@ def drift(nodes: Sequence[NodeHealth], facts: Sequence[Fact]) -> list[Finding]:
     if len(nodes) < 2:
         return [skip(f"{len(nodes)} node answered: there is nothing to compare it with")]
     found, agreed = _skipped_alone(nodes), {}
-    for (name, _check, kind), told in _by(facts, lambda fact: (fact.name, fact.check, _alike(fact))).items():
-        rule = SAME.get(name)
+    for (name, check, kind), told in _by(facts, lambda fact: (fact.name, fact.check, _alike(fact))).items():
+        rule = same(check, name)
         values = _per_node(told, rule) if rule else {}
         if rule is None or len(values) < 2:
             continue
@@ -125,7 +134,7 @@ def drift(nodes: Sequence[NodeHealth], facts: Sequence[Fact]) -> list[Finding]:
 
 
 def _alike(fact: Fact) -> str:
-    rule = SAME.get(fact.name)
+    rule = same(fact.check, fact.name)
     return fact.kind if rule is not None and rule.alike else ""
 
 
@@ -186,7 +195,7 @@ def peers(facts: Sequence[Fact]) -> list[Finding]:
     """Each device far from the median of its equals, by node; median and MAD, which a few odd ones cannot move."""
     found, compared = [], []
     for (name, check, kind), told in _by(facts, lambda fact: (fact.name, fact.check, fact.kind)).items():
-        rule = PEERS.get(name)
+        rule = peer(check, name)
         numbers = [fact for fact in told if _number(fact.value)] if rule else []
         if rule is None or len({fact.node for fact in numbers}) < LEAST_PEERS:
             continue
@@ -235,13 +244,7 @@ def digests(facts: Sequence[Fact]) -> list[Finding]:
         node: tuple(sorted({f"{fact.name} {fact.value}" for fact in told if fact.name in SOFTWARE}))
         for node, told in _by(facts, lambda fact: fact.node).items()
     }
-    told = [
-        (fact, what, str(digest))
-        for fact in facts
-        if "digest" in fact.name
-        for what, digest in (fact.value.items() if isinstance(fact.value, Mapping) else [(fact.name, fact.value)])
-        if digest
-    ]
+    told = [(fact, fact.name, str(fact.value)) for fact in facts if "digest" in fact.name and fact.value]
     found, compared = [], 0
     alike = _by(told, lambda item: (item[0].check, item[1], item[0].kind, software[item[0].node]))
     for (_check, what, kind, _software), items in alike.items():

@@ -1,12 +1,12 @@
 """Which values of findings are compared between nodes: names to agree in, numbers to be alike in, and how far.
 
-A value is found by its name, whichever check tells it. A new check that tells `driver` or `celsius` takes part by
-itself; a new name needs one row here.
+A value is found by its name, whichever check tells it, or by `check.name` where the name alone says too little. A new
+check that tells `driver` or `celsius` takes part by itself; a new name needs one row here.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from trainmaster.core.results import Verdict
@@ -90,14 +90,34 @@ SAME = {
     ),
     "vbios": _firmware("VBIOS"),
     "firmware": _firmware("firmware"),
-    "limit_gib": _setting("locked-memory limit", none="unlimited", unit="GiB"),
+    "gsp": _firmware("GSP firmware"),
+    "inforom": _firmware("InfoROM"),
+    "gpu_clocks.max_mhz": _setting("highest GPU clock", alike=True, unit="MHz"),
+    "gpu_clocks.allowed_mhz": _setting("allowed GPU clock", alike=True, unit="MHz"),
+    "gpu_power.limit_w": _setting("GPU power limit", alike=True, unit="W"),
+    "gpu_modes.mig": _setting("MIG mode", alike=True),
+    "gpu_modes.compute": _setting("compute mode", alike=True),
+    "gpu_modes.persistence": _setting("persistence mode", alike=True),
+    "gpu_ecc.ecc": _setting("ECC mode", alike=True),
+    "gpu_pcie.max_gen": _part("PCIe generation", "look at the PCIe setting of this node's BIOS"),
+    "gpu_pcie.width": _part("PCIe lanes", "reseat the GPU or its riser; power-cycle the node"),
+    "gpu_nvlink.up": _part("NVLinks up", "see gpu_nvlink on this node"),
+    "ib_ports.ports": _part("fabric ports", "look for a network card that is not there"),
+    "ib_ports.rate_gbps": _part("rate of the fabric ports", "reseat or replace the cable", unit="Gb/s"),
+    "memlock.limit_gib": _setting("locked-memory limit", none="unlimited", unit="GiB"),
     "governor": _setting("CPU governor"),
-    "total_gib": _part("memory", "look for a DIMM or a GPU that is not there", tolerance=0.02, unit="GiB"),
-    "schedulable": _part("CPU count", "look for CPUs that are offline, and at hyper-threading in the BIOS"),
+    "open_files.limit": _setting("open-files limit"),
+    "ram.total_gib": _part("memory", "look for a DIMM that is not there", tolerance=0.02, unit="GiB"),
+    "gpu_memory.total_gib": _part("GPU memory", "look at this GPU's ECC and MIG modes", tolerance=0.02, unit="GiB"),
+    "numa.nodes": _part("NUMA nodes", "set the BIOS of this node as on the others"),
+    "cpu.schedulable": _part("CPU count", "look for CPUs that are offline, and at hyper-threading in the BIOS"),
 }  # fmt: skip
 
 _SLOW = "run level 2 again on this node alone; if it repeats, take it out: the whole job runs at its pace"
+# Equal GPUs differ by some 3 % in clock at one power limit; 7 % is beyond that, 20 % is a fault whatever its name.
 PEERS = {
+    "tflops": Peer(words="", unit="TFLOPS", bad="low", least_far=0.07, fail_far=0.20, action=_SLOW),
+    "gbps": Peer(words="", unit="GB/s", bad="low", least_far=0.07, fail_far=0.20, action=_SLOW),
     "celsius": Peer(
         words="temperature",
         unit="°C",
@@ -107,3 +127,17 @@ PEERS = {
         action="look at this node's fans, coolant and airflow",
     ),
 }
+
+
+def same(check: str, name: str) -> Same | None:
+    """The rule for a value that should be equal, if there is one."""
+    return SAME.get(f"{check}.{name}") or SAME.get(name.rpartition(".")[2])
+
+
+def peer(check: str, name: str) -> Peer | None:
+    """The rule for a number that should be alike, if there is one."""
+    if same(check, name):
+        return None  # a rate that is a setting, as a port's
+    last = name.rpartition(".")[2]
+    rule = PEERS.get(last) or PEERS.get(last.rpartition("_")[2])  # bf16_tflops is a number of TFLOPS
+    return rule if rule is None or rule.words else replace(rule, words=f"of {check} {name}")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from trainmaster.checks._compared import SAME
+from trainmaster.checks._compared import same
 from trainmaster.core.health import ClusterHealth
 from trainmaster.core.results import Finding, Verdict, error
 
@@ -42,21 +42,18 @@ def compare(before: ClusterHealth, after: ClusterHealth) -> list[Change]:
 
 def _change(key: Key, old: Finding | None, new: Finding | None) -> Change | None:
     kind: Kind
+    moved = ""
     if old is None or new is None:
         kind = "new" if old is None else "gone"
     elif _weight(old.verdict) != _weight(new.verdict):
         kind = "worse" if _weight(new.verdict) > _weight(old.verdict) else "better"
     else:
-        other = [name for name in SAME if name in old.values and old.values.get(name) != new.values.get(name)]
-        if not other:
+        moved = _moved(key[1], old, new)
+        if not moved:
             return None
         kind = "changed"
     said = new or old
     assert said is not None
-    reason = said.reason
-    if kind == "changed":
-        assert old is not None and new is not None
-        reason = "; ".join(f"{SAME[name].words} {old.values[name]} → {new.values.get(name)}" for name in other)
     node, check, device = key
     return Change(
         kind=kind,
@@ -65,8 +62,17 @@ def _change(key: Key, old: Finding | None, new: Finding | None) -> Change | None
         device=device,
         before=old.verdict if old else None,
         after=new.verdict if new else None,
-        reason=reason,
+        reason=moved if kind == "changed" else said.reason,
         action=said.action if new else None,
+    )
+
+
+def _moved(check: str, old: Finding, new: Finding) -> str:
+    """What nodes are compared by, a driver for example, and is another now."""
+    return "; ".join(
+        f"{rule.words} {old.values[name]} → {new.values.get(name)}"
+        for name in old.values
+        if (rule := same(check, name)) and old.values[name] != new.values.get(name)
     )
 
 

@@ -31,6 +31,7 @@ from trainmaster.targets._ssh import CONNECT_TIMEOUT_S, CannotAsk, connect, expl
 FOLDERS = ("core", "node", "checks", "bench", "models", "datasets", "train")  # the node half, with what bench computes
 HANDSHAKES = 64  # at once: each costs this machine some CPU; waiting for a verdict costs it nothing
 _NOISE_BYTES = 1 << 20  # what a login shell may print before our first word
+_END_S = 5.0
 _OLD = "trainmaster-needs-3.11"
 
 
@@ -95,16 +96,13 @@ async def ask(
             "deadline_s": left - min(3.0, left / 5),  # so that its own word, which says where it hung, comes first
             "words": list(words),
         }
+        process_id: list[int] = []
         try:
             async with asyncio.timeout(left):
                 process = await connection.create_process(_command(host.python, order), encoding=None)
-                try:
-                    return await _talk(process, nonce, package, started)
-                finally:
-                    # A program that does not notice our going must not stay behind; ours tidies up on this signal.
-                    with contextlib.suppress(OSError):
-                        process.terminate()
+                return await _talk(process, nonce, package, started, process_id)
         except TimeoutError:
+            await _end(connection, process_id)
             action = "log in and see what its Python or its file system waits for; reboot it if it stays"
             raise CannotAsk(f"it let us in and then gave no answer in {timeout_s:g} s", action=action) from None
         except CannotAsk:
@@ -116,19 +114,32 @@ async def ask(
 def _command(python: str, order: Mapping[str, Any]) -> str:
     """One line for any login shell; its first words are read by every Python there is, old ones too."""
     source = base64.b64encode(zlib.compress(Path(_boot.__file__).read_bytes(), 9)).decode()
-    check = f"import sys;sys.version_info<(3,11) and sys.exit('{_OLD} %d.%d'%sys.version_info[:2])"
-    program = f"{check};import base64,zlib;exec(zlib.decompress(base64.b64decode('{source}')))"
+    check = f'import sys;sys.version_info<(3,11) and sys.exit("{_OLD} %d.%d"%sys.version_info[:2])'
+    program = f'{check};import base64,zlib;exec(zlib.decompress(base64.b64decode("{source}")))'
     text = base64.b64encode(json.dumps(order).encode()).decode()
-    return f'exec {shlex.quote(python)} -c "{program}" {text}'
+    # The shell tells its number and becomes Python, so that we can end a Python that hangs before it reads a word.
+    first = f"echo; echo {order['nonce']} pid $$; " + 'exec "$0" "$@"'
+    return f"exec sh -c {shlex.quote(first)} {shlex.quote(python)} -c {shlex.quote(program)} {text}"
 
 
-async def _talk(process: Any, nonce: str, package: Package, started: float) -> Answer:
+async def _end(connection: Any, process_id: Sequence[int]) -> None:
+    """End what hangs there. A second command, because sshd passes no signals on where root logs in."""
+    with contextlib.suppress(Exception):  # it hangs, after all; that is told already
+        async with asyncio.timeout(_END_S):
+            for number in process_id:
+                await connection.run(f"kill -TERM -- -{number}")
+
+
+async def _talk(process: Any, nonce: str, package: Package, started: float, process_id: list[int]) -> Answer:
     """Its words, one after the other, until the answer."""
     stream, sent = _Stream(process, nonce.encode()), 0
     while True:
         word = await stream.word()
         if word is None:
             raise _ended(process, await _tail(process))
+        if found := re.fullmatch(rb"pid (\d{1,9})", word):
+            process_id[:] = [int(found[1])]
+            continue
         if word == b"need":
             sent = len(package.data)
             process.stdin.write(package.data)

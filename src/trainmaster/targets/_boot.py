@@ -106,6 +106,7 @@ def _receive(size: int, until: float) -> bytes:
 
 def _run(package: Path, order: Mapping[str, Any], work: Path, until: float) -> dict[str, Any]:
     out, err, capture = work / "out", work / "err", work / "capture"
+    paths = [str(package), *filter(None, [os.environ.get("PYTHONPATH")])]
     argv = [sys.executable, "-m", "trainmaster.checks", *order["words"], "--json", "--progress", "--capture", capture]
     with out.open("wb") as stdout, err.open("wb") as stderr:
         child = subprocess.Popen(
@@ -113,8 +114,8 @@ def _run(package: Path, order: Mapping[str, Any], work: Path, until: float) -> d
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
-            cwd=work,
-            env={**os.environ, "PYTHONPATH": str(package)},
+            # In the home folder, where a job would start. Safe path: a clone of ours in it must not be what runs.
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"},
             start_new_session=True,
         )
         while child.poll() is None:

@@ -1,0 +1,21 @@
+"""The kernel tells its release, so that nodes can be compared: another kernel has other drivers, limits and bugs."""
+
+from __future__ import annotations
+
+import re
+
+from trainmaster.core.expect import Expect
+from trainmaster.core.results import Finding, error, ok
+from trainmaster.node.host import Host
+
+LEVEL = 1
+
+
+def read(host: Host) -> str:
+    return host.read("/proc/sys/kernel/osrelease").strip()
+
+
+def judge(release: str, expect: Expect) -> Finding:  # noqa: ARG001 (which kernel is right only its peers can tell)
+    if not re.match(r"\d+\.\d+", release, flags=re.ASCII):
+        return error(f"its release is {release!r:.60}", action="look at /proc/sys/kernel/osrelease")
+    return ok(f"kernel {release}", kernel=release)

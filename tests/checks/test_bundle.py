@@ -1,0 +1,140 @@
+"""A run judged again from its evidence gives the same bytes; what changed between two runs is told by kind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from machines import H200, Machine
+from typer.testing import CliRunner
+
+from trainmaster.checks import _bundle, _diff
+from trainmaster.cli.main import build
+from trainmaster.core.errors import NotCaptured, UsageError
+from trainmaster.core.health import ClusterHealth, NodeHealth, Silent
+from trainmaster.core.results import CheckResult, Finding, Overall, Verdict, error, fail, ok, skip, warn
+
+ONLY = ["--only", "cpu,gpu_count,gpu_driver,gpu_memory,ram,shm"]
+
+
+def invoke(*words: str) -> tuple[int, str]:
+    ran = CliRunner().invoke(build(), list(words))
+    if ran.exception is not None and not isinstance(ran.exception, SystemExit):
+        raise ran.exception
+    return ran.exit_code, ran.stdout
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    assert invoke("check", "--replay", str(H200), "--out", str(tmp_path / "run"), *ONLY)[0] == 0
+    return tmp_path / "run"
+
+
+def test_rejudged_it_is_the_same_byte_for_byte(bundle: Path) -> None:
+    code, text = invoke("rejudge", str(bundle), "--json")
+    assert (code, text.encode()) == (0, (bundle / "verdict.json").read_bytes())
+    assert (bundle / "nodes" / "h200" / "answers.json").exists()
+
+
+def test_every_check_of_this_machine_rejudges_to_the_same_bytes(tmp_path: Path) -> None:
+    """Whatever a check finds here, it finds again in what was captured."""
+    first, _ = invoke("check", "--out", str(tmp_path / "run"), "--json")
+    again, text = invoke("rejudge", str(tmp_path / "run"), "--json")
+    assert text.encode() == (tmp_path / "run" / "verdict.json").read_bytes()
+    assert again == first
+
+
+def test_the_verdict_holds_no_time_and_health_does(bundle: Path) -> None:
+    health, verdict = (json.loads((bundle / name).read_text()) for name in ("health.json", "verdict.json"))
+    assert health["started_at"]
+    assert health["nodes"][0]["started_at"]
+    assert verdict["started_at"] == verdict["nodes"][0]["started_at"] == ""
+    assert {result["took_s"] for result in verdict["nodes"][0]["results"]} == {0.0}
+
+
+def test_another_expectation_gives_another_verdict(bundle: Path) -> None:
+    assert invoke("rejudge", str(bundle), "--expect", "gpus=8")[0] == 1
+    assert invoke("rejudge", str(bundle))[0] == 0
+
+
+def test_a_changed_capture_gives_another_verdict(bundle: Path) -> None:
+    Machine(bundle / "nodes" / "h200").answer("disk", "/dev/shm", {"free_bytes": 9, "total_bytes": 9, "free_files": 9})
+    assert invoke("rejudge", str(bundle), "--json")[1].encode() != (bundle / "verdict.json").read_bytes()
+
+
+def test_a_node_whose_capture_is_gone_is_silent(bundle: Path) -> None:
+    shutil.rmtree(bundle / "nodes" / "h200")
+    health = _bundle.rejudge(bundle)
+    assert (health.overall, [node.node for node in health.silent]) == (Overall.INCOMPLETE, ["h200"])
+
+
+def test_a_check_that_this_version_does_not_have_is_an_error(bundle: Path) -> None:
+    health = json.loads((bundle / "health.json").read_text())
+    health["nodes"][0]["planned"].append("flux_capacitor")
+    (bundle / "health.json").write_text(json.dumps(health))
+    assert _bundle.rejudge(bundle).overall is Overall.INCOMPLETE
+
+
+def test_a_capture_reads_nothing_outside_itself(bundle: Path) -> None:
+    secret = bundle / "secret.out"
+    secret.write_text("<nvidia_smi_log>")
+    machine = Machine(bundle / "nodes" / "h200")
+    machine.answer("run", "nvidia-smi -q -x", {"exit_code": 0, "took_s": 0, "text": "../../secret"})
+    with pytest.raises(NotCaptured):
+        machine.host.run("nvidia-smi", "-q", "-x")
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "{", '{"asked": [], "nodes": 3}'])
+def test_a_damaged_bundle_is_refused(bundle: Path, text: str) -> None:
+    (bundle / "health.json").write_text(text)
+    with pytest.raises(UsageError):
+        invoke("rejudge", str(bundle))
+
+
+def test_one_folder_holds_one_run(bundle: Path) -> None:
+    with pytest.raises(UsageError, match="already holds"):
+        invoke("check", "--replay", str(H200), "--out", str(bundle), *ONLY)
+
+
+def run(**findings: Finding) -> ClusterHealth:
+    results = tuple(CheckResult(check=name, findings=(finding,), took_s=0.0) for name, finding in findings.items())
+    return ClusterHealth(
+        asked=("n1",), nodes=(NodeHealth(node="n1", level=1, planned=tuple(findings), results=results),)
+    )
+
+
+def test_a_diff_tells_what_got_worse_better_new_gone_and_changed() -> None:
+    before = run(
+        a=ok("x"), b=fail("x", action="y"), c=ok("x"), e=ok("x"), f=ok("x", driver="570"), g=ok("x", celsius=3)
+    )
+    after = run(
+        a=warn("z", action="y"),
+        b=ok("x"),
+        d=ok("x"),
+        e=error("x", action="y"),
+        f=ok("x", driver="580"),
+        g=ok("x", celsius=4),
+    )
+    assert [(c.kind, c.check) for c in _diff.compare(before, after)] == [
+        ("worse", "e"), ("worse", "a"), ("new", "d"), ("gone", "c"), ("better", "b"), ("changed", "f"),
+    ]  # fmt: skip
+    assert _diff.compare(before, before) == []
+
+
+def test_to_be_measured_no_more_is_worse_and_silence_is_told() -> None:
+    assert [c.kind for c in _diff.compare(run(a=ok("x")), run(a=skip("x")))] == ["worse"]
+    gone = Silent(node="n1", verdict=Verdict.ERROR, reason="no route", action="look")
+    changes = _diff.compare(run(a=ok("x")), ClusterHealth(asked=("n1",), nodes=(), silent=(gone,)))
+    assert {(c.kind, c.check) for c in changes} == {("gone", "a"), ("new", "answer")}
+
+
+def test_the_diff_is_printed_and_in_the_json(bundle: Path, tmp_path: Path) -> None:
+    words = ["check", "--replay", str(H200), *ONLY, "--expect", "gpus=2", "--diff", str(bundle)]
+    code, text = invoke(*words)
+    assert code == 1
+    assert "worse" in text
+    document = json.loads(invoke(*words, "--json")[1])
+    assert document["overall"] == "FAIL"
+    assert {"worse"} <= {change["kind"] for change in document["diff"]}

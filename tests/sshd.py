@@ -1,0 +1,110 @@
+"""Real OpenSSH servers for tests: each a host of its own on a free port, all gone afterwards, also after a crash."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+SSHD = shutil.which("sshd") or next((p for p in ("/usr/sbin/sshd", "/usr/local/sbin/sshd") if Path(p).exists()), None)
+needs_sshd = pytest.mark.skipif(
+    SSHD is None or shutil.which("ssh-keygen") is None,
+    reason="no OpenSSH server here: apt-get install openssh-server (or make system-packages)",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sshd:
+    """A running server: where it listens, its process, and the home folder its sessions have."""
+
+    name: str
+    port: int
+    process: subprocess.Popen[bytes]
+    home: Path
+    log: Path
+
+    def stop(self) -> None:
+        """Stand still, as a machine whose kernel hangs: the port is open and nobody answers."""
+        os.kill(self.process.pid, signal.SIGSTOP)
+
+
+class Lab:
+    """A folder with keys, and the servers that were started in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.key = self._key("client")
+        self.known_hosts = folder / "known_hosts"
+        self.known_hosts.write_text("")
+        self._hosts: list[Sshd] = []
+        self._host_key = self._key("host")  # one for all but those that want their own: making keys takes time
+
+    def start(self, name: str, *, own_key: bool = False, known: bool = True) -> Sshd:
+        folder = self.folder / name
+        home = folder / "home"
+        home.mkdir(parents=True)
+        key, port = self._key(f"host-{name}") if own_key else self._host_key, free_port()
+        config = folder / "sshd_config"
+        config.write_text(
+            f"ListenAddress 127.0.0.1\nPort {port}\nHostKey {key}\nPidFile none\n"
+            f"AuthorizedKeysFile {self.key}.pub\nStrictModes no\nUsePAM no\nPasswordAuthentication no\n"
+            f"MaxStartups 100\nSetEnv HOME={home} XDG_CACHE_HOME={home}/.cache\n"
+        )
+        if os.geteuid() == 0:
+            Path("/run/sshd").mkdir(exist_ok=True)  # the privilege separation folder; a boot script makes it otherwise
+        log = folder / "log"
+        assert SSHD is not None
+        # -D: our child, in the foreground. An absolute path: sshd starts itself again for each connection.
+        # A test run that is killed takes its servers with it: the kernel sends them the signal.
+        process = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", SSHD, "-D", "-f", str(config), "-E", str(log)], start_new_session=True
+        )
+        host = Sshd(name=name, port=port, process=process, home=home, log=log)
+        self._hosts.append(host)
+        if known:
+            public = Path(f"{key}.pub").read_text().split()
+            with self.known_hosts.open("a") as file:
+                file.write(f"[127.0.0.1]:{port} {public[0]} {public[1]}\n")
+        return host
+
+    def wait(self) -> None:
+        """Until every server listens."""
+        for host in self._hosts:
+            while True:
+                assert host.process.poll() is None, host.log.read_text()
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", host.port), timeout=1):
+                    break
+
+    def close(self) -> None:
+        for host in self._hosts:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(host.process.pid, signal.SIGKILL)
+            host.process.wait()
+
+    def _key(self, name: str) -> Path:
+        path = self.folder / name
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)
+        return path
+
+
+@contextlib.contextmanager
+def lab(folder: Path) -> Iterator[Lab]:
+    made = Lab(folder)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

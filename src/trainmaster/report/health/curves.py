@@ -18,6 +18,8 @@ from typing import Any
 from trainmaster.report.health import clean
 from trainmaster.report.health.view import Row
 
+# What lies beyond is no measurement, and no axis could hold it. It stays in the finding's values.
+MAX_BYTES, MAX_GBPS = 2.0**60, 1e9
 _POINTS = ("points", "results", "curve")
 _RATES = ("busbw_gbps", "bandwidth_gbps", "algbw_gbps")
 
@@ -80,7 +82,7 @@ def _points(value: object) -> tuple[Point, ...]:
 def _point(item: Mapping[str, Any]) -> Point | None:
     size = clean.number(item.get("size_bytes"))
     rate = next((rate for name in _RATES if (rate := clean.number(item.get(name))) is not None), None)
-    if size is None or rate is None or size <= 0 or rate < 0:
+    if size is None or rate is None or not 1 <= size <= MAX_BYTES or not 0 <= rate <= MAX_GBPS:
         return None
     latency_us, latency_ms = clean.number(item.get("latency_us")), clean.number(item.get("latency_ms"))
     if latency_us is None and latency_ms is not None:

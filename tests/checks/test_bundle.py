@@ -36,6 +36,7 @@ def test_rejudged_it_is_the_same_byte_for_byte(bundle: Path) -> None:
     code, text = invoke("rejudge", str(bundle), "--json")
     assert (code, text.encode()) == (0, (bundle / "verdict.json").read_bytes())
     assert (bundle / "nodes" / "h200" / "answers.json").exists()
+    assert (bundle / "report.html").exists()
 
 
 def test_every_check_of_this_machine_rejudges_to_the_same_bytes(tmp_path: Path) -> None:

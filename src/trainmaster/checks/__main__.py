@@ -23,10 +23,10 @@ def main(words: list[str] | None = None) -> int:
     options = _parser().parse_args(words)
     try:
         host = open_host(replay=options.replay, capture=options.capture)
-        words: list[str | Mapping[str, object]] = [*options.expect]
+        wanted: list[str | Mapping[str, object]] = [*options.expect]
         if options.expect_json:
-            words.append(_profiles.parse_document(json.loads(options.expect_json)))
-        known = _profiles.resolve(words, host)
+            wanted.append(_profiles.parse_document(json.loads(options.expect_json)))
+        known = _profiles.resolve(wanted, host)
         health = _document.measure(
             host,
             known.expect,

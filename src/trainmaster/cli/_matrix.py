@@ -42,14 +42,19 @@ def count_line(health: ClusterHealth) -> str:
 
 def fold(names: Iterable[str]) -> str:
     """`n01, n02, n03, n07` as `n[01-03,07]`: a thousand nodes fit on a line."""
-    groups: dict[tuple[str, int, str], list[int]] = defaultdict(list)
+    texts: dict[tuple[str, str], list[str]] = defaultdict(list)
     plain = []
     for name in names:
         match = re.fullmatch(r"(.*?)(\d{1,9})(\D*)", name)
         if match:
-            groups[match[1], len(match[2]) if match[2].startswith("0") else 0, match[3]].append(int(match[2]))
+            texts[match[1], match[3]].append(match[2])
         else:
             plain.append(name)
+    groups: dict[tuple[str, int, str], list[int]] = defaultdict(list)
+    for (head, tail), digits in texts.items():
+        padded = any(text.startswith("0") and text != "0" for text in digits)
+        for text in digits:  # n1 … n12 are one range; 01 and 1 are two names
+            groups[head, len(text) if padded else 0, tail].append(int(text))
     folded = []
     for (head, width, tail), numbers in groups.items():
         runs: list[tuple[int, int]] = []
@@ -58,8 +63,7 @@ def fold(names: Iterable[str]) -> str:
                 runs[-1] = (runs[-1][0], number)
             else:
                 runs.append((number, number))
-        texts = [f"{a:0{width}}" if a == b else f"{a:0{width}}-{b:0{width}}" for a, b in runs]
-        middle = ",".join(texts)
+        middle = ",".join(f"{a:0{width}}" if a == b else f"{a:0{width}}-{b:0{width}}" for a, b in runs)
         folded.append(f"{head}{middle if len(numbers) == 1 else f'[{middle}]'}{tail}")
     return ", ".join([*folded, *plain])
 

@@ -32,6 +32,7 @@ class Order:
     planned: Sequence[str]
     version: str
     timeout_s: float
+    profile: str | None = None  # as it was named; None: each node finds out for itself
 
     def words(self, node: str) -> list[str]:
         only = [word for name in self.planned for word in ("--only", name)]
@@ -136,7 +137,7 @@ def _believe(host: SshHost, answer: Answer, order: Order, bundle: Path | None) -
             write_files(_bundle.capture_folder(bundle, host.name), answer.files)
         except (OSError, ValueError) as wrong:
             return _silent(host, f"its capture cannot be kept: {wrong}", "look at the disk here, then at what it sends")
-    return replace(health, node=host.name)
+    return replace(health, node=host.name, profile=order.profile or health.profile)
 
 
 def _silent(host: SshHost, reason: str, action: str) -> Silent:

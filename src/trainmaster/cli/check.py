@@ -12,7 +12,7 @@ import typer
 from trainmaster.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from trainmaster.core.expect import Expect
+    from trainmaster.checks._profiles import Resolved
     from trainmaster.core.health import ClusterHealth, NodeHealth
 
 
@@ -67,16 +67,14 @@ def check(
         raise UsageError("--out captures into its folder already; leave --capture out")
     if on is not None and (capture is not None or replay is not None):
         raise UsageError("--on asks other machines: --out keeps their captures, and `trainmaster rejudge` replays them")
-    wanted = _wanted(expect or [])
+    wanted = read_words(expect or [])
     planned = checks.plan(level, _names(only), _names(skip))  # before anything is written: a wrong name makes no folder
     if out is not None:
         _bundle.refuse_used(out)
     before = _bundle.load(diff) if diff is not None else None
     node: NodeHealth | None = None
     if on is not None:
-        health = _cluster(
-            on, _profiles.resolve(wanted).expect, level=level, planned=planned, timeout_s=timeout, out=out
-        )
+        health = _cluster(on, _profiles.resolve(wanted), level=level, planned=planned, timeout_s=timeout, out=out)
     else:
         node = _node(wanted, level=level, planned=planned, replay=replay, capture=capture, out=out)
         health = ClusterHealth(
@@ -84,6 +82,7 @@ def check(
         )  # a cluster of one: the same bundle, rejudge and diff
     if out is not None:
         _bundle.save(out, health)
+        _write_reports(out, health)
     changes = between.compare(before, health) if before is not None else None
     if as_json:
         plain = _document.document(node, strict=strict, nagios=nagios) if node is not None else health.to_plain()
@@ -98,7 +97,7 @@ def check(
     raise typer.Exit(exit_code(health.overall, strict=strict, nagios=nagios))
 
 
-def _wanted(words: list[str]) -> list[str | Mapping[str, object]]:
+def read_words(words: list[str]) -> list[str | Mapping[str, object]]:
     """The words of `--expect`, with each YAML file read; every fault now, before a machine is asked."""
     from trainmaster.checks import _profiles
     from trainmaster.cli import _document
@@ -147,7 +146,7 @@ def _node(
 
 
 def _cluster(
-    on: str, wanted: Expect, *, level: int, planned: list[str], timeout_s: float | None, out: Path | None
+    on: str, known: Resolved, *, level: int, planned: list[str], timeout_s: float | None, out: Path | None
 ) -> ClusterHealth:
     """Every node of a target, each alone and all at once."""
     from trainmaster import __version__
@@ -157,7 +156,8 @@ def _cluster(
     hosts = _nodes.load_hosts(on)
     order = _nodes.Order(
         level=level,
-        expect=_document.stated(wanted),
+        expect=_document.stated(known.expect),
+        profile=known.profile,
         planned=planned,
         version=__version__,
         timeout_s=timeout_s or _nodes.TIMEOUT_S[level],
@@ -192,6 +192,18 @@ class _Quiet:
 
     def update(self, status: str) -> None:
         pass
+
+
+def _write_reports(out: Path, health: ClusterHealth) -> None:
+    """report.html and its siblings, beside the evidence; without their packages the evidence is still whole."""
+    from trainmaster.cli import _say
+
+    try:
+        from trainmaster.report.health import write_bundle
+    except ImportError:
+        _say.note("no report.html: it needs packages that are not installed; run: pip install 'trainmaster\\[server]'")
+        return
+    write_bundle(health, out)
 
 
 def _names(words: list[str] | None) -> list[str]:

@@ -11,7 +11,7 @@ import typer
 def rejudge(
     bundle: Annotated[Path, typer.Argument(metavar="DIR", help="What `trainmaster check --out DIR` wrote.")],
     expect: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Expect this instead of what was expected then.")
+        list[str] | None, typer.Option(metavar="WORD", help="Expect this instead of what was expected then.")
     ] = None,
     diff: Annotated[Path | None, typer.Option(metavar="OTHER", help="Show what changed since that run.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as verdict.json has it.")] = False,
@@ -31,13 +31,13 @@ def rejudge(
 
       trainmaster rejudge today/ --diff yesterday/
     """
-    from trainmaster.checks import _bundle, _document
+    from trainmaster.checks import _bundle, _document, _profiles
     from trainmaster.checks import _diff as between
     from trainmaster.cli import _diff, _matrix, _say
-    from trainmaster.core.expect import parse_expect
+    from trainmaster.cli.check import read_words
     from trainmaster.core.results import exit_code
 
-    wanted = _document.stated(parse_expect(expect or []))
+    wanted = _document.stated(_profiles.resolve(read_words(expect or [])).expect)
     before = _bundle.load(diff) if diff is not None else None
     health = _bundle.rejudge(bundle, wanted)
     if as_json and before is None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from trainmaster.core.errors import FileMissing
+from trainmaster.core.errors import FileMissing, HostError
 from trainmaster.node.host import Host
 
 _UNLIMITED = 1 << 60  # v1 writes "no limit" as the largest number of pages
@@ -23,7 +23,9 @@ def read_cpu_quota(host: Host) -> float | None:
     for version, folder in _folders(host, "cpu"):
         if version == 2:
             words = _read(host, f"{folder}/cpu.max").split()
-            if len(words) == 2 and words[0] != "max":
+            if words and not re.fullmatch(r"(max|\d{1,18}) [1-9]\d{0,17}", " ".join(words), flags=re.ASCII):
+                raise HostError(f"{folder}/cpu.max cannot be understood: {' '.join(words)[:40]!r}")
+            if words and words[0] != "max":
                 found.append(int(words[0]) / int(words[1]))
         else:
             quota, period = _number(host, f"{folder}/cpu.cfs_quota_us"), _number(host, f"{folder}/cpu.cfs_period_us")
@@ -127,4 +129,8 @@ def _read(host: Host, path: str) -> str:
 
 def _number(host: Host, path: str) -> int | None:
     text = _read(host, path).strip()
-    return None if text in ("", "max") else int(text)
+    if text in ("", "max"):
+        return None
+    if not re.fullmatch(r"-?\d{1,20}", text, flags=re.ASCII):
+        raise HostError(f"{path} holds no number: {text[:40]!r}")
+    return int(text)

@@ -27,6 +27,15 @@ def list_optional(host: Host, path: str) -> tuple[str, ...] | None:
         return None
 
 
+def read_number(host: Host, path: str, *, base: int = 10) -> int:
+    """A file that holds one whole number, as most of /sys do."""
+    text = host.read(path).strip()
+    try:
+        return int(text, base)
+    except ValueError:
+        raise HostError(f"{path} holds no number: {text[:40]!r}") from None
+
+
 def has_gpus(host: Host) -> bool:
     """Whether an NVIDIA GPU is given to us: the machine is there to train, and is judged as such."""
     return any(re.fullmatch(r"nvidia\d+", name) for name in host.list("/dev"))

@@ -47,7 +47,8 @@ def judge(efa: Efa, expect: Expect) -> list[Finding]:
     if not wanted:
         return [skip("no EFA device here and none expected")]
     names = [device.name for device in efa.devices]
-    values: dict[str, Any] = {"expected": wanted, "on_bus": len(efa.on_bus), "devices": names}
+    offered = list(efa.told.devices("efa")) if efa.told else None
+    values: dict[str, Any] = {"expected": wanted, "on_bus": len(efa.on_bus), "devices": names, "offered": offered}
     findings = []
     if len(names) < wanted:
         findings.append(_judge_few(efa, wanted, values))

@@ -164,5 +164,5 @@ def _ask_ibstat(host: Host) -> tuple[ibstat.Ibstat | None, str | None]:
 
 def _switched_on(host: Host, device: _fabric.Device) -> bool:
     """Whether one of its interfaces is administratively up: somebody wants it to have a link."""
-    texts = [_system.read_optional(host, f"/sys/class/net/{name}/flags") or "0x0" for name in device.interfaces]
-    return any(int(text, 16) & 1 for text in texts)  # IFF_UP
+    flags = [_system.read_number(host, f"/sys/class/net/{name}/flags", base=16) for name in device.interfaces]
+    return any(flag & 1 for flag in flags)  # IFF_UP

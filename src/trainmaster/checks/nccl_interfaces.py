@@ -42,13 +42,14 @@ def read(host: Host) -> Interfaces:
     addressed = _addressed(host)
     found = []
     for name in host.list(NET):
-        flags, index = (_system.read_optional(host, f"{NET}/{name}/{file}") for file in ("flags", "ifindex"))
-        if flags is None or index is None:
+        if _system.read_optional(host, f"{NET}/{name}/ifindex") is None:
             continue  # bonding_masters is a file among the folders
+        flags = _system.read_number(host, f"{NET}/{name}/flags", base=16)
+        index = _system.read_number(host, f"{NET}/{name}/ifindex")
         state = (_system.read_optional(host, f"{NET}/{name}/operstate") or "").strip()
         # Loopback and tunnels do not know their state; what counts for them is that they are switched on.
-        up = bool(int(flags, 16) & 1) and state in ("up", "unknown")
-        found.append(Interface(name=name, index=int(index), up=up, addressed=name in addressed or name == "lo"))
+        up = bool(flags & 1) and state in ("up", "unknown")
+        found.append(Interface(name=name, index=index, up=up, addressed=name in addressed or name == "lo"))
     return Interfaces(
         found=tuple(sorted(found, key=lambda interface: interface.index)),
         nccl=host.env(VARIABLE),

@@ -37,7 +37,7 @@ def read(host: Host) -> Numa | None:
         cpus={n: len(_system.parse_numbers(host.read(f"{FOLDER}/node{n}/cpulist"))) for n in nodes},
         memory_kib={n: _memory(host.read(f"{FOLDER}/node{n}/meminfo")) for n in nodes},
         gpus={
-            bus: int(host.read(f"{_system.PCI}/{bus}/numa_node"))
+            bus: _system.read_number(host, f"{_system.PCI}/{bus}/numa_node")
             for bus in _system.read_pci(host, _system.NVIDIA, kind="0x03")
         },
         balancing=None if balancing is None else balancing.strip() != "0",

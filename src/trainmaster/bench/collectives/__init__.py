@@ -1,0 +1,152 @@
+"""Collectives: how fast, how late, was the data right, what carried it, and who stopped. `trainmaster bandwidth`.
+
+    measure ─▶ launch ─▶ N × rank ─▶ board (a file each) ─▶ gather ─▶ rows ─┐
+                  └─ missing: who keeps the others waiting                  ├─▶ judge ─▶ Report
+                                         NCCL's log ─▶ transport ─▶ proof ──┘
+
+Under torchrun, Slurm or MPI each process is a rank already: `spread.take_part`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from trainmaster.bench import limits
+from trainmaster.bench.collectives.gather import Told
+from trainmaster.bench.collectives.judge import judge
+from trainmaster.bench.collectives.launch import PROGRAM, launch
+from trainmaster.bench.collectives.result import Lost, Member, Report, Row, Timing, Wrong
+from trainmaster.bench.collectives.sweep import COLLECTIVES, Backend, Sweep
+from trainmaster.bench.collectives.transport import Expected, Proof, prove_gloo, prove_nccl, read_logs
+from trainmaster.core.errors import MissingExtra, UsageError
+from trainmaster.node.parse.nccl_debug import NcclLog, Transport
+
+__all__ = ["COLLECTIVES", "Lost", "Member", "Report", "Row", "Sweep", "Timing", "Wrong", "measure", "report"]
+
+
+def measure(
+    sweep: Sweep,
+    *,
+    folder: Path | None = None,
+    expected: Expected | None = None,
+    least_gbps: float | None = None,
+    on_row: Callable[[Row], None] = lambda _: None,
+    program: Sequence[str] = PROGRAM,
+    env: Mapping[str, str] | None = None,
+) -> Report:
+    """Run the sweep on this machine and judge it. `folder` keeps every rank's board, output and NCCL log.
+
+    `expected` is the transport that must have carried it, `least_gbps` a floor of the caller's own for the largest
+    size; `on_row` sees each row as soon as every rank has finished it.
+    """
+    sweep.checked()
+    backend, processes = choose(sweep)
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="trainmaster-bandwidth-") as own:
+        where = folder if folder is not None else Path(own)
+        told = launch(sweep, backend, processes, where, on_row=on_row, program=program, env=env)
+        log = read_logs(where.glob("nccl-*.log")) if backend == "nccl" else None
+    return report(
+        sweep,
+        told,
+        backend=backend,
+        world=processes,
+        nodes=1,
+        log=log,
+        expected=expected,
+        least_gbps=least_gbps,
+        took_s=time.monotonic() - begun,
+    )
+
+
+def choose(sweep: Sweep) -> tuple[Backend, int]:
+    """The backend and the number of ranks of this machine; UsageError where they cannot work."""
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtra("measuring collectives", "train")
+    if sweep.backend == "gloo":
+        return "gloo", sweep.processes or 2
+    import torch
+
+    gpus = torch.cuda.device_count()
+    if sweep.backend is None and not gpus:
+        return "gloo", sweep.processes or 2
+    if not gpus:
+        raise UsageError("--backend nccl: torch sees no GPU here; leave it out, or take gloo")
+    processes = sweep.processes or gpus
+    if processes > gpus:
+        raise UsageError(f"--processes {processes}: NCCL wants a GPU for each rank, and torch sees {gpus}")
+    if processes == 1 and sweep.processes is None:
+        raise UsageError(
+            "one GPU has nobody to talk to; --backend gloo --processes 2 measures the CPU side, and "
+            "--processes 1 runs NCCL alone, without a verdict on speed"
+        )
+    return "nccl", processes
+
+
+def report(
+    sweep: Sweep,
+    told: Told,
+    *,
+    backend: Backend,
+    world: int,
+    nodes: int,
+    log: NcclLog | None,
+    expected: Expected | None,
+    least_gbps: float | None,
+    took_s: float,
+    baselines: Sequence[limits.Baseline] | None = None,
+) -> Report:
+    """The judged report of what ranks told."""
+    proof = prove_gloo(expected, nodes) if backend == "gloo" else prove_nccl(log, expected, nodes=nodes, world=world)
+    found = Report(
+        sweep=sweep,
+        backend=backend,
+        world=world,
+        nodes=nodes,
+        members=told.members,
+        rows=told.rows,
+        partial=told.partial,
+        lost=told.lost,
+        transport=proof.words,
+        notes=told.notes,
+        timings=told.timings,
+        took_s=took_s,
+    )
+    results = judge(
+        members=told.members,
+        rows=told.rows,
+        partial=told.partial,
+        lost=told.lost,
+        planned=told.planned,
+        world=world,
+        nodes=nodes,
+        proof=proof,
+        keys=_keys(found, proof, log),
+        baselines=baselines,
+        least_gbps=least_gbps,
+    )
+    return replace(found, results=results)
+
+
+def _keys(found: Report, proof: Proof, log: NcclLog | None) -> dict[str, limits.Key]:
+    """What to look a baseline up by; none on CPUs, on mixed GPUs, and where the fabric is not proven."""
+    if found.gpu is None or proof.fabric is None or found.world % found.nodes:
+        return {}
+    in_switch = log is not None and Transport.COLLNET in log.transports()
+    return {
+        name: limits.Key(
+            gpu=limits.gpu_model(found.gpu),
+            nodes=found.nodes,
+            gpus_per_node=found.world // found.nodes,
+            fabric=proof.fabric,
+            collective=name,
+            algorithm=limits.algorithm(os.environ, in_switch=in_switch),
+        )
+        for name in found.sweep.collectives
+    }

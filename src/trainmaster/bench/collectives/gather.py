@@ -1,0 +1,104 @@
+"""From what ranks told to rows: figures of one point, once every rank has left it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainmaster.bench.collectives.result import Lost, Member, Row, Timing
+from trainmaster.bench.collectives.sweep import FACTORS, Point
+from trainmaster.core import schema
+from trainmaster.core.errors import SpecError
+
+
+@dataclass(slots=True)
+class Heard:
+    """Everything one rank has told so far."""
+
+    rank: int
+    member: Member | None = None
+    met: bool = False
+    points: int | None = None
+    note: str = ""
+    timings: dict[int, Timing] = field(default_factory=dict)
+    error: str | None = None
+    failed_at: float | None = None
+    done: bool = False
+
+    def take(self, line: Mapping[str, Any]) -> None:
+        """One line. What does not have its shape is as good as not told."""
+        match line.get("what"):
+            case "here":
+                self.member = schema.build(
+                    Member,
+                    {"rank": self.rank, **{key: line[key] for key in ("host", "pid", "device", "local_rank")}},
+                )
+            case "met":
+                self.met, self.points, self.note = True, int(line["points"]), str(line.get("note", ""))
+            case "left":
+                try:
+                    timing = schema.build(Timing, line["timing"])
+                except SpecError:
+                    return
+                self.timings[timing.seq] = timing
+            case "failed":
+                self.error, self.failed_at = str(line.get("why")), float(line.get("at", 0.0))
+            case "done":
+                self.done = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What came of the ranks of a run."""
+
+    members: tuple[Member, ...]
+    rows: tuple[Row, ...]
+    partial: tuple[Row, ...]
+    lost: tuple[Lost, ...]
+    planned: int  # points
+    notes: tuple[str, ...]
+    timings: tuple[Timing, ...]
+
+
+def row_of(point: Point, timings: Iterable[Timing], world: int) -> Row:
+    """The row of a point; its times are those of the slowest rank."""
+    told = sorted(timings, key=lambda timing: timing.rank)
+    slowest = max(told, key=lambda timing: timing.mean_us)
+    algbw = slowest.bytes / slowest.mean_us / 1e3  # bytes per µs is MB/s
+    return Row(
+        seq=point.seq,
+        collective=point.collective,
+        size_bytes=point.size_bytes,
+        ranks=world,
+        heard=tuple(timing.rank for timing in told),
+        repeats=slowest.repeats,
+        time_us=slowest.mean_us,
+        algbw_gbps=algbw,
+        busbw_gbps=algbw * FACTORS[point.collective](world),
+        median_us=max(timing.median_us for timing in told),
+        p95_us=max(timing.p95_us for timing in told),
+        slowest_rank=slowest.rank,
+        wrong=tuple(timing.wrong for timing in told if timing.wrong is not None),
+    )
+
+
+def sum_up(heard: Sequence[Heard], points: Sequence[Point], lost: Sequence[Lost]) -> Told:
+    """Everything the ranks told, of points that all of them finished and of those that only some did."""
+    whole: list[Row] = []
+    partial: list[Row] = []
+    timings: list[Timing] = []
+    for point in points:
+        told = tuple(rank.timings[point.seq] for rank in heard if point.seq in rank.timings)
+        if told:
+            (whole if len(told) == len(heard) else partial).append(row_of(point, told, len(heard)))
+            timings += told
+    return Told(
+        members=tuple(rank.member for rank in heard if rank.member is not None),
+        rows=tuple(whole),
+        partial=tuple(partial),
+        lost=tuple(lost),
+        planned=len(points),
+        notes=tuple(dict.fromkeys(rank.note for rank in heard if rank.note)),
+        timings=tuple(timings),
+    )

@@ -1,0 +1,114 @@
+"""From what ranks found to a verdict: was everybody there, was the data right, what carried it, was it fast enough."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from trainmaster.bench import limits
+from trainmaster.bench.collectives.result import PLANNED, Lost, Member, Row, Wrong
+from trainmaster.bench.collectives.transport import Proof
+from trainmaster.core.results import CheckResult, Finding, Verdict, error, fail, ok
+
+_SHOWN = 8  # wrong ranks that are told one by one
+
+
+def judge(
+    *,
+    members: Sequence[Member],
+    rows: Sequence[Row],
+    partial: Sequence[Row],
+    lost: Sequence[Lost],
+    planned: int,
+    world: int,
+    nodes: int,
+    proof: Proof,
+    keys: Mapping[str, limits.Key],
+    baselines: Sequence[limits.Baseline] | None = None,
+    least_gbps: float | None = None,
+) -> tuple[CheckResult, ...]:
+    """The four checks of a run, each with its findings. A finding's device is the host."""
+    names = dict.fromkeys(row.collective for row in (*rows, *partial))
+    findings = (
+        _ranks(rows, lost, planned, world, nodes),
+        _data(rows, partial, members, world),
+        [proof.finding],
+        _bandwidth(rows, names, keys, limits.load() if baselines is None else baselines, least_gbps)
+        if world > 1
+        else [error("one rank sends nothing to anybody", action="run with two ranks or more")],
+    )
+    return tuple(
+        CheckResult(check=check, findings=tuple(found), took_s=0.0)
+        for check, found in zip(PLANNED, findings, strict=True)
+    )
+
+
+def _ranks(rows: Sequence[Row], lost: Sequence[Lost], planned: int, world: int, nodes: int) -> list[Finding]:
+    if lost:
+        return [fail(item.reason, action=_to_do(item), device=item.host, state=item.state) for item in lost]
+    if len(rows) < planned or not planned:
+        return [error(f"{len(rows)} of {planned} points were finished by every rank", action="run it again")]
+    where = f"on {nodes} nodes" if nodes > 1 else "on one node"
+    return [ok(f"all {world} ranks {where} finished all {planned} points")]
+
+
+def _to_do(lost: Lost) -> str:
+    match lost.state:
+        case "killed":
+            return f"look for the cause in the kernel log of {lost.host} (OOM killer, Xid), then run again"
+        case "failed":
+            return "repair what it says, then run again"
+        case "hung":
+            return "run `trainmaster isolate` to find the node or link"
+        case _:
+            return f"run `trainmaster check --level 2` on {lost.host} alone"
+
+
+def _data(rows: Sequence[Row], partial: Sequence[Row], members: Sequence[Member], world: int) -> list[Finding]:
+    hosts = {member.rank: member.host for member in members}
+    wrong = [(row, item) for row in (*rows, *partial) for item in row.wrong]
+    first: dict[int, tuple[Row, Wrong]] = {}
+    for row, item in wrong:
+        first.setdefault(item.rank, (row, item))
+    if first:
+        found = [
+            fail(
+                f"rank {rank} on {hosts.get(rank, 'an unknown host')} received wrong data in {row.collective} of "
+                f"{limits.render_size(row.size_bytes)} {item.when}: element {item.index} is 0x{item.got:08x}, expected "
+                f"0x{item.expected:08x}; {item.count:,} wrong there, {sum(w.rank == rank for _, w in wrong)} points",
+                action="take the node out of use and run the silent-corruption test on each of its GPUs",
+                device=hosts.get(rank), rank=rank, index=item.index, expected=item.expected, got=item.got,
+            )
+            for rank, (row, item) in sorted(first.items())[:_SHOWN]
+        ]  # fmt: skip
+        if len(first) > _SHOWN:
+            found.append(fail(f"and {len(first) - _SHOWN} more ranks", action="see --json for all of them"))
+        return found
+    if not rows:
+        return [error("no point was finished by every rank, so no data was verified", action="run it again")]
+    return [ok(f"every element of {len(rows)} points was right on all {world} ranks, before and after timing")]
+
+
+def _bandwidth(
+    rows: Sequence[Row],
+    names: Iterable[str],
+    keys: Mapping[str, limits.Key],
+    baselines: Sequence[limits.Baseline],
+    least_gbps: float | None,
+) -> list[Finding]:
+    found = [
+        limits.judge(
+            keys.get(name),
+            {row.size_bytes: row.busbw_gbps for row in rows if row.collective == name},
+            baselines=baselines,
+            least_gbps=least_gbps,
+            collective=name,
+        )
+        for name in names
+    ]
+    if all(finding.verdict is Verdict.SKIP for finding in found):
+        # Measured is not judged: a PASS here would say that the speed is right, and nobody compared it.
+        words = "measured, not judged: there is no baseline for any of it" if found else "nothing was measured"
+        found.append(
+            error(words, action="state what you expect with --min-busbw GB/s, or compare with a run you trust")
+        )
+    return found

@@ -1,0 +1,210 @@
+"""Starts the ranks of this machine, watches their boards, and names the one that stops. Nothing is left running.
+
+The launcher is the judge because it takes no part: a hung collective cannot hang it. It imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from trainmaster.bench.collectives.board import Reader
+from trainmaster.bench.collectives.gather import Heard, Told, row_of, sum_up
+from trainmaster.bench.collectives.missing import View, find_missing
+from trainmaster.bench.collectives.result import Row
+from trainmaster.bench.collectives.sweep import Backend, Point, Sweep, cut, points
+from trainmaster.core import schema
+
+PROGRAM = (sys.executable, "-m", "trainmaster.bench.collectives.rank")
+_LOOK_S = 0.05
+# After one rank ended: time for the others to show what happened to them. Two may fall at once, and both are named.
+_GRACE_S = 1.5
+_REAP_S = 5.0
+
+
+def launch(
+    sweep: Sweep,
+    backend: Backend,
+    processes: int,
+    folder: Path,
+    *,
+    on_row: Callable[[Row], None] = lambda _: None,
+    program: Sequence[str] = PROGRAM,
+    env: Mapping[str, str] | None = None,
+) -> Told:
+    """Run the sweep with so many ranks here; `folder` keeps their boards and what they printed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plain = schema.to_plain(sweep)
+    (folder / "sweep.json").write_text(json.dumps({**plain, "backend": backend, "processes": processes}) + "\n")
+    running: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(processes):
+            running.append(_start(rank, processes, folder, backend, program=program, env=env or {}))
+        return _Watch(sweep, backend, folder, running, on_row).until_the_end()
+    finally:
+        _end(running)
+
+
+def _start(
+    rank: int, world: int, folder: Path, backend: Backend, *, program: Sequence[str], env: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    own = {
+        **_OWN[backend],
+        **os.environ,
+        **_debug(backend, folder, rank),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(world),
+        "TRAINMASTER_BANDWIDTH_PARENT": str(os.getpid()),
+        **env,
+    }
+    with (folder / f"rank-{rank}.log").open("wb") as log:
+        # A session of its own: it and all it starts can be killed together.
+        return subprocess.Popen(
+            [*program, str(folder)],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=own, start_new_session=True,
+        )  # fmt: skip
+
+
+# What a user has set wins: it may be what is to be tested.
+_OWN: Mapping[str, Mapping[str, str]] = {
+    "gloo": {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},  # a name that does not resolve must not matter here
+    "nccl": {},
+}
+
+
+def _debug(backend: Backend, folder: Path, rank: int) -> dict[str, str]:
+    """NCCL's own account of its transports, in a file per rank: the proof of what carried the data."""
+    if backend != "nccl":
+        return {}
+    return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV,P2P,SHM,COLL", **nccl_file(folder, rank)}
+
+
+def nccl_file(folder: Path, rank: int) -> dict[str, str]:
+    return {"NCCL_DEBUG_FILE": str(folder / f"nccl-{rank}.log")}
+
+
+class _Watch:
+    """The judge: sees every rank's board, and who of them lives."""
+
+    def __init__(
+        self,
+        sweep: Sweep,
+        backend: Backend,
+        folder: Path,
+        running: Sequence[subprocess.Popen[bytes]],
+        on_row: Callable[[Row], None],
+    ) -> None:
+        self._sweep, self._backend, self._running, self._on_row = sweep, backend, running, on_row
+        self._readers = [Reader(folder, rank) for rank in range(len(running))]
+        self._heard = [Heard(rank=rank) for rank in range(len(running))]
+        self._folder = folder
+        self._points: list[Point] = points(sweep, backend)
+        self._shown = 0
+
+    def until_the_end(self) -> Told:
+        signs: object = None
+        since = time.monotonic()
+        ended: float | None = None  # when a rank was first seen to have ended too early
+        while True:
+            self._look()
+            now = time.monotonic()
+            if all(heard.done for heard in self._heard):
+                self._let_go()
+                return sum_up(self._heard, self._points, [])
+            if (seen := self._signs()) != signs:
+                signs, since = seen, now
+            early = [
+                process
+                for process, heard in zip(self._running, self._heard, strict=True)
+                if process.poll() is not None and not heard.done
+            ]
+            if early and ended is None:
+                ended = now
+            limit = self._sweep.timeout_s if all(heard.met for heard in self._heard) else self._sweep.start_timeout_s
+            if (ended is not None and now - ended > _GRACE_S) or now - since > limit:
+                self._look()
+                views = [self._view(rank) for rank in range(len(self._running))]
+                return sum_up(self._heard, self._points, find_missing(views, self._points, waited_s=now - since))
+            time.sleep(_LOOK_S)
+
+    def _let_go(self) -> None:
+        """A moment to take leave: a rank that is killed while it closes a device can upset the driver."""
+        deadline = time.monotonic() + _REAP_S
+        for process in self._running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=max(deadline - time.monotonic(), 0.1))
+
+    def _look(self) -> None:
+        for reader, heard in zip(self._readers, self._heard, strict=True):
+            for line in reader.lines():
+                heard.take(line)
+        planned = next((heard.points for heard in self._heard if heard.points is not None), None)
+        if planned is not None and planned != len(self._points):
+            self._points = cut(self._sweep, self._points, planned)
+        while self._shown < len(self._points):
+            point = self._points[self._shown]
+            told = [heard.timings[point.seq] for heard in self._heard if point.seq in heard.timings]
+            if len(told) < len(self._heard):
+                return
+            self._on_row(row_of(point, told, len(self._heard)))
+            self._shown += 1
+
+    def _signs(self) -> object:
+        return [(reader.pulse().beats, len(heard.timings), heard.met) for reader, heard in self._both()]
+
+    def _both(self) -> list[tuple[Reader, Heard]]:
+        return list(zip(self._readers, self._heard, strict=True))
+
+    def _view(self, rank: int) -> View:
+        heard, process = self._heard[rank], self._running[rank]
+        code = process.poll()
+        return View(
+            rank=rank,
+            host=heard.member.host if heard.member else os.uname().nodename,
+            pid=process.pid,
+            pulse=self._readers[rank].pulse(),
+            exit_code=code,
+            state=_state(process.pid),
+            error=heard.error or (_last_words(self._folder, rank) if code is not None and code > 0 else None),
+            failed_at=heard.failed_at,
+            done=heard.done,
+        )
+
+
+def _state(pid: int) -> str | None:
+    """R running, S sleeping, D waits in the kernel, T stopped, Z ended; None: gone, or nobody may look."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return None
+
+
+def _last_words(folder: Path, rank: int) -> str | None:
+    """The last line of a rank that ended before it could tell its board: it could not import torch, say."""
+    try:
+        lines = (folder / f"rank-{rank}.log").read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return None
+    return lines[-1][:500] if lines and "Error" in lines[-1] else None
+
+
+def _end(running: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Kill every rank that is left, with all it started, stopped ones too, and collect them."""
+    for process in running:
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+    deadline = time.monotonic() + _REAP_S
+    for process in running:
+        # One that a sick driver holds in the kernel cannot be waited for.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=max(deadline - time.monotonic(), 0.1))

@@ -1,0 +1,103 @@
+"""Two nodes against each other: the measurement that `trainmaster isolate` chooses its rounds by.
+
+A pair is a run of its own, of two ranks that meet at the first node. Pairs of a round run at once, and one that hangs
+costs its own timeout and nobody else's result. How a command gets onto a node is the caller's (ssh, srun, a test).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from trainmaster.core.errors import TrainmasterError
+
+_SIZE = "64M"  # long enough for a link's bandwidth to show, short enough for a slow one to answer in time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """What to run on one node."""
+
+    node: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+Run = Callable[[Command], str]  # its standard output; TrainmasterError where the node cannot be asked
+
+
+def plan_pair(
+    a: str,
+    b: str,
+    *,
+    address: str,
+    port: int,
+    size: str = _SIZE,
+    collective: str = "sendrecv",
+    timeout_s: float = 30.0,
+    gpu: int = 0,
+    backend: str | None = None,
+    python: str = "python3",
+) -> tuple[Command, Command]:
+    """The commands of both nodes. `address` is where `b` reaches `a`; `gpu` chooses the rail."""
+    argv = (
+        python, "-m", "trainmaster.bench.collectives", "--collective", collective, "--min", size, "--max", size,
+        "--timeout", str(timeout_s), *(("--backend", backend) if backend else ()),
+    )  # fmt: skip
+    common = {
+        "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "2",
+        "MASTER_ADDR": address, "MASTER_PORT": str(port), "CUDA_VISIBLE_DEVICES": str(gpu),
+    }  # fmt: skip
+    first, second = (
+        Command(node=node, argv=argv, env={**common, "RANK": str(rank), "GROUP_RANK": str(rank)})
+        for rank, node in enumerate((a, b))
+    )
+    return first, second
+
+
+def read_pair(output: str) -> float | None:
+    """GB/s from what the first node printed; None where the pair did not finish, or its data was wrong."""
+    for line in reversed(output.splitlines()):
+        try:
+            report = json.loads(line)["report"]
+            rows = report["rows"]
+            whole = len(rows) == 1 and not report["lost"] and not rows[0]["wrong"]
+            return float(rows[0]["busbw_gbps"]) if whole else None
+        except (ValueError, KeyError, TypeError):
+            continue
+    return None
+
+
+def measure_round(
+    pairs: Sequence[tuple[str, str]],
+    run: Run,
+    *,
+    address: Callable[[str], str],
+    first_port: int = 29_600,
+    timeout_s: float = 30.0,
+    gpu: int = 0,
+    backend: str | None = None,
+    python: str = "python3",
+) -> list[float | None]:
+    """One round, all pairs at once: what `isolate` wants of its `measure`."""
+    if not pairs:
+        return []
+    plans = [
+        plan_pair(
+            a, b, address=address(a), port=first_port + number, timeout_s=timeout_s, gpu=gpu, backend=backend,
+            python=python,
+        )
+        for number, (a, b) in enumerate(pairs)
+    ]  # fmt: skip
+    with ThreadPoolExecutor(max_workers=2 * len(plans)) as pool:
+        asked = [[pool.submit(_ask, run, command) for command in plan] for plan in plans]
+        return [read_pair(first.result()) if second.result() is not None else None for first, second in asked]
+
+
+def _ask(run: Run, command: Command) -> str:
+    try:
+        return run(command)
+    except TrainmasterError:
+        return ""  # no answer is no measurement

@@ -1,0 +1,272 @@
+"""One rank: meets the others, takes every point in order, verifies and times it, and tells how far it is.
+
+`python -m trainmaster.bench.collectives.rank FOLDER` is what the launcher starts for each rank; FOLDER has the sweep.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import datetime
+import json
+import os
+import signal
+import socket
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from trainmaster.bench.collectives.board import Board, FileBoard
+from trainmaster.bench.collectives.operations import Operation
+from trainmaster.bench.collectives.pattern import Ruler
+from trainmaster.bench.collectives.result import Timing, Wrong
+from trainmaster.bench.collectives.sweep import (
+    DEFAULT_MAX,
+    ELEMENT_BYTES,
+    Backend,
+    Point,
+    Sweep,
+    points,
+    repeats,
+    seconds_of,
+    warmups,
+)
+from trainmaster.core import schema
+
+PARENT_VARIABLE = "TRAINMASTER_BANDWIDTH_PARENT"  # the launcher's process number; ranks die with it
+SWEEP_FILE = "sweep.json"
+_SHARE = 0.8  # of free memory, for two buffers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """This rank's place in the run."""
+
+    rank: int
+    world: int
+    local_rank: int
+    local_world: int
+    backend: Backend
+
+
+def main() -> None:
+    """A rank of the local launcher."""
+    _die_with_launcher()
+    folder = Path(sys.argv[1])
+    sweep = schema.build(Sweep, json.loads((folder / SWEEP_FILE).read_text()))
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    seat = Seat(
+        rank=rank,
+        world=world,
+        local_rank=int(os.environ["LOCAL_RANK"]),
+        local_world=int(os.environ["LOCAL_WORLD_SIZE"]),
+        backend="nccl" if sweep.backend == "nccl" else "gloo",
+    )
+    # A file, not a port: nobody else can take it between choosing and binding.
+    store: Store = dist.FileStore(str(folder / "store"), world)  # type: ignore[attr-defined]
+    board = FileBoard(folder, rank)
+    board.pulse(-1, 0, inside=False)
+    try:
+        run(sweep, seat, store, board)
+    except Exception as wrong:
+        # Told before anything else can hang: the launcher must know who failed by itself and who was dragged along.
+        board.tell("failed", why=f"{type(wrong).__name__}: {wrong}"[:2000])
+        raise
+    board.close()
+
+
+def run(sweep: Sweep, seat: Seat, store: Store, board: Board) -> None:
+    """Everything a rank does, from meeting the others to leaving them."""
+    device = _device(seat)
+    board.tell(
+        "here",
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        local_rank=seat.local_rank,
+        torch=str(torch.__version__),
+    )
+    # Longer than the judge waits: it names who is missing; the backend could only say that somebody is.
+    patience = datetime.timedelta(seconds=2 * max(sweep.timeout_s, sweep.start_timeout_s))
+    store.set_timeout(patience)
+    dist.init_process_group(
+        seat.backend,
+        store=PrefixStore("group", store),
+        rank=seat.rank,
+        world_size=seat.world,
+        timeout=patience,
+        device_id=device if device.type == "cuda" else None,
+    )
+    largest, note = _agree_on_memory(store, seat, device, sweep)
+    plan = points(sweep, seat.backend, largest)
+    if not plan:
+        raise MemoryError(f"not even the smallest size fits: {note}")
+    board.tell("met", points=len(plan), note=note)
+    length = max(point.size_bytes for point in plan) // ELEMENT_BYTES + seat.world
+    send, recv = (torch.zeros(length, dtype=torch.int32, device=device) for _ in range(2))
+    ruler = Ruler(device, length)
+    for point in plan:
+        operation = Operation(
+            point.collective, point.size_bytes, rank=seat.rank, world=seat.world, send=send, recv=recv
+        )
+        timing = _Stand(sweep, seat, store, board, device, ruler, operation, point).take()
+        board.tell("left", timing=schema.to_plain(timing))
+    board.tell("done")  # before taking leave: that can hang, and nothing depends on it
+    with contextlib.suppress(RuntimeError):
+        dist.destroy_process_group()
+
+
+@dataclass(slots=True)
+class _Stand:
+    """One rank at one point."""
+
+    sweep: Sweep
+    seat: Seat
+    store: Store
+    board: Board
+    device: torch.device
+    ruler: Ruler
+    operation: Operation
+    point: Point
+    op: int = 0
+
+    def take(self) -> Timing:
+        begun = time.perf_counter()
+        wrong, first_s = self._verify("before timing", 2 * self.point.seq)
+        took = self._warm_up()
+        count = self._agree_on_repeats(took)
+        samples = self._time(count)
+        last, last_s = self._verify("after timing", 2 * self.point.seq + 1)
+        return Timing(
+            rank=self.seat.rank,
+            seq=self.point.seq,
+            repeats=count,
+            mean_us=statistics.fmean(samples) * 1e6,
+            median_us=statistics.median(samples) * 1e6,
+            p95_us=sorted(samples)[max(0, -(-95 * len(samples) // 100) - 1)] * 1e6,
+            bytes=self.operation.bytes,
+            verify_s=first_s + last_s,
+            took_s=time.perf_counter() - begun,
+            wrong=wrong or last,
+        )
+
+    def _once(self) -> None:
+        self.op += 1
+        self.board.pulse(self.point.seq, self.op, inside=True)
+        self.operation.run()
+        self.board.pulse(self.point.seq, self.op, inside=False)
+
+    def _verify(self, when: str, salt: int) -> tuple[Wrong | None, float]:
+        begun = time.perf_counter()
+        self.ruler.draw(self.operation.send, self.operation.outgoing(salt))
+        self._wait()
+        drawn = time.perf_counter()
+        self._once()
+        self._wait()
+        arrived = time.perf_counter()
+        found = self.ruler.compare(self.operation.result, self.operation.incoming(salt))
+        took = time.perf_counter() - arrived + drawn - begun
+        if found is None:
+            return None, took
+        wrong = Wrong(
+            rank=self.seat.rank, when=when, index=found.index, expected=found.expected, got=found.got, count=found.count
+        )
+        return wrong, took
+
+    def _warm_up(self) -> float:
+        """Seconds of the quickest round, without the first: that one may open connections."""
+        taken = []
+        for _ in range(warmups(self.point.size_bytes)):
+            begun = time.perf_counter()
+            self._once()
+            self._wait()
+            taken.append(time.perf_counter() - begun)
+        return min(taken[1:])
+
+    def _agree_on_repeats(self, took_s: float) -> int:
+        """Rank 0 decides. By the store and not by a collective: sick data must not make ranks count differently."""
+        key = f"repeats/{self.point.seq}"
+        if self.seat.rank == 0:
+            count = repeats(took_s, seconds_of(self.sweep, self.seat.backend))
+            self.store.set(key, str(count))
+            return count
+        return int(self.store.get(key))
+
+    def _time(self, count: int) -> list[float]:
+        """Seconds of each round. A round before them lines the ranks up, and is not counted."""
+        self._once()
+        if self.device.type != "cuda":
+            stamps = [time.perf_counter()]
+            for _ in range(count):
+                self._once()
+                stamps.append(time.perf_counter())
+            return [after - before for before, after in pairwise(stamps)]
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]  # type: ignore[no-untyped-call]
+        marks[0].record()
+        for mark in marks[1:]:
+            self._once()
+            mark.record()
+        self._wait()
+        return [before.elapsed_time(after) / 1e3 for before, after in pairwise(marks)]
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def _device(seat: Seat) -> torch.device:
+    if seat.backend != "nccl":
+        torch.set_num_threads(1)  # ranks share the CPUs; each more thread takes from a neighbour's
+        return torch.device("cpu")
+    # A launcher may show each rank only its own GPU.
+    device = torch.device("cuda", seat.local_rank if torch.cuda.device_count() > 1 else 0)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _agree_on_memory(store: Store, seat: Seat, device: torch.device, sweep: Sweep) -> tuple[int, str]:
+    """The largest size that fits everywhere, and who sets it."""
+    store.set(f"free/{seat.rank}", str(_free(device, seat)))
+    if seat.rank == 0:
+        free = [int(store.get(f"free/{rank}")) for rank in range(seat.world)]
+        store.set("free", f"{min(free)} {free.index(min(free))}")
+    least, owner = (int(word) for word in store.get("free").split())
+    largest = int(least * _SHARE / 2)
+    wanted = sweep.max_bytes or DEFAULT_MAX[seat.backend]
+    note = f"sizes end at {largest >> 20} MiB: rank {owner} has {least >> 20} MiB free, and two buffers must fit"
+    return largest, note if largest < wanted else ""
+
+
+def _free(device: torch.device, seat: Seat) -> int:
+    """Bytes this rank may take."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    meminfo = Path("/proc/meminfo").read_text()
+    free = next(int(line.split()[1]) << 10 for line in meminfo.splitlines() if line.startswith("MemAvailable:"))
+    with contextlib.suppress(OSError, ValueError):  # no cgroup, or one without a limit ("max")
+        cgroup = Path("/sys/fs/cgroup")
+        limit = int((cgroup / "memory.max").read_text()) - int((cgroup / "memory.current").read_text())
+        free = min(free, limit)
+    return max(free, 0) // seat.local_world
+
+
+def _die_with_launcher() -> None:
+    """Ask the kernel to kill this process when its launcher dies, however that happens. Without Linux: nothing."""
+    parent = os.environ.get(PARENT_VARIABLE)
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if parent is None or prctl is None:
+        return
+    prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG, linux/prctl.h
+    if os.getppid() != int(parent):  # it died before the request was heard
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""What carried the traffic, proven from NCCL's own log, against what was expected to.
+
+"It ran" proves nothing: NCCL falls back to TCP in silence, and then everything is right but the speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from trainmaster.core.errors import UsageError
+from trainmaster.core.results import Finding, error, fail, ok, warn
+from trainmaster.node.parse import ParseError
+from trainmaster.node.parse.nccl_debug import NcclLog, Place, Transport, parse_lines
+
+Expected = Literal["EFA", "IB", "NVLS", "P2P", "Socket"]
+Fabric = Literal["nvlink", "host", "ib", "roce", "efa", "tcp"]
+
+_ONCE = "2×8 H200 gave 3.8 GB/s once instead of 481 because it fell back to TCP"
+_TO_DO: Mapping[str, str] = {
+    "EFA": "see that aws-ofi-nccl is installed and that `fi_info -p efa` lists devices inside the container",
+    "IB": "see that the container has /dev/infiniband and that NCCL_IB_HCA and NCCL_IB_DISABLE let NCCL use the ports",
+    "NVLS": "see that the fabric manager runs and that NCCL_NVLS_ENABLE is not 0",
+    "P2P": "see that NCCL_P2P_DISABLE is not set and that `nvidia-smi topo -p2p r` shows OK between all GPUs",
+    "Socket": "leave --expect-transport out: a faster transport than TCP carried the traffic",
+}
+_RUN_AGAIN = "run again with NCCL_DEBUG=INFO and see that its file is written"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What the log says, in words; the fabric by which baselines are keyed; and the judgement."""
+
+    words: str
+    fabric: Fabric | None
+    finding: Finding
+
+
+def parse_expected(word: str | None) -> Expected | None:
+    if word is None:
+        return None
+    for name in get_args(Expected):
+        if name.lower() == word.lower():
+            return name  # type: ignore[no-any-return]
+    raise UsageError(f"--expect-transport {word}: not one of {', '.join(get_args(Expected))}")
+
+
+def read_logs(paths: Iterable[Path]) -> NcclLog | None:
+    """The logs of all ranks as one; None where there is none."""
+    try:
+        return parse_lines(_lines(paths))
+    except (ParseError, OSError):
+        return None
+
+
+def _lines(paths: Iterable[Path]) -> Iterable[str]:
+    for path in sorted(paths):
+        with path.open(encoding="utf-8", errors="replace") as file:
+            yield from (line.rstrip("\n") for line in file)
+
+
+def prove_gloo(expected: Expected | None, nodes: int) -> Proof:
+    """gloo has no choice and writes no log: it is TCP, on one machine through the loopback."""
+    where = "over the network" if nodes > 1 else "through the loopback of one machine"
+    words = f"gloo carries everything by TCP, {where}"
+    if expected in (None, "Socket"):
+        return Proof(words=words, fabric="tcp", finding=ok(words))
+    to_do = f"run with --backend nccl on GPUs to prove {expected}"
+    return Proof(words=words, fabric="tcp", finding=fail(f"{expected} was expected, but {words}", action=to_do))
+
+
+def prove_nccl(log: NcclLog | None, expected: Expected | None, *, nodes: int, world: int) -> Proof:
+    """Fails closed: without a whole log nothing is proven."""
+    if log is None:
+        return Proof(words="unknown: NCCL left no log", fabric=None, finding=error(
+            "NCCL left no log, so nobody knows what carried the traffic", action=_RUN_AGAIN))  # fmt: skip
+    fabric, words = _fabric(log, nodes), _words(log)
+    spoke = sum(rank.ready for rank in log.ranks)
+    values: dict[str, Any] = {"carried": words, "providers": list(log.providers), "hosts": len(log.hosts)}
+    if wrong := _contradiction(log, expected, nodes):
+        to_do = _TO_DO[expected or ("IB" if nodes > 1 else "P2P")]
+        found = fail(wrong, action=to_do, **values) if expected else warn(wrong, action=to_do, **values)
+    elif log.faults or spoke < world or (world > 1 and not log.carried) or (nodes > 1 and not _between(log)):
+        kinds = f"{len(log.carried)} kinds of channels, {len(_between(log))} of them between nodes"
+        why = log.faults[0] if log.faults else f"{spoke} of {world} ranks are in it, {kinds}"
+        found = error(f"the log of NCCL is not whole: {why}", action=_RUN_AGAIN, **values)
+    elif expected in ("IB", "EFA") and nodes == 1:
+        found = error(
+            f"{expected} was expected, but all ranks are on one node and nothing left it",
+            action="run on two nodes or more, or expect NVLS or P2P",
+        )
+    else:
+        found = ok(f"carried by {words}", **values)
+    return Proof(words=words, fabric=fabric, finding=found)
+
+
+def _contradiction(log: NcclLog, expected: Expected | None, nodes: int) -> str | None:
+    """Why the log does not agree with what was expected; with nothing expected, TCP alone is suspicious."""
+    outside = _between(log) if nodes > 1 else frozenset()
+    inside = log.transports(Place.INTRA) - outside
+    tcp = Transport.SOCKET in outside or Transport.SOCKET in inside
+    over_tcp = Transport.OFI in outside and not _is_efa(log)
+    match expected:
+        case None:
+            return f"TCP sockets carried the traffic; {_ONCE}" if tcp or over_tcp else None
+        case "Socket":
+            return None if tcp else f"TCP was expected, but {_words(log)} carried the traffic"
+        case "P2P" | "NVLS":
+            slow = inside & {Transport.SHM, Transport.SOCKET}
+            if slow:
+                names = " and ".join(sorted(str(name).upper() for name in slow))
+                return f"{expected} was expected, but {names} carried traffic inside a node: through host memory"
+            if expected == "NVLS" and log.nvls is not True:
+                said = "says that it is not available" if log.nvls is False else "does not speak of it"
+                return f"NVLS was expected, but NCCL {said}"
+            return None
+        case "EFA" | "IB":
+            wanted = Transport.OFI if expected == "EFA" else Transport.IB
+            if tcp or (expected == "EFA" and over_tcp):
+                return f"{expected} was expected, but TCP sockets carried the traffic between nodes; {_ONCE}"
+            if nodes > 1 and outside and not outside <= {wanted, Transport.COLLNET}:
+                return f"{expected} was expected, but {_words(log)} carried the traffic"
+            return None
+
+
+def _between(log: NcclLog) -> frozenset[Transport]:
+    """What carried traffic between nodes. A network transport of unknown place did: the others cannot leave a node."""
+    return log.transports(Place.INTER) - {Transport.SHM}
+
+
+def _is_efa(log: NcclLog) -> bool:
+    return bool(log.providers) and all(name.split(";")[0] == "efa" for name in log.providers)
+
+
+def _fabric(log: NcclLog, nodes: int) -> Fabric | None:
+    """The slowest medium of the path that matters: between nodes, else inside the one."""
+    if nodes > 1:
+        outside = _between(log)
+        if Transport.SOCKET in outside or (Transport.OFI in outside and not _is_efa(log)):
+            return "tcp"
+        if Transport.OFI in outside:
+            return "efa"
+        if outside & {Transport.IB, Transport.COLLNET}:
+            return "roce" if any("/RoCE" in name for name in log.net_devices) else "ib"
+        return "nvlink" if outside == {Transport.P2P} else None  # one NVLink domain over several hosts
+    inside = log.transports()
+    if inside == {Transport.P2P}:
+        return "nvlink"
+    return "host" if inside and Transport.UNKNOWN not in inside else None
+
+
+def _words(log: NcclLog) -> str:
+    """`NET/IB between nodes (32 channels, GPU memory direct), P2P/CUMEM inside`."""
+    parts: dict[tuple[str, str, bool], int] = {}
+    for item in log.carried:
+        key = (item.word, str(item.place), item.gdr)
+        parts[key] = parts.get(key, 0) + item.channels
+    places = {"inter": "between nodes", "intra": "inside a node", "unknown": "somewhere"}
+    told = [
+        f"{word} {places[place]} ({count} channel ends{', GPU memory direct' if gdr else ''})"
+        for (word, place, gdr), count in sorted(parts.items(), key=lambda part: -part[1])
+    ]
+    nvls = "; NVLS is available" if log.nvls else ""
+    provider = f"; libfabric provider {', '.join(log.providers)}" if log.providers else ""
+    return (", ".join(told) or "no channel was logged") + provider + nvls

@@ -1,0 +1,259 @@
+"""NVIDIA's nccl-tests: run where installed, judged from what they printed, by whoever started them.
+
+What they print is not yet a verdict: N copies that never met each print a whole table, wrong data is one word at the
+end, and the average depends on the sweep. So: how many ranks met is computed from the bandwidths themselves, and speed
+is compared at named sizes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from trainmaster.bench import limits
+from trainmaster.bench.collectives.transport import Expected, Proof, prove_nccl
+from trainmaster.core.errors import CommandMissing, HostError
+from trainmaster.core.results import CheckResult, Finding, Verdict, error, fail, ok
+from trainmaster.node.host import Host
+from trainmaster.node.parse import ParseError, nccl_debug, nccl_tests
+from trainmaster.node.parse.nccl_tests import Output, Run
+
+CHECK = "nccl_tests"
+# Where the images of clouds and NVIDIA's own put them; PATH comes first.
+FOLDERS = ("", "/opt/nccl-tests/build/", "/opt/nccl_tests/build/", "/usr/local/bin/", "/usr/local/nccl-tests/build/")
+_PROGRAMS = {"all_to_all": "alltoall"}
+_NAMES = {"alltoall": "all_to_all"}
+
+
+def plan(collective: str, *, gpus: int, max_size: str, folder: str = "") -> list[str]:
+    """The command: every GPU of this machine in one process, the data checked, sizes that baselines name."""
+    program = f"{folder}{_PROGRAMS.get(collective, collective)}_perf"
+    return [program, "-b", "8K", "-e", max_size, "-f", "2", "-g", str(gpus), "-c", "1"]
+
+
+def run(
+    host: Host,
+    collectives: Sequence[str],
+    *,
+    max_size: str = "8G",
+    launcher: Sequence[str] = (),
+    ranks: int | None = None,
+    timeout_s: float = 900.0,
+    least_gbps: float | None = None,
+) -> CheckResult:
+    """Run them one after the other. `launcher` (mpirun …, srun …) goes before each and starts `ranks` of one GPU."""
+    gpus = 1 if launcher else _count_gpus(host)
+    if not gpus:
+        return _result([error("nvidia-smi lists no GPU, so nccl-tests cannot run", action="run it on a GPU node")])
+    findings: list[Finding] = []
+    for name in collectives:
+        output = _run_one(host, name, gpus, max_size, launcher=launcher, timeout_s=timeout_s)
+        wanted = ranks if launcher else gpus
+        if isinstance(output, Finding):
+            findings.append(output)
+        else:
+            findings += judge(output, ranks=wanted, least_gbps=least_gbps, collective=name).findings
+    return _result(findings)
+
+
+def _run_one(
+    host: Host, name: str, gpus: int, max_size: str, *, launcher: Sequence[str], timeout_s: float
+) -> str | Finding:
+    for folder in FOLDERS:
+        argv = [*launcher, *plan(name, gpus=gpus, max_size=max_size, folder=folder)]
+        try:
+            ran = host.run(*argv, timeout_s=timeout_s)
+        except CommandMissing:
+            continue
+        except HostError as wrong:
+            return error(f"{name}: {wrong}", action="run `trainmaster bandwidth` to see which rank hangs")
+        if ran.exit_code:
+            # What it printed until then may name a fault; its exit code is one by itself.
+            return fail(
+                f"{name}: nccl-tests ended with exit code {ran.exit_code}: {_last(ran.stdout + ran.stderr)}",
+                action="read its output with NCCL_DEBUG=INFO",
+            )
+        return ran.stdout
+    return error(
+        f"{name}: nccl-tests are not installed here ({plan(name, gpus=gpus, max_size=max_size)[0]} is not on PATH)",
+        action="run `trainmaster bandwidth` without --nccl-tests: it needs only torch",
+    )
+
+
+def judge(
+    raw: str | bytes,
+    *,
+    ranks: int | None = None,
+    least_gbps: float | None = None,
+    expected: Expected | None = None,
+    collective: str | None = None,
+    baselines: Sequence[limits.Baseline] | None = None,
+) -> CheckResult:
+    """The verdict on what nccl-tests printed. `ranks`: how many must have met.
+
+    Where it ran with NCCL_DEBUG=INFO, the same output proves the transport, and with it which baseline fits.
+    """
+    try:
+        output = nccl_tests.parse(raw)
+    except ParseError as wrong:
+        return _result([error(f"this is no output of nccl-tests: {wrong}", action="give its whole standard output")])
+    findings = [*_met(output, ranks), *_told(output)]
+    proof = _prove(raw, output, expected)
+    fabric = proof.fabric if proof is not None else None
+    findings += [proof.finding] if proof is not None else []
+    known = limits.load() if baselines is None else baselines
+    speeds = [_speed(one, fabric, collective, least_gbps, known) for one in output.runs]
+    findings += [finding for one in output.runs for finding in _data(one)] + speeds
+    if all(finding.verdict is Verdict.SKIP for finding in speeds):
+        words = "measured, not judged: there is no baseline for it"
+        findings.append(error(words, action="state what you expect with --min-busbw GB/s"))
+    return _result(findings)
+
+
+def _prove(raw: str | bytes, output: Output, expected: Expected | None) -> Proof | None:
+    """What carried it; None where nothing was expected and NCCL logged nothing."""
+    try:
+        log = nccl_debug.parse(raw)
+    except ParseError:
+        log = None
+    # With NCCL_DEBUG=WARN or VERSION there are lines of NCCL and no channel among them: no proof was asked for.
+    if expected is None and (log is None or not log.carried):
+        return None
+    devices = [device for one in output.runs for device in one.devices]
+    return prove_nccl(log, expected, nodes=len({device.host for device in devices}) or 1, world=len(devices))
+
+
+def _met(output: Output, ranks: int | None) -> list[Finding]:
+    """One run, of as many ranks as it should have, by its list of devices and by its bandwidths."""
+    if not output.runs:
+        return [error("no run of nccl-tests is in this output", action="give its whole standard output")]
+    counts = [_count(run) for run in output.runs]
+    if len(output.runs) > 1:
+        known = sorted({count for count in counts if count is not None})
+        each = " or ".join(map(str, known)) or "an unknown number of"
+        return [
+            fail(
+                f"these were {len(output.runs)} separate runs of {each} ranks, not one run of all of them",
+                action="start them under mpirun with an nccl-tests built with MPI=1, so that they meet",
+                runs=len(output.runs), ranks=known,
+            )
+        ]  # fmt: skip
+    (one,) = output.runs
+    listed = len(one.devices) or None
+    wanted = ranks if ranks is not None else listed
+    proven = one.proven_ranks()
+    if proven is not None and wanted is not None and not _fits(wanted, proven):
+        how = "these were" if listed == wanted else "as in"
+        split = f": {how} {wanted // proven[0]} separate runs of {proven[0]} ranks" if _splits(wanted, proven) else ""
+        return [
+            fail(
+                f"{wanted} ranks should have met, but the bandwidths are those of {_words(proven)}{split}",
+                action="start them under mpirun with an nccl-tests built with MPI=1, so that they meet",
+                proven=list(proven), wanted=wanted,
+            )
+        ]  # fmt: skip
+    if ranks is not None and listed is not None and listed != ranks:
+        return [fail(f"{ranks} ranks should have met, {listed} are listed", action="see that every node was started")]
+    if ranks is not None and listed is None and proven is None:
+        return [
+            error(f"nothing shows that {ranks} ranks met", action="give the whole output, with its list of devices")
+        ]
+    many = f"{listed} ranks on {len(one.hosts)} nodes" if listed else "the ranks"
+    return [ok(f"{many} met in one run", ranks=listed)]
+
+
+def _fits(wanted: int, proven: tuple[int, int | None]) -> bool:
+    return proven[0] <= wanted and (proven[1] is None or wanted <= proven[1])
+
+
+def _words(proven: tuple[int, int | None]) -> str:
+    least, most = proven
+    if most is None:
+        return f"at least {least} ranks"
+    if most < least:
+        return "no possible number of ranks"
+    return f"{least} ranks" if least == most else f"{least} to {most} ranks"
+
+
+def _splits(wanted: int, proven: tuple[int, int | None]) -> bool:
+    least, most = proven
+    return least == most and least > 1 and wanted % least == 0
+
+
+def _count(run: Run) -> int | None:
+    proven = run.proven_ranks()
+    if proven is not None and proven[0] == proven[1]:
+        return proven[0]
+    return len(run.devices) or None
+
+
+def _told(output: Output) -> list[Finding]:
+    said = [
+        fail(f"nccl-tests reports: {words}", action="read its output with NCCL_DEBUG=INFO") for words in output.errors
+    ]
+    return said + [error(f"the output is damaged: {words}", action="run it again") for words in output.faults]
+
+
+def _data(run: Run) -> list[Finding]:
+    if run.corrupt:
+        sides = [side for row in run.rows for side in (row.out_of_place, row.in_place) if side is not None]
+        wrong = sum(side.wrong or 0 for side in sides)
+        return [
+            fail(
+                f"{run.collective or 'the run'}: wrong data arrived ({wrong or run.out_of_bounds or 'some'} elements)",
+                action="run `trainmaster bandwidth` to see which rank receives it",
+            )
+        ]
+    found = [error(f"the output is damaged: {words}", action="run it again") for words in run.faults]
+    if run.validated is False:
+        found.append(error("it ran with -c 0: the data was not looked at", action="run it again with -c 1"))
+    return found
+
+
+def _speed(
+    run: Run,
+    fabric: str | None,
+    collective: str | None,
+    least_gbps: float | None,
+    baselines: Sequence[limits.Baseline],
+) -> Finding:
+    name = run.collective or collective or "all_reduce"
+    name = _NAMES.get(name, name)
+    seen: dict[int, float] = {}
+    for row in run.rows:
+        # In place is what training does.
+        side = row.in_place or row.out_of_place
+        if side is not None and side.busbw_gbps is not None:
+            seen[row.size_bytes] = side.busbw_gbps
+    return limits.judge(
+        _key(run, fabric, name), seen, baselines=baselines, least_gbps=least_gbps, collective=name
+    )  # fmt: skip
+
+
+def _key(run: Run, fabric: str | None, name: str) -> limits.Key | None:
+    models = {limits.gpu_model(device.name) for device in run.devices}
+    nodes = len(run.hosts)
+    # Between nodes the tables do not say what carried it; the caller must know, from NCCL's log.
+    joined = fabric or ("nvlink" if nodes == 1 else None)
+    if len(models) != 1 or not nodes or len(run.devices) % nodes or joined is None:
+        return None
+    return limits.Key(
+        gpu=models.pop(), nodes=nodes, gpus_per_node=len(run.devices) // nodes, fabric=joined, collective=name
+    )  # fmt: skip
+
+
+def _count_gpus(host: Host) -> int:
+    try:
+        ran = host.run("nvidia-smi", "-L", timeout_s=30.0)
+    except HostError:
+        return 0
+    return len(re.findall(r"^GPU \d+:", ran.stdout, flags=re.MULTILINE)) if ran.exit_code == 0 else 0
+
+
+def _last(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:200] if lines else "it printed nothing"
+
+
+def _result(findings: Sequence[Finding]) -> CheckResult:
+    return CheckResult(check=CHECK, findings=tuple(findings), took_s=0.0)

@@ -1,0 +1,186 @@
+"""`trainmaster bandwidth`: how fast ranks talk to each other, whether the data arrives right, and by which way."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+from rich.markup import escape
+
+from trainmaster.cli import _say
+from trainmaster.core.errors import UsageError
+from trainmaster.core.results import CheckResult, exit_code, judge_overall
+
+if TYPE_CHECKING:
+    from trainmaster.bench.collectives import Report, Row
+
+_HEAD = f"{'collective':<15}{'size':>10}{'rounds':>8}{'time':>12}{'algbw':>11}{'busbw':>11}{'median':>12}{'p95':>12}"
+_UNITS = f"{'':<15}{'':>10}{'':>8}{'µs':>12}{'GB/s':>11}{'GB/s':>11}{'µs':>12}{'µs':>12}"
+
+
+def bandwidth(
+    collective: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="all_reduce, all_gather, …; may be repeated. Without: all.")
+    ] = None,
+    min_size: Annotated[str, typer.Option("--min", metavar="SIZE", help="Smallest message.")] = "8K",
+    max_size: Annotated[
+        str | None, typer.Option("--max", metavar="SIZE", help="Largest; without: 8G on NCCL, 64M on gloo.")
+    ] = None,
+    factor: Annotated[int, typer.Option(min=2, help="From one size to the next.")] = 2,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Ranks to start here; without: one per GPU, or two on CPUs.")
+    ] = None,
+    backend: Annotated[str | None, typer.Option(help="nccl or gloo; without: nccl where there are GPUs.")] = None,
+    expect_transport: Annotated[
+        str | None, typer.Option(metavar="NAME", help="EFA, IB, NVLS, P2P or Socket must have carried it.")
+    ] = None,
+    min_busbw: Annotated[
+        float | None, typer.Option(metavar="GB/S", help="Your own floor for the largest size, instead of a baseline.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds without progress until the missing rank is named.")] = 60.0,
+    nccl_tests: Annotated[
+        str | None,
+        typer.Option(metavar="FILE|run", help="Judge the output of NVIDIA's nccl-tests, or run them where installed."),
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, help="With --nccl-tests: how many ranks must have met in one run.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep bandwidth.json and every rank's log.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="End with 1 on WARN too.")] = False,
+) -> None:
+    """Measure collectives between ranks, verify every element, prove the transport, compare with sourced baselines.
+
+    Starts the ranks itself; under torchrun, srun or mpirun it takes part as one of them. A rank that dies or stops is
+    named. Ends with 0 (PASS, WARN), 1 (FAIL), 2 (wrong usage), 3 (INCOMPLETE: also where there is no baseline, because
+    measured is not judged; --min-busbw states your own).
+
+    [bold]Examples[/]
+
+      trainmaster bandwidth
+
+      trainmaster bandwidth --collective all_reduce --max 1G --expect-transport NVLS
+
+      srun -N2 --ntasks-per-node=8 trainmaster bandwidth --expect-transport IB --out evidence/
+
+      trainmaster bandwidth --processes 4 --backend gloo --max 1M --min-busbw 0.01
+
+      trainmaster bandwidth --nccl-tests all_reduce.log --ranks 16
+    """
+    from trainmaster.bench import limits
+    from trainmaster.bench.collectives import Sweep
+    from trainmaster.bench.collectives.drive import document, drive, save
+    from trainmaster.bench.collectives.sweep import parse_collectives
+    from trainmaster.bench.collectives.transport import parse_expected
+
+    names = parse_collectives(collective or [])
+    if nccl_tests is not None:
+        from trainmaster.bench import nccl_tests as runner
+        from trainmaster.node.host import Host
+
+        wanted = parse_expected(expect_transport)
+        if nccl_tests == "run":
+            chosen = names if collective else ("all_reduce",)
+            result = runner.run(Host(), chosen, max_size=max_size or "8G", least_gbps=min_busbw)
+        else:
+            result = runner.judge(_read(nccl_tests), ranks=ranks, least_gbps=min_busbw, expected=wanted)
+        _end(result, as_json=as_json, strict=strict)
+    if backend not in (None, "nccl", "gloo"):
+        raise UsageError(f"--backend {backend}: nccl or gloo")
+    sweep = Sweep(
+        collectives=names,
+        min_bytes=limits.parse_size(min_size),
+        max_bytes=limits.parse_size(max_size) if max_size is not None else None,
+        factor=factor,
+        backend=backend,  # type: ignore[arg-type]
+        processes=processes,
+        timeout_s=timeout,
+    )
+    show = _Table(quiet=as_json)
+    found = drive(
+        sweep,
+        env=os.environ,
+        out=out,
+        expected=parse_expected(expect_transport),
+        least_gbps=min_busbw,
+        on_row=show.row,
+    )
+    if isinstance(found, int):
+        _leave(found)
+    if out is not None:
+        save(found, out)
+    if as_json:
+        _say.as_json(document(found))
+    else:
+        _show(found)
+    code = exit_code(found.overall, strict=strict)
+    if "RANK" in os.environ or "SLURM_PROCID" in os.environ or "OMPI_COMM_WORLD_RANK" in os.environ:
+        _leave(code)
+    raise typer.Exit(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """End at once: after a loss a thread of this process is still in its collective."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+class _Table:
+    """Rows, printed as they come: a sweep takes minutes, and the first ones often say enough."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet, self._last = quiet, ""
+
+    def row(self, row: Row) -> None:
+        from trainmaster.bench.limits import render_size
+
+        if self._quiet:
+            return
+        if not self._last:
+            _say.out.print(f"[dim]{_HEAD}\n{_UNITS}[/]", soft_wrap=True)
+        name, self._last = (row.collective if row.collective != self._last else ""), row.collective
+        wrong = f"  [bold red]{sum(item.count for item in row.wrong):,} wrong[/]" if row.wrong else ""
+        _say.out.print(
+            f"{name:<15}{render_size(row.size_bytes):>10}{row.repeats:>8}{row.time_us:>12.1f}{row.algbw_gbps:>11.3f}"
+            f"[bold]{row.busbw_gbps:>11.3f}[/]{row.median_us:>12.1f}{row.p95_us:>12.1f}{wrong}",
+            soft_wrap=True,
+        )
+
+
+def _show(found: Report) -> None:
+    many = f"{found.world} ranks on {found.nodes} node{'s' if found.nodes > 1 else ''}"
+    _say.out.print(f"\n{many}, {found.backend}: {escape(found.transport)}", soft_wrap=True)
+    for note in found.notes:
+        _say.out.print(f"[yellow]note[/] {escape(note)}", soft_wrap=True)
+    _findings(found.results)
+    _say.out.print(f"{_say.paint(found.overall)}  {len(found.rows)} rows in {found.took_s:.1f} s", soft_wrap=True)
+
+
+def _findings(results: Iterable[CheckResult]) -> None:
+    for result in results:
+        for finding in result.findings:
+            to_do = f"  [dim]→ {escape(finding.action)}[/]" if finding.action else ""
+            _say.out.print(f"{_say.paint(finding.verdict, width=6)} {escape(finding.reason)}{to_do}", soft_wrap=True)
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as wrong:
+        raise UsageError(f"--nccl-tests {path}: cannot be read ({wrong.strerror}); give a file, or `run`") from None
+
+
+def _end(result: CheckResult, *, as_json: bool, strict: bool) -> NoReturn:
+    overall = judge_overall([result], planned=[result.check])
+    code = exit_code(overall, strict=strict)
+    if as_json:
+        _say.as_json({"results": [result], "overall": overall, "exit_code": code})
+    else:
+        _findings([result])
+        _say.out.print(_say.paint(overall))
+    raise typer.Exit(code)

@@ -58,14 +58,21 @@ def judge(evidence: Evidence, expect: Expect) -> list[Finding]:
     try:
         diag = dcgm.parse(evidence.ran.stdout)
     except ParseError as wrong:
-        if meant.isolate:
-            return [fail(f"dcgmi: {meant.meaning}", action=_ISOLATE, exit_code=evidence.ran.exit_code)]
-        said = shorten(evidence.ran.stdout + " " + evidence.ran.stderr)
-        action = "start the host engine (systemctl start nvidia-dcgm) and run it by hand"
-        reason = f"dcgmi cannot be understood: {wrong}; {meant.meaning}; it said: {said}"
-        return [error(reason, action=action, exit_code=evidence.ran.exit_code)]
+        return [_nothing(evidence.ran, meant, str(wrong))]
+    if not diag.tests:
+        return [_nothing(evidence.ran, meant, diag.runtime_error or "it names no test")]
     found = list(_judge_gpus(evidence, diag, expect))
     return [*found, *_judge_run(evidence, diag, meant, found)]
+
+
+def _nothing(ran: Ran, meant: dcgm.ExitCode, why: str) -> Finding:
+    """The one finding of a run that tested nothing."""
+    if meant.isolate:
+        return fail(f"dcgmi: {meant.meaning}", action=_ISOLATE, exit_code=ran.exit_code)
+    said = shorten(f"{ran.stdout} {ran.stderr}")
+    reason = f"DCGM tested nothing ({why}); {meant.meaning}; it said: {said}"
+    action = "start the host engine (systemctl start nvidia-dcgm) and run dcgmi diag by hand"
+    return error(reason, action=action, exit_code=ran.exit_code)
 
 
 def _judge_gpus(evidence: Evidence, diag: dcgm.Diag, expect: Expect) -> Iterator[Finding]:
@@ -120,8 +127,7 @@ def _judge_run(evidence: Evidence, diag: dcgm.Diag, meant: dcgm.ExitCode, found:
         yield fail(f"dcgmi: {meant.meaning}", action=_ISOLATE, exit_code=code)
     elif code and not named:
         yield error(f"dcgmi ended with {code}: {meant.meaning}", action="run dcgmi diag by hand", exit_code=code)
-    missing = dcgm.missing_tests(diag, evidence.level)
-    if missing and not named:
+    elif not named and (missing := dcgm.missing_tests(diag, evidence.level)):
         action = "run dcgmi diag by hand: it was cut short, or this GPU cannot run them"
         yield error(f"DCGM did not run {', '.join(missing)}", action=action, exit_code=code)
 

@@ -1,0 +1,97 @@
+"""`trainmaster history`: which GPUs and nodes failed before, and how often."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainmaster.cli import _journal, _remedy, _say
+from trainmaster.cli._home import HomeOption, locate
+
+
+def history(
+    serial: Annotated[
+        str | None, typer.Option(help="Every run of one GPU: its serial number, UUID, or a part of its key.")
+    ] = None,
+    repeat: Annotated[bool, typer.Option("--repeat", help="Only who failed in more than one run.")] = False,
+    add: Annotated[
+        list[Path] | None, typer.Option(metavar="DIR", help="First record this bundle; may be repeated.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    home: HomeOption = None,
+) -> None:
+    """Show repeat offenders: the same GPU that failed n times on m nodes.
+
+    A GPU is known by its serial number (else its UUID, else its node and bus), so its history follows it from node to
+    node. A run that is recorded twice counts once.
+
+    [bold]Examples[/]
+
+      trainmaster history --repeat
+
+      trainmaster history --serial 1652922003456
+
+      trainmaster history --add evidence/
+    """
+    place = locate(home)
+    for bundle in add or []:
+        added = _journal.record(place, _remedy.load(bundle))
+        _say.note(f"{added} entries from {bundle}" if added else f"{bundle} was recorded before")
+    if serial is not None:
+        _one(place, serial, as_json)
+    else:
+        _all(place, 2 if repeat else 1, as_json)
+
+
+def _all(home: Path, least: int, as_json: bool) -> None:
+    from rich.table import Table
+
+    from trainmaster.core.history import offenders
+
+    found = offenders(_journal.history(home), least=least)
+    if as_json:
+        _say.as_json(found)
+        return
+    if not found:
+        _say.note("nobody failed" + (" more than once" if least > 1 else "") + " in the runs that are recorded")
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("who", "failed", "of runs", "on nodes", "checks", "last", "reason"):
+        table.add_column(title, overflow="fold")
+    for one in found:
+        table.add_row(
+            _remedy.plain(one.key),
+            f"[bold red]{one.failed}[/]" if one.failed > 1 else str(one.failed),
+            str(one.runs),
+            _remedy.plain(f"{len(one.nodes)}: {', '.join(one.nodes)}"),
+            _remedy.plain(", ".join(one.checks)),
+            _remedy.plain(one.last),
+            _remedy.plain(one.reason),
+        )
+    _say.out.print(table)
+
+
+def _one(home: Path, word: str, as_json: bool) -> None:
+    from rich.table import Table
+
+    every = {(entry.run, entry.key): entry for entry in _journal.history(home)}
+    whole = [entry for entry in every.values() if entry.key.partition(":")[2] == word]
+    found = sorted(whole or [entry for entry in every.values() if word in entry.key], key=lambda entry: entry.at)
+    if as_json:
+        _say.as_json(found)
+        return
+    if not found:
+        _say.note(f"nothing is recorded of {_remedy.plain(word)}")
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("when", "who", "node", "device", "verdict", "checks", "reason"):
+        table.add_column(title, overflow="fold")
+    for entry in found:
+        words = (entry.at, entry.key, entry.node, entry.device or "")
+        verdict = _say.paint(str(entry.verdict))
+        table.add_row(
+            *map(_remedy.plain, words), verdict, _remedy.plain(", ".join(entry.checks)), _remedy.plain(entry.reason)
+        )
+    _say.out.print(table)

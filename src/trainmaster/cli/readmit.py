@@ -1,0 +1,75 @@
+"""`trainmaster readmit`: give nodes that passed a newer check back to the scheduler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trainmaster.cli import _journal, _remedy, _say
+from trainmaster.cli._home import HomeOption, locate
+from trainmaster.core.errors import TargetError
+
+if TYPE_CHECKING:
+    from trainmaster.targets._schedulers import Scheduler
+
+
+def readmit(
+    bundle: Annotated[Path, typer.Argument(metavar="DIR", help="A check made after the nodes were taken out.")],
+    through: Annotated[str, typer.Option("--with", metavar="SCHEDULER", help="slurm or kubernetes.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do it. Without this the plan is printed and nothing is.")] = False,
+    allow_warn: Annotated[bool, typer.Option("--allow-warn", help="Also nodes that pass with warnings.")] = False,
+    home: HomeOption = None,
+) -> None:
+    """Resume nodes that `remedy` took out and that pass again; dry run unless told --yes.
+
+    A node comes back only if a run that began after it was taken out says PASS of it, and measured again each check
+    that put it out. Ends with 0 if every node that is out came back, 1 if one stays.
+
+    [bold]Examples[/]
+
+      trainmaster check --on ssh:hosts.yaml --out retest/
+
+      trainmaster readmit retest/ --with slurm --yes
+    """
+    from trainmaster.core.remedy import readmit as select
+    from trainmaster.core.remedy import still_out
+    from trainmaster.targets import _schedulers
+
+    scheduler, place = _schedulers.load(through), locate(home)
+    out = still_out(_journal.read(place / _journal.REMEDIES))
+    back, stay = select(_remedy.load(bundle), out, allow_warn=allow_warn)
+    for node, why in stay:
+        _say.note(f"stays out  {_remedy.plain(node)}: {_remedy.plain(why)}")
+    if not out:
+        _say.note("no node is out by `trainmaster remedy`; there is nothing to do")
+    for node in back:
+        _remedy.show(scheduler.resume(node))
+    if not yes:
+        if back:
+            _say.note("dry run: nothing was done; --yes does it")
+        raise typer.Exit(1 if stay else 0)
+    faults = [fault for node in back if (fault := _resume(node, scheduler, place, through)) is not None]
+    for fault in faults:
+        _say.err.print(f"[bold red]not done[/] {_remedy.plain(fault)}", soft_wrap=True)
+    raise typer.Exit(1 if stay or faults else 0)
+
+
+def _resume(node: str, scheduler: Scheduler, home: Path, through: str) -> str | None:
+    """Bring one node back; what went wrong, or None."""
+    try:
+        now = _remedy.look(scheduler, node)
+        if now.out and not now.ours:
+            return f"{node} is out for another reason now ({now.reason or 'none told'}); it stays as it is"
+        if now.out:
+            for command in scheduler.resume(node):
+                _remedy.run(command)
+            if _remedy.look(scheduler, node).out:
+                return f"{node} was resumed, and {through} does not show it"
+    except TargetError as wrong:
+        return f"{node}: {wrong}"
+    # After it is done: a node that is written down as back and is out would never be looked at again.
+    _remedy.note(home, "resume", node, through=through)
+    _say.note(f"resumed  {_remedy.plain(node)}")
+    return None

@@ -1,0 +1,159 @@
+"""What is remembered of every GPU: its verdict in each run, whichever node it was in. Pure; who calls keeps the file.
+
+A GPU is known by its serial number, else by its UUID, else by its node and bus address. A GPU that was moved to another
+node takes its history along, so one that fails again and again shows, however often its node was changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainmaster.core.health import ClusterHealth, NodeHealth
+from trainmaster.core.results import Finding, Verdict
+
+_WEIGHT = {Verdict.SKIP: 0, Verdict.PASS: 1, Verdict.WARN: 2, Verdict.ERROR: 3, Verdict.FAIL: 4}
+_GPU = re.compile(r"gpu\d+")
+_SHOWN = 300  # characters of a reason that are kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One GPU, or the rest of one node, in one run."""
+
+    run: str  # of the same run always the same, so that one which is recorded twice counts once
+    at: str  # when the run began, ISO
+    key: str  # serial:1652922…, uuid:GPU-…, bus:NODE/0000:3b:00.0, place:NODE/gpu3, node:NODE
+    node: str
+    device: str | None
+    verdict: Verdict
+    checks: tuple[str, ...] = ()  # those that gave this verdict, if it is a bad one
+    reason: str = ""  # of the first of them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offender:
+    """One GPU or node over all its runs."""
+
+    key: str
+    runs: int
+    failed: int  # runs in which it failed
+    nodes: tuple[str, ...]  # where it failed, in order of time
+    checks: tuple[str, ...]
+    first: str
+    last: str
+    reason: str  # the newest
+
+
+def entries(health: ClusterHealth) -> list[Entry]:
+    """What this run adds to the history: one entry per GPU, one per node for all else, one per silent node."""
+    run = hashlib.sha256(health.to_json().encode("utf-8", errors="replace")).hexdigest()[:16]
+    found = []
+    for node in health.nodes:
+        between = [
+            (result.check, finding)
+            for result in health.cluster
+            for finding in result.findings
+            if finding.device == node.node
+        ]
+        for key, device, findings in _things(node, between):
+            verdict = max((finding.verdict for _, finding in findings), key=_WEIGHT.__getitem__)
+            bad = [item for item in findings if item[1].verdict is verdict and _WEIGHT[verdict] > _WEIGHT[Verdict.PASS]]
+            found.append(
+                Entry(
+                    run=run,
+                    at=health.started_at,
+                    key=key,
+                    node=node.node,
+                    device=device,
+                    verdict=verdict,
+                    checks=tuple(dict.fromkeys(check for check, _ in bad)),
+                    reason=bad[0][1].reason[:_SHOWN] if bad else "",
+                )
+            )
+    for silent in health.silent:
+        found.append(
+            Entry(
+                run=run,
+                at=health.started_at,
+                key=f"node:{silent.node}",
+                node=silent.node,
+                device=None,
+                verdict=Verdict.ERROR,
+                checks=("answer",),
+                reason=silent.reason[:_SHOWN],
+            )
+        )
+    return found
+
+
+def offenders(history: Iterable[Entry], *, least: int = 1) -> list[Offender]:
+    """Who failed in at least `least` runs, the most often first. `error` is no failure: nobody knows how it was."""
+    once = {(entry.run, entry.key): entry for entry in history}
+    by_key: dict[str, list[Entry]] = {}
+    for entry in sorted(once.values(), key=lambda entry: entry.at):
+        by_key.setdefault(entry.key, []).append(entry)
+    found = []
+    for key, all_of in by_key.items():
+        failed = [entry for entry in all_of if entry.verdict is Verdict.FAIL]
+        if len(failed) < max(1, least):
+            continue
+        found.append(
+            Offender(
+                key=key,
+                runs=len(all_of),
+                failed=len(failed),
+                nodes=tuple(dict.fromkeys(entry.node for entry in failed)),
+                checks=tuple(dict.fromkeys(check for entry in failed for check in entry.checks)),
+                first=failed[0].at,
+                last=failed[-1].at,
+                reason=failed[-1].reason,
+            )
+        )
+    return sorted(found, key=lambda one: (-one.failed, -len(one.nodes), one.key))
+
+
+def _things(
+    node: NodeHealth, between: Sequence[tuple[str, Finding]]
+) -> list[tuple[str, str | None, list[tuple[str, Finding]]]]:
+    """Each GPU with its findings, and the node with all that speaks of no GPU."""
+    groups: dict[str | None, list[tuple[str, Finding]]] = {None: []}
+    for result in node.results:
+        for finding in result.findings:
+            device = finding.device if finding.device and _GPU.fullmatch(finding.device) else None
+            groups.setdefault(device, []).append((result.check, finding))
+    for check, finding in between:
+        on = finding.values.get("on")
+        groups.setdefault(on if isinstance(on, str) and on in groups else None, []).append((check, finding))
+    return [
+        (_key(node.node, device, findings) if device else f"node:{node.node}", device, findings)
+        for device, findings in groups.items()
+        if findings
+    ]
+
+
+def _key(node: str, device: str, findings: Sequence[tuple[str, Finding]]) -> str:
+    values: dict[str, Any] = {}
+    for _, finding in findings:
+        for name in ("serial", "uuid", "bus"):
+            if name not in values and _identifies(name, finding.values):
+                values[name] = str(finding.values[name])
+    if "serial" in values:
+        return f"serial:{values['serial']}"
+    if "uuid" in values:
+        return f"uuid:{values['uuid']}"
+    return f"bus:{node}/{values['bus']}" if "bus" in values else f"place:{node}/{device}"
+
+
+def _identifies(name: str, values: Mapping[str, Any]) -> bool:
+    """Whether the value tells one GPU from another. Virtual machines are shown N/A or zeros for a serial number."""
+    value = values.get(name)
+    if not isinstance(value, (str, int)) or isinstance(value, bool):
+        return False
+    return (
+        re.fullmatch(r"[A-Za-z0-9:._-]{4,64}", str(value)) is not None
+        and re.search(r"[1-9a-fA-F]", str(value)) is not None
+    )

@@ -1,0 +1,198 @@
+"""Which nodes to take out of service after a check, and which may come back. Pure; nothing here acts.
+
+A node goes out because it failed, never because nobody knows how it is (unless that is asked for), and never more of
+them than a limit: a check that finds half of a cluster bad has most likely found its own mistake, or a fault of the
+fabric that draining nodes does not mend. A node comes back only after a newer run in which it passed, and in which each
+check that put it out was measured again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from trainmaster.core.health import ClusterHealth, NodeHealth
+from trainmaster.core.results import CheckResult, Overall, Verdict
+
+LIMIT_SHARE = 0.1
+PREFIX = "trainmaster:"  # every reason of ours begins so; what does not is somebody else's, and is left alone
+# A name that a scheduler could read as more than one node (n[1-9], a,b, ALL) or as an option is never passed on.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+_REASON = 180
+ANSWER = "answer"  # stands for a check, where the fault was that none came
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """A node to take out, and why."""
+
+    node: str
+    reason: str
+    checks: tuple[str, ...]  # to be measured again before it comes back
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What a run asks for. `refusal` says why none of it may be done."""
+
+    drains: tuple[Drain, ...]
+    left: tuple[tuple[str, str], ...]  # nodes that are not fine and stay, with the reason
+    limit: int
+    refusal: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Out:
+    """A node that we took out, as the journal has it."""
+
+    node: str
+    at: str
+    checks: tuple[str, ...]
+
+
+def select(
+    health: ClusterHealth, *, limit: int | None = None, include_unknown: bool = False, already_out: Iterable[str] = ()
+) -> Selection:
+    """The nodes to drain. Those that are out already count against the limit: ten runs may not take a whole cluster."""
+    asked = tuple(dict.fromkeys(health.asked))
+    most = max(1, int(len(asked) * LIMIT_SHARE)) if limit is None else limit
+    out = set(already_out)
+    drains: list[Drain] = []
+    left: list[tuple[str, str]] = []
+    for name in dict.fromkeys([*asked, *(node.node for node in health.nodes), *(node.node for node in health.silent)]):
+        overall, checks, why = _judge(health, name)
+        if overall in (Overall.PASS, Overall.WARN):
+            continue
+        if name not in asked:
+            left.append((name, "it answered without being asked"))
+        elif not _NAME.fullmatch(name) or name.upper() == "ALL":
+            left.append((name, "its name could be read as more than one node"))
+        elif name in out:
+            left.append((name, "it is out already"))
+        elif overall is Overall.INCOMPLETE and not include_unknown:
+            left.append((name, f"unknown is not bad: {why}"))
+        else:
+            drains.append(Drain(node=name, reason=make_reason(why), checks=checks))
+    touched = len(drains) + len(out)
+    refusal = None
+    if drains and touched > most:
+        beside = f" beside {len(out)} that are out already" if out else ""
+        refusal = (
+            f"this would take out {len(drains)} of {len(asked)} nodes{beside}, and the limit is {most}; "
+            "look whether they share a cause, or raise it with --max-nodes"
+        )
+    return Selection(drains=tuple(drains), left=tuple(left), limit=most, refusal=refusal)
+
+
+def readmit(
+    health: ClusterHealth, out: Sequence[Out], *, allow_warn: bool = False
+) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    """Of the nodes that are out: those that may come back, and for each of the others the reason why not."""
+    back: list[str] = []
+    stay: list[tuple[str, str]] = []
+    for one in out:
+        why = _why_not(health, one, allow_warn)
+        if why is None:
+            back.append(one.node)
+        else:
+            stay.append((one.node, why))
+    return tuple(back), tuple(stay)
+
+
+def still_out(journal: Iterable[Mapping[str, object]]) -> list[Out]:
+    """The nodes that the journal of remedies took out and did not bring back, in the order they went."""
+    found: dict[str, Out] = {}
+    for row in journal:
+        node, checks = str(row.get("node", "")), row.get("checks")
+        if row.get("did") == "drain":
+            names = tuple(map(str, checks)) if isinstance(checks, (list, tuple)) else ()
+            found[node] = Out(node=node, at=str(row.get("at", "")), checks=names)
+        elif row.get("did") in ("resume", "undo"):
+            found.pop(node, None)
+    return list(found.values())
+
+
+def make_reason(why: str) -> str:
+    """A reason for the scheduler: ours by its beginning, one line, no quotes, printable ASCII."""
+    plain = re.sub(r"[^\x20-\x7e]|[\"'`\\$]", " ", why)
+    return " ".join(f"{PREFIX} {plain}".split())[:_REASON]
+
+
+def _judge(health: ClusterHealth, name: str) -> tuple[Overall, tuple[str, ...], str]:
+    """A node's own verdict together with what the comparison says of it: (overall, the checks that matter, why)."""
+    reports = [node for node in health.nodes if node.node == name]
+    said = [
+        (result.check, finding)
+        for result in (*(result for node in reports for result in node.results), *_about(health, name))
+        for finding in result.findings
+    ]
+    failed = [(check, finding) for check, finding in said if finding.verdict is Verdict.FAIL]
+    if failed:
+        check, finding = failed[0]
+        device = f" {finding.device}" if finding.device and finding.device != name else ""
+        more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+        return Overall.FAIL, _distinct(check for check, _ in failed), f"{check}{device}: {finding.reason}{more}"
+    silent = next((node for node in health.silent if node.node == name), None)
+    if silent is not None or not reports:
+        why = silent.reason if silent is not None else "it was asked, and nothing is known of it"
+        return Overall.INCOMPLETE, (ANSWER,), f"no answer: {why}"
+    errors = [(check, finding) for check, finding in said if finding.verdict is Verdict.ERROR]
+    missing = [check for node in reports for check in node.planned if check not in {r.check for r in node.results}]
+    if errors or missing or any(node.overall is Overall.INCOMPLETE for node in reports):
+        checks = _distinct([*(check for check, _ in errors), *missing]) or (ANSWER,)
+        why = f"{errors[0][0]}: {errors[0][1].reason}" if errors else f"not measured: {', '.join(checks[:5])}"
+        return Overall.INCOMPLETE, checks, why
+    warned = any(finding.verdict is Verdict.WARN for _, finding in said)
+    return Overall.WARN if warned else Overall.PASS, (), ""
+
+
+def _about(health: ClusterHealth, name: str) -> list[CheckResult]:
+    return [
+        dataclasses.replace(result, findings=tuple(f for f in result.findings if f.device == name))
+        for result in health.cluster
+    ]
+
+
+def _why_not(health: ClusterHealth, out: Out, allow_warn: bool) -> str | None:
+    began, went = _moment(health.started_at), _moment(out.at)
+    if began is None or went is None:
+        return "it is not known whether this run is newer than its removal"
+    if began <= went:
+        return f"this run began {health.started_at}, before it was taken out ({out.at}); check it again"
+    reports = [node for node in health.nodes if node.node == out.node]
+    if len(reports) != 1:
+        return "it is not in this run" if not reports else "it is in this run more than once"
+    overall, _, why = _judge(health, out.node)
+    if overall in (Overall.FAIL, Overall.INCOMPLETE):
+        return f"{overall}: {why}"
+    if overall is Overall.WARN and not allow_warn:
+        return "WARN: it must pass; --allow-warn lets it back with its warnings"
+    again = _measured(health, reports[0])
+    missing = [check for check in out.checks if check != ANSWER and check not in again]
+    if missing:
+        return f"{', '.join(missing)} put it out and {'was' if len(missing) == 1 else 'were'} not measured again"
+    return None
+
+
+def _measured(health: ClusterHealth, node: NodeHealth) -> set[str]:
+    """Checks that really looked: those with a finding that passes or warns. Skipped is not measured."""
+    seen = (Verdict.PASS, Verdict.WARN)
+    own = {result.check for result in node.results if any(finding.verdict in seen for finding in result.findings)}
+    # A comparison that looked at anything looked at this node, and what it found wrong with it is told before.
+    looked = (*seen, Verdict.FAIL)
+    return own | {result.check for result in health.cluster if any(f.verdict in looked for f in result.findings)}
+
+
+def _moment(text: str) -> datetime | None:
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return when if when.tzinfo is not None else None
+
+
+def _distinct(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))

@@ -1,0 +1,246 @@
+"""Nodes are taken out by a plan, within a limit, never because nothing is known; and come back after a newer pass."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from cli import slurm as testbed
+from trainmaster.cli import _journal
+from trainmaster.cli.main import build
+from trainmaster.core.health import ClusterHealth, NodeHealth, Silent
+from trainmaster.core.results import CheckResult, Finding, Verdict, error, fail, ok, skip, warn
+
+FAILED = fail("2 uncorrectable errors", action="replace the GPU", device="gpu3")
+PASSED = ok("no error", device="gpu3")
+Bundle = Callable[..., Path]
+
+
+def node(name: str, finding: Finding = PASSED, check: str = "gpu_ecc") -> NodeHealth:
+    results = (CheckResult(check=check, findings=(finding,), took_s=0.1),)
+    return NodeHealth(node=name, level=1, planned=(check,), results=results)
+
+
+def silent(name: str) -> Silent:
+    return Silent(node=name, verdict=Verdict.ERROR, reason="no answer in 60 s", action="look at its console")
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Bundle:
+    def write(*nodes: NodeHealth | Silent, cluster: tuple[CheckResult, ...] = (), after_s: float = 0.0) -> Path:
+        health = ClusterHealth(
+            asked=tuple(one.node for one in nodes),
+            nodes=tuple(one for one in nodes if isinstance(one, NodeHealth)),
+            silent=tuple(one for one in nodes if isinstance(one, Silent)),
+            cluster=cluster,
+            started_at=(datetime.now(UTC) + timedelta(seconds=after_s)).isoformat(),
+        )
+        path = tmp_path / f"bundle-{len(list(tmp_path.glob('bundle-*')))}"
+        path.mkdir()
+        (path / "health.json").write_text(health.to_json())
+        return path
+
+    return write
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., Result]:
+    def invoke(verb: str, bundle: Path, *words: str, scheduler: str = "slurm") -> Result:
+        argv = [verb, str(bundle), "--with", scheduler, "--home", str(tmp_path / "home"), *words]
+        return CliRunner().invoke(build(), argv)
+
+    return invoke
+
+
+def commands(result: Result) -> list[list[str]]:
+    return [shlex.split(line) for line in result.stdout.splitlines()]
+
+
+def said(result: Result) -> str:
+    """What was told on standard error, however it was wrapped."""
+    return " ".join(result.stderr.split())
+
+
+# --- the plan ------------------------------------------------------------------------------------------------------
+
+
+def test_the_plan_is_printed_and_nothing_is_done(bundle: Bundle, run: Callable[..., Result], tmp_path: Path) -> None:
+    told = run("remedy", bundle(node("n1"), node("n2", FAILED)))
+    assert told.exit_code == 0
+    reason = "reason=trainmaster: gpu_ecc gpu3: 2 uncorrectable errors"
+    assert commands(told) == [["scontrol", "update", "nodename=n2", "state=drain", reason]]
+    assert "nothing was done" in said(told)
+    assert not (tmp_path / "home").exists()
+
+
+def test_kubernetes_speaks_kubectl(bundle: Bundle, run: Callable[..., Result]) -> None:
+    told = run("remedy", bundle(node("n1"), node("n2", FAILED)), scheduler="kubernetes")
+    assert told.stdout.splitlines() == [
+        "kubectl annotate node n2 'trainmaster/reason=trainmaster: gpu_ecc gpu3: 2 uncorrectable errors' --overwrite",
+        "kubectl cordon n2",
+        "kubectl taint node n2 trainmaster/health=fail:NoSchedule --overwrite",
+        "kubectl label node n2 trainmaster/health=fail --overwrite",
+    ]
+
+
+def test_more_nodes_than_the_limit_and_none_is_touched(bundle: Bundle, run: Callable[..., Result]) -> None:
+    bad = bundle(*(node(f"n{place}", FAILED if place < 3 else PASSED) for place in range(20)))
+    told = run("remedy", bad, "--yes")  # a tenth of 20 is 2
+    assert told.exit_code == 1
+    assert "would take out 3 of 20 nodes, and the limit is 2" in said(told)
+    assert run("remedy", bad, "--max-nodes", "3").exit_code == 0
+    assert run("remedy", bad, "--max-nodes", "0").exit_code == 1
+
+
+def test_nodes_that_are_out_count_against_the_limit(bundle: Bundle, run: Callable[..., Result], tmp_path: Path) -> None:
+    _journal.append(tmp_path / "home" / _journal.REMEDIES, [{"did": "drain", "node": "n9", "at": "x", "checks": []}])
+    told = run("remedy", bundle(*(node(f"n{place}", FAILED if place == 1 else PASSED) for place in range(10))))
+    assert told.exit_code == 1
+    assert "beside 1 that are out already" in said(told)
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        silent("n2"),
+        node("n2", error("nvidia-smi hung", action="reboot")),
+        node("n2", skip("no GPU")),
+        NodeHealth(node="n2", level=1, planned=("gpu_ecc",), results=()),
+    ],
+    ids=["silent", "error", "all skipped", "did not report"],
+)
+def test_unknown_is_not_bad(bundle: Bundle, run: Callable[..., Result], unknown: NodeHealth | Silent) -> None:
+    path = bundle(node("n1"), unknown)
+    told = run("remedy", path)
+    assert (told.exit_code, told.stdout) == (0, "")
+    assert "n2: unknown is not bad" in said(told)
+    assert "nodename=n2" in run("remedy", path, "--include-silent").stdout
+
+
+def test_a_warning_takes_nobody_out(bundle: Bundle, run: Callable[..., Result]) -> None:
+    told = run("remedy", bundle(node("n1", warn("hot", action="look at its fans"))))
+    assert (told.exit_code, told.stdout) == (0, "")
+
+
+def test_a_node_that_differs_from_the_rest_is_taken_out(bundle: Bundle, run: Callable[..., Result]) -> None:
+    odd = CheckResult(check="drift", findings=(fail("driver 570", action="update it", device="n2"),), took_s=0.0)
+    told = run("remedy", bundle(node("n1"), node("n2"), cluster=(odd,)))
+    assert commands(told)[0][2:] == ["nodename=n2", "state=drain", "reason=trainmaster: drift: driver 570"]
+
+
+@pytest.mark.parametrize("name", ["ALL", "all", "n[1-9]", "n1,n2", "-a", "n1 n2", "n1;reboot", "$(reboot)", ""])
+def test_a_name_that_means_more_than_one_node_goes_nowhere(
+    bundle: Bundle, run: Callable[..., Result], name: str
+) -> None:
+    told = run("remedy", bundle(node(name, FAILED)), "--yes")
+    assert told.stdout == ""
+    assert "more than one node" in said(told)
+
+
+def test_a_node_that_nobody_asked_for_is_left_alone(run: Callable[..., Result], tmp_path: Path) -> None:
+    health = ClusterHealth(asked=("n1",), nodes=(node("n1"), node("db-server", FAILED)))
+    (tmp_path / "health.json").write_text(health.to_json())
+    told = run("remedy", tmp_path / "health.json", "--yes")
+    assert told.stdout == ""
+    assert "without being asked" in said(told)
+
+
+def test_a_reason_from_a_node_stays_one_argument_of_one_line(bundle: Bundle, run: Callable[..., Result]) -> None:
+    hostile = fail("x\n\"'; reboot `id` $(id) \x1b[31m é" + "y" * 500, action="z")
+    told = run("remedy", bundle(node("n1", hostile)))
+    (command,) = commands(told)
+    assert len(command) == 5
+    assert command[4].startswith("reason=trainmaster: gpu_ecc: x ; reboot id")
+    assert not set(command[4]) & set("\"'`$\\\n\x1b")
+    assert len(command[4]) < 200
+
+
+def test_a_damaged_bundle_is_said_to_be_so(run: Callable[..., Result], tmp_path: Path) -> None:
+    (tmp_path / "health.json").write_text('{"asked": 3')
+    told = run("remedy", tmp_path)
+    assert told.exit_code != 0
+    assert "is damaged" in str(told.exception)
+
+
+# --- with a real Slurm ---------------------------------------------------------------------------------------------
+
+
+def test_a_node_is_drained_and_comes_back_after_a_newer_pass(
+    slurm: Path, bundle: Bundle, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", str(slurm))
+    before = bundle(node("n1"), node("n2", FAILED), node("n3"), after_s=-60)
+    told = run("remedy", before, "--yes")
+    assert told.exit_code == 0, told.stderr
+    assert testbed.state("n2") == "drained|trainmaster: gpu_ecc gpu3: 2 uncorrectable errors"
+    assert {testbed.state(name).split("|")[0] for name in ("n1", "n3")} == {"idle"}
+
+    again = run("remedy", before, "--yes")
+    assert (again.exit_code, again.stdout) == (0, "")
+    assert "out already" in said(again)
+
+    for stale, why in (
+        (bundle(node("n2"), after_s=-60), "before it was taken out"),
+        (bundle(node("n2", FAILED), after_s=60), "FAIL"),
+        (bundle(silent("n2"), after_s=60), "not in this run"),
+        (bundle(node("n1"), after_s=60), "not in this run"),
+        (bundle(node("n2", error("hung", action="reboot")), after_s=60), "INCOMPLETE"),
+        (bundle(node("n2", warn("hot", action="cool it")), after_s=60), "WARN"),
+        (bundle(node("n2", ok("8 CPUs"), check="cpu"), after_s=60), "gpu_ecc put it out and was not measured again"),
+    ):
+        told = run("readmit", stale, "--yes")
+        assert (told.exit_code, told.stdout) == (1, ""), why
+        assert why in said(told)
+    assert testbed.state("n2").startswith("drained|")
+
+    retest = bundle(node("n2"), after_s=60)
+    assert run("readmit", retest).stdout == "scontrol update nodename=n2 state=resume\n"
+    assert testbed.state("n2").startswith("drained|")  # that was a dry run
+    assert run("readmit", retest, "--yes").exit_code == 0
+    assert testbed.state("n2").split("|")[0] == "idle"
+    assert "nothing to do" in said(run("readmit", retest, "--yes"))
+
+
+def test_what_somebody_else_drained_is_left_as_it_is(
+    slurm: Path, bundle: Bundle, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", str(slurm))
+    from trainmaster.cli import _remedy
+
+    _remedy.run(["scontrol", "update", "nodename=n3", "state=drain", "reason=disk swap, ask Kim"])
+    told = run("remedy", bundle(node("n3", FAILED)), "--yes")
+    assert told.exit_code == 1
+    assert "disk swap, ask Kim" in said(told)
+    assert testbed.state("n3") == "drained|disk swap, ask Kim"
+    _remedy.run(["scontrol", "update", "nodename=n3", "state=resume"])
+
+
+def test_a_node_that_slurm_does_not_know_is_told(
+    slurm: Path, bundle: Bundle, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", str(slurm))
+    told = run("remedy", bundle(node("nowhere", FAILED)), "--yes")
+    assert told.exit_code == 1
+    assert "not done" in said(told)
+    assert not (tmp_path / "home" / _journal.REMEDIES).exists()
+
+
+def test_a_journal_says_what_was_done(
+    slurm: Path, bundle: Bundle, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", str(slurm))
+    run("remedy", bundle(node("n1", FAILED)), "--yes")
+    run("readmit", bundle(node("n1"), after_s=60), "--yes")
+    rows = [json.loads(line) for line in (tmp_path / "home" / _journal.REMEDIES).read_text().splitlines()]
+    assert [(row["did"], row["node"], row["through"]) for row in rows] == [
+        ("drain", "n1", "slurm"),
+        ("resume", "n1", "slurm"),
+    ]
+    assert rows[0]["checks"] == ["gpu_ecc"]

@@ -17,6 +17,8 @@ FLAGS = {
     "ecc_errors/channel_repair_pending": ("a memory channel waits to be repaired", RESET),
     "ecc_errors/tpc_repair_pending": ("a part of its processor waits to be repaired", RESET),
 }
+# Page-retiring GPUs count by bits, later ones by kind of memory; without both of a kind half was not measured.
+MUST_TELL = (("dram_uncorrectable", "double_bit"), ("sram_uncorrectable", "double_bit"))
 CORRECTED_WARN = 10_000  # ours: healthy memory shows few; none of them hurt a result
 
 
@@ -66,8 +68,9 @@ def _counts(gpu: _nvidia.Gpu) -> dict[str, int]:
         for path in counters
         if gpu.tells(path)
     }
-    if not any(name.startswith("volatile") and _is_hard(name) for name in counts):
-        raise _nvidia.NotTold("ecc_errors/volatile", "no count of uncorrectable errors", applies=True)
+    for kinds in MUST_TELL:
+        if not any(f"volatile {kind}" in name for name in counts for kind in kinds):
+            raise _nvidia.NotTold("ecc_errors/volatile", f"no count of {kinds[0]}", applies=True)
     return counts
 
 

@@ -60,9 +60,8 @@ def _mig(gpu: _nvidia.Gpu, device: str, wanted: bool | None) -> Iterator[Finding
 
 
 def _persistence(gpu: _nvidia.Gpu, device: str, expect: Expect) -> Iterator[Finding]:
-    if expect.persistence is False or not gpu.tells("persistence_mode"):
-        return
-    if not gpu.yes("persistence_mode"):
+    known = gpu.tells("persistence_mode") or not gpu.said("persistence_mode")  # N/A: Windows has none
+    if expect.persistence is not False and known and not gpu.yes("persistence_mode"):
         say = fail if expect.persistence else warn
         reason = "persistence mode is off: the driver unloads between jobs and forgets its settings"
         yield say(reason, action="turn it on: nvidia-smi -pm 1", device=device, persistence=False)

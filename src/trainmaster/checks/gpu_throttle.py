@@ -34,9 +34,9 @@ def judge(gpus: _nvidia.Gpus, expect: Expect) -> list[Finding]:
 
 
 def _judge_one(gpu: _nvidia.Gpu, device: str) -> Finding:
-    active = [name for name in REASONS if gpu.tells(*_paths(name)) and gpu.yes(*_paths(name))]
-    hard = [name for name in active if name != "sw_thermal_slowdown"]
     gpu.yes(*_paths("hw_slowdown"))  # every GPU tells this one; one that does not was not measured
+    active = [name for name in REASONS if _is_active(gpu, name)]
+    hard = [name for name in active if name != "sw_thermal_slowdown"]
     spent_s = {name: _spent_s(gpu, name) for name in COUNTERS}
     values = {"active": active, "spent_s": {name: spent for name, spent in spent_s.items() if spent is not None}}
     if hard:
@@ -49,6 +49,11 @@ def _judge_one(gpu: _nvidia.Gpu, device: str) -> Finding:
         words = ", ".join(f"{COUNTERS[name]} for {spent:.0f} s" for name, spent in past.items())
         return warn(f"it was slowed down since the driver started: {words}", action=ACTION, device=device, **values)
     return ok("not slowed down", device=device, **values)
+
+
+def _is_active(gpu: _nvidia.Gpu, name: str) -> bool:
+    """A reason that is N/A is never active; one that is gone from the list was not measured."""
+    return gpu.yes(*_paths(name)) if gpu.tells(*_paths(name)) or not gpu.said(*_paths(name)) else False
 
 
 def _paths(name: str) -> tuple[str, str]:

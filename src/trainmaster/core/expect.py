@@ -34,7 +34,7 @@ class Expect:
         default=None, doc="severity of Xid codes at this site, for example 63:fail,31:info (info, warn or fail)"
     )
     gemm_tflops: float | None = field(default=None, gt=0, doc="least bf16 matrix TFLOPS of each GPU")
-    hbm_gbps: float | None = field(default=None, gt=0, doc="least GB/s of each GPU's memory, copying, read plus written")
+    hbm_gbps: float | None = field(default=None, gt=0, doc="least GB/s of each GPU's memory, copying, read and written")
     h2d_gbps: float | None = field(default=None, gt=0, doc="least GB/s into each GPU over PCIe")
     d2h_gbps: float | None = field(default=None, gt=0, doc="least GB/s out of each GPU over PCIe")
     p2p_gbps: float | None = field(default=None, gt=0, doc="least GB/s between any two GPUs of a node, each way")

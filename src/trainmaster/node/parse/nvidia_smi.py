@@ -102,7 +102,7 @@ class Smi:
 # What nvidia-smi writes for what a GPU does not have, and where it has no value for what it has.
 _NOT_HERE = re.compile(r"\[?(N/A|Not Supported)\]?|Requested functionality has been deprecated", re.IGNORECASE)
 _NO_VALUE = re.compile(
-    rf"{_NOT_HERE.pattern}|\[?ERR!\]?|\[?Unknown Error\]?|\[?GPU is lost\]?|\[?Insufficient Permissions\]?",
+    rf"{_NOT_HERE.pattern}|\[?ERR!\]?|\[?Unknown Error\]?|\[?GPU is lost\]?|\[?Insufficient Permissions\]?|\(empty\)",
     re.IGNORECASE,
 )
 _ANSWERS = {"Yes": True, "No": False, "Enabled": True, "Disabled": False, "Active": True, "Not Active": False}
@@ -110,6 +110,7 @@ _ANSWERS = {"Yes": True, "No": False, "Enabled": True, "Disabled": False, "Activ
 _LISTS = {"supported_clocks", "processes", "accounted_processes", "mig_devices"}
 _INFOROM = re.compile(r"WARNING: infoROM is corrupted at gpu (?P<address>\S{1,20})")
 _END = "</nvidia_smi_log>"
+_EMPTY = "(empty)"  # an element without text; one that is not there is no leaf
 _DEEPEST = 8  # levels; no schema has more than 4
 
 
@@ -181,7 +182,7 @@ def _leaves(node: ET.Element, path: str = "") -> dict[str, str]:
         if child.tag in _LISTS or path.count("/") > _DEEPEST:
             continue
         place = f"{path}/{child.tag}" if path else child.tag
-        inner = _leaves(child, place) if len(child) else {place: (child.text or "").strip()}
+        inner = _leaves(child, place) if len(child) else {place: (child.text or "").strip() or _EMPTY}
         for name, said in inner.items():
             found[name] = f"{found[name]} and {said}" if name in found else said
     return found

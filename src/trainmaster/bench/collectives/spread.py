@@ -38,7 +38,8 @@ from trainmaster.train.place import Place
 
 _SPEAK_S = 0.5
 _SILENT_S = 5.0  # ten times as long as a rank is ever quiet
-_GRACE_S = 2.0
+# After one failed: its neighbours fail with it, and a dead one is known only by its silence.
+_GRACE_S = _SILENT_S + 1.0
 _LOG_BYTES = 32 << 20  # a log larger than that is not sent; then nothing is proven by it
 
 

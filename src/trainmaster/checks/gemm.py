@@ -21,8 +21,9 @@ TIMEOUT_S = _probe.CHECK_TIMEOUT_S
 WARN_BELOW, FAIL_BELOW = 0.88, 0.80
 # Of a datasheet's peak. A chip with a low power limit (L4) is healthy at half of it.
 DATASHEET_BELOW = 0.40
-# ‖product − exact‖ / ‖exact‖: the rounding of the result, times three or more.
-TOLERANCE = {"bf16": 1e-2, "fp16": 2e-3, "tf32": 2e-3, "fp8": 3e-2}
+# ‖product − exact‖ / ‖exact‖: the rounding of the result, some times over. Hopper adds 8-bit products with 14 bits,
+# which costs up to 2 % (DeepSeek-V3 report, §3.3.2); one wrong tile of 64 costs 12 %.
+TOLERANCE = {"bf16": 1e-2, "fp16": 2e-3, "tf32": 2e-3, "fp8": 8e-2}
 SLOW = "see its throttle reasons, power limit and clocks, and what else runs on it; replace it if it stays slow"
 
 

@@ -89,8 +89,9 @@ def _address(chunk: torch.Tensor, first: int) -> torch.Tensor:
 
 def _walking(start: int) -> Fill:
     def fill(chunk: torch.Tensor, first: int) -> torch.Tensor:
+        one = torch.ones((), dtype=torch.int64, device=chunk.device)
         torch.arange(first + start, first + start + len(chunk), out=chunk)
-        return torch.bitwise_left_shift(torch.tensor(1), chunk.bitwise_and_(63), out=chunk)
+        return torch.bitwise_left_shift(one, chunk.bitwise_and_(63), out=chunk)
 
     return fill
 

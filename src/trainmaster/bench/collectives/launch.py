@@ -85,11 +85,11 @@ def _debug(backend: Backend, folder: Path, rank: int) -> dict[str, str]:
     """NCCL's own account of its transports, in a file per rank: the proof of what carried the data."""
     if backend != "nccl":
         return {}
-    return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV,P2P,SHM,COLL", **nccl_file(folder, rank)}
+    return {**NCCL_DEBUG, "NCCL_DEBUG_FILE": str(folder / f"nccl-{rank}.log")}
 
 
-def nccl_file(folder: Path, rank: int) -> dict[str, str]:
-    return {"NCCL_DEBUG_FILE": str(folder / f"nccl-{rank}.log")}
+# Channels are logged under INIT. COLL would write a line for every round, and be what is measured.
+NCCL_DEBUG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV"}
 
 
 class _Watch:

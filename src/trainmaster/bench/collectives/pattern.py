@@ -78,9 +78,9 @@ class Ruler:
         return Mismatch(index=index, expected=expected & 0xFFFFFFFF, got=seen & 0xFFFFFFFF, count=count)
 
     def _values(self, line: Line) -> Iterator[tuple[int, Tensor]]:
-        ramp = self._steps * _signed(line.slope)
-        for begin in range(0, line.count, self._steps.numel()):
-            length = min(self._steps.numel(), line.count - begin)
+        ramp = self._steps[: line.count] * _signed(line.slope)
+        for begin in range(0, line.count, max(ramp.numel(), 1)):
+            length = min(ramp.numel(), line.count - begin)
             yield line.offset + begin, ramp[:length] + _signed(line.slope * begin + line.start)
 
 

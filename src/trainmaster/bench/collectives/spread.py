@@ -27,6 +27,7 @@ from trainmaster.bench.collectives import rank as worker
 from trainmaster.bench.collectives import report
 from trainmaster.bench.collectives.board import Pulse, pack, unpack
 from trainmaster.bench.collectives.gather import Heard, Told, row_of, sum_up
+from trainmaster.bench.collectives.launch import NCCL_DEBUG
 from trainmaster.bench.collectives.missing import View, find_missing
 from trainmaster.bench.collectives.result import Lost, Report, Row
 from trainmaster.bench.collectives.sweep import Backend, Point, Sweep, cut, points
@@ -79,8 +80,7 @@ def take_part(
     begun = time.monotonic()
     log = folder / f"nccl-{place.rank}.log"
     if backend == "nccl":
-        os.environ.update({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV,P2P,SHM,COLL"})
-        os.environ["NCCL_DEBUG_FILE"] = str(log)
+        os.environ.update({**NCCL_DEBUG, "NCCL_DEBUG_FILE": str(log)})
     store = _meet(sweep, place)
     memory = _Memory()
     seat = worker.Seat(
@@ -208,7 +208,7 @@ class _Desk:
                     broken = now
                 limit = self._sweep.timeout_s if all(i.heard.met for i in seen) else self._sweep.start_timeout_s
                 if now - since <= limit and (broken is None or now - broken <= _GRACE_S):
-                    time.sleep(_SPEAK_S / 5)
+                    time.sleep(_SPEAK_S)
                     continue
                 lost = find_missing([_view(item, now) for item in seen], plan, waited_s=now - since)
             told = sum_up([item.heard for item in seen], plan, lost)

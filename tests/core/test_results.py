@@ -33,6 +33,10 @@ def test_a_planned_check_without_a_result_is_incomplete() -> None:
     assert judge_overall([result("a", Verdict.PASS)], planned=["a", "b"]) is Overall.INCOMPLETE
 
 
+def test_a_check_that_nobody_planned_and_that_says_nothing_is_incomplete() -> None:
+    assert judge_overall([result("a", Verdict.PASS), result("b")], planned=["a"]) is Overall.INCOMPLETE
+
+
 def test_nothing_planned_and_nothing_measured_is_no_pass() -> None:
     assert judge_overall([], planned=[]) is Overall.INCOMPLETE
 

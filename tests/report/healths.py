@@ -46,7 +46,7 @@ def all_reduce(verdict: Verdict = Verdict.PASS, **values: Any) -> CheckResult:
     ]
     values = {"collective": "all_reduce", "points": points, "baseline": baseline, "ranks": 32, **values}
     finding = Finding(verdict=verdict, reason="477 GB/s at 8 GiB", action=None, values=values)
-    return result("collectives", finding)
+    return result("collective_bandwidth", finding)
 
 
 def mixed() -> ClusterHealth:
@@ -86,11 +86,11 @@ def published_example() -> ClusterHealth:
     """Seed 002's published run: `dcgmi diag` failed Targeted Power on GPU 1, on a row that its tool dropped."""
     reason = "Targeted Power: Max power of 224.1 did not reach desired power minimum target_power_min_ratio of 224"
     dcgm = result(
-        "dcgm",
-        ok("Pass", device="gpu0", run=3),
-        fail(reason, action="drain the node and replace GPU 1", device="gpu1", run=3),
-        ok("Pass", device="gpu2", run=3),
-        ok("Pass", device="gpu3", run=3),
+        "dcgm_stress",
+        ok("Pass", device="gpu0"),
+        fail(reason, action="drain the node and replace GPU 1", device="gpu1"),
+        ok("Pass", device="gpu2"),
+        ok("Pass", device="gpu3"),
     )
     found = ok("4 of 4 GPUs", listed=4, expected=4)
     return ClusterHealth(
@@ -136,10 +136,12 @@ JSON = st.recursive(
 POINTS = st.lists(
     st.fixed_dictionaries({"size_bytes": st.integers() | st.floats(), "busbw_gbps": st.floats() | TEXT}), max_size=3
 )
-VALUES = st.dictionaries(TEXT | st.sampled_from(["total_gib", "points", "on", "expected", "run"]), JSON, max_size=3)
+VALUES = st.dictionaries(
+    TEXT | st.sampled_from(["total_gib", "points", "on", "expected", "busbw_gbps"]), JSON, max_size=3
+)
 VALUES = VALUES | st.fixed_dictionaries({"points": POINTS, "baseline": POINTS})
 TIMES = st.floats(min_value=0, max_value=1e9)
-CHECKS = st.sampled_from(["gpu_count", "gpu_memory", "ram", "dcgm", "efa", "nccl", "x"]) | TEXT
+CHECKS = st.sampled_from(["gpu_count", "gpu_memory", "ram", "dcgm_stress", "efa", "nccl", "x"]) | TEXT
 FINDINGS = st.builds(
     Finding, verdict=st.sampled_from(list(Verdict)), reason=TEXT, action=st.none() | TEXT, device=st.none() | TEXT,
     values=VALUES,

@@ -109,7 +109,7 @@ def test_a_finding_between_nodes_belongs_to_its_node() -> None:
     view = report.build(healths.mixed())
     n3 = next(node for node in view.nodes if node.name == "n3")
     assert str(n3.overall) == "FAIL"
-    assert [row.check for row in view.cluster] == ["collectives"]
+    assert [row.check for row in view.cluster] == ["collective_bandwidth"]
 
 
 def test_junit_has_a_case_per_node_check_and_device() -> None:
@@ -179,6 +179,23 @@ def test_the_bandwidth_curve_stands_beside_its_baseline() -> None:
     assert "all_reduce, GB/s (cluster)" in page
     assert page.count('data-name="measured"') == page.count('data-name="baseline"') == 1
     assert re.search(r"<title>baseline 487 at 16 GiB</title>", page)
+
+
+def test_a_curve_by_size_as_the_collectives_tell_it() -> None:
+    slow = healths.fail(
+        "all_reduce: 3.8 GB/s at 1 GiB, 1% of 481", action="run `trainmaster isolate`", collective="all_reduce",
+        busbw_gbps={"1048576": 1.2, "1073741824": 3.8, "x": 1.0},
+        compared=[{"size_bytes": 1073741824, "baseline_gbps": 481.0, "kind": "measured", "source": "skypilot"}],
+    )  # fmt: skip
+    run = ClusterHealth(
+        asked=("n1",), nodes=(healths.healthy("n1"),), cluster=(healths.result("collective_bandwidth", slow),)
+    )
+    page = report.render_html(run)
+    assert "<title>measured 3.8 at 1 GiB</title>" in page
+    assert "<title>baseline 481 at 1 GiB</title>" in page
+    summary = json.loads(report.render_metrics(run))["cluster_summary"]
+    assert summary["test_results"]["nccl_communication"] == "FAIL"
+    assert summary["performance_summary"] == {"distributed_all_reduce_bandwidth_gbps": 3.8}
 
 
 def test_a_large_cluster_stays_a_small_file() -> None:

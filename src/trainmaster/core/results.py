@@ -80,12 +80,12 @@ _WEIGHT = {Verdict.SKIP: 0, Verdict.PASS: 1, Verdict.WARN: 2, Verdict.ERROR: 3, 
 
 
 def judge_overall(results: Sequence[CheckResult], *, planned: Collection[str]) -> Overall:
-    """FAIL beats INCOMPLETE beats WARN beats PASS; a planned check without a result is INCOMPLETE."""
+    """FAIL beats INCOMPLETE beats WARN beats PASS; a check that was planned, or ran, and says nothing is INCOMPLETE."""
     counts = Counter(finding.verdict for result in results for finding in result.findings)
     if counts[Verdict.FAIL]:
         return Overall.FAIL
-    reported = [result.check for result in results if result.findings]
-    whole = set(planned) <= set(reported)
+    reported = {result.check for result in results if result.findings}
+    whole = {*planned, *(result.check for result in results)} <= reported
     measured = counts[Verdict.PASS] + counts[Verdict.WARN]
     if counts[Verdict.ERROR] or not whole or not measured:
         return Overall.INCOMPLETE

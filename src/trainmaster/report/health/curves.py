@@ -3,14 +3,16 @@
 A finding of any check tells a curve by its values:
 
     collective   all_reduce (else the check's name is shown)
-    points       [{"size_bytes": 1048576, "busbw_gbps": 38.1, "latency_us": 27.5}, …]
-    baseline     [{"size_bytes": 1073741824, "busbw_gbps": 442.0, "source": "…"}, …], where one is known
+    busbw_gbps   {"1048576": 38.1, …}: GB/s, decimal, as nccl-tests counts, by message size in bytes
+    compared     [{"size_bytes": 1073741824, "baseline_gbps": 442.0, "source": "…"}, …], where a baseline is known
 
-GB/s, decimal, as nccl-tests counts. `results` for points, and `bandwidth_gbps`, are read too (seed 002's names).
+or, with latencies, `points` and `baseline` as lists of {"size_bytes", "busbw_gbps", "latency_us", "source"}. `results`
+for points, and `bandwidth_gbps` and `latency_ms` in them, are read too (seed 002's names).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +22,9 @@ from trainmaster.report.health.view import Row
 
 # What lies beyond is no measurement, and no axis could hold it. It stays in the finding's values.
 MAX_BYTES, MAX_GBPS = 2.0**60, 1e9
-_POINTS = ("points", "results", "curve")
-_RATES = ("busbw_gbps", "bandwidth_gbps", "algbw_gbps")
+_POINTS = ("points", "results", "busbw_gbps")
+_BASELINES = ("baseline", "compared")
+_RATES = ("busbw_gbps", "bandwidth_gbps", "baseline_gbps", "algbw_gbps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +58,7 @@ def find(rows: Iterable[Row]) -> list[Curve]:
     """Every curve that the findings tell, in their order."""
     found = []
     for row in rows:
-        points = next((_points(row.values[name]) for name in _POINTS if name in row.values), ())
+        points = _first(row, _POINTS)
         if not points:
             continue
         ranks = clean.number(row.values.get("ranks", row.values.get("world_size")))
@@ -65,7 +68,7 @@ def find(rows: Iterable[Row]) -> list[Curve]:
                 where=row.where,
                 node=row.node,
                 points=points,
-                baseline=_points(row.values.get("baseline")),
+                baseline=_first(row, _BASELINES),
                 ranks=int(ranks) if ranks is not None else None,
                 row=row,
             )
@@ -73,7 +76,17 @@ def find(rows: Iterable[Row]) -> list[Curve]:
     return found
 
 
+def _first(row: Row, names: tuple[str, ...]) -> tuple[Point, ...]:
+    return next((found for name in names if (found := _points(row.values.get(name)))), ())
+
+
 def _points(value: object) -> tuple[Point, ...]:
+    if isinstance(value, Mapping):
+        value = [
+            {"size_bytes": int(size), "busbw_gbps": rate}
+            for size, rate in value.items()
+            if re.fullmatch(r"\d{1,18}", size, flags=re.ASCII)
+        ]
     items = value if isinstance(value, list) else []
     found = [point for item in items if isinstance(item, Mapping) and (point := _point(item)) is not None]
     return tuple(sorted(found, key=lambda point: point.size_bytes))

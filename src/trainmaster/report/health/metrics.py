@@ -45,8 +45,7 @@ def document(view: View) -> dict[str, Any]:
             view.overall, rows, [f"{row.where}: {issue_text(row)}" for row in bad_rows(rows)], view
         ),
         "nodes": {
-            f"node_{place}": describe_node(view, node, place, curves.find(node.rows))
-            for place, node in enumerate(view.nodes)
+            f"node_{node.place}": describe_node(view, node) for node in sorted(view.nodes, key=lambda node: node.place)
         },
         **_ours(view, rows),
     }

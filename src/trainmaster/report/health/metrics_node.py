@@ -12,14 +12,15 @@ from trainmaster.report.health.view import BAD, Node, Row, View, worst
 
 NOT_MEASURED = "NOT_MEASURED"
 _WORDS = {Verdict.PASS: "PASS", Verdict.WARN: "WARN", Verdict.FAIL: "FAIL", Verdict.ERROR: "INCOMPLETE"}
-# Which of our checks answer which of their tests. `dcgm` is divided by the level of its run, see _dcgm_level.
-_GPU = re.compile(r"gpu_(count|driver|present)|cuda(_init)?$")
+# Which of our checks answer which of their tests.
+_GPU = re.compile(r"gpu_(count|driver|model)$|cuda_init$")
 _EFA = re.compile(r"efa")
-_NCCL = re.compile(r"nccl(?!_env|_interfaces)|collectives?$|bandwidth|all_reduce|all_gather")
+_NCCL = re.compile(r"nccl(?!_env|_interfaces)|collective")
 _DCGM = re.compile(r"dcgm")
 
 
-def describe_node(view: View, node: Node, place: int, found: list[curves.Curve]) -> dict[str, Any]:
+def describe_node(view: View, node: Node) -> dict[str, Any]:
+    """Everything that is known of one node."""
     rows = list(node.rows)
     heard = node.heard
     return {
@@ -30,7 +31,7 @@ def describe_node(view: View, node: Node, place: int, found: list[curves.Curve])
             "local_rank": None,
             "hostname": node.name,
             "current_host": node.name,
-            "host_rank": place,
+            "host_rank": node.place,
             "host_count": len(view.nodes),
             "gpus_per_host": gpus_expected(node),
         },
@@ -45,7 +46,7 @@ def describe_node(view: View, node: Node, place: int, found: list[curves.Curve])
             },
         },
         "network": _network(rows),
-        "nccl": _nccl(rows, found),
+        "nccl": _nccl(rows, curves.find(rows)),
         "dcgm": _dcgm(rows),
     }
 
@@ -65,14 +66,14 @@ def _gpus(rows: list[Row]) -> dict[str, Any]:
         of = [row for row in rows if row.device == device]
         total, used = _value(of, "gpu_memory", "total_gib"), _value(of, "gpu_memory", "used_gib")
         found[device.replace("gpu", "gpu_")] = {
-            "name": _text(of, "gpu_count", "model"),
+            "name": _text(of, "gpu_", "model"),
             "driver_version": driver,
             "memory_total_mb": _mib(total),
             "memory_used_mb": _mib(used),
             "memory_free_mb": _mib(total - used) if total is not None and used is not None else None,
             "temperature_c": _value(of, "gpu_temperature", "celsius"),
-            "utilization_percent": _value(of, "gpu_", "utilization_percent", "utilisation_percent", "busy_percent"),
-            "power_draw_w": _value(of, "gpu_", "draw_w", "power_draw_w", "power_w", "watts"),
+            "utilization_percent": _value(of, "gpu_utilisation", "percent"),
+            "power_draw_w": _value(of, "gpu_power", "draw_w"),
             "status": _WORDS.get(worst(row.verdict for row in of) or Verdict.SKIP, NOT_MEASURED),
         }
     return found
@@ -139,8 +140,8 @@ def _dcgm(rows: list[Row]) -> dict[str, Any]:
     return {
         "dcgm_available": bool(ran) if of else None,
         "diagnostics": {
-            "basic": _diagnosis([row for row in of if _dcgm_level(row) in (0, 1)]),
-            "extended": _diagnosis([row for row in of if _dcgm_level(row) in (0, 2)]),
+            "basic": _diagnosis([row for row in of if _dcgm_level(row) == 1]),
+            "extended": _diagnosis([row for row in of if _dcgm_level(row) == 2]),
         },
     }
 
@@ -156,7 +157,13 @@ def _diagnosis(rows: list[Row]) -> dict[str, Any]:
                 (row.values["gpu_device_ids"] for row in rows if "gpu_device_ids" in row.values), None
             ),
             "test_results": [
-                {"device": row.device, "status": _WORDS.get(row.verdict, "SKIP"), "reason": row.reason} for row in rows
+                {
+                    "device": row.device,
+                    "status": _WORDS.get(row.verdict, "SKIP"),
+                    "reason": row.reason,
+                    "tests": row.values.get("tests"),
+                }
+                for row in rows
             ],
             "overall_status": _test(rows),
         },
@@ -218,8 +225,8 @@ def summarise(overall: Overall, rows: list[Row], issues: list[str], view: View |
             "gpu_detection": _test(row for row in rows if _GPU.match(row.check)),
             "efa_network": _test(row for row in rows if _EFA.match(row.check)),
             "nccl_communication": _test(row for row in rows if _NCCL.match(row.check)),
-            "dcgm_basic": _test(row for row in rows if _dcgm_level(row) in (0, 1)),
-            "dcgm_extended": _test(row for row in rows if _dcgm_level(row) in (0, 2)),
+            "dcgm_basic": _test(row for row in rows if _dcgm_level(row) == 1),
+            "dcgm_extended": _test(row for row in rows if _dcgm_level(row) == 2),
         },
         "performance_summary": {"distributed_all_reduce_bandwidth_gbps": rate},
         "issues": issues,
@@ -233,11 +240,7 @@ def _test(rows: Iterable[Row]) -> str:
 
 
 def _dcgm_level(row: Row) -> int | None:
-    """1: `dcgmi diag -r 1`. 2: a longer run. 0: nothing tells, so it counts for both. None: not DCGM's."""
+    """1: the short diagnostic (`-r 1`). 2: a longer one. None: not DCGM's."""
     if not _DCGM.match(row.check):
         return None
-    told = clean.number(row.values.get("run", row.values.get("level")))
-    if told is None:
-        named = re.search(r"basic|extended|[1-4]", row.check)
-        told = {"basic": 1.0, "extended": 2.0}.get(named[0], 0.0) or float(named[0]) if named else 0.0
-    return min(2, max(0, int(told)))
+    return 1 if row.check == "dcgm" else 2

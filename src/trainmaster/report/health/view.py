@@ -51,6 +51,7 @@ class Node:
     """One node that was asked, with all that is known of it, from itself and from comparison."""
 
     name: str
+    place: int  # in the order in which the nodes were asked, from 0
     overall: Overall
     rows: tuple[Row, ...]
     silent: bool
@@ -134,7 +135,9 @@ def build(health: ClusterHealth, prices: Prices | None = None) -> View:
     ]
     # What was found between nodes about one that gave no answer still belongs to somebody.
     cluster = tuple(row for row in between if row.node is None or row.node not in heard)
-    nodes.sort(key=lambda node: (not node.silent, SEVERITY[node.overall], names.index(node.name)))
+    nodes.sort(key=lambda node: names.index(node.name))
+    nodes = [dataclasses.replace(node, place=place) for place, node in enumerate(nodes)]
+    nodes.sort(key=lambda node: (not node.silent, SEVERITY[node.overall], node.place))
     if not nodes:
         cluster += (_missing(None, _COVERAGE, "no node was asked", "name the nodes to check"),)
     rows = [row for node in nodes for row in node.rows] + list(cluster)
@@ -188,13 +191,14 @@ def _heard(node: NodeHealth, between: Iterable[Row]) -> Node:
         rows.append(_missing(name, _COVERAGE, "every check was skipped: nothing was measured", action))
     rows = [*_with_causes(rows), *between]
     overalls = [node.overall, *(_OVERALL[row.verdict] for row in rows if row.verdict in _OVERALL)]
-    return Node(name=name, overall=min(overalls, key=SEVERITY.__getitem__), rows=tuple(rows), silent=False, heard=node)
+    overall = min(overalls, key=SEVERITY.__getitem__)
+    return Node(name=name, place=0, overall=overall, rows=tuple(rows), silent=False, heard=node)
 
 
 def _silent(name: str, reason: str, action: str, took_s: float = 0.0) -> Node:
     name = _name(name)
     row = _missing(name, _ANSWER, clean.line(reason) or "no answer", clean.line(action), took_s)
-    return Node(name=name, overall=Overall.INCOMPLETE, rows=(row,), silent=True, heard=None)
+    return Node(name=name, place=0, overall=Overall.INCOMPLETE, rows=(row,), silent=True, heard=None)
 
 
 def _rows(node: str | None, results: Iterable[CheckResult]) -> Iterator[Row]:

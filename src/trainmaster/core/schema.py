@@ -1,7 +1,8 @@
 """A plain mapping becomes a frozen dataclass, or every fault in it is named at once.
 
 The dataclass is the schema: its annotations are the types, `field` adds bounds and a sentence for the docs, and an
-optional method `faults()` says what is wrong between fields. Nothing here knows YAML or JSON.
+optional method `faults()` says what is wrong between fields. A class method `expand(mapping)`, where there is one, may
+first put something under what is written (a preset). Nothing here knows YAML or JSON.
 """
 
 from __future__ import annotations
@@ -105,6 +106,7 @@ def _dataclass(cls: type[Any], mapping: object, path: str, faults: list[Fault]) 
     known = {item.name: item for item in dataclasses.fields(cls)}
     hints = _hints(cls)  # type: ignore[arg-type]
     before = len(faults)
+    mapping = _expand(cls, mapping, path, faults)
     values: dict[str, object] = {}
     for key, raw in mapping.items():
         if key not in known:
@@ -124,6 +126,16 @@ def _dataclass(cls: type[Any], mapping: object, path: str, faults: list[Fault]) 
         between: Iterable[Fault] = built.faults()
         faults.extend(Fault(path=_join(path, fault.path), message=fault.message) for fault in between)
     return typing.cast(object, built)
+
+
+def _expand(cls: type[Any], mapping: Mapping[Any, object], path: str, faults: list[Fault]) -> Mapping[Any, object]:
+    if not hasattr(cls, "expand"):
+        return mapping
+    try:
+        return typing.cast(Mapping[Any, object], cls.expand(mapping))
+    except SpecError as wrong:
+        faults.extend(Fault(path=_join(path, fault.path), message=fault.message) for fault in wrong.faults)
+        return mapping  # the rest of it may be wrong too, and every fault is named at once
 
 
 def _value(hint: Any, raw: object, path: str, faults: list[Fault], meta: Mapping[str, Any]) -> object:

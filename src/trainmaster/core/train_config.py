@@ -6,36 +6,95 @@ and the control plane never imports the trainer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from trainmaster.core import presets
 from trainmaster.core.errors import Fault
-from trainmaster.core.schema import field
+from trainmaster.core.schema import build, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeScaling:
+    """Llama 3's stretching of the rotary embedding: slow waves are slowed further, fast ones stay."""
+
+    factor: float = field(ge=1, example=8.0, doc="how much longer the context becomes")
+    low_freq_factor: float = field(default=1.0, gt=0, doc="waves longer than original_tokens over this are stretched")
+    high_freq_factor: float = field(default=4.0, gt=0, doc="waves shorter than original_tokens over this stay")
+    original_tokens: int = field(default=8192, ge=1, doc="context before the stretching")
+
+    def faults(self) -> Iterator[Fault]:
+        if self.low_freq_factor >= self.high_freq_factor:
+            message = (
+                f"{self.low_freq_factor} is not below high_freq_factor {self.high_freq_factor}; Llama 3 has 1 and 4"
+            )
+            yield Fault(path="low_freq_factor", message=message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """A Llama-style decoder. The defaults are a third of a million parameters: a minute's work for two cores."""
 
+    # Read by `expand` and gone after it: a built config states its dimensions and carries no label, because an
+    # override could make a label a lie. `name` is the one that its dimensions deserve.
+    preset: str | None = field(default=None, doc="dimensions of a known model; what is written beside it wins")
     layers: int = field(default=3, ge=1, doc="decoder blocks")
     width: int = field(default=96, ge=8, doc="hidden size")
     heads: int = field(default=4, ge=1, doc="attention heads")
     kv_heads: int = field(default=2, ge=1, doc="key and value heads (grouped-query attention)")
-    ffn_width: int = field(default=256, ge=8, doc="hidden size of the SwiGLU feed-forward")
+    head_width: int | None = field(default=None, ge=2, doc="size of one head; not stated: width over heads")
+    ffn_width: int = field(default=256, ge=8, doc="hidden size of the SwiGLU feed-forward, or of each expert")
     vocab: int = field(default=256, ge=2, doc="tokens; 256 with the built-in byte tokenizer")
     rope_theta: float = field(default=10_000.0, gt=0, doc="base of the rotary embedding")
+    rope_scaling: RopeScaling | None = field(default=None, doc="Llama 3's stretching of it")
     norm_eps: float = field(default=1e-5, gt=0, doc="epsilon of RMSNorm")
     tied: bool = field(default=True, doc="the output head shares the embedding's weights")
+    qkv_bias: bool = field(default=False, doc="biases on query, key and value (Qwen2)")
+    qk_norm: bool = field(default=False, doc="RMSNorm over each query and key head (Qwen3)")
+    sliding_window: int | None = field(default=None, ge=1, doc="tokens each one sees, itself included; not stated: all")
+    experts: int | None = field(
+        default=None, ge=1, doc="feed-forwards to choose from (Mixtral); not stated: one, dense"
+    )
+    experts_per_token: int = field(default=2, ge=1, doc="experts each token passes through")
+    balance: float = field(default=0.02, ge=0, doc="weight of the loss that spreads tokens over experts; 0 for none")
+    context_tokens: int | None = field(default=None, ge=1, doc="longest sequence it is meant for; goes into an export")
+
+    def __post_init__(self) -> None:
+        assert self.preset is None, "a preset is expanded by schema.build; constructed directly it would be ignored"
+
+    @classmethod
+    def expand(cls, mapping: Mapping[str, object]) -> Mapping[str, object]:
+        """Put a preset's dimensions under what is written; called by schema.build before it reads the fields."""
+        name = mapping.get("preset")
+        if not isinstance(name, str):
+            return mapping
+        return {**presets.find(name).model, **{key: value for key, value in mapping.items() if key != "preset"}}
+
+    @property
+    def name(self) -> str | None:
+        """The preset that has exactly these dimensions, or None."""
+        return next((name for name in presets.names() if build(ModelConfig, {"preset": name}) == self), None)
+
+    @property
+    def head_size(self) -> int:
+        """Size of one head, stated or not."""
+        return self.head_width if self.head_width is not None else self.width // self.heads
 
     def faults(self) -> Iterator[Fault]:
-        if self.width % self.heads or (self.width // self.heads) % 2:
+        if self.head_width is not None and self.head_width % 2:
+            message = f"{self.head_width} is odd; the rotary embedding turns pairs: use {self.head_width + 1}"
+            yield Fault(path="head_width", message=message)
+        if self.head_width is None and (self.width % self.heads or (self.width // self.heads) % 2):
             fit = [n for n in range(1, self.width // 2 + 1) if self.width % n == 0 and (self.width // n) % 2 == 0]
             near = min(fit, key=lambda n: abs(n - self.heads), default=1)
             yield Fault(path="heads", message=f"{self.heads} does not divide width {self.width} evenly; use {near}")
         elif self.heads % self.kv_heads:
             near = max(n for n in range(1, self.kv_heads + 1) if self.heads % n == 0)
             yield Fault(path="kv_heads", message=f"{self.kv_heads} does not divide heads {self.heads}; use {near}")
+        if self.experts is not None and self.experts_per_token > self.experts:
+            message = f"{self.experts_per_token} of {self.experts} experts cannot be chosen; use at most {self.experts}"
+            yield Fault(path="experts_per_token", message=message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

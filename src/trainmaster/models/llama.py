@@ -1,5 +1,7 @@
 """A Llama-style decoder: RMSNorm, rotary embedding, grouped-query attention, SwiGLU; head tied or not.
 
+ModelConfig's options make it the decoder of Llama 2 and 3, Mistral, Qwen2, Qwen3 (dense) and Mixtral.
+
 Built for one device. It may be built on the meta device, sharded, and then given memory with `to_empty`: nothing holds
 a value until `init_weights` has run, which fills every weight and every buffer.
 """
@@ -14,6 +16,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from trainmaster.core.train_config import ModelConfig
+from trainmaster.models import rope
+from trainmaster.models.moe import MixtureOfExperts
 
 
 class Llama(nn.Module):
@@ -30,7 +34,7 @@ class Llama(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.RMSNorm(config.width, eps=config.norm_eps)
         self.head = None if config.tied else nn.Linear(config.width, config.vocab, bias=False)
-        shape = (max_tokens, config.width // config.heads // 2)
+        shape = (max_tokens, config.head_size // 2)
         # Not saved: they follow from the config, and a longer sequence after a resume must not find old tables.
         self.register_buffer("rope_cos", torch.empty(shape, dtype=torch.float32), persistent=False)
         self.register_buffer("rope_sin", torch.empty(shape, dtype=torch.float32), persistent=False)
@@ -38,9 +42,10 @@ class Llama(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         length = tokens.shape[-1]
         cos, sin = self.rope_cos[:length], self.rope_sin[:length]
+        mask = _window_mask(self.config.sliding_window, length, device=tokens.device)
         x = self.embedding(tokens)
         for block in self.blocks:
-            x = block(x, cos, sin)
+            x = block(x, cos, sin, mask)
         x = self.norm(x)
         return F.linear(x, self.embedding.weight) if self.head is None else self.head(x)
 
@@ -49,7 +54,7 @@ class Llama(nn.Module):
         """Fill every weight and buffer; the same values for a seed on any number of ranks."""
         for name, weight in self.named_parameters():
             _fill(weight, _first_values(name, weight, self.config, seed=seed))
-        cos, sin = _rope_tables(self.config, self.max_tokens)
+        cos, sin = rope.tables(self.config, self.max_tokens)
         self.rope_cos.copy_(cos)
         self.rope_sin.copy_(sin)
 
@@ -62,38 +67,45 @@ class Block(nn.Module):
         self.attention_norm = nn.RMSNorm(config.width, eps=config.norm_eps)
         self.attention = Attention(config)
         self.feed_norm = nn.RMSNorm(config.width, eps=config.norm_eps)
-        self.feed = FeedForward(config)
+        self.feed = FeedForward(config) if config.experts is None else MixtureOfExperts(config)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), cos, sin)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), cos, sin, mask)
         added: Tensor = x + self.feed(self.feed_norm(x))
         return added
 
 
 class Attention(nn.Module):
-    """Causal attention; `heads / kv_heads` query heads share each key and value head."""
+    """Causal attention; `heads / kv_heads` query heads share each key and value head.
+
+    A mask, true where a token may look, takes the place of plain causality.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.heads, self.kv_heads = config.heads, config.kv_heads
-        self.head_width = config.width // config.heads
-        self.query = nn.Linear(config.width, config.width, bias=False)
-        self.key = nn.Linear(config.width, self.kv_heads * self.head_width, bias=False)
-        self.value = nn.Linear(config.width, self.kv_heads * self.head_width, bias=False)
-        self.output = nn.Linear(config.width, config.width, bias=False)
+        self.heads, self.kv_heads, self.head_size = config.heads, config.kv_heads, config.head_size
+        self.query = nn.Linear(config.width, self.heads * self.head_size, bias=config.qkv_bias)
+        self.key = nn.Linear(config.width, self.kv_heads * self.head_size, bias=config.qkv_bias)
+        self.value = nn.Linear(config.width, self.kv_heads * self.head_size, bias=config.qkv_bias)
+        self.output = nn.Linear(self.heads * self.head_size, config.width, bias=False)
+        self.query_norm = nn.RMSNorm(self.head_size, eps=config.norm_eps) if config.qk_norm else None
+        self.key_norm = nn.RMSNorm(self.head_size, eps=config.norm_eps) if config.qk_norm else None
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        batch, length, width = x.shape
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
+        batch, length, _ = x.shape
 
         def split(projected: Tensor, heads: int) -> Tensor:
-            return projected.view(batch, length, heads, self.head_width).transpose(1, 2)
+            return projected.view(batch, length, heads, self.head_size).transpose(1, 2)
 
-        query = _rotate(split(self.query(x), self.heads), cos, sin)
-        key = _rotate(split(self.key(x), self.kv_heads), cos, sin)
+        query, key = split(self.query(x), self.heads), split(self.key(x), self.kv_heads)
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        query, key = rope.rotate(query, cos, sin), rope.rotate(key, cos, sin)
         value = split(self.value(x), self.kv_heads)
-        shared = self.heads != self.kv_heads
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=shared)
-        projected: Tensor = self.output(mixed.transpose(1, 2).reshape(batch, length, width))
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=self.heads != self.kv_heads
+        )
+        projected: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return projected
 
 
@@ -116,31 +128,44 @@ def count_parameters(model: nn.Module) -> int:
     return sum(weight.numel() for weight in model.parameters())
 
 
+def active_parameters(config: ModelConfig, parameters: int) -> int:
+    """Of all the weights those that one token passes through: in a mixture it leaves most experts out."""
+    if config.experts is None:
+        return parameters
+    idle = config.experts - min(config.experts, config.experts_per_token)
+    return parameters - config.layers * idle * 3 * config.width * config.ffn_width
+
+
 def flops_per_token(config: ModelConfig, *, parameters: int, sequence_tokens: int) -> int:
     """Floating-point operations of one training step per token.
 
     The convention of published MFU figures: 6 per weight that multiplies (forward 2, backward 4; an untied embedding
-    only looks up), plus 12·layers·width·sequence for attention, with nothing taken off for causality.
+    only looks up, an expert that was not chosen does nothing), plus 12·layers·width·sequence for attention, with
+    nothing taken off for causality. Width is that of all heads together, which Qwen3's smaller models have wider than
+    the stream; a sliding window shorter than the sequence takes its place.
     """
     lookup = 0 if config.tied else config.vocab * config.width
-    return 6 * (parameters - lookup) + 12 * config.layers * config.width * sequence_tokens
+    seen = min(sequence_tokens, config.sliding_window or sequence_tokens)
+    attention = 12 * config.layers * config.heads * config.head_size * seen
+    return 6 * (active_parameters(config, parameters) - lookup) + attention
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    # In float32: bfloat16 has 8 bits of mantissa and cannot tell neighbouring positions of a long sequence apart.
-    left, right = x.float().chunk(2, dim=-1)
-    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).type_as(x)
+def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Every weight's name and shape, without the memory of any."""
+    with torch.device("meta"):
+        model = Llama(config, max_tokens=1)
+    return {name: tuple(weight.shape) for name, weight in model.named_parameters()}
 
 
-def _rope_tables(config: ModelConfig, max_tokens: int) -> tuple[Tensor, Tensor]:
-    half = config.width // config.heads // 2
-    rate = config.rope_theta ** (-torch.arange(half, dtype=torch.float64, device="cpu") / half)
-    angle = torch.outer(torch.arange(max_tokens, dtype=torch.float64, device="cpu"), rate)
-    return angle.cos().float(), angle.sin().float()
+def _window_mask(window: int | None, length: int, *, device: torch.device) -> Tensor | None:
+    """Each token sees itself and the `window - 1` before it; None where that is all there are."""
+    if window is None or length <= window:
+        return None
+    return torch.ones(length, length, dtype=torch.bool, device=device).tril().triu(1 - window)
 
 
 # The last matrix of each residual branch; there are two branches a layer.
-_RESIDUAL = ("attention.output.weight", "feed.down.weight")
+_RESIDUAL = ("attention.output.weight", "feed.down.weight", "feed.down")
 
 
 def _first_values(name: str, weight: Tensor, config: ModelConfig, *, seed: int) -> Tensor:
@@ -148,7 +173,10 @@ def _first_values(name: str, weight: Tensor, config: ModelConfig, *, seed: int) 
     shape, device = weight.shape, weight.device
     if name.endswith("norm.weight"):
         return torch.ones(shape, device=device)
-    # Unit variance through a matrix of any width; the residual stream's variance stays flat over any depth.
+    if name.endswith(".bias"):
+        return torch.zeros(shape, device=device)
+    # Unit variance through a matrix of any width, stacked experts included; the residual stream's variance stays flat
+    # over any depth.
     std = shape[1] ** -0.5
     if name.endswith(_RESIDUAL):
         std /= (2 * config.layers) ** 0.5

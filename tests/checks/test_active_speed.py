@@ -12,7 +12,7 @@ from trainmaster.core.results import Verdict
 
 RATES = ("gemm", "hbm", "pcie_copy")
 # Where a check's main rate lies in its report.
-PATH = {"gemm": ("precisions", "bf16"), "hbm": ("copy",), "pcie_copy": ("h2d",)}
+PATH = {"gemm": ("burst",), "hbm": ("copy",), "pcie_copy": ("h2d",)}
 
 
 def scale(check: str, *factors: float) -> Any:
@@ -45,7 +45,7 @@ def test_a_slow_gpu_is_named_with_its_rounds_and_an_action(machine: Machine, che
     assert {finding.verdict for finding in others} <= {Verdict.PASS}
 
 
-@pytest.mark.parametrize(("check", "factor"), [("gemm", 0.85), ("hbm", 0.88), ("pcie_copy", 0.8)])
+@pytest.mark.parametrize(("check", "factor"), [("gemm", 0.87), ("hbm", 0.88), ("pcie_copy", 0.8)])
 def test_a_rate_between_good_and_bad_warns(machine: Machine, check: str, factor: float) -> None:
     answer(machine, check, 1, only(0, scale(check, factor)))
     assert machine.verdicts(check) == {"gpu0": "warn"}
@@ -79,6 +79,16 @@ def test_an_unknown_gpu_without_peers_warns_that_nothing_was_compared(machine: M
 def test_unknown_gpus_are_compared_with_each_other(machine: Machine, check: str) -> None:
     answer(machine, check, 4, only(2, scale(check, 0.7)), name="NVIDIA Mystery 9000")
     assert machine.verdicts(check) == {"gpu0": "pass", "gpu1": "pass", "gpu2": "fail", "gpu3": "pass"}
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(0.95, "pass"), (0.90, "warn"), (0.80, "fail")])
+def test_a_gpu_that_cannot_hold_what_it_reaches_is_named(machine: Machine, factor: float, verdict: str) -> None:
+    def change(told: Report) -> None:
+        held = told["results"]["precisions"]["bf16"]
+        held.update(rates(*(rate * factor for rate in held["rounds"])))
+
+    answer(machine, "gemm", 1, only(0, change))
+    assert machine.verdicts("gemm") == {"gpu0": verdict}
 
 
 def test_peers_of_a_known_gpu_show_a_straggler_that_the_baseline_lets_pass(machine: Machine) -> None:

@@ -21,6 +21,8 @@ ROUNDS = 3  # a rate is called too low only when every one of them is
 # An idle GPU runs at a fifth of its clock and needs a few hundred milliseconds of work to raise it.
 WARM_UP_S = 0.3
 ROUND_S = 0.25
+# A burst: over before the power controller slows the chip down, and far enough from the last one to start cool.
+BURST_REST_S, BURST_FIRST, BURST_REPEATS = 1.0, 5, 10
 REPEATS = (5, 400)  # least and most of a round
 
 
@@ -32,6 +34,17 @@ def time_rounds(device: torch.device, works: Mapping[str, Callable[[], object]])
     for _ in range(ROUNDS):
         for name, work in works.items():
             found[name].append(time_each(device, work, repeats[name]))
+    return found
+
+
+def time_bursts(device: torch.device, work: Callable[[], object]) -> list[list[float]]:
+    """Seconds of every repeat in short bursts with a rest before each: what the chip can do, not what it can hold."""
+    found = []
+    for _ in range(ROUNDS):
+        wait(device)
+        if device.type == "cuda":
+            time.sleep(BURST_REST_S)
+        found.append(time_each(device, work, BURST_FIRST + BURST_REPEATS)[BURST_FIRST:])
     return found
 
 

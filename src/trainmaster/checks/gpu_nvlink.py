@@ -14,10 +14,12 @@ from trainmaster.node.host import Host
 
 LEVEL = 1
 TIMEOUT_S = _nvidia.CHECK_TIMEOUT_S
-# Counters that end or slow a job. FEC and "successful" recoveries are corrected; Tx and Rx packets are traffic.
+# Up to Hopper a link counts replays, recoveries and CRC errors. From Blackwell on the counters have other names, and FEC
+# corrects most errors unseen ("FEC Errors - 0" grows on every healthy link). Tx and Rx packets are traffic.
 _HARD = re.compile(r"recovery errors|recovery failed|malformed|buffer overrun|local link integrity|rx general", re.I)
-_SOFT = re.compile(r"replay errors|crc errors|effective errors|symbol errors|rx errors|rx remote errors|discards", re.I)
-SOFT_WARN = 1000  # ours: single repeats happen when a link trains; a bad cable makes thousands
+_SOFT = re.compile(r"rx errors|rx remote errors|effective errors|symbol errors|discards|recovery successful", re.I)
+_MANY = re.compile(r"replay errors|crc errors", re.I)
+MANY_WARN = 1000  # ours: single repeats happen when a link trains; a bad cable makes thousands
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +89,7 @@ def _judge_one(gpu: _nvidia.Gpu, device: str, evidence: Evidence, stated: int | 
         reason = f"nvidia-smi nvlink says what is not understood: {links.strange[0][:60]}"
         return error(reason, action="report it, with the folder that --capture writes", device=device, **values)
     hard = {name: count for name, count in links.errors.items() if _HARD.search(name)}
-    soft = {name: count for name, count in links.errors.items() if name not in hard and count >= SOFT_WARN}
+    soft = {name: count for name, count in links.errors.items() if name not in hard}
     if hard:
         action = "drain the node and reset the GPUs; replace the board if the errors return"
         return fail(f"NVLink errors: {_say(hard)}", action=action, device=device, **values)
@@ -127,8 +129,10 @@ def _add(links: Links, line: str) -> Links:
     if state is not None:
         (up if state["up"] else down).add(int(state["link"]))
     elif count is not None:
-        if int(count["count"]) and (_HARD.search(count["name"]) or _SOFT.search(count["name"])):
-            errors[f"link {count['link']}: {count['name']}"] = int(count["count"])
+        number = int(count["count"])
+        bad = _HARD.search(count["name"]) or _SOFT.search(count["name"])
+        if (number and bad) or (number >= MANY_WARN and _MANY.search(count["name"])):
+            errors[f"link {count['link']}: {count['name']}"] = number
     elif _OTHER.fullmatch(line) is None and _NONE.fullmatch(line) is None:
         strange.append(line)
     # A link that is said to be both is not up.

@@ -14,8 +14,8 @@ from trainmaster.node.host import Host
 
 LEVEL = 1
 TIMEOUT_S = _nvidia.CHECK_TIMEOUT_S
-# Up to Hopper a link counts replays, recoveries and CRC errors. From Blackwell on the counters have other names, and FEC
-# corrects most errors unseen ("FEC Errors - 0" grows on every healthy link). Tx and Rx packets are traffic.
+# Up to Hopper a link counts replays, recoveries and CRC errors. From Blackwell on the counters have other names, and
+# FEC corrects most errors unseen ("FEC Errors - 0" grows on every healthy link). Tx and Rx packets are traffic.
 _HARD = re.compile(r"recovery errors|recovery failed|malformed|buffer overrun|local link integrity|rx general", re.I)
 _SOFT = re.compile(r"rx errors|rx remote errors|effective errors|symbol errors|discards|recovery successful", re.I)
 _MANY = re.compile(r"replay errors|crc errors", re.I)

@@ -43,6 +43,7 @@ class GpuModel:
     tf32_tflops: float | None = None
     fp8_tflops: float | None = None
     bf16_measured_tflops: float | None = None
+    fp8_measured_tflops: float | None = None
     hbm_gbps: float | None = None
     hbm_measured_gbps: float | None = None
     h2d_gbps: float | None = None

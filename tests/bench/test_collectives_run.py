@@ -20,7 +20,12 @@ SMALL = Sweep(backend="gloo", processes=3, min_bytes=1 << 10, max_bytes=16 << 10
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, list[Row]]:
     live: list[Row] = []
-    report = measure(SMALL, folder=tmp_path_factory.mktemp("run"), on_row=live.append)
+    folder = tmp_path_factory.mktemp("run")
+    # What another run left in the folder must change nothing.
+    (folder / "rank-0.jsonl").write_text('{"what": "met", "points": 2}\n{"what": "done"}\n')
+    (folder / "rank-7.jsonl").write_text('{"what": "failed", "why": "long ago"}\n')
+    (folder / "store").write_bytes(b"rubbish")
+    report = measure(SMALL, folder=folder, on_row=live.append)
     return report, live
 
 

@@ -26,9 +26,10 @@ def bandwidth(
     collective: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="all_reduce, all_gather, …; may be repeated. Without: all.")
     ] = None,
-    min_size: Annotated[str, typer.Option("--min", metavar="SIZE", help="Smallest message.")] = "8K",
+    min_size: Annotated[str, typer.Option("--min", "--min-size", metavar="SIZE", help="Smallest message.")] = "8K",
     max_size: Annotated[
-        str | None, typer.Option("--max", metavar="SIZE", help="Largest; without: 8G on NCCL, 64M on gloo.")
+        str | None,
+        typer.Option("--max", "--max-size", metavar="SIZE", help="Largest; without: 8G on NCCL, 64M on gloo."),
     ] = None,
     factor: Annotated[int, typer.Option(min=2, help="From one size to the next.")] = 2,
     processes: Annotated[

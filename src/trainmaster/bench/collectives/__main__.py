@@ -49,8 +49,9 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m trainmaster.bench.collectives", description=__doc__)
     parser.add_argument("--collective", action="append", default=[])
-    parser.add_argument("--min", default="8K")
-    parser.add_argument("--max")
+    # torchrun reads a --max of ours as the beginning of its own --max-restarts, and refuses it.
+    parser.add_argument("--min", "--min-size", default="8K")
+    parser.add_argument("--max", "--max-size")
     parser.add_argument("--backend", choices=("nccl", "gloo"))
     parser.add_argument("--processes", type=int)
     parser.add_argument("--timeout", type=float, default=60.0)

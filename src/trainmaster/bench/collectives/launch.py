@@ -40,7 +40,7 @@ def launch(
     env: Mapping[str, str] | None = None,
 ) -> Told:
     """Run the sweep with so many ranks here; `folder` keeps their boards and what they printed."""
-    folder.mkdir(parents=True, exist_ok=True)
+    _clear(folder)
     plain = schema.to_plain(sweep)
     (folder / "sweep.json").write_text(json.dumps({**plain, "backend": backend, "processes": processes}) + "\n")
     running: list[subprocess.Popen[bytes]] = []
@@ -50,6 +50,14 @@ def launch(
         return _Watch(sweep, backend, folder, running, on_row).until_the_end()
     finally:
         _end(running)
+
+
+def _clear(folder: Path) -> None:
+    """What an earlier run left there must not be read as told by this one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for pattern in ("rank-*.jsonl", "rank-*.pulse", "rank-*.log", "nccl-*.log", "store"):
+        for path in folder.glob(pattern):
+            path.unlink()
 
 
 def _start(

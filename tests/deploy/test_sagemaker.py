@@ -1,0 +1,167 @@
+"""The SageMaker test: its files are sound, and its program gathers two hosts, or says which one is missing."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PLACE = ROOT / "deploy" / "sagemaker"
+NOTEBOOK = json.loads((PLACE / "notebook.ipynb").read_text())
+CODE = ["".join(cell["source"]) for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_dockerfile_has_both_parts_and_what_is_required() -> None:
+    text = (PLACE / "Dockerfile").read_text()
+    mine, required = text.split("### Required Packages for the cluster test. DO NOT REMOVE ###")
+    assert "### Customizable" in mine
+    assert "FROM ${BASE_IMAGE}" in mine
+    for name in ("libfabric-dev", "datacenter-gpu-manager", "nccl-tests", "trainmaster[server,storage]"):
+        assert name in required
+    assert "FROM" not in required
+
+
+def test_what_the_dockerfile_copies_is_there_and_not_ignored() -> None:
+    kept = [line[1:] for line in (PLACE / "Dockerfile.dockerignore").read_text().splitlines() if line.startswith("!")]
+    for line in re.findall(r"^COPY (.*)$", (PLACE / "Dockerfile").read_text(), flags=re.MULTILINE):
+        for source in line.split()[:-1]:
+            assert (ROOT / source).exists(), source
+            assert source in kept
+
+
+def create_image(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    argv = ["bash", str(PLACE / "create-image.sh"), *words]
+    return subprocess.run(argv, env={**os.environ, **env}, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_image_is_built_and_pushed_by_the_documented_words() -> None:
+    subprocess.run(["bash", "-n", str(PLACE / "create-image.sh")], check=True)
+    assert os.access(PLACE / "create-image.sh", os.X_OK)
+    ran = create_image("sagemaker-cluster-test", "latest", DRY_RUN="1", AWS_REGION="eu-west-1")
+    assert ran.returncode == 0, ran.stderr
+    image = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/sagemaker-cluster-test:latest"
+    assert ran.stdout.strip() == image
+    assert "docker build --platform linux/amd64" in ran.stderr
+    assert f"docker push {image}" in ran.stderr
+    own = create_image(DRY_RUN="1", BASE_IMAGE="763104351884.dkr.ecr.us-east-1.amazonaws.com/x:1")
+    assert "--password-stdin 763104351884.dkr.ecr.us-east-1.amazonaws.com" in own.stderr
+    assert "--build-arg BASE_IMAGE=763104351884.dkr.ecr.us-east-1.amazonaws.com/x:1" in own.stderr
+
+
+@pytest.mark.parametrize("words", [["a", "b", "c"], ["Upper"], ["x; reboot"], ["x", "-t"]])
+def test_wrong_words_build_nothing(words: list[str]) -> None:
+    ran = create_image(*words, DRY_RUN="1")
+    assert ran.returncode == 2
+    assert "usage" in ran.stderr
+    assert "docker" not in ran.stderr
+
+
+def test_the_notebook_is_one() -> None:
+    assert (NOTEBOOK["nbformat"], NOTEBOOK["nbformat_minor"]) == (4, 5)
+    ids = [cell["id"] for cell in NOTEBOOK["cells"]]
+    assert len(set(ids)) == len(ids)
+    for cell in NOTEBOOK["cells"]:
+        assert cell["cell_type"] in ("markdown", "code")
+        assert isinstance(cell["metadata"], dict)
+        if cell["cell_type"] == "code":
+            assert (cell["outputs"], cell["execution_count"]) == ([], None)
+
+
+@pytest.mark.parametrize("source", CODE, ids=range(len(CODE)))
+def test_every_cell_compiles(source: str) -> None:
+    compile(source, "cell", "exec")
+
+
+def test_the_notebook_knows_the_four_scenarios_and_both_launchers() -> None:
+    scope: dict[str, object] = {"MPI": lambda **words: ("mpi", words), "Torchrun": lambda **words: ("torchrun", words)}
+    for source in CODE:
+        for node in ast.parse(source).body:
+            named = isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "SCENARIOS"
+            if named or (isinstance(node, ast.FunctionDef) and node.name == "make_distributed"):
+                exec(compile(ast.Module(body=[node], type_ignores=[]), "cell", "exec"), scope)
+    make = scope["make_distributed"]
+    assert callable(make)
+    found = {
+        name: [make(launcher, one["instance_count"], one["gpus"]) for launcher in ("torchrun", "mpi")]
+        for name, one in scope["SCENARIOS"].items()  # type: ignore[attr-defined]
+    }
+    assert found == {
+        "single-node-single-gpu": [None, None],
+        "single-node-multi-gpu": [(word, {"process_count_per_node": 4}) for word in ("torchrun", "mpi")],
+        "multi-node-single-gpu": [(word, {"process_count_per_node": 1}) for word in ("torchrun", "mpi")],
+        "multi-node-multi-gpu": [(word, {"process_count_per_node": 8}) for word in ("torchrun", "mpi")],
+    }
+    assert any("subnet_ids = " in source and "security_group_ids = " in source for source in CODE)
+    assert any("/metrics/health_check_metrics.json" in source for source in CODE)
+
+
+# --- the program ---------------------------------------------------------------------------------------------------
+
+
+def start(place: Path, host: str, hosts: list[str], *words: str, **env: str) -> subprocess.Popen[str]:
+    """One process of the job, as SageMaker starts it on a host."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("SM_", "OMPI_", "SLURM_"))}
+    env = {
+        **clean, "PYTHONPATH": str(ROOT / "src"), "SM_HOSTS": json.dumps(hosts), "SM_CURRENT_HOST": host,
+        "TRAINMASTER_METRICS_URL": str(place / "bucket"), "TRAINING_JOB_NAME": "job-1",
+        "SM_OUTPUT_DATA_DIR": str(place / host / "out"), **env,
+    }  # fmt: skip
+    argv = [sys.executable, str(PLACE / "entry.py"), "--level", "1", "--work", str(place / "work"), *words]
+    return subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def metrics(place: Path) -> dict[str, object]:
+    return json.loads((place / "bucket" / "job-1" / "metrics" / "health_check_metrics.json").read_text())
+
+
+def test_two_hosts_give_one_verdict_with_collectives(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    hosts = ["algo-1", "algo-2"]
+    rank = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    running = [
+        start(
+            tmp_path, host, hosts, "--max-size", "64K", "--min-busbw", "0.000001",
+            **rank, MASTER_PORT=port, RANK=str(place), GROUP_RANK=str(place), GROUP_WORLD_SIZE="2",
+        )
+        for place, host in enumerate(hosts)
+    ]  # fmt: skip
+    said = [process.communicate(timeout=150)[0] for process in running]
+    told = metrics(tmp_path)
+    assert [node["node_info"]["hostname"] for node in told["nodes"].values()] == hosts, said  # type: ignore[attr-defined]
+    checks = {row["check"]: row["verdict"] for row in told["metrics"]}  # type: ignore[attr-defined]
+    assert checks["collective_ranks"] == checks["collective_data"] == "pass", said
+    assert told["cluster_summary"]["performance_summary"]["distributed_all_reduce_bandwidth_gbps"] > 0  # type: ignore[index]
+    assert str(told["overall"]) in said[0]
+    assert running[0].returncode == {"PASS": 0, "WARN": 0, "FAIL": 1, "INCOMPLETE": 3}[str(told["overall"])]
+    assert running[1].returncode == 0
+    stored = tmp_path / "bucket" / "job-1" / "metrics"
+    assert all((stored / "nodes" / host / "answers.json").exists() for host in hosts)
+    assert (stored / "report.html").exists()
+
+
+def test_a_host_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    process = start(tmp_path, "algo-1", ["algo-1", "algo-2"], "--wait", "0")
+    said = process.communicate(timeout=100)[0]
+    told = metrics(tmp_path)
+    assert told["training_readiness"]["nodes_unknown"] == ["algo-2"], said  # type: ignore[index]
+    assert "1 node gave no answer: algo-2" in said
+    assert process.returncode in (1, 3)
+
+
+def test_without_a_place_for_the_results_nothing_is_checked(tmp_path: Path) -> None:
+    process = start(tmp_path, "algo-1", ["algo-1"], TRAINMASTER_METRICS_URL="")
+    assert "nobody said where the results go" in process.communicate(timeout=60)[0]
+    assert process.returncode == 2

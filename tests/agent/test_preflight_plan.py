@@ -64,6 +64,22 @@ def test_a_check_that_does_not_exist_keeps_them_from_starting(node: Any) -> None
     assert not started(node)
 
 
+def test_a_profile_says_what_the_node_should_be(node: Any) -> None:
+    others = [name for name in checks.plan(1) if name != "gpu_count"]
+    preflight = {"level": 1, "skip": others, "profile": "ml.p5.48xlarge", "expect": {"gpus": 4096}}
+    node.run(node.shell(UP, preflight=preflight))
+    assert node.record().reason is Reason.CHECK_FAILED
+    assert "of 4096 GPUs" in node.record().message, "what the spec states lies over the profile"
+    assert not started(node)
+
+
+def test_a_profile_that_does_not_exist_keeps_them_from_starting(node: Any) -> None:
+    node.run(node.shell(UP, preflight={"level": 1, "profile": "ml.p5.48xlrage"}))
+    assert node.record().reason is Reason.CHECK_INCOMPLETE
+    assert "ml.p5.48xlarge" in node.record().message
+    assert not started(node)
+
+
 def test_the_disk_of_the_checkpoints_is_what_is_measured(node: Any) -> None:
     others = [name for name in checks.plan(1) if name != "disk_space"]
     node.run(node.shell(UP, preflight={"level": 1, "skip": others}))

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainmaster import checks
 from trainmaster.agent.diagnose import Outcome
 from trainmaster.agent.watch import Watch
+from trainmaster.checks import _document, _profiles
 from trainmaster.core import schema
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.core.plan import Plan
 from trainmaster.core.results import CheckResult, Overall, Verdict, judge_overall
+from trainmaster.core.spec import Preflight
 from trainmaster.core.states import Reason
 from trainmaster.node.emit import Emitter
 from trainmaster.node.host import Host
@@ -28,6 +30,7 @@ def run(plan: Plan, events: Emitter, watch: Watch) -> Outcome | None:
         return None
     try:
         planned = checks.plan(spec.level, (), spec.skip)
+        _profiles.resolve(_expected(spec))  # a profile nobody knows is told before anything is measured
     except TrainmasterError as wrong:
         return Outcome(reason=Reason.CHECK_INCOMPLETE, message=f"the pre-flight could not be planned: {wrong}")
     events.emit("PREFLIGHT", "start", planned=planned)
@@ -37,6 +40,11 @@ def run(plan: Plan, events: Emitter, watch: Watch) -> Outcome | None:
     overall = judge_overall(results, planned=planned)
     events.emit("PREFLIGHT", "end", overall=overall)
     return _judge(overall, results, planned, allow_incomplete=spec.allow_incomplete)
+
+
+def _expected(spec: Preflight) -> list[str | Mapping[str, object]]:
+    """What each node should have: its profile, and over that what the spec states."""
+    return [*([spec.profile] if spec.profile else []), _document.stated(spec.expect)]
 
 
 def _collect(plan: Plan, events: Emitter, watch: Watch) -> tuple[list[CheckResult], Outcome | None]:
@@ -50,7 +58,9 @@ def _collect(plan: Plan, events: Emitter, watch: Watch) -> tuple[list[CheckResul
 
     def work() -> None:
         try:
-            checks.run(Host(), spec.expect, level=spec.level, skip=spec.skip, on_result=put)
+            host = Host()
+            expect = _profiles.resolve(_expected(spec), host).expect
+            checks.run(host, expect, level=spec.level, skip=spec.skip, on_result=put)
             put(None)
         except BaseException as wrong:  # raised again by the reader below
             put(wrong)

@@ -14,7 +14,25 @@ from trainmaster.cli import _say
 from trainmaster.core.errors import TrainmasterError
 
 # The order of the help page: the way a user meets the verbs. A verb that is not named here comes last.
-_ORDER = ("demo", "check", "rejudge", "train", "submit", "jobs", "show", "logs", "events", "cancel", "serve", "report")
+_ORDER = (
+    "demo",
+    "check",
+    "bandwidth",
+    "isolate",
+    "rejudge",
+    "remedy",
+    "readmit",
+    "history",
+    "train",
+    "submit",
+    "jobs",
+    "show",
+    "logs",
+    "events",
+    "cancel",
+    "serve",
+    "report",
+)
 
 
 def verbs() -> list[str]:

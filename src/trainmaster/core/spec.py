@@ -30,7 +30,8 @@ class Preflight:
     """What must hold on every node before the workload may start."""
 
     level: int = field(default=1, ge=0, le=3, doc="0 none, 1 passive (seconds), 2 uses the GPU, 3 stress")
-    expect: Expect = field(factory=Expect, doc="what each node should have")
+    profile: str | None = field(default=None, doc="instance type or GPU model each node should be, as ml.p5.48xlarge")
+    expect: Expect = field(factory=Expect, doc="what each node should have, over what its profile says")
     skip: tuple[str, ...] = field(default=(), doc="checks to leave out, by name")
     allow_incomplete: bool = field(default=False, doc="start although something planned could not be measured")
 

@@ -174,6 +174,13 @@ def test_the_map_shows_every_node(many: int) -> None:
     assert "✕" in picture
 
 
+def test_of_a_silent_node_the_map_knows_nothing() -> None:
+    view = report.build(healths.mixed())
+    picture = str(heatmap.render(view))
+    assert picture.count("<title>n4 · answer: not measured\nn4: no answer in 60 s</title>") == len(view.checks)
+    assert "answer" not in view.checks
+
+
 def test_the_bandwidth_curve_stands_beside_its_baseline() -> None:
     page = report.render_html(healths.mixed())
     assert "all_reduce, GB/s (cluster)" in page

@@ -97,8 +97,10 @@ def _band(band: _Band, checks: Sequence[str], left: float, y: float) -> Markup:
         for row in node.rows:
             rows.setdefault(row.check, []).append(row)
     for place, check in enumerate(checks):
-        if check in rows:
-            parts.append(_square(left + place * _CELL, y, band.label, rows[check]))
+        # Of a node that gave no answer, nothing is known: a question mark all along.
+        told = list(band.nodes[0].rows) if band.nodes[0].silent else rows.get(check)
+        if told:
+            parts.append(_square(left + place * _CELL, y, band.label, told))
     return Markup("").join(parts)
 
 

@@ -58,7 +58,7 @@ def _figures(view: View) -> list[Figure]:
             share=covered.nodes_heard / covered.nodes_asked if covered.nodes_asked else None,
         ),
         Figure(
-            name="Planned checks that reported",
+            name="Checks that reported",
             value=f"{figures.count(covered.checks_reported)} / {figures.count(covered.checks_planned)}",
             note=f"{covered.not_measured} could not be measured" if covered.not_measured else "none is missing",
             share=covered.checks_reported / covered.checks_planned if covered.checks_planned else None,

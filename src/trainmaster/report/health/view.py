@@ -96,7 +96,7 @@ class View:
     reasons: tuple[str, ...]
     nodes: tuple[Node, ...]  # the silent first, then the worst, then as they were asked
     cluster: tuple[Row, ...]  # about no single node
-    checks: tuple[str, ...]  # columns, in the order they were planned
+    checks: tuple[str, ...]  # of the nodes that answered, in the order they were planned
     actions: tuple[Action, ...]
     coverage: Coverage
     cost: Cost
@@ -314,8 +314,8 @@ def _coverage(health: ClusterHealth, nodes: list[Node], rows: list[Row]) -> Cove
 
 def _columns(health: ClusterHealth, nodes: list[Node]) -> tuple[str, ...]:
     planned = (clean.line(name) or "?" for node in health.nodes for name in node.planned)
-    seen = (row.check for node in nodes for row in node.rows)
-    return tuple(dict.fromkeys([*planned, *seen]))
+    seen = (row.check for node in nodes for row in node.rows if not node.silent)
+    return tuple(dict.fromkeys([*planned, *seen])) or (_ANSWER,)
 
 
 # --- words ---------------------------------------------------------------------------------------------------------

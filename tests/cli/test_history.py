@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,13 @@ def test_one_gpu_on_two_nodes_is_one_offender() -> None:
 )
 def test_who_a_gpu_is(identity: dict[str, Any], key: str) -> None:
     assert [entry.key for entry in entries(run_on("n1", 1, **identity)) if entry.device == "gpu3"] == [key]
+
+
+def test_runs_of_different_zones_are_put_in_order() -> None:
+    late, early = (dataclasses.replace(run_on(name, 1), started_at=at) for name, at in (
+        ("n1", "2026-03-01T12:00:00-08:00"), ("n2", "2026-03-01T13:00:00+00:00")))  # fmt: skip
+    (one,) = offenders([*entries(late), *entries(early)])
+    assert one.nodes == ("n2", "n1")
 
 
 def test_a_silent_node_is_remembered_and_did_not_fail() -> None:

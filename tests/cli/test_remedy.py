@@ -135,6 +135,13 @@ def test_a_node_that_differs_from_the_rest_is_taken_out(bundle: Bundle, run: Cal
     assert commands(told)[0][2:] == ["nodename=n2", "state=drain", "reason=trainmaster: drift: driver 570"]
 
 
+def test_a_failure_of_all_together_drains_nobody_and_is_told(bundle: Bundle, run: Callable[..., Result]) -> None:
+    slow = CheckResult(check="collective_bandwidth", findings=(fail("3.8 GB/s", action="isolate"),), took_s=0.0)
+    told = run("remedy", bundle(node("n1"), node("n2"), cluster=(slow,)))
+    assert told.stdout == ""
+    assert "collective_bandwidth failed and names no node; `trainmaster isolate` finds which" in said(told)
+
+
 @pytest.mark.parametrize("name", ["ALL", "all", "n[1-9]", "n1,n2", "-a", "n1 n2", "n1;reboot", "$(reboot)", ""])
 def test_a_name_that_means_more_than_one_node_goes_nowhere(
     bundle: Bundle, run: Callable[..., Result], name: str

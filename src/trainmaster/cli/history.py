@@ -38,7 +38,7 @@ def history(
     place = locate(home)
     for bundle in add or []:
         added = _journal.record(place, _remedy.load(bundle))
-        _say.note(f"{added} entries from {bundle}" if added else f"{bundle} was recorded before")
+        _say.note(f"recorded {bundle}" if added else f"{bundle} was recorded before")
     if serial is not None:
         _one(place, serial, as_json)
     else:

@@ -70,7 +70,7 @@ def _show(plan: Selection, scheduler: Scheduler) -> None:
     for node, why in plan.left:
         _say.note(f"left alone  {_remedy.plain(node)}: {_remedy.plain(why)}")
     if not plan.drains:
-        _say.note("no node failed; there is nothing to do")
+        _say.note("no node is to be drained")
     for one in plan.drains:
         _remedy.show(scheduler.drain(one.node, one.reason))
 

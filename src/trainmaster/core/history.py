@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from trainmaster.core.health import ClusterHealth, NodeHealth
@@ -25,7 +26,7 @@ class Entry:
     """One GPU, or the rest of one node, in one run."""
 
     run: str  # of the same run always the same, so that one which is recorded twice counts once
-    at: str  # when the run began, ISO
+    at: str  # when the run began, ISO, in UTC
     key: str  # serial:1652922…, uuid:GPU-…, bus:NODE/0000:3b:00.0, place:NODE/gpu3, node:NODE
     node: str
     device: str | None
@@ -50,6 +51,7 @@ class Offender:
 
 def entries(health: ClusterHealth) -> list[Entry]:
     """What this run adds to the history: one entry per GPU, one per node for all else, one per silent node."""
+    at = _utc(health.started_at)
     run = hashlib.sha256(health.to_json().encode("utf-8", errors="replace")).hexdigest()[:16]
     found = []
     for node in health.nodes:
@@ -65,7 +67,7 @@ def entries(health: ClusterHealth) -> list[Entry]:
             found.append(
                 Entry(
                     run=run,
-                    at=health.started_at,
+                    at=at,
                     key=key,
                     node=node.node,
                     device=device,
@@ -78,7 +80,7 @@ def entries(health: ClusterHealth) -> list[Entry]:
         found.append(
             Entry(
                 run=run,
-                at=health.started_at,
+                at=at,
                 key=f"node:{silent.node}",
                 node=silent.node,
                 device=None,
@@ -114,6 +116,15 @@ def offenders(history: Iterable[Entry], *, least: int = 1) -> list[Offender]:
             )
         )
     return sorted(found, key=lambda one: (-one.failed, -len(one.nodes), one.key))
+
+
+def _utc(text: str) -> str:
+    """One zone for all, so that the order of texts is the order of time."""
+    try:
+        when = datetime.fromisoformat(text)
+        return when.astimezone(UTC).isoformat() if when.tzinfo is not None else text
+    except (ValueError, OverflowError):
+        return text
 
 
 def _things(

@@ -76,6 +76,12 @@ def select(
             left.append((name, f"unknown is not bad: {why}"))
         else:
             drains.append(Drain(node=name, reason=make_reason(why), checks=checks))
+    left += [
+        ("cluster", f"{result.check} failed and names no node; `trainmaster isolate` finds which: {finding.reason}")
+        for result in health.cluster
+        for finding in result.findings
+        if finding.verdict is Verdict.FAIL and finding.device not in asked
+    ]
     touched = len(drains) + len(out)
     refusal = None
     if drains and touched > most:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trainmaster.cli._home import HomeOption, locate
 from trainmaster.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,6 +34,13 @@ def check(
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the evidence bundle there.")] = None,
     diff: Annotated[Path | None, typer.Option(metavar="DIR", help="Show what changed since that bundle.")] = None,
+    upload: Annotated[
+        str | None, typer.Option(metavar="URL", help="With --out: send the bundle there, as s3://bucket/prefix.")
+    ] = None,
+    price: Annotated[
+        float | None, typer.Option(min=0.0, metavar="USD", help="Of one node-hour; else its instance's list price.")
+    ] = None,
+    home: HomeOption = None,
     strict: Annotated[bool, typer.Option("--strict", help="End with 1 on WARN too.")] = False,
     nagios: Annotated[bool, typer.Option("--nagios", help="End with 0, 1, 2 or 3 as Nagios reads them.")] = False,
     capture: Annotated[Path | None, typer.Option(metavar="DIR", help="Write down everything that was read.")] = None,
@@ -55,6 +63,8 @@ def check(
       trainmaster check --out evidence/     then, anywhere: trainmaster rejudge evidence/
 
       trainmaster check --on ssh:hosts.yaml --level 1 --out today/ --diff yesterday/
+
+      trainmaster check --level 2 --out evidence/ --upload s3://bucket/acceptance/node-7
     """
     from trainmaster import checks
     from trainmaster.checks import _bundle, _document, _profiles
@@ -63,10 +73,7 @@ def check(
     from trainmaster.core.health import ClusterHealth
     from trainmaster.core.results import exit_code
 
-    if out is not None and capture is not None:
-        raise UsageError("--out captures into its folder already; leave --capture out")
-    if on is not None and (capture is not None or replay is not None):
-        raise UsageError("--on asks other machines: --out keeps their captures, and `trainmaster rejudge` replays them")
+    _refuse_contradictions(out=out, capture=capture, on=on, replay=replay, upload=upload)
     wanted = read_words(expect or [])
     planned = checks.plan(level, _names(only), _names(skip))  # before anything is written: a wrong name makes no folder
     if out is not None:
@@ -81,8 +88,9 @@ def check(
             asked=(node.node,), nodes=(node,), started_at=node.started_at, took_s=node.took_s
         )  # a cluster of one: the same bundle, rejudge and diff
     if out is not None:
-        _bundle.save(out, health)
-        _write_reports(out, health)
+        _keep(out, health, price=price, upload=upload)
+    if replay is None:
+        _remember(home, health)
     changes = between.compare(before, health) if before is not None else None
     if as_json:
         plain = _document.document(node, strict=strict, nagios=nagios) if node is not None else health.to_plain()
@@ -95,6 +103,17 @@ def check(
         if changes is not None:
             _diff.show(changes, since=str(diff))
     raise typer.Exit(exit_code(health.overall, strict=strict, nagios=nagios))
+
+
+def _refuse_contradictions(
+    *, out: Path | None, capture: Path | None, on: str | None, replay: Path | None, upload: str | None
+) -> None:
+    if out is not None and capture is not None:
+        raise UsageError("--out captures into its folder already; leave --capture out")
+    if on is not None and (capture is not None or replay is not None):
+        raise UsageError("--on asks other machines: --out keeps their captures, and `trainmaster rejudge` replays them")
+    if upload is not None and out is None:
+        raise UsageError("--upload sends what --out wrote; give --out DIR too")
 
 
 def read_words(words: list[str]) -> list[str | Mapping[str, object]]:
@@ -194,16 +213,40 @@ class _Quiet:
         pass
 
 
-def _write_reports(out: Path, health: ClusterHealth) -> None:
-    """report.html and its siblings, beside the evidence; without their packages the evidence is still whole."""
+def _keep(out: Path, health: ClusterHealth, *, price: float | None, upload: str | None) -> None:
+    """The bundle on disk, its reports beside the evidence, and all of it in a store where one was named."""
+    from trainmaster.checks import _bundle
     from trainmaster.cli import _say
+
+    _bundle.save(out, health)
+    _write_reports(out, health, price)
+    if upload is not None:
+        from trainmaster import storage
+
+        sent = storage.upload_bundle(out, upload)
+        _say.note(f"{len(sent)} files sent to {_say.plain(upload)}")
+
+
+def _write_reports(out: Path, health: ClusterHealth, price: float | None) -> None:
+    """report.html and its siblings, beside the evidence; without their packages the evidence is still whole."""
+    from trainmaster.cli import _prices, _say
 
     try:
         from trainmaster.report.health import write_bundle
     except ImportError:
         _say.note("no report.html: it needs packages that are not installed; run: pip install 'trainmaster\\[server]'")
         return
-    write_bundle(health, out)
+    write_bundle(health, out, cost=_prices.find(health, price))
+
+
+def _remember(home: Path | None, health: ClusterHealth) -> None:
+    """Each GPU's verdict joins its history. A verdict is not lost because a history cannot be written."""
+    from trainmaster.cli import _journal, _say
+
+    try:
+        _journal.record(locate(home), health)
+    except UsageError as wrong:
+        _say.note(f"not added to the history of GPUs: {_say.plain(str(wrong))}")
 
 
 def _names(words: list[str] | None) -> list[str]:

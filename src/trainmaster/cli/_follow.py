@@ -59,6 +59,7 @@ class _View:
         )
         self.stage = ""
         self.steps = 0
+        self.skipped = 0  # findings that do not apply; the report tells each with its reason
         self.bar = None if not out.is_terminal else self.progress.add_task("waiting", total=1, loss="", rate="")
 
     def show_job(self, job: JobRow) -> None:
@@ -77,7 +78,7 @@ class _View:
             case "PREFLIGHT", "check":
                 self._check(row)
             case "PREFLIGHT", "end":
-                self._line(f"pre-flight {paint(str(data.get('overall')))}")
+                self._line(f"pre-flight {paint(str(data.get('overall')))} [dim]({self.skipped} do not apply here)[/]")
             case "TRAINING", "start":
                 self._start(row)
             case "STEP", "metrics":
@@ -94,6 +95,9 @@ class _View:
 
     def _check(self, row: EventRow) -> None:
         for finding in row.data.get("findings") or []:
+            if finding.get("verdict") == "skip":
+                self.skipped += 1
+                continue
             name = f"{row.data.get('check')} {finding.get('device') or ''}".strip()
             verdict = paint(str(finding.get("verdict")), width=6)
             self._line(f"  {verdict}{escape(f'{name:<16}')} {escape(str(finding.get('reason')))}")

@@ -255,17 +255,23 @@ def _names(words: list[str] | None) -> list[str]:
 
 
 def _show(health: NodeHealth) -> None:
+    """What was judged, a row each; then what does not apply, folded by its reason."""
     from rich.markup import escape
     from rich.table import Table
 
     from trainmaster.checks import _document
     from trainmaster.cli import _say
+    from trainmaster.core.results import Verdict
 
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("check", "device", "verdict", "reason", "what to do"):
         table.add_column(title, overflow="fold")
+    skipped: dict[str, list[str]] = {}
     for result in health.results:
         for finding in result.findings:
+            if finding.verdict is Verdict.SKIP:
+                skipped.setdefault(finding.reason, []).append(" ".join(filter(None, (result.check, finding.device))))
+                continue
             table.add_row(
                 result.check,
                 escape(finding.device or ""),
@@ -274,4 +280,6 @@ def _show(health: NodeHealth) -> None:
                 escape(finding.action or ""),
             )
     _say.out.print(table)
+    for reason, names in skipped.items():
+        _say.out.print(f"[dim]skip  {escape(', '.join(names))}: {escape(reason)}[/]")
     _say.out.print(f"{_say.paint(str(health.overall))}  {escape(_document.count_line(health))}")

@@ -1,0 +1,36 @@
+"""`submit --follow` drives a job to its end and ends as the job did: its exit code is the job's, not its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def run(*words: str, home: Path) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "TRAINMASTER_HOME": str(home), "COLUMNS": "160", "NO_COLOR": "1"}
+    command = [sys.executable, "-m", "trainmaster", *words]
+    return subprocess.run(command, check=False, env=env, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(("script", "code", "status"), [("print('Loss: 0.1')", 0, "completed"), ("1/0", 1, "failed")])
+def test_a_failed_run_is_never_a_success(tmp_path: Path, script: str, code: int, status: str) -> None:
+    spec, home = tmp_path / "job.yaml", tmp_path / "home"
+    spec.write_text(json.dumps({"name": "a", "command": [sys.executable, "-c", script], "preflight": {"level": 0}}))
+    done = run("submit", str(spec), "--follow", home=home)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert status in done.stdout
+    (job,) = json.loads(run("jobs", "--json", home=home).stdout)["jobs"]
+    assert job["status"] == status
+    shown = run("show", "a", home=home).stdout
+    assert status in shown
+    if code:
+        assert "ZeroDivisionError" in shown, "why it failed is shown with its last lines"
+        assert "ZeroDivisionError" in run("logs", "a", home=home).stdout
+    assert run("cancel", "a", home=home).returncode == 2, "a finished job cannot be cancelled"
+    events = [json.loads(line) for line in run("events", "a", "--json", home=home).stdout.splitlines()]
+    assert [event["event"] for event in events if event["phase"] == "PROJECT"] == ["start", "end"]

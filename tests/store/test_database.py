@@ -126,3 +126,16 @@ def test_writers_in_threads_wait_for_each_other(db: Database) -> None:
         thread.join()
     with db.read() as conn:
         assert conn.execute(text("SELECT n FROM counter")).scalar() == 100
+
+
+def test_a_migration_is_named_for_its_revision() -> None:
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+
+    from trainmaster.store import migrations
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    config.set_main_option("path_separator", "os")
+    in_order = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()][::-1]
+    assert migrations.revisions() == in_order

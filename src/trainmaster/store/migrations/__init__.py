@@ -6,16 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alembic import command
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection
+from sqlalchemy import Connection, inspect, text
 
 from trainmaster.core.errors import StoreError
 
 if TYPE_CHECKING:
+    from alembic.config import Config
+
     from trainmaster.store.database import Database
+
+_FOLDER = Path(__file__).parent
 
 
 def upgrade(db: Database) -> None:
@@ -23,11 +23,16 @@ def upgrade(db: Database) -> None:
     with db.read() as conn:
         if _is_current(conn):
             return
+    # Imported where it is needed: it takes longer to load than most commands take, and hardly any needs it.
+    from alembic import command
+
     _run(db, lambda config: command.upgrade(config, "head"))
 
 
 def downgrade(db: Database, revision: str) -> None:
     """Take the schema back to an older one. Tables that the older one does not have are dropped with their rows."""
+    from alembic import command
+
     _run(db, lambda config: command.downgrade(config, revision))
 
 
@@ -41,19 +46,27 @@ def _run(db: Database, step: Callable[[Config], None]) -> None:
 
 
 def _is_current(conn: Connection) -> bool:
-    script = ScriptDirectory.from_config(_config())
-    found = MigrationContext.configure(conn).get_current_revision()
-    known = {revision.revision for revision in script.walk_revisions()}
+    found = None
+    if inspect(conn).has_table("alembic_version"):
+        found = conn.execute(text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
+    known = revisions()
     if found is not None and found not in known:
         raise StoreError(
             f"{conn.engine.url!r}: its schema {found!r} is newer than this Trainmaster knows; "
             "install the newer release again (pip install -U trainmaster), or open another database"
         )
-    return found == script.get_current_head()
+    return bool(found == known[-1])
+
+
+def revisions() -> list[str]:
+    """Every schema in its order, by the names of the files: 0001_straight_line.py is 0001."""
+    return sorted(path.name.partition("_")[0] for path in (_FOLDER / "versions").glob("[0-9]*.py"))
 
 
 def _config() -> Config:
+    from alembic.config import Config
+
     config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
+    config.set_main_option("script_location", str(_FOLDER).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     return config

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -164,3 +166,19 @@ def test_an_export_that_is_cut_off_leaves_nothing_that_looks_whole(tmp_path: Pat
     assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
     with pytest.raises(UsageError, match="exists; choose another folder"):
         export(tmp_path / "out")
+
+
+def test_an_export_holds_one_file_of_weights_at_most(tmp_path: Path) -> None:
+    shapes, sizes = weight_shapes(LLAMA), hf.weight_bytes(LLAMA, dtype="fp32")
+    given: list[weakref.ref[Any]] = []
+    most = 0
+
+    def read(name: str) -> torch.Tensor:
+        nonlocal most
+        memory = np.ones(shapes[name], dtype=np.float32)  # lives as long as any tensor over it
+        given.append(weakref.ref(memory))
+        most = max(most, sum(held.nbytes for held in (ref() for ref in given) if held is not None))
+        return torch.from_numpy(memory)
+
+    hf.write(tmp_path / "out", LLAMA, read, dtype="fp32", shard_bytes=SMALL)
+    assert max(sizes.values()) <= most <= max(SMALL, *sizes.values()) < sum(sizes.values())

@@ -135,6 +135,7 @@ class TrainConfig:
     data: DataConfig = field(factory=DataConfig, doc="where samples come from")
     optimizer: OptimizerConfig = field(factory=OptimizerConfig, doc="how weights move")
     checkpoint: CheckpointConfig = field(factory=CheckpointConfig, doc="what survives a crash")
+    init_from: str | None = field(default=None, doc="checkpoint whose weights a new run starts with, at step 0")
     steps: int = field(default=200, ge=1, doc="optimizer steps in all")
     epoch_steps: int = field(default=50, ge=1, doc="steps that make one epoch: an evaluation and an epoch_complete")
     batch_sequences: int = field(default=16, ge=1, doc="sequences per step over all ranks")

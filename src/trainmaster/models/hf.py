@@ -103,14 +103,16 @@ def write(
 
     Memory: one file's weights, so at most `shard_bytes`, or the largest weight where that is more.
     """
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise UsageError(f"{folder} exists; choose another folder, or remove it")
+    must_be_free(folder)
     plain = to_hf(config, dtype=str(DTYPES[dtype]).removeprefix("torch."))
     save_file = _safetensors("torch").save_file
     draft = folder.with_name(f"{folder.name}.part")
     if draft.exists():
         shutil.rmtree(draft)  # of an export that was cut off
     draft.mkdir(parents=True)
+    _write_json(draft / CONFIG, plain)
+    # As open as any new file here: safetensors makes its own for the owner alone.
+    mode = (draft / CONFIG).stat().st_mode & 0o777
     shards = plan_shards(config, dtype=dtype, shard_bytes=shard_bytes)
     index: dict[str, str] = {}
     total = 0
@@ -121,6 +123,7 @@ def write(
             tensors.update(_parts(name, read(name).to(DTYPES[dtype]), config))
         # transformers reads only files that say so.
         save_file(tensors, draft / file, metadata={"format": "pt"})
+        (draft / file).chmod(mode)
         _sync(draft / file)
         index.update(dict.fromkeys(tensors, file))
         size = sum(tensor.nbytes for tensor in tensors.values())
@@ -128,10 +131,15 @@ def write(
         advance(size)
     if len(shards) > 1:
         _write_json(draft / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(index.items()))})
-    _write_json(draft / CONFIG, plain)
     draft.replace(folder)
     _sync(folder.parent)
     return sorted(folder.iterdir())
+
+
+def must_be_free(folder: Path) -> None:
+    """UsageError where something is in the way of an export."""
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise UsageError(f"{folder} exists; choose another folder, or remove it")
 
 
 def plan_shards(config: ModelConfig, *, dtype: str, shard_bytes: int) -> list[list[str]]:

@@ -111,7 +111,8 @@ def from_hf(plain: Mapping[str, Any]) -> ModelConfig:
     if not isinstance(family, str) or family not in ARCHITECTURES:
         message = f"{family!r} is not one of {', '.join(ARCHITECTURES)}"
         raise SpecError([Fault(path="config.json: model_type", message=message)])
-    known = {**_ABSENT[family], **plain, **_rope(plain)}
+    # How long a text may be changes no number that is computed, so it need not be stated.
+    known = {"max_position_embeddings": None, **_ABSENT[family], **plain, **_rope(plain)}
     faults = list(_foreign(family, known))
     if faults:
         raise SpecError(faults)

@@ -23,7 +23,7 @@ from trainmaster.core.train_config import TrainConfig
 from trainmaster.datasets import Source
 from trainmaster.models.llama import Llama, count_parameters, flops_per_token
 from trainmaster.train import agree
-from trainmaster.train.checkpoint.load import load_newest
+from trainmaster.train.checkpoint.load import load_newest, load_weights
 from trainmaster.train.checkpoint.save import SaveError, prune, save
 from trainmaster.train.evaluate import evaluate
 from trainmaster.train.optimizer import build_optimizer, configure, learning_rate, update
@@ -94,6 +94,7 @@ class Trainer:
             self.folder, run=self.identity, model=self.model, optimizer=self.optimizer, rejected=rejected
         )
         if found is None:
+            self.start()
             return
         configure(self.optimizer, self.config.optimizer)
         self.state, self.newest = found.state, found.path
@@ -102,6 +103,13 @@ class Trainer:
             "CHECKPOINT", "loaded", step=found.state.step, path=str(found.path), seconds=round(found.seconds, 3)
         )
         self.report.line(f"resumed from step {found.state.step} ({found.path}, {found.seconds:.1f} s)")
+
+    def start(self) -> None:
+        """A new run: with first weights, or with those of the checkpoint that the config names."""
+        if self.config.init_from is not None:
+            path = Path(self.config.init_from).absolute()
+            seconds = load_weights(path, config=self.config.model, model=self.model)
+            self.report.line(f"starting at step 0 with the weights of {path} ({seconds:.1f} s)")
 
     def announce(self) -> None:
         config, place = self.config, self.world.place

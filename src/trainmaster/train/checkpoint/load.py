@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,17 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 
 from trainmaster.core import schema
 from trainmaster.core.errors import CheckpointError, SpecError
+from trainmaster.core.train_config import ModelConfig
 from trainmaster.train import agree
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.checkpoint.manifest import Manifest
@@ -70,6 +76,29 @@ def load_newest(
             "to start at step 0"
         )
     return None
+
+
+def load_weights(path: Path, *, config: ModelConfig, model: nn.Module) -> float:
+    """Fill the model alone from a checkpoint of any run, for a new one to start with; returns the seconds it took.
+
+    CheckpointError where it is not good or of another shape: who named it wants it and nothing else.
+    """
+    started = time.perf_counter()
+    try:
+        saved = schema.build(ModelConfig, _verify(path).run.get("model"))
+        _must_match(path, {"model": _meaning(saved)}, {"model": _meaning(config)})
+        weights = get_model_state_dict(model)
+        load_shards({"model": weights}, storage_reader=FileSystemReader(path))
+        set_model_state_dict(model, weights)
+    except (agree.RankError, CheckpointException, SpecError) as wrong:
+        raise CheckpointError(f"init_from: {path} cannot be used: {agree.cause(wrong)}") from wrong
+    return time.perf_counter() - started
+
+
+def _meaning(config: ModelConfig) -> Mapping[str, Any]:
+    """What the weights mean something with; how they are trained and how far may change."""
+    plain: Mapping[str, Any] = schema.to_plain(replace(config, balance=0.0, context_tokens=None))
+    return plain
 
 
 def _verify(path: Path) -> Manifest:

@@ -1,0 +1,111 @@
+"""`trainmaster export`: a checkpoint as an HF model, and an HF model as a checkpoint to start from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trainmaster.cli import _say
+from trainmaster.core.errors import MissingExtra
+
+
+class Dtype(StrEnum):
+    """What each number is written as."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
+    fp16 = "fp16"
+
+
+def export(
+    source: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint, or a folder: its newest one.")],
+    out: Annotated[Path, typer.Argument(help="The folder to make.")],
+    from_hf: Annotated[
+        bool, typer.Option("--from-hf", help="The other way: CHECKPOINT is an HF model, OUT gets a checkpoint of it.")
+    ] = False,
+    dtype: Annotated[Dtype, typer.Option(help="Of the exported weights; fp32 is what training keeps.")] = Dtype.fp32,
+    file_gib: Annotated[float, typer.Option(min=0.001, help="Largest file; also the memory it takes.")] = 4.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+) -> None:
+    """Make an HF model (config.json, safetensors) of a checkpoint, or with --from-hf a checkpoint of an HF model.
+
+    The checkpoint is verified first, every byte; a damaged one is refused (exit code 1). A tokenizer is not part of
+    it: copy the one you trained with beside the weights.
+
+    [bold]Examples[/]
+
+      trainmaster export checkpoints/step-00001000 my-model --dtype bf16
+
+      trainmaster export --from-hf Llama-3.2-1B start
+
+      trainmaster train finetune.yaml init_from=start/step-00000000
+    """
+    for package, extra in (("torch", "train"), ("safetensors", "hf")):
+        if find_spec(package) is None:
+            raise MissingExtra("exchanging models with HF", extra)
+    done = _import(source, out) if from_hf else _export(source, out, dtype.value, round(file_gib * 2**30))
+    if as_json:
+        _say.as_json(done)
+    else:
+        _say.out.out(done["path"])
+        _say.note(f"{done['parameters']:,} parameters{' of step ' + str(done['step']) if 'step' in done else ''}")
+        if from_hf:
+            _say.note(f"to train from it: init_from: {done['path']}")
+
+
+def _export(source: Path, out: Path, dtype: str, shard_bytes: int) -> dict[str, Any]:
+    from trainmaster.models import hf
+    from trainmaster.models.hf_config import family_of
+    from trainmaster.train.checkpoint import weights
+
+    hf.must_be_free(out)  # said now, not after an hour of verifying
+    path, manifest = weights.find_checkpoint(source)
+    with _progress("verifying", manifest.size_bytes) as advance:
+        held = weights.Weights(path, manifest, advance=advance)
+    sizes = hf.weight_bytes(held.config, dtype=dtype)
+    with _progress("writing", sum(sizes.values())) as advance:
+        files = hf.write(out, held.config, held.read, dtype=dtype, shard_bytes=shard_bytes, advance=advance)
+    return {
+        "path": str(out),
+        "family": family_of(held.config),
+        "model": held.config.name,
+        "parameters": sum(hf.weight_bytes(held.config, dtype="fp32").values()) // 4,
+        "dtype": dtype,
+        "step": manifest.step,
+        "checkpoint": str(path),
+        "files": [file.name for file in files],
+    }
+
+
+def _import(source: Path, out: Path) -> dict[str, Any]:
+    from trainmaster.models import hf
+    from trainmaster.models.hf_config import family_of
+    from trainmaster.train.checkpoint import weights
+
+    with hf.HfFolder(source) as found:
+        size = sum(hf.weight_bytes(found.config, dtype="fp32").values())
+        with _progress("writing", size) as advance:
+            path = weights.save_weights(out, found.config, found.read, advance=advance)
+    return {
+        "path": str(path),
+        "family": family_of(found.config),
+        "model": found.config.name,
+        "parameters": size // 4,
+    }
+
+
+@contextmanager
+def _progress(what: str, size_bytes: int) -> Iterator[Callable[[int], None]]:
+    """A bar on standard error, in bytes; the block is given the function that moves it."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=_say.err, transient=True) as bar:
+        task = bar.add_task(what, total=size_bytes)
+        yield lambda done: bar.advance(task, done)

@@ -12,8 +12,8 @@ from trainmaster.core.schema import build, to_plain
 from trainmaster.core.train_config import ModelConfig, TrainConfig
 from trainmaster.models.llama import active_parameters, weight_shapes
 
-# As huggingface.co shows for the safetensors files of these models (a tied head counted once), written down here apart
-# from the data file: whoever changes a dimension there must meet a number that did not change with it.
+# The known sizes of these models, a tied head counted once; written down here apart from the data file: whoever changes
+# a dimension there must meet a number that did not change with it.
 PUBLISHED = {
     "llama2-7b": 6_738_415_616,
     "llama2-13b": 13_015_864_320,

@@ -44,7 +44,7 @@ class Lab:
         self.key = self._key("client")
         self.known_hosts = folder / "known_hosts"
         self.known_hosts.write_text("")
-        self._hosts: list[Sshd] = []
+        self.hosts: list[Sshd] = []
         self._host_key = self._key("host")  # one for all but those that want their own: making keys takes time
 
     def start(self, name: str, *, own_key: bool = False, known: bool = True) -> Sshd:
@@ -68,7 +68,7 @@ class Lab:
             ["setpriv", "--pdeathsig", "KILL", SSHD, "-D", "-f", str(config), "-E", str(log)], start_new_session=True
         )
         host = Sshd(name=name, port=port, process=process, home=home, log=log)
-        self._hosts.append(host)
+        self.hosts.append(host)
         if known:
             public = Path(f"{key}.pub").read_text().split()
             with self.known_hosts.open("a") as file:
@@ -77,14 +77,14 @@ class Lab:
 
     def wait(self) -> None:
         """Until every server listens."""
-        for host in self._hosts:
+        for host in self.hosts:
             while True:
                 assert host.process.poll() is None, host.log.read_text()
                 with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", host.port), timeout=1):
                     break
 
     def close(self) -> None:
-        for host in self._hosts:
+        for host in self.hosts:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(host.process.pid, signal.SIGKILL)
             host.process.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -64,9 +65,10 @@ def check(
 
       trainmaster check --on ssh:hosts.yaml --level 1 --out today/ --diff yesterday/
 
+      trainmaster check --on ssh:hosts.yaml --level 2     each node alone, then collectives between them
+
       trainmaster check --level 2 --out evidence/ --upload s3://bucket/acceptance/node-7
     """
-    from trainmaster import checks
     from trainmaster.checks import _bundle, _document, _profiles
     from trainmaster.checks import _diff as between
     from trainmaster.cli import _diff, _matrix, _say
@@ -75,13 +77,15 @@ def check(
 
     _refuse_contradictions(out=out, capture=capture, on=on, replay=replay, upload=upload)
     wanted = read_words(expect or [])
-    planned = checks.plan(level, _names(only), _names(skip))  # before anything is written: a wrong name makes no folder
+    # Before anything is written: a wrong name makes no folder.
+    planned, together = _plan(level, _names(only), _names(skip), on=on)
     if out is not None:
         _bundle.refuse_used(out)
     before = _bundle.load(diff) if diff is not None else None
     node: NodeHealth | None = None
     if on is not None:
-        health = _cluster(on, _profiles.resolve(wanted), level=level, planned=planned, timeout_s=timeout, out=out)
+        known = _profiles.resolve(wanted)
+        health = _cluster(on, known, level=level, planned=planned, together=together, timeout_s=timeout, out=out)
     else:
         node = _node(wanted, level=level, planned=planned, replay=replay, capture=capture, out=out)
         health = ClusterHealth(
@@ -114,6 +118,22 @@ def _refuse_contradictions(
         raise UsageError("--on asks other machines: --out keeps their captures, and `trainmaster rejudge` replays them")
     if upload is not None and out is None:
         raise UsageError("--upload sends what --out wrote; give --out DIR too")
+
+
+def _plan(level: int, only: list[str], skip: list[str], *, on: str | None) -> tuple[list[str], bool]:
+    """What every node checks alone, and whether collectives run between them afterwards."""
+    from trainmaster import checks
+    from trainmaster.cli import _collective
+
+    name = _collective.NAME
+    if name in only and on is None:
+        raise UsageError(f"{name} run between nodes: add --on ssh:hosts.yaml, or use `trainmaster bandwidth` here")
+    if name in only and level < _collective.LEVEL:
+        raise UsageError(f"{name} needs --level {_collective.LEVEL}; this is level {level}")
+    together = on is not None and level >= _collective.LEVEL and name not in skip and (not only or name in only)
+    if only == [name]:
+        only = ["gpu_count", "hostname"]  # nobody is taken into a run who was not asked alone
+    return checks.plan(level, [n for n in only if n != name], [n for n in skip if n != name]), together
 
 
 def read_words(words: list[str]) -> list[str | Mapping[str, object]]:
@@ -165,12 +185,19 @@ def _node(
 
 
 def _cluster(
-    on: str, known: Resolved, *, level: int, planned: list[str], timeout_s: float | None, out: Path | None
+    on: str,
+    known: Resolved,
+    *,
+    level: int,
+    planned: list[str],
+    together: bool,
+    timeout_s: float | None,
+    out: Path | None,
 ) -> ClusterHealth:
-    """Every node of a target, each alone and all at once."""
+    """Every node of a target, each alone and all at once; then, if planned, collectives between those fit for it."""
     from trainmaster import __version__
     from trainmaster.checks import _document
-    from trainmaster.cli import _matrix, _nodes, _say
+    from trainmaster.cli import _collective, _matrix, _nodes, _say
 
     hosts = _nodes.load_hosts(on)
     order = _nodes.Order(
@@ -195,8 +222,15 @@ def _cluster(
 
         progress.update(f"[dim]0/{len(hosts.hosts)} answered[/]")
         health = _nodes.gather(hosts, order, bundle=out, on_answer=on_answer, figures=figures)
+        if together:
+            progress.update("[dim]collectives[/] between the nodes that are sound")
+            result = _collective.measure(health, hosts, level=level, timeout_s=timeout_s, bundle=out)
+            took_s = round(health.took_s + result.took_s, 3)
+            health = replace(health, cluster=(*health.cluster, result), took_s=took_s)
     sent, back = figures.sent_bytes / 1024, figures.received_bytes / 1024
     _say.note(f"{len(hosts.hosts)} hosts in {health.took_s:.1f} s; sent {sent:.0f} KiB, got {back:.0f} KiB back")
+    if together:
+        _say.note(_say.plain(_collective.summary(result)))
     return health
 
 

@@ -63,6 +63,15 @@ class Expect:
     ib_link_layer: Literal["InfiniBand", "Ethernet"] | None = field(default=None, doc="link layer of those ports")
     efa_devices: int | None = field(default=None, ge=0, doc="EFA devices that must be there and offered by libfabric")
     gdr: bool | None = field(default=None, doc="whether the network must reach GPU memory without the CPU")
+    collectives: bool | None = field(
+        default=None, doc="whether collectives must run between the nodes; not stated: where they have torch"
+    )
+    busbw_gbps: float | None = field(
+        default=None, gt=0, doc="least bus bandwidth of every collective between nodes, at its largest size"
+    )
+    transport: Literal["EFA", "IB", "NVLS", "P2P", "Socket"] | None = field(
+        default=None, doc="what must carry collectives; not stated: EFA or IB where such devices are expected"
+    )
 
 
 def parse_expect(words: Sequence[str]) -> Expect:

@@ -1,4 +1,4 @@
-"""Ask one machine for its health over SSH: bring the node half, run the checks there, take back one answer.
+"""Ask one machine over SSH: bring the node half, run the checks or other modules of it there, take back one answer.
 
 Nothing need be installed on the machine but Python 3.11. One process and one exchange: the machine says whether it
 needs the package, gets it, and prints an answer with its length and hash. What comes back is not trusted: it is
@@ -21,6 +21,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -54,6 +55,35 @@ class Answer:
     took_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One program to start on a machine: `python -m MODULE WORDS`, with these variables beside the session's own."""
+
+    module: str
+    words: Sequence[str] = ()
+    env: Mapping[str, str] = dataclass_field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """How such a program ended. code None: it was still there at the deadline, or stopped; `state` says which."""
+
+    code: int | None
+    state: str | None  # the letter of /proc/PID/stat, where it had not ended
+    out: str
+    err: str  # its end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reply:
+    """One whole answer, as bytes."""
+
+    data: bytes
+    sent_bytes: int
+    received_bytes: int
+    took_s: float
+
+
 def pack(root: Path | None = None) -> Package:
     """The node half of this installation."""
     root = root or Path(__file__).parents[1]
@@ -80,6 +110,44 @@ async def ask(
     gate: asyncio.Semaphore,
 ) -> Answer:
     """Run `python -m trainmaster.checks WORDS` on a machine. CannotAsk where no answer can be had in time."""
+    reply = await _exchange(host, known_hosts, package, {"words": list(words)}, timeout_s=timeout_s, gate=gate)
+    health, files = _unwrap(reply.data)
+    return Answer(
+        health=health,
+        files=files,
+        sent_bytes=reply.sent_bytes,
+        received_bytes=reply.received_bytes,
+        took_s=reply.took_s,
+    )
+
+
+async def start(
+    host: SshHost,
+    known_hosts: bytes,
+    package: Package,
+    runs: Sequence[Run],
+    *,
+    timeout_s: float,
+    gate: asyncio.Semaphore,
+) -> list[Ran]:
+    """Run these modules of the node half on a machine, all at once, until the last has ended or the time is over.
+
+    Cancelling it ends them there: the machine's own half kills what it started when nobody listens any more.
+    """
+    wanted = [{"module": run.module, "words": list(run.words), "env": dict(run.env)} for run in runs]
+    reply = await _exchange(host, known_hosts, package, {"runs": wanted}, timeout_s=timeout_s, gate=gate)
+    return _unwrap_runs(reply.data, len(runs))
+
+
+async def _exchange(
+    host: SshHost,
+    known_hosts: bytes,
+    package: Package,
+    wanted: Mapping[str, Any],
+    *,
+    timeout_s: float,
+    gate: asyncio.Semaphore,
+) -> _Reply:
     async with gate:
         started = time.monotonic()
         stack = contextlib.AsyncExitStack()
@@ -94,7 +162,7 @@ async def ask(
             "size": len(package.data),
             "nonce": nonce,
             "deadline_s": left - min(3.0, left / 5),  # so that its own word, which says where it hung, comes first
-            "words": list(words),
+            **wanted,
         }
         process_id: list[int] = []
         try:
@@ -130,7 +198,7 @@ async def _end(connection: Any, process_id: Sequence[int]) -> None:
                 await connection.run(f"kill -TERM -- -{number}")
 
 
-async def _talk(process: Any, nonce: str, package: Package, started: float, process_id: list[int]) -> Answer:
+async def _talk(process: Any, nonce: str, package: Package, started: float, process_id: list[int]) -> _Reply:
     """Its words, one after the other, until the answer."""
     stream, sent = _Stream(process, nonce.encode()), 0
     while True:
@@ -151,17 +219,16 @@ async def _talk(process: Any, nonce: str, package: Package, started: float, proc
         data = await stream.exactly(int(match[1]))
         if data is None or hashlib.sha256(data).hexdigest().encode() != match[2]:
             raise _rubbish("its answer was cut off or damaged on its way")
-        health, files = _unwrap(data)
-        return Answer(
-            health=health,
-            files=files,
+        return _Reply(
+            data=data,
             sent_bytes=sent,
             received_bytes=stream.received,
             took_s=round(time.monotonic() - started, 3),
         )
 
 
-def _unwrap(data: bytes) -> tuple[str, dict[str, str]]:
+def _parse(data: bytes) -> object:
+    """The document of an answer; CannotAsk where it only says what went wrong."""
     try:
         answer = json.loads(data)
     except (ValueError, RecursionError):
@@ -171,6 +238,29 @@ def _unwrap(data: bytes) -> tuple[str, dict[str, str]]:
         where = f"; it was in {at[:60]}" if isinstance(at, str) else ""
         action = f"run `trainmaster check{f' --only {at[:60]}' if isinstance(at, str) else ''}` on it by hand"
         raise CannotAsk(clean(answer["wrong"])[:600] + clean(where), action=clean(action))
+    return answer
+
+
+def _unwrap_runs(data: bytes, wanted: int) -> list[Ran]:
+    answer = _parse(data)
+    runs = answer.get("runs") if isinstance(answer, dict) else None
+    if not isinstance(runs, list) or len(runs) != wanted:
+        raise _rubbish(f"it does not tell of {wanted} programs")
+    found = []
+    for run in runs:
+        code, state, out, err = (
+            (run.get(key) for key in ("code", "state", "out", "err")) if isinstance(run, dict) else [0] * 4
+        )
+        if not isinstance(code, int | None) or not isinstance(state, str | None):
+            raise _rubbish("a program of it ended in no way there is")
+        if not isinstance(out, str) or not isinstance(err, str):
+            raise _rubbish("a program of it printed no text")
+        found.append(Ran(code=code, state=state, out=out, err=clean(err)))
+    return found
+
+
+def _unwrap(data: bytes) -> tuple[str, dict[str, str]]:
+    answer = _parse(data)
     health, files = (answer.get("health"), answer.get("files")) if isinstance(answer, dict) else (None, None)
     if not isinstance(health, str) or not isinstance(files, dict):
         raise _rubbish("its answer has no health and no files")

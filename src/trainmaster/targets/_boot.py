@@ -1,7 +1,8 @@
 """What runs on a machine before anything of ours is there: sent as text, read by that machine's own Python.
 
-It finds the node half in a cache named by its content, or asks for it; runs the checks in a folder that is removed
-again; and prints one answer. It ends, with all that it started, at its deadline and when the asking side is gone.
+It finds the node half in a cache named by its content, or asks for it; runs the checks, or the programs it is given,
+in a folder that is removed again; and prints one answer. It ends, with all that it started, at its deadline and when
+the asking side is gone.
 Standard library only, and nothing of trainmaster: it cannot import what it is about to bring.
 """
 
@@ -29,6 +30,8 @@ from typing import Any
 MAX_ANSWER_BYTES = 64 << 20  # a capture of 8 GPUs is under 1 MiB; a kernel log may be some
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_S = 2.0  # a process that is still there then hangs in the kernel
+_STOPPED_S = 8.0  # a program stopped for so long (SIGSTOP, a debugger) will not go on by itself
+_OUT_BYTES, _ERR_BYTES = 16 << 20, 8 << 10  # kept of what one program printed
 
 
 def tree_digest(files: Mapping[str, bytes]) -> str:
@@ -49,7 +52,8 @@ def main() -> None:
         signal.signal(number, lambda *_: sys.exit("told to end"))
     work = Path(tempfile.mkdtemp(prefix="trainmaster-"))
     try:
-        answer = _run(_node_half(order, work, until), order, work, until)
+        run = _run_programs if "runs" in order else _run
+        answer = run(_node_half(order, work, until), order, work, until)
         text = json.dumps(answer).encode()
         if len(text) > MAX_ANSWER_BYTES:
             text = json.dumps({"wrong": f"its answer has {len(text) >> 20} MiB, which nobody reads"}).encode()
@@ -106,24 +110,13 @@ def _receive(size: int, until: float) -> bytes:
 
 def _run(package: Path, order: Mapping[str, Any], work: Path, until: float) -> dict[str, Any]:
     out, err, capture = work / "out", work / "err", work / "capture"
-    paths = [str(package), *filter(None, [os.environ.get("PYTHONPATH")])]
-    argv = [sys.executable, "-m", "trainmaster.checks", *order["words"], "--json", "--progress", "--capture", capture]
-    with out.open("wb") as stdout, err.open("wb") as stderr:
-        child = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            # In the home folder, where a job would start. Safe path: a clone of ours in it must not be what runs.
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"},
-            start_new_session=True,
-        )
-        while child.poll() is None:
-            if time.monotonic() >= until:
-                at = [line[6:] for line in _text(err).splitlines() if line.startswith("check ")]
-                return {"wrong": "it was not done in time", "at": at[-1] if at else None}
-            if select.select([0], [], [], 0.05)[0] and not os.read(0, 1 << 12):
-                raise SystemExit("the asking side is gone")
+    words = [*order["words"], "--json", "--progress", "--capture", str(capture)]
+    child = _start(package, ["trainmaster.checks", *words], {}, out, err)
+    while child.poll() is None:
+        if time.monotonic() >= until:
+            at = [line[6:] for line in _text(err).splitlines() if line.startswith("check ")]
+            return {"wrong": "it was not done in time", "at": at[-1] if at else None}
+        _breathe()
     if child.returncode not in (0, 1, 3):  # PASS or WARN, FAIL, INCOMPLETE: those have a verdict
         return {"wrong": f"the checks ended with {child.returncode}: {_text(err)[-400:]}"}
     files, size = {}, 0
@@ -136,8 +129,61 @@ def _run(package: Path, order: Mapping[str, Any], work: Path, until: float) -> d
     return {"health": _text(out), "files": files}
 
 
-def _text(path: Path) -> str:
-    return path.read_bytes()[:MAX_ANSWER_BYTES].decode("utf-8", errors="replace")
+def _run_programs(package: Path, order: Mapping[str, Any], work: Path, until: float) -> dict[str, Any]:
+    """Several modules at once, each with its own environment: what each printed, and how it ended or stands."""
+    children = []
+    for number, run in enumerate(order["runs"]):
+        out, err = work / f"{number}.out", work / f"{number}.err"
+        children.append((_start(package, [run["module"], *run["words"]], run["env"], out, err), out, err))
+    stopped: float | None = None
+    while any(child.poll() is None for child, _, _ in children):
+        now = time.monotonic()
+        still = any(child.returncode is None and _state(child.pid) == "T" for child, _, _ in children)
+        stopped = (stopped or now) if still else None
+        if now >= until or (stopped is not None and now - stopped > _STOPPED_S):
+            break
+        _breathe()
+    told = [
+        {
+            "code": child.returncode,
+            "state": _state(child.pid) if child.returncode is None else None,
+            "out": _text(out, _OUT_BYTES),
+            "err": _text(err)[-_ERR_BYTES:],
+        }
+        for child, out, err in children
+    ]
+    return {"runs": told}
+
+
+def _start(package: Path, words: list[str], env: Mapping[str, str], out: Path, err: Path) -> subprocess.Popen[bytes]:
+    paths = [str(package), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with out.open("wb") as stdout, err.open("wb") as stderr:
+        return subprocess.Popen(
+            [sys.executable, "-m", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            # In the home folder, where a job would start. Safe path: a clone of ours in it must not be what runs.
+            env={**os.environ, **env, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"},
+            start_new_session=True,
+        )
+
+
+def _breathe() -> None:
+    """A moment's wait that ends us where nobody waits for our answer any more."""
+    if select.select([0], [], [], 0.05)[0] and not os.read(0, 1 << 12):
+        raise SystemExit("the asking side is gone")
+
+
+def _state(pid: int) -> str | None:
+    """The letter of /proc/PID/stat: T is stopped, D waits for a device."""
+    with contextlib.suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return None
+
+
+def _text(path: Path, most: int = MAX_ANSWER_BYTES) -> str:
+    return path.read_bytes()[:most].decode("utf-8", errors="replace")
 
 
 def _say(order: Mapping[str, Any], data: bytes) -> None:

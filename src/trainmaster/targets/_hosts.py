@@ -34,6 +34,9 @@ class SshHost:
     key: str | None = field(default=None, doc="private key file; not stated: the agent's and the usual ones")
     python: str = field(default="python3", doc="Python 3.11 or newer on that machine")
     rack: str | None = field(default=None, doc="where it stands, for findings about switches")
+    address: str | None = field(
+        default=None, doc="where the other nodes reach it; not stated: where SSH did", pattern=_NAME, example="10.0.0.2"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,9 +25,11 @@ def main() -> int:
         collectives=parse_collectives(options.collective),
         min_bytes=parse_size(options.min),
         max_bytes=parse_size(options.max) if options.max else None,
+        factor=options.factor,
         backend=options.backend,
         processes=options.processes,
         timeout_s=options.timeout,
+        start_timeout_s=options.start_timeout,
     )
     found = drive(
         sweep,
@@ -52,9 +54,11 @@ def _options() -> argparse.Namespace:
     # torchrun reads a --max of ours as the beginning of its own --max-restarts, and refuses it.
     parser.add_argument("--min", "--min-size", default="8K")
     parser.add_argument("--max", "--max-size")
+    parser.add_argument("--factor", type=int, default=2)
     parser.add_argument("--backend", choices=("nccl", "gloo"))
     parser.add_argument("--processes", type=int)
     parser.add_argument("--timeout", type=float, default=60.0)
+    parser.add_argument("--start-timeout", type=float, default=180.0)
     parser.add_argument("--expect-transport")
     parser.add_argument("--min-busbw", type=float)
     parser.add_argument("--out", type=Path)

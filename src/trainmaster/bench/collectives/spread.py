@@ -30,6 +30,7 @@ from trainmaster.bench.collectives.gather import Heard, Told, row_of, sum_up
 from trainmaster.bench.collectives.launch import NCCL_DEBUG
 from trainmaster.bench.collectives.missing import View, find_missing
 from trainmaster.bench.collectives.result import Lost, Report, Row
+from trainmaster.bench.collectives.route import lead_gloo
 from trainmaster.bench.collectives.sweep import Backend, Point, Sweep, cut, points
 from trainmaster.bench.collectives.transport import Expected
 from trainmaster.core.errors import TrainmasterError
@@ -81,6 +82,8 @@ def take_part(
     log = folder / f"nccl-{place.rank}.log"
     if backend == "nccl":
         os.environ.update({**NCCL_DEBUG, "NCCL_DEBUG_FILE": str(log)})
+    elif place.nodes > 1 and place.master is not None:
+        lead_gloo(os.environ, place.master[0])
     store = _meet(sweep, place)
     memory = _Memory()
     seat = worker.Seat(

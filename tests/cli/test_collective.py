@@ -1,0 +1,146 @@
+"""Who takes part in the collectives of a cluster, what each rank is told, and who is named when nobody reports."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from trainmaster.cli import _collective
+from trainmaster.cli._together import Seat
+from trainmaster.cli.check import _plan
+from trainmaster.core.errors import UsageError
+from trainmaster.core.health import ClusterHealth, NodeHealth, Silent
+from trainmaster.core.results import CheckResult, Finding, Verdict, error, fail, ok
+from trainmaster.node.ranks import detect
+from trainmaster.targets._ask import Ran
+from trainmaster.targets._hosts import SshHost
+from trainmaster.targets._ssh import CannotAsk
+
+ROW = {
+    "seq": 0, "collective": "all_reduce", "size_bytes": 1024, "ranks": 2, "heard": [0, 1], "repeats": 5, "time_us": 9.0,
+    "algbw_gbps": 1.0, "busbw_gbps": 1.5, "median_us": 8.0, "p95_us": 9.5, "slowest_rank": 0, "wrong": [],
+}  # fmt: skip
+
+
+def node(name: str, *, expect: dict[str, Any] | None = None, **found: Finding) -> NodeHealth:
+    results = [CheckResult(check=check, findings=(finding,), took_s=0.0) for check, finding in found.items()]
+    return NodeHealth(node=name, level=2, planned=tuple(found), results=tuple(results), expect=expect or {})
+
+
+def seat(gpus: int = 0, torch: str | None = "2.11") -> Seat:
+    why = "" if torch else "torch is not installed"
+    return Seat(host="x", address="10.0.0.9", ports=(20_001,), torch=torch, gpus=gpus, why=why)
+
+
+def plan(
+    seats: dict[str, Seat | CannotAsk], *, level: int = 2, **expect: object
+) -> tuple[_collective.Plan | None, list[Finding]]:
+    nodes = [node(name, expect=expect) for name in seats]
+    hosts = {name: SshHost(host=f"{name}.example", name=name) for name in seats}
+    return _collective.plan(nodes, seats, hosts, level=level, total_s=600)
+
+
+def made(seats: dict[str, Seat | CannotAsk], **expect: object) -> _collective.Plan:
+    found, _ = plan(seats, **expect)
+    assert found is not None
+    return found
+
+
+def ran(code: int | None = 0, *, state: str | None = None, out: str = "", err: str = "") -> list[Ran]:
+    return [Ran(code=code, state=state, out=out, err=err)]
+
+
+def test_silent_and_sick_nodes_are_left_out_by_name() -> None:
+    nodes = (
+        node("well", gpu_count=ok("8")),
+        node("sick", gpu_ecc=fail("one", action="replace it")),
+        node("unknown", cuda_init=error("hangs", action="reboot")),
+        node("slow-disk", disk_io=fail("slow", action="look"), dcgm=error("no daemon", action="start it")),
+    )
+    silent = Silent(node="gone", verdict=Verdict.ERROR, reason="nothing listens", action="look")
+    health = ClusterHealth(asked=("well", "sick", "unknown", "slow-disk", "gone"), nodes=nodes, silent=(silent,))
+    fit, out = _collective.choose(health)
+    assert [one.node for one in fit] == ["well", "slow-disk"]
+    assert {finding.device: finding.verdict for finding in out} == dict.fromkeys(("gone", "sick", "unknown"), "skip")
+    assert "gpu_ecc (fail)" in next(finding.reason for finding in out if finding.device == "sick")
+
+
+def test_every_rank_is_told_its_place_as_torchrun_does() -> None:
+    run = made({"a": seat(gpus=2), "b": seat(gpus=2)}, efa_devices=32, busbw_gbps=300)
+    places = [detect(one.env) for number in range(2) for one in run.runs(number)]
+    assert [(p.rank, p.local_rank, p.node_rank, p.nodes, p.world_size) for p in places] == [
+        (0, 0, 0, 2, 4), (1, 1, 0, 2, 4), (2, 0, 1, 2, 4), (3, 1, 1, 2, 4)
+    ]  # fmt: skip
+    assert {(p.master_addr, p.master_port) for p in places} == {("10.0.0.9", 20_001)}
+    text = " ".join(run.words)
+    for words in ("--backend nccl", "--collective all_reduce", "--expect-transport EFA", "--min-busbw 300"):
+        assert words in text
+    assert [run.node_of(rank) for rank in range(4)] == ["a", "a", "b", "b"]
+
+
+@pytest.mark.parametrize(
+    ("seats", "expect", "verdicts", "words"),
+    [
+        ({"a": seat(), "b": seat(torch=None)}, {}, ["skip", "skip"], "torch is not installed on b"),
+        (
+            {"a": seat(), "b": seat(torch=None)},
+            {"collectives": True},
+            ["error", "error"],
+            "torch is not installed on b",
+        ),
+        ({"a": seat(1), "b": seat(0)}, {}, ["error", "skip"], "its torch sees no GPU"),
+        ({"a": seat(0), "b": seat(0)}, {"gpus": 8}, ["error"] * 3, "its torch sees no GPU"),
+        ({"a": seat()}, {}, ["skip"], "a alone has a rank"),
+        ({"a": seat(), "b": CannotAsk("it hangs", action="look")}, {}, ["error", "skip"], "it hangs"),
+        ({}, {}, ["skip"], "no node is left"),
+    ],
+)
+def test_what_cannot_run_says_why(
+    seats: dict[str, Seat | CannotAsk], expect: dict[str, object], verdicts: list[str], words: str
+) -> None:
+    run, found = plan(seats, **expect)
+    assert run is None
+    assert [finding.verdict for finding in found] == verdicts
+    assert any(words in finding.reason for finding in found)
+
+
+def test_one_node_with_two_gpus_is_enough() -> None:
+    assert made({"a": seat(gpus=2)}).world == 2
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "named", "words"),
+    [
+        ([ran(-9, out=json.dumps({"row": ROW})), ran(1)], "a", "killed by signal 9"),
+        ([ran(None, state="T"), None], "a", "is stopped"),
+        ([CannotAsk("the connection was lost", action="look"), ran(1)], "a", "connection was lost"),
+        ([ran(1, err="Timed out"), ran(None, state="T")], "b", "rank 1 on b: its process is stopped"),
+        ([ran(1, err="Timed out"), ran(-6, err="dragged")], None, "rank 0 said: Timed out (ended with 1)"),
+        ([ran(0, out='{"report": {"v": 1}}'), ran(0)], None, "gave no report"),
+    ],
+)
+def test_without_a_report_the_nodes_own_words_say_who_stopped(
+    outcomes: Sequence[Any], named: str | None, words: str
+) -> None:
+    run = made({"a": seat(), "b": seat()})
+    found = _collective.judge(run, outcomes)
+    bad = [finding for finding in found if finding.verdict is not Verdict.SKIP]
+    assert [(finding.device, str(finding.verdict)) for finding in bad] == [(named, "fail" if named else "error")]
+    assert words in bad[0].reason
+    kept = [finding.values["busbw_gbps"] for finding in found if finding.verdict is Verdict.SKIP]
+    assert kept == ([{"1024": 1.5}] if words == "killed by signal 9" else [])
+
+
+def test_collectives_are_planned_like_any_other_check() -> None:
+    assert _plan(1, ["cpu"], [], on="ssh:x") == (["cpu"], False)
+    assert _plan(2, [], [], on="ssh:x")[1]
+    assert not _plan(2, [], ["collectives"], on="ssh:x")[1]
+    assert _plan(2, ["cpu", "collectives"], [], on="ssh:x") == (["cpu"], True)
+    assert _plan(2, ["collectives"], [], on="ssh:x") == (["gpu_count", "hostname"], True)
+    assert _plan(2, ["cpu"], ["collectives"], on=None) == (["cpu"], False)
+    for level, on in ((2, None), (1, "ssh:x")):
+        with pytest.raises(UsageError, match="collectives"):
+            _plan(level, ["collectives"], [], on=on)

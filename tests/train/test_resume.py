@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 
 from trainmaster.core.errors import CheckpointError
 from trainmaster.core.train_config import TrainConfig
+from trainmaster.train.checkpoint import manifest as manifests
 
 from .runs import RunHere, Start, StopAfter, read_events, tiny
 
@@ -76,3 +79,26 @@ def test_a_checkpoint_of_another_run_is_refused(
     with pytest.raises(CheckpointError, match=f"belongs to another run: {named}"):
         run_here(tmp_path, tiny(steps=6, **change))
     assert read_events(tmp_path / "events.jsonl")[-1]["event"] == "end"  # of the first run: the second never began
+
+
+def rewrite_model(checkpoint: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change what a checkpoint says of its model, with a digest that fits: as another version would have written it."""
+    manifest = manifests.read(checkpoint)
+    model = dict(manifest.run["model"])
+    change(model)
+    changed = replace(manifest, run={**manifest.run, "model": model})
+    (checkpoint / manifests.MANIFEST).write_text(manifests.render(changed))
+
+
+def test_a_checkpoint_from_before_a_field_existed_still_resumes(run_here: RunHere, tmp_path: Path) -> None:
+    run_here(tmp_path, tiny(steps=3))
+    rewrite_model(tmp_path / "checkpoints" / "step-00000003", lambda model: model.pop("qk_norm"))
+    resumed = run_here(tmp_path, tiny(steps=6))
+    assert [item["data"]["step"] for item in resumed.named("CHECKPOINT", "loaded")] == [3]
+
+
+def test_a_checkpoint_with_a_field_nobody_knows_is_refused_not_passed_over(run_here: RunHere, tmp_path: Path) -> None:
+    run_here(tmp_path, tiny(steps=3))
+    rewrite_model(tmp_path / "checkpoints" / "step-00000003", lambda model: model.update(warp_drive=True))
+    with pytest.raises(CheckpointError, match="another version of Trainmaster"):
+        run_here(tmp_path, tiny(steps=6))

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 
 from trainmaster.core import schema
 from trainmaster.core.errors import CheckpointError, SpecError
-from trainmaster.core.train_config import ModelConfig
+from trainmaster.core.train_config import DataConfig, ModelConfig
 from trainmaster.train import agree
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.checkpoint.manifest import Manifest
@@ -63,7 +63,7 @@ def load_newest(
         path = manifests.path_of(folder, step)
         try:
             manifest = _verify(path)
-            _must_match(path, manifest.run, run)
+            _must_match(path, _as_of_today(path, manifest.run), run)
             state = schema.build(State, manifest.state)
             _fill(path, model, optimizer)
         except (agree.RankError, CheckpointException, SpecError) as wrong:
@@ -110,6 +110,23 @@ def _verify(path: Path) -> Manifest:
     if faults:
         raise agree.RankError("; ".join(faults))
     return manifest
+
+
+_SECTIONS = {"model": ModelConfig, "data": DataConfig}
+
+
+def _as_of_today(path: Path, saved: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a checkpoint says of its run, in the words of this version: a field it did not know has its default.
+
+    Without this every new field of a config would make strangers of all checkpoints there are.
+    """
+    try:
+        known = {name: schema.to_plain(schema.build(kind, saved[name])) for name, kind in _SECTIONS.items()}
+    except (SpecError, KeyError) as wrong:
+        raise CheckpointError(
+            f"{path} was written by another version of Trainmaster, and is its to read: {wrong}"
+        ) from wrong
+    return {**saved, **known}
 
 
 def _must_match(path: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

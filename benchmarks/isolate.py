@@ -5,7 +5,8 @@
     python benchmarks/isolate.py --only "10% noise"
 
 Each trial draws the bad parts, the noise and the pairings from its seed. exact: named what is bad and nothing else.
-wrong: named something that is not bad. told: not named, but among the candidates it gives. open: neither.
+wrong: named something that is not bad. missed: said PASS over a fault. told: not named, but among the
+candidates it gives. open: INCOMPLETE, or not all that is bad was named.
 """
 
 from __future__ import annotations
@@ -118,6 +119,8 @@ def trial(case: Case, seed: int) -> tuple[str, Diagnosis]:
         return "wrong", said
     if named == truth and (truth or said.verdict is Overall.PASS):
         return "exact", said
+    if truth and said.verdict is Overall.PASS:
+        return "missed", said
     return ("told" if truth and truth <= named | maybe else "open"), said
 
 
@@ -157,7 +160,8 @@ def main() -> int:
     parser.add_argument("--only", default="", help="cases whose name contains this")
     chosen = parser.parse_args()
     wanted = [c for c in (cases() + more() if chosen.all or chosen.only else cases()) if chosen.only in c.name]
-    print(f"{'case':<38} {'trials':>6} {'exact':>6} {'told':>5} {'open':>5} {'wrong':>6} {'rounds':>12} {'s':>6}")
+    outcomes = ("exact", "told", "open", "wrong", "missed")
+    print(f"{'case':<38} {'trials':>6} " + " ".join(f"{word:>6}" for word in outcomes) + f" {'rounds':>12} {'s':>6}")
     for case in wanted:
         trials = min(chosen.trials, case.trials) if chosen.all and case.trials else case.trials or chosen.trials
         began, ends, rounds, missed = time.monotonic(), Counter[str](), [], []
@@ -168,7 +172,7 @@ def main() -> int:
             missed += [seed] if end != "exact" else []
         spent = (time.monotonic() - began) / trials
         told = f"{sum(rounds) / trials:.1f}, max {max(rounds)}"
-        counts = f"{ends['exact']:>6} {ends['told']:>5} {ends['open']:>5} {ends['wrong']:>6}"
+        counts = " ".join(f"{ends[word]:>6}" for word in outcomes)
         print(f"{case.name:<38} {trials:>6} {counts} {told:>12} {spent:>6.2f}", f"seeds {missed[:5]}" if missed else "")
         sys.stdout.flush()
     return 0

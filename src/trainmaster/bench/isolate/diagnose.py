@@ -43,11 +43,7 @@ def stand(explanation: Explanation, known: Sequence[Part]) -> Standing:
     slow_paths = [path(pair) for pair in _still_slow(explanation)]
     parts = [part for part in dict.fromkeys([*known, *slow_paths]) if part.identity not in named]
     found = gains(explanation, parts)
-    tested = explanation.record.cover
-    # Behind a bad node another partner will tell; behind a bad switch or link nothing does.
-    veiled = any(fault.part.kind != "node" for fault in explanation.faults)
-    shown = {i for fault in explanation.faults for i in fault.shows}
-    hidden = tuple(p for p, gain in found.items() if gain is None and veiled and shown & set(tested.get(p, ())))
+    hidden = tuple(part for part, gain in found.items() if gain is None and _veiled(explanation, part))
     left = tuple(p for p, gain in found.items() if p not in hidden and (gain is None or gain > _CLEARED))
     doubts = {p: _chance(gain, p.prior) for p, gain in found.items() if p in set(left)}
     sure = len(explanation.too_fast()) <= _TOO_FAST * len(explanation.ys)
@@ -59,6 +55,14 @@ def stand(explanation: Explanation, known: Sequence[Part]) -> Standing:
             doubts[part] = max(doubts.get(part, 0.0), share)
     cleared = len({part.identity for part in known} - named - {part.identity for part in (*left, *hidden)})
     return Standing(open=left, hidden=hidden, cleared=cleared, doubts=doubts, settled=sure and not left)
+
+
+def _veiled(explanation: Explanation, part: Part) -> bool:
+    """No further test can tell: every flow through it also crosses a bad part. Behind a bad node another partner
+    tells, and behind a bad link a node shows inside its rack; behind a bad switch nothing does."""
+    shown = {i for fault in explanation.faults for i in fault.shows}
+    kinds = {fault.part.kind for fault in explanation.faults} - {"node"} - ({"link"} if part.kind == "node" else set())
+    return bool(kinds) and bool(shown & set(explanation.record.cover.get(part, ())))
 
 
 def _still_slow(explanation: Explanation) -> list[Pair]:
@@ -96,7 +100,9 @@ def diagnose(
             not_cleared=tuple(f"node {node}" for node in record.topology.nodes),
             notes=("no test of any pair answered",),
             action="see that the test itself runs on two nodes, then run this again",
-            rounds=max(record.rounds, default=0), measurements=len(record), healthy_gbps=None, noise=None,
+            rounds=max(record.rounds, default=0), measurements=len(record),
+            pairs_tested=len(record.by_pair), pairs=math.comb(len(record.topology.nodes), 2),
+            healthy_gbps=None, noise=None,
         )  # fmt: skip
     named, groups = _name(explanation)
     notes = _notes(record, explanation, standing, expected)
@@ -116,6 +122,8 @@ def diagnose(
         action=_action(named, groups, notes, standing),
         rounds=max(record.rounds),
         measurements=len(record),
+        pairs_tested=len(record.by_pair),
+        pairs=math.comb(len(record.topology.nodes), 2),
         healthy_gbps=math.exp(explanation.centres[0]),
         noise=explanation.sigma,
     )

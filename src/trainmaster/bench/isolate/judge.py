@@ -234,7 +234,8 @@ def _alternatives(explanation: Explanation, fault: Score) -> list[tuple[Score, .
     view = explanation.view()
     singles = sorted(view.scores(_touched(explanation, fault.shows)), key=_odds, reverse=True)
     found: dict[frozenset[Part], tuple[Score, ...]] = {frozenset({score.part}): (score,) for score in singles}
-    others = [score for score in singles if score.part.identity != fault.part.identity]
+    # A node is the smallest part: what it explains, several others together explain worse.
+    others = [s for s in singles if s.part.identity != fault.part.identity] if fault.part.kind != "node" else []
     for first in others[:_RIVALS_GROWN]:
         grown, joint = view.copy(), [first]
         grown.apply(first)

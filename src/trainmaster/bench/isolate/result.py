@@ -69,6 +69,8 @@ class Diagnosis:
     action: str  # the one thing to do next
     rounds: int
     measurements: int
+    pairs_tested: int  # different pairs, of `pairs` there are: the path of an untested pair is not spoken for
+    pairs: int
     healthy_gbps: float | None  # of the typical pair; None where nothing answered
     noise: float | None  # scatter of healthy results, as a share
 

@@ -18,6 +18,8 @@ import yaml
 
 import trainmaster
 from sshd import Lab, Sshd, free_port, lab, needs_sshd
+from trainmaster.cli._pairs import Pairs
+from trainmaster.targets._hosts import parse_hosts
 
 pytestmark = needs_sshd
 SOURCE = str(Path(trainmaster.__file__).parents[1])
@@ -120,3 +122,36 @@ def rows(pid: int) -> int:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/fd/1").read_bytes().count(b'"row"')
     return 0
+
+
+def test_a_round_of_pairs_measures_and_one_that_cannot_talk_is_none(hosts: Lab) -> None:
+    """The ranks of one are told of an interface that is not there: its SSH is well, and nobody can talk to it."""
+    deaf = hosts.folder / "deaf-python"
+    deaf.write_text(f'#!/bin/sh\nGLOO_SOCKET_IFNAME=none0 exec {sys.executable} "$@"\n')
+    deaf.chmod(0o755)
+    entries = [{**entry, "rack": "r1"} for entry in all_hosts(hosts)]
+    entries += [{**entries[2], "name": "deaf", "python": str(deaf)}]
+    machine = {"host": "127.0.0.1", "user": os.environ.get("USER", "root"), "key": str(hosts.key)}
+    document = {
+        "known_hosts": "known_hosts", "defaults": {"python": sys.executable, **machine},
+        "hosts": [*entries, {"name": "gone", "port": free_port()}],
+    }  # fmt: skip
+    pairs = Pairs(parse_hosts(document, hosts.folder), size="1M", timeout_s=60, rounds=2)
+    try:
+        assert (pairs.backend, set(pairs.silent)) == ("gloo", {"gone"})
+        assert pairs.nodes == [entry["name"] for entry in entries]
+        first, second = pairs.measure([("n1", "n2"), ("n3", "deaf")])
+    finally:
+        pairs.close()
+    assert first is not None and first > 0
+    assert second is None
+
+
+def test_isolate_over_ssh_is_honest_about_too_few_rounds_and_names_the_silent(hosts: Lab) -> None:
+    entries = [{**entry, "rack": "r1"} for entry in all_hosts(hosts)[:2]] + [{"name": "gone", "port": free_port()}]
+    code, told = end(start(hosts, entries, "isolate", "--max-rounds", "1", "--size", "64K", "--timeout", "60"))
+    assert code == 3
+    assert set(told["silent"]) == {"gone"} and "nothing listens" in told["silent"]["gone"]
+    diagnosis = told["diagnosis"]
+    assert (diagnosis["verdict"], diagnosis["suspects"]) == ("INCOMPLETE", [])
+    assert (diagnosis["rounds"], diagnosis["measurements"]) == (1, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,23 +11,26 @@ from rich.markup import escape
 
 from trainmaster.cli import _say
 from trainmaster.core.errors import UsageError
-from trainmaster.core.results import exit_code
+from trainmaster.core.results import Overall, exit_code
 
 if TYPE_CHECKING:
     from trainmaster.bench.isolate import Diagnosis, RoundReport, Suspect
 
+_SEED = 1  # of the pairings: the same nodes are paired in the same way again
 _SHOWN = 3  # measurements printed of each suspect; --json has them all
 
 
 def isolate(
-    on: Annotated[str | None, typer.Option("--on", help="Target whose nodes are tested.")] = None,
+    on: Annotated[str | None, typer.Option("--on", metavar="TARGET", help="Nodes to test: ssh:hosts.yaml.")] = None,
     sim: Annotated[str | None, typer.Option("--sim", help="A simulated fabric, as key=value words.")] = None,
     routes: Annotated[bool, typer.Option("--routes", help="The path of every pair is known: name the link.")] = False,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, max=100, help="At most so many rounds.")] = 12,
+    rounds: Annotated[int, typer.Option("--rounds", "--max-rounds", min=1, max=100, help="At most so many.")] = 12,
     expect: Annotated[float | None, typer.Option("--expect", help="GB/s of a healthy pair; else from peers.")] = None,
     expect_cross: Annotated[
         float | None, typer.Option("--expect-cross", help="The same between racks, where it differs.")
     ] = None,
+    size: Annotated[str, typer.Option(help="Message of a pair test, with --on.")] = "64M",
+    timeout: Annotated[float, typer.Option(min=4.0, metavar="S", help="Of one round, with --on.")] = 120.0,
     json: Annotated[bool, typer.Option("--json", help="Print the diagnosis as JSON.")] = False,
 ) -> None:
     """Find the bad node, link or switch by rounds of pair tests: pair, swap, cross racks.
@@ -38,14 +42,32 @@ def isolate(
 
     [bold]Examples[/]
 
+      trainmaster isolate --on ssh:hosts.yaml --max-rounds 8
+
       trainmaster isolate --sim "nodes=256,racks=16,fault=node:n017:0.5,seed=3"
 
       trainmaster isolate --sim "nodes=256,racks=16,fault=link:leaf05-spine3:0.5" --routes --json
     """
     if on is not None:
-        raise UsageError(f"--on {on}: pair tests on real nodes are not there yet; only --sim can be measured today")
+        if sim is not None or routes:
+            raise UsageError("--on tests real nodes, whose routes nobody knows: leave --sim and --routes out")
+        found, silent = _on_nodes(
+            on, rounds=rounds, expect=expect, expect_cross=expect_cross, size=size, timeout_s=timeout
+        )
+        # A part that was not tested is never cleared, and hides no part that is bad.
+        verdict = (
+            Overall.INCOMPLETE if found is None or (silent and found.verdict is not Overall.FAIL) else found.verdict
+        )
+        if json:
+            _say.as_json({"on": on, "silent": silent, "verdict": verdict, "diagnosis": found})
+        else:
+            _print(found, how="on real nodes", silent=silent, verdict=verdict)
+        raise typer.Exit(exit_code(verdict))
     if sim is None:
-        raise UsageError('nothing to test; give a fabric, for example --sim "nodes=256,racks=16,fault=node:n017:0.5"')
+        raise UsageError(
+            "nothing to test; give nodes, --on ssh:hosts.yaml, or a fabric, for example "
+            '--sim "nodes=256,racks=16,fault=node:n017:0.5"'
+        )
     from trainmaster.bench.isolate import isolate as find
     from trainmaster.sim.fabric import Fabric, parse
 
@@ -65,8 +87,38 @@ def isolate(
     if json:
         _say.as_json({"simulated": sim, "diagnosis": found})
     else:
-        _print(found)
+        _print(found, how="simulated", silent={}, verdict=found.verdict)
     raise typer.Exit(exit_code(found.verdict))
+
+
+def _on_nodes(
+    on: str, *, rounds: int, expect: float | None, expect_cross: float | None, size: str, timeout_s: float
+) -> tuple[Diagnosis | None, Mapping[str, str]]:
+    """The diagnosis of the nodes that answered, None where they make no pair; and why the others did not."""
+    from trainmaster.bench.isolate import isolate as find
+    from trainmaster.bench.limits import parse_size
+    from trainmaster.cli import _nodes
+    from trainmaster.cli._pairs import Pairs
+
+    parse_size(size)  # its fault is told here, not by every node
+    pairs = Pairs(_nodes.load_hosts(on), size=size, timeout_s=timeout_s, rounds=rounds)
+    try:
+        if len(pairs.nodes) < 2 and pairs.silent:
+            return None, pairs.silent
+        _say.note(f"{len(pairs.nodes)} nodes, {pairs.backend}, {size} between each pair")
+        found = find(
+            pairs.nodes,
+            pairs.racks,
+            pairs.measure,
+            seed=_SEED,
+            max_rounds=rounds,
+            expected_gbps=expect,
+            expected_cross_gbps=expect_cross,
+            progress=_progress,
+        )
+    finally:
+        pairs.close()
+    return found, pairs.silent
 
 
 def _progress(report: RoundReport) -> None:
@@ -78,9 +130,15 @@ def _progress(report: RoundReport) -> None:
     )
 
 
-def _print(found: Diagnosis) -> None:
+def _print(found: Diagnosis | None, *, how: str, silent: Mapping[str, str], verdict: Overall) -> None:
     say = partial(_say.out.print, soft_wrap=True)
-    say(f"\n{_say.paint(found.verdict)} after {found.rounds} rounds, {found.measurements} pair tests (simulated)")
+    done = f"{found.rounds} rounds, {found.measurements} pair tests" if found is not None else "no test at all"
+    say(f"\n{_say.paint(verdict)} after {done} ({how})")
+    for name, reason in silent.items():
+        say(f"[bold magenta]silent[/] [bold]{escape(name)}[/], not tested: {escape(reason)}")
+    if found is None:
+        say("to do: have two nodes answer, at least")
+        return
     for suspect in found.suspects:
         say(f"[bold red]bad[/] {_describe(suspect)}")
         _evidence(suspect)

@@ -24,6 +24,7 @@ _ORDER = (
     "readmit",
     "history",
     "train",
+    "export",
     "submit",
     "jobs",
     "show",

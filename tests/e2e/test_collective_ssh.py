@@ -103,6 +103,7 @@ def test_a_rank_that_is_stopped_in_the_middle_is_named_and_the_rest_kept(hosts: 
         assert run.poll() is None
         time.sleep(0.05)
     (pid,) = ranks(hosts.hosts[2])
+    folder = next(word[7:] for word in Path(f"/proc/{pid}/environ").read_text().split("\0") if word[:7] == "TMPDIR=")
     os.kill(pid, signal.SIGSTOP)
     code, health = end(run)
 
@@ -115,6 +116,7 @@ def test_a_rank_that_is_stopped_in_the_middle_is_named_and_the_rest_kept(hosts: 
     kept = [finding for finding in collectives(health) if finding["values"].get("points")]
     assert sum(len(finding["values"]["points"]) for finding in kept) >= 2
     assert not any(ranks(host) for host in hosts.hosts)  # ended everywhere, the stopped one too
+    assert not Path(folder).exists()
 
 
 def rows(pid: int) -> int:

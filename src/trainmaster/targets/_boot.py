@@ -134,7 +134,8 @@ def _run_programs(package: Path, order: Mapping[str, Any], work: Path, until: fl
     children = []
     for number, run in enumerate(order["runs"]):
         out, err = work / f"{number}.out", work / f"{number}.err"
-        children.append((_start(package, [run["module"], *run["words"]], run["env"], out, err), out, err))
+        env = {"TMPDIR": str(work), **run["env"]}  # one that is killed cannot clean up behind itself; we do
+        children.append((_start(package, [run["module"], *run["words"]], env, out, err), out, err))
     stopped: float | None = None
     while any(child.poll() is None for child, _, _ in children):
         now = time.monotonic()

@@ -111,12 +111,10 @@ def test_the_report_opens_in_a_browser(undisturbed: Demo, tab: Page) -> None:
     (report,) = undisturbed.home.glob("jobs/*/report.html")
     tab.goto(report.as_uri())
     expect(tab.locator("h1")).to_have_text("demo")
-    points = (
-        tab.locator("svg")
-        .first.locator("path, polyline")
-        .evaluate_all(
-            "found => Math.max(...found.map(one => (one.getAttribute('d') || one.getAttribute('points') || '').length))"
-        )
+    figure = tab.get_by_role("img", name="Loss").first
+    expect(figure).to_be_visible()
+    points = figure.locator("path, polyline").evaluate_all(
+        "found => Math.max(...found.map(one => (one.getAttribute('d') || one.getAttribute('points') || '').length))"
     )
     assert points > 200, "the loss curve has no points"
     for check in ("cpu", "disk_space", "gpu_count", "memlock", "ram", "shm"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import signal
 import subprocess
@@ -169,7 +170,7 @@ def _clean_up(db: Database, job: JobRow, server: _Server) -> None:
 
 def _sum_up(page: JobPage, report: Path, home: Path) -> bool:
     """Print the verdict, the curve and where to look; True if the demo showed what it should."""
-    run, say = page.run, _say.out.print
+    run, say = page.run, functools.partial(_say.out.print, soft_wrap=True)
     say()
     if run.curves.loss:
         for line in _plot.curve(run.curves.loss, width=max(20, min(_say.out.width - 10, 72))):

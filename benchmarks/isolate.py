@@ -156,6 +156,7 @@ def _as_told(kind: str, name: str) -> tuple[str, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=100)
+    parser.add_argument("--first-seed", type=int, default=0, help="other trials than those it was written against")
     parser.add_argument("--all", action="store_true", help="every case")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     chosen = parser.parse_args()
@@ -165,7 +166,7 @@ def main() -> int:
     for case in wanted:
         trials = min(chosen.trials, case.trials) if chosen.all and case.trials else case.trials or chosen.trials
         began, ends, rounds, missed = time.monotonic(), Counter[str](), [], []
-        for seed in range(trials):
+        for seed in range(chosen.first_seed, chosen.first_seed + trials):
             end, said = trial(case, seed)
             ends[end] += 1
             rounds.append(said.rounds)

@@ -31,13 +31,14 @@ class LivePages:
     def read(self, job_id: str) -> JobPage | None:
         held = self._take(job_id)
         with held.lock:
+            whole = held.fold.cursor is None  # nothing was gathered yet: this read begins at the first event
             page = job.read(self._db, job_id, fold=held.fold)
         if page is not None and not page.status.final:
             return page
         with self._lock:
             self._held.pop(job_id, None)
         # The last word on a job is read whole from the database, not from what was gathered on the way.
-        return job.read(self._db, job_id) if page is not None else None
+        return page if whole or page is None else job.read(self._db, job_id)
 
     def _take(self, job_id: str) -> _Held:
         with self._lock:

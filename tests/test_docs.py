@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from trainmaster.cli import _document
+from trainmaster.cli.main import build as build_cli
 from trainmaster.core.schema import build
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.train_config import TrainConfig
@@ -35,6 +38,15 @@ def test_every_example_is_a_valid_spec(path: Path) -> None:
 def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", page.read_text()):
         assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+def test_every_command_in_the_readme_is_one_the_command_line_takes() -> None:
+    command = typer.main.get_command(build_cli())
+    lines = re.findall(r"^trainmaster ([a-z].*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(lines) >= 10
+    for line in lines:
+        verb, *words = shlex.split(line, comments=True)
+        command.commands[verb].make_context(verb, words)  # type: ignore[attr-defined]  # a group; it parses, runs nothing
 
 
 def test_every_make_target_in_the_readme_exists() -> None:

@@ -81,7 +81,7 @@ def _judge_held(held: tuple[float, ...], report: _probe.Report, every: Mapping[s
     """What it holds under its power limit; told only where there is something to compare it with."""
     known = _yardstick(report.name, "bf16")
     if known is not None and known.warn_below:
-        known = replace(known, words="it reaches in a burst", warn_below=HELD_WARN_BELOW, fail_below=HELD_FAIL_BELOW)
+        known = replace(known, words="best measured in a burst", warn_below=HELD_WARN_BELOW, fail_below=HELD_FAIL_BELOW)
     judged = _rates.judge(
         held,
         "TFLOPS bf16 held",

@@ -26,12 +26,12 @@ def test_a_second_agent_starts_nothing_while_the_first_lives(node: Any) -> None:
 def test_an_attempt_that_is_over_stays_as_it_ended(node: Any) -> None:
     plan = node.shell('echo started >> "$(dirname $TRAINMASTER_STOP)/count"; exit 3')
     node.run(plan)
-    before = {path.name: path.read_bytes() for path in node.folder.iterdir()}
+    before = {path.name: path.read_bytes() for path in node.folder.rglob("*") if path.is_file()}
     code, said = node.run(plan)
     assert code == 1
     assert "the attempt is over" in said
     assert node.run(plan, "--detach") == (0, "")
-    assert {path.name: path.read_bytes() for path in node.folder.iterdir()} == before
+    assert {path.name: path.read_bytes() for path in node.folder.rglob("*") if path.is_file()} == before
 
 
 def test_an_attempt_whose_agent_was_killed_does_not_begin_again(node: Any) -> None:

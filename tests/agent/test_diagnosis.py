@@ -13,6 +13,8 @@ from trainmaster.core.states import Reason
 from trainmaster.node.host import Host
 
 LINES = [
+    ("[rank 3 node 0] out of memory: rank 3 (node 0, NVIDIA H200): CUDA out of memory. Tried to allocate 2.00 GiB; it "
+     "held 138.2 of 139.8 GiB", Reason.OUT_OF_MEMORY),
     ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has", Reason.OUT_OF_MEMORY),
     ("RuntimeError: CUDA error: out of memory", Reason.OUT_OF_MEMORY),
     ("NCCL WARN Cuda failure 2 'out of memory'", Reason.OUT_OF_MEMORY),
@@ -30,6 +32,10 @@ LINES = [
     ("CUDA error: uncorrectable NVLink error detected during the execution", Reason.NODE_LOST),
     ("torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: "
      "29500", Reason.TARGET_ERROR),
+    ("[rank 0 node 0] hang: rank 5 (node 1, gpu-1, pid 7) is stopped (SIGSTOP, or a debugger holds it); 7 of 8 ranks "
+     "wait in all_reduce #25 of gloo:default_pg (35 elements) in step 12 since 60 s", Reason.COLLECTIVE_TIMEOUT),
+    ("[rank 0 node 0] hang: all 8 ranks are in all_gather #9 of nccl:default_pg (35 elements) in step 2 since 60 s",
+     Reason.COLLECTIVE_TIMEOUT),
     ("[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=BROADCAST)",
      Reason.COLLECTIVE_TIMEOUT),
     ("RuntimeError: [/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1800000ms for recv operation to "

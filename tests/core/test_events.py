@@ -109,6 +109,22 @@ def test_the_short_way_for_plain_lines_gives_what_the_long_way_gives(document: d
     assert parse(plain, zone=UTC) == parse(plain.replace(b"A", rb"\u0041", 1), zone=UTC)
 
 
+@given(
+    st.dictionaries(st.text(max_size=5), st.none() | st.text(max_size=5) | st.integers() | st.floats(), max_size=4),
+    st.sampled_from(["{}", '{{"phase":"A","event":"b","data":{}}}', '{{"data":{},"phase":"A","event":"b"}}']),
+)
+@example({"x": "}"}, '{{"phase":"A","event":"b","data":{}}}')
+@example({"a": 1}, '{{"phase":"A","event":"data","data":{}}}')
+@example({"a": 1}, '{{"phase":"A","event":"b","data":{},"a":{{}}}}')
+@example({"a": 1}, '{{"phase":"A","event":"b","extra":{{"data":{}}}}}')
+def test_data_kept_letter_for_letter_is_the_data_that_was_read(data: dict[str, object], shape: str) -> None:
+    for ascii_only in (True, False):
+        raw = shape.format(json.dumps(data, ensure_ascii=ascii_only)).encode(errors="surrogatepass")
+        (line,) = split(raw, offset=0, zone=UTC, last=True)
+        if line.data_json is not None:
+            assert line.event is not None and json.loads(line.data_json) == line.event.data
+
+
 def test_half_a_line_waits_for_its_rest() -> None:
     assert split(START, offset=7, zone=UTC) == []
     (line,) = split(START + b"}\n", offset=7, zone=UTC)

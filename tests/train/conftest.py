@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 
+from s3_server import S3
 from trainmaster.core.train_config import TrainConfig
 from trainmaster.node.emit import Emitter
+from trainmaster.sim.checkpoint_daemon import Daemon
 from trainmaster.train import loop, shard
 from trainmaster.train.report import Report
 from trainmaster.train.stop import Stop
 
-from .runs import ALONE, Ran, Ranks, RunHere, Start
+from .managed_runs import Managed
+from .runs import ALONE, Ran, Ranks, RunHere, Start, tiny
 
 
 @pytest.fixture
@@ -22,13 +27,45 @@ def start() -> Iterator[Start]:
     """Start ranks as processes; whatever still runs at the end of the test is killed."""
     begun: list[Ranks] = []
 
-    def begin(folder: Path, config: TrainConfig, *, ranks: int = 1, env: Mapping[str, str] | None = None) -> Ranks:
-        begun.append(Ranks(folder, config, ranks=ranks, env=env))
+    def begin(
+        folder: Path, config: TrainConfig, *, ranks: int = 1, nodes: int = 1, env: Mapping[str, str] | None = None
+    ) -> Ranks:
+        begun.append(Ranks(folder, config, ranks=ranks, nodes=nodes, env=env))
         return begun[-1]
 
     yield begin
     for ranks in begun:
         ranks.kill()
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    """A stand-in of HyperPod's memory daemon."""
+    with Daemon() as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def managed(daemon: Daemon, s3: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[Managed]:
+    """The config of a run with managed checkpoints: to memory every 2 steps, to S3 every 4, 10 in all."""
+    from amzn_sagemaker_checkpointing.checkpointing.filesystem.s3_operations import _S3Operations
+
+    s3.use(monkeypatch)
+    for action in (_S3Operations.read_checkpoint, _S3Operations.write_checkpoint):
+        monkeypatch.setattr(action.retry, "sleep", lambda seconds: None)  # the library tries thrice, seconds apart
+    namespace = f"run-{uuid.uuid4()}"
+    section = {
+        "namespace": namespace, "s3": f"s3://{s3.bucket}/managed", "s3_every_steps": 4,
+        "daemon": daemon.url, "timeout_s": 5,
+    }  # fmt: skip
+
+    def config(**changes: Any) -> TrainConfig:
+        checkpoint = {"every_steps": 2, "managed": section, **changes.pop("checkpoint", {})}
+        return tiny(**{"steps": 10, "log_every_steps": 1, "eval_sequences": 0, "checkpoint": checkpoint, **changes})
+
+    yield config
+    for log in Path("/var/log/sagemaker_checkpointing").glob(f"{namespace}*"):  # the library's own
+        log.unlink()
 
 
 @pytest.fixture

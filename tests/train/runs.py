@@ -28,7 +28,8 @@ TINY = {
     "eval_sequences": 8,
     "sequence_tokens": 32,
     "device": "cpu",
-    "checkpoint": {"every_steps": 4},
+    # Saves that end before the next step begins, so that a test knows what comes after what.
+    "checkpoint": {"every_steps": 4, "mode": "sync", "retry_s": 0.01},
 }
 # As if a second rank shared the machine: one thread. Two would wait for each other longer than they compute.
 ALONE = Place(rank=0, world_size=1, local_rank=0, local_world_size=2, node_rank=0, nodes=1, master=None)
@@ -38,7 +39,7 @@ def tiny(**changes: Any) -> TrainConfig:
     """The tiny run with some fields changed; sections are merged."""
     merged: dict[str, Any] = {key: dict(value) if isinstance(value, dict) else value for key, value in TINY.items()}
     for key, value in changes.items():
-        merged[key] = {**merged[key], **value} if isinstance(value, dict) else value
+        merged[key] = {**merged.get(key, {}), **value} if isinstance(value, dict) else value
     return build(TrainConfig, merged)
 
 
@@ -78,7 +79,10 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 class Ranks:
     """A run of several processes that a test can watch and signal."""
 
-    def __init__(self, folder: Path, config: TrainConfig, *, ranks: int, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, config: TrainConfig, *, ranks: int, nodes: int = 1, env: Mapping[str, str] | None = None
+    ) -> None:
+        """With several nodes each has as many ranks and a memory of its own, `memory-N` in the folder."""
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(to_plain(config)))
@@ -87,9 +91,11 @@ class Ranks:
             port = probe.getsockname()[1]
         self.processes = []
         for rank in range(ranks):
+            node, local = divmod(rank, ranks // nodes)
             ours = {
-                "RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks, "GROUP_RANK": 0,
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+                "RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": ranks // nodes,
+                "GROUP_RANK": node, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo",
+                "TRAINMASTER_MEMORY": folder / f"memory-{node}",
                 "TRAINMASTER_EVENTS": folder / "events.jsonl", "TRAINMASTER_CHECKPOINTS": folder / "checkpoints",
                 "TRAINMASTER_STOP": folder / "stop",
             }  # fmt: skip

@@ -20,6 +20,7 @@ def give_back_signals() -> Iterator[None]:
     """The entry takes SIGTERM and SIGUSR1 of its process, which here is pytest's."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     yield
+    signal.set_wakeup_fd(-1)
     for number, handler in before.items():
         signal.signal(number, handler)
 

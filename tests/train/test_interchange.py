@@ -39,10 +39,10 @@ def export(*words: object) -> dict[str, Any]:
 def loss_of(model: PreTrainedModel, config: TrainConfig, *, held_out: bool) -> float:
     """As transformers computes it, on the samples of the run's first step or of its evaluation."""
     count = config.eval_sequences if held_out else config.batch_sequences
-    source = datasets.load(config.data)
-    rows = datasets.batch(source, 0, count, sequence_tokens=config.sequence_tokens, held_out=held_out)
-    logits = model.eval()(rows[:, :-1]).logits
-    return float(F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()))
+    shape = datasets.Shape(sequence_tokens=config.sequence_tokens, batch_sequences=config.batch_sequences)
+    rows = datasets.load(config.data, shape).rows(range(count), held_out=held_out)
+    logits = model.eval()(rows.tokens).logits
+    return float(F.cross_entropy(logits.flatten(0, 1), rows.targets.flatten()))
 
 
 def test_a_mixture_trained_on_two_ranks_exports_what_it_learned(

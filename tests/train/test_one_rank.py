@@ -22,6 +22,7 @@ def test_the_loss_falls_below_half_and_the_held_out_loss_with_it(run_here: RunHe
 def test_events_come_in_order_with_their_fields(run_here: RunHere, tmp_path: Path) -> None:
     ran = run_here(tmp_path, tiny(steps=6))
     said = [f"{item['phase']} {item['event']} {item.get('epoch', '')}".strip() for item in ran.events]
+    said = [word for word in said if word != "CHECKPOINT bound"]  # after the first save whose time is known
     steps = ["STEP metrics"] * 4
     evaluation = ["EVAL_TRAINING start", "EVAL_MODEL metrics", "EVAL_TRAINING end", "CHECKPOINT saved"]
     assert said == [
@@ -35,7 +36,10 @@ def test_events_come_in_order_with_their_fields(run_here: RunHere, tmp_path: Pat
         "steps parameters ranks device device_name precision batch_sequences sequence_tokens resumed_from torch "
         "data_source".split()
     )
-    assert set(by_name["STEP metrics"]) == set("step loss lr grad_norm tokens_per_s step_s mfu memory_gib".split())
+    assert set(by_name["STEP metrics"]) == set(
+        "step loss lr grad_norm tokens_per_s tokens_per_s_per_gpu samples_per_s step_s mfu mfu_measured data_share "
+        "compute_share comm_share memory_gib".split()
+    )
     assert by_name["STEP metrics"]["mfu"] is None  # nobody publishes the peak of this CPU
     path = str(tmp_path / "checkpoints" / "step-00000006")
     assert by_name["TRAINING epoch_complete"]["model_path"] == path
@@ -79,11 +83,3 @@ def test_the_gradient_is_clipped_and_its_norm_told(run_here: RunHere, tmp_path: 
     assert norms[0] == free.named("STEP", "metrics")[0]["data"]["grad_norm"] > 0.1  # told as it was before clipping
     # AdamW's epsilon of 1e-8 swallows gradients of 1e-9, so nothing was learnt.
     assert tight.losses[3] > free.losses[3]
-
-
-def test_a_gradient_that_is_not_finite_moves_nothing(run_here: RunHere, tmp_path: Path) -> None:
-    from trainmaster.train.loop import TrainingFailed
-
-    with pytest.raises(TrainingFailed, match="5 steps in a row had no finite gradient, up to sample"):
-        # The first update throws the weights so far that nothing after it is finite.
-        run_here(tmp_path, tiny(steps=30, model={"norm_eps": 1e-30}, optimizer={"lr": 1.0, "weight_decay": 1e38}))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from trainmaster.core.schedule import learning_rate
 from trainmaster.core.train_config import ModelConfig, OptimizerConfig
 from trainmaster.models.llama import Llama
-from trainmaster.train.optimizer import build_optimizer, learning_rate
+from trainmaster.train.optimizer import build_optimizer
 
 
 def test_the_rate_climbs_to_its_peak_and_falls_to_its_last_share() -> None:

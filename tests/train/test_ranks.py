@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from trainmaster.core import heartbeat
 from trainmaster.train.place import Place
 
 from .runs import RunHere, Start, tiny
@@ -32,7 +33,9 @@ def test_two_ranks_draw_the_curve_of_one(start: Start, run_here: RunHere, tmp_pa
         assert two == pytest.approx(one, abs=1e-3)
     # Each rank wrote a shard, and only local rank 0 of the node prints.
     assert len([name for name in both.manifest(5)["files"] if name.endswith(".distcp")]) == 2
-    assert "[rank 0 node 0] step 5/5 loss" in both.output[0]
+    assert "[rank 0 node 0] step 5/5 Loss: " in both.output[0]
+    beats = [beat for line in both.output[0].splitlines() if (beat := heartbeat.parse(line))]
+    assert [beat.step for beat in beats if beat.at == "train"] == [1, 2, 3, 4, 5]
     assert both.output[1] == ""
 
 
@@ -49,4 +52,6 @@ def test_a_killed_peer_ends_the_run_with_a_clear_line(start: Start, tmp_path: Pa
     ranks.processes[1].kill()
     ran = ranks.finish()
     assert ran.codes == [1, -9]
-    assert "failed: another rank is gone or hangs, see its log" in ran.output[0].splitlines()[-1]
+    said = ran.output[0].splitlines()[-1]
+    assert "failed: another rank is gone or hangs, see its log: rank 1 (node 0, " in said
+    assert "is gone" in said

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from trainmaster.train.rate import Meter, peak_flops
+from trainmaster.train.rate import Meter, peak_flops, thread_busy_s
 
 
 def test_only_steps_count() -> None:
@@ -28,8 +30,47 @@ def test_only_steps_count() -> None:
 
 
 def test_a_peak_is_known_or_it_is_not() -> None:
-    assert peak_flops("NVIDIA H200", "bf16") == pytest.approx(989.5e12)
-    assert peak_flops("NVIDIA H200 NVL", "bf16") is None
+    assert peak_flops("NVIDIA H200", "bf16") == 989e12
+    assert peak_flops("NVIDIA H200 Super", "bf16") is None
     assert peak_flops("NVIDIA H200", "fp32") is None
     assert peak_flops("cpu", "fp32") is None
     assert Meter(flops_per_token=1, peak=None, devices=8).read().mfu is None
+
+
+def test_the_time_of_a_step_is_shared_out() -> None:
+    clock, busy = [0.0], [0.0]
+    meter = Meter(flops_per_token=1, peak=None, devices=2, busy=lambda: busy[0], now=lambda: clock[0])
+    meter.resume()
+    meter.wait_for_data(1.0)
+    clock[0], busy[0] = 10.0, 5.0  # five seconds of nine were its own
+    meter.count(10)
+    reading = meter.read()
+    assert (reading.data_share, reading.compute_share, reading.comm_share) == pytest.approx((0.1, 0.5, 0.4))
+    assert (reading.data_s, reading.compute_s) == (1.0, 5.0)
+
+
+def test_what_cannot_be_told_apart_is_not() -> None:
+    clock = [0.0]
+    several = Meter(flops_per_token=1, peak=None, devices=2, now=lambda: clock[0])
+    alone = Meter(flops_per_token=100, peak=1000.0, devices=1, measured=800.0, now=lambda: clock[0])
+    for meter in (several, alone):
+        meter.count(10)
+    clock[0] = 4.0
+    assert several.read().comm_share is None
+    reading = alone.read()
+    assert (reading.compute_share, reading.comm_share) == (1.0, 0.0)
+    assert (reading.mfu, reading.mfu_measured) == pytest.approx((0.25, 250 / 800))
+
+
+def test_this_thread_is_busy_while_it_computes_and_not_while_it_waits() -> None:
+    before = thread_busy_s()
+    assert before is not None
+    total = sum(value * value for value in range(300_000))
+    after = thread_busy_s()
+    assert total > 0
+    assert after is not None
+    assert after > before
+    time.sleep(0.3)
+    slept = thread_busy_s()
+    assert slept is not None
+    assert slept - after < 0.25

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from trainmaster.core.errors import CheckpointError
-from trainmaster.core.train_config import TrainConfig
 from trainmaster.train.checkpoint import manifest as manifests
 
 from .runs import RunHere, Start, StopAfter, read_events, tiny
@@ -44,19 +43,6 @@ def test_two_ranks_then_one_read_each_sample_once_and_in_order(start: Start, run
     assert moved.manifest(6)["state"]["cursor"] == 6 * 8
     # Losses of single batches differ by far more than this between one batch and the next.
     assert moved.losses == pytest.approx(unbroken.losses, abs=1e-4)
-
-
-def test_four_ranks_then_two_then_three_stay_on_the_curve(start: Start, run_here: RunHere, tmp_path: Path) -> None:
-    def config(steps: int) -> TrainConfig:
-        return tiny(steps=steps, batch_sequences=12, eval_sequences=0, optimizer=FLAT)
-
-    unbroken = run_here(tmp_path / "unbroken", config(9))
-    for ranks, steps in ((4, 3), (2, 6), (3, 9)):
-        moved = start(tmp_path / "moved", config(steps), ranks=ranks).finish()
-        assert moved.codes == [0] * ranks, moved.output
-        assert moved.manifest(steps)["ranks"] == ranks
-    assert moved.losses == pytest.approx(unbroken.losses, abs=1e-4)
-    assert [item["data"]["step"] for item in moved.named("CHECKPOINT", "loaded")] == [3, 6]
 
 
 def test_the_config_wins_over_the_optimizer_settings_of_the_checkpoint(run_here: RunHere, tmp_path: Path) -> None:

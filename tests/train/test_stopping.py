@@ -63,3 +63,13 @@ def test_a_stop_right_after_a_resume_saves_nothing_new(run_here: RunHere, tmp_pa
     assert ran.checkpoints == ["step-00000004"]
     assert len(ran.named("CHECKPOINT", "saved")) == 1
     assert ran.named("TRAINING", "end")[-1]["data"]["stopped"] is True
+
+
+def test_a_stop_inside_a_save_lets_it_end_and_saves_what_came_after(start: Start, tmp_path: Path) -> None:
+    config = tiny(steps=1_000_000, epoch_steps=1_000_000, checkpoint={"every_steps": 3})
+    ran = start(tmp_path, config, env={"TRAINMASTER_TERM_AT": "save:shards 1"}).finish()
+    assert ran.codes == [75], ran.output
+    last = ran.named("TRAINING", "end")[0]["data"]["step"]
+    steps = [item["data"]["step"] for item in ran.named("CHECKPOINT", "saved")]
+    assert steps == sorted({3, last})
+    assert not ran.named("CHECKPOINT", "failed")

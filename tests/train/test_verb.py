@@ -22,7 +22,7 @@ def train(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_two_ranks_train_and_the_same_command_goes_on(tmp_path: Path) -> None:
     first = train(tmp_path, "steps=3", "eval_sequences=0", "--processes", "2")
     assert first.returncode == 0, first.stderr
-    assert "[rank 0 node 0] step 3/3 loss" in first.stdout
+    assert "[rank 0 node 0] step 3/3 Loss: " in first.stdout
     again = train(tmp_path, "steps=4", "eval_sequences=0")
     assert again.returncode == 0, again.stderr
     assert "resumed from step 3" in again.stdout

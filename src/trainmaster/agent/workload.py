@@ -23,6 +23,8 @@ from trainmaster.core.plan import (
     CHECKPOINTS_VARIABLE,
     EVENTS_FILE,
     EVENTS_VARIABLE,
+    OUTPUTS_FOLDER,
+    OUTPUTS_VARIABLE,
     RESUMABLE_EXIT,
     STOP_FILE,
     STOP_VARIABLE,
@@ -64,6 +66,7 @@ def run(plan: Plan, watch: Watch) -> Outcome:
     folder = Path(plan.folder)
     oom_before = count_oom_kills(Host())
     argv, shared = _argv(plan, folder), _shared_environment(plan)
+    (folder / OUTPUTS_FOLDER).mkdir(exist_ok=True)
     ranks: list[_Rank] = []
     for local in range(plan.spec.resources.processes_per_node):
         number = plan.node_rank * plan.spec.resources.processes_per_node + local
@@ -208,6 +211,7 @@ def _shared_environment(plan: Plan) -> dict[str, str]:
         EVENTS_VARIABLE: folder / EVENTS_FILE,
         CHECKPOINTS_VARIABLE: plan.checkpoints,
         STOP_VARIABLE: folder / STOP_FILE,
+        OUTPUTS_VARIABLE: folder / OUTPUTS_FOLDER,
     }
     return defaults | dict(os.environ) | plan.spec.env | {name: str(value) for name, value in ours.items()}
 

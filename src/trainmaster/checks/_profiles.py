@@ -1,4 +1,4 @@
-"""What is known of GPU models and instance types (data/gpus.toml, data/instances.toml), and which one a machine is.
+"""What is known of GPU models (core/gpus.py) and instance types (data/instances.toml), and which one a machine is.
 
 Two kinds of knowledge. What a GPU model is holds for every GPU of that name, so a check looks it up by itself
 (`of_gpu`). What an instance has must be stated (`--expect ml.p5.48xlarge`) or detected (`resolve`), because the same
@@ -13,43 +13,36 @@ import functools
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
 from trainmaster.core.errors import Fault, HostError, SpecError
 from trainmaster.core.expect import Expect, build_expect, parse_word
+from trainmaster.core.gpus import GpuModel, find_gpu, gpus, of_gpu
 from trainmaster.core.results import CheckResult
 from trainmaster.core.schema import build
 from trainmaster.node.host import Host
 
+__all__ = [
+    "GpuModel",
+    "Instance",
+    "Resolved",
+    "detect",
+    "find_gpu",
+    "find_instance",
+    "gpus",
+    "instances",
+    "is_model",
+    "model_of",
+    "of_gpu",
+    "parse_document",
+    "resolve",
+]
+
 # nvidia-smi shows at least 92 % of the stated memory (T4: 14.75 of 16), a kernel at least 95 % of a machine's RAM.
 MEMORY_SHARE = 0.9
 RAM_SHARE = 0.93
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # one object per model
-class GpuModel:
-    """A GPU model. None: no source states it."""
-
-    name: str
-    names: tuple[str, ...]
-    memory_gb: float
-    nvlinks: int | None = None
-    pcie_gen: int | None = None
-    pcie_width: int | None = None
-    power_w: float | None = None
-    bf16_tflops: float | None = None
-    tf32_tflops: float | None = None
-    fp8_tflops: float | None = None
-    bf16_measured_tflops: float | None = None
-    fp8_measured_tflops: float | None = None
-    hbm_gbps: float | None = None
-    hbm_measured_gbps: float | None = None
-    h2d_gbps: float | None = None
-    d2h_gbps: float | None = None
-    cuda_min: str | None = None
-    sources: Mapping[str, str] = field(default_factory=dict)  # of each field above
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,31 +126,12 @@ def find_instance(name: str) -> Instance | None:
     return instances().get(name.strip().lower().removeprefix("ml."))
 
 
-def find_gpu(name: str) -> GpuModel | None:
-    """A GPU model by the name users call it, or by the one that nvidia-smi prints."""
-    wanted = _plain(name)
-    return next((model for key, model in gpus().items() if wanted == _plain(key)), None) or of_gpu(name)
-
-
-def of_gpu(product: str | None) -> GpuModel | None:
-    """The model of a GPU by its product name, whole: H200 is not GH200, and A10 is not A100."""
-    wanted = _plain(product or "")
-    return next((model for model in gpus().values() if wanted in map(_plain, model.names)), None)
-
-
 def is_model(product: str, wanted: str) -> bool:
     """Whether a GPU's product name is the wanted model: a profile's name, or whole words of the product name."""
     model = find_gpu(wanted)
     if model is not None and of_gpu(product) is model:
         return True
     return re.search(rf"(?<![a-z0-9]){re.escape(wanted.strip().lower())}(?![a-z0-9])", product.lower()) is not None
-
-
-@functools.cache
-def gpus() -> Mapping[str, GpuModel]:
-    """Every GPU model of data/gpus.toml."""
-    document = _load("gpus.toml")
-    return {name: _gpu_model(name, row, document["source"]) for name, row in document["gpu"].items()}
 
 
 @functools.cache
@@ -175,24 +149,6 @@ def instances() -> Mapping[str, Instance]:
 
 def _load(name: str) -> dict[str, Any]:
     return tomllib.loads((resources.files("trainmaster.checks") / "data" / name).read_text(encoding="utf-8"))
-
-
-def _gpu_model(name: str, row: Mapping[str, Any], sources: Mapping[str, str]) -> GpuModel:
-    facts = {key: fact for key, fact in row.items() if key != "names"}
-    unknown = set(facts) - {item.name for item in fields(GpuModel)}
-    assert not unknown, f"gpus.toml: {name} has {unknown}"
-    return GpuModel(
-        name=name,
-        names=tuple(row["names"]),
-        sources={key: sources[fact["source"]] for key, fact in facts.items()},
-        **{key: fact["value"] for key, fact in facts.items()},
-    )
-
-
-def _plain(name: str) -> str:
-    """One spelling of a product name: older drivers leave NVIDIA away or say Tesla."""
-    words = re.split(r"[\s_]+", name.strip().lower())
-    return " ".join(word for word in words if word not in ("nvidia", "tesla"))
 
 
 def _facts(word: str | Mapping[str, object]) -> tuple[str | None, dict[str, object]]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from trainmaster.checks import _cgroup
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, fail, ok, warn
+from trainmaster.node import cgroup
 from trainmaster.node.host import Host
 
 LEVEL = 1
@@ -26,7 +26,7 @@ class Cpus:
 
 
 def read(host: Host) -> Cpus:
-    return Cpus(schedulable=host.cpus(), quota=_cgroup.read_cpu_quota(host))
+    return Cpus(schedulable=host.cpus(), quota=cgroup.read_cpu_quota(host))
 
 
 def judge(cpus: Cpus, expect: Expect) -> Finding:

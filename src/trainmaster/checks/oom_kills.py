@@ -10,10 +10,11 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from trainmaster.checks import _cgroup, _system
+from trainmaster.checks import _system
 from trainmaster.core.errors import HostError, NotCaptured
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, fail, ok, warn
+from trainmaster.node import cgroup
 from trainmaster.node.host import Host
 from trainmaster.node.parse import kernel_log
 
@@ -33,7 +34,7 @@ def read(host: Host) -> Kills:
     match = re.search(r"^oom_kill (\d+)$", host.read("/proc/vmstat"), flags=re.MULTILINE | re.ASCII)
     if not match:
         raise HostError("/proc/vmstat has no oom_kill (Linux before 4.13)")
-    ours, contained = _cgroup.read_oom_kills(host)
+    ours, contained = cgroup.read_oom_kills(host)
     # Asked only if there is something to explain: a log of many megabytes, and root's in most places.
     logged = _logged(host) if int(match[1]) else ()
     return Kills(machine=int(match[1]), ours=ours, contained=contained, logged=logged, gpus=_system.has_gpus(host))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from trainmaster.checks import _cgroup, _system
+from trainmaster.checks import _system
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, fail, ok, warn
+from trainmaster.node import cgroup
 from trainmaster.node.host import Host
 
 LEVEL = 1
@@ -22,7 +23,7 @@ class Limits:
 
 
 def read(host: Host) -> Limits:
-    return Limits(user=_system.read_limit(host, "Max processes"), group=_cgroup.read_pids(host))
+    return Limits(user=_system.read_limit(host, "Max processes"), group=cgroup.read_pids(host))
 
 
 def judge(limits: Limits, expect: Expect) -> Finding:

@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from trainmaster.checks import _cgroup
 from trainmaster.core.errors import HostError
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, fail, ok, warn
+from trainmaster.node import cgroup
 from trainmaster.node.host import Host
 
 LEVEL = 1
@@ -29,7 +29,7 @@ class Memory:
 def read(host: Host) -> Memory:
     text = host.read("/proc/meminfo")
     total, free = _field(text, "MemTotal"), _field(text, "MemAvailable")
-    limit = _cgroup.read_memory(host)
+    limit = cgroup.read_memory(host)
     if limit is None or limit[0] >= total:
         return Memory(total_bytes=total, free_bytes=free, limited=False)
     return Memory(total_bytes=limit[0], free_bytes=min(free, limit[1]), limited=True)

@@ -2,7 +2,11 @@
 
     TrainmasterError            exit code
     ├── UsageError              2   the user asked for something that cannot be done as asked
-    │   └── SpecError           2   a spec, config or expectation with faults, all of them at once
+    │   ├── SpecError           2   a spec, config or expectation with faults, all of them at once
+    │   ├── JobMissing          2   there is no such job
+    │   ├── JobFinal            2   the job has ended; nothing about it can change any more
+    │   ├── KeyTaken            2   an idempotency key that already stands for another submission
+    │   └── OverBudget          2   the project has spent what it may; nothing was created
     ├── MissingExtra            2   a feature whose packages are not installed
     ├── HostError               –   the machine could not be asked; a check turns it into `error`
     │   ├── CommandMissing          the program is not on this machine
@@ -16,8 +20,11 @@
     ├── StorageError            1   a folder or object store refused or could not do what was asked
     │   ├── ObjectMissing           it is certain that there is no such object
     │   ├── AccessDenied            credentials are missing, wrong or not enough
-    │   └── StorageUnreachable      nothing answered; says nothing about what is stored
-    └── CheckpointError         1   a checkpoint exists that cannot be trusted or read
+    │   ├── StorageUnreachable      nothing answered; says nothing about what is stored
+    │   ├── Damaged                 the bytes are not those that were stored
+    │   └── NoSignedUrls            this store cannot give an address to somebody without credentials
+    ├── CheckpointError         1   a checkpoint exists that cannot be trusted or read
+    └── DataError               1   training data is not there, cannot be read, or is not what it should be
 
 Messages say where, what, and what to do. Only the command line and the agent print and exit.
 """
@@ -57,6 +64,22 @@ class SpecError(UsageError):
     def __init__(self, faults: Iterable[Fault]) -> None:
         self.faults = tuple(faults)
         super().__init__("\n".join(str(fault) for fault in self.faults))
+
+
+class JobMissing(UsageError):
+    """There is no such job."""
+
+
+class JobFinal(UsageError):
+    """The job has ended; nothing about it can change any more."""
+
+
+class OverBudget(UsageError):
+    """The project has spent what it may. Says how much that is; nothing was created."""
+
+
+class KeyTaken(UsageError):
+    """An idempotency key that already stands for another submission of its project."""
 
 
 class MissingExtra(UsageError):
@@ -118,5 +141,17 @@ class StorageUnreachable(StorageError):
     """Nothing answered. Says nothing about what is stored."""
 
 
+class Damaged(StorageError):
+    """The bytes that came are not those whose checksum is known. Nothing was kept of them."""
+
+
+class NoSignedUrls(StorageError):
+    """This store cannot give an address to somebody without credentials; its objects are read through the store."""
+
+
 class CheckpointError(TrainmasterError):
     """A checkpoint exists that cannot be trusted or read."""
+
+
+class DataError(TrainmasterError):
+    """Training data is not there, cannot be read, or is not what it should be. Reading it again will not help."""

@@ -32,6 +32,7 @@ class Phase(StrEnum):
     CHECKPOINT = "CHECKPOINT"
     STEP = "STEP"
     HEARTBEAT = "HEARTBEAT"
+    WATCH = "WATCH"
     ACCEPT = "ACCEPT"
 
 
@@ -58,6 +59,7 @@ class Line:
     event: Event | None = None
     fault: str | None = None
     text: str | None = None  # only where there is a fault
+    data_json: str | None = None  # the event's data as it stood in the line, where it may be kept letter for letter
 
 
 def render(event: Event) -> str:
@@ -84,8 +86,12 @@ _MAX_DEPTH = 100
 
 def parse(raw: bytes, *, zone: tzinfo) -> tuple[Event | None, str | None]:
     """An event, or the fault of the line. A fault beside an event says which field was set aside."""
+    return _parse(raw, zone=zone, plain=_is_plain(raw) and _is_flat(raw))
+
+
+def _parse(raw: bytes, *, zone: tzinfo, plain: bool) -> tuple[Event | None, str | None]:
     try:
-        line = _DECODER.decode(raw.decode("utf-8"))
+        line = _decode_plain(raw.decode("utf-8")) if plain else _DECODER.decode(raw.decode("utf-8"))
     except UnicodeDecodeError as wrong:
         return None, f"not UTF-8 at byte {wrong.start}"
     except RecursionError:
@@ -94,48 +100,90 @@ def parse(raw: bytes, *, zone: tzinfo) -> tuple[Event | None, str | None]:
         return None, f"not JSON: {str(wrong)[:_MAX_TEXT]}"
     if not isinstance(line, dict):
         return None, f"not a JSON object but {type(line).__name__}"
-    if not _is_plain(raw):
+    if not plain:
         try:
             line = _clean(line)
         except _TooDeep:
             return None, _TOO_DEEP
-    for name in ("phase", "event"):
-        if not isinstance(line.get(name), str) or not 0 < len(line[name]) <= _MAX_TEXT:
-            return None, f"no text in `{name}`"
-    faults: list[str] = []
-    extra = {key: value for key, value in line.items() if key not in _FIELDS or (key == "v" and value != 1)}
-
-    def take(name: str, good: Any) -> Any:
-        value = line.get(name)
-        if value is None or good(value):
-            return value
-        faults.append(f"`{name}` set aside")
-        extra[name] = value
-        return None
-
-    ts = parse_time(line.get("ts"), zone=zone)
-    if ts is None and line.get("ts") is not None:
-        faults.append("`ts` set aside")
-        extra["ts"] = line["ts"]
+    get = line.get
+    phase, name = get("phase"), get("event")
+    if type(phase) is not str or not 0 < len(phase) <= _MAX_TEXT:
+        return None, "no text in `phase`"
+    if type(name) is not str or not 0 < len(name) <= _MAX_TEXT:
+        return None, "no text in `event`"
+    extra = {}
+    if get("v") != 1 or not _FIELDS.issuperset(line):
+        extra = {key: value for key, value in line.items() if key not in _FIELDS or (key == "v" and value != 1)}
+    said, seq, iteration, epoch, data = get("ts"), get("seq"), get("iteration"), get("epoch"), get("data")
+    ts = None if said is None else parse_time(said, zone=zone)
+    fault = None
+    # Nearly every line is right. What is wrong with the others is found out in a second look.
+    if not (
+        (ts is not None or said is None)
+        and (seq is None or _is_count(seq))
+        and (iteration is None or _is_count(iteration))
+        and (epoch is None or _is_count(epoch))
+        and (data is None or type(data) is dict)
+    ):
+        good = {
+            "ts": ts is not None,
+            "seq": _is_count(seq),
+            "iteration": _is_count(iteration),
+            "epoch": _is_count(epoch),
+            "data": type(data) is dict,
+        }
+        aside = [key for key, right in good.items() if not right and get(key) is not None]
+        extra |= {key: line[key] for key in aside}
+        fault = "; ".join(f"`{key}` set aside" for key in aside)
+        seq, iteration, epoch, data = (get(key) if good[key] else None for key in ("seq", "iteration", "epoch", "data"))
     event = Event(
-        phase=line["phase"],
-        event=line["event"],
-        ts=ts,
-        seq=take("seq", _is_count),
-        iteration=take("iteration", _is_count),
-        epoch=take("epoch", _is_count),
-        data=take("data", lambda value: isinstance(value, dict)) or {},
-        extra=extra,
+        phase=phase, event=name, ts=ts, seq=seq, iteration=iteration, epoch=epoch, data=data or {}, extra=extra
     )
-    return event, "; ".join(faults) or None
+    return event, fault
+
+
+def _decode_plain(text: str) -> Any:
+    """The value of a text, without the two looks for spaces around it that the library's own door takes."""
+    try:
+        value, end = _SCAN(text, 0)
+    except StopIteration:
+        return _PLAIN.decode(text)  # spaces before it, or an error that this says in words
+    return value if end == len(text) else _PLAIN.decode(text)
+
+
+# A line with every digit as 0: a number too large for 64 bits, or for a float, then looks like one of these.
+_SHAPE = bytes.maketrans(b"123456789E", b"000000000e")
+_LONG, _HUGE = b"0" * 19, b"e000"
 
 
 def _is_plain(raw: bytes) -> bool:
-    """No text of this line can need cleaning, and no depth: without a \\u there is no NUL and no lone surrogate.
+    """Nothing in these lines needs cleaning: no escape that hides a NUL, no number JSON or 64 bits cannot hold.
 
-    Most lines are so, and walking their values costs as much as reading them did.
+    Most lines are so, and walking their values costs as much as reading them did. Many are asked about at once: where
+    all of them are plain, so is each.
     """
-    return b"\\u" not in raw and raw.count(b"{") + raw.count(b"[") <= _MAX_DEPTH
+    if b"\\u" in raw or b"\x00" in raw or b"NaN" in raw or b"Infinity" in raw:
+        return False
+    shape = raw.translate(_SHAPE, b"+")
+    return _LONG not in shape and _HUGE not in shape
+
+
+def _is_flat(raw: bytes) -> bool:
+    """A line that cannot be too deep."""
+    return raw.count(b"{") + raw.count(b"[") <= _MAX_DEPTH
+
+
+def _verbatim(raw: bytes) -> str | None:
+    """The data of a plain line as its writer wrote it; None where that would have to be looked for.
+
+    Only where `data` is named once, is flat and ends the line, as nearly all of ours do: then the one opening brace
+    behind the name and the first closing one are its own.
+    """
+    at = raw.find(b'"data":{')
+    if at < 0 or raw.count(b'"data"') != 1 or not raw.endswith(b"}}"):
+        return None
+    tail = raw[at + 7 : -1]
+    return tail.decode("utf-8") if tail.count(b"{") == 1 and tail.count(b"}") == 1 else None
 
 
 _TOO_DEEP = f"nested deeper than {_MAX_DEPTH} levels"
@@ -147,6 +195,8 @@ def parse_time(value: object, *, zone: tzinfo) -> datetime | None:
     try:
         if isinstance(value, str):
             when = datetime.fromisoformat(value.strip())
+            if when.tzinfo is UTC:
+                return when
             return (when if when.tzinfo else when.replace(tzinfo=zone)).astimezone(UTC)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return datetime.fromtimestamp(value, tz=UTC)
@@ -157,31 +207,32 @@ def parse_time(value: object, *, zone: tzinfo) -> datetime | None:
 
 def split(chunk: bytes, *, offset: int, zone: tzinfo, last: bool = False) -> list[Line]:
     """The whole lines of a chunk that starts at `offset`; half a line waits, unless the file is over (`last`)."""
+    pieces = chunk.split(b"\n")
+    rest = pieces.pop()  # behind the last newline
+    plain = _is_plain(chunk)
     lines: list[Line] = []
-    start = 0
-    while start < len(chunk):
-        end = chunk.find(b"\n", start)
-        if end < 0 and not last:
-            break
-        stop = len(chunk) if end < 0 else end + 1
-        raw = chunk[start:stop]
-        lines.append(_line(raw, offset=offset + start, zone=zone))
-        start = stop
+    for raw in pieces:
+        lines.append(_line(raw, offset=offset, length=len(raw) + 1, zone=zone, plain=plain or _is_plain(raw)))
+        offset += len(raw) + 1
+    if rest and last:
+        lines.append(_line(rest, offset=offset, length=len(rest), zone=zone, plain=plain or _is_plain(rest)))
     return lines
 
 
-def _line(raw: bytes, *, offset: int, zone: tzinfo) -> Line:
-    if not raw.strip():
-        return Line(offset=offset, length=len(raw), fault="empty line", text="")
-    event, fault = parse(raw, zone=zone)
-    text = None
+def _line(raw: bytes, *, offset: int, length: int, zone: tzinfo, plain: bool) -> Line:
+    if not raw or raw.isspace():
+        return Line(offset=offset, length=length, fault="empty line", text="")
+    plain = plain and _is_flat(raw)
+    event, fault = _parse(raw, zone=zone, plain=plain)
     if fault is not None:
-        text = _clean(raw.decode("utf-8", errors="replace").rstrip("\n"))
-    return Line(offset=offset, length=len(raw), event=event, fault=fault, text=text)
+        text = _clean(raw.decode("utf-8", errors="replace"))
+        return Line(offset=offset, length=length, event=event, fault=fault, text=text)
+    data = _verbatim(raw) if plain and event is not None and event.data else None
+    return Line(offset=offset, length=length, event=event, data_json=data)
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_INT
+    return type(value) is int and 0 <= value <= _MAX_INT
 
 
 class _TooDeep(ValueError):
@@ -232,3 +283,5 @@ def _finite(value: str | float) -> float | str:
 
 # Numbers are made clean as they are read. Kept, because json.loads with options would make one for every line.
 _DECODER = json.JSONDecoder(parse_int=_whole, parse_float=_finite, parse_constant=str)
+_PLAIN = json.JSONDecoder()
+_SCAN: Any = vars(_PLAIN)["scan_once"]  # as json/decoder.py itself calls it; typeshed does not know it

@@ -21,6 +21,7 @@ AGENT_LOG = "agent.log"
 EXIT_FILE = "exit.json"  # written last, once, atomically: its presence means the attempt is over
 LOCK_FILE = "agent.lock"  # held by the agent while it lives
 STOP_FILE = "stop"  # its presence asks the agent to stop; its text is the reason
+OUTPUTS_FOLDER = "outputs"  # what a workload leaves here is kept in storage when the attempt is over
 
 # What a workload may end with so that the agent knows why (numbers of sysexits.h, where one fits).
 RESUMABLE_EXIT = 75  # EX_TEMPFAIL: it stopped on request after saving, and can go on
@@ -30,6 +31,7 @@ ATTEMPT_VARIABLE = "TRAINMASTER_ATTEMPT"  # set in every process of an attempt, 
 EVENTS_VARIABLE = "TRAINMASTER_EVENTS"  # the event file a workload appends to
 CHECKPOINTS_VARIABLE = "TRAINMASTER_CHECKPOINTS"  # a folder that outlives the attempt
 STOP_VARIABLE = "TRAINMASTER_STOP"  # the stop file, for a workload that polls
+OUTPUTS_VARIABLE = "TRAINMASTER_OUTPUTS"  # the folder of what is to be kept; there when a rank starts
 
 
 def rank_log(rank: int) -> str:

@@ -6,6 +6,7 @@ import functools
 import zoneinfo
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from trainmaster.core.errors import Fault
 from trainmaster.core.expect import Expect
@@ -19,6 +20,9 @@ class Resources:
 
     nodes: int = field(default=1, ge=1, doc="machines")
     processes_per_node: int = field(default=1, ge=1, doc="ranks on each machine")
+    price_per_hour: float | None = field(
+        default=None, ge=0, le=1_000_000, doc="dollars an hour for the whole job; not stated: what the target says"
+    )
 
     @property
     def ranks(self) -> int:
@@ -43,6 +47,41 @@ class Limits:
     timeout_s: float | None = field(default=None, gt=0, doc="longest time of one attempt; not stated: none")
     grace_s: float = field(default=30.0, ge=0, doc="time to save between the asking and the killing")
     attempts: int = field(default=1, ge=1, le=100, doc="attempts in all, where the reason allows another")
+    stall_minutes: float | None = field(
+        default=30.0, gt=0, doc="no event for so long is a stall; null: never. Heartbeats do not count"
+    )
+    on_stall: Literal["tell", "stop"] = field(
+        default="tell", doc="tell people, or also stop the attempt (it may retry)"
+    )
+    max_cost: float | None = field(
+        default=None,
+        gt=0,
+        le=1_000_000_000,
+        doc="dollars the job may cost, all attempts together; then it saves and stops",
+    )
+
+
+# Credentials and signatures of a URL (@, ?) have no place here: it is stored and shown.
+_PLACE = r"((s3|gs|az)://[^/@?#:\s]+/|/)?[^/@?#:\s][^@?#:\s]*"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """Where the data of your own program lies, for its project file. Our trainer's own are in `train.data`."""
+
+    train: str | None = field(
+        default=None,
+        pattern=_PLACE,
+        example="datasets/tales/train.jsonl",
+        doc="training data: s3://bucket/path, an absolute path, or a path in the server's storage",
+    )
+    eval: str | None = field(default=None, pattern=_PLACE, example="datasets/tales/eval.jsonl", doc="evaluation data")
+    config: str | None = field(default=None, pattern=_PLACE, example="configs/tales.yaml", doc="the program's config")
+
+    def faults(self) -> Iterator[Fault]:
+        for name in ("train", "eval", "config"):
+            if ".." in (getattr(self, name) or "").split("/"):
+                yield Fault(path=name, message="a path with `..` may lead anywhere; write it without")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +99,10 @@ class JobSpec:
     preflight: Preflight = field(factory=Preflight, doc="checks before the start")
     train: TrainConfig | None = field(default=None, doc="our trainer, with this config")
     command: tuple[str, ...] | None = field(default=None, doc="your own program, as a list of words")
-    env: dict[str, str] = field(factory=dict, doc="environment of every rank; not for secrets, it is stored")
+    inputs: Inputs = field(factory=Inputs, doc="where the data of your own program lies")
+    env: dict[str, str] = field(
+        factory=dict, doc="environment of every rank; not for secrets: it is stored, and what looks like one is refused"
+    )
     limits: Limits = field(factory=Limits, doc="time, grace and attempts")
     zone: str = field(
         default="Asia/Kolkata",  # what the writers of seed event files mean; ours always say their offset
@@ -74,6 +116,8 @@ class JobSpec:
             yield Fault(path="train", message="write exactly one of `train:` (our trainer) or `command:` (your own)")
         if self.command is not None and not self.command:
             yield Fault(path="command", message='the list is empty; write for example ["python", "train.py"]')
+        if self.train is not None and self.inputs != Inputs():
+            yield Fault(path="inputs", message="belongs to a program of your own; our trainer reads train.data")
         if self.train is not None:
             for fault in self.train.faults_on(self.resources.ranks):
                 yield Fault(path=f"train.{fault.path}", message=fault.message)

@@ -94,6 +94,8 @@ class Reason(StrEnum):
     OVER_BUDGET = "over_budget"
     USER_CANCELLED = "user_cancelled"
     TARGET_ERROR = "target_error"
+    STALLED = "stalled"
+    STORAGE_ERROR = "storage_error"
 
     @property
     def rule(self) -> ReasonRule:
@@ -106,12 +108,13 @@ class ReasonRule:
 
     retry: bool
     action: str
+    rest_s: float = 5.0  # before the next attempt; doubled with each
 
 
 _RULES = {
     Reason.CHECK_FAILED: ReasonRule(retry=True, action="see the failed check; replace the node or fix what it names"),
     Reason.CHECK_INCOMPLETE: ReasonRule(retry=True, action="see which check could not be measured and make it so"),
-    Reason.NO_CAPACITY: ReasonRule(retry=True, action="wait, or choose another instance type or region"),
+    Reason.NO_CAPACITY: ReasonRule(retry=True, action="wait, or choose another instance type or region", rest_s=60.0),
     Reason.NODE_LOST: ReasonRule(retry=True, action="look at the node's kernel log; it will be tried on another"),
     Reason.PREEMPTED: ReasonRule(retry=True, action="nothing; the next attempt resumes from the last checkpoint"),
     Reason.OUT_OF_MEMORY: ReasonRule(retry=False, action="lower the batch or the sequence, or shard over more ranks"),
@@ -124,4 +127,6 @@ _RULES = {
     Reason.OVER_BUDGET: ReasonRule(retry=False, action="raise the budget, then submit again; it resumes"),
     Reason.USER_CANCELLED: ReasonRule(retry=False, action="nothing; submit again to go on from the last checkpoint"),
     Reason.TARGET_ERROR: ReasonRule(retry=True, action="see what the target answered"),
+    Reason.STALLED: ReasonRule(retry=True, action="see the last lines; raise limits.stall_minutes if it was working"),
+    Reason.STORAGE_ERROR: ReasonRule(retry=True, action="see what the storage answered; check its place and access"),
 }

@@ -11,8 +11,24 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainmaster.core import presets
-from trainmaster.core.errors import Fault
+from trainmaster.core.checkpoint_config import CheckpointConfig
+from trainmaster.core.data_config import DataConfig
+from trainmaster.core.errors import Fault, SpecError
+from trainmaster.core.optimizer_config import OptimizerConfig
+from trainmaster.core.parallel_config import ParallelConfig
 from trainmaster.core.schema import build, field
+from trainmaster.core.watch_config import WatchConfig
+
+__all__ = [
+    "CheckpointConfig",
+    "DataConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "ParallelConfig",
+    "RopeScaling",
+    "TrainConfig",
+    "WatchConfig",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,36 +114,6 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataConfig:
-    """Where samples come from. One global cursor numbers them, whatever the number of ranks."""
-
-    source: str = field(default="tales", pattern=r"[a-z][a-z0-9_]*", example="tales", doc="a name in datasets/")
-    seed: int = field(default=0, ge=0, doc="which stream of a generated or shuffled source")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerConfig:
-    """AdamW with linear warm-up and cosine decay."""
-
-    lr: float = field(default=3e-3, gt=0, le=1, doc="peak learning rate")
-    min_lr_ratio: float = field(default=0.1, ge=0, le=1, doc="last learning rate over the peak")
-    warmup_steps: int = field(default=10, ge=0, doc="steps from zero to the peak")
-    weight_decay: float = field(default=0.1, ge=0, doc="of matrices; never of norms")
-    beta1: float = field(default=0.9, ge=0, le=0.9999, doc="first moment")
-    beta2: float = field(default=0.95, ge=0, le=0.99999, doc="second moment")
-    grad_clip: float = field(default=1.0, gt=0, doc="largest global gradient norm")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointConfig:
-    """When to save and how much to keep. A run always saves at its end and when it is told to stop."""
-
-    folder: str | None = field(default=None, doc="where; not stated: the job's own folder")
-    every_steps: int = field(default=50, ge=1, doc="steps between saves")
-    keep: int = field(default=2, ge=1, doc="newest good checkpoints kept")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
     """One training run. Its result does not depend on how many ranks share the work."""
 
@@ -135,23 +121,52 @@ class TrainConfig:
     data: DataConfig = field(factory=DataConfig, doc="where samples come from")
     optimizer: OptimizerConfig = field(factory=OptimizerConfig, doc="how weights move")
     checkpoint: CheckpointConfig = field(factory=CheckpointConfig, doc="what survives a crash")
+    parallel: ParallelConfig = field(factory=ParallelConfig, doc="how the work is spread, and memory bought with time")
+    watch: WatchConfig = field(factory=WatchConfig, doc="what the run watches itself for")
     init_from: str | None = field(default=None, doc="checkpoint whose weights a new run starts with, at step 0")
     steps: int = field(default=200, ge=1, doc="optimizer steps in all")
     epoch_steps: int = field(default=50, ge=1, doc="steps that make one epoch: an evaluation and an epoch_complete")
     batch_sequences: int = field(default=16, ge=1, doc="sequences per step over all ranks")
+    batch_tokens: int | None = field(
+        default=None, ge=1, doc="tokens per step over all ranks, instead of batch_sequences"
+    )
+    micro_sequences: int | None = field(
+        default=None, ge=1, doc="sequences one rank computes at once; a step has as many such passes as it needs"
+    )
     sequence_tokens: int = field(default=128, ge=2, doc="tokens per sequence")
     eval_sequences: int = field(default=32, ge=0, doc="held-out sequences per evaluation; 0 for none")
     seed: int = field(default=0, ge=0, doc="of the weights; data has its own")
     device: Literal["auto", "cpu", "cuda"] = field(default="auto", doc="auto takes a GPU where there is one")
     precision: Literal["auto", "fp32", "bf16"] = field(default="auto", doc="of the computation; auto: bf16 on a GPU")
+    master: Literal["fp32", "bf16"] = field(default="fp32", doc="what weights and optimizer states are kept in")
     log_every_steps: int = field(default=1, ge=1, doc="steps between STEP metrics events")
 
+    @classmethod
+    def expand(cls, mapping: Mapping[str, object]) -> Mapping[str, object]:
+        """A budget in tokens becomes sequences, called by schema.build: everything after it counts sequences alone."""
+        tokens, length = mapping.get("batch_tokens"), mapping.get("sequence_tokens", 128)
+        if not isinstance(tokens, int) or not isinstance(length, int) or length < 1 or tokens < 1:
+            return mapping
+        if "batch_sequences" in mapping:
+            raise SpecError([Fault(path="batch_tokens", message="stands beside batch_sequences; write one of them")])
+        if tokens % length:
+            near = max(1, round(tokens / length)) * length
+            message = f"{tokens} is no multiple of sequence_tokens {length}; use {near}"
+            raise SpecError([Fault(path="batch_tokens", message=message)])
+        rest = {key: value for key, value in mapping.items() if key != "batch_tokens"}
+        return {**rest, "batch_sequences": tokens // length}
+
     def faults(self) -> Iterator[Fault]:
-        if self.optimizer.warmup_steps >= self.steps:
+        for fault in self.optimizer.faults_over(self.steps, evaluates=self.eval_sequences > 0):
+            yield Fault(path=f"optimizer.{fault.path}", message=fault.message)
+        if self.master == "bf16" and self.precision == "fp32":
             yield Fault(
-                path="optimizer.warmup_steps",
-                message=f"{self.optimizer.warmup_steps} does not end before steps {self.steps}; use {self.steps // 10}",
+                path="master", message="bf16 is less than what precision: fp32 computes in; leave one of them out"
             )
+        if self.parallel.float8 and self.model.experts is not None:
+            yield Fault(path="parallel.float8", message="is for dense models; experts are multiplied in precision")
+        if self.parallel.float8 and self.precision == "fp32":
+            yield Fault(path="parallel.float8", message="goes with precision: bf16; leave precision: fp32 out")
 
     def faults_on(self, ranks: int) -> Iterator[Fault]:
         """What is wrong with this run on that many ranks."""
@@ -160,3 +175,10 @@ class TrainConfig:
             if value % ranks:
                 near = max(ranks, round(value / ranks) * ranks)
                 yield Fault(path=name, message=f"{value} does not divide by {ranks} ranks; use {near}")
+        each = self.batch_sequences // ranks
+        if self.micro_sequences is not None and self.batch_sequences % ranks == 0 and each % self.micro_sequences:
+            near = max(n for n in range(1, self.micro_sequences + 1) if each % n == 0)
+            message = f"{self.micro_sequences} does not divide the {each} sequences of each rank; use {near}"
+            yield Fault(path="micro_sequences", message=message)
+        for fault in self.parallel.faults_on(ranks):
+            yield Fault(path=f"parallel.{fault.path}", message=fault.message)

@@ -1,33 +1,81 @@
 """Where samples come from. One file per source; the folder is the registry, and this is the contract.
 
-A source is a function of (seed, index): sample `index` is the same on every rank of every world size, for ever. Ranks
-need not talk to share the data: one global cursor numbers the samples, and each rank takes its own slice.
+Samples are numbered over all ranks: sample `n` is the same on every rank of every world size, for ever, so ranks need
+not talk to share the data. Most sources are functions of the number. A stream cannot be; it is read in lanes, and where
+each lane stands is its state (`_lanes.py`). Files whose name begins with an underscore are no sources.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
+from trainmaster.core.data_config import DataConfig
 from trainmaster.core.errors import UsageError
-from trainmaster.core.train_config import DataConfig
+
+if TYPE_CHECKING:  # inside functions otherwise: data is also prepared where there is no torch
+    from torch import Tensor
+
+NOT_COUNTED = -100  # a target that no loss is taken of; torch's cross entropy has the same number
 
 
-class Source(Protocol):
-    """An endless row of numbered samples, and another of held-out ones that share no text with the first."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a run asks of its data."""
 
-    @property
-    def vocab(self) -> int:
-        """Every token is below this."""
-        ...
+    sequence_tokens: int
+    batch_sequences: int  # over all ranks: row j of every batch is sample j modulo this
 
-    def sample(self, index: int, *, tokens: int, held_out: bool) -> bytes | list[int]:
-        """Exactly `tokens` tokens of sample `index`. Pure: the same answer whenever and wherever it is asked."""
-        ...
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Samples on the CPU. Each token's target is the token that follows it, or NOT_COUNTED."""
+
+    tokens: Tensor  # (rows, sequence_tokens), int64
+    targets: Tensor  # the same
+    documents: Tensor | None = None  # int32: which document of its row a token belongs to; None: one document a row
+
+
+class Source:
+    """Numbered samples without end, and held-out ones that share no document with them."""
+
+    vocab: int  # every token is below this
+    tokenizer: str  # the hash of what made its tokens
+    fingerprint: str  # of the data itself: equal on every node, and when a run is resumed
+    held_out_rows: int | None = None  # how many there are; None: as many as one asks for
+    summary: str = ""  # one line for the log
+    is_stream: bool = False  # whether it has a state
+    trouble: str | None = None  # what goes wrong while it tries again
+
+    def row(self, number: int, *, held_out: bool) -> Rows:
+        """Sample `number` as one row. The same answer whenever and wherever it is asked."""
+        raise NotImplementedError
+
+    def rows(self, numbers: Sequence[int], *, held_out: bool = False) -> Rows:
+        """These samples, in this order."""
+        return stack(self.row(number, held_out=held_out) for number in numbers)
+
+    # The rest is for streams; a source that is a function of the number has nothing to remember.
+
+    def state(self, upcoming: Sequence[int]) -> Mapping[str, Any]:  # noqa: ARG002
+        """What this rank knows of where the stream stands, when row j will ask for sample upcoming[j] next."""
+        return {}
+
+    def join(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:  # noqa: ARG002
+        """The states of all ranks as one, ready for JSON."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a joined state, on whatever rank."""
+
+    def forget(self, upcoming: Sequence[int]) -> None:
+        """Samples before these will not be asked for again, unless a state of theirs is restored."""
+
+    def close(self) -> None:
+        """Let go of files and connections."""
 
 
 def names() -> list[str]:
@@ -35,18 +83,30 @@ def names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
 
 
-def load(config: DataConfig) -> Source:
-    """The source a config names, with its seed."""
+def load(config: DataConfig, shape: Shape) -> Source:
+    """The source a config names. Raw files are tokenised here, which may take long."""
     if config.source not in names():
         raise UsageError(f"data.source: {config.source!r} is not one of {', '.join(names())}")
-    source: Source = importlib.import_module(f"{__name__}.{config.source}").create(config)
+    source: Source = importlib.import_module(f"{__name__}.{config.source}").create(config, shape)
     return source
 
 
-def batch(source: Source, first: int, count: int, *, sequence_tokens: int, held_out: bool = False) -> Tensor:
-    """Samples `first` to `first + count - 1` as rows of sequence_tokens + 1: inputs, and targets one place on."""
-    rows = [
-        torch.tensor(list(source.sample(index, tokens=sequence_tokens + 1, held_out=held_out)), dtype=torch.long)
-        for index in range(first, first + count)
-    ]
-    return torch.stack(rows)
+def stack(rows: Iterable[Rows]) -> Rows:
+    """Rows put below each other. Whole rows are one document each, also beside packed ones."""
+    import torch
+
+    found = list(rows)
+    if all(row.documents is None for row in found):
+        documents = None
+    else:
+        documents = torch.cat(
+            [torch.zeros_like(row.tokens, dtype=torch.int32) if row.documents is None else row.documents
+             for row in found]
+        )  # fmt: skip
+    tokens, targets = (torch.cat([getattr(row, name) for row in found]) for name in ("tokens", "targets"))
+    return Rows(tokens=tokens, targets=targets, documents=documents)
+
+
+def whole(tokens: Tensor) -> Rows:
+    """One row of a text without borders: sequence_tokens + 1 tokens, each the target of the one before it."""
+    return Rows(tokens=tokens[None, :-1], targets=tokens[None, 1:])

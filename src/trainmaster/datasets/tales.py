@@ -12,10 +12,11 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
-from trainmaster.core.train_config import DataConfig
+from trainmaster.core.data_config import DataConfig
+from trainmaster.datasets import Rows, Shape, Source, whole
+from trainmaster.datasets._tokenizer import Bytes
 
 T = TypeVar("T")
 
@@ -38,16 +39,25 @@ _THINGS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tales:
+class Tales(Source):
     """The stream of one seed."""
 
-    seed: int
-    vocab: int = 256
+    vocab, tokenizer = Bytes.vocab, Bytes.sha256
 
-    def sample(self, index: int, *, tokens: int, held_out: bool) -> bytes:
+    def __init__(self, *, seed: int, sequence_tokens: int) -> None:
+        self._seed, self._tokens = seed, sequence_tokens
+        self.fingerprint = f"tales {seed}"
+
+    def row(self, number: int, *, held_out: bool) -> Rows:
+        import torch
+
+        text = bytearray(self.text(number, tokens=self._tokens + 1, held_out=held_out))
+        return whole(torch.frombuffer(text, dtype=torch.uint8).long())
+
+    def text(self, number: int, *, tokens: int, held_out: bool) -> bytes:
+        """The first so many bytes of sample `number`; a longer reading begins with the shorter."""
         stream = "held out" if held_out else "train"
-        digest = hashlib.sha256(f"tales {self.seed} {stream} {index}".encode()).digest()
+        digest = hashlib.sha256(f"tales {self._seed} {stream} {number}".encode()).digest()
         rng = random.Random(int.from_bytes(digest[:8], "big"))  # noqa: S311 (text, not secrets)
         text = bytearray()
         while len(text) < tokens:
@@ -55,8 +65,8 @@ class Tales:
         return bytes(text[:tokens])
 
 
-def create(config: DataConfig) -> Tales:
-    return Tales(seed=config.seed)
+def create(config: DataConfig, shape: Shape) -> Tales:
+    return Tales(seed=config.seed, sequence_tokens=shape.sequence_tokens)
 
 
 def _tale(rng: random.Random, *, held_out: bool) -> str:

@@ -1,5 +1,7 @@
 """A Llama-style decoder: RMSNorm, rotary embedding, grouped-query attention, SwiGLU; head tied or not.
 
+Given targets it returns their loss and never holds the logits; without them it returns the logits.
+
 ModelConfig's options make it the decoder of Llama 2 and 3, Mistral, Qwen2, Qwen3 (dense) and Mixtral.
 
 Built for one device. It may be built on the meta device, sharded, and then given memory with `to_empty`: nothing holds
@@ -16,12 +18,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from trainmaster.core.train_config import ModelConfig
-from trainmaster.models import rope
+from trainmaster.models import loss, rope
+from trainmaster.models.attend import Mask, attend, look_back
 from trainmaster.models.moe import MixtureOfExperts
 
 
 class Llama(nn.Module):
-    """Tokens in, logits out. `max_tokens` is the longest sequence it will see (it sizes the rotary tables)."""
+    """Tokens in, logits or loss out. `max_tokens` is the longest sequence it will see (it sizes the rotary tables)."""
 
     rope_cos: Tensor
     rope_sin: Tensor
@@ -34,20 +37,33 @@ class Llama(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.RMSNorm(config.width, eps=config.norm_eps)
         self.head = None if config.tied else nn.Linear(config.width, config.vocab, bias=False)
+        self.judge = loss.judge  # a compiled one may take its place
+        self.reduce_once = False  # with several micro-batches, gradients are summed over the ranks after the last
+        self.block_masks = False  # masks in blocks, for kernels that skip what is hidden: compiled ones on a GPU
         shape = (max_tokens, config.head_size // 2)
         # Not saved: they follow from the config, and a longer sequence after a resume must not find old tables.
         self.register_buffer("rope_cos", torch.empty(shape, dtype=torch.float32), persistent=False)
         self.register_buffer("rope_sin", torch.empty(shape, dtype=torch.float32), persistent=False)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, *, targets: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+        """Logits of `tokens` (rows, length); with targets of that shape, the sum of their losses.
+
+        A target of -100 is not counted. `documents` numbers the document of each token: it sees its own document
+        alone. Positions count on through a row: the rotary embedding only tells distances, and those inside a document
+        are what they would be without its neighbours.
+        """
         length = tokens.shape[-1]
         cos, sin = self.rope_cos[:length], self.rope_sin[:length]
-        mask = _window_mask(self.config.sliding_window, length, device=tokens.device)
+        mask = look_back(tokens, documents, window=self.config.sliding_window, in_blocks=self.block_masks)
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x, cos, sin, mask)
         x = self.norm(x)
-        return F.linear(x, self.embedding.weight) if self.head is None else self.head(x)
+        # Through the module's weight, not through the module: the loss needs the matrix itself.
+        head = self.embedding.weight if self.head is None else self.head.weight
+        if targets is None:
+            return F.linear(x, head)
+        return loss.sum_of_losses(x, head, targets, judge=self.judge)
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
@@ -69,7 +85,7 @@ class Block(nn.Module):
         self.feed_norm = nn.RMSNorm(config.width, eps=config.norm_eps)
         self.feed = FeedForward(config) if config.experts is None else MixtureOfExperts(config)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask = None) -> Tensor:
         x = x + self.attention(self.attention_norm(x), cos, sin, mask)
         added: Tensor = x + self.feed(self.feed_norm(x))
         return added
@@ -78,7 +94,7 @@ class Block(nn.Module):
 class Attention(nn.Module):
     """Causal attention; `heads / kv_heads` query heads share each key and value head.
 
-    A mask, true where a token may look, takes the place of plain causality.
+    A mask takes the place of plain causality.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -91,7 +107,7 @@ class Attention(nn.Module):
         self.query_norm = nn.RMSNorm(self.head_size, eps=config.norm_eps) if config.qk_norm else None
         self.key_norm = nn.RMSNorm(self.head_size, eps=config.norm_eps) if config.qk_norm else None
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask = None) -> Tensor:
         batch, length, _ = x.shape
 
         def split(projected: Tensor, heads: int) -> Tensor:
@@ -102,10 +118,7 @@ class Attention(nn.Module):
             query, key = self.query_norm(query), self.key_norm(key)
         query, key = rope.rotate(query, cos, sin), rope.rotate(key, cos, sin)
         value = split(self.value(x), self.kv_heads)
-        mixed = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=self.heads != self.kv_heads
-        )
-        projected: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
+        projected: Tensor = self.output(attend(query, key, value, mask).transpose(1, 2).flatten(2))
         return projected
 
 
@@ -155,13 +168,6 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
         model = Llama(config, max_tokens=1)
     return {name: tuple(weight.shape) for name, weight in model.named_parameters()}
-
-
-def _window_mask(window: int | None, length: int, *, device: torch.device) -> Tensor | None:
-    """Each token sees itself and the `window - 1` before it; None where that is all there are."""
-    if window is None or length <= window:
-        return None
-    return torch.ones(length, length, dtype=torch.bool, device=device).tril().triu(1 - window)
 
 
 # The last matrix of each residual branch; there are two branches a layer.

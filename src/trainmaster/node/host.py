@@ -119,7 +119,7 @@ class Host:
         return self.read("/proc/sys/kernel/hostname").strip()
 
     def cpus(self) -> int:
-        """CPUs this process may be scheduled on. A quota may allow less time than that (checks/_cgroup.py)."""
+        """CPUs this process may be scheduled on. A quota may allow less time than that (node/cgroup.py)."""
         allowed = _field(self.read("/proc/self/status"), "Cpus_allowed_list")
         # The mask of a virtual machine names CPUs that could be plugged in; only those online run anything.
         online = self.read("/sys/devices/system/cpu/online")

@@ -1,7 +1,7 @@
 """One rank of a training run: `python -m trainmaster.train CONFIG.json`, started once per rank by any launcher.
 
 Exit codes: 0 trained to the last step; 75 stopped on request and saved; 66 checkpoints exist and none can be trusted;
-2 wrong config; 1 anything else, with its last line saying what.
+65 the data cannot be read; 2 wrong config; 1 anything else, with its last line saying what.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from trainmaster.core.errors import CheckpointError, SpecError, TrainmasterError, UsageError
+from trainmaster.core.errors import CheckpointError, DataError, SpecError, TrainmasterError, UsageError
 from trainmaster.core.plan import (
     CHECKPOINTS_VARIABLE,
     EVENTS_VARIABLE,
@@ -26,13 +26,17 @@ from trainmaster.core.states import Reason
 from trainmaster.core.train_config import TrainConfig
 from trainmaster.node.emit import Emitter
 from trainmaster.node.ranks import detect
+from trainmaster.train.lookout import Lookout, meet
+from trainmaster.train.memory_words import explain_memory
 from trainmaster.train.place import Place, find_place
 from trainmaster.train.report import Report
 from trainmaster.train.stop import Stop
+from trainmaster.train.track import check_trackers
 
 TIMEOUT_VARIABLE = "TRAINMASTER_COLLECTIVE_TIMEOUT_S"
 _TIMEOUT_S = 120.0  # long enough for the slowest save of one rank, short enough that a dead peer costs two minutes
 _BAD_CHECKPOINT = next(code for code, reason in EXIT_REASONS.items() if reason is Reason.BAD_CHECKPOINT)
+_BAD_DATA = next(code for code, reason in EXIT_REASONS.items() if reason is Reason.BAD_DATA)
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -44,6 +48,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         faults = list(config.faults_on(place.world_size))
         if faults:
             raise SpecError(faults)
+        check_trackers(config.watch)
     except UsageError as wrong:
         sys.stderr.write(f"{wrong}\n")
         return wrong.exit_code
@@ -54,6 +59,9 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     except CheckpointError as wrong:
         report.alarm(f"checkpoint error: {wrong}")
         return _BAD_CHECKPOINT
+    except DataError as wrong:
+        report.alarm(f"data error: {wrong}")
+        return _BAD_DATA
     except TrainmasterError as wrong:
         report.alarm(f"error: {wrong}")
         return wrong.exit_code
@@ -76,21 +84,36 @@ def read_config(arguments: Sequence[str]) -> TrainConfig:
 def train(config: TrainConfig, place: Place, environ: Mapping[str, str], *, stop: Stop, report: Report) -> int:
     """Join the other ranks, train, part. After a failure there is no parting: the others may be gone."""
     # Imported here, after the signals are taken: torch takes seconds, and a stop in them must count.
-    from trainmaster.train import loop, shard
+    from trainmaster.train import loop, recorder, shard
 
+    recorder.prepare()
     folder = Path(config.checkpoint.folder or environ.get(CHECKPOINTS_VARIABLE) or "checkpoints").absolute()
     device = shard.pick_device(config.device, place)
-    world = shard.join(place, device, timeout_s=float(environ.get(TIMEOUT_VARIABLE) or _TIMEOUT_S))
-    outcome = loop.run(config, world, folder=folder, stop=stop, report=report)
+    timeout_s = float(environ.get(TIMEOUT_VARIABLE) or _TIMEOUT_S)
+    world = shard.join(place, device, timeout_s=timeout_s)
+    lookout = Lookout(place, stop=stop, report=report, timeout_s=timeout_s)
+    lookout.start(*meet(place))
+    try:
+        outcome = loop.run(config, world, folder=folder, stop=stop, report=report, lookout=lookout)
+    except TrainmasterError:
+        raise
+    except Exception as wrong:
+        lookout.await_verdict()  # the others may be leaving together, and so should this one
+        report.close()
+        traceback.print_exc()
+        report.alarm(explain_memory(wrong, config, world) or _last_words(wrong, lookout))
+        return 1
+    lookout.end()
     shard.leave()
     return RESUMABLE_EXIT if outcome.stopped else 0
 
 
-def _last_words(wrong: Exception) -> str:
+def _last_words(wrong: Exception, lookout: Lookout | None = None) -> str:
     text = (str(wrong).splitlines() or [""])[0]
     # torch has no one type for it: gloo raises RuntimeError, the store DistNetworkError, NCCL DistBackendError.
     if any(word in f"{type(wrong).__name__} {wrong}".lower() for word in ("gloo", "nccl", "distnetwork", "diststore")):
-        return f"failed: another rank is gone or hangs, see its log: {text}"
+        who = lookout.explain() if lookout is not None else None
+        return f"failed: another rank is gone or hangs, see its log: {f'{who}: ' if who else ''}{text}"
     return f"failed: {type(wrong).__name__}: {text}"
 
 

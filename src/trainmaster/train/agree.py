@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -25,25 +25,50 @@ def any_rank(flag: bool) -> bool:
     return bool(word.item())
 
 
-def mean(value: torch.Tensor) -> float:
-    """The mean over the ranks of a scalar that stands for equally many tokens on each."""
+def highest(numbers: Sequence[int]) -> list[int]:
+    """The highest of each of these over the ranks, in one exchange."""
+    words = torch.tensor(list(numbers), dtype=torch.int64)
+    dist.all_reduce(words, op=dist.ReduceOp.MAX)
+    return [int(word) for word in words.tolist()]
+
+
+def any_of(flags: Sequence[bool]) -> list[bool]:
+    """The same for several at once."""
+    words = torch.tensor([int(flag) for flag in flags], dtype=torch.int32)
+    dist.all_reduce(words, op=dist.ReduceOp.MAX)
+    return [bool(word) for word in words.tolist()]
+
+
+def mean(value: torch.Tensor) -> torch.Tensor:
+    """The mean over the ranks of a scalar; it stays on its device, and nobody waits for it."""
     total = value.detach().to(torch.float32).clone()
-    dist.all_reduce(total)
-    return float(total.item()) / dist.get_world_size()
+    if dist.get_world_size() > 1:
+        dist.all_reduce(total)
+    return total / dist.get_world_size()
 
 
-def on_first(action: Callable[[], T]) -> T:
-    """Rank 0 acts; every rank gets its result, or its failure as a RankError."""
+def total(value: float) -> float:
+    """The sum over the ranks of a number that the host has."""
+    word = torch.tensor([value], dtype=torch.float64)
+    dist.all_reduce(word)
+    return float(word.item())
+
+
+def on_first(action: Callable[[], T], *, group: dist.ProcessGroup | None = None) -> T:
+    """Rank 0 acts; every rank gets its result, or its failure as a RankError.
+
+    A thread beside the one that trains needs a group of its own: in one group ranks must agree on the order of calls.
+    """
     box: list[Any] = [_attempt(action) if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(box, src=0)
+    dist.broadcast_object_list(box, src=0, group=group)
     result: T = _results(box)[0]
     return result
 
 
-def on_all(action: Callable[[], T]) -> list[T]:
+def on_all(action: Callable[[], T], *, group: dist.ProcessGroup | None = None) -> list[T]:
     """Every rank acts; every rank gets all the results in rank order, or the failures as a RankError."""
     box: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(box, _attempt(action))
+    dist.all_gather_object(box, _attempt(action), group=group)
     return _results(box)
 
 

@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812 (its name everywhere)
-from torch import nn
 
-from trainmaster import datasets
 from trainmaster.core.train_config import TrainConfig
-from trainmaster.datasets import Source
-from trainmaster.train import agree
+from trainmaster.datasets import NOT_COUNTED
+from trainmaster.models.llama import Llama
+from trainmaster.train.compute import sum_of_losses
+from trainmaster.train.feed import Feed
+from trainmaster.train.points import reach
 from trainmaster.train.shard import World
-from trainmaster.train.stop import Stop
 
 
-@torch.no_grad()
-def evaluate(model: nn.Module, source: Source, config: TrainConfig, world: World, stop: Stop) -> float | None:
-    """Mean loss per token over the same held-out samples each time; None if told to stop on the way."""
+def evaluate(
+    model: Llama,
+    feed: Feed,
+    config: TrainConfig,
+    world: World,
+    *,
+    beat: Callable[[], None] = lambda: None,  # called at each batch, to say that it goes on
+) -> float | None:
+    """Mean loss per counted token over the same held-out samples each time; None if told to stop on the way."""
     mine = world.place.share(config.eval_sequences)
-    at_once = len(world.place.share(config.batch_sequences))  # what is known to fit
+    at_once = config.micro_sequences or len(world.place.share(config.batch_sequences))  # what is known to fit
     model.eval()
-    total = torch.zeros((), dtype=torch.float64)
+    total = torch.zeros(2, dtype=torch.float64)  # losses added up, tokens they are of
     for start in mine[::at_once]:
-        if agree.any_rank(stop.asked() is not None):
+        reach("eval:batch")
+        beat()
+        count = min(at_once, mine.stop - start)
+        if not feed.held_out_ready(start, count):
             model.train()
             return None
-        count = min(at_once, mine.stop - start)
-        rows = datasets.batch(source, start, count, sequence_tokens=config.sequence_tokens, held_out=True)
-        rows = rows.to(world.device)
-        logits = model(rows[:, :-1])
-        total += F.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten(), reduction="sum").cpu()
+        batch = feed.held_out(start, count)
+        counted = (batch.targets != NOT_COUNTED).sum()
+        total += torch.stack([sum_of_losses(model, batch), counted]).cpu()
     model.train()
     dist.all_reduce(total)
-    return float(total.item()) / (config.eval_sequences * config.sequence_tokens)
+    return float(total[0] / total[1])

@@ -9,31 +9,40 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (its name everywhere)
 
-from trainmaster import datasets
-from trainmaster.core.errors import Fault, SpecError, TrainmasterError
+from trainmaster.core.errors import DataError, TrainmasterError
+from trainmaster.core.schedule import learning_rate
 from trainmaster.core.schema import to_plain
 from trainmaster.core.train_config import TrainConfig
-from trainmaster.datasets import Source
-from trainmaster.models.llama import Llama, count_parameters, flops_per_token
+from trainmaster.models.llama import count_parameters
 from trainmaster.train import agree
-from trainmaster.train.checkpoint.load import load_newest, load_weights
-from trainmaster.train.checkpoint.save import SaveError, prune, save
+from trainmaster.train.checkpoint.load import load_weights
+from trainmaster.train.checkpoint.manager import Run, open_checkpoints
+from trainmaster.train.compute import build_model, forward_backward
 from trainmaster.train.evaluate import evaluate
-from trainmaster.train.optimizer import build_optimizer, configure, learning_rate, update
-from trainmaster.train.rate import Meter, peak_flops
+from trainmaster.train.feed import Feed, StoppedWaiting
+from trainmaster.train.keeper import Keeper
+from trainmaster.train.late import Flight, Late
+from trainmaster.train.lookout import Lookout
+from trainmaster.train.numbers import Numbers
+from trainmaster.train.optimizer import build_optimizer, configure, update
+from trainmaster.train.points import reach
+from trainmaster.train.rate import measure_peak
 from trainmaster.train.report import Report
-from trainmaster.train.shard import Precision, World, pick_precision, shard
+from trainmaster.train.shard import World, pick_precision
+from trainmaster.train.sick import Decision, Range, decide, limits, pass_over
 from trainmaster.train.state import State, seed_step
 from trainmaster.train.stop import Stop
+from trainmaster.train.track import open_trackers
+from trainmaster.train.witness import Witness
 
-_MAX_SKIPPED = 5  # steps in a row without a finite gradient: by then it is the weights, not the samples
+_PATIENCE_S = 60.0  # for the others to end their part of a save, when training has failed
 
 
 class TrainingFailed(TrainmasterError):
@@ -48,12 +57,29 @@ class Outcome:
     stopped: bool
 
 
-def run(config: TrainConfig, world: World, *, folder: Path, stop: Stop, report: Report) -> Outcome:
+def run(
+    config: TrainConfig, world: World, *, folder: Path, stop: Stop, report: Report, lookout: Lookout | None = None
+) -> Outcome:
     """Train to the last step, or until told to stop; whatever it ends with is saved."""
-    trainer = Trainer(config, world, folder=folder, stop=stop, report=report)
+    lookout = lookout or Lookout(world.place, stop=stop, report=report)
+    if world.place.rank == 0:
+        report.track(open_trackers(config.watch, to_plain(config), report.alarm))
+    try:
+        trainer = Trainer(config, world, folder=folder, stop=stop, report=report, lookout=lookout)
+    except StoppedWaiting:
+        return Outcome(state=State(), stopped=True)
     trainer.resume()
     trainer.announce()
-    stopped = trainer.train()
+    # Until the first step is done there is nothing to save, and a compilation may take minutes.
+    lookout.open_window(lambda why: trainer.say_end(stopped=why))
+    try:
+        stopped = trainer.train()
+    except DataError:
+        trainer.keep()
+        raise
+    except Exception:
+        trainer.part()
+        raise
     trainer.finish(stopped)
     return Outcome(state=trainer.state, stopped=stopped)
 
@@ -61,48 +87,55 @@ def run(config: TrainConfig, world: World, *, folder: Path, stop: Stop, report: 
 class Trainer:
     """The parts of one run and how far it is."""
 
-    def __init__(self, config: TrainConfig, world: World, *, folder: Path, stop: Stop, report: Report) -> None:
+    def __init__(
+        self, config: TrainConfig, world: World, *, folder: Path, stop: Stop, report: Report, lookout: Lookout
+    ) -> None:
         self.config, self.world, self.folder, self.stop, self.report = config, world, folder, stop, report
+        self.lookout = lookout
         self.state = State()
+        self.flight: Flight | None = None
         self.resumed_from: int | None = None
-        self.newest: Path | None = None  # checkpoint of this run
-        self.saved_step: int | None = None
         self.started = time.perf_counter()
-        self.source = _open_source(config)
+        self.feed = Feed(config, world, stop=stop, report=report)
+        self.witness = Witness(world.place, config)
         self.precision = pick_precision(config, world.device)
-        self.model = _build_model(config, world, self.precision)
+        peak = measure_peak(world.device, self.precision)  # before the model takes the memory
+        self.model = build_model(config, world, self.precision)
         self.optimizer = build_optimizer(self.model, config.optimizer)
         self.parameters = count_parameters(self.model)
-        self.meter = Meter(
-            flops_per_token=flops_per_token(
-                config.model, parameters=self.parameters, sequence_tokens=config.sequence_tokens
-            ),
-            peak=peak_flops(world.device_name, self.precision),
-            devices=world.place.world_size,
-        )
+        self.numbers = Numbers(config, world, report, parameters=self.parameters, precision=self.precision, peak=peak)
+        self.meter = self.numbers.meter
         # What a checkpoint must share with the run that reads it.
-        self.identity: Mapping[str, Any] = {"model": to_plain(config.model), "data": to_plain(config.data)}
+        self.identity: Mapping[str, Any] = {"model": to_plain(config.model), "data": to_plain(config.data.identity)}
+        parts = Run(
+            config=config,
+            world=world,
+            model=self.model,
+            optimizer=self.optimizer,
+            feed=self.feed,
+            identity=self.identity,
+            rejected=self.tell_rejected,
+            say=report.line,
+        )
+        self.keeper = Keeper(open_checkpoints(parts, folder), report)
 
     def resume(self) -> None:
         """Go on from the newest good checkpoint, if there has ever been one."""
-
-        def rejected(path: Path, why: str) -> None:
-            self.report.event("CHECKPOINT", "rejected", path=str(path), why=why)
-            self.report.line(f"checkpoint {path} rejected: {why}")
-
-        found = load_newest(
-            self.folder, run=self.identity, model=self.model, optimizer=self.optimizer, rejected=rejected
-        )
+        found = self.keeper.load()
         if found is None:
             self.start()
             return
         configure(self.optimizer, self.config.optimizer)
-        self.state, self.newest = found.state, found.path
-        self.resumed_from = self.saved_step = found.state.step
+        self.state, self.resumed_from = found.state, found.state.step
         self.report.event(
-            "CHECKPOINT", "loaded", step=found.state.step, path=str(found.path), seconds=round(found.seconds, 3)
+            "CHECKPOINT",
+            "loaded",
+            step=found.state.step,
+            path=found.path,
+            seconds=round(found.seconds, 3),
+            tier=found.tier,
         )
-        self.report.line(f"resumed from step {found.state.step} ({found.path}, {found.seconds:.1f} s)")
+        self.report.line(f"resumed from step {found.state.step} ({found.tier}: {found.path}, {found.seconds:.1f} s)")
 
     def start(self) -> None:
         """A new run: with first weights, or with those of the checkpoint that the config names."""
@@ -135,73 +168,157 @@ class Trainer:
 
     def train(self) -> bool:
         """Step after step to the last one; True if it was told to stop before the end."""
-        skipped = 0
         self.meter.resume()
         # A run that was stopped inside an evaluation resumes into that evaluation.
         if self.epoch_is_over() and not self.close_epoch():
             return True
         while self.state.step < self.config.steps:
-            if agree.any_rank(self.stop.asked() is not None):
+            self.aim()
+            if not self.feed.ready(self.state.cursor):
+                reach("stop:heard")
                 return True
-            skipped = 0 if self.step() else skipped + 1
-            if skipped == _MAX_SKIPPED:
-                raise TrainingFailed(
-                    f"{skipped} steps in a row had no finite gradient, up to sample {self.state.cursor - 1}; "
-                    "lower optimizer.lr, or look at these samples"
-                )
+            self.step()
+            self.lookout.close_window()
+            self.keeper.look()
             if self.epoch_is_over():
                 if not self.close_epoch():
                     return True
-            elif self.save_is_due():
-                self.save()
+            else:
+                self.save_if_due()
+            self.keeper.hold_bound(self.state.step)
         return False
 
-    def step(self) -> bool:
-        """One batch over all ranks, one update; False if the update was skipped."""
-        config, place, state = self.config, self.world.place, self.state
-        seed_step(config.seed, state.step, place.rank)
-        mine = place.share(config.batch_sequences)
-        rows = datasets.batch(
-            self.source, state.cursor + mine.start, len(mine), sequence_tokens=config.sequence_tokens
-        ).to(self.world.device, non_blocking=True)
-        logits = self.model(rows[:, :-1])
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
-        loss.backward()  # type: ignore[no-untyped-call]
-        lr = learning_rate(config.optimizer, step=state.step, steps=config.steps)
-        grad_norm = update(self.model, self.optimizer, lr=lr, grad_clip=config.optimizer.grad_clip)
-        mean_loss = agree.mean(loss)
-        moved = math.isfinite(grad_norm) and math.isfinite(mean_loss)
-        self.state = state.after_step(mean_loss if moved else None, samples=config.batch_sequences)
-        self.meter.count(config.batch_sequences * config.sequence_tokens)
-        if not moved:
-            self.report.line(
-                f"step {self.state.step} skipped: loss {mean_loss}, gradient norm {grad_norm} "
-                f"(samples {state.cursor} to {self.state.cursor - 1})"
-            )
-        if self.state.step % config.log_every_steps == 0 or self.state.step == config.steps or not moved:
-            self.report_step(loss=mean_loss, lr=lr, grad_norm=grad_norm)
-        return moved
+    def aim(self) -> None:
+        """At the next samples; what made a run sick before it went back is passed over for good."""
+        state = self.state
+        cursor = pass_over(state.cursor, self.config.batch_sequences, state.passed_over)
+        self.state = replace(state, cursor=cursor)
+        self.lookout.step, self.lookout.doing = state.step, "data"
 
-    def report_step(self, *, loss: float, lr: float, grad_norm: float) -> None:
-        reading, device = self.meter.read(), self.world.device
-        memory_gib = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
-        self.report.event(
-            "STEP",
-            "metrics",
-            step=self.state.step,
+    def step(self) -> None:
+        """One batch over all ranks, one update. Begun, not awaited: meanwhile the numbers of the step before arrive."""
+        config, place, state = self.config, self.world.place, self.state
+        self.lookout.doing = "train"
+        reach("step:start", step=state.step)
+        seed_step(config.seed, state.step, place.rank)
+        batches = self.feed.take(state.cursor)
+        self.meter.wait_for_data(self.feed.own_waited_s)
+        self.witness.note(batches, step=state.step + 1, cursor=state.cursor)
+        loss = agree.mean(forward_backward(self.model, batches))
+        reach("step:backward")
+        self.keeper.before_update()
+        lr = learning_rate(config.optimizer, step=state.step, steps=config.steps, plateau=state.plateau)
+        bounds = limits(state.history, config.watch)
+        grad_norm, sick = update(
+            self.model,
+            self.optimizer,
             loss=loss,
             lr=lr,
+            grad_clip=config.optimizer.grad_clip,
+            most_loss=bounds.loss,
+            most_norm=bounds.norm,
+        )
+        reach("step:updated")
+        samples = range(state.cursor, state.cursor + config.batch_sequences)
+        numbers = Late(loss, grad_norm, sick)
+        begun = Flight(step=state.step + 1, samples=samples, lr=lr, bounds=bounds, numbers=numbers)
+        self.state = state.after_step(samples=config.batch_sequences)
+        if not self.settle():
+            self.flight = begun
+        if self.world.device.type == "cpu":
+            self.settle()  # nothing is under way there: it would only be counted with the next step's time
+
+    def settle(self) -> bool:
+        """Account for the step that is still in flight, if one is. Whoever saves or sums up does this first.
+
+        True if the run went back: what was begun after that step is void.
+        """
+        flight, self.flight = self.flight, None
+        if flight is None:
+            return False
+        config = self.config
+        loss, grad_norm, _ = flight.numbers.read()
+        self.meter.count(config.batch_sequences * config.sequence_tokens)
+        decision = decide(
+            self.state.history,
+            loss,
+            grad_norm,
+            cursor=flight.samples.start,
+            config=config.watch,
+            bounds=flight.bounds,
+        )
+        self.state = replace(self.state, history=decision.history)
+        if decision.act == "move":
+            self.state = self.state.after_loss(loss)
+        else:
+            self.tell_skipped(flight, decision, loss=loss, grad_norm=grad_norm)
+        if flight.step % config.log_every_steps == 0 or flight.step == config.steps or decision.act != "move":
+            self.numbers.tell(flight, loss=loss, grad_norm=grad_norm)
+        if decision.act == "roll back":
+            self.roll_back(flight, decision)
+            return True
+        return False
+
+    def tell_skipped(self, flight: Flight, decision: Decision, *, loss: float, grad_norm: float) -> None:
+        """Which samples moved nothing, and why."""
+        first, last = flight.samples[0], flight.samples[-1]
+        self.report.event(
+            "WATCH",
+            "skipped",
+            step=flight.step,
+            first_sample=first,
+            last_sample=last,
+            loss=loss,
             grad_norm=grad_norm,
-            tokens_per_s=round(reading.tokens_per_s, 1),
-            step_s=round(reading.step_s, 6),
-            mfu=reading.mfu,
-            memory_gib=memory_gib,
+            why=decision.why,
         )
-        mfu = f" mfu {reading.mfu:.1%}" if reading.mfu is not None else ""
-        self.report.line(
-            f"step {self.state.step}/{self.config.steps} loss {loss:.4f} lr {lr:.1e} gnorm {grad_norm:.2f} "
-            f"{reading.tokens_per_s:,.0f} tok/s{mfu}"
+        self.report.line(f"step {flight.step} skipped: {decision.why} (samples {first} to {last})")
+
+    def roll_back(self, flight: Flight, decision: Decision) -> None:
+        """Back to the newest good checkpoint, or to the start, and from there past the samples that were sick."""
+        before, history = self.state, decision.history
+        assert history.sick_from is not None, "only a row of sick steps leads here"
+        bad = Range(first=history.sick_from, end=flight.samples.stop)
+        what = (
+            f"{history.sick_steps} sick steps in a row (samples {bad.first} to {bad.end - 1}), the last one's "
+            f"{decision.why}"
         )
+        if before.rollbacks >= self.config.watch.max_rollbacks:
+            raise TrainingFailed(
+                f"{what}; the run has gone back {before.rollbacks} times already: lower optimizer.lr or "
+                "optimizer.grad_clip, raise optimizer.warmup_steps, or look at these samples"
+            )
+        self.meter.pause()
+        self.keeper.finish()
+        self.lookout.doing = "load"
+        found = self.keeper.load()
+        if found is not None:
+            configure(self.optimizer, self.config.optimizer)
+            well = found.state
+        else:
+            self.model.init_weights(self.config.seed)
+            self.optimizer.state.clear()
+            well = State()
+            self.start()
+        self.state = replace(
+            well,
+            # A row that was under way when this checkpoint was saved lies inside the range.
+            history=replace(well.history, sick_steps=0, sick_from=None),
+            passed_over=(*before.passed_over, bad),
+            rollbacks=before.rollbacks + 1,
+        )
+        self.report.event(
+            "WATCH",
+            "rollback",
+            step=flight.step,
+            to_step=well.step,
+            first_sample=bad.first,
+            last_sample=bad.end - 1,
+            rollbacks=self.state.rollbacks,
+            why=what,
+        )
+        self.report.line(f"rolled back from step {flight.step} to {well.step} and past these samples: {what}")
+        self.meter.resume()
 
     def epoch_is_over(self) -> bool:
         """Whether an epoch has had its steps and is not closed yet; the run's end closes a short one."""
@@ -210,22 +327,23 @@ class Trainer:
 
     def close_epoch(self) -> bool:
         """Evaluate, save if due, say so; False if told to stop on the way: the epoch is then still open."""
+        if self.settle():
+            return True  # back at an earlier step, where this epoch is still under way
+        self.lookout.close_window()
         if not self.evaluate():
             return False
         avg_loss = self.state.epoch_mean
         # Before the save: a run resumed from it must not close this epoch again.
         self.state = self.state.after_epoch()
-        if self.save_is_due():
-            self.save()
-        newest = str(self.newest) if self.newest else None
+        self.save_if_due()
         self.report.event(
             "TRAINING",
             "epoch_complete",
             epoch=self.state.epoch,
             step=self.state.step,
             avg_loss=avg_loss,
-            model_path=newest,
-            optimizer_path=newest,
+            model_path=self.keeper.newest,
+            optimizer_path=self.keeper.newest,
             tokens_per_s=round(self.meter.mean_tokens_per_s, 1),
         )
         return True
@@ -236,51 +354,65 @@ class Trainer:
         step, started = self.state.step, time.perf_counter()
         self.meter.pause()
         self.report.event("EVAL_TRAINING", "start", step=step)
-        loss = evaluate(self.model, self.source, self.config, self.world, self.stop)
+        self.lookout.doing = "eval"
+        beat = partial(self.numbers.beat, "eval")
+        loss = evaluate(self.model, self.feed, self.config, self.world, beat=beat)
+        self.lookout.doing = "train"
         if loss is not None:
             perplexity = math.exp(loss) if loss < 700 else math.inf
             self.report.event("EVAL_MODEL", "metrics", step=step, loss=loss, perplexity=perplexity)
-            self.report.line(f"eval at step {step}: loss {loss:.4f} perplexity {perplexity:.2f}")
+            self.report.line(f"eval at step {step}: Loss: {loss:.4f} perplexity {perplexity:.2f}")
+            # Counted once: a run that is stopped in here has no loss yet, and evaluates again.
+            self.state = self.state.after_evaluation(loss, self.config.optimizer)
         self.report.event("EVAL_TRAINING", "end", step=step, duration=round(time.perf_counter() - started, 3))
         self.meter.resume()
         return loss is not None
 
-    def save_is_due(self) -> bool:
-        step = self.state.step
-        return step != self.saved_step and (step % self.config.checkpoint.every_steps == 0 or step == self.config.steps)
-
-    def save(self) -> str | None:
-        """Save this step. A failure is reported and returned; training can go on, the last one is still there."""
+    def save_if_due(self) -> None:
+        # Inside a row of sick steps there may soon be a way back, which must lead to before them.
+        wanted = self.keeper.wants(self.state.step, last=self.state.step == self.config.steps)
+        if not wanted or self.state.history.sick_steps or self.settle():
+            return
+        self.lookout.doing = "save"
         self.meter.pause()
+        self.keeper.begin(self.state)
+        self.lookout.doing = "train"
+        self.meter.resume()
+
+    def tell_rejected(self, path: str, why: str, tier: str = "disk") -> None:
+        self.report.event("CHECKPOINT", "rejected", path=path, why=why, tier=tier)
+        self.report.line(f"checkpoint {path} rejected: {why}")
+
+    def keep(self) -> None:
+        """No more data, but the run itself is sound: what it reached is saved for when the data is back."""
         try:
-            saved = save(self.folder, state=self.state, run=self.identity, model=self.model, optimizer=self.optimizer)
-        except SaveError as wrong:
-            self.report.event("CHECKPOINT", "failed", step=self.state.step, why=str(wrong))
-            self.report.line(f"checkpoint of step {self.state.step} failed: {wrong}")
-            return str(wrong)
-        finally:
-            self.meter.resume()
-        self.newest, self.saved_step = saved.path, saved.step
-        self.report.event(
-            "CHECKPOINT",
-            "saved",
-            step=saved.step,
-            path=str(saved.path),
-            seconds=round(saved.seconds, 3),
-            bytes=saved.size_bytes,
-        )
-        self.report.line(f"saved step {saved.step} ({saved.path}, {saved.size_bytes:,} bytes, {saved.seconds:.2f} s)")
+            self.settle()
+            self.keeper.finish(patience_s=_PATIENCE_S)  # one save at a time
+            if self.state.step != self.keeper.saved_step:
+                self.keeper.begin(self.state)
+        except Exception as wrong:  # must not hide that the data ended
+            self.report.alarm(f"step {self.state.step} could not be saved: {wrong}")
+        self.part()
+
+    def part(self) -> None:
+        """On the way out of a failure: a save that was begun before it is still good, and is finished."""
+        self.feed.close()
         try:
-            prune(self.folder, keep=self.config.checkpoint.keep, newest=saved.step)
-        except SaveError as wrong:
-            self.report.line(str(wrong))
-        return None
+            self.keeper.finish(patience_s=_PATIENCE_S)
+        except Exception as wrong:  # must not hide why training failed
+            self.report.alarm(f"a save under way could not be finished: {wrong}")
 
     def finish(self, stopped: bool) -> None:
         """Keep what was reached and say how it went; a result that cannot be kept is a failed run."""
-        fault = self.save() if self.state.step != self.saved_step else None
+        self.lookout.doing = "save"
+        self.settle()
+        fault = self.keeper.keep_last(self.state)
         if fault is not None:
             raise TrainingFailed(f"step {self.state.step} could not be saved at the end: {fault}")
+        self.feed.close()
+        self.say_end(stopped=self.stop.asked() or "asked on another rank" if stopped else None)
+
+    def say_end(self, *, stopped: str | None) -> None:
         state = self.state
         self.report.event(
             "TRAINING",
@@ -290,27 +422,8 @@ class Trainer:
             loss_last=state.loss_last,
             tokens_per_s=round(self.meter.mean_tokens_per_s, 1),
             duration=round(time.perf_counter() - self.started, 3),
-            stopped=stopped,
+            stopped=stopped is not None,
         )
-        why = f"stopped ({self.stop.asked() or 'asked on another rank'})" if stopped else "done"
+        why = "done" if stopped is None else f"stopped ({stopped})"
         self.report.line(f"{why} at step {state.step}/{self.config.steps}, loss {state.loss_first} → {state.loss_last}")
-
-
-def _open_source(config: TrainConfig) -> Source:
-    source = datasets.load(config.data)
-    if source.vocab > config.model.vocab:
-        message = (
-            f"{config.model.vocab} is less than the {source.vocab} tokens of {config.data.source}; use {source.vocab}"
-        )
-        raise SpecError([Fault(path="model.vocab", message=message)])
-    return source
-
-
-def _build_model(config: TrainConfig, world: World, precision: Precision) -> Llama:
-    """Sharded before it has memory: no rank ever holds more than its part."""
-    with torch.device("meta"):
-        model = Llama(config.model, max_tokens=config.sequence_tokens)
-    shard(model, world, precision)
-    model.to_empty(device=world.device)
-    model.init_weights(config.seed)
-    return model
+        self.report.close()

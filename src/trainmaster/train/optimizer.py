@@ -1,11 +1,13 @@
-"""AdamW, its learning rate over time, and one guarded step of it."""
+"""AdamW and one guarded step of it. Its learning rate over time is core/schedule.py."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from trainmaster.core.train_config import OptimizerConfig
@@ -30,26 +32,44 @@ def configure(optimizer: torch.optim.AdamW, config: OptimizerConfig) -> None:
         group["weight_decay"] = decay
 
 
-def learning_rate(config: OptimizerConfig, *, step: int, steps: int) -> float:
-    """Of step `step`, the first being 0: a line up to the peak, then half a cosine down to its last share."""
-    if step < config.warmup_steps:
-        return config.lr * (step + 1) / config.warmup_steps
-    done = (step - config.warmup_steps) / max(1, steps - 1 - config.warmup_steps)
-    share = 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
-    return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * share)
+def update(
+    model: nn.Module,
+    optimizer: torch.optim.AdamW,
+    *,
+    loss: Tensor,
+    lr: float,
+    grad_clip: float,
+    most_loss: float = math.inf,
+    most_norm: float = math.inf,
+) -> tuple[Tensor, Tensor]:
+    """Clip the gradients, move the weights, clear the gradients; gives the norm as it was, and whether it was sick.
 
-
-def update(model: nn.Module, optimizer: torch.optim.AdamW, *, lr: float, grad_clip: float) -> float:
-    """Clip the gradients, move the weights, clear the gradients; returns the norm before clipping.
-
-    A norm that is not finite moves nothing: one such update would leave no weight usable. The norm is over all ranks,
-    so they all skip together.
+    A loss or norm that is not finite, or above the most that is healthy, moves nothing: one such update could leave no
+    weight usable. `loss` and norm are of the whole batch, so all ranks skip together. Decided on the device: the host
+    need not wait for it.
     """
-    norm = nn.utils.clip_grad_norm_(model.parameters(), grad_clip)
-    grad_norm = float((norm.full_tensor() if isinstance(norm, DTensor) else norm).item())
-    if math.isfinite(grad_norm):
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        optimizer.step()
+    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    norm = gradient_norm(gradients)
+    sick = ~(norm.isfinite() & loss.isfinite() & (norm <= most_norm) & (loss <= most_loss))
+    # The words of torch.amp's GradScaler: the fused kernel divides by one, and leaves everything alone for the other.
+    optimizer.grad_scale = (norm / grad_clip).clamp(min=1).to(gradients[0].device)  # type: ignore[attr-defined]
+    optimizer.found_inf = sick.float().to(gradients[0].device)  # type: ignore[attr-defined]
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return grad_norm
+    return norm, sick
+
+
+def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """The norm of all of them together, over all ranks, in float32 whatever they are in."""
+    parts = [part.to_local() if isinstance(part, DTensor) else part for part in gradients]
+    norms = torch._foreach_norm(parts, 2, dtype=torch.float32)
+    square = torch.stack(norms).square().sum()
+    first = gradients[0]
+    if isinstance(first, DTensor):
+        # Over the ranks that share one copy; with hybrid sharding every copy has the same gradients.
+        mesh = first.device_mesh
+        square = square.to(mesh.device_type)  # offloaded gradients are on the host
+        dist.all_reduce(square, group=mesh.get_group(mesh.ndim - 1))
+    return square.sqrt()

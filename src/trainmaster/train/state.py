@@ -10,6 +10,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from trainmaster.core.optimizer_config import OptimizerConfig
+from trainmaster.core.schedule import Plateau
+from trainmaster.train.sick import History, Range
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
@@ -23,14 +27,19 @@ class State:
     epoch_loss_sum: float = 0.0
     loss_first: float | None = None
     loss_last: float | None = None
+    plateau: Plateau = Plateau()  # evaluations so far, for the learning rate
+    history: History = History()  # the newest healthy steps, by which a sick one is told
+    passed_over: tuple[Range, ...] = ()  # samples that made the run sick before it went back
+    rollbacks: int = 0
 
-    def after_step(self, loss: float | None, *, samples: int) -> State:
-        """One step on; a skipped one has consumed its samples and has no loss."""
-        moved = replace(self, step=self.step + 1, cursor=self.cursor + samples)
-        if loss is None:
-            return moved
+    def after_step(self, *, samples: int) -> State:
+        """One step on; its loss comes later."""
+        return replace(self, step=self.step + 1, cursor=self.cursor + samples)
+
+    def after_loss(self, loss: float) -> State:
+        """The loss of a step is known; a step that moved nothing has none."""
         return replace(
-            moved,
+            self,
             epoch_losses=self.epoch_losses + 1,
             epoch_loss_sum=self.epoch_loss_sum + loss,
             loss_first=loss if self.loss_first is None else self.loss_first,
@@ -39,6 +48,9 @@ class State:
 
     def after_epoch(self) -> State:
         return replace(self, epoch=self.epoch + 1, epoch_end=self.step, epoch_losses=0, epoch_loss_sum=0.0)
+
+    def after_evaluation(self, loss: float, config: OptimizerConfig) -> State:
+        return replace(self, plateau=self.plateau.after(loss, config))
 
     @property
     def epoch_mean(self) -> float | None:

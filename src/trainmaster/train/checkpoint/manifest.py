@@ -8,13 +8,14 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trainmaster.core import schema
 from trainmaster.core.errors import CheckpointError, SpecError
+from trainmaster.train.points import reach
 
 MANIFEST = "manifest.json"
 _COMMITTED = re.compile(r"step-(\d{8,})")
@@ -40,6 +41,8 @@ class Manifest:
     ranks: int  # how many wrote it; any number may read it
     torch: str
     saved_at: str  # ISO, with its offset
+    feed: Mapping[str, Any] | None = None  # where the data source is, if it has a state of its own
+    origin: Mapping[str, Any] = field(default_factory=dict)  # for people who look for a fault; nothing reads it
     v: int = 1
 
     @property
@@ -55,15 +58,20 @@ def render(manifest: Manifest) -> str:
 
 def read(checkpoint: Path) -> Manifest:
     """The manifest of a checkpoint; CheckpointError says what is wrong with it."""
-    path = checkpoint / MANIFEST
     try:
-        plain = json.loads(path.read_bytes())
-        digest = plain.pop("digest")
-        manifest = schema.build(Manifest, plain)
+        return parse((checkpoint / MANIFEST).read_bytes())
     except FileNotFoundError:
         raise CheckpointError(f"{MANIFEST} is missing") from None
     except OSError as wrong:
         raise CheckpointError(f"{MANIFEST} cannot be read: {wrong}") from None
+
+
+def parse(data: bytes) -> Manifest:
+    """What `render` wrote; CheckpointError says what is wrong with it."""
+    try:
+        plain = json.loads(data)
+        digest = plain.pop("digest")
+        manifest = schema.build(Manifest, plain)
     except (ValueError, KeyError, TypeError, AttributeError, SpecError) as wrong:
         raise CheckpointError(f"{MANIFEST} is damaged: {type(wrong).__name__}: {wrong}") from None
     if digest != _digest(plain):
@@ -124,6 +132,7 @@ def commit(draft: Path, manifest: Manifest) -> Path:
         os.fsync(file.fileno())
     part.rename(draft / MANIFEST)
     sync_folder(draft)
+    reach("save:manifest")
     final = path_of(draft.parent, manifest.step)
     # Only one that was rejected can be in the way: a good one would have been resumed from.
     rejected = _set_aside(final) if final.exists() else None
@@ -149,14 +158,18 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def prune(folder: Path, *, keep: int, newest: int) -> list[int]:
+def prune(
+    folder: Path, *, keep: int, newest: int, keep_every: int | None = None, spare: Collection[int] = ()
+) -> list[int]:
     """Delete what is older than the `keep` newest good checkpoints up to `newest`; returns the deleted steps.
 
-    Those above `newest` are of a future that was rejected: they neither count as kept nor are deleted here.
+    Multiples of `keep_every` stay for ever, beside the `keep`, and those in `spare` for now. Those above `newest` are
+    of a future that was rejected: they neither count as kept nor are deleted here.
     """
     past = [step for step in list_steps(folder) if step <= newest]
     good = [step for step in past if _looks_good(path_of(folder, step))]
     gone = [step for step in past if len(good) >= keep and step < good[keep - 1]]
+    gone = [step for step in gone if step not in spare and (keep_every is None or step % keep_every)]
     for step in gone:
         _set_aside(path_of(folder, step))
     for entry in folder.iterdir():

@@ -1,32 +1,38 @@
-"""Save a run: every rank writes its shards, rank 0 commits. It fails on all ranks or on none."""
+"""One save: every rank writes its files, rank 0 commits. It fails on all ranks or on none.
+
+Runs beside training, in a thread of its own on every rank, with a group of its own: what these threads say to each
+other never mixes with what the training threads say.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import shutil
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.state_dict import get_state_dict
-from torch.distributed.checkpoint.state_dict_saver import save as save_shards
+from torch import Tensor
 
 from trainmaster.train import agree
 from trainmaster.train.checkpoint import manifest as manifests
+from trainmaster.train.checkpoint.layout import INDEX, Layout
 from trainmaster.train.checkpoint.manifest import FileRecord, Manifest
+from trainmaster.train.checkpoint.write import write
+from trainmaster.train.points import reach
 from trainmaster.train.state import State
 
-_NO_ROOM_BYTES = 1 << 20  # file systems keep a few blocks they do not hand out
+T = TypeVar("T")
+
+
+_OWN_PART = 10  # times the patience for other ranks: how long this rank may write before it is given up
 
 
 class SaveError(Exception):
@@ -34,78 +40,181 @@ class SaveError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
+class Content:
+    """What one save writes: this rank's tensors, copied off the device by the time `arrived` returns."""
+
+    state: State
+    run: Mapping[str, Any]
+    feed: Mapping[str, Any] | None
+    origin: Mapping[str, Any]
+    tensors: Sequence[Tensor]
+    things: Sequence[bytes]
+    arrived: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
     """A committed checkpoint."""
 
-    step: int
     path: Path
-    size_bytes: int
-    seconds: float
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retries:
+    """How often a failed save is tried again, and the pause before the first time; it doubles."""
+
+    count: int
+    pause_s: float
+
+
+class Save:
+    """A save under way. The thread is a daemon: a process that must end does not wait for it unless told to."""
+
+    def __init__(self, work: Callable[[Save], None]) -> None:
+        self.written = threading.Event()  # this rank's own files are done; the rest is up to the others
+        self.result: Written | None = None
+        self.warning: str | None = None
+        self.fault: str | None = None
+        self.seconds = 0.0
+        self.began = time.perf_counter()
+        self._thread = threading.Thread(target=self._run, args=(work,), name="checkpoint", daemon=True)
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def wait(self, patience_s: float | None = None) -> bool:
+        """Until it has ended; given a patience, no longer than that after this rank's own part is done."""
+        if patience_s is None:
+            self._thread.join()
+            return True
+        # A peer that hangs before this rank's part is worth no more than the disk is given.
+        self.written.wait(_OWN_PART * patience_s)
+        self._thread.join(patience_s)
+        return self.done
+
+    def ends_within(self, seconds: float | None) -> bool:
+        self._thread.join(seconds)
+        return self.done
+
+    def _run(self, work: Callable[[Save], None]) -> None:
+        try:
+            work(self)
+        except SaveError as wrong:
+            self.fault = str(wrong)
+        except Exception as wrong:  # a peer that is gone, mostly: training will find out by itself
+            self.fault = f"{type(wrong).__name__}: {wrong}"
+        finally:
+            self.written.set()
+            self.seconds = time.perf_counter() - self.began
 
 
 def save(
-    folder: Path, *, state: State, run: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer
-) -> Saved:
-    """Write and commit a checkpoint of this step; SaveError on every rank if any rank could not do its part."""
-    started = time.perf_counter()
-    draft = folder / f"{manifests.path_of(folder, state.step).name}.tmp"
+    folder: Path,
+    content: Content,
+    layout: Layout,
+    *,
+    group: dist.ProcessGroup,
+    retries: Retries,
+    threads: int,
+    written: threading.Event,
+) -> Written:
+    """Write and commit, trying again after a failure; SaveError on every rank once no attempt is left."""
+    return retry(lambda: _attempt(folder, content, layout, group=group, threads=threads, written=written), retries)
+
+
+def retry(action: Callable[[], T], retries: Retries) -> T:
+    """What fails on all ranks alike is tried again on all; SaveError once no attempt is left."""
+    for attempt in range(retries.count + 1):
+        try:
+            return action()
+        except agree.RankError as wrong:
+            if attempt == retries.count:
+                times = f" ({attempt + 1} attempts)" if attempt else ""
+                raise SaveError(f"{wrong}{times}") from wrong
+            time.sleep(retries.pause_s * 2**attempt)
+    raise AssertionError("unreachable")
+
+
+def prune(
+    folder: Path,
+    *,
+    keep: int,
+    keep_every: int | None,
+    newest: int,
+    spare: Collection[int],
+    group: dist.ProcessGroup | None,
+) -> str | None:
+    """Delete old checkpoints, only ever after a newer one is committed; returns what went wrong, if anything did."""
     try:
-        agree.on_first(lambda: manifests.begin(draft))
-        weights, moments = get_state_dict(model, optimizer)
-        save_shards(
-            {"model": weights, "optimizer": moments},
-            storage_writer=FileSystemWriter(draft, sync_files=True, overwrite=False),
+        agree.on_first(
+            lambda: manifests.prune(folder, keep=keep, keep_every=keep_every, newest=newest, spare=spare), group=group
         )
-        files = _measure(draft)
-        manifest = Manifest(
-            step=state.step,
-            state=asdict(state),
-            run=run,
-            files=files,
-            ranks=dist.get_world_size(),
-            torch=torch.__version__,
-            saved_at=datetime.now(UTC).isoformat(),
-        )
-        path = agree.on_first(lambda: manifests.commit(draft, manifest))
-    except (agree.RankError, CheckpointException) as wrong:
-        why = agree.cause(wrong) + _room(folder)
+    except agree.RankError as wrong:
+        return f"old checkpoints could not be deleted: {wrong}"
+    reach("save:pruned")
+    return None
+
+
+def _attempt(
+    folder: Path, content: Content, layout: Layout, *, group: dist.ProcessGroup, threads: int, written: threading.Event
+) -> Written:
+    draft = folder / f"{manifests.path_of(folder, content.state.step).name}.tmp"
+
+    def write_mine() -> dict[str, FileRecord]:
+        records = write_files(draft, content, layout, threads=threads)
+        written.set()
+        return records
+
+    try:
+        agree.on_first(lambda: manifests.begin(draft), group=group)
+        parts = agree.on_all(write_mine, group=group)
+        reach("save:hashed")
+        return agree.on_first(lambda: commit(draft, describe(content, parts)), group=group)
+    except agree.RankError:
         if dist.get_rank() == 0:
             with contextlib.suppress(OSError):  # the disk may be full: give back what the failed save took
                 shutil.rmtree(draft)
-        raise SaveError(why) from wrong
-    return Saved(step=state.step, path=path, size_bytes=manifest.size_bytes, seconds=time.perf_counter() - started)
+        raise
 
 
-def prune(folder: Path, *, keep: int, newest: int) -> None:
-    """Delete old checkpoints; only ever called after a newer one is committed."""
-    try:
-        agree.on_first(lambda: manifests.prune(folder, keep=keep, newest=newest))
-    except agree.RankError as wrong:
-        raise SaveError(f"old checkpoints could not be deleted: {wrong}") from wrong
+def write_files(folder: Path, content: Content, layout: Layout, *, threads: int) -> dict[str, FileRecord]:
+    """This rank's files, several at once: a hash keeps one core busy, and the disk wants more than one can hash."""
+    content.arrived()
+    reach("save:staged")
+    pieces = {shard.name: layout.pieces(shard, content.tensors, content.things) for shard in layout.shards}
+    if dist.get_rank() == 0:
+        pieces[INDEX] = [layout.index(content.things)]
+    with ThreadPoolExecutor(threads, thread_name_prefix="checkpoint-write") as pool:
+        begun = {name: pool.submit(write, folder / name, parts) for name, parts in pieces.items()}
+        records = {name: future.result() for name, future in begun.items()}
+    reach("save:shards")
+    return records
 
 
-def _measure(draft: Path) -> dict[str, FileRecord]:
-    """Every file of the draft with its hash, the reading shared out over the ranks."""
-    names = agree.on_first(lambda: _listed(draft))
-    mine = names[dist.get_rank() :: dist.get_world_size()]
-    parts = agree.on_all(lambda: {name: manifests.measure(draft / name) for name in mine})
-    return {name: record for part in parts for name, record in part.items()}
+def describe(content: Content, parts: Sequence[Mapping[str, FileRecord]]) -> Manifest:
+    """The manifest over the files that each rank wrote."""
+    return Manifest(
+        step=content.state.step,
+        state=asdict(content.state),
+        run=content.run,
+        files={name: record for part in parts for name, record in part.items()},
+        ranks=len(parts),
+        torch=torch.__version__,
+        saved_at=datetime.now(UTC).isoformat(),
+        feed=content.feed,
+        origin={**content.origin, "files": {name: rank for rank, part in enumerate(parts) for name in part}},
+    )
 
 
-def _listed(draft: Path) -> list[str]:
-    names = sorted(entry.name for entry in draft.iterdir())
-    # What the shards' own index names must be there: on nodes without a common file system each sees only its own.
-    index = FileSystemReader(draft).read_metadata().storage_data
-    missing = sorted({item.relative_path for item in index.values()} - set(names))
-    if missing:
-        raise FileNotFoundError(f"{', '.join(missing)} not in {draft}; the folder must be shared by all nodes")
-    return names
-
-
-def _room(folder: Path) -> str:
-    """torch reports a full disk as "unexpected pos"; say it in the words people and log rules look for."""
-    with contextlib.suppress(OSError):
-        free = shutil.disk_usage(folder).free
-        if free < _NO_ROOM_BYTES:
-            return f"; {os.strerror(errno.ENOSPC)}: {free:,} bytes free in {folder}"
-    return ""
+def commit(draft: Path, manifest: Manifest) -> Written:
+    """On rank 0, once every rank has written."""
+    # On nodes without a common file system each sees its own files alone.
+    fault = manifests.find_fault(draft, manifest.files, deep=False)
+    if fault is not None:
+        raise FileNotFoundError(f"{fault} in {draft}; the folder must be shared by all nodes")
+    path = manifests.commit(draft, manifest)
+    reach("save:committed")
+    return Written(path=path, manifest=manifest)

@@ -1,0 +1,73 @@
+"""What is known of GPU models (data/gpus.toml): facts with their sources, looked up by the name a driver gives."""
+
+from __future__ import annotations
+
+import functools
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from importlib import resources
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # one object per model
+class GpuModel:
+    """A GPU model. None: no source states it."""
+
+    name: str
+    names: tuple[str, ...]
+    memory_gb: float
+    nvlinks: int | None = None
+    pcie_gen: int | None = None
+    pcie_width: int | None = None
+    power_w: float | None = None
+    bf16_tflops: float | None = None
+    tf32_tflops: float | None = None
+    fp8_tflops: float | None = None
+    bf16_measured_tflops: float | None = None
+    fp8_measured_tflops: float | None = None
+    hbm_gbps: float | None = None
+    hbm_measured_gbps: float | None = None
+    h2d_gbps: float | None = None
+    d2h_gbps: float | None = None
+    cuda_min: str | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)  # of each field above
+
+
+def find_gpu(name: str) -> GpuModel | None:
+    """A GPU model by the name users call it, or by the one that nvidia-smi prints."""
+    wanted = _plain(name)
+    return next((model for key, model in gpus().items() if wanted == _plain(key)), None) or of_gpu(name)
+
+
+def of_gpu(product: str | None) -> GpuModel | None:
+    """The model of a GPU by its product name, whole: H200 is not GH200, and A10 is not A100."""
+    wanted = _plain(product or "")
+    return next((model for model in gpus().values() if wanted in map(_plain, model.names)), None)
+
+
+@functools.cache
+def gpus() -> Mapping[str, GpuModel]:
+    """Every GPU model of data/gpus.toml."""
+    text = (resources.files("trainmaster.core") / "data" / "gpus.toml").read_text(encoding="utf-8")
+    document = tomllib.loads(text)
+    return {name: _gpu_model(name, row, document["source"]) for name, row in document["gpu"].items()}
+
+
+def _gpu_model(name: str, row: Mapping[str, Any], sources: Mapping[str, str]) -> GpuModel:
+    facts = {key: fact for key, fact in row.items() if key != "names"}
+    unknown = set(facts) - {item.name for item in fields(GpuModel)}
+    assert not unknown, f"gpus.toml: {name} has {unknown}"
+    return GpuModel(
+        name=name,
+        names=tuple(row["names"]),
+        sources={key: sources[fact["source"]] for key, fact in facts.items()},
+        **{key: fact["value"] for key, fact in facts.items()},
+    )
+
+
+def _plain(name: str) -> str:
+    """One spelling of a product name: older drivers leave NVIDIA away or say Tesla."""
+    words = re.split(r"[\s_]+", name.strip().lower())
+    return " ".join(word for word in words if word not in ("nvidia", "tesla"))

@@ -1,0 +1,165 @@
+"""What a folder of prepared tokens holds: the index, and the checks of the files against it. No torch here.
+
+FOLDER/index.json            written last: a reader that sees it may trust the rest
+FOLDER/train-00000.tokens    token after token, uint16 or uint32, little-endian; every document ends with its end
+FOLDER/train-00000.lengths   tokens of each document, uint32, its end included
+FOLDER/held_out-00000.…      documents kept for evaluations
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from trainmaster.core import schema
+from trainmaster.core.errors import DataError, SpecError
+
+INDEX = "index.json"
+SPLITS = ("train", "held_out")
+WIDTHS = {"uint16": 2, "uint32": 4}
+LENGTH_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class File:
+    """What a file must be."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """Some documents of one split."""
+
+    tokens_file: File
+    lengths_file: File
+    tokens: int
+    documents: int
+    longest: int  # tokens of its longest document
+    max_token: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerRecord:
+    """What turned the text into these tokens."""
+
+    name: str
+    vocab: int
+    end: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Index:
+    """The whole folder."""
+
+    dtype: Literal["uint16", "uint32"]
+    tokenizer: TokenizerRecord
+    train: tuple[Shard, ...]
+    held_out: tuple[Shard, ...]
+    empty: int  # documents left out because they hold no text
+    skipped: int  # documents left out because they could not be read, where that was allowed
+    source: Mapping[str, Any]  # what it was made from, and how
+    v: int = 1
+
+    def shards(self, split: str) -> tuple[Shard, ...]:
+        return self.train if split == "train" else self.held_out
+
+    def tokens(self, split: str) -> int:
+        return sum(shard.tokens for shard in self.shards(split))
+
+    def documents(self, split: str) -> int:
+        return sum(shard.documents for shard in self.shards(split))
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the tokens and documents themselves, wherever they lie and however they were made."""
+        parts = [f"{self.dtype} {self.tokenizer.end}"]
+        for split in SPLITS:
+            for shard in self.shards(split):
+                parts.append(f"{split} {shard.tokens_file.sha256} {shard.lengths_file.sha256}")
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def write(folder: Path, index: Index) -> None:
+    """Commit the folder. Every file it names is there and synced before."""
+    plain = schema.to_plain(index)
+    write_json(folder / INDEX, {**plain, "digest": _digest(plain)})
+
+
+def read(folder: Path) -> Index:
+    """The index of a folder; DataError says what is wrong with it and what to do."""
+    path = folder / INDEX
+    try:
+        plain = json.loads(path.read_bytes())
+        digest = plain.pop("digest")
+        index = schema.build(Index, plain)
+    except FileNotFoundError:
+        hint = "its preparation was cut off: run the same `trainmaster data prepare` again, it goes on"
+        missing = hint if folder.is_dir() else "no such folder; make it with `trainmaster data prepare`"
+        raise DataError(f"{folder}: {INDEX} is missing; {missing}") from None
+    except NotADirectoryError:
+        raise DataError(f"{folder} is a file; source prepared reads a folder, raw files have their own") from None
+    except OSError as wrong:
+        raise DataError(f"{path} cannot be read: {wrong.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, SpecError) as wrong:
+        raise DataError(f"{path} is damaged ({type(wrong).__name__}: {wrong}); prepare the data again") from None
+    if digest != _digest(plain):
+        raise DataError(f"{path} does not match its own digest; prepare the data again")
+    return index
+
+
+def find_faults(folder: Path, index: Index, *, deep: bool) -> Iterator[str]:
+    """Every file that is not what the index says. `deep` reads all bytes; without it only sizes are compared."""
+    for split in SPLITS:
+        for shard in index.shards(split):
+            for file in (shard.tokens_file, shard.lengths_file):
+                fault = file_fault(folder / file.name, file, deep=deep)
+                if fault is not None:
+                    yield f"{file.name} {fault}"
+
+
+def write_json(path: Path, value: object) -> None:
+    """Whole or not at all, also after a power cut."""
+    part = path.with_name(path.name + ".part")
+    with part.open("w") as file:
+        file.write(json.dumps(value, indent=1, sort_keys=True) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def file_fault(path: Path, file: File, *, deep: bool) -> str | None:
+    """What is wrong with one file, or None."""
+    try:
+        size = path.stat().st_size
+        if size != file.size_bytes:
+            return f"has {size} bytes instead of {file.size_bytes}"
+        if deep and hash_file(path) != file.sha256:
+            return "does not match its SHA-256"
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as wrong:
+        return f"cannot be read: {wrong.strerror}"
+    return None
+
+
+def _digest(plain: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

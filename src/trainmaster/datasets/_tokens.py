@@ -1,0 +1,88 @@
+"""One split of a prepared folder, opened: any stretch of its tokens, across shard borders."""
+
+from __future__ import annotations
+
+import bisect
+import os
+from collections import OrderedDict
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trainmaster.core.errors import DataError
+from trainmaster.datasets._index import WIDTHS, Shard
+
+_DTYPES = {"uint16": torch.uint16, "uint32": torch.uint32}
+_OPEN_FILES = 256  # many systems let a process have 1,024
+
+
+class Tokens:
+    """The tokens of some shards as one long row of numbers.
+
+    Read with pread, not through a memory map: a disk or a network file system that fails then gives an error that can
+    be retried, where a map would kill the process.
+    """
+
+    def __init__(self, folder: Path, shards: tuple[Shard, ...], dtype: str) -> None:
+        self._paths = [folder / shard.tokens_file.name for shard in shards]
+        self._dtype, self._width = _DTYPES[dtype], WIDTHS[dtype]
+        self.starts = [0]  # the first token of each shard, and the end of all
+        for shard in shards:
+            self.starts.append(self.starts[-1] + shard.tokens)
+        self._files: OrderedDict[int, int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return self.starts[-1]
+
+    def read(self, first: int, count: int) -> Tensor:
+        """`count` tokens from number `first` on, as int64."""
+        pieces = []
+        shard = bisect.bisect_right(self.starts, first) - 1
+        while count:
+            here = min(count, self.starts[shard + 1] - first)
+            pieces.append(self._piece(shard, first - self.starts[shard], here))
+            first, count, shard = first + here, count - here, shard + 1
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def close(self) -> None:
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+    def _piece(self, shard: int, first: int, count: int) -> Tensor:
+        if not count:
+            return torch.empty(0, dtype=torch.int64)
+        buffer = bytearray(count * self._width)
+        view, done = memoryview(buffer), 0
+        while done < len(buffer):  # a read may end early, at a signal or on a network file system
+            try:
+                got = os.preadv(self._open(shard), [view[done:]], first * self._width + done)
+            except OSError as wrong:
+                self._shut(shard)  # a handle that went stale is no use for the next try
+                raise OSError(wrong.errno, wrong.strerror, str(self._paths[shard])) from wrong
+            if got == 0:
+                raise DataError(f"{self._paths[shard]} ends early; run `trainmaster data validate` on its folder")
+            done += got
+        return torch.frombuffer(buffer, dtype=self._dtype).to(torch.int64)
+
+    def _shut(self, shard: int) -> None:
+        fd = self._files.pop(shard, None)
+        if fd is not None:
+            os.close(fd)
+
+    def _open(self, shard: int) -> int:
+        fd = self._files.pop(shard, None)
+        if fd is None:
+            if len(self._files) >= _OPEN_FILES:
+                os.close(self._files.popitem(last=False)[1])
+            fd = os.open(self._paths[shard], os.O_RDONLY)
+        self._files[shard] = fd
+        return fd
+
+
+def read_lengths(path: Path, documents: int) -> Tensor:
+    """How many tokens each document of a shard has, as int64."""
+    raw = bytearray(path.read_bytes())
+    if len(raw) != documents * 4:
+        raise DataError(f"{path} has {len(raw)} bytes instead of {documents * 4}; prepare the data again")
+    return torch.frombuffer(raw, dtype=torch.uint32).to(torch.int64) if raw else torch.empty(0, dtype=torch.int64)

@@ -1,0 +1,61 @@
+"""Attention itself, and who may look at whom.
+
+Plain causal attention is one call of torch's, on a GPU by cuDNN where it can. Windows and documents need a mask: blocks
+of it for flex_attention, which skips what is hidden, or a whole one of true and false, which works everywhere.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its name everywhere)
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+Mask = Tensor | BlockMask | None  # None: every token sees itself and all before it
+
+# On an H200 cuDNN's kernel is the fastest, torch's own choice is not always it; see docs/LOG.md.
+_ORDER = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
+    """(batch, heads, tokens, head size) each; fewer key and value heads are shared by neighbouring query heads."""
+    grouped = query.shape[1] != key.shape[1]
+    if isinstance(mask, BlockMask):
+        mixed = flex_attention(query, key, value, block_mask=mask, enable_gqa=grouped)
+        assert isinstance(mixed, Tensor)
+        return mixed
+    # Here and not around the model: a block that is computed again in the backward pass must choose the same kernel.
+    with sdpa_kernel(_ORDER, set_priority=True):
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
+        )
+
+
+def look_back(tokens: Tensor, documents: Tensor | None, *, window: int | None, in_blocks: bool) -> Mask:
+    """The mask of these rows: a token sees itself and what is before it, at most `window` tokens of its document."""
+    rows, length = tokens.shape
+    if window is not None and length <= window:
+        window = None
+    if window is None and documents is None:
+        return None
+
+    def may_look(row: Tensor, _: Tensor, one: Tensor, other: Tensor) -> Tensor:
+        seen = one >= other
+        if window is not None:
+            seen = seen & (one - other < window)
+        if documents is not None:
+            seen = seen & (documents[row, one] == documents[row, other])
+        return seen
+
+    separate = rows if documents is not None else None  # one mask for all rows where they do not differ
+    if in_blocks:
+        return create_block_mask(may_look, separate, None, length, length, device=tokens.device)
+    place = torch.arange(length, device=tokens.device)
+    row = torch.arange(separate or 1, device=tokens.device).view(-1, 1, 1, 1)
+    return may_look(row, row, place.view(-1, 1), place)

@@ -1,0 +1,78 @@
+"""What is done to each block before it is sharded: computing again instead of keeping, then compiling.
+
+In that order, and both by putting another `forward` into the block: its weights keep their names, and FSDP's hooks stay
+outside, so that a block computed again finds its weights gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+from trainmaster.core.parallel_config import ParallelConfig
+from trainmaster.models.llama import Llama
+from trainmaster.models.moe import MixtureOfExperts
+
+BACKEND = "inductor"
+_aten = torch.ops.aten
+# Kept by `recompute: ops`: what costs most to compute again. All the rest is element by element.
+COSTLY = [
+    _aten.mm.default,
+    _aten.addmm.default,
+    _aten._scaled_mm.default,
+    _aten._scaled_dot_product_cudnn_attention.default,
+    _aten._scaled_dot_product_flash_attention.default,
+    _aten._scaled_dot_product_efficient_attention.default,
+    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.higher_order.flex_attention,
+]
+
+
+def recompute(model: Llama, parallel: ParallelConfig) -> None:
+    """Keep of these blocks their input alone (`full`, `layers`), or that and what is costly (`ops`)."""
+    if parallel.recompute == "none":
+        return
+    every = parallel.recompute_every if parallel.recompute == "layers" else 1
+    for block in list(model.blocks)[::every]:
+        block.forward = _again(block.forward, by_op=parallel.recompute == "ops")
+
+
+def compile_blocks(model: Llama, parallel: ParallelConfig, device: torch.device) -> None:
+    """Compile each block: one graph serves all of them, so that it is made once."""
+    if parallel.compile == "off" or (parallel.compile == "auto" and device.type != "cuda"):
+        return
+    model.judge = _compiled(model.judge)
+    whole = True
+    for block in model.blocks:
+        if not isinstance(block.feed, MixtureOfExperts):
+            block.forward = _compiled(block.forward)
+        elif parallel.recompute == "none":
+            # How many tokens an expert gets is known to the host alone: that part stays eager.
+            attention: Any = block.attention
+            attention.forward = _compiled(attention.forward)
+        else:
+            whole = False
+    model.block_masks = whole and device.type == "cuda"
+
+
+def _again(forward: Callable[..., Tensor], *, by_op: bool) -> Callable[..., Tensor]:
+    more: dict[str, Any] = {}
+    if by_op:
+        more["context_fn"] = partial(create_selective_checkpoint_contexts, COSTLY)
+
+    def twice(*inputs: Any) -> Tensor:
+        # There is no dropout, so no random state to bring back.
+        result: Tensor = checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False, **more)
+        return result
+
+    return twice
+
+
+def _compiled(function: Any) -> Any:
+    # Shapes are those of the micro-batch, in every step the same: a graph for them alone is the fastest.
+    return torch.compile(function, backend=BACKEND, fullgraph=True, dynamic=False)

@@ -1,0 +1,160 @@
+"""Read a checkpoint's files once: the bytes that fill the tensors are the bytes that are hashed.
+
+Each file is verified whole by one rank. Where that rank also needs it, as on as many ranks as wrote it, it is read a
+single time; on another number of ranks the others read just the parts they need. Tensors are filled before the last
+byte of their file is hashed: who loads must throw all of it away when one file turns out bad.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, Any, cast
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.futures import Future
+
+from trainmaster.core.errors import CheckpointError
+from trainmaster.train.checkpoint.layout import Frame, frame_of
+from trainmaster.train.checkpoint.manifest import FileRecord, Manifest
+
+_SLICE_BYTES = 8 << 20  # read and hashed at one go
+_WRITER = re.compile(r"__(\d+)_\d+\.distcp")
+
+
+class Reader(FileSystemReader):
+    """torch's reader of a checkpoint, in threads; it verifies the files of `verify` on the way."""
+
+    def __init__(self, path: Path, *, verify: Mapping[str, FileRecord], threads: int) -> None:
+        super().__init__(path)
+        self._folder, self._verify, self._threads = path, verify, threads
+        self._frames: dict[tuple[torch.Size, torch.dtype], Frame] = {}
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
+        self._index = metadata
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        wanted: dict[str, list[ReadItem]] = {name: [] for name in self._verify}
+        for item in plan.items:
+            wanted.setdefault(self.storage_data[item.storage_index].relative_path, []).append(item)
+        with ThreadPoolExecutor(self._threads, thread_name_prefix="checkpoint-read") as pool:
+            begun = [pool.submit(self._read, name, items, planner) for name, items in wanted.items()]
+            for one in begun:
+                one.result()
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _read(self, name: str, items: list[ReadItem], planner: LoadPlanner) -> None:
+        """Fill these items from one file, front to back, never more than one of them in memory."""
+        record = self._verify.get(name)
+        places: dict[tuple[int, int], list[ReadItem]] = {}
+        for item in items:
+            where = self.storage_data[item.storage_index]
+            places.setdefault((where.offset, where.length), []).append(item)
+        things: list[tuple[ReadItem, bytes]] = []
+        wrong: Exception | None = None
+        with (self._folder / name).open("rb", buffering=0) as file:
+            stream = _Hashed(file, hashing=record is not None)
+            for (offset, length), group in sorted(places.items(), key=lambda place: place[0]):
+                stream.skip_to(offset)
+                blob = stream.take(length)
+                for item in group:
+                    if item.type == LoadItemType.BYTE_IO:
+                        things.append((item, bytes(blob)))
+                        continue
+                    try:
+                        _fill(item, self._unwrap(item, blob), planner)
+                    except Exception as fault:  # damage, most likely: the hash will tell
+                        wrong = wrong or fault
+            if record is not None and stream.rest() != record:
+                raise CheckpointError(f"{name} does not match its SHA-256")
+        if wrong is not None:
+            raise wrong
+        # Pickles, which can do anything: not before their bytes are known to be ours.
+        for item, pickled in things:
+            planner.load_bytes(item, io.BytesIO(pickled))
+
+    def _unwrap(self, item: ReadItem, blob: memoryview) -> Tensor:
+        """The tensor in what torch.save wrote: in place where that looks as it would today, else by torch.load."""
+        held, at = self._index.state_dict_metadata[item.storage_index.fqn], item.storage_index.offset
+        assert isinstance(held, TensorStorageMetadata)
+        shape = next((chunk.sizes for chunk in held.chunks if chunk.offsets == at), None)
+        if shape is not None and shape.numel():
+            key = shape, held.properties.dtype
+            frame = self._frames.get(key) or self._frames.setdefault(key, frame_of(*key))
+            if blob[: len(frame.head)] == frame.head:
+                found = torch.frombuffer(blob, dtype=key[1], count=shape.numel(), offset=len(frame.head))
+                return found.view(shape)
+        loaded: Tensor = torch.load(io.BytesIO(blob), map_location="cpu", weights_only=True)
+        return loaded
+
+
+def share_out(manifest: Manifest, *, rank: int, ranks: int) -> dict[str, FileRecord]:
+    """The files that this rank verifies: its own where as many ranks wrote as read, else about as much as any other."""
+    shares: list[dict[str, FileRecord]] = [{} for _ in range(ranks)]
+    for name, record in sorted(manifest.files.items(), key=lambda file: (-file[1].size_bytes, file[0])):
+        writer = _WRITER.fullmatch(name)
+        if writer and manifest.ranks == ranks and int(writer[1]) < ranks:
+            shares[int(writer[1])][name] = record
+        else:
+            min(shares, key=lambda share: sum(one.size_bytes for one in share.values()))[name] = record
+    return shares[rank]
+
+
+class _Hashed:
+    """A file read front to back, hashed as far as it was read."""
+
+    def __init__(self, file: IO[bytes], *, hashing: bool) -> None:
+        self._file, self._at = file, 0
+        self._room = bytearray()  # used again for each take: new memory comes slower than most disks read
+        self._digest = hashlib.sha256() if hashing else None
+
+    def skip_to(self, offset: int) -> None:
+        if self._digest is None:
+            self._at = self._file.seek(offset)
+        while self._at < offset:
+            self.take(min(_SLICE_BYTES, offset - self._at))
+
+    def take(self, length: int) -> memoryview:
+        """The next bytes; they are there until the next take."""
+        if len(self._room) < length:
+            self._room = bytearray(length)
+        view = memoryview(self._room)[:length]
+        done = 0
+        while done < length:
+            part = view[done : done + _SLICE_BYTES]
+            count = cast(io.RawIOBase, self._file).readinto(part)
+            if not count:
+                raise CheckpointError(f"{Path(self._file.name).name} ends {length - done} bytes too early")
+            if self._digest is not None:
+                self._digest.update(part[:count])
+            done += count
+        self._at += length
+        return view
+
+    def rest(self) -> FileRecord:
+        """Read on to the end; what the whole file is."""
+        assert self._digest is not None
+        self.skip_to(os.fstat(self._file.fileno()).st_size)
+        return FileRecord(size_bytes=self._at, sha256=self._digest.hexdigest())
+
+
+def _fill(item: ReadItem, saved: Tensor, planner: LoadPlanner) -> None:
+    for dimension, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+        saved = saved.narrow(dimension, offset, length)
+    target = planner.resolve_tensor(item).detach()
+    if target.size() != saved.size():
+        raise CheckpointError(f"{item.storage_index.fqn} is {list(saved.size())} and should be {list(target.size())}")
+    target.copy_(saved)
+    planner.commit_tensor(item, target)

@@ -1,0 +1,217 @@
+"""Whether a run that was killed and resumed is the run it would have been: one judgement for each promise.
+
+Every function takes what was recorded and answers with a finding; nothing here touches the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trainmaster.core.results import CheckResult, Finding, error, fail, ok, skip
+from trainmaster.train.drill.record import Attempt, Samples
+
+TOLERANCE = 1e-3  # of the loss on another number of ranks: sums over other shares of a batch round differently
+LOOK = "keep the drill's folder and report it: this is a fault of the trainer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damaged:
+    """What was done to checkpoints between two attempts: none of this step or a newer one is good any more."""
+
+    step: int
+    path: str  # of that step, on disk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """What one death cost: from the last step before it to the step the next attempt went on from."""
+
+    died_at: int
+    resumed_from: int | None  # None: started at step 0
+    acknowledged: int | None  # newest step that was said to be saved before, and not damaged since
+    began: bool  # False: the attempt that should have resumed died before it could
+    tier: str
+    bound: int | None  # steps, as the run had said before it died; None: it had said nothing yet
+    damaged: bool  # the newest checkpoint was damaged in between
+
+    @property
+    def lost(self) -> int:
+        return self.died_at - (self.resumed_from or 0)
+
+
+def list_resumes(attempts: Sequence[Attempt], *, stated: int | None, damaged: Mapping[int, Damaged]) -> list[Resume]:
+    """What each death cost. `damaged`: before which attempt, counted from 0, something was damaged.
+
+    `stated` is the bound that holds before the run has measured one: the interval, where training waits for its saves.
+
+    An attempt that died while it loaded has cost nothing of its own: the next one answers for the steps before both.
+    """
+    found: list[Resume] = []
+    saved: list[int] = []  # acknowledged and not taken back, in order
+    reached, bound, hurt = 0, stated, False
+    for place, attempt in enumerate(attempts):
+        if place:
+            if place in damaged:
+                saved, hurt = [step for step in saved if step < damaged[place].step], True
+            found.append(
+                Resume(
+                    died_at=reached,
+                    resumed_from=attempt.resumed_from,
+                    acknowledged=saved[-1] if saved else None,
+                    began=attempt.began,
+                    tier=attempt.loaded_tier,
+                    bound=bound,
+                    damaged=hurt,
+                )
+            )
+        if attempt.began:
+            hurt = False
+            # Saves above the step it went on from are of a future that did not happen.
+            saved = [step for step in saved if step <= (attempt.resumed_from or 0)]
+            reached = attempt.last_step or 0
+        saved = sorted({*saved, *attempt.saved})
+        bound = attempt.bound_steps or bound
+    return found
+
+
+def no_silent_start(resumes: Sequence[Resume]) -> Finding:
+    """Where anything was ever saved, nothing starts at step 0."""
+    if not (begun := [one for one in resumes if one.began]):
+        return error("no attempt came as far as resuming", action="raise steps, or lower checkpoint.every_steps")
+    for one in begun:
+        if one.resumed_from is None and one.acknowledged is not None:
+            return fail(f"started at step 0 although step {one.acknowledged} was saved", action=LOOK)
+    return ok(f"{len(begun)} resumes, none at step 0 with a checkpoint there")
+
+
+def nothing_acknowledged_is_lost(resumes: Sequence[Resume]) -> Finding:
+    """A step that was said to be saved is there to resume from, unless somebody damaged it."""
+    for one in resumes:
+        if one.began and one.acknowledged is not None and (one.resumed_from or 0) < one.acknowledged:
+            return fail(f"step {one.acknowledged} was saved and the run went on from {one.resumed_from}", action=LOOK)
+    if not any(one.began and one.acknowledged is not None for one in resumes):
+        return error("nothing was saved before any kill", action="raise steps, or lower checkpoint.every_steps")
+    return ok("every resume went on from the newest step that was said to be saved, or from a newer one")
+
+
+def bounded(resumes: Sequence[Resume], *, every_steps: int) -> Finding:
+    """No death cost more than the run had said; where the newest was damaged too, up to two intervals more."""
+    judged = [one for one in resumes if one.began and one.bound is not None]
+    if not judged:
+        return error("no bound was stated before any kill", action="raise steps: a run states it after its first saves")
+    for one in judged:
+        most = (one.bound or 0) + (2 * every_steps if one.damaged else 0)
+        if one.lost > most:
+            return fail(f"{one.lost} steps lost at step {one.died_at}, stated were at most {most}", action=LOOK)
+    told = []
+    if sound := [one for one in judged if not one.damaged]:
+        most = max(one.bound or 0 for one in sound)
+        told.append(f"{max(one.lost for one in sound)} steps lost (at most {most} stated)")
+    if hurt := [one for one in judged if one.damaged]:
+        most = max(one.bound or 0 for one in hurt) + 2 * every_steps
+        # No run promises anything of damage: this allowance is the drill's own.
+        told.append(f"{max(one.lost for one in hurt)} with the newest damaged too (at most {most} allowed)")
+    return ok("; ".join(told), lost=max(one.lost for one in judged))
+
+
+def same_losses(reference: Attempt, attempts: Sequence[Attempt]) -> Finding:
+    """Bit-equal, as long as the number of ranks never changed."""
+    first = attempts[0].ranks if attempts else reference.ranks
+    same = _while_ranks(attempts, first) if first == reference.ranks else []
+    resumed = [attempt for attempt in same[1:] if attempt.losses]
+    if not resumed:
+        return error("no attempt resumed on as many ranks", action="raise steps, so that kills come earlier in the run")
+    count, after = 0, 0
+    for place, attempt in enumerate(same):
+        for step, loss in attempt.losses.items():
+            wanted = reference.losses.get(step)
+            if loss != wanted:
+                return fail(f"step {step}: loss {loss!r} instead of {wanted!r} after {place} resumes", action=LOOK)
+            count, after = count + 1, after + (place > 0)
+    return ok(f"{count} losses bit-equal, {after} of them after a resume", compared=count, after_resume=after)
+
+
+def close_losses(reference: Attempt, attempts: Sequence[Attempt]) -> Finding:
+    """Within TOLERANCE from the first attempt on that had another number of ranks."""
+    rest = attempts[len(_while_ranks(attempts, reference.ranks)) :]
+    worst, count = 0.0, 0
+    for attempt in rest:
+        for step, loss in attempt.losses.items():
+            wanted = reference.losses.get(step)
+            if wanted is None or not abs(loss - wanted) <= TOLERANCE:
+                return fail(f"step {step} on {attempt.ranks} ranks: loss {loss!r} instead of {wanted!r}", action=LOOK)
+            worst, count = max(worst, abs(loss - wanted)), count + 1
+    if not count:
+        return error(
+            "no attempt resumed on another number of ranks", action="raise steps, so that kills come earlier in the run"
+        )
+    return ok(f"{count} losses within {TOLERANCE:g}, worst {worst:.1e}", compared=count, worst=worst)
+
+
+def same_samples(reference: Attempt, attempts: Sequence[Attempt], *, steps: int) -> Finding:
+    """Of the steps that count, every sample was consumed once, in the reference's order."""
+    wanted = flatten(reference.samples, 0, steps)
+    if not wanted:
+        return error("the reference run left no record of its samples", action="see its rank logs")
+    counts: dict[int, Mapping[int, str]] = {}
+    for attempt in attempts:
+        if attempt.began:
+            # What was done after the step that it went on from was lost, and counts for nothing.
+            start = attempt.resumed_from or 0
+            counts = {step: samples for step, samples in counts.items() if step <= start}
+            counts |= {step: samples for step, samples in attempt.samples.items() if step > start}
+    got = flatten(counts, 0, steps)
+    if got != wanted:
+        where = next((i for i, (one, other) in enumerate(zip(got, wanted, strict=False)) if one != other), None)
+        if where is None:
+            return fail(f"{len(got)} samples consumed instead of {len(wanted)}", action=LOOK)
+        return fail(f"the {where + 1}th sample was {got[where]}, should have been {wanted[where]}", action=LOOK)
+    return ok(f"{len(got)} samples, each once and in order", samples=len(got))
+
+
+def flatten(samples: Samples, after: int, upto: int) -> list[tuple[int, str]]:
+    """The samples of these steps in the order of the run."""
+    return [item for step in sorted(samples) if after < step <= upto for item in samples[step].items()]
+
+
+def ended(attempts: Sequence[Attempt], *, steps: int) -> Finding:
+    """The last attempt came to the last step, and said so."""
+    last = attempts[-1]
+    if set(last.codes) == {0} and last.named("TRAINING", "end") and last.last_step == steps:
+        return ok(f"the run ended at step {steps} in its attempt {len(attempts)}")
+    return fail(f"the last attempt ended with {list(last.codes)} at step {last.last_step} of {steps}", action=LOOK)
+
+
+def rejected(attempts: Sequence[Attempt], damaged: Mapping[int, Damaged]) -> Finding:
+    """What was damaged was refused by name, and something else taken."""
+    if not damaged:
+        return skip("no checkpoint was to be damaged")
+    words: list[str] = []
+    for place, path in ((place, one.path) for place, one in damaged.items()):
+        if place >= len(attempts):
+            return error(f"attempt {place + 1} did not happen", action="see the attempts before it")
+        # An attempt that died while it loaded leaves the damage to the next one.
+        attempt = next((one for one in attempts[place:] if one.began), attempts[place])
+        loaded = attempt.named("CHECKPOINT", "loaded")
+        if path in {str(data.get("path")) for data in loaded}:
+            return fail(f"{path} was damaged and has been loaded", action=LOOK)
+        refusals = [data for data in attempt.named("CHECKPOINT", "rejected") if str(data.get("path")) == path]
+        words += [f"rejected: {data.get('why')}" for data in refusals]
+        # A good copy in another tier makes the damaged one unnecessary, and nobody looks at it.
+        if not refusals and not any(data.get("tier", "disk") != "disk" for data in loaded):
+            return fail(f"{path} was damaged and nobody said so", action=LOOK)
+    return ok("; ".join(words) or "not needed: another tier had a good copy")
+
+
+def _while_ranks(attempts: Sequence[Attempt], ranks: int) -> list[Attempt]:
+    found = []
+    for attempt in attempts:
+        if attempt.ranks != ranks:
+            break
+        found.append(attempt)
+    return found
+
+
+def as_result(name: str, finding: Finding) -> CheckResult:
+    return CheckResult(check=name, findings=(finding,), took_s=0.0)

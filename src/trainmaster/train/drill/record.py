@@ -1,0 +1,93 @@
+"""What one attempt of a run left behind: its events, and the samples its ranks were given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainmaster.train import witness
+
+Samples = Mapping[int, Mapping[int, str]]  # step → sample number → digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One start of the run, up to its end or its death."""
+
+    ranks: int
+    codes: tuple[int, ...]  # of the ranks; negative is a signal
+    events: tuple[Mapping[str, Any], ...]
+    samples: Samples
+
+    def named(self, phase: str, event: str) -> list[Mapping[str, Any]]:
+        """The data of every such event, in order."""
+        return [
+            item.get("data", {}) for item in self.events if (item.get("phase"), item.get("event")) == (phase, event)
+        ]
+
+    @property
+    def killed(self) -> bool:
+        return -9 in self.codes
+
+    @property
+    def began(self) -> bool:
+        """Whether it came as far as training; one that was killed while it loaded did not."""
+        return bool(self.named("TRAINING", "start"))
+
+    @property
+    def resumed_from(self) -> int | None:
+        """The step it went on from; None for one that started at step 0 or never began."""
+        started = self.named("TRAINING", "start")
+        return started[0].get("resumed_from") if started else None
+
+    @property
+    def losses(self) -> dict[int, float]:
+        return {data["step"]: data["loss"] for data in self.named("STEP", "metrics")}
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step it has certainly done: told, or followed by a next one. Numbers are told a step late."""
+        done = [*self.losses, *(step - 1 for step in self.samples if step > (self.resumed_from or 0) + 1)]
+        return max(done, default=self.resumed_from)
+
+    @property
+    def saved(self) -> list[int]:
+        """Steps that it said are saved."""
+        return [data["step"] for data in self.named("CHECKPOINT", "saved")]
+
+    def saved_to(self, tier: str) -> list[int]:
+        return [data["step"] for data in self.named("CHECKPOINT", "saved") if data.get("tier", "disk") == tier]
+
+    @property
+    def loaded_tier(self) -> str:
+        loaded = self.named("CHECKPOINT", "loaded")
+        return str(loaded[-1].get("tier") or "disk") if loaded else ""
+
+    @property
+    def bound_steps(self) -> int | None:
+        """The most steps that a killed process may cost, as the run itself last said."""
+        for data in reversed(self.named("CHECKPOINT", "bound")):
+            held = data.get("losses", {}).get("process", data)
+            if held.get("lost_steps") is not None:
+                return int(held["lost_steps"])
+        return None
+
+
+def read(events: Path, samples: Path, *, ranks: int, codes: tuple[int, ...]) -> Attempt:
+    """An attempt from its event file and its witness folder; lines that a kill cut off are left out."""
+    found = []
+    try:
+        lines = events.read_text(errors="replace").splitlines()
+    except FileNotFoundError:
+        lines = []
+    for line in lines:
+        try:
+            item = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(item, dict):
+            found.append(item)
+    return Attempt(ranks=ranks, codes=codes, events=tuple(found), samples=witness.read(samples))

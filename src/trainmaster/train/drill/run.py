@@ -1,0 +1,290 @@
+"""Do a drill: the undisturbed run, then the struck one attempt after attempt, then the judgement."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from trainmaster.core.errors import TrainmasterError
+from trainmaster.core.plan import EVENTS_FILE, EXIT_FILE, PLAN_FILE, Plan, rank_log
+from trainmaster.core.results import CheckResult, Finding, Overall, error, fail, judge_overall, ok, skip
+from trainmaster.core.spec import JobSpec, Limits, Preflight, Resources
+from trainmaster.core.train_config import TrainConfig
+from trainmaster.train import witness
+from trainmaster.train.checkpoint import manifest as manifests
+from trainmaster.train.drill import judge, record
+from trainmaster.train.drill.judge import Damaged, Resume
+from trainmaster.train.drill.plan import DrillPlan, Leg
+from trainmaster.train.drill.record import Attempt
+
+_LOOK_S = 0.2
+_GRACE_S = 10.0  # for ranks whose peer was killed: they hold nothing that anybody wants
+CLAIMS = (
+    "strikes", "start", "acknowledged", "bound", "losses", "other ranks", "samples", "damage", "end", "processes"
+)  # fmt: skip
+
+
+class DrillFailed(TrainmasterError):
+    """The drill itself could not be done: the undisturbed run failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One death and what came of it."""
+
+    leg: Leg
+    reached: bool
+    died_at: int | None
+    resume: Resume | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What a drill found."""
+
+    plan: DrillPlan
+    rows: tuple[Row, ...]
+    results: tuple[CheckResult, ...]
+    reference: Attempt
+    attempts: tuple[Attempt, ...]
+    took_s: float
+
+    @property
+    def overall(self) -> Overall:
+        return judge_overall(self.results, planned=CLAIMS)
+
+
+@dataclass(slots=True)
+class Drill:
+    """One drill in a folder. `say` is told what is done now, and how many of how many steps of it are."""
+
+    plan: DrillPlan
+    folder: Path
+    say: Callable[[str, int, int], None] = lambda *_: None
+    _left: list[int] = field(default_factory=list)  # processes that would not die
+    _damaged: dict[int, Damaged] = field(default_factory=dict)
+
+    def run(self) -> Proof:
+        started = time.monotonic()
+        shared = Path("/dev/shm") if Path("/dev/shm").is_dir() else self.folder  # noqa: S108 (made below, mode 0700)
+        memory = shared / f"trainmaster-drill-{uuid.uuid4().hex[:12]}"
+        try:
+            memory.mkdir(mode=0o700)
+            reference = self._undisturbed(memory)
+            attempts = self._struck(memory)
+        finally:
+            shutil.rmtree(memory, ignore_errors=True)
+        rows, results = self._judge(reference, attempts)
+        return Proof(
+            plan=self.plan,
+            rows=tuple(rows),
+            results=tuple(results),
+            reference=reference,
+            attempts=tuple(attempts),
+            took_s=time.monotonic() - started,
+        )
+
+    def _undisturbed(self, memory: Path) -> Attempt:
+        config = self._config("reference", memory)
+        folder = self.folder / "reference" / "attempt-1"
+        found = self._attempt("undisturbed run", folder, config, ranks=self.plan.legs[0].ranks, strike={})
+        if set(found.codes) != {0}:
+            raise DrillFailed(f"the undisturbed run failed, so there is nothing to compare with: {_last_words(folder)}")
+        return found
+
+    def _struck(self, memory: Path) -> list[Attempt]:
+        config, attempts = self._config("struck", memory), list[Attempt]()
+        dice = random.Random(self.plan.seed)  # noqa: S311 (a drill, not a key)
+        for number, leg in enumerate(self.plan.legs):
+            if leg.damage and (done := _damage(Path(str(config.checkpoint.folder)), attempts, dice)):
+                self._damaged[number] = done
+            strike = leg.strike.environment if leg.strike else {}
+            what = f"to be killed: {leg.strike}" if leg.strike else "to the end"
+            label = f"attempt {number + 1} of {len(self.plan.legs)} on {leg.ranks} rank(s), {what}"
+            folder = self.folder / "struck" / f"attempt-{number + 1}"
+            attempts.append(self._attempt(label, folder, config, ranks=leg.ranks, strike=strike))
+            if leg.strike and not attempts[-1].killed:
+                break  # it ended, well or badly, before it could be killed: nothing after this is as planned
+        return attempts
+
+    def _config(self, name: str, memory: Path) -> TrainConfig:
+        """Both runs keep to the drill's own places: nothing of the user's is read, written or deleted."""
+        checkpoint = self.plan.config.checkpoint
+        remote = checkpoint.remote
+        if remote is not None:
+            remote = replace(remote, url=f"{remote.url.rstrip('/')}/drill-{memory.name[-12:]}/{name}")
+        return replace(
+            self.plan.config,
+            checkpoint=replace(
+                checkpoint,
+                folder=str(self.folder / name / "checkpoints"),
+                memory=replace(checkpoint.memory, folder=str(memory / name)),
+                remote=remote,
+            ),
+        )
+
+    def _attempt(
+        self, label: str, folder: Path, config: TrainConfig, *, ranks: int, strike: Mapping[str, str]
+    ) -> Attempt:
+        """One start under the agent, as every job has it; whatever happens here, nothing of it runs on."""
+        assert config.checkpoint.folder is not None
+        spec = JobSpec(
+            name="drill",
+            resources=Resources(processes_per_node=ranks),
+            preflight=Preflight(level=0),
+            limits=Limits(grace_s=_GRACE_S),
+            train=config,
+        )
+        plan = Plan(attempt=f"{uuid.uuid4()}.1", spec=spec, folder=str(folder), checkpoints=config.checkpoint.folder)
+        folder.mkdir(parents=True)
+        path = folder / PLAN_FILE
+        path.write_text(plan.to_json())
+        environment = {**os.environ, **strike, witness.WITNESS_VARIABLE: str(folder / "samples")}
+        command = [sys.executable, "-m", "trainmaster.agent", str(path)]
+        agent = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is ours to pass on
+        )
+        try:
+            while agent.poll() is None:
+                self.say(label, _steps_done(folder / EVENTS_FILE), config.steps)
+                time.sleep(_LOOK_S)
+        except BaseException:
+            agent.send_signal(signal.SIGKILL)
+            agent.wait()
+            subprocess.run([*command[:-1], "--kill", str(path)], check=False, capture_output=True)
+            raise
+        record_ = _exit_record(folder)
+        self._left += record_.get("evidence", {}).get("would_not_die", [])
+        codes = tuple(code for _, code in sorted((int(rank), code) for rank, code in record_["exit_codes"].items()))
+        self.say(label, config.steps, config.steps)
+        return record.read(folder / EVENTS_FILE, folder / "samples", ranks=ranks, codes=codes)
+
+    def _judge(self, reference: Attempt, attempts: list[Attempt]) -> tuple[list[Row], list[CheckResult]]:
+        plan = self.plan
+        every, steps, legs = plan.config.checkpoint.every_steps, plan.config.steps, plan.legs
+        # Where training waits for its saves the interval is the bound; otherwise it must be measured and said.
+        stated = every if plan.config.checkpoint.mode == "sync" else None
+        resumes = judge.list_resumes(attempts, stated=stated, damaged=self._damaged)
+        rows = []
+        for number, leg in enumerate(legs):
+            if leg.strike is None:
+                continue
+            there = number < len(attempts)
+            rows.append(
+                Row(
+                    leg=leg,
+                    reached=there and attempts[number].killed,
+                    died_at=attempts[number].last_step if there else None,
+                    resume=resumes[number] if number < len(resumes) else None,
+                )
+            )
+        findings = {
+            "strikes": _strikes(rows),
+            "start": judge.no_silent_start(resumes),
+            "acknowledged": judge.nothing_acknowledged_is_lost(resumes),
+            "bound": judge.bounded(resumes, every_steps=every),
+            "losses": judge.same_losses(reference, attempts),
+            "other ranks": self._other_ranks(reference, attempts),
+            "samples": judge.same_samples(reference, attempts, steps=steps),
+            "damage": self._damage_found(attempts),
+            "end": judge.ended(attempts, steps=steps),
+            "processes": self._nothing_left(),
+        }
+        return rows, [judge.as_result(name, finding) for name, finding in findings.items()]
+
+    def _other_ranks(self, reference: Attempt, attempts: list[Attempt]) -> Finding:
+        if not self.plan.other_wanted:
+            return skip("left out, as asked (--other 0)")
+        if self.plan.other is None:
+            return error(
+                "no other number of ranks can share this batch here",
+                action="set --other N with a batch_sequences that divides by it, or --other 0 to leave it out",
+            )
+        return judge.close_losses(reference, attempts)
+
+    def _damage_found(self, attempts: list[Attempt]) -> Finding:
+        if not self._damaged:
+            return error("there were not two checkpoints to damage one of", action="raise steps, or lower --kills")
+        return judge.rejected(attempts, self._damaged)
+
+    def _nothing_left(self) -> Finding:
+        if self._left:
+            return fail(f"processes {self._left} would not die", action="look for a driver that hangs: dmesg")
+        return ok("nothing of any attempt runs on")
+
+
+def _strikes(rows: list[Row]) -> Finding:
+    missed = [str(row.leg.strike) for row in rows if not row.reached]
+    if missed:
+        return error(f"not killed: {'; '.join(missed)}", action="raise steps, or choose another --seed")
+    return ok(f"{len(rows)} kills, each where it was planned")
+
+
+def _damage(folder: Path, attempts: list[Attempt], dice: random.Random) -> Damaged | None:
+    """Flip one bit of the newest checkpoint on disk, and of its copies in memory; None where it is the only one."""
+    steps = manifests.list_steps(folder)
+    if len(steps) < 2:
+        return None
+    newest = manifests.path_of(folder, steps[0])
+    copies = {
+        Path(str(data.get("path")))
+        for attempt in attempts
+        for data in attempt.named("CHECKPOINT", "saved")
+        if data.get("tier") == "memory" and data.get("step", 0) >= steps[0]
+    }
+    for checkpoint in (newest, *copies):
+        if shards := sorted(checkpoint.glob("*.distcp")):
+            with dice.choice(shards).open("r+b") as file:
+                place = dice.randrange(os.fstat(file.fileno()).st_size)
+                file.seek(place)
+                byte = file.read(1)[0]
+                file.seek(place)
+                file.write(bytes([byte ^ (1 << dice.randrange(8))]))
+    return Damaged(step=steps[0], path=str(newest))
+
+
+def _steps_done(events: Path) -> int:
+    """How far an attempt is: the last step that it told."""
+    try:
+        with events.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - (1 << 14)))
+            lines = file.read().splitlines()
+    except OSError:
+        return 0
+    for line in reversed(lines):
+        try:
+            item = json.loads(line)
+            if item["phase"] == "STEP":
+                return int(item["data"]["step"])
+        except (ValueError, KeyError, TypeError):
+            continue
+    return 0
+
+
+def _exit_record(folder: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((folder / EXIT_FILE).read_bytes())
+    except OSError as wrong:
+        raise DrillFailed(f"the agent left no record of an attempt: {wrong}") from None
+    return found
+
+
+def _last_words(folder: Path) -> str:
+    message = str(_exit_record(folder).get("message", ""))
+    return f"{message} (see {folder / rank_log(0)})"

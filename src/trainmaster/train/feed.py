@@ -1,0 +1,292 @@
+"""The samples of each step, on this rank's device. One cursor numbers them over all ranks.
+
+A thread reads ahead. Before a step all ranks agree that the data of that step is there; until then they ask each other
+again and again instead of standing in a collective, so slow data never looks like a dead rank, and a stop is heard.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from trainmaster import datasets
+from trainmaster.core.errors import DataError, Fault, SpecError, TrainmasterError, UsageError
+from trainmaster.core.train_config import TrainConfig
+from trainmaster.datasets import Rows, Source
+from trainmaster.datasets._retry import Patience, brief
+from trainmaster.train import agree
+from trainmaster.train.report import Report
+from trainmaster.train.shard import World
+from trainmaster.train.stop import Stop
+
+_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.001, 0.25  # between two looks at data that is not there yet
+_TELL_EVERY_S = 10
+_OPENING_S = 2  # a stop waits this long for the data to open: a run that has begun can say where it is
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What one pass of the model sees: rows of tokens, and for each token the one that follows it."""
+
+    tokens: Tensor  # (rows, sequence_tokens)
+    targets: Tensor  # the same shape; -100 where no token follows: at a document's end and in padding
+    documents: Tensor | None = None  # int32, the same shape: which document of its row; None: one document a row
+
+
+class Feed:
+    """Where this rank's part of every batch comes from."""
+
+    def __init__(
+        self, config: TrainConfig, world: World, *, stop: Stop | None = None, report: Report | None = None
+    ) -> None:
+        self._config, self._place, self._device = config, world.place, world.device
+        self._stop, self._report = stop or Stop(None), report
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="feed")
+        self._name = f"{config.data.source} {config.data.dataset or config.data.path or ''}".strip()
+        self._patience = Patience(self._name)
+        self._asked: dict[tuple[bool, int], Future[list[Rows]]] = {}  # (held out, first sample) → its rows to come
+        self._source: Source | None = None
+        self._upto = config.steps * config.batch_sequences  # no sample from here on is ever needed
+        self.waited_s = 0.0  # in all, by steps and evaluations, for data that was not there yet
+        self.own_waited_s = 0.0  # of that, for this rank's own data
+        if not self.open():
+            self.close()
+            raise StoppedWaiting("told to stop while the data was being opened")
+
+    def open(self) -> bool:
+        """Find the data and hold it to the config, on all ranks alike. False if told to stop meanwhile.
+
+        Raw files are tokenised here. Rank 0 goes first: where the cache is shared by all nodes nobody does it twice.
+        """
+        place = self._place
+        for turn in (place.rank == 0, place.local_rank == 0, True):
+            jobs = [self._worker.submit(self._load)] if turn and self._source is None else []
+            # Tokenising has no limit of time: it works, it does not wait.
+            if not self._wait(jobs, what="opening the data", limit_s=None, heed_stop_after_s=_OPENING_S):
+                return False
+            self._source = jobs[0].result() if jobs else self._source
+        assert self._source is not None
+        prints = agree.on_all(lambda: self._source.fingerprint if self._source else "")
+        other = next((rank for rank, found in enumerate(prints) if found != prints[0]), None)
+        if other is not None:
+            raise DataError(f"rank {other} reads other data than rank 0 ({prints[other]}; {prints[0]}); copy it again")
+        self._check(self._source)
+        if self._source.summary and self._report is not None:
+            self._report.line(f"data: {self._source.summary}")
+        return True
+
+    def ready(self, cursor: int) -> bool:
+        """Wait until every rank has its share of the step at `cursor`; False if one was told to stop.
+
+        DataError on all ranks after data.wait_s, or when the data cannot be read at all.
+        """
+        self._ask_ahead(cursor)
+        return self._wait([self._asked[False, cursor]], what=f"the step at sample {cursor}", limit_s=self._limit_s)
+
+    def take(self, cursor: int) -> list[Batch]:
+        """This rank's share of the step whose first sample is `cursor`, as passes of micro_sequences each."""
+        self._ask_ahead(cursor)
+        passes = self._result(self._asked.pop((False, cursor)))
+        self._worker.submit(self._opened.forget, self._upcoming(cursor))
+        return [self._place_on_device(rows) for rows in passes]
+
+    def held_out_ready(self, first: int, count: int) -> bool:
+        """The same as `ready`, for held-out samples."""
+        return self._wait([self._ask_held_out(first, count)], what="an evaluation", limit_s=self._limit_s)
+
+    def held_out(self, first: int, count: int) -> Batch:
+        """Held-out samples, for an evaluation. The training cursor stays where it is."""
+        (rows,) = self._result(self._ask_held_out(first, count))
+        del self._asked[True, first]
+        return self._place_on_device(rows)
+
+    def state(self, cursor: int) -> Mapping[str, Any]:
+        """Where the data stands when sample `cursor` comes next, for the manifest. Called on all ranks alike."""
+        source = self._opened
+        upcoming = self._upcoming(cursor)
+        inner = source.join(agree.on_all(lambda: source.state(upcoming))) if source.is_stream else {}
+        return {"fingerprint": source.fingerprint, "source": inner}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from there, on whatever number of ranks. DataError if the data is not what it was."""
+        self._forget_asked()
+        source = self._opened
+        if state.get("source"):
+            # In the reading thread, behind what it still reads; it may have to open the stream anew.
+            job = self._worker.submit(source.restore, state["source"])
+            self._wait([job], what="going on with the stream", limit_s=self._limit_s, heed_stop_after_s=None)
+        if state.get("fingerprint") != source.fingerprint:
+            raise DataError(
+                f"data.source {self._config.data.source}: this is not the data the run began with "
+                f"(then {state.get('fingerprint')}, now {source.fingerprint}); bring it back, or start a new run"
+            )
+
+    def close(self) -> None:
+        """Stop reading; whatever was read ahead is lost, and read again by the next run."""
+        self._forget_asked()
+        self._patience.close()
+        if self._source is not None:
+            self._source.close()
+        self._worker.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def _opened(self) -> Source:
+        assert self._source is not None
+        return self._source
+
+    @property
+    def _limit_s(self) -> float:
+        return self._config.data.wait_s
+
+    def _load(self) -> Source:
+        config = self._config
+        shape = datasets.Shape(sequence_tokens=config.sequence_tokens, batch_sequences=config.batch_sequences)
+        return datasets.load(config.data, shape)
+
+    def _check(self, source: Source) -> None:
+        config, faults = self._config, []
+        if source.vocab > config.model.vocab:
+            message = f"{config.model.vocab} is less than the {source.vocab} tokens of {config.data.source}; use "
+            faults.append(Fault(path="model.vocab", message=f"{message}{source.vocab}"))
+        have = source.held_out_rows
+        if have is not None and have < config.eval_sequences:
+            # Fewer, but still the same number for each rank; none at all is an answer too.
+            fit = have - have % self._place.world_size
+            message = (
+                f"{config.eval_sequences}, but the data holds out {have} rows of {config.sequence_tokens} tokens; use "
+                f"{fit}, or hold out more (data.held_out_path, or `trainmaster data prepare --held-out-share`)"
+            )
+            faults.append(Fault(path="eval_sequences", message=message))
+        if faults:
+            raise SpecError(faults)
+
+    def _ask_ahead(self, cursor: int) -> None:
+        """Have the steps from `cursor` on read, in their order; what was read for another place is dropped."""
+        batch = self._config.batch_sequences
+        ahead = [cursor + step * batch for step in range(self._config.data.prefetch_steps + 1)]
+        wanted = [first for first in ahead if first < self._upto or first == cursor]
+        for key in [key for key in self._asked if not key[0] and key[1] not in wanted]:
+            self._asked.pop(key).cancel()
+        mine = self._place.share(batch)
+        at_once = self._config.micro_sequences or len(mine)
+        for first in wanted:
+            if (False, first) not in self._asked:
+                parts = [range(first + start, first + start + at_once) for start in mine[::at_once]]
+                self._asked[False, first] = self._worker.submit(self._read, parts, held_out=False)
+
+    def _ask_held_out(self, first: int, count: int) -> Future[list[Rows]]:
+        key = (True, first)
+        if key not in self._asked:
+            self._asked[key] = self._worker.submit(self._read, [range(first, first + count)], held_out=True)
+        return self._asked[key]
+
+    def _read(self, parts: Sequence[Sequence[int]], *, held_out: bool) -> list[Rows]:
+        # A disk or a network file system may fail now and then, too.
+        return [self._pinned(self._patience.call(self._reading(part, held_out=held_out))) for part in parts]
+
+    def _reading(self, numbers: Sequence[int], *, held_out: bool) -> Callable[[], Rows]:
+        return lambda: self._opened.rows(numbers, held_out=held_out)
+
+    def _pinned(self, rows: Rows) -> Rows:
+        """In memory that the GPU can fetch from by itself."""
+        if self._device.type != "cuda":
+            return rows
+        documents = None if rows.documents is None else rows.documents.pin_memory()
+        return Rows(tokens=rows.tokens.pin_memory(), targets=rows.targets.pin_memory(), documents=documents)
+
+    def _place_on_device(self, rows: Rows) -> Batch:
+        return Batch(
+            tokens=rows.tokens.to(self._device, non_blocking=True),
+            targets=rows.targets.to(self._device, non_blocking=True),
+            documents=None if rows.documents is None else rows.documents.to(self._device, non_blocking=True),
+        )
+
+    def _upcoming(self, cursor: int) -> range:
+        return range(cursor, cursor + self._config.batch_sequences)
+
+    def _forget_asked(self) -> None:
+        for future in self._asked.values():
+            future.cancel()
+        self._asked.clear()
+
+    def _result(self, future: Future[list[Rows]]) -> list[Rows]:
+        started = time.perf_counter()
+        found = future.result()
+        self.waited_s += time.perf_counter() - started
+        return found
+
+    def _wait(
+        self, jobs: Sequence[Future[Any]], *, what: str, limit_s: float | None, heed_stop_after_s: float | None = 0
+    ) -> bool:
+        """Until the jobs of all ranks are done. The ranks see the same numbers, so they leave together.
+
+        False if told to stop, heard from the beginning, after a while, or (None) not at all.
+        """
+        started, told, pause = time.perf_counter(), 0, _FIRST_LOOK_S
+        stop, ask_stop_at = False, heed_stop_after_s
+        own_s = 0.0
+        while True:
+            mine = not all(job.done() for job in jobs)
+            failed = any(job.done() and not job.cancelled() and job.exception() for job in jobs)
+            waited = time.perf_counter() - started
+            own_s = waited if mine else own_s
+            if ask_stop_at is not None and waited >= ask_stop_at:
+                stop, ask_stop_at = self._stop.asked() is not None, waited + _LONGEST_LOOK_S
+            waiting, failing, stopping, longest = agree.highest([mine, failed, stop, int(waited)])
+            if failing:
+                self._fail(jobs)
+            if stopping or not waiting:
+                if pause > _FIRST_LOOK_S:
+                    self.waited_s += time.perf_counter() - started
+                self.own_waited_s += own_s
+                return not stopping
+            if longest >= (told + 1) * _TELL_EVERY_S:
+                told = longest // _TELL_EVERY_S
+                self._tell(what, longest, mine)
+            if limit_s is not None and longest >= limit_s:
+                raise DataError(f"no data for {what} after {longest} s: {'; '.join(self._who_waits(mine))}")
+            time.sleep(pause)
+            pause = min(_LONGEST_LOOK_S, pause * 1.5)
+
+    def _tell(self, what: str, longest: int, mine: bool) -> None:
+        waiting = self._who_waits(mine)
+        if self._report is not None:
+            self._report.line(f"{what} waits for data since {longest} s: {'; '.join(waiting)}")
+
+    def _who_waits(self, mine: bool) -> list[str]:
+        """Asked on all ranks: each that waits, with its node and what is wrong there."""
+        place = self._place
+
+        def mine_is() -> str | None:
+            trouble = self._patience.trouble or (self._source.trouble if self._source is not None else None)
+            return f"rank {place.rank} (node {place.node_rank}): {trouble or f'reading {self._name}'}" if mine else None
+
+        return [words for words in agree.on_all(mine_is) if words]
+
+    def _fail(self, jobs: Sequence[Future[Any]]) -> None:
+        """The failures of all ranks, raised on all of them: as a wrong config if that is what every one is."""
+        wrong = next((job.exception() for job in jobs if job.done() and job.exception()), None)
+        faults = [
+            (f"rank {rank} (node {node}): {text}", usage)
+            for rank, (node, text, usage) in enumerate(agree.on_all(lambda: _told(wrong, self._place.node_rank)))
+            if text is not None
+        ]
+        kind: type[TrainmasterError] = UsageError if all(usage for _, usage in faults) else DataError
+        if isinstance(wrong, kind) and self._place.world_size == 1:
+            raise wrong  # alone: as it was, a config's faults one by one
+        raise kind("; ".join(text for text, _ in faults)) from wrong
+
+
+class StoppedWaiting(TrainmasterError):
+    """Told to stop before there was anything to save."""
+
+
+def _told(wrong: BaseException | None, node: int) -> tuple[int, str | None, bool]:
+    if wrong is None:
+        return node, None, False
+    return node, str(wrong) if isinstance(wrong, TrainmasterError) else brief(wrong), isinstance(wrong, UsageError)

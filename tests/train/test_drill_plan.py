@@ -1,0 +1,86 @@
+"""What a drill will do, before it does it: what it changes, where it strikes, and that the seed decides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from trainmaster.core.errors import UsageError
+from trainmaster.core.managed_config import ManagedConfig
+from trainmaster.core.train_config import CheckpointConfig, WatchConfig
+from trainmaster.train import points
+from trainmaster.train.drill import plan as plans
+from trainmaster.train.drill.plan import DrillPlan
+
+from .runs import tiny
+
+CONFIG = tiny(steps=5000, epoch_steps=500, batch_sequences=12, eval_sequences=12, checkpoint={"every_steps": 500})
+
+
+def make(kills: int = 4, seed: int = 0, **changes: object) -> DrillPlan:
+    wanted = {"processes": 4, "other": None, **changes}
+    return plans.make(CONFIG, kills=kills, seed=seed, **wanted)  # type: ignore[arg-type]
+
+
+def test_a_long_run_is_cut_short_and_each_cut_is_told() -> None:
+    plan = make()
+    assert (plan.config.steps, plan.config.checkpoint.every_steps, plan.config.epoch_steps) == (40, 5, 10)
+    assert "steps 40 (the config has 5000)" in plan.changes
+    assert plan.config.model == CONFIG.model
+    assert plan.config.data == CONFIG.data
+
+
+def test_nobody_finds_the_drill_among_their_runs() -> None:
+    config = replace(
+        CONFIG,
+        watch=WatchConfig(tensorboard="boards", wandb_project="ours"),
+        checkpoint=CheckpointConfig(managed=ManagedConfig(namespace="x", s3="s3://bucket/x")),
+    )
+    plan = plans.make(config, processes=1, other=0, kills=1, seed=0)
+    assert (plan.config.watch.tensorboard, plan.config.watch.wandb_project) == (None, None)
+    assert plan.config.checkpoint.managed is None
+    assert {"watch.tensorboard left out", "watch.wandb_project left out"} < set(plan.changes)
+
+
+def test_what_the_user_stated_stays() -> None:
+    plan = make(given={"steps", "checkpoint.every_steps"})
+    assert (plan.config.steps, plan.config.checkpoint.every_steps) == (5000, 500)
+    assert not any(change.startswith(("steps", "checkpoint.every_steps")) for change in plan.changes)
+
+
+def test_too_few_steps_are_refused_with_the_number_to_use() -> None:
+    config = tiny(steps=8, checkpoint={"every_steps": 4})
+    with pytest.raises(UsageError, match="use 16"):
+        plans.make(config, processes=1, other=0, kills=2, seed=0, given={"steps", "checkpoint.every_steps"})
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("kills", [1, 2, 4, 9])
+def test_kills_come_in_order_with_room_before_and_after(kills: int, seed: int) -> None:
+    plan = make(kills=kills, seed=seed)
+    strikes = [leg.strike for leg in plan.legs if leg.strike]
+    steps = [strike.step for strike in strikes]
+    assert len(strikes) == kills
+    assert steps == sorted(steps)
+    assert steps[0] > 2 * 5
+    assert steps[-1] <= 40 - 5
+    assert {strike.place for strike in strikes} <= set(points.PLACES)
+    assert strikes[0].place.startswith("save:")
+    assert [leg.ranks for leg in plan.legs] == [4] * kills + [2]
+    assert sum(leg.damage for leg in plan.legs) == 1
+    assert not plan.legs[0].damage
+    assert make(kills=kills, seed=seed) == plan
+
+
+def test_another_seed_strikes_elsewhere() -> None:
+    assert len({make(seed=seed).legs for seed in range(10)}) == 10
+
+
+def test_the_other_number_of_ranks_must_share_the_batch() -> None:
+    assert plans.pick_other(CONFIG, 4, limit=8) == 2
+    assert plans.pick_other(CONFIG, 3, limit=6) == 1
+    assert plans.pick_other(CONFIG, 1, limit=2) == 2
+    assert plans.pick_other(CONFIG, 1, limit=1) is None  # one GPU: no other number there
+    assert make(other=0).legs[-1].ranks == 4
+    assert make(other=3).legs[-1].ranks == 3

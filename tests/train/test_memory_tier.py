@@ -1,0 +1,155 @@
+"""The memory tier: a node is lost, processes and memory, and the run goes on from the copies on another node."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainmaster.core.errors import CheckpointError
+from trainmaster.core.train_config import TrainConfig
+from trainmaster.train.checkpoint import memory
+
+from .runs import Ran, RunHere, Start, StopAfter, tiny
+
+
+def config(steps: int = 10, **checkpoint: Any) -> TrainConfig:
+    """Training waits for its saves to memory: what is killed at step 8 has saved step 6 for certain."""
+    merged = {"every_steps": 4, "mode": "sync", "memory": {"every_steps": 2, "use": "on"}, **checkpoint}
+    return tiny(steps=steps, epoch_steps=100, eval_sequences=0, checkpoint=merged)
+
+
+def tiers(ran: Ran, event: str) -> list[tuple[int, str]]:
+    return [(item["data"]["step"], item["data"]["tier"]) for item in ran.named("CHECKPOINT", event)]
+
+
+def spoil(*folders: Path) -> None:
+    """Whoever reads a checkpoint there now rejects it, and says so."""
+    for folder in folders:
+        for shard in folder.glob("**/*.distcp"):
+            shard.write_bytes(b"lost")
+
+
+def test_a_lost_node_is_made_good_from_its_peer_without_the_disk(
+    start: Start, run_here: RunHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, unbroken = tmp_path / "run", run_here(tmp_path / "unbroken", config(memory={"use": "off"}))
+    plan = config(memory={"every_steps": 2})  # auto: there are two nodes
+    first = start(folder, plan, ranks=2, nodes=2, env={"TRAINMASTER_KILL_AT": "step:start 8"}).finish()
+    assert first.codes == [-9] * 2, first.output
+    assert [one for one in tiers(first, "saved") if one[1] == "memory"] == [(2, "memory"), (4, "memory"), (6, "memory")]
+    # The first node is gone, with the index and the files of its rank; and nobody may look at the disk.
+    shutil.rmtree(folder / "memory-0")
+    shutil.copytree(folder / "memory-1", tmp_path / "second")
+    spoil(folder / "checkpoints")
+    again = start(folder, plan, ranks=2, nodes=2).finish()
+    assert again.codes == [0] * 2, again.output
+    assert tiers(again, "loaded") == [(6, "memory")]
+    assert again.named("CHECKPOINT", "rejected") == []
+    assert again.losses == pytest.approx(unbroken.losses, abs=1e-4)
+    # A run that has come to its end gives the memory back.
+    assert [path.name for node in (0, 1) for path in (folder / f"memory-{node}").iterdir()] == []
+    # The same again, but the lost node does not come back: one rank goes on with what two have saved.
+    shutil.rmtree(folder / "checkpoints")
+    (folder / "events.jsonl").unlink()
+    monkeypatch.setenv(memory.FOLDER_VARIABLE, str(tmp_path / "second"))
+    alone = run_here(folder, plan)
+    assert tiers(alone, "loaded") == [(6, "memory")]
+    assert alone.losses == pytest.approx({step: unbroken.losses[step] for step in range(7, 11)}, abs=1e-4)
+
+
+@pytest.fixture
+def shm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(memory.FOLDER_VARIABLE, str(tmp_path / "shm"))
+    return tmp_path / "shm"
+
+
+def test_memory_of_one_node_outlives_the_process_and_says_no_more(
+    run_here: RunHere, tmp_path: Path, shm: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unbroken = run_here(tmp_path / "unbroken", config(memory={"use": "off"}))
+    plan = config(memory={"every_steps": 2, "use": "on"}, every_steps=100)
+    ran = run_here(tmp_path / "run", plan, stop=StopAfter(5))
+    assert tiers(ran, "saved") == [(2, "memory"), (4, "memory"), (5, "memory"), (5, "disk")]
+    assert "have no second node to be copied to: they outlive processes alone" in capsys.readouterr().out
+    (bound,) = ran.named("CHECKPOINT", "bound")[:1]
+    assert bound["data"]["losses"]["process"]["tier"] == "memory"
+    assert bound["data"]["losses"]["node"]["tier"] != "memory"
+    (run,) = shm.iterdir()
+    assert stat.S_IMODE(run.stat().st_mode) == stat.S_IMODE(shm.stat().st_mode) == 0o700
+    assert sorted(path.name for path in run.iterdir()) == ["node", "step-00000004", "step-00000005"]  # two are kept
+    shutil.rmtree(tmp_path / "run" / "checkpoints")  # the disk is lost, or not mounted yet
+    again = run_here(tmp_path / "run", plan)
+    assert tiers(again, "loaded") == [(5, "memory")]
+    assert again.losses == unbroken.losses  # bit-equal
+
+
+def test_damaged_memory_is_rejected_by_its_name_and_the_disk_taken(
+    run_here: RunHere, tmp_path: Path, shm: Path
+) -> None:
+    run_here(tmp_path, config(), stop=StopAfter(6))
+    spoil(shm)
+    again = run_here(tmp_path, config())
+    rejected = [(item["data"]["tier"], item["data"]["why"]) for item in again.named("CHECKPOINT", "rejected")]
+    assert rejected == [("memory", "1 of 2 files are on no node, as __0_0.distcp")]
+    assert tiers(again, "loaded") == [(6, "disk")]
+
+
+def test_where_every_tier_is_bad_nothing_starts(run_here: RunHere, tmp_path: Path, shm: Path) -> None:
+    run_here(tmp_path, config(), stop=StopAfter(6))
+    spoil(shm, tmp_path / "checkpoints")
+    with pytest.raises(CheckpointError, match=r"none of the \d checkpoints in the memory of 1 node\(s\) .* trusted"):
+        run_here(tmp_path, config())
+
+
+def test_a_disk_that_cannot_be_read_is_no_hindrance_while_memory_has_the_newest(
+    run_here: RunHere, tmp_path: Path, shm: Path
+) -> None:
+    run_here(tmp_path, config(), stop=StopAfter(6))
+    shutil.rmtree(tmp_path / "checkpoints")
+    (tmp_path / "checkpoints").write_text("a file where the folder should be")
+    with pytest.raises(Exception, match="step 10 could not be saved at the end"):
+        run_here(tmp_path, config(retries=0))
+    again = Ran(codes=[], output=[], folder=tmp_path)
+    assert tiers(again, "loaded") == [(6, "memory")]
+    spoil(shm)
+    with pytest.raises(CheckpointError, match="cannot be read, so nobody knows whether it holds checkpoints"):
+        run_here(tmp_path, config())
+
+
+def test_without_room_in_memory_the_disk_is_saved_to_and_memory_forgets(
+    run_here: RunHere, tmp_path: Path, shm: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_here(tmp_path, config(), stop=StopAfter(2))
+    monkeypatch.setattr(memory, "_RESERVE_BYTES", 1 << 60)
+    ran = run_here(tmp_path, config(), stop=StopAfter(5))
+    assert tiers(ran, "saved")[3:] == [(4, "disk"), (7, "disk")]
+    assert tiers(ran, "failed") == [(6, "memory")]
+    said = capsys.readouterr().out
+    assert "GiB are needed in" in said
+    assert "step 4 went to the disk alone, memory could not take it" in said
+    # An old step there would pass for the newest where the disk cannot be asked.
+    assert not list(shm.glob("*/step-*"))
+    more = run_here(tmp_path, config(steps=20))
+    assert "no more saves to memory" in capsys.readouterr().out
+    assert tiers(more, "failed") == [(6, "memory"), (10, "memory")]  # and 8 and 12 went to the disk
+    assert more.named("CHECKPOINT", "bound")[-1]["data"]["every_steps"] == {"disk": 4}
+
+
+def test_a_folder_that_somebody_else_made_is_not_trusted(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "shm").symlink_to(tmp_path / "real")
+    with pytest.raises(CheckpointError, match="is not a folder of this user's own"):
+        memory.open_folder(tmp_path / "shm" / "run")
+
+
+def test_two_runs_never_share_a_folder(tmp_path: Path) -> None:
+    places = {
+        memory.folder_of(tmp_path / name, config=None, environ={memory.FOLDER_VARIABLE: "/x"}) for name in ("a", "b")
+    }
+    assert len(places) == 2
+    assert memory.open_folder(tmp_path / "m" / "one") == memory.open_folder(tmp_path / "m" / "one")
+    assert memory.open_folder(tmp_path / "m" / "one") != memory.open_folder(tmp_path / "m" / "two")

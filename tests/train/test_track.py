@@ -1,0 +1,138 @@
+"""Numbers beside the events: TensorBoard's files, record by record; a tracker that fails never stops a run."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainmaster.core.errors import UsageError
+from trainmaster.core.watch_config import WatchConfig
+from trainmaster.train import track
+from trainmaster.train.place import Place
+from trainmaster.train.report import Report
+
+from .runs import RunHere, tiny
+
+ALONE = Place(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, nodes=1, master=None)
+
+
+def records(path: Path) -> Iterator[bytes]:
+    data = path.read_bytes()
+    while data:
+        (length,) = struct.unpack_from("<Q", data)
+        assert struct.unpack_from("<I", data, 8) == (track.masked_crc(data[:8]),)
+        message = data[12 : 12 + length]
+        assert struct.unpack_from("<I", data, 12 + length) == (track.masked_crc(message),)
+        yield message
+        data = data[16 + length :]
+
+
+def fields(message: bytes) -> list[tuple[int, Any]]:
+    """A message of protocol buffers, by the wire format alone."""
+    found, at = [], 0
+
+    def varint() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = message[at]
+            at += 1
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+
+    while at < len(message):
+        key = varint()
+        size = {1: 8, 5: 4}.get(key & 7)
+        if key & 7 == 0:
+            found.append((key >> 3, varint()))
+            continue
+        size = varint() if size is None else size
+        raw = message[at : at + size]
+        at += size
+        kind = {1: "<d", 5: "<f"}.get(key & 7)
+        found.append((key >> 3, struct.unpack(kind, raw)[0] if kind else raw))
+    return found
+
+
+def test_the_checksum_is_castagnolis() -> None:
+    # RFC 3720, appendix B.4: 32 bytes of zeros give 8A9136AA.
+    crc = 0x8A9136AA
+    assert track.masked_crc(b"\0" * 32) == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def test_a_run_writes_its_scalars_for_tensorboard(run_here: RunHere, tmp_path: Path) -> None:
+    board = tmp_path / "board"
+    ran = run_here(tmp_path, tiny(steps=3, epoch_steps=3, watch={"tensorboard": str(board)}))
+    (file,) = board.iterdir()
+    first, *events = (dict(fields(record)) for record in records(file))
+    assert first[3] == b"brain.Event:2"
+    found: dict[str, dict[int, float]] = {}
+    for event in events:
+        for number, value in fields(event[5]):
+            assert number == 1
+            named = dict(fields(value))
+            found.setdefault(named[1].decode(), {})[event[2]] = named[2]
+    assert found["train/loss"] == pytest.approx(ran.losses)
+    assert set(found["eval/perplexity"]) == {3}
+    assert set(found) >= {"train/lr", "train/grad_norm", "train/tokens_per_s", "train/data_share", "eval/loss"}
+
+
+class Failing:
+    name = "failing"
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        self.calls += 1
+        raise ConnectionError("gone")
+
+    def close(self) -> None:
+        raise AssertionError("it was left out")
+
+
+def test_a_tracker_that_fails_is_left_out_and_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    report, failing = Report(ALONE, None), Failing()
+    report.track([failing])
+    for step in range(3):
+        report.event("STEP", "metrics", step=step, loss=1.0)
+    report.close()
+    assert failing.calls == 1
+    assert capsys.readouterr().out == "[rank 0 node 0] failing is left out from here on: ConnectionError: gone\n"
+
+
+def test_one_that_cannot_be_opened_is_told_and_the_others_open(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said: list[str] = []
+    config = WatchConfig(tensorboard=str(tmp_path / "file"))
+    assert track.open_trackers(config, {}, said.append) == []
+    assert "tensorboard could not be opened and is left out: FileExistsError" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("field", "command"), [("wandb_project", "pip install wandb"), ("mlflow_uri", "pip install mlflow-skinny")]
+)
+def test_a_missing_package_is_refused_with_its_command(
+    field: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(track.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(UsageError, match=f"watch.{field} needs a package that is not installed here: {command}"):
+        track.check_trackers(WatchConfig(**{field: "x"}))
+
+
+def test_mlflow_keeps_a_run_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = (tmp_path / "runs").as_uri()
+    tracker = track.MLflow(uri, {"model": {"layers": 2}})
+    tracker.log(1, {"train/loss": 2.5})
+    tracker.close()
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    (run,) = client.search_runs([client.get_experiment_by_name("trainmaster").experiment_id])
+    assert (run.data.params, run.data.metrics) == ({"model.layers": "2"}, {"train/loss": 2.5})

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from trainmaster.core.errors import UsageError
-from trainmaster.core.plan import ExitRecord
+from trainmaster.core.plan import EVENTS_FILE, ExitRecord
 from trainmaster.core.states import Reason, Report
-from trainmaster.targets import Handle, Placement, Poll, Submission
+from trainmaster.store import Database, leases
+from trainmaster.targets import FileSize, Handle, Placement, Poll, Submission
 
 EVENTS = b'{"phase":"PREFLIGHT","event":"end","data":{"overall":"PASS"}}\n{"phase":"STEP","event":"metrics"}\n'
 
@@ -21,6 +23,19 @@ def ended(report: Report, reason: Reason | None = None) -> Poll:
         attempt="x", ok=reason is None, ended_at="2025-03-01T12:00:00+00:00", reason=reason, message="m"
     )
     return Poll(report=report, exit=record)
+
+
+def at_once(_reason: Reason, _attempt: int) -> float:
+    """The rest between two attempts, for tests."""
+    return 0.0
+
+
+def take_over(db: Database) -> str:
+    """The token of a new reconciler that holds every open job; all others are dead to it."""
+    token = str(uuid.uuid4())
+    with db.write() as conn:
+        leases.take(conn, token, owner="a test", dead=list(leases.others(db, token)))
+    return token
 
 
 RUNNING = Poll(report=Report.RUNNING)
@@ -37,6 +52,7 @@ class Scripted:
         self.started: list[str] = []  # attempts that were really begun; a repeated submit finds them
         self.forgetful = False  # submit begins again what it has begun: a broken target
         self.events = EVENTS
+        self.outputs: dict[str, bytes] = {}  # by name, as `read` takes it
         self.before: dict[str, Callable[[str], Awaitable[None]]] = {}  # what happens first in a call
         self._given: Counter[str] = Counter()
 
@@ -44,6 +60,10 @@ class Scripted:
         if word != "scripted":
             raise UsageError(f"target: {word!r} is not one of scripted")
         return self
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        return {EVENTS_FILE: self.events, **self.outputs}
 
     def made(self, what: str) -> int:
         return sum(call == what for call, _ in self.calls)
@@ -66,11 +86,17 @@ class Scripted:
 
     async def read(self, handle: Handle, stream: str, *, offset: int, limit: int) -> bytes:
         attempt = await self._asked("read", handle)
-        return self.events[offset : offset + limit] if attempt in self.started else b""
+        content = self.events if stream == EVENTS_FILE else self.outputs.get(stream, b"")
+        return content[offset : offset + limit] if attempt in self.started else b""
+
+    async def list_files(self, handle: Handle) -> list[FileSize]:
+        if await self._asked("list", handle) not in self.started:
+            return []
+        return [FileSize(name=name, size_bytes=len(content)) for name, content in sorted(self.files.items())]
 
     async def cancel(self, handle: Handle, *, reason: str) -> None:
         await self._asked("cancel", handle)
-        self.polls = [ended(Report.FAILED, Reason(reason))]
+        self.polls = [ended(Report.FAILED, Reason(reason.partition(":")[0]))]
 
     async def release(self, handle: Handle) -> None:
         self.alive.discard(await self._asked("release", handle))

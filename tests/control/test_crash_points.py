@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
 from trainmaster import control
-from trainmaster.control.steps import TIMEOUTS_S, Plane, step
+from trainmaster.control.plane import Plane
+from trainmaster.control.steps import step
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Report, Status
+from trainmaster.storage import open_store
 from trainmaster.store import Connection, Database, reads
 
-from .scripted import GOOD, RUNNING, Scripted, ended
+from .scripted import GOOD, RUNNING, Scripted, at_once, ended, take_over
 
 T = TypeVar("T")
 SPEC = parse_spec({"name": "a", "target": "scripted", "command": ["true"], "limits": {"attempts": 2}})
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[Database]:
+    """SQLite alone: test_kill_everywhere.py kills real processes at every place on PostgreSQL too."""
+    database = Database.open(tmp_path / "trainmaster.db")
+    yield database
+    database.close()
 
 
 class Killed(BaseException):
@@ -52,9 +62,9 @@ class Mortal(Plane):
         FUSE[0].point()
         return result
 
-    async def apply(self, change: Callable[[Connection], T]) -> T:
+    async def apply(self, job_id: str, change: Callable[[Connection], T], *, what: str) -> T:
         FUSE[0].point()
-        result = await super().apply(change)
+        result = await super().apply(job_id, change, what=what)
         FUSE[0].point()
         return result
 
@@ -64,7 +74,9 @@ FUSE = [Fuse(None)]
 
 def live(db: Database, home: Path, target: Scripted, job_id: str) -> None:
     """One life of the control plane: to the end of the job, or to its own."""
-    plane = Mortal(db=db, home=home, load=target.load, timeouts_s=TIMEOUTS_S)
+    plane = Mortal(
+        db=db, home=home, load=target.load, token=take_over(db), rest_s=at_once, storage=open_store(home / "storage")
+    )
 
     async def main() -> None:
         while (job := reads.find_job(db, job_id)) is not None and job.stage is not None:
@@ -98,11 +110,11 @@ def story(db: Database, home: Path, target: Scripted, *, kill_at: int | None) ->
 @pytest.mark.parametrize(
     "polls",
     [
-        [RUNNING, RUNNING, GOOD],
+        # One that completes is killed for real, in test_kill_everywhere.py.
         [RUNNING, RUNNING, ended(Report.FAILED, Reason.SCRIPT_FAILED)],
         [RUNNING, RUNNING, ended(Report.LOST)],
     ],
-    ids=["completes", "fails", "is lost twice"],
+    ids=["fails", "is lost twice"],
 )
 def test_dying_at_any_point_changes_nothing_a_user_sees(db: Database, tmp_path: Path, polls: list[object]) -> None:
     undisturbed = story(db, tmp_path, Scripted(*polls), kill_at=None)

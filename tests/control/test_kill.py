@@ -1,17 +1,18 @@
 """The control plane is killed again and again under a running job; nothing is lost, doubled or started twice.
 
-Everything here is real: processes, SIGKILL, SQLite, the local target and its agent.
+Everything here is real: processes, SIGKILL, the database, the local target and its agent.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from trainmaster import control
 from trainmaster.core.events import Line, split
@@ -19,6 +20,8 @@ from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Report, Status
 from trainmaster.store import Database, reads
 from trainmaster.store.rows import EventRow, JobRow
+
+from .drill.warm import Warm
 
 SOURCE = Path(__file__).parents[2] / "src"
 BLOCKS, EVENTS_PER_BLOCK = 6, 40
@@ -50,19 +53,24 @@ def submit(db: Database, *, pause_s: float) -> JobRow:
 class Controller:
     """`python -m trainmaster.control` as a process that can be killed."""
 
-    def __init__(self, home: Path) -> None:
-        self.log = (home / "control.log").open("ab")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "trainmaster.control", str(home), "--tick-s", "0.02"],
-            env={**os.environ, "PYTHONPATH": str(SOURCE)},
-            stdout=self.log,
-            stderr=self.log,
-        )
+    def __init__(self, warm: Warm, db: Database, home: Path) -> None:
+        self.warm, self.home = warm, home
+        url = db.engine.url.render_as_string(hide_password=False)
+        env = {"PYTHONPATH": str(SOURCE), "TRAINMASTER_DATABASE": url}
+        self.pid = warm.start([str(home), "--tick-s", "0.02"], env=env, log=home / "control.log")
+
+    def check(self) -> None:
+        assert self.warm.poll(self.pid) is None, (self.home / "control.log").read_text()
 
     def end(self, number: signal.Signals) -> int:
-        self.process.send_signal(number)
-        self.log.close()
-        return self.process.wait()
+        return self.warm.end(self.pid, number)
+
+
+@pytest.fixture
+def warm() -> Iterator[Warm]:
+    process = Warm()
+    yield process
+    process.close()
 
 
 def find(db: Database, job: JobRow) -> JobRow:
@@ -71,10 +79,10 @@ def find(db: Database, job: JobRow) -> JobRow:
     return found
 
 
-def run_to_its_end(db: Database, home: Path, *jobs: JobRow) -> None:
-    controller = Controller(home)
+def run_to_its_end(warm: Warm, db: Database, home: Path, *jobs: JobRow) -> None:
+    controller = Controller(warm, db, home)
     while not all(find(db, job).status.final for job in jobs):
-        assert controller.process.poll() is None, (home / "control.log").read_text()
+        controller.check()
         time.sleep(0.02)
     assert controller.end(signal.SIGTERM) == 0
 
@@ -122,30 +130,30 @@ def open_gates(home: Path, job: JobRow, *blocks: int) -> None:
         (folder / f"go-{block}").touch()
 
 
-def test_killed_at_any_moments_the_job_is_told_as_if_undisturbed(db: Database, tmp_path: Path) -> None:
+def test_killed_at_any_moments_the_job_is_told_as_if_undisturbed(db: Database, tmp_path: Path, warm: Warm) -> None:
     moments = random.Random(1)
     job = submit(db, pause_s=0.02)
     # While it starts and submits: at moments that depend on nothing but the clock.
     for _ in range(3):
-        controller = Controller(tmp_path)
+        controller = Controller(warm, db, tmp_path)
         time.sleep(moments.uniform(0.2, 1.0))
         controller.end(signal.SIGKILL)
     # While events flow: somewhere behind the first new row that this life kept.
     for block in range(BLOCKS):
         before = len(reads.list_events(db, job.id, limit=100_000))
-        controller = Controller(tmp_path)
+        controller = Controller(warm, db, tmp_path)
         open_gates(tmp_path, job, block)
         while len(reads.list_events(db, job.id, limit=100_000)) == before:
-            assert controller.process.poll() is None, (tmp_path / "control.log").read_text()
+            controller.check()
             time.sleep(0.005)
         time.sleep(moments.uniform(0, 0.3))
         controller.end(signal.SIGKILL)
-    run_to_its_end(db, tmp_path, job)
+    run_to_its_end(warm, db, tmp_path, job)
     disturbed = check(db, tmp_path, job)
 
     other = submit(db, pause_s=0.001)
     open_gates(tmp_path, other, *range(BLOCKS))
-    run_to_its_end(db, tmp_path, other)
+    run_to_its_end(warm, db, tmp_path, other)
     undisturbed = check(db, tmp_path, other)
     assert told(disturbed) == told(undisturbed)
     assert sum(row.phase == "STEP" for row in disturbed) == 2 * BLOCKS * EVENTS_PER_BLOCK

@@ -9,16 +9,19 @@ from pathlib import Path
 import pytest
 
 from trainmaster import control
+from trainmaster.control import reconcile
+from trainmaster.control.plane import TIMEOUTS_S, Plane
 from trainmaster.control.reconcile import run
-from trainmaster.control.steps import TIMEOUTS_S, Plane, step
+from trainmaster.control.steps import step
 from trainmaster.core.errors import TargetError, Unreachable, UsageError
 from trainmaster.core.spec import JobSpec, parse_spec
 from trainmaster.core.states import Reason, Report, Stage, Status
-from trainmaster.store import Database, reads
+from trainmaster.storage import open_store
+from trainmaster.store import Database, leases, reads
 from trainmaster.store.rows import JobRow
 from trainmaster.targets import Poll
 
-from .scripted import GOOD, RUNNING, Scripted, ended
+from .scripted import GOOD, RUNNING, Scripted, at_once, ended, take_over
 
 LOST = ended(Report.LOST)
 
@@ -50,7 +53,9 @@ def reconcile_until(
 
     async def main() -> None:
         stop = asyncio.Event()
-        loop = asyncio.create_task(run(db, home, stop=stop, tick_s=0.01, load=target.load, timeouts_s=timeouts_s))
+        loop = asyncio.create_task(
+            run(db, home, stop=stop, tick_s=0.01, load=target.load, timeouts_s=timeouts_s, rest_s=at_once)
+        )
         await until(lambda: done() or loop.done())
         stop.set()
         await loop
@@ -211,6 +216,23 @@ def test_cancel_during_a_call_is_not_lost(db: Database, tmp_path: Path, call: st
     assert (job.status, job.reason, target.alive) == (Status.CANCELLED, Reason.USER_CANCELLED, set())
 
 
+def test_a_cancel_does_not_wait_for_a_start_that_hangs(
+    db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconcile, "_HURRY_S", 0.2)
+    target = Scripted()
+    job = control.submit(db, spec(), load=target.load)
+
+    async def hang(attempt: str) -> None:
+        target.alive.add(attempt)
+        control.cancel(db, job.id)
+        await asyncio.Event().wait()
+
+    target.before["submit"] = hang
+    (job,) = settle(db, tmp_path, target, job)
+    assert (job.status, target.alive, target.made("submit")) == (Status.CANCELLED, set(), 1)
+
+
 def test_a_job_that_succeeds_before_the_cancel_arrives_is_completed(db: Database, tmp_path: Path) -> None:
     target = Scripted(RUNNING, GOOD)
     job = control.submit(db, spec(), load=target.load)
@@ -275,10 +297,14 @@ def test_what_cannot_be_run_is_refused_before_there_is_a_row(db: Database) -> No
 
 def _walk(db: Database, home: Path, target: Scripted, job: JobRow, stage: Stage) -> None:
     """Steps one at a time until the job stands in the stage."""
-    plane = Plane(db=db, home=home, load=target.load, timeouts_s=TIMEOUTS_S)
+    plane = Plane(
+        db=db, home=home, load=target.load, token=take_over(db), rest_s=at_once, storage=open_store(home / "storage")
+    )
 
     async def walk() -> None:
         while find(db, job).stage is not stage:
             await step(plane, find(db, job))
 
     asyncio.run(walk())
+    with db.write() as conn:
+        leases.drop(conn, plane.token)  # or the loop would wait for this lease to run out

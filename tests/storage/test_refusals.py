@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from storage.conftest import READER, READER_SECRET, SECRET
+from s3_server import READER, READER_SECRET, SECRET
 from trainmaster.core.errors import (
     AccessDenied,
     MissingExtra,

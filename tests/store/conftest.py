@@ -9,7 +9,14 @@ from trainmaster.store import Database
 
 
 @pytest.fixture
-def db(tmp_path: Path) -> Iterator[Database]:
+def db(any_db: Database) -> Database:
+    """Every test of the store runs on SQLite and on PostgreSQL."""
+    return any_db
+
+
+@pytest.fixture
+def sqlite_db(tmp_path: Path) -> Iterator[Database]:
+    """For what only SQLite has: its pragmas, its file, its query plans."""
     database = Database.open(tmp_path / "trainmaster.db")
     yield database
     database.close()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, inspect, text
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateTable
 
@@ -21,15 +23,15 @@ from trainmaster.store.migrations import downgrade, upgrade
 from .rows import AT, JOB, a_job_with_everything
 
 
-def test_the_pragmas_hold_on_every_connection(db: Database) -> None:
+def test_the_pragmas_hold_on_every_connection(sqlite_db: Database) -> None:
     wanted = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 30_000}
-    with db.read() as one, db.read() as two:
+    with sqlite_db.read() as one, sqlite_db.read() as two:
         for conn in (one, two):
             assert {name: conn.exec_driver_sql(f"PRAGMA {name}").scalar() for name in wanted} == wanted
 
 
-def test_migrations_give_exactly_the_tables_of_the_code(db: Database, tmp_path: Path) -> None:
-    with db.read() as conn:
+def test_migrations_give_exactly_the_tables_of_the_code(sqlite_db: Database, tmp_path: Path) -> None:
+    with sqlite_db.read() as conn:
         context = MigrationContext.configure(conn, opts={"compare_type": True, "compare_server_default": True})
         assert compare_metadata(context, tables.metadata) == []
         migrated = _schema(conn)
@@ -43,18 +45,24 @@ def test_migrations_give_exactly_the_tables_of_the_code(db: Database, tmp_path: 
 
 def _schema(conn: Connection) -> dict[str, list[str]]:
     rows = conn.execute(text("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL AND name != 'alembic_version'"))
-    return {name: sorted(line.strip(" \t,") for line in sql.splitlines() if line.strip()) for name, sql in rows}
+    return {name: sorted(_parts(sql)) for name, sql in rows}
 
 
-def test_down_and_up_again_on_real_rows(db: Database) -> None:
-    a_job_with_everything(db)
-    downgrade(db, "base")
-    with db.read() as conn:
+def _parts(sql: str) -> list[str]:
+    """Its columns and constraints. A column added later stands at the end of SQLite's text, whatever its place."""
+    begin, _, rest = " ".join(sql.split()).partition("(")
+    return [begin.strip(), *(part.strip() for part in re.split(r",(?![^(]*\))", rest.rpartition(")")[0]))]
+
+
+def test_down_and_up_again_on_real_rows(sqlite_db: Database) -> None:
+    a_job_with_everything(sqlite_db)
+    downgrade(sqlite_db, "base")
+    with sqlite_db.read() as conn:
         left = conn.execute(text("SELECT name FROM sqlite_master WHERE type = 'table'")).scalars().all()
     assert left == ["alembic_version"]
-    upgrade(db)
-    a_job_with_everything(db)
-    assert reads.find_job(db, JOB) is not None
+    upgrade(sqlite_db)
+    a_job_with_everything(sqlite_db)
+    assert reads.find_job(sqlite_db, JOB) is not None
 
 
 def test_the_tables_can_be_made_on_postgresql() -> None:
@@ -69,15 +77,15 @@ def test_the_tables_can_be_made_on_postgresql() -> None:
     assert "id BIGSERIAL NOT NULL" in words["transitions"]
 
 
-def test_opening_again_keeps_what_was_written(db: Database, tmp_path: Path) -> None:
-    a_job_with_everything(db)
+def test_opening_again_keeps_what_was_written(sqlite_db: Database, tmp_path: Path) -> None:
+    a_job_with_everything(sqlite_db)
     again = Database.open(tmp_path / "trainmaster.db")
-    assert reads.list_events(again, JOB) == reads.list_events(db, JOB) != []
+    assert reads.list_events(again, JOB) == reads.list_events(sqlite_db, JOB) != []
     again.close()
 
 
-def test_a_newer_database_is_refused_with_what_to_do(db: Database, tmp_path: Path) -> None:
-    with db.write() as conn:
+def test_a_newer_database_is_refused_with_what_to_do(sqlite_db: Database, tmp_path: Path) -> None:
+    with sqlite_db.write() as conn:
         conn.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     with pytest.raises(StoreError, match=r"'9999' is newer .*pip install -U trainmaster"):
         Database.open(tmp_path / "trainmaster.db")
@@ -89,33 +97,33 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
         Database.open(tmp_path / "x.db")
 
 
-def test_a_read_sees_one_moment(db: Database) -> None:
+def test_a_read_sees_one_moment(sqlite_db: Database) -> None:
     count = text("SELECT count(*) FROM jobs")
-    with db.read() as conn:
+    with sqlite_db.read() as conn:
         assert conn.execute(count).scalar() == 0
-        with db.write() as other:
+        with sqlite_db.write() as other:
             writes.insert_job(other, JOB, JobSpec(name="a", command=("true",)), at=AT)
         assert conn.execute(count).scalar() == 0
-    with db.read() as conn:
+    with sqlite_db.read() as conn:
         assert conn.execute(count).scalar() == 1
 
 
-def test_an_error_takes_the_whole_transaction_back(db: Database) -> None:
-    with pytest.raises(RuntimeError), db.write() as conn:
+def test_an_error_takes_the_whole_transaction_back(sqlite_db: Database) -> None:
+    with pytest.raises(RuntimeError), sqlite_db.write() as conn:
         writes.insert_job(conn, JOB, JobSpec(name="a", command=("true",)), at=AT)
         raise RuntimeError
-    assert reads.count_jobs(db) == 0
+    assert reads.count_jobs(sqlite_db) == 0
 
 
-def test_writers_in_threads_wait_for_each_other(db: Database) -> None:
+def test_writers_in_threads_wait_for_each_other(sqlite_db: Database) -> None:
     """Each reads, then writes what it read plus one: with a late lock some would be refused or lost."""
-    with db.write() as conn:
+    with sqlite_db.write() as conn:
         conn.execute(text("CREATE TABLE counter (n INTEGER)"))
         conn.execute(text("INSERT INTO counter VALUES (0)"))
 
     def count_up() -> None:
         for _ in range(25):
-            with db.write() as conn:
+            with sqlite_db.write() as conn:
                 n = conn.execute(text("SELECT n FROM counter")).scalar_one()
                 conn.execute(text("UPDATE counter SET n = :n"), {"n": n + 1})
 
@@ -124,7 +132,7 @@ def test_writers_in_threads_wait_for_each_other(db: Database) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    with db.read() as conn:
+    with sqlite_db.read() as conn:
         assert conn.execute(text("SELECT n FROM counter")).scalar() == 100
 
 
@@ -139,3 +147,13 @@ def test_a_migration_is_named_for_its_revision() -> None:
     config.set_main_option("path_separator", "os")
     in_order = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()][::-1]
     assert migrations.revisions() == in_order
+
+
+def test_databases_may_be_made_at_the_same_time(tmp_path: Path) -> None:
+    """Each in a thread of its own; what makes and migrates them works on one thing at a time."""
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda number: Database.open(tmp_path / f"{number}.db"), range(4)))
+    for db in made:
+        with db.read() as conn:
+            assert inspect(conn).has_table("outbox")
+        db.close()

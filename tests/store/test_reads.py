@@ -92,10 +92,10 @@ def test_jobs_are_listed_newest_first_filtered_and_counted(db: Database) -> None
     assert reads.list_open(db) == [f"job-{n:05}" for n in range(0, 30, 3)]
 
 
-def test_no_query_of_a_page_scans_or_sorts_a_table(db: Database) -> None:
+def test_no_query_of_a_page_scans_or_sorts_a_table(sqlite_db: Database) -> None:
     """The plan, not the clock, is what holds at any size."""
-    _many_jobs(db, 300)
-    a_job_with_everything(db)
+    _many_jobs(sqlite_db, 300)
+    a_job_with_everything(sqlite_db)
     plans: list[str] = []
 
     def explain(conn: Connection, _cursor: Any, statement: str, parameters: Any, _context: Any, _many: bool) -> None:
@@ -104,18 +104,18 @@ def test_no_query_of_a_page_scans_or_sorts_a_table(db: Database) -> None:
             cursor.execute("EXPLAIN QUERY PLAN " + statement, parameters)
             plans.extend(row[3] for row in cursor.fetchall())
 
-    event.listen(db.engine, "before_cursor_execute", explain)
-    reads.list_jobs(db)
-    reads.list_jobs(db, status=Status.FAILED)
-    reads.list_jobs(db, project="p1")
-    reads.count_jobs(db, status=Status.RUNNING)
-    reads.list_open(db)
-    reads.list_events(db, JOB, after=(1, 0))
-    reads.list_events(db, JOB, phase="STEP", after=(1, 0))
-    reads.find_event(db, f"{JOB}.1", phase="STEP", event="metrics")
-    reads.count_faults(db, JOB)
-    reads.list_transitions(db, JOB)
-    event.remove(db.engine, "before_cursor_execute", explain)
+    event.listen(sqlite_db.engine, "before_cursor_execute", explain)
+    reads.list_jobs(sqlite_db)
+    reads.list_jobs(sqlite_db, status=Status.FAILED)
+    reads.list_jobs(sqlite_db, project="p1")
+    reads.count_jobs(sqlite_db, status=Status.RUNNING)
+    reads.list_open(sqlite_db)
+    reads.list_events(sqlite_db, JOB, after=(1, 0))
+    reads.list_events(sqlite_db, JOB, phase="STEP", after=(1, 0))
+    reads.find_event(sqlite_db, f"{JOB}.1", phase="STEP", event="metrics")
+    reads.count_faults(sqlite_db, JOB)
+    reads.list_transitions(sqlite_db, JOB)
+    event.remove(sqlite_db.engine, "before_cursor_execute", explain)
     # The two that must not walk all events of an attempt to find a few of them.
     assert sum("ix_events_attempt_stream_phase_offset" in plan for plan in plans) == 2
     assert sum("ix_events_faults" in plan for plan in plans) == 1

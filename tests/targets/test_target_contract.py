@@ -77,8 +77,32 @@ def test_streams_read_the_same_in_any_pieces(name: str, place: Any, run: Any, en
     run(go())
 
 
+def test_what_it_leaves_is_listed_and_read(name: str, place: Any, run: Any, end: Any) -> None:
+    target = targets.load(name)
+    script = 'cd "$TRAINMASTER_OUTPUTS"; mkdir a; printf 12345 > a/b; ln -s /etc/passwd link; ln -s /etc far; echo up'
+    submission = target.plan(place(script))
+
+    async def go() -> None:
+        assert await target.list_files(submission.handle) == []
+        handle = await target.submit(submission)
+        await end(target, handle)
+        await target.release(handle)
+        listed = {file.name: file.size_bytes for file in await target.list_files(handle)}
+        assert listed["outputs/a/b"] == 5 and listed[rank_log(0)] == 3
+        assert {EVENTS_FILE, "exit.json"} < listed.keys() and not any(
+            "link" in file or "far" in file for file in listed
+        )
+        assert await target.read(handle, "outputs/a/b", offset=1, limit=3) == b"234"
+        for linked in ("outputs/link", "outputs/far/passwd"):
+            with pytest.raises(TargetError):
+                await target.read(handle, linked, offset=0, limit=10)
+
+    run(go())
+
+
 @pytest.mark.parametrize(
-    "stream", ["", ".", "..", "../1/plan.json", "/etc/passwd", "rank-0.log/../plan.json", "rank-0.log\n", "rank-.log",
+    "stream", ["outputs", "outputs/", "outputs/../plan.json", "outputs//x", "outputs/a\nb",
+               "", ".", "..", "../1/plan.json", "/etc/passwd", "rank-0.log/../plan.json", "rank-0.log\n", "rank-.log",
                "rank-١.log", "agent.lock", "events.jsonl\0", "exit.json.tmp"]
 )  # fmt: skip
 def test_a_stream_is_one_of_the_known_names(name: str, stream: str, place: Any, run: Any) -> None:

@@ -1,38 +1,48 @@
-"""`python -m trainmaster.control HOME`: the reconciler alone, in the foreground, until SIGTERM or SIGINT."""
+"""`python -m trainmaster.control HOME`: reconciler, budgets and news without the web, until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import logging
+import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
-from trainmaster.control.reconcile import run
+from trainmaster.control import budget, outbox
+from trainmaster.control.reconcile import STORAGE_FOLDER, run
+from trainmaster.storage import open_store
 from trainmaster.store import Database
 
 DATABASE_FILE = "trainmaster.db"
+DATABASE_VARIABLE = "TRAINMASTER_DATABASE"  # a URL may hold a password: it is no argument that others can see
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m trainmaster.control", description=__doc__)
     parser.add_argument("home", type=Path, help="the folder with trainmaster.db and the jobs")
     parser.add_argument("--tick-s", type=float, default=0.5, help="seconds between two looks at the jobs")
-    options = parser.parse_args()
+    parser.add_argument("--storage", help="folder or URL for what jobs leave; not stated: HOME/storage")
+    options = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     options.home.mkdir(parents=True, exist_ok=True)
-    db = Database.open(options.home / DATABASE_FILE)
+    db = Database.open(os.environ.get(DATABASE_VARIABLE) or options.home / DATABASE_FILE)
     try:
-        asyncio.run(_until_told(db, options.home, tick_s=options.tick_s))
+        asyncio.run(_until_told(db, options.home, storage=options.storage, tick_s=options.tick_s))
     finally:
         db.close()
 
 
-async def _until_told(db: Database, home: Path, *, tick_s: float) -> None:
+async def _until_told(db: Database, home: Path, *, storage: str | None, tick_s: float) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await run(db, home, stop=stop, tick_s=tick_s)
+    store = open_store(storage or home / STORAGE_FOLDER)
+    async with asyncio.TaskGroup() as tasks:  # if one of them dies, so does this process, and whoever runs it sees that
+        tasks.create_task(run(db, home, stop=stop, tick_s=tick_s, storage=store))
+        tasks.create_task(budget.run(db, stop=stop))
+        tasks.create_task(outbox.run(db, home, stop=stop))
 
 
 if __name__ == "__main__":

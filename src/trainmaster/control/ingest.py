@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import tzinfo
 
+from trainmaster.control import points
 from trainmaster.core.events import Line, split
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.store import Database, reads, writes
@@ -65,8 +66,11 @@ async def ingest(
 
 
 def _keep(db: Database, attempt: str, stream: str, lines: list[Line], *, inside: bool) -> bool:
+    points.before("commit lines", lines[0].offset)
     with db.write() as conn:
-        return writes.append_events(conn, attempt, stream, seen_offset=lines[0].offset, lines=lines, inside=inside)
+        kept = writes.append_events(conn, attempt, stream, seen_offset=lines[0].offset, lines=lines, inside=inside)
+    points.after("commit lines", lines[0].offset)
+    return kept
 
 
 def cut(

@@ -3,29 +3,43 @@
 Level-triggered: at every tick it looks at each job that is not final, as its rows and its target show it, and takes
 the next step. Whether it was told of a change, missed it, or was dead meanwhile makes no difference. Each job has a
 task of its own, so that a target that hangs or raises holds up its own job and no other.
+
+Several may run on one database, on one machine or on many: each drives the jobs it has leased (store/leases.py), and
+takes over those of one that died.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
-import os
+import random
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from trainmaster import targets
-from trainmaster.control.steps import TIMEOUTS_S, Plane, step
+from trainmaster.control import points
+from trainmaster.control.deadlines import Deadlines
+from trainmaster.control.ends import give_up_late
+from trainmaster.control.glance import Glances
+from trainmaster.control.life import Life, find_dead
+from trainmaster.control.plane import TIMEOUTS_S, LeaseLost, Plane, rest_after
+from trainmaster.control.steps import step
 from trainmaster.core.errors import TrainmasterError
-from trainmaster.store import Database, reads, writes
+from trainmaster.storage import Store, open_store
+from trainmaster.store import Database, leases, reads, watch, writes
+from trainmaster.store.rows import JobRow
+from trainmaster.store.watch import WatchRow
 from trainmaster.targets import Target
 
-LOCK_FILE = "reconciler.lock"
+STORAGE_FOLDER = "storage"  # of the home, where a server is given no other storage
 _AT_ONCE = 64  # jobs that are worked on at the same time
+_SLICE = 20  # glances begun at once: a thousand in a row would keep whoever asks the server waiting
 _LONGEST_REST_S = 30.0  # between two tries of a job whose target keeps failing
+_HURRY_S = 5.0  # a start that takes longer may be cut off by a cancel; the steps around it take milliseconds
 _PARTING_S = 2.0  # for steps that are under way when we are told to stop; a submit takes about one
 _MESSAGE_LIMIT = 2_000  # characters of a failure shown to the user; the log has all of it
 
@@ -40,48 +54,65 @@ async def run(
     tick_s: float = 0.5,
     load: Callable[[str], Target] = targets.load,
     timeouts_s: Mapping[str, float] = TIMEOUTS_S,
+    rest_s: Callable[..., float] = rest_after,
+    storage: Store | None = None,
+    deadlines: Deadlines | None = None,
     leads: asyncio.Event | None = None,
 ) -> None:
-    """Reconcile until `stop` is set. Only one does it per home; others stand by and take over when it dies.
+    """Reconcile until `stop` is set. `leads` is set once the first look is done, for those who show it.
 
-    `leads` is set once this one does, for those who show it.
+    What jobs leave is kept in `storage`; in a folder of the home where none is given.
     """
     home = home.absolute()  # noqa: ASYNC240 (rows keep this folder: it must not depend on where we stand)
-    plane = Plane(db=db, home=home, load=load, timeouts_s=timeouts_s)
-    async with _lead(home / LOCK_FILE, stop=stop, tick_s=tick_s) as leading:
-        if leading:
-            if leads is not None:
-                leads.set()
-            await _loop(plane, stop=stop, tick_s=tick_s)
+    life = Life(home)
+    plane = Plane(
+        db=db, home=home, load=load, timeouts_s=timeouts_s, token=life.token, rest_s=rest_s,
+        storage=storage if storage is not None else open_store(home / STORAGE_FOLDER),
+        deadlines=deadlines if deadlines is not None else Deadlines(),
+    )  # fmt: skip
+    log.info("reconciling %s", home)
+    try:
+        await _loop(plane, life, stop=stop, tick_s=tick_s, leads=leads)
+    finally:
+        with contextlib.suppress(Exception):  # a database that is gone: the leases run out by themselves
+            await asyncio.to_thread(_drop, db, life.token)
+        life.end()
 
 
-@dataclass(slots=True)
-class _Rest:
-    """How long to leave a job alone whose last steps raised."""
-
-    failures: int = 0
-    until: float = 0.0  # of time.monotonic
-
-    def lengthen(self, tick_s: float) -> None:
-        self.until = time.monotonic() + min(tick_s * 2**self.failures, _LONGEST_REST_S)
-        self.failures = min(self.failures + 1, 30)
-
-
-async def _loop(plane: Plane, *, stop: asyncio.Event, tick_s: float) -> None:
+async def _loop(plane: Plane, life: Life, *, stop: asyncio.Event, tick_s: float, leads: asyncio.Event | None) -> None:
     working: dict[str, asyncio.Task[None]] = {}
-    resting: dict[str, _Rest] = {}
+    begun: dict[str, float] = {}  # when work on a job really began, behind those before it
     slots = asyncio.Semaphore(_AT_ONCE)
+    glances = Glances(plane, tick_s=tick_s)
+    renewed = -leases.LENGTH_S
+
+    def work(job_id: str) -> Coroutine[Any, Any, None]:
+        return _work(plane, job_id, slots, begun, tick_s)
+
     try:
         while not stop.is_set():
             working = {job_id: task for job_id, task in working.items() if not task.done()}
-            open_jobs = await _list_open(plane.db)
-            resting = {job_id: rest for job_id, rest in resting.items() if job_id in open_jobs}
-            for job_id in open_jobs:
-                rest = resting.setdefault(job_id, _Rest())
-                if job_id not in working and time.monotonic() >= rest.until:
-                    task = asyncio.create_task(_work(plane, job_id, rest, slots, tick_s), name=f"job {job_id}")
-                    working[job_id] = task
-            await _wait(stop, tick_s)
+            due: list[str] = []
+            running: list[WatchRow] = []
+            try:
+                renew = time.monotonic() - renewed > leases.LENGTH_S / 3
+                due, running, renewed_now = await asyncio.to_thread(_look, plane.db, life, renew=renew)
+                renewed = time.monotonic() if renewed_now else renewed
+                if leads is not None:
+                    leads.set()
+            except Exception:  # a full disk or a database that restarts must not end the loop
+                log.exception("the open jobs could not be read; trying again at the next tick")
+            await _interrupt(plane, life, working, begun)
+            for job_id in due:
+                if job_id not in working:
+                    working[job_id] = asyncio.create_task(work(job_id), name=f"job {job_id}")
+            rows = [row for row in glances.choose(running) if row.job_id not in working]
+            slices = [rows[first : first + _SLICE] for first in range(0, len(rows), _SLICE)] or [[]]
+            for some in slices:
+                for row in some:
+                    look = _glance(glances, row, work)
+                    working[row.job_id] = asyncio.create_task(look, name=f"job {row.job_id}")
+                await _wait(stop, tick_s / len(slices))
     finally:
         # A moment to finish what is nearly done; then cut off where they are, to be taken up again from the rows.
         if working:
@@ -89,66 +120,94 @@ async def _loop(plane: Plane, *, stop: asyncio.Event, tick_s: float) -> None:
         for task in working.values():
             task.cancel()
         await asyncio.gather(*working.values(), return_exceptions=True)
+        await glances.close()
 
 
-async def _work(plane: Plane, job_id: str, rest: _Rest, slots: asyncio.Semaphore, tick_s: float) -> None:
+def _look(db: Database, life: Life, *, renew: bool) -> tuple[list[str], list[WatchRow], bool]:
+    """Hold our leases, take those that are free, and say which jobs need a step now, and which only an ear."""
+    dead = find_dead(leases.others(db, life.token))
+    if renew or leases.wanted(db, life.token, dead=dead):
+        points.before("commit lease")
+        with db.write() as conn:
+            leases.take(conn, life.token, owner=life.owner, dead=dead)
+        points.after("commit lease")
+        renew = True
+    running = watch.list_running(db, life.token)
+    listened = {row.job_id for row in running}
+    return [job_id for job_id in leases.list_due(db, life.token) if job_id not in listened], running, renew
+
+
+async def _interrupt(
+    plane: Plane, life: Life, working: Mapping[str, asyncio.Task[None]], begun: Mapping[str, float]
+) -> None:
+    """Cut off the start of a job that somebody cancelled meanwhile: a submit may take minutes, a cancel may not."""
+    hung = {job_id for job_id, since in begun.items() if time.monotonic() - since > _HURRY_S}
+    if not hung:
+        return
+    try:
+        unwanted = await asyncio.to_thread(leases.list_unwanted, plane.db, life.token)
+    except Exception:
+        log.exception("cancelled jobs could not be read; trying again at the next tick")
+        return
+    for job_id in unwanted:
+        if job_id in hung and job_id in working:
+            working[job_id].cancel()
+
+
+def _drop(db: Database, token: str) -> None:
+    with db.write() as conn:
+        leases.drop(conn, token)
+
+
+async def _glance(glances: Glances, row: WatchRow, work: Callable[[str], Awaitable[None]]) -> None:
+    if await glances.look(row):
+        await work(row.job_id)
+
+
+async def _work(plane: Plane, job_id: str, slots: asyncio.Semaphore, begun: dict[str, float], tick_s: float) -> None:
     """Steps of one job until it has nothing more to do now. Never raises."""
     async with slots:
+        job: JobRow | None = None
+        begun[job_id] = time.monotonic()
         try:
             while True:
                 job = await asyncio.to_thread(reads.find_job, plane.db, job_id)
                 if job is None or job.stage is None or not await step(plane, job):
                     break
                 log.info("job %s left %s", job_id, job.stage)
-            rest.failures = 0
+            if job is not None and job.stage is not None and job.tries:
+                message = job.message
+                await plane.apply(
+                    job_id, lambda conn: writes.rest(conn, job_id, until=None, tries=0, message=message), what="rested"
+                )
+        except LeaseLost:
+            log.info("job %s is another reconciler's now", job_id)
         except Exception as wrong:
-            rest.lengthen(tick_s)
             # A target that cannot be asked is daily life; anything else may be our own mistake and shows its trace.
             log.warning("job %s: %s", job_id, wrong, exc_info=not isinstance(wrong, TrainmasterError))
-            await _tell(plane, job_id, wrong)
+            if job is not None:
+                await _rest(plane, job, wrong, tick_s=tick_s)
+        finally:
+            begun.pop(job_id, None)
 
 
-async def _tell(plane: Plane, job_id: str, wrong: Exception) -> None:
+async def _rest(plane: Plane, job: JobRow, wrong: Exception, *, tick_s: float) -> None:
+    """Keep what went wrong where the user sees it, and leave the job alone for a while, unless its time is over."""
     text = str(wrong) if isinstance(wrong, TrainmasterError) else f"{type(wrong).__name__}: {wrong}"
+    text = text[:_MESSAGE_LIMIT].replace("\x00", "\ufffd")
+    seconds = min(tick_s * 2 ** min(job.tries, 30), _LONGEST_REST_S) * random.uniform(0.5, 1)  # noqa: S311 (not a secret)
+    until = plane.now() + timedelta(seconds=seconds)
     try:
-        await plane.apply(
-            lambda conn: writes.set_message(conn, job_id, text[:_MESSAGE_LIMIT].replace("\x00", "\ufffd"))
-        )
+        if not await give_up_late(plane, job, wrong):
+            await plane.apply(
+                job.id,
+                lambda conn: writes.rest(conn, job.id, until=until, tries=job.tries + 1, message=text),
+                what="rest",
+            )
+    except LeaseLost:
+        pass
     except Exception:
-        log.exception("job %s: its message could not be kept", job_id)
-
-
-async def _list_open(db: Database) -> dict[str, None]:
-    try:
-        return dict.fromkeys(await asyncio.to_thread(reads.list_open, db))
-    except Exception:  # a full disk or a database that restarts must not end the loop
-        log.exception("the open jobs could not be read; trying again at the next tick")
-        return {}
-
-
-@contextlib.asynccontextmanager
-async def _lead(path: Path, *, stop: asyncio.Event, tick_s: float) -> AsyncIterator[bool]:
-    """Wait to be the only one. The kernel drops the lock with its holder, so that a killed one blocks nobody."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Close-on-exec, which is Python's default: an agent that inherited it would hold the lock for as long as it runs.
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        standing_by = False
-        while not stop.is_set():
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if not standing_by:
-                    log.info("another reconciler holds %s; standing by", path)
-                standing_by = True
-                await _wait(stop, tick_s)
-                continue
-            log.info("reconciling %s", path.parent)
-            yield True
-            return
-        yield False
-    finally:
-        os.close(fd)
+        log.exception("job %s: its message could not be kept", job.id)
 
 
 async def _wait(stop: asyncio.Event, seconds: float) -> None:

@@ -6,65 +6,37 @@ point and taken again: the rows say what was meant before the target is told, an
 
     queued      plan; commit the attempt with the handle it will have        (the intent)
     placing     nothing was started yet, for certain
-    staging     submit, or find it submitted
+    staging     keep the project file; submit, or find it submitted
     checking    watch: take events in; preflight goes on
     running     watch: take events in; the workload goes on
-    collecting  the attempt is over: take in what it wrote
-    releasing   give back what it held, take in the last half line; then end the job, or queue it for another attempt
+    collecting  the attempt is over: take in what it wrote, keep what it left in storage
+    releasing   give back what it held, take in and keep the rest; then end the job, or queue it for another attempt
+
+Deadlines are in deadlines.py. News is put in with the change that makes it true.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from zoneinfo import ZoneInfo
 
+from trainmaster.control import budget
+from trainmaster.control.collect import keep_files, keep_project
+from trainmaster.control.deadlines import Wish, find_wish, is_stalled, quiet_s
+from trainmaster.control.ends import end, finish, give_up, judge, last_attempt, move, over
 from trainmaster.control.ingest import ingest
-from trainmaster.core.errors import TargetError, Unreachable, UsageError
+from trainmaster.control.plane import Plane
+from trainmaster.control.tell import tell
+from trainmaster.core.errors import TargetError, TrainmasterError, Unreachable, UsageError
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.results import Overall
 from trainmaster.core.states import Reason, Report, Stage, Status
-from trainmaster.store import Connection, Database, reads, writes
+from trainmaster.store import Connection, Database, money, reads, stops, writes
 from trainmaster.store.rows import AttemptRow, JobRow
-from trainmaster.targets import Handle, Placement, Poll, Submission, Target
-
-T = TypeVar("T")
-
-# Longest wait for one call of a target, in seconds; then we could not ask, and ask again later.
-TIMEOUTS_S = {"submit": 300.0, "poll": 30.0, "read": 60.0, "cancel": 30.0, "release": 120.0}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plane:
-    """What every step needs: the rows, the folder, the targets, and how long to wait for them."""
-
-    db: Database
-    home: Path
-    load: Callable[[str], Target]
-    timeouts_s: Mapping[str, float]
-
-    async def call(self, name: str, answer: Awaitable[T]) -> T:
-        limit = self.timeouts_s[name]
-        try:
-            async with asyncio.timeout(limit):
-                return await answer
-        except TimeoutError as wrong:
-            raise Unreachable(f"the target did not answer `{name}` within {limit:g} s") from wrong
-
-    async def apply(self, change: Callable[[Connection], T]) -> T:
-        def commit() -> T:
-            with self.db.write() as conn:
-                return change(conn)
-
-        return await asyncio.to_thread(commit)
-
-    def plan(self, job: JobRow, number: int) -> Submission:
-        folder = self.home / "jobs" / job.id
-        return self.load(job.target).plan(Placement(attempt=f"{job.id}.{number}", spec=job.spec, job_folder=folder))
+from trainmaster.targets import Handle, Poll, Target
 
 
 async def step(plane: Plane, job: JobRow) -> bool:
@@ -72,103 +44,114 @@ async def step(plane: Plane, job: JobRow) -> bool:
     assert job.stage is not None, "a final job has no next step"
     if job.stage is Stage.QUEUED:
         return await _queue(plane, job)
-    attempt = (await asyncio.to_thread(reads.list_attempts, plane.db, job.id))[-1]
+    attempt = await last_attempt(plane, job)
     assert attempt.handle is not None, "the handle is committed with the attempt"
     return await _STEPS[job.stage](plane, job, attempt, attempt.handle)
 
 
 async def _queue(plane: Plane, job: JobRow) -> bool:
     if job.cancel_requested:
-        return await plane.apply(lambda conn: _end(conn, job, Status.CANCELLED, Reason.USER_CANCELLED, ""))
+        return await end(plane, job, Status.CANCELLED, Reason.USER_CANCELLED, "")
     number = job.attempts + 1
     try:
         planned = plane.plan(job, number)
     except (TargetError, UsageError) as refused:
         # Planning asks nobody: what it refuses now it will refuse for ever.
-        message = str(refused)
-        return await plane.apply(lambda conn: _end(conn, job, Status.FAILED, Reason.TARGET_ERROR, message))
+        return await end(plane, job, Status.FAILED, Reason.TARGET_ERROR, str(refused))
+    price = budget.price_of(job.spec, planned.handle)
+    if spent := await asyncio.to_thread(budget.refuse_start, plane.db, job, price=price, now=plane.now()):
+        return await end(plane, job, Status.FAILED, Reason.OVER_BUDGET, spent)
 
     def change(conn: Connection) -> bool:
-        at = datetime.now(UTC)
-        if not writes.advance(conn, job.id, seen=Stage.QUEUED, to=Stage.PLACING, at=at):
+        if not move(conn, plane, job, Stage.PLACING):
             return False
-        writes.insert_attempt(conn, job.id, number, handle=planned.handle, at=at)
+        attempt = writes.insert_attempt(conn, job.id, number, handle=planned.handle, at=plane.now())
+        money.set_price(conn, attempt, price)
         return True
 
-    return await plane.apply(change)
+    return await plane.apply(job.id, change, what="intent")
 
 
 async def _place(plane: Plane, job: JobRow, attempt: AttemptRow, _handle: Handle) -> bool:
-    if job.cancel_requested:
-        return await _give_up(plane, job, attempt, Reason.USER_CANCELLED, "cancelled before it was started")
+    if wish := find_wish(job, attempt):
+        return await give_up(plane, job, attempt, wish.reason, f"{wish.text}; it was not started")
     # Committed before submit is called: from here on something may exist.
-    return await plane.apply(lambda conn: _move(conn, job, Stage.STAGING))
+    return await plane.apply(job.id, lambda conn: move(conn, plane, job, Stage.STAGING), what="placed")
 
 
 async def _stage(plane: Plane, job: JobRow, attempt: AttemptRow, _handle: Handle) -> bool:
-    if job.cancel_requested:
+    if wish := find_wish(job, attempt):
         # Submit may or may not have happened; release gives back whatever there is of this attempt.
-        return await _give_up(plane, job, attempt, Reason.USER_CANCELLED, "cancelled while it was being started")
+        return await give_up(plane, job, attempt, wish.reason, f"{wish.text}; it was being started")
+    await keep_project(plane, job)
     try:
         handle = await plane.call("submit", plane.load(job.target).submit(plane.plan(job, attempt.number)))
     except Unreachable:
         raise
     except (TargetError, UsageError) as refused:
-        return await _give_up(plane, job, attempt, Reason.TARGET_ERROR, str(refused))
+        return await give_up(plane, job, attempt, Reason.TARGET_ERROR, str(refused))
 
     def change(conn: Connection) -> bool:
         writes.set_handle(conn, attempt.id, handle)
-        return _move(conn, job, Stage.CHECKING)
+        money.set_price(conn, attempt.id, budget.price_of(job.spec, handle))
+        return move(conn, plane, job, Stage.CHECKING)
 
-    return await plane.apply(change)
+    return await plane.apply(job.id, change, what="submitted")
 
 
 async def _watch(plane: Plane, job: JobRow, attempt: AttemptRow, handle: Handle) -> bool:
     target = plane.load(job.target)
-    poll = await plane.call("poll", target.poll(handle))
+    poll = await _poll(plane, target, handle)
     if poll.report.over:
-        reason, message = _judge(poll)
-        return await plane.apply(lambda conn: _over(conn, job, attempt, poll=poll, reason=reason, message=message))
-    if job.cancel_requested:
-        await plane.call("cancel", target.cancel(handle, reason=Reason.USER_CANCELLED.value))
+        if job.stage is Stage.CHECKING and await _ran_unseen(plane, job, attempt, handle):
+            return await plane.apply(job.id, lambda conn: _begin(conn, plane, job, attempt), what="running")
+        reason, message = judge(poll)
+        return await over(plane, job, attempt, poll=poll, reason=reason, message=message)
+    wish = find_wish(job, attempt)
+    if wish and plane.deadlines.must_force(job, wish, plane.now()):
+        message = f"{wish.text}; it did not stop within {plane.deadlines.grace_s(job):g} s and is ended by force"
+        return await over(plane, job, attempt, poll=None, reason=wish.reason, message=message, to=Stage.COLLECTING)
+    if wish:
+        await plane.call("cancel", target.cancel(handle, reason=f"{wish.reason.value}: {wish.text}"))
     if poll.report is Report.UNKNOWN:
         raise Unreachable(poll.note or "the target cannot be asked now")
     await _take_in(plane, job, attempt, handle)
-    go = job.stage is Stage.CHECKING and await asyncio.to_thread(_checked, plane.db, job, attempt)
-    note = "cancel requested" if job.cancel_requested else poll.note
+    waits = poll.report is Report.WAITING
+    go = job.stage is Stage.CHECKING and not waits and await asyncio.to_thread(_checked, plane.db, job, attempt)
+    if not go and not wish and await _object(plane, job, attempt):
+        return True
+    note = wish.text if wish else _silence(job) or poll.note
 
     def change(conn: Connection) -> bool:
-        writes.record_poll(conn, attempt.id, poll.report, at=datetime.now(UTC))
+        writes.record_poll(conn, attempt.id, poll.report, at=plane.now())
         writes.set_message(conn, job.id, note)
-        return go and _move(conn, job, Stage.RUNNING)
+        return go and _begin(conn, plane, job, attempt)
 
     if not go and poll.report is attempt.report and note == job.message:
         return False  # nothing is new: most ticks of most jobs cost no write
-    return await plane.apply(change)
+    return await plane.apply(job.id, change, what="running" if go else "seen")
 
 
 async def _collect(plane: Plane, job: JobRow, attempt: AttemptRow, handle: Handle) -> bool:
     if not await _take_in(plane, job, attempt, handle):
         return False
+    await keep_files(plane, job, attempt, handle)
     reason, message = attempt.reason, attempt.message
-    return await plane.apply(lambda conn: _move(conn, job, Stage.RELEASING, reason=reason, message=message))
+    return await plane.apply(
+        job.id, lambda conn: move(conn, plane, job, Stage.RELEASING, reason=reason, message=message), what="collected"
+    )
 
 
 async def _release(plane: Plane, job: JobRow, attempt: AttemptRow, handle: Handle) -> bool:
-    await plane.call("release", plane.load(job.target).release(handle))
+    if attempt.released_at is None:
+        await plane.call("release", plane.load(job.target).release(handle))
+        await plane.apply(job.id, lambda conn: stops.mark_released(conn, attempt.id, at=plane.now()), what="released")
+        attempt = await last_attempt(plane, job)
     # Only now can nobody write any more: what a lost attempt's last processes wrote, and half a line, are taken here.
     if not await _take_in(plane, job, attempt, handle, last=True):
         return False
-    reason, message = attempt.reason, attempt.message
-    if attempt.report is Report.SUCCEEDED:
-        return await plane.apply(lambda conn: _end(conn, job, Status.COMPLETED, None, ""))
-    if job.cancel_requested or reason is Reason.USER_CANCELLED:
-        return await plane.apply(lambda conn: _end(conn, job, Status.CANCELLED, Reason.USER_CANCELLED, message))
-    assert reason is not None, "an attempt that did not succeed has a reason"
-    if reason.rule.retry and job.attempts < job.spec.limits.attempts:
-        again = f"attempt {attempt.number} ended: {message}"
-        return await plane.apply(lambda conn: _move(conn, job, Stage.QUEUED, reason=reason, message=again))
-    return await plane.apply(lambda conn: _end(conn, job, Status.FAILED, reason, message))
+    await keep_files(plane, job, attempt, handle)
+    return await finish(plane, job, attempt, attempt.message)
 
 
 _STEPS: Mapping[Stage, Callable[[Plane, JobRow, AttemptRow, Handle], Awaitable[bool]]] = {
@@ -181,6 +164,13 @@ _STEPS: Mapping[Stage, Callable[[Plane, JobRow, AttemptRow, Handle], Awaitable[b
 }
 
 
+async def _poll(plane: Plane, target: Target, handle: Handle) -> Poll:
+    try:
+        return await plane.call("poll", target.poll(handle))
+    except Unreachable as wrong:
+        return Poll(report=Report.UNKNOWN, note=str(wrong))
+
+
 async def _take_in(plane: Plane, job: JobRow, attempt: AttemptRow, handle: Handle, *, last: bool = False) -> bool:
     target = plane.load(job.target)
 
@@ -190,8 +180,50 @@ async def _take_in(plane: Plane, job: JobRow, attempt: AttemptRow, handle: Handl
     return await ingest(plane.db, attempt.id, read, zone=ZoneInfo(job.spec.zone), last=last)
 
 
-async def _give_up(plane: Plane, job: JobRow, attempt: AttemptRow, reason: Reason, message: str) -> bool:
-    return await plane.apply(lambda conn: _over(conn, job, attempt, poll=None, reason=reason, message=message))
+async def _object(plane: Plane, job: JobRow, attempt: AttemptRow) -> bool:
+    """Note that an attempt takes too long, or that nothing is heard of it. True if that was news."""
+    now = plane.now()
+    if late := plane.deadlines.overdue(job, attempt, now):
+        return await plane.apply(job.id, lambda conn: _want_stop(conn, attempt, late), what="overdue")
+    if job.stalled_at is not None or not is_stalled(job, now):
+        return False
+    fresh = await asyncio.to_thread(reads.find_job, plane.db, job.id)  # it may just have been heard of
+    if fresh is None or not is_stalled(fresh, now):
+        return False
+    text = f"nothing was heard of it for {quiet_s(fresh, now) / 60:.0f} minutes"
+
+    def change(conn: Connection) -> bool:
+        if not stops.mark_stalled(conn, job.id, at=now):
+            return False
+        about = f"{attempt.number} {now.isoformat(timespec='seconds')}"
+        tell(conn, job, "job.stalled", about=about, reason=Reason.STALLED, message=text, at=now)
+        if job.spec.limits.on_stall == "stop":
+            _want_stop(conn, attempt, Wish(reason=Reason.STALLED, since=now, text=text))
+        return True
+
+    return await plane.apply(job.id, change, what="stalled")
+
+
+def _want_stop(conn: Connection, attempt: AttemptRow, wish: Wish) -> bool:
+    return stops.request_stop(conn, attempt.id, reason=wish.reason, message=wish.text, at=wish.since)
+
+
+def _silence(job: JobRow) -> str:
+    return f"nothing was heard of it since {job.heard_at:%Y-%m-%d %H:%M} UTC" if job.stalled_at and job.heard_at else ""
+
+
+async def _ran_unseen(plane: Plane, job: JobRow, attempt: AttemptRow, handle: Handle) -> bool:
+    """Whether an attempt that is over came past its checks while nobody looked. The history then says so too: it is
+    the same whether we were there or not."""
+    with contextlib.suppress(TrainmasterError):  # what cannot be read now is collected later
+        await _take_in(plane, job, attempt, handle)
+        return await asyncio.to_thread(_checked, plane.db, job, attempt)
+    return False
+
+
+def _begin(conn: Connection, plane: Plane, job: JobRow, attempt: AttemptRow) -> bool:
+    stops.mark_started(conn, attempt.id, at=plane.now())
+    return move(conn, plane, job, Stage.RUNNING)
 
 
 def _checked(db: Database, job: JobRow, attempt: AttemptRow) -> bool:
@@ -203,44 +235,3 @@ def _checked(db: Database, job: JobRow, attempt: AttemptRow) -> bool:
     if job.spec.preflight.allow_incomplete:
         go.add(Overall.INCOMPLETE)
     return row is not None and row.data.get("overall") in go
-
-
-def _judge(poll: Poll) -> tuple[Reason | None, str]:
-    """Why an attempt is over, from the best evidence there is."""
-    if poll.report is Report.SUCCEEDED:
-        return None, ""
-    if poll.exit is not None:
-        return poll.exit.reason or Reason.SCRIPT_FAILED, poll.exit.message or poll.note
-    if poll.report is Report.LOST:
-        return Reason.NODE_LOST, poll.note or "the attempt is gone and left no exit record"
-    return Reason.TARGET_ERROR, poll.note or "the target says that it failed, and there is no exit record"
-
-
-def _over(
-    conn: Connection, job: JobRow, attempt: AttemptRow, *, poll: Poll | None, reason: Reason | None, message: str
-) -> bool:
-    """Note how an attempt ended. Without a poll it never came to run, and there is nothing to collect."""
-    to = Stage.COLLECTING if poll is not None else Stage.RELEASING
-    if not _move(conn, job, to, reason=reason, message=message):
-        return False
-    writes.end_attempt(
-        conn,
-        attempt.id,
-        report=poll.report if poll is not None else None,
-        reason=reason,
-        message=message,
-        exit_record=poll.exit if poll is not None else None,
-        at=datetime.now(UTC),
-    )
-    return True
-
-
-def _move(conn: Connection, job: JobRow, to: Stage, *, reason: Reason | None = None, message: str = "") -> bool:
-    assert job.stage is not None
-    return writes.advance(conn, job.id, seen=job.stage, to=to, at=datetime.now(UTC), reason=reason, message=message)
-
-
-def _end(conn: Connection, job: JobRow, status: Status, reason: Reason | None, message: str) -> bool:
-    assert job.stage is not None
-    at = datetime.now(UTC)
-    return writes.finish(conn, job.id, seen=job.stage, status=status, reason=reason, message=message, at=at)

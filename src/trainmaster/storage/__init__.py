@@ -2,8 +2,12 @@
 
     store = open_store("/data/bundles")            needs nothing
     store = open_store("s3://bucket/prefix")       also gs:// and az://; pip install 'trainmaster[storage]'
-    store.put("a/b.json", b"{}")                   bytes, or the path of a file, which is never read whole
+    store.put("a/b.json", b"{}")                   bytes, pieces of bytes, or a file's path: never read whole
+    store.read("a/b.json", start=0, size=100)      a part of it
     store.get("a/b.json"); store.list("a/"); store.exists("a/b.json"); store.delete("a/b.json")
+    store.sign("a/b.json", expires_s=600)          a URL for somebody without credentials; a folder has none
+
+Whole files with checksums, and downloads that go on where they were cut off, are in transfer.py.
 
 Credentials and the endpoint come from the environment, as the vendors' own tools read them (AWS_ACCESS_KEY_ID,
 AWS_ENDPOINT_URL for MinIO and its like, AWS_REGION; the role of the machine where there is one), never from a URL.
@@ -12,9 +16,10 @@ AWS_ENDPOINT_URL for MinIO and its like, AWS_REGION; the role of the machine whe
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from trainmaster.core.errors import UsageError
 
@@ -25,10 +30,14 @@ SCHEMES = ("s3", "gs", "az")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """One object: its path under the store's own prefix, and its size."""
+    """One object: its path under the store's own prefix, its size, and which version of it this is."""
 
     path: str
     size_bytes: int
+    version: str = field(default="", compare=False)  # another one when the object was put again; "": not known
+
+
+SIGNED_LIMIT_S = 7 * 86400  # S3's own limit: a signature of a week, not more
 
 
 class Store(Protocol):
@@ -36,11 +45,14 @@ class Store(Protocol):
 
     url: str
 
-    def put(self, path: str, data: bytes | Path) -> None:
-        """Write an object, whole or not at all; one that is there is replaced."""
+    def put(self, path: str, data: bytes | Path | Iterator[bytes]) -> None:
+        """Write an object, whole or not at all; one that is there is replaced. Pieces may raise, and nothing is put."""
 
     def get(self, path: str) -> bytes:
         """The object's bytes; ObjectMissing where there is none."""
+
+    def read(self, path: str, *, start: int, size: int) -> bytes:
+        """Exactly these bytes of the object; StorageError where it does not have so many."""
 
     def list(self, prefix: str = "") -> list[Stored]:
         """Every object whose path begins with the folders of `prefix`, sorted by path."""
@@ -50,6 +62,15 @@ class Store(Protocol):
 
     def exists(self, path: str) -> bool:
         """Whether the object is there. Not being allowed to know is an error, never False."""
+
+    def stat(self, path: str) -> Stored:
+        """The object's size and version; ObjectMissing where there is none."""
+
+    def sign(self, path: str, *, method: Literal["GET", "PUT"] = "GET", expires_s: int = 3600) -> str:
+        """A URL with which anyone may do this to the object until it expires; NoSignedUrls where there are none.
+
+        Touches no network: the object need not be there. The URL is a secret for as long as it is good.
+        """
 
 
 def open_store(place: str | Path) -> Store:
@@ -84,6 +105,13 @@ def upload_bundle(folder: Path, place: str | Path) -> list[str]:
         store.put(name, path)
         written.append(f"{store.url}/{name}")
     return written
+
+
+def check_expiry(expires_s: int) -> int:
+    """The same number of seconds, if a signature may be good for so long; UsageError otherwise."""
+    if not 1 <= expires_s <= SIGNED_LIMIT_S:
+        raise UsageError(f"a signed URL may be good for 1 to {SIGNED_LIMIT_S} seconds, not {expires_s}")
+    return expires_s
 
 
 def check_path(path: str) -> str:

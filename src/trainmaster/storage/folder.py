@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
-from trainmaster.core.errors import AccessDenied, ObjectMissing, StorageError
-from trainmaster.storage import Stored, check_path
+from trainmaster.core.errors import AccessDenied, NoSignedUrls, ObjectMissing, StorageError
+from trainmaster.storage import Stored, check_expiry, check_path
 
 _PART = ".part-"  # a file that is being written; never listed
 
@@ -20,7 +22,7 @@ class FolderStore:
         self._root = folder.expanduser().absolute()
         self.url = str(self._root)
 
-    def put(self, path: str, data: bytes | Path) -> None:
+    def put(self, path: str, data: bytes | Path | Iterator[bytes]) -> None:
         place = self._place(path)
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -31,12 +33,15 @@ class FolderStore:
                     if isinstance(data, Path):
                         with data.open("rb") as source:
                             shutil.copyfileobj(source, out, 1 << 20)
-                    else:
+                    elif isinstance(data, bytes):
                         out.write(data)
+                    else:
+                        out.writelines(data)
                     out.flush()
                     os.fsync(out.fileno())
                 part.chmod(0o644)
                 part.replace(place)
+                _sync(place.parent)  # or a power cut could take the name back
             except BaseException:
                 part.unlink(missing_ok=True)
                 raise
@@ -51,6 +56,20 @@ class FolderStore:
             raise ObjectMissing(f"there is no {path} in {self._root}") from None
         except OSError as wrong:
             raise _error(f"{place} cannot be read", wrong) from None
+
+    def read(self, path: str, *, start: int, size: int) -> bytes:
+        place = self._place(path)
+        try:
+            with place.open("rb") as file:
+                file.seek(start)
+                data = file.read(size)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            raise ObjectMissing(f"there is no {path} in {self._root}") from None
+        except OSError as wrong:
+            raise _error(f"{place} cannot be read", wrong) from None
+        if len(data) != size:
+            raise StorageError(f"{place} ends before byte {start + size}")
+        return data
 
     def list(self, prefix: str = "") -> list[Stored]:
         start = self._place(prefix.rstrip("/")) if prefix.rstrip("/") else self._root
@@ -83,12 +102,38 @@ class FolderStore:
         except OSError as wrong:
             raise _error(f"nobody can tell whether {place} is there", wrong) from None
 
+    def stat(self, path: str) -> Stored:
+        place = self._place(path)
+        try:
+            facts = place.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            raise ObjectMissing(f"there is no {path} in {self._root}") from None
+        except OSError as wrong:
+            raise _error(f"{place} cannot be looked at", wrong) from None
+        if not place.is_file():
+            raise ObjectMissing(f"there is no {path} in {self._root}")
+        # Every put makes a new file: the number of a removed one may come again, its time of writing does not.
+        version = f"{facts.st_ino}-{facts.st_mtime_ns}-{facts.st_size}"
+        return Stored(path=path, size_bytes=facts.st_size, version=version)
+
+    def sign(self, path: str, *, method: Literal["GET", "PUT"] = "GET", expires_s: int = 3600) -> str:
+        check_expiry(expires_s)
+        raise NoSignedUrls(f"{method} {self._place(path)}: a folder has no URLs; use s3://, or read through the server")
+
     def _place(self, path: str) -> Path:
         place = self._root / check_path(path)
         # A link inside the folder may lead out of it, and a store never touches what is outside.
         if not place.resolve().is_relative_to(self._root.resolve()):
             raise StorageError(f"{place} leads out of {self._root}")
         return place
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _error(what: str, wrong: OSError) -> StorageError:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from trainmaster.core.errors import AccessDenied, MissingExtra, ObjectMissing, StorageError, StorageUnreachable
-from trainmaster.storage import Stored, check_path
+from trainmaster.storage import Stored, check_expiry, check_path
 
 T = TypeVar("T")
 # obstore's own default waits minutes for a server that is not there; a person is waiting for ours.
@@ -20,6 +20,8 @@ _CONNECT_TIMEOUT = "5s"
 _NO_ANSWER = re.compile(r"error sending request|connect|dns|timed? ?out|timeout", re.IGNORECASE)
 _NO_CREDENTIALS = re.compile(r"169\.254\.|metadata\.google|credential|token|account.*key", re.IGNORECASE)
 _REFUSED = re.compile(r"InvalidAccessKeyId|SignatureDoesNotMatch|AccessDenied|\b40[13] ")
+# S3 takes an object in at most 10,000 parts of at least 5 MiB; what is on its way at a time is held in memory.
+_PART, _PARTS, _AT_ONCE = 8 << 20, 10_000, 4
 
 
 class ObjectStore:
@@ -44,15 +46,27 @@ class ObjectStore:
             lambda: store.from_url(url, config=config or None, client_options=client, retry_config=_RETRY)  # type: ignore[call-overload]
         )
 
-    def put(self, path: str, data: bytes | Path) -> None:
+    def put(self, path: str, data: bytes | Path | Iterator[bytes]) -> None:
         check_path(path)
         if isinstance(data, Path) and not data.is_file():
             raise StorageError(f"{data} is no file that could be put into {self.url}")
-        self._ask(lambda: self._store.put(path, data), path)
+        # What is larger than one part goes up in parts, and becomes an object when the last of them is there. Pieces
+        # do not say how many they are: more than 80 GiB are put as a file.
+        part = part_bytes(data.stat().st_size) if isinstance(data, Path) else _PART
+        self._ask(lambda: self._store.put(path, data, chunk_size=part, max_concurrency=_AT_ONCE), path)
 
     def get(self, path: str) -> bytes:
         check_path(path)
         return bytes(self._ask(lambda: self._store.get(path).bytes(), path))
+
+    def read(self, path: str, *, start: int, size: int) -> bytes:
+        check_path(path)
+        if size == 0:
+            return b""  # HTTP has no word for an empty range
+        data = bytes(self._ask(lambda: self._store.get_range(path, start=start, length=size), path))
+        if len(data) != size:
+            raise StorageError(f"{self.url}/{path} ends before byte {start + size}")
+        return data
 
     def list(self, prefix: str = "") -> list[Stored]:
         under = check_path(prefix.rstrip("/")) if prefix.rstrip("/") else None
@@ -74,6 +88,19 @@ class ObjectStore:
             return False
         return True
 
+    def stat(self, path: str) -> Stored:
+        check_path(path)
+        facts = self._ask(lambda: self._store.head(path), path)
+        # Where a server has no tag, the time: to the second on S3, which is better than nothing.
+        return Stored(path=path, size_bytes=facts["size"], version=facts["e_tag"] or str(facts["last_modified"]))
+
+    def sign(self, path: str, *, method: Literal["GET", "PUT"] = "GET", expires_s: int = 3600) -> str:
+        import obstore
+
+        check_path(path)
+        good_for = timedelta(seconds=check_expiry(expires_s))
+        return str(self._ask(lambda: obstore.sign(self._store, method, path, good_for), path))
+
     def _ask(self, question: Callable[[], T], path: str = "") -> T:
         from obstore import exceptions
 
@@ -93,6 +120,11 @@ class ObjectStore:
                     f"{where}: no answer; look at the network and AWS_ENDPOINT_URL ({_short(said)})"
                 ) from None
             raise StorageError(f"{where}: {_short(said)}") from None
+
+
+def part_bytes(size: int) -> int:
+    """How large the parts of an object of this size must be, so that they are not too many."""
+    return max(_PART, -(-size // _PARTS))
 
 
 def _denied(where: str, said: str) -> AccessDenied:

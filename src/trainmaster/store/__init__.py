@@ -2,6 +2,7 @@
 
 from sqlalchemy import Connection
 
+from trainmaster.store import house, records  # their tables belong to the same metadata
 from trainmaster.store.database import Database
 
-__all__ = ["Connection", "Database"]
+__all__ = ["Connection", "Database", "house", "records"]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from trainmaster.core.errors import StoreError
 from trainmaster.store import migrations
@@ -32,6 +32,10 @@ class Database:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        # PostgreSQL else shows each query of a transaction what was committed before that query: a job could be read
+        # as running and its attempt, a moment later, as over. SQLite's transactions see one state by themselves.
+        postgresql = engine.dialect.name == "postgresql"
+        self._reading = engine.execution_options(isolation_level="REPEATABLE READ") if postgresql else engine
 
     @classmethod
     def open(cls, where: str | Path) -> Database:
@@ -50,8 +54,8 @@ class Database:
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:
-        """A consistent view; whatever is written on it is rolled back."""
-        with self.engine.connect() as conn:
+        """A consistent view, as of its first query; whatever is written on it is rolled back."""
+        with self._reading.connect() as conn:
             yield conn
 
     @contextlib.contextmanager
@@ -66,11 +70,15 @@ class Database:
 
 def connect(where: str | Path) -> Engine:
     """An engine for a path or a URL; touches nothing yet."""
-    if isinstance(where, str) and "://" in where:
-        url = make_url(where)
-    else:
-        url = make_url("sqlite+pysqlite://").set(database=str(Path(where).absolute()))
-    engine = create_engine(url, json_serializer=_to_json, pool_size=8, max_overflow=56)
+    try:
+        if isinstance(where, str) and "://" in where:
+            url = make_url(where)
+        else:
+            url = make_url("sqlite+pysqlite://").set(database=str(Path(where).absolute()))
+        # Values stay out of errors, and so out of logs: a spec or the hash of a token may be among them.
+        engine = create_engine(url, json_serializer=_to_json, pool_size=8, max_overflow=56, hide_parameters=True)
+    except (ArgumentError, ValueError):  # whose words may hold the password
+        raise StoreError("not the URL of a database; write postgresql+psycopg://USER:PASSWORD@HOST/NAME") from None
     if engine.dialect.name == "sqlite":
         event.listen(engine, "connect", _prepare)
         event.listen(engine, "begin", _begin)
@@ -87,4 +95,8 @@ def _prepare(connection: Any, _record: object) -> None:
 def _begin(conn: Connection) -> None:
     # IMMEDIATE takes the write lock at once and waits for it. A transaction that reads first and writes later would
     # be refused in the middle whenever another process wrote in between.
-    conn.exec_driver_sql("BEGIN IMMEDIATE" if conn.get_execution_options().get(_WRITES) else "BEGIN")
+    if conn.get_execution_options().get(_WRITES):
+        conn.exec_driver_sql("BEGIN IMMEDIATE")
+    else:
+        # Takes no lock and so cannot fail; straight to the driver, because a page opens several of these.
+        conn.connection.cursor().execute("BEGIN")

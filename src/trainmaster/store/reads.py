@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from sqlalchemy import ColumnElement, RowMapping, Select, func, select
@@ -44,6 +47,16 @@ def count_jobs(db: Database, *, status: Status | None = None, project: str | Non
     query = _filtered(select(func.count()).select_from(t.jobs), status=status, project=project)
     with db.read() as conn:
         return int(conn.execute(query).scalar_one())
+
+
+def count_by_status(db: Database, *, project: str | None = None) -> dict[Status, int]:
+    """How many jobs each status has: one question, and for each status a walk along its index."""
+    counts = [
+        _filtered(select(func.count()).select_from(t.jobs), status=word, project=project).scalar_subquery()
+        for word in Status
+    ]
+    with db.read() as conn:
+        return dict(zip(Status, conn.execute(select(*counts)).one(), strict=True))
 
 
 def list_open(db: Database) -> list[str]:
@@ -153,17 +166,28 @@ def _filtered(query: Select[Any], *, status: Status | None, project: str | None)
     return query.where(*wanted)
 
 
+_JOB = tuple(item.name for item in fields(JobRow))  # a lease is its holder's own business, and no reader's
+
+
 def _job(row: RowMapping) -> JobRow:
     words = {
         "status": Status(row["status"]),
         "stage": _word(Stage, row["stage"]),
         "reason": _word(Reason, row["reason"]),
     }
-    return JobRow(**{**row, **words, "spec": build(JobSpec, row["spec"])})
+    known = {name: row[name] for name in _JOB}
+    return JobRow(**{**known, **words, "spec": _spec(json.dumps(row["spec"]))})
+
+
+@functools.lru_cache(maxsize=1024)
+def _spec(text: str) -> JobSpec:
+    """Checking a spec takes longer than reading its row, and the same ones are asked for again and again."""
+    return build(JobSpec, json.loads(text))
 
 
 def _attempt(row: RowMapping) -> AttemptRow:
     words = {"report": _word(Report, row["report"]), "reason": _word(Reason, row["reason"])}
+    words["stop_reason"] = _word(Reason, row["stop_reason"])
     exit_record = build(ExitRecord, row["exit"]) if row["exit"] is not None else None
     return AttemptRow(**{**row, **words, "exit": exit_record})
 

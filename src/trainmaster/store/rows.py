@@ -30,6 +30,16 @@ class JobRow:
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
+    project_started_at: datetime | None = None  # what its PROJECT start event says
+    time_taken: float | None = None  # seconds, from PROJECT end
+    training_config: Mapping[str, Any] | None = None  # from GROUP_ITERATION start
+    heard_at: datetime | None = None  # when the last new event was taken in
+    stalled_at: datetime | None = None
+    rest_until: datetime | None = None  # left alone until then
+    tries: int = 0  # of the present stage that failed in a row
+    stage_since: datetime | None = None
+    cancel_at: datetime | None = None  # when it was asked to stop
+    submitted_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +57,10 @@ class AttemptRow:
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
+    price_cents_per_hour: float | None = None
+    released_at: datetime | None = None
+    stop_reason: Reason | None = None  # why the control plane wants it to stop
+    stop_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +71,7 @@ class StreamRow:
     stream: str
     offset: int
     inside: bool  # the offset lies inside a line too long to be kept whole
+    heard_at: datetime | None = None  # when it last grew
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,3 +110,107 @@ class TransitionRow:
     status: Status
     reason: Reason | None
     message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterationRow:
+    """One iteration of a job. A run that names none has one, number 1."""
+
+    id: int
+    job_id: str
+    number: int
+    config: Mapping[str, Any] | None
+    started_at: datetime | None
+    completed_at: datetime | None
+    time_taken: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRow:
+    """One part of an iteration: traj_gen, training or evaluation."""
+
+    id: int
+    iteration_id: int
+    kind: str
+    config: Mapping[str, Any] | None
+    started_at: datetime | None
+    completed_at: datetime | None
+    step_time: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochRow:
+    """One epoch of an iteration, as it was told last."""
+
+    id: int
+    iteration_id: int
+    number: int
+    avg_loss: float | None
+    model_path: str | None
+    optimizer_path: str | None
+    metrics: Mapping[str, Any] | None
+    at: datetime | None
+    attempt: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalRow:
+    """One evaluation of one model."""
+
+    id: int
+    job_id: str
+    iteration_id: int
+    model_id: str | None
+    metrics: Mapping[str, Any] | None
+    at: datetime | None
+    attempt: str
+    stream: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckRow:
+    """One check of one node of an attempt."""
+
+    id: int
+    attempt: str
+    node: str
+    check: str
+    verdict: str
+    took_s: float | None
+    findings: Any
+    at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArtifactRow:
+    """Something of a job that is kept in storage."""
+
+    id: int
+    job_id: str
+    attempt: str | None
+    kind: str
+    path: str
+    size_bytes: int
+    sha256: str
+    stored_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceRow:
+    """A machine that was, is or may be rented."""
+
+    id: int
+    attempt: str
+    target: str
+    nonce: str
+    provider_id: str | None
+    kind: str | None
+    region: str | None
+    state: str
+    price_cents_per_hour: float | None
+    address: str | None
+    created_at: datetime
+    launched_at: datetime | None
+    gone_at: datetime | None
+    detail: Mapping[str, Any] | None

@@ -8,10 +8,11 @@ first; the caller drops what it knew and looks again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import Connection, case, func, insert, literal, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 
 from trainmaster.core.events import Line
 from trainmaster.core.plan import ExitRecord
@@ -19,6 +20,8 @@ from trainmaster.core.schema import to_plain
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Reason, Report, Stage, Status, may_move, status_in
 from trainmaster.store import tables as t
+from trainmaster.store.lines import insert_lines
+from trainmaster.store.project import project
 
 
 def insert_job(conn: Connection, job_id: str, spec: JobSpec, *, at: datetime) -> None:
@@ -37,6 +40,8 @@ def insert_job(conn: Connection, job_id: str, spec: JobSpec, *, at: datetime) ->
             attempts=0,
             cancel_requested=False,
             created_at=at,
+            tries=0,
+            stage_since=at,
         )
     )
     _remember(conn, job_id, at=at, seen=None, to=stage, status=status.value)
@@ -51,8 +56,9 @@ def advance(
     at: datetime,
     reason: Reason | None = None,
     message: str = "",
+    rest_until: datetime | None = None,
 ) -> bool:
-    """Move a job on from the stage we saw; False if another worker moved it first."""
+    """Move a job on from the stage we saw; False if another worker moved it first. It may be told to rest there."""
     assert may_move(seen, to), f"a job may not go from {seen} to {to}"
     plain = status_in(to)
     values: dict[str, Any] = {
@@ -60,6 +66,9 @@ def advance(
         "status": case((t.jobs.c.cancel_requested, Status.CANCELLING.value), else_=plain.value),
         "reason": reason and reason.value,
         "message": message,
+        "stage_since": at,
+        "tries": 0,
+        "rest_until": rest_until,
     }
     if plain is Status.RUNNING:
         values["started_at"] = func.coalesce(t.jobs.c.started_at, literal(at, t.UtcTime()))
@@ -100,7 +109,13 @@ def request_cancel(conn: Connection, job_id: str, *, at: datetime) -> bool:
         conn.execute(
             update(t.jobs)
             .where(t.jobs.c.id == job_id)
-            .values(cancel_requested=True, status=Status.CANCELLING.value, message="cancel requested")
+            .values(
+                cancel_requested=True,
+                cancel_at=at,
+                status=Status.CANCELLING.value,
+                message="cancel requested",
+                rest_until=None,  # whatever it was waiting for, it is to stop now
+            )
         )
         stage = Stage(row.stage)
         status = Status.CANCELLING.value
@@ -114,6 +129,15 @@ def set_message(conn: Connection, job_id: str, message: str) -> None:
         update(t.jobs)
         .where(t.jobs.c.id == job_id, t.jobs.c.stage.is_not(None), t.jobs.c.message != message)
         .values(message=message)
+    )
+
+
+def rest(conn: Connection, job_id: str, *, until: datetime | None, tries: int, message: str) -> None:
+    """A step failed and is to be tried again then; or, with no time, it went well again. A restart remembers."""
+    conn.execute(
+        update(t.jobs)
+        .where(t.jobs.c.id == job_id, t.jobs.c.stage.is_not(None))
+        .values(rest_until=until, tries=tries, message=message)
     )
 
 
@@ -173,7 +197,7 @@ def end_attempt(
 def append_events(
     conn: Connection, attempt: str, stream: str, *, seen_offset: int, lines: Sequence[Line], inside: bool = False
 ) -> bool:
-    """Keep lines that begin at the offset we saw, and move the offset behind them, in one transaction.
+    """Keep lines that begin at the offset we saw, what they say of the training, and move the offset behind them.
 
     False, and nothing is changed, if another reader has already moved it.
     """
@@ -181,43 +205,31 @@ def append_events(
         return True
     assert lines[0].offset == seen_offset, "the lines do not begin where the stream was acknowledged"
     end = lines[-1].offset + lines[-1].length
-    if not _acknowledge(conn, attempt, stream, seen=seen_offset, end=end, inside=inside):
+    at = datetime.now(UTC)
+    if not _acknowledge(conn, attempt, stream, seen=seen_offset, end=end, inside=inside, at=at):
         return False
-    conn.execute(insert(t.events), [_event(attempt, stream, line) for line in lines])
+    # An agent that only says that it is alive does not say that the work goes on.
+    if any(line.event is None or line.event.phase != "HEARTBEAT" for line in lines):
+        job = t.jobs.c.id == select(t.attempts.c.job_id).where(t.attempts.c.id == attempt).scalar_subquery()
+        conn.execute(update(t.jobs).where(job).values(heard_at=at, stalled_at=None))
+    insert_lines(conn, attempt, stream, lines)
+    project(conn, attempt, stream, lines)
     return True
 
 
-def _acknowledge(conn: Connection, attempt: str, stream: str, *, seen: int, end: int, inside: bool) -> bool:
+def _acknowledge(
+    conn: Connection, attempt: str, stream: str, *, seen: int, end: int, inside: bool, at: datetime
+) -> bool:
     row = update(t.streams).where(t.streams.c.attempt == attempt, t.streams.c.stream == stream)
-    moved = conn.execute(row.where(t.streams.c.offset == seen).values(offset=end, inside=inside))
+    moved = conn.execute(row.where(t.streams.c.offset == seen).values(offset=end, inside=inside, heard_at=at))
     if moved.rowcount == 1:
         return True
-    found = select(t.streams.c.offset).where(t.streams.c.attempt == attempt, t.streams.c.stream == stream)
-    if seen != 0 or conn.execute(found).first() is not None:
+    if seen != 0:
         return False
-    # A stream's first lines. Should another reader write the same row now, the key refuses one of us whole.
-    conn.execute(insert(t.streams).values(attempt=attempt, stream=stream, offset=end, inside=inside))
-    return True
-
-
-def _event(attempt: str, stream: str, line: Line) -> dict[str, Any]:
-    event = line.event
-    return {
-        "attempt": attempt,
-        "stream": stream,
-        "offset": line.offset,
-        "length": line.length,
-        "ts": event and event.ts,
-        "seq": event and event.seq,
-        "phase": event and event.phase,
-        "event": event and event.event,
-        "iteration": event and event.iteration,
-        "epoch": event and event.epoch,
-        "data": (event and event.data) or None,
-        "extra": (event and event.extra) or None,
-        "fault": line.fault,
-        "text": line.text,
-    }
+    # A stream's first lines. Should another reader write the same row now, one of us finds it there and gives way.
+    dialect = sqlite if conn.dialect.name == "sqlite" else postgresql
+    first = dialect.insert(t.streams).values(attempt=attempt, stream=stream, offset=end, inside=inside, heard_at=at)
+    return conn.execute(first.on_conflict_do_nothing().returning(t.streams.c.offset)).first() is not None
 
 
 def _move(

@@ -1,8 +1,8 @@
 """Places to run. One file per place; the folder is the registry, and this is the contract.
 
-A target plans (pure, printable), submits, polls, reads streams from a byte offset, cancels and releases. Every call
-but `plan` may be repeated after a crash with the same attempt and must then find what is already there: `submit` of
-an attempt that runs returns the same handle and starts nothing.
+A target plans (pure, printable), submits, polls, lists files and reads them from a byte offset, cancels and releases.
+Every call but `plan` may be repeated after a crash with the same attempt and must then find what is already there:
+`submit` of an attempt that runs returns the same handle and starts nothing.
 
 Errors: `TargetError` is a refusal; `Unreachable` says only that we could not ask. `poll` answers `unknown` then.
 """
@@ -14,7 +14,7 @@ import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from trainmaster.core.errors import UsageError
 from trainmaster.core.plan import ExitRecord
@@ -56,6 +56,23 @@ class Poll:
     note: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileSize:
+    """A file of an attempt: its name as `read` takes it, and its size when it was looked at."""
+
+    name: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owned:
+    """Something that lives at a target for an attempt, as the target itself says."""
+
+    attempt: str
+    handle: Handle  # what `release` takes to end it
+    what: str  # for people
+
+
 class Target(Protocol):
     """A place to run."""
 
@@ -72,7 +89,14 @@ class Target(Protocol):
         ...
 
     async def read(self, handle: Handle, stream: str, *, offset: int, limit: int) -> bytes:
-        """At most `limit` bytes of a stream (a file name of core.plan) from `offset`; empty where there is no more."""
+        """At most `limit` bytes of a stream from `offset`; empty where there is no more.
+
+        A stream is a file name of core.plan, or a path under its `outputs/`.
+        """
+        ...
+
+    async def list_files(self, handle: Handle) -> list[FileSize]:
+        """Every file of the attempt that is worth keeping: what it wrote of itself, and all under `outputs/`."""
         ...
 
     async def cancel(self, handle: Handle, *, reason: str) -> None:
@@ -81,6 +105,15 @@ class Target(Protocol):
 
     async def release(self, handle: Handle) -> None:
         """Give back everything the attempt held, by force if need be. Logs and events stay readable."""
+        ...
+
+
+@runtime_checkable
+class Lists(Protocol):
+    """A target that can say by itself what lives there, so that nothing is forgotten with a database."""
+
+    async def list_owned(self) -> list[Owned]:
+        """Everything that runs there for an attempt of ours, whoever's database it is in."""
         ...
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -17,24 +18,29 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainmaster.core.errors import SpecError, TargetError, UsageError
+from trainmaster.core.errors import SpecError, TargetError, Unreachable, UsageError
 from trainmaster.core.plan import (
     AGENT_LOG,
     ATTEMPT_VARIABLE,
     EVENTS_FILE,
     EXIT_FILE,
     LOCK_FILE,
+    OUTPUTS_FOLDER,
     PLAN_FILE,
     STOP_FILE,
     ExitRecord,
     Plan,
 )
 from trainmaster.core.states import Report
-from trainmaster.targets import Handle, Placement, Poll, Submission
+from trainmaster.targets import FileSize, Handle, Owned, Placement, Poll, Submission, _owned
 
 _STREAMS = frozenset({PLAN_FILE, EVENTS_FILE, AGENT_LOG, EXIT_FILE})
 _RANK_LOG = re.compile(r"rank-[0-9]{1,6}\.log")
 _AGENT = (sys.executable, "-m", "trainmaster.agent")
+# Of our environment, what is no business of an agent and its workload: the keys to the control plane itself.
+_OURS = frozenset({ATTEMPT_VARIABLE, "TRAINMASTER_DATABASE", "TRAINMASTER_TOKEN", "TRAINMASTER_TOKEN_FILE"})
+# What this machine is short of now and may have again later; anything else it will refuse for ever.
+_SHORT = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EIO})
 
 
 def create(options: str) -> Local:
@@ -74,7 +80,7 @@ class Local:
                     if code != 0 and not _begun(folder):
                         raise TargetError(f"local: the agent did not start: {said}")
         except OSError as wrong:
-            raise TargetError(f"local: {wrong}") from wrong
+            raise (Unreachable if wrong.errno in _SHORT else TargetError)(f"local: {wrong}") from wrong
         return _submitted(submission.handle)
 
     async def poll(self, handle: Handle) -> Poll:
@@ -87,11 +93,18 @@ class Local:
         return found
 
     async def read(self, handle: Handle, stream: str, *, offset: int, limit: int) -> bytes:
-        if stream not in _STREAMS and not _RANK_LOG.fullmatch(stream):
-            raise TargetError(f"local: {stream!r} is not a stream of an attempt")
+        parts = tuple(stream.split("/"))
+        if stream not in _STREAMS and not _RANK_LOG.fullmatch(stream) and not _is_output(parts):
+            raise TargetError(f"local: {stream!r:.200} is not a stream of an attempt")
         if offset < 0 or limit < 0:
             raise TargetError(f"local: offset {offset} and limit {limit} may not be negative")
-        return await asyncio.to_thread(_read, _folder(handle) / stream, offset, limit)
+        return await asyncio.to_thread(_read, _folder(handle), parts, offset, limit)
+
+    async def list_files(self, handle: Handle) -> list[FileSize]:
+        try:
+            return await asyncio.to_thread(_list, _folder(handle))
+        except OSError as wrong:
+            raise Unreachable(f"local: {wrong}") from wrong
 
     async def cancel(self, handle: Handle, *, reason: str) -> None:
         folder = _folder(handle)
@@ -112,6 +125,18 @@ class Local:
             raise TargetError(f"local: {wrong}") from wrong
         if code != 0:
             raise TargetError(f"local: the attempt could not be ended: {said}")
+
+    async def list_owned(self) -> list[Owned]:
+        found = await asyncio.to_thread(_owned.find)
+        return [
+            Owned(
+                attempt=attempt,
+                handle={"attempt": attempt, "folder": folder, "submitted": True},
+                what=f"{len(pids)} {'process' if len(pids) == 1 else 'processes'}: {', '.join(map(str, pids[:8]))}",
+            )
+            for attempt, (folder, pids) in found.items()
+            if folder is not None
+        ]
 
 
 def _submitted(handle: Handle) -> Handle:
@@ -203,25 +228,63 @@ def _write(path: Path, text: str) -> None:
         os.close(fd)
 
 
-def _read(path: Path, offset: int, limit: int) -> bytes:
+def _is_output(parts: tuple[str, ...]) -> bool:
+    return len(parts) > 1 and parts[0] == OUTPUTS_FOLDER and all(_is_name(part) for part in parts[1:])
+
+
+def _is_name(part: str) -> bool:
+    """A name that means the same file everywhere: no way up, and nothing that a storage would refuse."""
+    return part not in ("", ".", "..") and not re.search(r"[\x00-\x1f\x7f\\]", part)
+
+
+def _list(folder: Path) -> list[FileSize]:
+    """Plain files only: the workload owns the folder, and a link may lead anywhere."""
+    found = []
+    for place, folders, files in os.walk(folder):
+        inside = Path(place).relative_to(folder)
+        if inside == Path():
+            folders[:] = [name for name in folders if name == OUTPUTS_FOLDER]
+        for name in files:
+            file = inside / name
+            facts = (folder / file).lstat()
+            known = (
+                name in _STREAMS - {PLAN_FILE} or _RANK_LOG.fullmatch(name)
+                if inside == Path()
+                else _is_output(file.parts)
+            )
+            if known and stat.S_ISREG(facts.st_mode):
+                found.append(FileSize(name=file.as_posix(), size_bytes=facts.st_size))
+    return sorted(found, key=lambda file: file.name)
+
+
+def _read(folder: Path, parts: tuple[str, ...], offset: int, limit: int) -> bytes:
     """Bytes of a plain file. The workload owns the folder: a link or a pipe it put there is not followed."""
+    no_link = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with contextlib.ExitStack() as opened:
+            place = None
+            for part in (str(folder), *parts[:-1]):
+                flags = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | (0 if place is None else os.O_NOFOLLOW)
+                place = os.open(part, flags, dir_fd=place)
+                opened.callback(os.close, place)
+            fd = os.open(parts[-1], no_link, dir_fd=place)
+            opened.callback(os.close, fd)
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise TargetError(f"local: {'/'.join(parts)} is not a plain file")
+            return os.pread(fd, limit, offset)
     except FileNotFoundError:
         return b""
     except OSError as wrong:
         raise TargetError(f"local: {wrong}") from wrong
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise TargetError(f"local: {path} is not a plain file")
-        return os.pread(fd, limit, offset)
-    finally:
-        os.close(fd)
+
+
+def _is_ours(name: str) -> bool:
+    return name in _OURS or name.startswith("TRAINMASTER_NOTIFY_")
 
 
 async def _call(*command: str, keep_fd: int | None = None) -> tuple[int, str]:
     """Run an agent command to its end; its code and what it said."""
-    environment = {name: value for name, value in os.environ.items() if name != ATTEMPT_VARIABLE}
+    environment = {name: value for name, value in os.environ.items() if not _is_ours(name)}
     process = await asyncio.create_subprocess_exec(
         *command,
         env=environment,

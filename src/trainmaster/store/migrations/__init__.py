@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from trainmaster.store.database import Database
 
 _FOLDER = Path(__file__).parent
+_ONE_AT_A_TIME = threading.Lock()  # Alembic keeps what it works on in a global of the process
 
 
 def upgrade(db: Database) -> None:
@@ -38,7 +40,7 @@ def downgrade(db: Database, revision: str) -> None:
 
 def _run(db: Database, step: Callable[[Config], None]) -> None:
     # One write transaction: of two processes that open an old database at once, the second waits and finds it done.
-    with db.write() as conn:
+    with _ONE_AT_A_TIME, db.write() as conn:
         _is_current(conn)
         config = _config()
         config.attributes["connection"] = conn

@@ -1,0 +1,233 @@
+"""Caps on money: a job's own (`limits.max_cost`) and its project's (in all, and for each calendar month in UTC).
+
+Level-triggered and apart from the reconciler: a look reads what is being spent, and asks for a stop where a cap is
+reached. From prices and times it knows when the next cap can be reached, and looks again then, or after `LOOK_S`, in
+which a job may have begun. Several may look at once: an attempt is asked to stop once, and each news is put in once.
+
+A stop here is a wish in the attempt's row (store/stops.py). The reconciler tells the target, the workload saves within
+`limits.grace_s`, and the job ends as failed with the reason `over_budget`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from trainmaster.control import outbox
+from trainmaster.core.cost import Amount, Span, add_up, burn, dollars, reached_at
+from trainmaster.core.errors import OverBudget
+from trainmaster.core.spec import JobSpec
+from trainmaster.core.states import Reason
+from trainmaster.store import Connection, Database, money, news, stops
+from trainmaster.store.money import BudgetRow, Spending
+from trainmaster.store.rows import JobRow
+
+WARN_AT = 0.8  # of a cap
+LOOK_S = 10.0  # a job that begins between two looks overruns a cap by at most so much
+
+log = logging.getLogger(__name__)
+
+
+def price_of(spec: JobSpec, handle: Mapping[str, Any] | None) -> float | None:
+    """Cents an hour for the whole attempt: as the spec states it, else as the target says in its handle; None: unknown.
+
+    This machine costs nothing unless somebody says what it costs.
+    """
+    if spec.resources.price_per_hour is not None:
+        return spec.resources.price_per_hour * 100
+    said = (handle or {}).get("price_cents_per_hour")
+    if isinstance(said, (int, float)) and not isinstance(said, bool) and math.isfinite(said) and said >= 0:
+        return float(said)
+    return 0.0 if spec.target == "local" else None
+
+
+def admit(conn: Connection, project: str, *, price: float | None, now: datetime) -> None:
+    """OverBudget, with the numbers, where a project has spent what it may. What costs nothing is always admitted."""
+    if price == 0:
+        return
+    for budget in money.list_budgets(conn, project=project):
+        amount = money.spent(conn, project, now=now, window=budget.window(now))
+        if amount.known_cents >= budget.cap_cents:
+            raise OverBudget(
+                f"{_words(budget, now)} is spent: {_figures(amount, budget.cap_cents)}; "
+                f"raise it with `trainmaster cost --set-cap`"
+            )
+
+
+def refuse_start(db: Database, job: JobRow, *, price: float | None, now: datetime) -> str | None:
+    """Why no further attempt of a job may be placed; None if it may."""
+    with db.read() as conn:
+        try:
+            admit(conn, job.project, price=price, now=now)
+        except OverBudget as spent:
+            return str(spent)
+        cap = job.spec.limits.max_cost
+        if cap is None or job.attempts == 0:
+            return None
+        spans = (span for charge in money.list_charges(conn, jobs=[job.id]) for span in charge.spans)
+        amount = add_up(spans, now=now)
+    return f"limits.max_cost is spent: {_figures(amount, cap * 100)}" if amount.known_cents >= cap * 100 else None
+
+
+async def run(db: Database, *, stop: asyncio.Event, look_s: float = LOOK_S) -> None:
+    """Hold the caps until `stop` is set."""
+    while not stop.is_set():
+        rest_s = look_s
+        try:
+            following = await asyncio.to_thread(look, db)
+            if following is not None:
+                rest_s = min(look_s, max(0.05, (following - datetime.now(UTC)).total_seconds()))
+        except Exception:  # a database that restarts must not end the watch over the money
+            log.exception("the budgets could not be looked at; trying again")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), rest_s)
+
+
+def look(db: Database, *, now: datetime | None = None) -> datetime | None:
+    """Ask for a stop where a cap is reached and tell of it; when the next can be, if all goes on as it does."""
+    now = now if now is not None else datetime.now(UTC)
+    with db.read() as conn:
+        budgets = money.list_budgets(conn)
+        running = money.list_spending(conn, capped=not budgets)
+        limits = [*_job_limits(conn, running, now), *_project_limits(conn, running, budgets, now)]
+    coming = [_hold(db, limit, now) for limit in limits]
+    return min((when for when in coming if when is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Limit:
+    """A cap, how near it is, and who has to stop when it is reached."""
+
+    about: str  # tells this cap and its amount apart in news: a cap that was raised is told of again
+    words: str
+    project: str
+    cap_cents: float
+    spent: Amount
+    burn: float
+    running: tuple[Spending, ...]
+    job_id: str | None = None  # None: a project's
+    budget: BudgetRow | None = None
+
+
+def _job_limits(conn: Connection, running: list[Spending], now: datetime) -> Iterator[_Limit]:
+    capped = {job.job_id: job for job in running if job.max_cost is not None}
+    spans: dict[str, list[Span]] = {job_id: [] for job_id in capped}
+    for charge in money.list_charges(conn, jobs=capped) if capped else ():
+        spans[charge.job_id] += charge.spans
+    for job_id, job in capped.items():
+        assert job.max_cost is not None
+        yield _Limit(
+            about=f"{job.max_cost:g}",
+            words="limits.max_cost",
+            project=job.project,
+            cap_cents=job.max_cost * 100,
+            spent=add_up(spans[job_id], now=now),
+            burn=burn(spans[job_id]),
+            running=(job,),
+            job_id=job_id,
+        )
+
+
+def _project_limits(
+    conn: Connection, running: list[Spending], budgets: list[BudgetRow], now: datetime
+) -> Iterator[_Limit]:
+    for budget in budgets:
+        window = budget.window(now)
+        charges = money.list_charges(conn, project=budget.project, window=window, closed=False)
+        closed = money.sum_closed(conn, project=budget.project, window=window).get(budget.project, Amount())
+        spans = [span for charge in charges for span in charge.spans]
+        free = {charge.attempt for charge in charges if all(span.cents_per_hour == 0 for span in charge.spans)}
+        yield _Limit(
+            about=f"{budget.project} {budget.label(now)} {budget.cap_cents}",
+            words=_words(budget, now),
+            project=budget.project,
+            cap_cents=budget.cap_cents,
+            spent=closed + add_up(spans, now=now, window=window),
+            burn=burn(spans),
+            running=tuple(job for job in running if job.project == budget.project and job.attempt not in free),
+            budget=budget,
+        )
+
+
+def _hold(db: Database, limit: _Limit, now: datetime) -> datetime | None:
+    """Hold one cap: stop and tell, warn, or say when to look again."""
+    spent, cap = limit.spent.known_cents, limit.cap_cents
+    figures = _figures(limit.spent, cap)
+    if limit.job_id is not None and limit.spent.unknown and limit.running[0].begun:
+        # A cap that cannot be counted is not held, and this job was only let in under one.
+        why = f"its price is not known, so {limit.words} of {dollars(cap)} cannot be held"
+        _stop(db, limit, f"{why}; state resources.price_per_hour", now)
+    elif spent >= cap:
+        _stop(db, limit, f"{limit.words} is spent: {figures}", now)
+    elif spent >= WARN_AT * cap:
+        _warn(db, limit, f"{limit.words} is nearly spent: {figures}", now)
+        return reached_at(cap, spent_cents=spent, cents_per_hour=limit.burn, now=now)
+    else:
+        return reached_at(WARN_AT * cap, spent_cents=spent, cents_per_hour=limit.burn, now=now)
+    return None
+
+
+def _stop(db: Database, limit: _Limit, message: str, now: datetime) -> None:
+    told = _is_told(db, limit, "budget.exceeded") or (limit.budget is not None and limit.spent.known_cents == 0)
+    asked = all(job.stopping for job in limit.running)
+    if told and asked:
+        return
+    with db.write() as conn:
+        for job in limit.running:
+            if stops.request_stop(conn, job.attempt, reason=Reason.OVER_BUDGET, message=message, at=now):
+                log.warning("job %s is asked to stop: %s", job.job_id, message)
+        if not told:
+            _tell(conn, limit, "budget.exceeded", message, now)
+
+
+def _warn(db: Database, limit: _Limit, message: str, now: datetime) -> None:
+    if _is_told(db, limit, "budget.warning"):
+        return
+    with db.write() as conn:
+        _tell(conn, limit, "budget.warning", message, now)
+        if limit.budget is not None:
+            money.mark_warned(conn, limit.budget.id, at=now)
+
+
+def _is_told(db: Database, limit: _Limit, topic: str) -> bool:
+    with db.read() as conn:
+        return news.is_known(conn, _key(limit, topic))
+
+
+def _tell(conn: Connection, limit: _Limit, topic: str, message: str, now: datetime) -> None:
+    job = limit.running[0] if limit.job_id is not None else None
+    payload = {
+        "job": job and job.job_id,
+        "name": job and job.name,
+        "project": limit.project,
+        "status": job and job.status,
+        "reason": Reason.OVER_BUDGET.value,
+        "message": message,
+        "action": Reason.OVER_BUDGET.rule.action,
+        "url": f"/jobs/{job.job_id}" if job is not None else f"/?project={limit.project}",
+        "at": now.isoformat(timespec="milliseconds"),
+        "spent_cents": round(limit.spent.known_cents),
+        "cap_cents": round(limit.cap_cents),
+        "unknown": limit.spent.unknown,
+    }
+    key, project = _key(limit, topic), limit.project
+    outbox.put(conn, key=key, topic=topic, project=project, job_id=limit.job_id, payload=payload, at=now)
+
+
+def _key(limit: _Limit, topic: str) -> str:
+    return f"{topic} {limit.job_id or 'project'} {limit.about}"
+
+
+def _words(budget: BudgetRow, now: datetime) -> str:
+    return f"the budget of project {budget.project} ({budget.label(now)})"
+
+
+def _figures(amount: Amount, cap_cents: float) -> str:
+    more = f", and {amount.unknown} of unknown price" if amount.unknown else ""
+    return f"{dollars(amount.known_cents)} of {dollars(cap_cents)}{more}"

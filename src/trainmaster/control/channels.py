@@ -1,0 +1,128 @@
+"""Where people are told beside webhooks: Slack, e-mail and whatever else apprise knows, by names of the server's own.
+
+    HOME/notify.yaml, readable by its owner alone, because the URL of a channel is a secret:
+
+        link: https://trainmaster.example.org      # put before the paths in messages; not stated: none
+        allow_hosts: [hooks.internal]              # webhooks may go there whatever its address, and without TLS
+        channels:
+          ops:
+            url: slack://TokenA/TokenB/TokenC
+            topics: [job.failed, job.stalled]      # not stated: all
+            projects: [llama]                      # not stated: all
+
+    TRAINMASTER_NOTIFY_OPS=slack://…               the same from the environment, for all topics and projects
+
+Rows hold the name of a channel and never its URL.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainmaster.core.errors import MissingExtra, UsageError
+from trainmaster.core.schema import build, field
+
+FILE = "notify.yaml"
+VARIABLE = "TRAINMASTER_NOTIFY_"
+TOPICS = (
+    "job.started", "job.completed", "job.failed", "job.cancelled", "job.stalled", "job.retried",
+    "budget.warning", "budget.exceeded", "instance.leaked",
+)  # fmt: skip
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots: a dataclass with them cannot leave its URL out of its own text
+class Channel:
+    """One way to people. Its URL is never shown, so it has no place in a message or a log."""
+
+    url: str = field(doc="as apprise takes it")
+    topics: tuple[str, ...] = field(default=(), doc="of these only")
+    projects: tuple[str, ...] = field(default=(), doc="of these only")
+
+    def __repr__(self) -> str:
+        return f"Channel(topics={self.topics}, projects={self.projects})"
+
+    def wants(self, topic: str, project: str) -> bool:
+        return (not self.topics or topic in self.topics) and (not self.projects or project in self.projects)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """What the server's own file and environment say of telling people."""
+
+    channels: dict[str, Channel] = field(factory=dict, doc="by name")
+    link: str = field(default="", doc="before the paths in messages")
+    allow_hosts: tuple[str, ...] = field(default=(), doc="for webhooks")
+
+
+def load(home: Path, environment: Mapping[str, str] = os.environ) -> Config:
+    """The channels of this server; UsageError where the file may not be used as it is."""
+    path = home / FILE
+    config = Config()
+    try:
+        with path.open() as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            if mode & 0o077:
+                raise UsageError(f"{path}: others may read it (mode {mode:04o}), and it holds secrets; chmod 600 it")
+            config = build(Config, _parse(path, file.read()))
+    except FileNotFoundError:
+        pass
+    except (OSError, UnicodeDecodeError) as wrong:
+        raise UsageError(f"{path}: cannot be read: {wrong}") from wrong
+    for name, channel in config.channels.items():
+        unknown = sorted(set(channel.topics) - set(TOPICS))
+        if unknown:
+            raise UsageError(f"{path}: channels.{name}.topics: {unknown[0]!r} is not one of {', '.join(TOPICS)}")
+        if name.startswith("webhook:"):
+            raise UsageError(f"{path}: channels.{name}: a name that begins with `webhook:` is a webhook's")
+    from_environment = {
+        name.removeprefix(VARIABLE).lower(): Channel(url=url)
+        for name, url in environment.items()
+        if name.startswith(VARIABLE) and name != VARIABLE and url
+    }
+    return Config(
+        channels={**config.channels, **from_environment}, link=config.link.rstrip("/"), allow_hosts=config.allow_hosts
+    )
+
+
+def _parse(path: Path, text: str) -> Any:
+    try:
+        import yaml
+    except ModuleNotFoundError as missing:
+        raise MissingExtra("notify.yaml", "server") from missing
+    try:
+        return yaml.safe_load(text) or {}
+    except yaml.YAMLError as wrong:
+        where = getattr(wrong, "problem_mark", None)
+        # The parser's own message quotes the line, and the line may be a URL.
+        raise UsageError(f"{path}: not YAML at line {where.line + 1 if where else '?'}") from None
+
+
+class Watched:
+    """The config as the file says it now. One that cannot be used is told once, and the last good one stays."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._seen: object = ()
+        self.config = Config()
+
+    def read(self) -> Config:
+        try:
+            facts = (self._home / FILE).stat()
+            now: object = (facts.st_mtime_ns, facts.st_size, facts.st_ino, facts.st_mode)
+        except OSError:
+            now = None
+        if now != self._seen:
+            self._seen = now
+            try:
+                self.config = load(self._home)
+            except UsageError as wrong:
+                log.error("nobody can be told through the server's channels as they are now: %s", wrong)
+        return self.config

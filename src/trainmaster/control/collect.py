@@ -1,0 +1,131 @@
+"""Keep in storage what belongs to a job: the project file before it starts, what it left when it is over.
+
+Each object is copied in pieces, read back, compared, and only then noted as an artifact. A file that has its row is
+not copied again, so a copy that was cut off anywhere is simply made again, and only what is missing is.
+
+    jobs/<job>/project.yaml                  what was asked for (project_yaml.py)
+    jobs/<job>/inputs/config.json            the config of our trainer
+    jobs/<job>/attempts/<n>/events.jsonl     and agent.log, rank-N.log, exit.json
+    jobs/<job>/outputs/…                     what the workload left in its outputs folder; of several attempts the last
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from trainmaster.control import points, project_yaml
+from trainmaster.control.plane import Plane
+from trainmaster.control.project_yaml import PROJECT_FILE, prefix
+from trainmaster.core.plan import EVENTS_FILE, OUTPUTS_FOLDER
+from trainmaster.storage import Store, transfer
+from trainmaster.store import kept, read_records
+from trainmaster.store.rows import ArtifactRow, AttemptRow, JobRow
+from trainmaster.targets import FileSize, Handle
+
+_CHUNK = 4 << 20  # bytes held of a file that is copied
+_PARTING_S = 5.0  # over what a read may take: a loop that has ended answers nobody
+# Threads of its own: a copy waits for reads, which need a thread too. In one pool, enough copies would wait for ever.
+_COPIERS = ThreadPoolExecutor(4, thread_name_prefix="storage")
+
+
+class _CutOff(Exception):
+    """We are to stop in the middle of a copy."""
+
+
+async def keep_project(plane: Plane, job: JobRow) -> None:
+    """Build the project file of a job and store it with what it names, once."""
+    rows = await asyncio.to_thread(read_records.list_artifacts, plane.db, job.id)
+    if any(row.path == PROJECT_FILE for row in rows):
+        return
+    # The file itself last: what it names is then there.
+    for path, text in project_yaml.build(job, plane.storage.url).items():
+        content = text.encode()
+        sha256 = await _in_thread(plane.storage, f"{prefix(job.id)}/{path}", content)
+        await _note(plane, job, None, kind="project", path=path, size_bytes=len(content), sha256=sha256)
+
+
+async def keep_files(plane: Plane, job: JobRow, attempt: AttemptRow, handle: Handle) -> None:
+    """Store every file of an attempt that is not stored yet as it is now."""
+    files = await plane.call("list", plane.load(job.target).list_files(handle))
+    rows = {row.path: row for row in await asyncio.to_thread(read_records.list_artifacts, plane.db, job.id)}
+    for file in files:
+        path = _path(attempt, file.name)
+        if _is_kept(rows.get(path), attempt, file):
+            continue
+        size_bytes, sha256 = await _copy(plane, job, handle, file, f"{prefix(job.id)}/{path}")
+        await _note(plane, job, attempt.id, kind=_kind(file.name), path=path, size_bytes=size_bytes, sha256=sha256)
+
+
+def _is_kept(row: ArtifactRow | None, attempt: AttemptRow, file: FileSize) -> bool:
+    if row is None or row.attempt != attempt.id or row.size_bytes != file.size_bytes:
+        return False
+    # An attempt without an exit record may have gone on writing until it was released.
+    return attempt.exit is not None or attempt.released_at is None or row.stored_at >= attempt.released_at
+
+
+def _path(attempt: AttemptRow, name: str) -> str:
+    return name if name.startswith(f"{OUTPUTS_FOLDER}/") else f"attempts/{attempt.number}/{name}"
+
+
+def _kind(name: str) -> str:
+    if name.startswith(f"{OUTPUTS_FOLDER}/"):
+        return "output"
+    if name == EVENTS_FILE:
+        return "events"
+    return "log" if name.endswith(".log") else "report"
+
+
+async def _note(
+    plane: Plane, job: JobRow, attempt: str | None, *, kind: str, path: str, size_bytes: int, sha256: str
+) -> None:
+    at = plane.now()
+    await plane.apply(
+        job.id,
+        lambda conn: kept.insert_artifact(
+            conn, job_id=job.id, attempt=attempt, kind=kind, path=path, size_bytes=size_bytes, sha256=sha256, at=at
+        ),
+        what=f"artifact {path}",
+    )
+
+
+async def _copy(plane: Plane, job: JobRow, handle: Handle, file: FileSize, place: str) -> tuple[int, str]:
+    """One file from its target into storage: as many bytes as it had when it was listed, should it still grow."""
+    loop, target = asyncio.get_running_loop(), plane.load(job.target)
+    cut_off = threading.Event()
+    copied = 0
+
+    def pieces() -> Iterator[bytes]:
+        nonlocal copied
+        while copied < file.size_bytes:
+            if cut_off.is_set():
+                raise _CutOff
+            limit = min(_CHUNK, file.size_bytes - copied)
+            asked = plane.call("read", target.read(handle, file.name, offset=copied, limit=limit))
+            answer: Future[bytes] = asyncio.run_coroutine_threadsafe(asked, loop)
+            piece = answer.result(plane.timeouts_s["read"] + _PARTING_S)
+            if not piece:
+                return  # it is shorter by now
+            copied += len(piece)
+            yield piece
+
+    try:
+        sha256 = await _in_thread(plane.storage, place, pieces())
+    except asyncio.CancelledError:
+        cut_off.set()  # or the thread would go on copying after us
+        raise
+    return copied, sha256
+
+
+async def _in_thread(store: Store, place: str, data: bytes | Iterator[bytes]) -> str:
+    return await asyncio.get_running_loop().run_in_executor(_COPIERS, _put, store, place, data)
+
+
+def _put(store: Store, place: str, data: bytes | Iterator[bytes]) -> str:
+    """Put an object, read it back and compare; its SHA-256. A thread's work: storage is not async."""
+    points.before("put", place)
+    receipt = transfer.upload(store, place, data)
+    points.after("put", place)
+    return receipt.sha256

@@ -1,0 +1,115 @@
+"""How long each stage may take, and what "too long" means. Pure: rows and a clock in, a judgement out.
+
+A deadline bounds what we try, not how long we were away: a stage is given up only after it failed several times in a
+row and its time is over. A control plane that was dead for a day, or whose database was, tries again first.
+
+    queued                 none: waiting costs nothing
+    placing, staging       the attempt ends, and may be followed by another
+    checking               counted from when the node began; the attempt is asked to stop
+    running                limits.timeout_s of the spec; the agent keeps it, we keep the agent to it
+    collecting             what could be kept is kept, the rest is named, and the attempt is released
+    releasing              never given up; after a while people are told that something may be left running
+    asked to stop          limits.grace_s and a margin, then it is released by force, in whatever stage it is
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from trainmaster.core.states import Reason, Stage
+from trainmaster.store.rows import AttemptRow, JobRow
+
+# Seconds by preflight.level: what the checks of that level take on a large node, several times over.
+_CHECKING_S = {0: 900.0, 1: 900.0, 2: 3600.0, 3: 6 * 3600.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadlines:
+    """Seconds. A server may be given others."""
+
+    placing_s: float = 300.0
+    staging_s: float = 3600.0
+    checking_s: Mapping[int, float] = field(default_factory=lambda: _CHECKING_S)
+    collecting_s: float = 6 * 3600.0
+    cancelled_collecting_s: float = 600.0  # nobody waits for the outputs of a job that was cancelled
+    stop_margin_s: float = 60.0  # over limits.grace_s: for the agent to see the wish, sweep and write its record
+    leak_s: float = 900.0  # a release that fails for so long may leave something running
+    leak_again_s: float = 6 * 3600.0
+    tries: int = 3  # a stage that failed less often in a row is not given up, however late it is
+
+    def is_late(self, job: JobRow, now: datetime) -> bool:
+        """Whether the stage of a job whose step has just failed is to be given up."""
+        limit = self._limit_s(job)
+        if limit is None or job.stage_since is None or job.tries + 1 < self.tries:
+            return False
+        return now - job.stage_since > timedelta(seconds=limit)
+
+    def _limit_s(self, job: JobRow) -> float | None:
+        if job.stage is Stage.PLACING:
+            return self.placing_s
+        if job.stage is Stage.STAGING:
+            return self.staging_s
+        if job.stage in (Stage.COLLECTING, Stage.RELEASING):
+            return self.cancelled_collecting_s if job.cancel_requested else self.collecting_s
+        return None
+
+    def leaks(self, job: JobRow, now: datetime) -> int:
+        """How often people should have been told by now that releasing fails."""
+        if job.stage is not Stage.RELEASING or job.stage_since is None:
+            return 0
+        late_s = (now - job.stage_since).total_seconds() - self.leak_s
+        return 0 if late_s < 0 else 1 + int(late_s // self.leak_again_s)
+
+    def overdue(self, job: JobRow, attempt: AttemptRow, now: datetime) -> Wish | None:
+        """Why an attempt that was asked just now and goes on should not."""
+        if attempt.started_at is None:
+            return None  # it waits for its node; that costs nothing here
+        lasted_s = (now - attempt.started_at).total_seconds()
+        timeout_s, checking_s = job.spec.limits.timeout_s, self.checking_s[job.spec.preflight.level]
+        if timeout_s is not None and lasted_s > timeout_s + self.stop_margin_s:
+            return Wish(reason=Reason.TIMED_OUT, since=now, text=f"limits.timeout_s of {timeout_s:g} s is over")
+        if job.stage is Stage.CHECKING and lasted_s > checking_s:
+            text = f"the checks did not come to an end within {checking_s:g} s"
+            return Wish(reason=Reason.CHECK_INCOMPLETE, since=now, text=text)
+        return None
+
+    def must_force(self, job: JobRow, wish: Wish, now: datetime) -> bool:
+        """Whether an attempt that was asked to stop had all its time."""
+        return now - wish.since > timedelta(seconds=self.grace_s(job))
+
+    def grace_s(self, job: JobRow) -> float:
+        return job.spec.limits.grace_s + self.stop_margin_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """That an attempt should stop: why, since when, and what to tell."""
+
+    reason: Reason
+    since: datetime
+    text: str
+
+
+def find_wish(job: JobRow, attempt: AttemptRow) -> Wish | None:
+    """Whether anybody wants the attempt to stop. A user's wish goes first, the time counts from the first of any."""
+    times = [time for time in (job.cancel_at, attempt.stop_at) if time is not None]
+    if job.cancel_requested:
+        assert times, "a cancel has its time"
+        return Wish(reason=Reason.USER_CANCELLED, since=min(times), text="cancel requested")
+    if attempt.stop_reason is not None:
+        assert attempt.stop_at is not None
+        return Wish(reason=attempt.stop_reason, since=attempt.stop_at, text=attempt.message)
+    return None
+
+
+def quiet_s(job: JobRow, now: datetime) -> float:
+    """Seconds since a running job said anything, or since it began to run."""
+    heard = [time for time in (job.heard_at, job.stage_since) if time is not None]
+    return (now - max(heard)).total_seconds() if heard else 0.0
+
+
+def is_stalled(job: JobRow, now: datetime) -> bool:
+    limit = job.spec.limits.stall_minutes
+    return job.stage is Stage.RUNNING and limit is not None and quiet_s(job, now) > limit * 60

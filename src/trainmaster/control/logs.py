@@ -1,0 +1,111 @@
+"""What an attempt wrote, wherever it lies now: at its target while it runs, in storage once it was kept there."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trainmaster import targets
+from trainmaster.core.errors import StorageError, TargetError, Unreachable
+from trainmaster.core.plan import AGENT_LOG, EVENTS_FILE, EXIT_FILE
+from trainmaster.storage import Store
+from trainmaster.store import Database, read_records
+from trainmaster.store.rows import ArtifactRow, AttemptRow, JobRow
+from trainmaster.targets import Target
+
+# The plan is not among them: it holds the environment as it was given, and people put secrets there all the same.
+STREAM = rf"(?:{re.escape(EVENTS_FILE)}|{re.escape(AGENT_LOG)}|{re.escape(EXIT_FILE)}|rank-[0-9]{{1,6}}\.log)"
+_TIMEOUT_S = 20.0  # a person waits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogStream:
+    """One stream of one attempt, and how much of it there is."""
+
+    attempt: int
+    stream: str
+    size_bytes: int
+    stored: bool  # in storage; else at its target
+
+
+async def read(
+    db: Database,
+    storage: Store,
+    job: JobRow,
+    attempt: AttemptRow,
+    stream: str,
+    *,
+    offset: int,
+    limit: int,
+    load: Callable[[str], Target] = targets.load,
+) -> bytes:
+    """At most `limit` bytes of a stream from `offset`; empty where there is no more."""
+    if is_over(job, attempt):
+        path = f"attempts/{attempt.number}/{stream}"
+        kept = await asyncio.to_thread(read_records.find_artifact, db, job.id, path)
+        if kept is not None:
+            try:
+                return await asyncio.to_thread(read_kept, storage, kept, offset=offset, limit=limit)
+            except StorageError:
+                if attempt.handle is None:
+                    raise
+                # The target may still have it, and then nobody need know that storage is away.
+                return await _at_target(job, attempt, stream, offset=offset, limit=limit, load=load)
+    return await _at_target(job, attempt, stream, offset=offset, limit=limit, load=load)
+
+
+async def list_streams(
+    db: Database,
+    job: JobRow,
+    attempts: list[AttemptRow],
+    *,
+    load: Callable[[str], Target] = targets.load,
+) -> list[LogStream]:
+    """Every stream of a job: what is kept, and what the newest attempt has written so far."""
+    rows = await asyncio.to_thread(read_records.list_artifacts, db, job.id)
+    found: dict[tuple[int, str], LogStream] = {}
+    for row in rows:
+        match = re.fullmatch(rf"attempts/(\d+)/({STREAM})", row.path)
+        if match:
+            number, stream = int(match[1]), match[2]
+            found[number, stream] = LogStream(attempt=number, stream=stream, size_bytes=row.size_bytes, stored=True)
+    for attempt in attempts[-1:]:
+        if attempt.handle is None or (is_over(job, attempt) and any(number == attempt.number for number, _ in found)):
+            continue
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                files = await load(job.target).list_files(attempt.handle)
+        except TimeoutError as wrong:
+            raise Unreachable(f"the target did not list its files within {_TIMEOUT_S:g} s") from wrong
+        for file in files:
+            if re.fullmatch(STREAM, file.name):
+                place = attempt.number, file.name
+                found[place] = LogStream(
+                    attempt=attempt.number, stream=file.name, size_bytes=file.size_bytes, stored=False
+                )
+    return [found[place] for place in sorted(found)]
+
+
+def is_over(job: JobRow, attempt: AttemptRow) -> bool:
+    """Whether nobody writes for this attempt any more."""
+    return job.status.final or attempt.released_at is not None or attempt.number < job.attempts
+
+
+def read_kept(storage: Store, row: ArtifactRow, *, offset: int, limit: int) -> bytes:
+    """A part of what is kept of a job, cut at its end."""
+    size = min(limit, row.size_bytes - offset)
+    return storage.read(f"jobs/{row.job_id}/{row.path}", start=offset, size=size) if size > 0 else b""
+
+
+async def _at_target(
+    job: JobRow, attempt: AttemptRow, stream: str, *, offset: int, limit: int, load: Callable[[str], Target]
+) -> bytes:
+    if attempt.handle is None:
+        raise TargetError("the attempt was never placed; there is nothing to read")
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            return await load(job.target).read(attempt.handle, stream, offset=offset, limit=limit)
+    except TimeoutError as wrong:
+        raise Unreachable(f"the target did not answer within {_TIMEOUT_S:g} s") from wrong

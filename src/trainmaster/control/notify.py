@@ -1,0 +1,227 @@
+"""How one piece of news is sent: as a signed webhook, or through a channel of apprise. Neither ever raises.
+
+A webhook goes to https, or to this machine. Its name is looked up here and the connection made to the address that was
+checked, so that a name cannot mean one machine for the check and another for the sending; redirects are not followed.
+What a receiver answers beside its status is not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import ipaddress
+import logging
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import SplitResult, urlsplit
+
+from trainmaster.core.errors import UsageError
+
+WEBHOOK_S = 10.0  # for looking up, connecting, sending and the first line of the answer, together
+APPRISE_S = 30.0
+_THREADS = 16  # that may hang at the same time, in a resolver or in a library
+# Cloud metadata services that do not live on a link-local address.
+_METADATA = frozenset({"fd00:ec2::254", "100.100.100.200", "192.0.0.192", "168.63.129.16"})
+
+T = TypeVar("T")
+Resolve = Callable[[str, int], list[str]]
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """What became of one sending. `error` None: it arrived."""
+
+    status: int | None = None
+    error: str | None = None
+    final: bool = False  # trying again cannot help
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sending:
+    """One try to send one body."""
+
+    parts: SplitResult
+    body: bytes
+    headers: Mapping[str, str]
+    limit_s: float
+
+
+def check_url(url: str, *, allow_hosts: Collection[str] = ()) -> SplitResult:
+    """A webhook's address in its parts; UsageError where it may not be one. Asks nobody."""
+    try:
+        parts = urlsplit(url)
+        host, _port = parts.hostname or "", parts.port
+    except ValueError as wrong:
+        raise UsageError(f"not a URL: {wrong}") from None
+    if parts.scheme not in ("http", "https") or not host or not url.isascii() or any(c <= " " for c in url):
+        raise UsageError("not a web address; write for example https://hooks.example.org/trainmaster")
+    if parts.username is not None or parts.password is not None:
+        raise UsageError("an address with a password in it would be stored; check the signature instead")
+    if parts.scheme == "http" and not _is_loopback_name(host) and host not in allow_hosts:
+        raise UsageError("only https leaves this machine; http goes to 127.0.0.1, ::1 and localhost")
+    return parts
+
+
+async def send_webhook(
+    url: str,
+    body: bytes,
+    headers: Mapping[str, str],
+    *,
+    allow_hosts: Collection[str] = (),
+    limit_s: float = WEBHOOK_S,
+    resolve: Resolve | None = None,
+    context: ssl.SSLContext | None = None,
+) -> Sent:
+    """Send one signed body; anything but a 2xx is an error."""
+    try:
+        parts = check_url(url, allow_hosts=allow_hosts)
+        async with asyncio.timeout(limit_s):
+            sent = Sending(parts=parts, body=body, headers=headers, limit_s=limit_s)
+            return await _post(sent, allow_hosts=allow_hosts, resolve=resolve or look_up, context=context)
+    except UsageError as refused:
+        return Sent(error=str(refused), final=True)
+    except TimeoutError:
+        return Sent(error=f"no answer within {limit_s:g} s")
+    except ModuleNotFoundError:
+        return Sent(error="webhooks need packages that are not installed; run: pip install 'trainmaster[server]'")
+    except Exception as wrong:  # whatever a resolver, a socket or a library comes up with
+        return Sent(error=f"{type(wrong).__name__}: {wrong}")
+
+
+async def _post(
+    sending: Sending, *, allow_hosts: Collection[str], resolve: Resolve, context: ssl.SSLContext | None
+) -> Sent:
+    import httpx
+
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # below it every address is logged, and some hold a token
+    parts, limit_s = sending.parts, sending.limit_s
+    host = parts.hostname or ""
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    addresses = await in_thread(lambda: resolve(host, port))
+    if not addresses:
+        return Sent(error=f"{host} has no address")
+    if host not in allow_hosts and (bad := [text for text in addresses if not _may_send(text, host)]):
+        return Sent(error=f"{host} is {bad[0]}, an address that webhooks are not sent to")
+    where = f"[{addresses[0]}]" if ":" in addresses[0] else addresses[0]
+    target = f"{parts.scheme}://{where}:{port}{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
+    verify = (context or _trusted()) if parts.scheme == "https" else False
+    # Without the environment's proxies: behind one, the address that was checked is not the one that is reached.
+    async with httpx.AsyncClient(trust_env=False, follow_redirects=False, verify=verify, timeout=limit_s) as client:
+        headers = {**sending.headers, "Host": parts.netloc}
+        request = client.build_request(
+            "POST", target, content=sending.body, headers=headers, extensions={"sni_hostname": host}
+        )
+        answer = await client.send(request, stream=True)
+        await answer.aclose()
+    status = answer.status_code
+    if 200 <= status < 300:
+        return Sent(status=status)
+    if 300 <= status < 400:
+        return Sent(status=status, error=f"HTTP {status}: redirects are not followed; give the address it leads to")
+    return Sent(status=status, error=f"HTTP {status}", final=status == 410)  # 410: the receiver wants no more of it
+
+
+async def send_apprise(url: str, *, title: str, body: str, limit_s: float = APPRISE_S) -> Sent:
+    """Send through a channel. Its library is synchronous, and no thread can be ended: one that hangs is left behind."""
+    try:
+        return await in_thread(lambda: _notify(url, title, body), limit_s=limit_s)
+    except TimeoutError:
+        return Sent(error=f"the channel was not done within {limit_s:g} s")
+    except ModuleNotFoundError:
+        return Sent(error="channels need packages that are not installed; run: pip install 'trainmaster[notify]'")
+    except Exception as wrong:
+        # The text may quote the URL, which is a secret.
+        return Sent(error=f"the channel failed: {type(wrong).__name__}")
+
+
+def _notify(url: str, title: str, body: str) -> Sent:
+    import apprise
+
+    # Below this level they write URLs with their tokens.
+    for name in ("apprise", "urllib3.connectionpool"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    sender = apprise.Apprise()
+    if not sender.add(url):
+        return Sent(error="the channel's URL is none that apprise knows", final=True)
+    if sender.notify(title=title, body=body, body_format=apprise.NotifyFormat.TEXT):
+        return Sent()
+    return Sent(error="the channel did not take it; the server's log may say more")
+
+
+async def in_thread(work: Callable[[], T], *, limit_s: float = WEBHOOK_S) -> T:
+    """Do something that may hang in a thread of its own. Not in the loop's pool, where it would keep the reconciler's
+    database work waiting; and not in one that Python waits for when it ends."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def finish(result: Any, wrong: BaseException | None) -> None:
+        if done.done():
+            return
+        if wrong is not None:
+            done.set_exception(wrong)
+        else:
+            done.set_result(result)
+
+    def main() -> None:
+        result: Any = None
+        failed: BaseException | None = None
+        try:
+            result = work()
+        except BaseException as wrong:
+            failed = wrong
+        finally:
+            _hanging.release()
+        with suppress(RuntimeError):  # the loop has ended: nobody waits for this any more
+            loop.call_soon_threadsafe(finish, result, failed)
+
+    if not _hanging.acquire(blocking=False):
+        raise TimeoutError("too many sendings hang")
+    threading.Thread(target=main, name="notify", daemon=True).start()
+    async with asyncio.timeout(limit_s):
+        return await done
+
+
+_hanging = threading.BoundedSemaphore(_THREADS)
+
+
+def look_up(host: str, port: int) -> list[str]:
+    """The addresses of a name, IPv4 first: more receivers are reached by it."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = dict.fromkeys(str(entry[4][0]) for entry in found)
+    return sorted(addresses, key=lambda text: ":" in text)
+
+
+def _may_send(text: str, host: str) -> bool:
+    """Whether an address may be sent to. Private networks may: receivers of one's own are there, behind TLS."""
+    address = ipaddress.ip_address(text.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    if _is_loopback_name(host):
+        return address.is_loopback
+    return not (
+        address.is_loopback
+        or address.is_link_local  # the metadata services of most clouds
+        or address.is_multicast
+        or address.is_unspecified
+        or str(address) in _METADATA
+    )
+
+
+def _is_loopback_name(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@functools.cache
+def _trusted() -> ssl.SSLContext:
+    return ssl.create_default_context()

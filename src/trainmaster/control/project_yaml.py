@@ -1,0 +1,85 @@
+"""The project file of a job: what was asked for and where its data lies, as YAML in storage beside what comes of it.
+
+    job: 6f1c…                       paths:
+    name: trial                        train: s3://bucket/datasets/tales/train.jsonl
+    project: default                   eval: s3://bucket/datasets/tales/eval.jsonl
+    target: local                      config: s3://bucket/jobs/6f1c…/inputs/config.json
+    …                                  outputs: s3://bucket/jobs/6f1c…/outputs
+
+It is made of the job's row and the storage's address alone, so that building it again gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from trainmaster.core.plan import OUTPUTS_FOLDER
+from trainmaster.core.schema import to_plain
+from trainmaster.core.spec import JobSpec
+from trainmaster.store.rows import JobRow
+
+PROJECT_FILE = "project.yaml"
+CONFIG_FILE = "inputs/config.json"
+_VERSION = 1
+
+
+def prefix(job_id: str) -> str:
+    """Where everything of a job is kept."""
+    return f"jobs/{job_id}"
+
+
+def build(job: JobRow, storage_url: str) -> dict[str, str]:
+    """The project file and what it names, by path under the job's prefix; the file itself is the last."""
+    import yaml
+
+    files: dict[str, str] = {}
+    if job.spec.train is not None:
+        files[CONFIG_FILE] = json.dumps(to_plain(job.spec.train), indent=2, sort_keys=True) + "\n"
+    document = describe(job, storage_url)
+    files[PROJECT_FILE] = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=120)
+    return files
+
+
+def describe(job: JobRow, storage_url: str) -> dict[str, Any]:
+    """What the project file says, as plain data."""
+    spec = job.spec
+    return {
+        "version": _VERSION,
+        "job": job.id,
+        "name": spec.name,
+        "project": spec.project,
+        "target": spec.target,
+        "created_at": job.created_at.isoformat(),
+        "paths": _paths(job.id, spec, storage_url),
+        "workload": {"train": to_plain(spec.train)} if spec.train is not None else {"command": to_plain(spec.command)},
+        "resources": to_plain(spec.resources),
+        "preflight": to_plain(spec.preflight),
+        "limits": to_plain(spec.limits),
+        "zone": spec.zone,
+        # Only the names: people do put secrets there, and this file is read by more people than the job's row.
+        "environment": sorted(spec.env),
+    }
+
+
+def _paths(job_id: str, spec: JobSpec, storage_url: str) -> dict[str, str | None]:
+    own = f"{storage_url}/{prefix(job_id)}"
+    if spec.train is not None:
+        # Our trainer reads its data from wherever it runs: these paths are the node's, or the Hub's, as they stand.
+        data = spec.train.data
+        paths = {
+            "train": data.path or data.dataset,
+            "eval": data.held_out_path or (data.held_out_split and f"{data.dataset}:{data.held_out_split}"),
+            "config": f"{own}/{CONFIG_FILE}",
+        }
+    else:
+        inputs = spec.inputs
+        paths = {name: locate(getattr(inputs, name), storage_url) for name in ("train", "eval", "config")}
+    return {**paths, "project": f"{own}/{PROJECT_FILE}", "outputs": f"{own}/{OUTPUTS_FOLDER}"}
+
+
+def locate(place: str | None, storage_url: str) -> str | None:
+    """The full address of an input: as it stands where it is one, else in the server's storage."""
+    if place is None or place.startswith("/") or "://" in place:
+        return place
+    return f"{storage_url}/{place}"

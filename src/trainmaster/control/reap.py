@@ -1,0 +1,80 @@
+"""What runs or is rented and belongs to no live job: find it, and end it.
+
+Two sources, because each may be wrong: what a target says lives there (no database is asked), and what the rows say
+was never given back. Of another home or another database nothing is ended: it is somebody else's, and only shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from trainmaster import targets
+from trainmaster.store import Database, leftovers, reads, stops
+from trainmaster.targets import Handle, Lists, Owned, Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leftover:
+    """Something that no live job owns."""
+
+    attempt: str
+    target: str
+    what: str
+    why: str
+    ours: bool  # of this home: may be ended
+    handle: Handle
+
+
+async def find(
+    db: Database | None, home: Path, words: Sequence[str], *, load: Callable[[str], Target] = targets.load
+) -> list[Leftover]:
+    """Everything at these targets, and in the rows, that no live job owns.
+
+    Without a database nobody can say who owns what: all that the targets run for this home is named.
+    """
+    found: dict[str, Leftover] = {}
+    for word in words:
+        target = load(word)
+        for owned in await target.list_owned() if isinstance(target, Lists) else ():
+            left = _judge(db, home, word, owned)
+            if left is not None:
+                found[left.attempt] = left
+    for held in leftovers.list_held(db) if db is not None else ():
+        known = found.get(held.attempt)
+        found[held.attempt] = Leftover(
+            attempt=held.attempt, target=held.target, handle=held.handle, ours=True, why=f"its job is {held.status}",
+            what=f"{known.what}; {held.what}" if known else held.what,
+        )  # fmt: skip
+    return sorted(found.values(), key=lambda left: (not left.ours, left.attempt))
+
+
+async def end(db: Database | None, left: Leftover, *, load: Callable[[str], Target] = targets.load) -> None:
+    """End it by force, and note that it was given back. May be repeated."""
+    assert left.ours, "what is not ours is not ended"
+    await load(left.target).release(left.handle)
+    if db is not None:
+        with db.write() as conn:
+            stops.mark_released(conn, left.attempt, at=datetime.now(UTC))
+
+
+def _judge(db: Database | None, home: Path, word: str, owned: Owned) -> Leftover | None:
+    """What is wrong with it, or None where a live job owns it."""
+    job_id, _, number = owned.attempt.rpartition(".")
+    job = reads.find_job(db, job_id) if db is not None else None
+    # A target of this machine says in which folder an attempt lies; of another home it is not ours to end.
+    folder = owned.handle.get("folder")
+    here = job is not None or (folder is not None and Path(str(folder)).is_relative_to(home))
+    if db is None:
+        why = "no database to say who owns it"
+    elif job is None:
+        why = "no job of this database" if here else "of another home; left alone"
+    elif job.status.final:
+        why = f"its job is {job.status}"
+    elif number.isdecimal() and int(number) < job.attempts:
+        why = f"its job is at attempt {job.attempts}"
+    else:
+        return None
+    return Leftover(attempt=owned.attempt, target=word, what=owned.what, why=why, ours=here, handle=owned.handle)

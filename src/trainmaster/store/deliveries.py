@@ -1,0 +1,150 @@
+"""The way of each piece of news to each channel. Claimed by compare-and-set, so that two dispatchers do not send one
+thing at the same time; a claim that was not followed by a mark runs out, and the delivery is sent again under its id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, and_, or_, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from trainmaster.store import house as h
+from trainmaster.store.database import Database
+
+_NEWS, _WAYS = h.outbox.c, h.deliveries.c
+_ERROR_LIMIT = 500  # characters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewsRow:
+    """Something people are to be told."""
+
+    id: int
+    key: str
+    at: datetime
+    topic: str
+    project: str
+    job_id: str | None
+    payload: Mapping[str, Any]
+    spread_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryRow:
+    """One piece of news on its way to one channel. `done_at` None and `next_at` None: it was given up."""
+
+    id: int
+    outbox_id: int
+    channel: str
+    tries: int
+    next_at: datetime | None
+    done_at: datetime | None
+    status: int | None
+    error: str | None
+    took_s: float | None
+    news: NewsRow
+
+
+def list_unspread(conn: Connection, *, limit: int = 100) -> list[NewsRow]:
+    """News that has no deliveries yet, oldest first; held until this transaction ends, so that two do not spread it."""
+    query = select(h.outbox).where(_NEWS.spread_at.is_(None)).order_by(_NEWS.id).limit(limit)
+    rows = conn.execute(query.with_for_update(skip_locked=True)).mappings()
+    return [NewsRow(**row) for row in rows]
+
+
+def has_unspread(db: Database) -> bool:
+    with db.read() as conn:
+        return conn.execute(select(_NEWS.id).where(_NEWS.spread_at.is_(None)).limit(1)).first() is not None
+
+
+def spread(conn: Connection, news: NewsRow, channels: Collection[str], *, at: datetime) -> None:
+    """Send a piece of news on its way to each channel."""
+    dialect = sqlite if conn.dialect.name == "sqlite" else postgresql
+    for channel in channels:
+        row = dialect.insert(h.deliveries).values(outbox_id=news.id, channel=channel, tries=0, next_at=at)
+        conn.execute(row.on_conflict_do_nothing())
+    conn.execute(update(h.outbox).where(_NEWS.id == news.id).values(spread_at=at))
+
+
+def list_due(db: Database, channel: str, *, now: datetime, limit: int) -> list[DeliveryRow]:
+    """What a channel is to be sent now, in the order in which it came due."""
+    return _list(db, and_(_WAYS.channel == channel, _WAYS.next_at <= now), order=_WAYS.next_at, limit=limit)
+
+
+def due_channels(db: Database, *, now: datetime) -> list[str]:
+    """The channels that something is due for."""
+    query = select(_WAYS.channel).where(_WAYS.next_at <= now).distinct()
+    with db.read() as conn:
+        return list(conn.execute(query).scalars())
+
+
+def claim(conn: Connection, delivery: DeliveryRow, *, until: datetime) -> bool:
+    """Take a delivery that is due, for as long as sending it may last; False if another took it."""
+    row = update(h.deliveries).where(_WAYS.id == delivery.id, _WAYS.next_at == delivery.next_at)
+    return conn.execute(row.values(next_at=until, tries=_WAYS.tries + 1)).rowcount == 1
+
+
+def mark_done(conn: Connection, delivery_id: int, *, at: datetime, status: int | None, took_s: float) -> None:
+    """It arrived. That holds, whoever has claimed it meanwhile."""
+    done = {"next_at": None, "done_at": at, "status": status, "error": None, "took_s": took_s}
+    conn.execute(update(h.deliveries).where(_WAYS.id == delivery_id, _WAYS.done_at.is_(None)).values(done))
+
+
+def mark_failed(
+    conn: Connection,
+    delivery_id: int,
+    *,
+    claimed_until: datetime,
+    next_at: datetime | None,
+    status: int | None,
+    error: str,
+    took_s: float | None,
+) -> None:
+    """It did not arrive: to be tried again then, or given up. Nothing is changed where the claim ran out."""
+    failed = {"next_at": next_at, "status": status, "error": _clean(error), "took_s": took_s}
+    mine = (_WAYS.id == delivery_id, _WAYS.next_at == claimed_until, _WAYS.done_at.is_(None))
+    conn.execute(update(h.deliveries).where(*mine).values(failed))
+
+
+def give_up(conn: Connection, channel: str, error: str, *, before: datetime) -> int:
+    """Give up what waits for a channel and is older than this; how many that were."""
+    old = select(_NEWS.id).where(_NEWS.at < before)
+    waiting = (_WAYS.channel == channel, _WAYS.next_at.is_not(None), _WAYS.outbox_id.in_(old))
+    row = update(h.deliveries).where(*waiting)
+    return conn.execute(row.values(next_at=None, error=_clean(error))).rowcount
+
+
+def list_deliveries(
+    db: Database, *, channel: str | None = None, project: str | None = None, failed: bool = False, limit: int = 50
+) -> list[DeliveryRow]:
+    """Deliveries, newest first; `failed`: those that were given up or did not arrive yet."""
+    wanted: list[ColumnElement[bool]] = []
+    if channel is not None:
+        wanted.append(_WAYS.channel == channel)
+    if project is not None:
+        wanted.append(_NEWS.project == project)
+    if failed:
+        wanted.append(and_(_WAYS.done_at.is_(None), or_(_WAYS.next_at.is_(None), _WAYS.tries > 0)))
+    return _list(db, and_(True, *wanted), order=_WAYS.id.desc(), limit=limit)
+
+
+def _list(db: Database, wanted: ColumnElement[bool], *, order: Any, limit: int) -> list[DeliveryRow]:
+    query = select(h.deliveries, h.outbox).join(h.outbox, _NEWS.id == _WAYS.outbox_id).where(wanted)
+    ways, told = [column.name for column in h.deliveries.c], [column.name for column in h.outbox.c]
+    with db.read() as conn:
+        rows = conn.execute(query.order_by(order).limit(limit)).all()
+    return [
+        DeliveryRow(
+            **dict(zip(ways, row, strict=False)),
+            news=NewsRow(**dict(zip(told, row[len(ways) :], strict=True))),
+        )
+        for row in rows
+    ]
+
+
+def _clean(text: str) -> str:
+    return text[:_ERROR_LIMIT].replace("\x00", "\ufffd")

@@ -1,0 +1,29 @@
+"""What is kept of a job in storage. A row here means that the object is there, whole, and was verified."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import Connection
+from sqlalchemy.dialects import postgresql, sqlite
+
+from trainmaster.store import records as r
+
+
+def insert_artifact(
+    conn: Connection,
+    *,
+    job_id: str,
+    attempt: str | None,
+    kind: str,
+    path: str,
+    size_bytes: int,
+    sha256: str,
+    at: datetime,
+) -> None:
+    """Note an object that was stored under the job's prefix; one that was stored again replaces its row."""
+    dialect = sqlite if conn.dialect.name == "sqlite" else postgresql
+    what = {"attempt": attempt, "kind": kind, "size_bytes": size_bytes, "sha256": sha256, "stored_at": at}
+    row = dialect.insert(r.artifacts).values(job_id=job_id, path=path, **what)
+    changes = {name: row.excluded[name] for name in what}
+    conn.execute(row.on_conflict_do_update(index_elements=["job_id", "path"], set_=changes))

@@ -1,0 +1,89 @@
+"""Who works on which job. A reconciler leases jobs in bulk and writes for a job only while the lease is its own.
+
+A token is one life of one reconciler. Renewing is one statement for all its jobs, so a thousand quiet jobs cost one
+write every ten seconds. A lease that ran out belongs to whoever takes it first; the old holder, should it wake up,
+finds its token gone and drops what it was about to write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy import ColumnElement, Connection, func, or_, select, update
+
+from trainmaster.core.states import Stage
+from trainmaster.store import tables as t
+from trainmaster.store.database import Database
+
+LENGTH_S = 30.0  # a dead reconciler on another machine is noticed after this; one on this machine at once
+_JOBS = t.jobs.c
+
+
+def clock(conn: Connection) -> datetime:
+    """The time that leases are measured in: the server's, where machines with clocks of their own share it."""
+    if conn.dialect.name == "sqlite":
+        return datetime.now(UTC)
+    now: datetime = conn.execute(select(func.clock_timestamp())).scalar_one()
+    return now
+
+
+def wanted(db: Database, token: str, *, dead: Collection[str] = ()) -> bool:
+    """Whether there is an open job that nobody holds, or whose holder is gone."""
+    with db.read() as conn:
+        free = _free(clock(conn), dead) & (_JOBS.lease_token.is_distinct_from(token))
+        return conn.execute(select(_JOBS.id).where(_JOBS.stage.is_not(None), free).limit(1)).first() is not None
+
+
+def take(conn: Connection, token: str, *, owner: str, dead: Collection[str] = ()) -> None:
+    """Renew what this token holds, and take every open job that is free. `dead` are tokens known to be gone."""
+    now = clock(conn)
+    mine = or_(_JOBS.lease_token == token, _free(now, dead))
+    until = now + timedelta(seconds=LENGTH_S)
+    conn.execute(
+        update(t.jobs)
+        .where(_JOBS.stage.is_not(None), mine)
+        .values(lease_token=token, lease_owner=owner[:255], lease_until=until)
+    )
+
+
+def drop(conn: Connection, token: str) -> None:
+    """Give back everything, so that another can go on at once."""
+    nobody = {"lease_token": None, "lease_owner": None, "lease_until": None}
+    conn.execute(update(t.jobs).where(_JOBS.lease_token == token).values(nobody))
+
+
+def holds(conn: Connection, job_id: str, token: str) -> bool:
+    """Whether this token may write for the job, for as long as this transaction lasts."""
+    query = select(_JOBS.id).where(_JOBS.id == job_id, _JOBS.lease_token == token).with_for_update()
+    return conn.execute(query).first() is not None
+
+
+def list_due(db: Database, token: str) -> list[str]:
+    """The open jobs that this token holds and that are not resting, oldest first."""
+    with db.read() as conn:
+        rested = or_(_JOBS.rest_until.is_(None), _JOBS.rest_until <= datetime.now(UTC))
+        query = select(_JOBS.id).where(_JOBS.stage.is_not(None), _JOBS.lease_token == token, rested)
+        return list(conn.execute(query.order_by(_JOBS.created_at)).scalars())
+
+
+def list_unwanted(db: Database, token: str) -> list[str]:
+    """The jobs that this token holds, that are being started, and that somebody wants to stop."""
+    words = [Stage.PLACING.value, Stage.PROVISIONING.value, Stage.CONNECTING.value, Stage.STAGING.value]
+    starting = _JOBS.stage.is_not(None) & _JOBS.stage.in_(words)
+    with db.read() as conn:
+        query = select(_JOBS.id).where(starting, _JOBS.lease_token == token, _JOBS.cancel_requested)
+        return list(conn.execute(query).scalars())
+
+
+def others(db: Database, token: str) -> dict[str, str]:
+    """Token and owner of every other reconciler that holds an open job."""
+    query = select(_JOBS.lease_token, _JOBS.lease_owner).where(
+        _JOBS.stage.is_not(None), _JOBS.lease_token.is_not(None), _JOBS.lease_token != token
+    )
+    with db.read() as conn:
+        return {row.lease_token: row.lease_owner or "" for row in conn.execute(query.distinct())}
+
+
+def _free(now: datetime, dead: Collection[str]) -> ColumnElement[bool]:
+    return or_(_JOBS.lease_token.is_(None), _JOBS.lease_until < now, _JOBS.lease_token.in_(list(dead)))

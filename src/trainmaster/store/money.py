@@ -1,0 +1,279 @@
+"""What attempts and rented machines cost, as their rows say; and what a project may spend.
+
+An attempt costs from when it was placed until everything it held was given back. Where machines were rented for it,
+they are what costs: each from its launch until the cloud said that it is gone, which may be later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Float, case, cast, delete, func, literal, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from trainmaster.core.cost import Amount, Span, Window, add_up, month_of
+from trainmaster.core.states import Stage
+from trainmaster.store import house as h
+from trainmaster.store import tables as t
+from trainmaster.store.database import Database
+
+PERIODS = ("total", "month")
+_AT_ONCE = 500  # ids in one query
+_JOBS, _ATTEMPTS, _INSTANCES = t.jobs.c, t.attempts.c, t.instances.c
+# When an attempt was given back. A final job holds nothing, whoever forgot to note since when.
+_END = case(
+    (_ATTEMPTS.released_at.is_not(None), _ATTEMPTS.released_at),
+    (_JOBS.stage.is_(None), func.coalesce(_ATTEMPTS.ended_at, _JOBS.ended_at)),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Charge:
+    """What is paid for one attempt, in one or more spans."""
+
+    job_id: str
+    project: str
+    attempt: str
+    spans: tuple[Span, ...]
+
+    @property
+    def is_open(self) -> bool:
+        return any(span.end is None for span in self.spans)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetRow:
+    """What a project may spend: in all, or in each calendar month (UTC)."""
+
+    id: int
+    project: str
+    period: str
+    cap_cents: int
+    created_at: datetime
+    warned_at: datetime | None
+
+    def window(self, now: datetime) -> Window | None:
+        return month_of(now) if self.period == "month" else None
+
+    def label(self, now: datetime) -> str:
+        """Which of its periods the time is in: `total`, or the month as 2026-11."""
+        return f"{now:%Y-%m}" if self.period == "month" else "total"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spending:
+    """An attempt that goes on, and the cap of its job."""
+
+    job_id: str
+    name: str
+    project: str
+    status: str
+    attempt: str
+    max_cost: float | None  # dollars
+    begun: bool  # its target has answered: a price that is not known now stays unknown
+    stopping: bool  # it was asked to stop, for whatever reason
+
+
+def list_charges(
+    conn: Connection,
+    *,
+    jobs: Collection[str] = (),
+    project: str | None = None,
+    window: Window | None = None,
+    closed: bool = True,
+) -> list[Charge]:
+    """Charges of these jobs, or of a project, or of all; only those with a part in the window, where one is given.
+
+    Not `closed`: only those that go on, or for which machines were rented; `sum_closed` has the others.
+    """
+    wanted: list[ColumnElement[bool]] = []
+    if project is not None:
+        wanted.append(_JOBS.project == project)
+    if window is not None:
+        # One that is not given back may go on; whether it does is seen below.
+        wanted += [_ATTEMPTS.created_at < window.end, _is_since(window.start)]
+    if not closed:
+        wanted.append(_END.is_(None) | _rented())
+    if not jobs:
+        return _charges(conn, wanted)
+    ids, found = sorted(jobs), []
+    for first in range(0, len(ids), _AT_ONCE):
+        found += _charges(conn, [*wanted, _JOBS.id.in_(ids[first : first + _AT_ONCE])])
+    return found
+
+
+def spent(conn: Connection, project: str, *, now: datetime, window: Window | None = None) -> Amount:
+    """What a project has spent, in all or in a window."""
+    closed = sum_closed(conn, project=project, window=window).get(project, Amount())
+    spans = (
+        span for charge in list_charges(conn, project=project, window=window, closed=False) for span in charge.spans
+    )
+    return closed + add_up(spans, now=now, window=window)
+
+
+def sum_closed(conn: Connection, *, project: str | None = None, window: Window | None = None) -> dict[str, Amount]:
+    """By project: what was spent on attempts that were given back and had no rented machines.
+
+    Summed by the database: of a service that is not new they are nearly all attempts, and none of them changes any
+    more. The rest is what `list_charges(closed=False)` gives.
+    """
+    start: ColumnElement[Any] = _ATTEMPTS.created_at
+    end: ColumnElement[Any] = _END
+    wanted = [_END.is_not(None), ~_rented()]
+    wanted += [_JOBS.project == project] if project is not None else []
+    if window is not None:
+        first, last = (literal(when, t.UtcTime()) for when in (window.start, window.end))
+        wanted += [start < last, end > first]
+        start, end = case((start < first, first), else_=start), case((end > last, last), else_=end)
+    hours = _hours(conn, start, end)
+    unknown = func.sum(case((_ATTEMPTS.price_cents_per_hour.is_(None), 1), else_=0))
+    query = (
+        select(_JOBS.project, func.sum(_ATTEMPTS.price_cents_per_hour * hours), unknown)
+        .join(t.attempts, _ATTEMPTS.job_id == _JOBS.id)
+        .where(*wanted)
+        .group_by(_JOBS.project)
+    )
+    return {
+        name: Amount(known_cents=float(known or 0.0), unknown=int(parts)) for name, known, parts in conn.execute(query)
+    }
+
+
+def job_costs(db: Database, jobs: Collection[str], *, now: datetime, window: Window | None = None) -> dict[str, Amount]:
+    """The cost of each of these jobs; one that was never placed has cost nothing."""
+    amounts = dict.fromkeys(jobs, Amount())
+    if not jobs:
+        return {}
+    with db.read() as conn:
+        for charge in list_charges(conn, jobs=jobs, window=window):
+            amounts[charge.job_id] += add_up(charge.spans, now=now, window=window)
+    return amounts
+
+
+def list_spending(conn: Connection, *, capped: bool = False) -> list[Spending]:
+    """Every attempt that goes on; `capped`: only of jobs with a cap of their own."""
+    cap = _JOBS.spec["limits"]["max_cost"].as_float()
+    query = (
+        select(_JOBS.id, _JOBS.name, _JOBS.project, _JOBS.status, _JOBS.stage, _JOBS.cancel_requested,
+               _ATTEMPTS.id.label("attempt"), _ATTEMPTS.stop_reason, cap.label("cap"))
+        .join(t.attempts, (_ATTEMPTS.job_id == _JOBS.id) & (_ATTEMPTS.number == _JOBS.attempts))
+        .where(_JOBS.stage.is_not(None), _ATTEMPTS.ended_at.is_(None), _ATTEMPTS.released_at.is_(None))
+    )  # fmt: skip
+    query = query.where(cap.is_not(None)) if capped else query
+    return [
+        Spending(
+            job_id=row.id,
+            name=row.name,
+            project=row.project,
+            status=row.status,
+            attempt=row.attempt,
+            max_cost=row.cap,
+            begun=row.stage in (Stage.CHECKING, Stage.RUNNING),
+            stopping=row.cancel_requested or row.stop_reason is not None,
+        )
+        for row in conn.execute(query)
+    ]
+
+
+def set_price(conn: Connection, attempt: str, cents_per_hour: float | None) -> None:
+    """The price of an attempt, where it is known; one that is not takes nothing back."""
+    if cents_per_hour is not None:
+        row = update(t.attempts).where(_ATTEMPTS.id == attempt)
+        conn.execute(row.values(price_cents_per_hour=cents_per_hour))
+
+
+def set_budget(conn: Connection, project: str, period: str, cap_cents: int, *, at: datetime) -> None:
+    """What a project may spend; a cap that was there is replaced, and its warning forgotten."""
+    assert period in PERIODS and cap_cents >= 0, f"no budget: {cap_cents} a {period}"
+    dialect = sqlite if conn.dialect.name == "sqlite" else postgresql
+    row = dialect.insert(h.budgets).values(project=project, period=period, cap_cents=cap_cents, created_at=at)
+    changes = {"cap_cents": row.excluded.cap_cents, "created_at": row.excluded.created_at, "warned_at": None}
+    conn.execute(row.on_conflict_do_update(index_elements=["project", "period"], set_=changes))
+
+
+def remove_budget(conn: Connection, project: str, period: str) -> bool:
+    """Let a project spend what it likes; False if it did already."""
+    gone = delete(h.budgets).where(h.budgets.c.project == project, h.budgets.c.period == period)
+    return conn.execute(gone).rowcount == 1
+
+
+def mark_warned(conn: Connection, budget_id: int, *, at: datetime) -> None:
+    conn.execute(update(h.budgets).where(h.budgets.c.id == budget_id).values(warned_at=at))
+
+
+def list_budgets(conn: Connection, *, project: str | None = None) -> list[BudgetRow]:
+    """Budgets by project and period."""
+    query = select(h.budgets).order_by(h.budgets.c.project, h.budgets.c.period)
+    if project is not None:
+        query = query.where(h.budgets.c.project == project)
+    return [BudgetRow(**row) for row in conn.execute(query).mappings()]
+
+
+def _is_since(start: datetime) -> ColumnElement[bool]:
+    # An attempt that was given back may have a machine that is not gone: its own times say. Under a name of its own,
+    # because the query around it may read the machines too.
+    machine = t.instances.alias("late").c
+    late = select(machine.id).where(
+        machine.attempt == _ATTEMPTS.id, machine.gone_at.is_(None) | (machine.gone_at > start)
+    )
+    return _ATTEMPTS.released_at.is_(None) | (_ATTEMPTS.released_at > start) | late.exists()
+
+
+def _rented() -> ColumnElement[bool]:
+    machine = t.instances.alias("rented").c
+    return select(machine.id).where(machine.attempt == _ATTEMPTS.id).exists()
+
+
+def _hours(conn: Connection, start: ColumnElement[Any], end: ColumnElement[Any]) -> ColumnElement[Any]:
+    if conn.dialect.name == "sqlite":
+        return (func.julianday(end, type_=Float) - func.julianday(start, type_=Float)) * 24.0
+    return cast(func.extract("epoch", end - start), Float) / 3600.0
+
+
+def _charges(conn: Connection, wanted: Sequence[ColumnElement[bool]]) -> list[Charge]:
+    # Few columns and no order: over a year of jobs each of them is a hundred thousand values.
+    query = (
+        select(_ATTEMPTS.id, _ATTEMPTS.price_cents_per_hour, _ATTEMPTS.created_at, _END.label("end"),
+               _JOBS.id.label("job_id"), _JOBS.project)
+        .join(t.jobs, _JOBS.id == _ATTEMPTS.job_id)
+        .where(*wanted)
+    )  # fmt: skip
+    rented = _machines(conn, wanted) if conn.execute(select(_INSTANCES.id).limit(1)).first() is not None else {}
+    return [
+        Charge(job_id=job_id, project=project, attempt=attempt,
+               spans=_spans(Span(cents_per_hour=price, start=start, end=end), rented.get(attempt, ())))
+        for attempt, price, start, end, job_id, project in conn.execute(query)
+    ]  # fmt: skip
+
+
+def _machines(conn: Connection, wanted: Sequence[ColumnElement[bool]]) -> dict[str, list[Any]]:
+    query = (
+        select(_INSTANCES.attempt, _INSTANCES.state, _INSTANCES.price_cents_per_hour, _INSTANCES.created_at,
+               _INSTANCES.launched_at, _INSTANCES.gone_at)
+        .join(t.attempts, _ATTEMPTS.id == _INSTANCES.attempt)
+        .join(t.jobs, _JOBS.id == _ATTEMPTS.job_id)
+        .where(*wanted)
+    )  # fmt: skip
+    rented: dict[str, list[Any]] = {}
+    for machine in conn.execute(query):
+        rented.setdefault(machine.attempt, []).append(machine)
+    return rented
+
+
+def _spans(own: Span, machines: Iterable[Any]) -> tuple[Span, ...]:
+    # An intended machine was not asked for yet. From the asking on it may exist, and may have to be paid.
+    spans = tuple(
+        Span(cents_per_hour=machine.price_cents_per_hour, start=machine.launched_at or machine.created_at,
+             end=machine.gone_at)
+        for machine in machines if machine.state != "intended"
+    )  # fmt: skip
+    if not spans:
+        return (own,)
+    if own.cents_per_hour is not None and any(span.cents_per_hour is None for span in spans):
+        # The whole is known where a part is not: the attempt's price, for as long as any of its machines is there.
+        ends = [own.end, *(span.end for span in spans)]
+        last = None if None in ends else max(end for end in ends if end is not None)
+        return (Span(cents_per_hour=own.cents_per_hour, start=own.start, end=last),)
+    return spans

@@ -1,0 +1,76 @@
+"""How the database stands, for those who watch over the service: can it be asked, is it ours, what waits in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import func, select, text
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from trainmaster.core.plan import EVENTS_FILE
+from trainmaster.core.states import Status
+from trainmaster.store import house as h
+from trainmaster.store import tables as t
+from trainmaster.store.database import Database
+from trainmaster.store.migrations import revisions
+
+# What a query raises when the database is away, full or busy for too long: nothing is known, and later may be better.
+GONE: tuple[type[Exception], ...] = (OperationalError, InterfaceError, PoolTimeout)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulse:
+    """What waits in the database, and how far behind it is."""
+
+    jobs: Mapping[str, int]  # of each status
+    event_lags_s: tuple[float, ...]  # of each running attempt: from when its last event was written until it was kept
+    news_waiting: int  # pieces of news that nobody was told of yet
+    deliveries_waiting: int  # messages on their way, tries that failed among them
+    instances: Mapping[str, int]  # of each state
+
+
+def find_fault(db: Database) -> str | None:
+    """Why the database cannot be worked with as it is; None where it can."""
+    try:
+        with db.read() as conn:
+            found = conn.execute(text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
+    except GONE as wrong:
+        return f"the database cannot be asked: {type(wrong).__name__}"
+    except Exception as wrong:  # a table that is not there has another error on each database
+        return f"the database has no schema: {type(wrong).__name__}"
+    if found != revisions()[-1]:
+        return f"the schema is {found}, and this server is made for {revisions()[-1]}"
+    return None
+
+
+def read(db: Database) -> Pulse:
+    """All figures, in a handful of queries."""
+    e, s, later = t.events, t.streams.c, t.events.alias("later")
+    last = (
+        select(func.max(later.c.offset))
+        .where(later.c.attempt == s.attempt, later.c.stream == EVENTS_FILE)
+        .scalar_subquery()
+    )
+    lags = (
+        select(e.c.ts, s.heard_at)
+        .select_from(t.jobs)
+        .join(t.attempts, (t.attempts.c.job_id == t.jobs.c.id) & (t.attempts.c.number == t.jobs.c.attempts))
+        .join(t.streams, (s.attempt == t.attempts.c.id) & (s.stream == EVENTS_FILE))
+        .join(e, (e.c.attempt == s.attempt) & (e.c.stream == s.stream) & (e.c.offset == last))
+        .where(t.jobs.c.stage.is_not(None), e.c.ts.is_not(None), s.heard_at.is_not(None))
+    )
+    waiting = select(func.count()).select_from(h.outbox).where(h.outbox.c.spread_at.is_(None))
+    sending = select(func.count()).select_from(h.deliveries).where(h.deliveries.c.next_at.is_not(None))
+    with db.read() as conn:
+        statuses = select(t.jobs.c.status, func.count()).group_by(t.jobs.c.status)
+        jobs: dict[str, int] = {row[0]: row[1] for row in conn.execute(statuses)}
+        states = select(t.instances.c.state, func.count()).group_by(t.instances.c.state)
+        return Pulse(
+            jobs={word.value: jobs.get(word.value, 0) for word in Status},
+            event_lags_s=tuple(max(0.0, (heard - ts).total_seconds()) for ts, heard in conn.execute(lags)),
+            news_waiting=conn.execute(waiting).scalar_one(),
+            deliveries_waiting=conn.execute(sending).scalar_one(),
+            instances={row[0]: row[1] for row in conn.execute(states)},
+        )

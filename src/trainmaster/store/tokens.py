@@ -1,0 +1,115 @@
+"""Tokens: who they are, never what they are. A row holds the SHA-256 of 256 random bits; the token is shown once."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from sqlalchemy import Connection, RowMapping, insert, select, update
+
+from trainmaster.store import house as h
+from trainmaster.store.database import Database
+
+_TOKENS = h.tokens.c
+SHAPE = re.compile(r"tm_[A-Za-z0-9_-]{43}")
+RESERVED = frozenset({"loopback", "local", "control"})  # what the audit trail calls those who have no token
+
+
+class Role(StrEnum):
+    """What a token may do in its project (or in all, where it names none)."""
+
+    VIEWER = "viewer"  # read
+    USER = "user"  # and submit and cancel
+    ADMIN = "admin"  # and tokens, budgets, webhooks, the audit trail
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRow:
+    """A token without what would let anybody use it."""
+
+    id: int
+    name: str
+    role: Role
+    project: str | None  # None: every project
+    created_at: datetime
+    used_at: datetime | None
+    revoked_at: datetime | None
+
+
+def issue(conn: Connection, *, name: str, role: Role, project: str | None, at: datetime) -> str | None:
+    """A new token, to be shown once; None where the name is taken (also by a revoked one: the audit trail names it)."""
+    if name in RESERVED or conn.execute(select(_TOKENS.id).where(_TOKENS.name == name)).first() is not None:
+        return None
+    token = f"tm_{secrets.token_urlsafe(32)}"
+    row = {"name": name, "hash": digest(token), "role": role.value, "project": project, "created_at": at}
+    conn.execute(insert(h.tokens).values(row))
+    return token
+
+
+def digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def find_token(db: Database, token: str) -> TokenRow | None:
+    """Whose token this is; None where it is nobody's, or was revoked."""
+    if not SHAPE.fullmatch(token):
+        return None
+    wanted = digest(token)
+    with db.read() as conn:
+        row = conn.execute(select(h.tokens).where(_TOKENS.hash == wanted)).mappings().first()
+    # The index has compared hashes, which tells nothing of a token; the last word is in constant time all the same.
+    if row is None or not hmac.compare_digest(row["hash"], wanted) or row["revoked_at"] is not None:
+        return None
+    return _row(row)
+
+
+def is_live(db: Database, token_id: int) -> bool:
+    """Whether a token that was let in is still good."""
+    query = select(_TOKENS.id).where(_TOKENS.id == token_id, _TOKENS.revoked_at.is_(None))
+    with db.read() as conn:
+        return conn.execute(query).first() is not None
+
+
+def any_live(db: Database) -> bool:
+    """Whether anybody could be let in with a token."""
+    with db.read() as conn:
+        return conn.execute(select(_TOKENS.id).where(_TOKENS.revoked_at.is_(None)).limit(1)).first() is not None
+
+
+def list_tokens(
+    db: Database, *, project: str | None = None, limit: int | None = None, offset: int = 0
+) -> list[TokenRow]:
+    """Tokens by name: all, or those of one project."""
+    query = select(h.tokens).order_by(_TOKENS.name).limit(limit).offset(offset)
+    if project is not None:
+        query = query.where(_TOKENS.project == project)
+    with db.read() as conn:
+        return [_row(row) for row in conn.execute(query).mappings()]
+
+
+def find_by_name(db: Database, name: str) -> TokenRow | None:
+    with db.read() as conn:
+        row = conn.execute(select(h.tokens).where(_TOKENS.name == name)).mappings().first()
+    return _row(row) if row is not None else None
+
+
+def revoke(conn: Connection, name: str, *, at: datetime) -> bool:
+    """Make a token useless from now on; False where there is no such token. A second time changes nothing."""
+    mine = update(h.tokens).where(_TOKENS.name == name)
+    conn.execute(mine.where(_TOKENS.revoked_at.is_(None)).values(revoked_at=at))
+    return conn.execute(select(_TOKENS.id).where(_TOKENS.name == name)).first() is not None
+
+
+def touch(conn: Connection, token_id: int, *, at: datetime) -> None:
+    """Note when a token was last used."""
+    conn.execute(update(h.tokens).where(_TOKENS.id == token_id).values(used_at=at))
+
+
+def _row(row: RowMapping) -> TokenRow:
+    kept = {name: value for name, value in row.items() if name != "hash"}
+    return TokenRow(**{**kept, "role": Role(row["role"])})

@@ -1,0 +1,40 @@
+"""The audit trail: who changed what, and when. Written with the change, and only ever added to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection, insert, select
+
+from trainmaster.store import house as h
+from trainmaster.store.database import Database
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditRow:
+    """One change that somebody asked for."""
+
+    id: int
+    at: datetime
+    who: str  # a token's name, `loopback`, or `local` (the command line on the database itself)
+    action: str
+    subject: str
+    detail: Mapping[str, Any] | None
+
+
+def record(conn: Connection, *, who: str, action: str, subject: str, detail: Mapping[str, Any] | None = None) -> None:
+    """Note a change in the transaction that makes it. `detail` holds no secret."""
+    row = {"at": datetime.now(UTC), "who": who, "action": action, "subject": subject, "detail": detail}
+    conn.execute(insert(h.audit).values(row))
+
+
+def list_audit(db: Database, *, subject: str | None = None, limit: int = 50, offset: int = 0) -> list[AuditRow]:
+    """Changes, newest first: all, or those of one subject (`job:<id>`, `token:<name>`, `budget:<project>/<period>`)."""
+    query = select(h.audit).order_by(h.audit.c.id.desc()).limit(limit).offset(offset)
+    if subject is not None:
+        query = query.where(h.audit.c.subject == subject)
+    with db.read() as conn:
+        return [AuditRow(**row) for row in conn.execute(query).mappings()]

@@ -1,0 +1,41 @@
+"""What runs on this machine for attempts, found by the mark that every process of an attempt carries in its
+environment (core/plan.py). No database and no folder is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainmaster.core.plan import ATTEMPT_VARIABLE, EVENTS_VARIABLE, PLAN_FILE
+
+_PROC = Path("/proc")
+
+
+def find(proc: Path = _PROC) -> dict[str, tuple[str | None, list[int]]]:
+    """Each attempt with its folder, where any of its processes tells it, and its processes."""
+    found: dict[str, tuple[str | None, list[int]]] = {}
+    for entry in sorted(proc.iterdir() if proc.is_dir() else (), key=lambda entry: entry.name):
+        if not entry.name.isdecimal():
+            continue
+        try:
+            environment = _pairs((entry / "environ").read_bytes())
+            command = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:  # gone, or another user's
+            continue
+        attempt = environment.get(ATTEMPT_VARIABLE)
+        if attempt:
+            folder, processes = found.get(attempt, (None, []))
+            found[attempt] = folder or _folder(environment, command), [*processes, int(entry.name)]
+    return found
+
+
+def _pairs(block: bytes) -> dict[str, str]:
+    pairs = (item.decode(errors="replace").partition("=") for item in block.split(b"\0"))
+    return {name: value for name, mark, value in pairs if mark}
+
+
+def _folder(environment: dict[str, str], command: list[bytes]) -> str | None:
+    """A rank knows its event file, the agent its plan; both lie in the attempt's folder."""
+    if (events := environment.get(EVENTS_VARIABLE)) and Path(events).is_absolute():
+        return str(Path(events).parent)
+    plans = [word.decode(errors="replace") for word in command if word.endswith(f"/{PLAN_FILE}".encode())]
+    return str(Path(plans[0]).parent) if plans else None

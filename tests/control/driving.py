@@ -1,0 +1,36 @@
+"""A control plane that runs beside a test, in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from trainmaster import control
+from trainmaster.storage import Store
+from trainmaster.store import Database
+
+
+@contextlib.contextmanager
+def driven(db: Database, home: Path, store: Store, **more: Any) -> Iterator[None]:
+    """One that lives through all of what is done inside."""
+    loop, stop = asyncio.new_event_loop(), asyncio.Event()
+    running = control.run(db, home, stop=stop, tick_s=0.02, storage=store, **more)
+    thread = threading.Thread(target=lambda: loop.run_until_complete(running))
+    thread.start()
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()
+
+
+def wait(done: Callable[[], bool]) -> None:
+    """pytest's own timeout ends what never is."""
+    while not done():
+        time.sleep(0.02)

@@ -1,0 +1,90 @@
+"""Event lines as seed 004's programs write them, taken in by the real ingest, and all that the rows then say."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Iterable
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from trainmaster.control.ingest import Read, ingest
+from trainmaster.core.spec import JobSpec
+from trainmaster.store import Database, read_records, reads, writes
+from trainmaster.store.rows import JobRow
+
+IST = ZoneInfo("Asia/Kolkata")
+START = datetime(2025, 11, 4, 10, 0, 0)  # noqa: DTZ001 (as their files write it: without an offset)
+
+
+def line(at_s: float, phase: str, event: str, **more: Any) -> bytes:
+    """One line, so many seconds after the start. `data` and the other fields as given."""
+    said = {"ts": (START + timedelta(seconds=at_s)).isoformat(), "phase": phase, "event": event, **more}
+    return json.dumps(said).encode() + b"\n"
+
+
+def utc(at_s: float) -> datetime:
+    """The same moment as the rows hold it."""
+    return (START + timedelta(seconds=at_s)).replace(tzinfo=IST).astimezone(UTC)
+
+
+def new_job(db: Database) -> tuple[str, str]:
+    """A job and its first attempt, which nobody works on."""
+    job_id = str(uuid.uuid4())
+    with db.write() as conn:
+        writes.insert_job(conn, job_id, JobSpec(name="a", command=("true",)), at=datetime.now(UTC))
+        return job_id, writes.insert_attempt(conn, job_id, 1, handle={}, at=datetime.now(UTC))
+
+
+def take_in(db: Database, attempt: str, content: bytes, *, chunk: int = 1 << 20, last: bool = False) -> None:
+    """One pass of the ingest over a file that holds this now."""
+
+    async def read(offset: int, limit: int) -> bytes:
+        return content[offset : offset + limit]
+
+    typed: Read = read
+    assert asyncio.run(ingest(db, attempt, typed, zone=IST, chunk=chunk, last=last))
+
+
+def said(db: Database, *lines: bytes) -> str:
+    """The id of a new job that wrote these lines."""
+    job_id, attempt = new_job(db)
+    take_in(db, attempt, b"".join(lines))
+    return job_id
+
+
+def job_of(db: Database, job_id: str) -> JobRow:
+    found = reads.find_job(db, job_id)
+    assert found is not None
+    return found
+
+
+def records(db: Database, job_id: str) -> dict[str, Any]:
+    """All that the rows of a job say of its training, without the numbers of rows and places in the file."""
+    job = job_of(db, job_id)
+    numbers = {row.id: row.number for row in read_records.list_iterations(db, job_id)}
+    epochs = [row for key in numbers for row in read_records.list_epochs(db, key)]
+    evals = read_records.list_evals(db, job_id=job_id, limit=1000)
+
+    def plain(rows: Iterable[Any]) -> list[dict[str, Any]]:
+        found = []
+        for row in rows:
+            values = asdict(row)
+            for name in ("id", "job_id", "attempt", "offset"):
+                values.pop(name, None)
+            if "iteration_id" in values:
+                values["iteration"] = numbers[values.pop("iteration_id")]
+            found.append(values)
+        return sorted(found, key=lambda values: json.dumps(values, sort_keys=True, default=str))
+
+    return {
+        "job": (job.project_started_at, job.time_taken, job.training_config),
+        "iterations": plain(read_records.list_iterations(db, job_id)),
+        "steps": plain(read_records.list_steps(db, job_id)),
+        "epochs": plain(epochs),
+        "evals": plain(evals),
+        "checks": plain(read_records.list_checks(db, job_id)),
+    }

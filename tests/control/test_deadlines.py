@@ -1,0 +1,222 @@
+"""Each stage has its time, a stop is carried through by force in the end, and a silent job is told of."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from trainmaster import control
+from trainmaster.control.ends import give_up_late
+from trainmaster.control.plane import Plane
+from trainmaster.control.steps import step
+from trainmaster.core.errors import StorageUnreachable, Unreachable
+from trainmaster.core.spec import parse_spec
+from trainmaster.core.states import Reason, Report, Stage, Status
+from trainmaster.storage import open_store
+from trainmaster.store import Database, house, reads, stops, writes
+from trainmaster.store.rows import JobRow
+from trainmaster.targets import Poll
+
+from .scripted import RUNNING, Scripted, at_once, take_over
+
+HOUR = timedelta(hours=1)
+
+
+class World:
+    """A job, its target, a plane, and a clock that can be put forward."""
+
+    def __init__(self, db: Database, home: Path, *polls: Poll, **limits: Any) -> None:
+        self.db, self.target, self.late = db, Scripted(*polls), timedelta()
+        mapping = {"name": "a", "target": "scripted", "command": ["true"], "limits": {"attempts": 2, **limits}}
+        self.id = control.submit(db, parse_spec(mapping), load=self.target.load).id
+        self.plane = Plane(
+            db=db, home=home, load=self.target.load, token=take_over(db), rest_s=at_once,
+            storage=open_store(home / "storage"), now=lambda: datetime.now(UTC) + self.late,
+        )  # fmt: skip
+
+    @property
+    def job(self) -> JobRow:
+        found = reads.find_job(self.db, self.id)
+        assert found is not None
+        return found
+
+    def walk(self, stage: Stage | None, *, most: int = 40) -> JobRow:
+        """Steps until the job stands in the stage."""
+
+        async def walk() -> None:
+            for _ in range(most):
+                if self.job.stage is stage:
+                    return
+                await step(self.plane, self.job)
+            raise AssertionError(f"still {self.job.stage} after {most} steps: {self.job.message}")
+
+        asyncio.run(walk())
+        return self.job
+
+    def fail(self, wrong: Exception) -> bool:
+        """The step of the present stage has just failed, not for the first time."""
+        with self.db.write() as conn:
+            writes.rest(conn, self.id, until=None, tries=9, message="")
+        return asyncio.run(give_up_late(self.plane, self.job, wrong))
+
+    def news(self) -> list[str]:
+        with self.db.read() as conn:
+            return list(conn.execute(select(house.outbox.c.topic).order_by(house.outbox.c.id)).scalars())
+
+
+@pytest.mark.parametrize(("stage", "limit"), [(Stage.PLACING, HOUR / 12), (Stage.STAGING, HOUR)])
+def test_a_start_that_keeps_failing_ends_the_attempt_at_its_deadline(
+    db: Database, tmp_path: Path, stage: Stage, limit: timedelta
+) -> None:
+    world = World(db, tmp_path, attempts=1)
+    world.walk(stage)
+    world.late = limit - timedelta(seconds=30)
+    assert not world.fail(Unreachable("no answer"))
+    world.late = limit + timedelta(seconds=1)
+    assert world.fail(StorageUnreachable("no bucket") if stage is Stage.STAGING else Unreachable("no answer"))
+    job = world.walk(None)
+    wanted = Reason.STORAGE_ERROR if stage is Stage.STAGING else Reason.TARGET_ERROR
+    assert (job.status, job.reason, world.target.alive) == (Status.FAILED, wanted, set())
+    assert world.target.made("release") == 1, "something may have been started"
+
+
+def test_a_control_plane_that_was_away_for_long_tries_before_it_gives_up(db: Database, tmp_path: Path) -> None:
+    world = World(db, tmp_path)
+    world.walk(Stage.STAGING)
+    world.late = 100 * HOUR
+    assert not asyncio.run(give_up_late(world.plane, world.job, Unreachable("no answer")))
+    assert world.walk(Stage.RUNNING).attempts == 1
+
+
+def test_checks_that_never_end_are_stopped_and_tried_again(db: Database, tmp_path: Path) -> None:
+    world = World(db, tmp_path, RUNNING, RUNNING, RUNNING)
+    world.target.events = b'{"phase":"PREFLIGHT","event":"start"}\n'
+    world.walk(Stage.CHECKING)
+    asyncio.run(step(world.plane, world.job))
+    assert reads.list_attempts(db, world.id)[0].started_at is not None
+    world.late = HOUR
+    job = world.walk(Stage.QUEUED)
+    (attempt,) = reads.list_attempts(db, world.id)
+    assert (attempt.reason, attempt.stop_reason) == (Reason.CHECK_INCOMPLETE, Reason.CHECK_INCOMPLETE)
+    assert world.target.made("cancel") == 1 and job.attempts == 1
+
+
+def test_what_waits_for_its_node_has_no_deadline(db: Database, tmp_path: Path) -> None:
+    world = World(db, tmp_path, Poll(report=Report.WAITING))
+    world.walk(Stage.CHECKING)
+    world.target.events = b""
+    for _ in range(3):
+        world.late += 100 * HOUR
+        asyncio.run(step(world.plane, world.job))
+    assert (world.job.stage, world.target.made("cancel")) == (Stage.CHECKING, 0)
+
+
+def test_an_agent_that_forgets_its_timeout_is_held_to_it(db: Database, tmp_path: Path) -> None:
+    world = World(db, tmp_path, timeout_s=600.0, stall_minutes=None)
+    world.walk(Stage.RUNNING)
+    world.late = timedelta(seconds=650)
+    asyncio.run(step(world.plane, world.job))
+    assert world.target.made("cancel") == 0, "the agent has its own margin"
+    world.late = timedelta(seconds=700)
+    job = world.walk(None)
+    assert (job.status, job.reason) == (Status.FAILED, Reason.TIMED_OUT)
+
+
+@pytest.mark.parametrize("poll", [RUNNING, Poll(report=Report.UNKNOWN, note="no route")], ids=["deaf", "cut off"])
+def test_a_job_that_does_not_stop_is_ended_by_force_at_the_deadline(db: Database, tmp_path: Path, poll: Poll) -> None:
+    world = World(db, tmp_path, RUNNING, RUNNING, RUNNING, poll, grace_s=20.0)
+
+    async def deaf(_attempt: str) -> None:
+        raise Unreachable("no route")
+
+    world.target.before["cancel"] = deaf
+    world.walk(Stage.RUNNING)
+    control.cancel(db, world.id)
+    world.late = timedelta(seconds=79)
+    with pytest.raises(Unreachable):
+        asyncio.run(step(world.plane, world.job))
+    world.late = timedelta(seconds=81)
+    job = world.walk(None)
+    assert (job.status, job.reason, world.target.alive) == (Status.CANCELLED, Reason.USER_CANCELLED, set())
+    assert "by force" in job.message and world.news()[-1] == "job.cancelled"
+
+
+def test_a_cancelled_job_does_not_wait_long_for_a_storage_that_is_gone(db: Database, tmp_path: Path) -> None:
+    world = World(db, tmp_path)
+    world.walk(Stage.RUNNING)
+    control.cancel(db, world.id)
+    world.walk(Stage.COLLECTING)
+    world.late = timedelta(seconds=590)
+    assert not world.fail(StorageUnreachable("no bucket"))
+    world.late = timedelta(seconds=610)
+    assert world.fail(StorageUnreachable("no bucket"))
+    job = world.walk(None)
+    assert job.status is Status.CANCELLED and "could be kept: no bucket" in job.message
+
+
+def test_releasing_is_never_given_up_and_people_are_told(db: Database, tmp_path: Path) -> None:
+    world = World(db, tmp_path, RUNNING, RUNNING, Poll(report=Report.LOST))
+    world.walk(Stage.RELEASING)
+    for hours, told in ((0.1, 0), (1, 1), (2, 1), (7, 2), (100, 3)):
+        world.late = hours * HOUR
+        assert not world.fail(Unreachable("the cloud is silent"))
+        assert world.news().count("instance.leaked") == told
+        assert world.job.stage is Stage.RELEASING
+
+
+def test_a_silent_job_is_told_of_once_and_heard_again(db: Database, tmp_path: Path) -> None:
+    world = World(db, tmp_path)
+    world.walk(Stage.RUNNING)
+    world.late = timedelta(minutes=29)
+    asyncio.run(step(world.plane, world.job))
+    assert world.job.stalled_at is None
+    world.late = timedelta(minutes=31)
+    for _ in range(3):
+        asyncio.run(step(world.plane, world.job))
+    assert world.job.stalled_at is not None and "nothing was heard" in world.job.message
+    assert world.news().count("job.stalled") == 1 and world.target.made("cancel") == 0
+    world.target.events += b'{"phase":"HEARTBEAT","event":"alive"}\n'
+    asyncio.run(step(world.plane, world.job))
+    assert world.job.stalled_at is not None, "an agent that lives does not say that the work goes on"
+    world.target.events += b'{"phase":"STEP","event":"metrics"}\n'
+    world.late = timedelta()
+    for _ in range(2):
+        asyncio.run(step(world.plane, world.job))
+    assert (world.job.stalled_at, world.job.message) == (None, "")
+
+
+def test_a_silent_job_is_stopped_where_its_spec_says_so(db: Database, tmp_path: Path) -> None:
+    world = World(db, tmp_path, on_stall="stop", stall_minutes=5.0, attempts=1)
+    world.walk(Stage.RUNNING)
+    world.late = timedelta(minutes=6)
+    job = world.walk(None)
+    assert (job.status, job.reason, world.target.made("cancel")) == (Status.FAILED, Reason.STALLED, 1)
+    assert world.news() == ["job.started", "job.stalled", "job.failed"]
+
+
+def test_the_first_reason_to_stop_counts_and_a_user_comes_before_it(db: Database, tmp_path: Path) -> None:
+    world = World(db, tmp_path)
+    world.walk(Stage.RUNNING)
+    attempt = reads.list_attempts(db, world.id)[0].id
+    now = datetime.now(UTC)
+    with db.write() as conn:
+        assert stops.request_stop(conn, attempt, reason=Reason.OVER_BUDGET, message="the cap", at=now)
+        assert not stops.request_stop(conn, attempt, reason=Reason.STALLED, message="silent", at=now)
+    control.cancel(db, world.id)
+    job = world.walk(None)
+    assert (job.status, job.reason) == (Status.CANCELLED, Reason.USER_CANCELLED)
+
+
+def test_news_tells_each_turn_of_a_job_once(db: Database, tmp_path: Path) -> None:
+    world = World(db, tmp_path, RUNNING, RUNNING, Poll(report=Report.LOST))
+    world.walk(None, most=80)
+    assert world.news() == ["job.started", "job.retried", "job.failed"]
+    with db.read() as conn:
+        payloads = list(conn.execute(select(house.outbox.c.payload).order_by(house.outbox.c.id)).scalars())
+    assert [row["status"] for row in payloads] == ["running", "running", "failed"]
+    assert payloads[-1]["reason"] == "node_lost" and payloads[-1]["job"] == world.id

@@ -1,0 +1,132 @@
+"""Many running jobs are listened to together: the rows are those of each listened to alone."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sqlalchemy.exc import IntegrityError
+
+from trainmaster import control
+from trainmaster.control.glance import Keeper
+from trainmaster.core.events import split
+from trainmaster.core.plan import EVENTS_FILE
+from trainmaster.core.spec import parse_spec
+from trainmaster.core.states import Reason, Stage, Status
+from trainmaster.sim.place import LINE_BYTES, Place, parse
+from trainmaster.store import Database, leases, read_records, reads, stops, watch, writes
+from trainmaster.store.watch import Chunk
+
+SPEC = parse_spec({"name": "many", "target": "sim", "command": ["true"], "preflight": {"level": 0}})
+LINES = [
+    b'{"phase":"TRAINING","event":"start","data":{"ranks":1}}\n',
+    b'{"phase":"TRAINING","event":"epoch_complete","epoch":1,"data":{"avg_loss":2.5}}\n{"phase":"STEP"}\nrubbish\n',
+    b'{"phase":"HEARTBEAT","event":"alive"}\n',
+]
+
+
+def insert_running(db: Database) -> str:
+    job_id, at = str(uuid.uuid4()), datetime.now(UTC)
+    with db.write() as conn:
+        writes.insert_job(conn, job_id, SPEC, at=at)
+        writes.insert_attempt(conn, job_id, 1, handle={"attempt": f"{job_id}.1"}, at=at)
+        writes.advance(conn, job_id, seen=Stage.QUEUED, to=Stage.RUNNING, at=at)
+    return job_id
+
+
+def chunk(job_id: str, raw: bytes, *, offset: int) -> Chunk:
+    lines = split(raw, offset=offset, zone=UTC)
+    return Chunk(job_id=job_id, attempt=f"{job_id}.1", lines=lines, inside=False)
+
+
+def rows(db: Database, job_id: str) -> object:
+    events = [(row.offset, row.phase, row.data, row.text) for row in reads.list_events(db, job_id)]
+    epochs = [
+        (epoch.number, epoch.avg_loss)
+        for iteration in read_records.list_iterations(db, job_id)
+        for epoch in read_records.list_epochs(db, iteration.id)
+    ]
+    job = reads.find_job(db, job_id)
+    assert job is not None
+    return events, epochs, reads.find_stream(db, f"{job_id}.1", EVENTS_FILE).offset, job.heard_at is not None
+
+
+def append(db: Database, chunks: Sequence[Chunk]) -> list[bool]:
+    with db.write() as conn:
+        return watch.append_chunks(conn, chunks)
+
+
+def test_lines_of_many_jobs_are_kept_as_those_of_one(db: Database) -> None:
+    together, alone = [insert_running(db) for _ in range(3)], insert_running(db)
+    offset = 0
+    for raw in LINES:
+        assert append(db, [chunk(job_id, raw, offset=offset) for job_id in together]) == [True] * 3
+        with db.write() as conn:
+            lines = split(raw, offset=offset, zone=UTC)
+            assert writes.append_events(conn, f"{alone}.1", EVENTS_FILE, seen_offset=offset, lines=lines)
+        offset += len(raw)
+    assert [rows(db, job_id) for job_id in together] == [rows(db, alone)] * 3
+
+
+def test_a_reader_that_was_second_keeps_nothing_and_harms_nobody(db: Database) -> None:
+    first, second = insert_running(db), insert_running(db)
+    assert append(db, [chunk(first, LINES[1], offset=0), chunk(second, LINES[1], offset=0)]) == [True, True]
+    before, end = rows(db, first), len(LINES[1])
+    assert append(db, [chunk(first, LINES[1], offset=0), chunk(second, LINES[0], offset=end)]) == [False, True]
+    assert rows(db, first) == before
+    assert reads.find_stream(db, f"{second}.1", EVENTS_FILE).offset == end + len(LINES[0])
+
+
+def test_lines_that_come_together_are_committed_together_or_not_at_all(db: Database) -> None:
+    good, stranger = insert_running(db), str(uuid.uuid4())
+
+    async def go(*job_ids: str) -> list[bool | BaseException]:
+        keeper = Keeper(db)
+        return await asyncio.gather(
+            *(keeper.keep(chunk(job_id, LINES[1], offset=0)) for job_id in job_ids), return_exceptions=True
+        )
+
+    assert [type(answer) for answer in asyncio.run(go(good, stranger))] == [IntegrityError] * 2
+    assert rows(db, good) == ([], [], 0, False)
+    assert asyncio.run(go(good)) == [True]
+
+
+def test_jobs_that_run_are_listened_to_until_each_has_ended_its_own_way(db: Database, tmp_path: Path) -> None:
+    place = Place(parse("run_s=3,event_s=0.2,fail=0.3,vanish=0.2,seed=3"))
+    jobs = [control.submit(db, SPEC, load=place.load).id for _ in range(12)]
+
+    async def go() -> None:
+        stop = asyncio.Event()
+        task = asyncio.create_task(control.run(db, tmp_path, stop=stop, tick_s=0.1, load=place.load))
+        async with asyncio.timeout(120):
+            while await asyncio.to_thread(reads.list_open, db):  # noqa: ASYNC110 (rows do not call back)
+                await asyncio.sleep(0.1)
+        stop.set()
+        await task
+
+    asyncio.run(go())
+    found = [reads.find_job(db, job_id) for job_id in jobs]
+    ends = {(job.status, job.reason) for job in found if job is not None}
+    assert ends <= {
+        (Status.COMPLETED, None),
+        (Status.FAILED, Reason.SCRIPT_FAILED),
+        (Status.FAILED, Reason.NODE_LOST),
+    }
+    for job_id in jobs:
+        offsets = [row.offset for row in reads.list_events(db, job_id)]
+        assert offsets == [number * LINE_BYTES for number in range(len(offsets))] and offsets
+
+
+def test_only_jobs_of_which_nothing_else_is_wanted_are_merely_listened_to(db: Database) -> None:
+    quiet, cancelled, stopped, stalled = (insert_running(db) for _ in range(4))
+    token, at = str(uuid.uuid4()), datetime.now(UTC)
+    with db.write() as conn:
+        leases.take(conn, token, owner="a test")
+        writes.request_cancel(conn, cancelled, at=at)
+        stops.request_stop(conn, f"{stopped}.1", reason=Reason.OVER_BUDGET, message="enough", at=at)
+        stops.mark_stalled(conn, stalled, at=at)
+    assert [row.job_id for row in watch.list_running(db, token)] == [quiet]
+    assert watch.list_running(db, str(uuid.uuid4())) == []

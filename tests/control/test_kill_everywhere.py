@@ -1,0 +1,67 @@
+"""SIGKILL at every commit and every side effect: afterwards the rows are those of a run that nobody disturbed."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .drill.story import Case, Told, number
+from .drill.warm import Warm
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Warm]:
+    process = Warm()
+    yield process
+    process.close()
+
+
+def fresh(request: pytest.FixtureRequest, kind: str, home: Path) -> str:
+    return str(home / "trainmaster.db") if kind == "sqlite" else request.getfixturevalue("postgres").create()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Told:
+    home = tmp_path_factory.mktemp("undisturbed")
+    return Case(warm, home, str(home / "trainmaster.db")).undisturbed()
+
+
+def test_a_run_comes_by_every_commit_and_every_effect(undisturbed: Told) -> None:
+    places = Counter(undisturbed.places)
+    assert len(undisturbed.places) >= 60
+    assert {place.partition(":")[0] for place in places} >= {
+        "commit lease", "commit intent", "commit placed", "commit submitted", "commit running", "commit lines",
+        "commit over", "commit collected", "commit released", "commit completed", "call submit", "call release", "put",
+    }  # fmt: skip
+
+
+@pytest.mark.timeout(600)
+def test_killed_everywhere_once_the_job_is_told_as_if_undisturbed(
+    warm: Warm, tmp_path: Path, undisturbed: Told
+) -> None:
+    told = Case(warm, tmp_path, str(tmp_path / "trainmaster.db")).killed_everywhere()
+    assert told.ledger == undisturbed.ledger
+    assert told.deaths == len(told.places) >= 60
+
+
+@pytest.mark.timeout(600)  # half a minute on a quiet machine; 84 deaths and new lives
+def test_two_control_planes_at_once_killed_everywhere_tell_the_same(
+    request: pytest.FixtureRequest, warm: Warm, tmp_path: Path, undisturbed: Told
+) -> None:
+    told = Case(warm, tmp_path, fresh(request, "postgresql", tmp_path), planes=2).killed_everywhere()
+    assert told.ledger == undisturbed.ledger
+    assert told.deaths == len(told.places) >= 60
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_killed_once_at_a_place_drawn_by_lot(
+    request: pytest.FixtureRequest, warm: Warm, tmp_path: Path, undisturbed: Told, kind: str
+) -> None:
+    """`make chaos-control` does this for every place, on both databases."""
+    place = random.Random(f"5 {kind}").choice(number(undisturbed.places))
+    told = Case(warm, tmp_path, fresh(request, kind, tmp_path)).killed_at(place)
+    assert (told.deaths, told.ledger) == (1, undisturbed.ledger), place

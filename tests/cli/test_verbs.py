@@ -63,7 +63,7 @@ def test_dry_run_prints_the_plan_and_touches_nothing(tmp_path: Path) -> None:
         (["show", "nothing"], 2, "no job 'nothing'"),
         (["cancel", "nothing"], 2, "no job 'nothing'"),
         (["submit", "no-such-file.yaml"], 2, "cannot be read"),
-        (["serve", "--host", "0.0.0.0"], 2, "only loopback"),
+        (["serve", "--host", "0.0.0.0"], 2, "there is no token to keep them out"),
         (["check", "--expect", "gpu=8"], 2, "did you mean `gpus`"),
         (["check", "--only", "gpu_cout"], 2, "gpu_count"),
         (["frobnicate"], 2, "No such command"),

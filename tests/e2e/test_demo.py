@@ -68,13 +68,20 @@ class Demo:
         return path.read_bytes()
 
     def rows(self) -> list[tuple[Any, ...]]:
-        """What was ingested, without what differs between two runs of the same job: ids, times, rates, heartbeats."""
+        """What was ingested, without what differs between two runs of the same job: ids, times, rates, heartbeats.
+
+        Saves go on beside training: when one ends, and what is then said of the loss bound, depends on the disk.
+        """
         rows = self.query(
             "SELECT phase, event, epoch, json_extract(data, '$.step'), json_extract(data, '$.loss'), "
             "json_extract(data, '$.check'), json_extract(data, '$.lr'), json_extract(data, '$.grad_norm') "
-            "FROM events WHERE phase <> 'HEARTBEAT' ORDER BY \"offset\""
+            "FROM events WHERE phase NOT IN ('HEARTBEAT', 'CHECKPOINT') ORDER BY \"offset\""
         )
-        return rows
+        saved = self.query(
+            "SELECT phase, event, json_extract(data, '$.step') FROM events "
+            "WHERE phase = 'CHECKPOINT' AND event <> 'bound' ORDER BY 3, 2"
+        )
+        return [*rows, *saved]
 
     def leftovers(self) -> list[str]:
         """Processes of this home's attempts that still run."""

@@ -95,6 +95,31 @@ def test_a_loss_that_is_no_number_is_a_gap_and_is_counted(db: Database) -> None:
     assert (run.sick_steps, run.loss_first, run.loss_last) == (1, 5.0, 4.0)
 
 
+def test_what_a_run_watched_itself_for_is_counted_and_told(db: Database) -> None:
+    story = samples.Story(db).start().move(Stage.RUNNING)
+    told = [
+        ("STEP", "metrics", {"step": 1, "mfu": 0.4, "mfu_measured": 0.5, "data_share": 0.1, "compute_share": "x"}),
+        ("WATCH", "skipped", {"step": 7, "why": "loss is nan"}),
+        ("WATCH", "skipped", {"step": 8, "why": "loss is nan"}),
+        ("WATCH", "rollback", {"step": 8, "to_step": 4, "why": "2 sick steps in a row"}),
+        ("WATCH", "straggler", {"step": 9, "rank": 3, "node": 1, "score": 0.25, "what": "data"}),
+        ("WATCH", "straggler", {"step": 9, "rank": None, "node": 1, "score": None, "what": 7}),
+        ("WATCH", "hang", {"why": "hang: rank 2 is stopped"}),
+        ("WATCH", "hang", {"why": "hang: rank 2 is stopped"}),
+        ("WATCH", "hang", {"why": ["?"]}),
+    ]
+    story.tell(Event(phase=phase, event=event, data=data) for phase, event, data in told)
+    run = read(db, story).run
+    assert (run.mfu_measured, run.data_share, run.compute_share) == (0.5, 0.1, None)
+    assert (run.skipped_steps, run.rollbacks) == (2, 1)
+    assert run.warnings == (
+        "went back from step 8 to 4: 2 sick steps in a row",
+        "rank 3 is slow by 25% of a step (data), since step 9",
+        "node 1 is slow (7), since step 9",
+        "hang: rank 2 is stopped",
+    )
+
+
 def test_garbage_lines_are_counted_and_shown(db: Database) -> None:
     run = read(db, samples.failed_run(db)).run
     assert run.garbage_lines == 2

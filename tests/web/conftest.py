@@ -14,6 +14,9 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from starlette.testclient import TestClient
 
+BASE = "http://127.0.0.1:8470"
+LOCAL = ("127.0.0.1", 50_000)  # where a request says that it comes from
+
 
 @pytest.fixture
 def db(tmp_path: Path) -> Iterator[Database]:
@@ -25,5 +28,5 @@ def db(tmp_path: Path) -> Iterator[Database]:
 @pytest.fixture
 def client(db: Database, tmp_path: Path) -> Iterator[TestClient]:
     app = create_app(db, tmp_path, reconcile=False)
-    with TestClient(app, base_url="http://127.0.0.1:8470", follow_redirects=False) as client:
+    with TestClient(app, base_url=BASE, client=LOCAL, follow_redirects=False) as client:
         yield client

@@ -17,7 +17,9 @@ from trainmaster import report
 from trainmaster.core.states import Reason, Stage, Status
 from trainmaster.pages import job
 from trainmaster.store import Database, reads
+from trainmaster.store.tokens import Role
 from trainmaster.web.app import create_app
+from web.furnished import issue, serving
 
 
 @pytest.fixture
@@ -129,3 +131,23 @@ def test_nothing_is_wider_than_a_phone(tab: Page, db: Database, url: str, scheme
         assert width_left_over(tab) == 0, path
     ground = tab.evaluate("getComputedStyle(document.body).backgroundColor")
     assert ground == {"light": "rgb(246, 246, 244)", "dark": "rgb(15, 16, 18)"}[scheme]
+
+
+def test_a_person_signs_in_and_out(tab: Page, db: Database, tmp_path: Path) -> None:
+    story = samples.resumed(db)
+    token = issue(db, "ann", Role.USER)["Authorization"].removeprefix("Bearer ")
+    with serving(create_app(db, tmp_path, reconcile=False, require_token=True)) as url:
+        tab.goto(f"{url}/jobs/{story.id}")
+        expect(tab.get_by_role("heading", name="Sign in")).to_be_visible()
+        tab.get_by_label("Token").fill(token)
+        tab.get_by_role("button", name="Sign in").click()
+        expect(tab.get_by_text("140 / 200")).to_be_visible()  # back where they wanted to go
+        assert tab.url == f"{url}/jobs/{story.id}"
+        assert tab.evaluate("document.cookie") == ""
+        tab.once("dialog", lambda dialog: dialog.accept())
+        tab.locator("#cancel").click()
+        expect(tab.locator(".verdict .word")).to_have_text("Cancelling")
+        tab.locator("#sign-out").click()
+        expect(tab.get_by_role("heading", name="Sign in")).to_be_visible()
+        tab.goto(url)
+        expect(tab.get_by_role("heading", name="Sign in")).to_be_visible()

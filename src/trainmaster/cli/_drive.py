@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from trainmaster.cli._home import open_storage
 
 if TYPE_CHECKING:
     from trainmaster.store import Database
@@ -18,9 +21,11 @@ def driving(db: Database, home: Path) -> Iterator[None]:
     """Jobs of this home go on while the block runs."""
     from trainmaster import control
 
+    storage = open_storage(os.environ.get("TRAINMASTER_STORAGE"), home)  # where a server of this home keeps things too
     loop = asyncio.new_event_loop()
     stop = asyncio.Event()
-    thread = threading.Thread(target=lambda: loop.run_until_complete(control.run(db, home, stop=stop)), daemon=True)
+    driven = control.run(db, home, stop=stop, storage=storage)
+    thread = threading.Thread(target=lambda: loop.run_until_complete(driven), daemon=True)
     thread.start()
     try:
         yield

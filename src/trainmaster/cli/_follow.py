@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from trainmaster.cli._say import out, paint
 
 if TYPE_CHECKING:
+    from trainmaster.client import Event
     from trainmaster.store import Database
     from trainmaster.store.rows import EventRow, JobRow
 
@@ -23,7 +24,7 @@ def follow(db: Database, job_id: str, *, tick: Callable[[], None] = lambda: None
     """Show the job until it is final; `tick` is called between looks."""
     from trainmaster.store import reads
 
-    view = _View()
+    view = View()
     after: tuple[int, int] | None = None
     with view.progress:
         while True:
@@ -41,7 +42,7 @@ def follow(db: Database, job_id: str, *, tick: Callable[[], None] = lambda: None
             time.sleep(_EVERY_S)
 
 
-class _View:
+class View:
     """What is on the screen: lines that stay, and one bar that moves."""
 
     def __init__(self) -> None:
@@ -72,7 +73,7 @@ class _View:
         else:
             out.print(f"stage {stage}")
 
-    def show_event(self, row: EventRow) -> None:
+    def show_event(self, row: EventRow | Event) -> None:
         data = row.data
         match row.phase, row.event:
             case "PREFLIGHT", "check":
@@ -93,7 +94,7 @@ class _View:
             case _:
                 pass
 
-    def _check(self, row: EventRow) -> None:
+    def _check(self, row: EventRow | Event) -> None:
         for finding in row.data.get("findings") or []:
             if finding.get("verdict") == "skip":
                 self.skipped += 1
@@ -102,7 +103,7 @@ class _View:
             verdict = paint(str(finding.get("verdict")), width=6)
             self._line(f"  {verdict}{escape(f'{name:<16}')} {escape(str(finding.get('reason')))}")
 
-    def _start(self, row: EventRow) -> None:
+    def _start(self, row: EventRow | Event) -> None:
         data = row.data
         self.steps = int(data.get("steps") or 0)
         resumed = f", resumed from step {data['resumed_from']}" if data.get("resumed_from") else ""
@@ -113,7 +114,7 @@ class _View:
         if self.bar is not None:
             self.progress.update(self.bar, total=max(self.steps, 1), completed=data.get("resumed_from") or 0)
 
-    def _step(self, row: EventRow) -> None:
+    def _step(self, row: EventRow | Event) -> None:
         step, loss = int(row.data.get("step") or 0), _number(row.data.get("loss"), ".4f")
         rate = f"{_number(row.data.get('tokens_per_s'), ',.0f')} tok/s"
         if self.bar is not None:

@@ -11,6 +11,7 @@ import typer
 from trainmaster.core.errors import MissingExtra, UsageError
 
 if TYPE_CHECKING:
+    from trainmaster.storage import Store
     from trainmaster.store import Database
     from trainmaster.store.rows import JobRow
 
@@ -18,6 +19,16 @@ HomeOption = Annotated[
     Path | None,
     typer.Option(
         "--home", envvar="TRAINMASTER_HOME", help="Folder of the database and the jobs.", show_default="~/.trainmaster"
+    ),
+]
+
+StorageOption = Annotated[
+    str | None,
+    typer.Option(
+        "--storage",
+        envvar="TRAINMASTER_STORAGE",
+        help="Folder or s3://bucket/prefix for what jobs leave; its credentials come from the environment.",
+        show_default="HOME/storage",
     ),
 ]
 
@@ -40,6 +51,13 @@ def open_home(home: Path | None) -> tuple[Path, Database]:
         raise UsageError(f"{folder}: cannot be made ({wrong.strerror}); give another with --home") from None
     url = os.environ.get("TRAINMASTER_DATABASE")
     return folder, Database.open(url or folder / "trainmaster.db")
+
+
+def open_storage(place: str | None, home: Path) -> Store:
+    """Where what jobs leave is kept: as stated, or a folder of the home."""
+    from trainmaster.storage import open_store
+
+    return open_store(place or home / "storage")
 
 
 def find(db: Database, word: str) -> JobRow:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -11,7 +11,12 @@ from rich.table import Table
 
 from trainmaster.cli import _say
 from trainmaster.cli._home import HomeOption, open_home
+from trainmaster.cli._server import ServerOption, connect
 from trainmaster.core.states import Status
+
+if TYPE_CHECKING:
+    from trainmaster.client import Jobs
+    from trainmaster.pages.jobs import JobsPage
 
 
 def jobs(
@@ -21,6 +26,7 @@ def jobs(
     offset: Annotated[int, typer.Option(min=0, help="Leave out the first so many.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     home: HomeOption = None,
+    server: ServerOption = None,
 ) -> None:
     """List jobs, newest first, with how far each is and how fast it goes.
 
@@ -29,14 +35,25 @@ def jobs(
       trainmaster jobs
 
       trainmaster jobs --status running --json
-    """
-    _, db = open_home(home)
-    from trainmaster.pages import jobs as page
 
-    found = page.read(db, status=status, project=project, limit=limit, offset=offset)
+      trainmaster jobs --server https://trainmaster.example.org
+    """
+    found: JobsPage | Jobs
+    if server:
+        with connect(server) as client:
+            found = client.jobs(status=status, project=project, limit=limit, offset=offset)
+    else:
+        _, db = open_home(home)
+        from trainmaster.pages import jobs as page
+
+        found = page.read(db, status=status, project=project, limit=limit, offset=offset)
     if json:
         _say.as_json(found)
-        return
+    else:
+        _print(found, offset)
+
+
+def _print(found: JobsPage | Jobs, offset: int) -> None:
     table = Table(box=None, header_style="dim", pad_edge=False)
     for column in ("job", "name", "project", "status", "stage", "step", "loss", "tok/s", "age"):
         table.add_column(column, justify="right" if column in ("step", "loss", "tok/s", "age") else "left")

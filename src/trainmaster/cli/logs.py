@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trainmaster.cli import _server
 from trainmaster.cli._home import HomeOption, find, open_home
+from trainmaster.cli._server import ServerOption
 from trainmaster.core.errors import UsageError
 from trainmaster.core.plan import AGENT_LOG, rank_log
 
@@ -26,6 +28,7 @@ def logs(
     attempt: Annotated[int | None, typer.Option(min=1, help="Which attempt; the last one if not stated.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is over.")] = False,
     home: HomeOption = None,
+    server: ServerOption = None,
 ) -> None:
     """Print a log, byte for byte.
 
@@ -35,6 +38,10 @@ def logs(
 
       trainmaster logs 3f2a --rank 1 --attempt 2
     """
+    stream, offset = AGENT_LOG if agent else rank_log(rank), 0
+    if server:
+        _print(server, job, stream, attempt, follow=follow)
+        return
     _, db = open_home(home)
     from trainmaster import targets
     from trainmaster.store import reads
@@ -42,7 +49,6 @@ def logs(
     row = find(db, job)
     target = targets.load(row.target)
     chosen = _choose(reads.list_attempts(db, row.id), attempt)
-    stream, offset = AGENT_LOG if agent else rank_log(rank), 0
     while True:
         now = reads.find_job(db, row.id)
         over = now is None or now.status.final
@@ -53,6 +59,21 @@ def logs(
         if not follow or over:
             return
         time.sleep(0.5)
+
+
+def _print(server: str, word: str, stream: str, attempt: int | None, *, follow: bool) -> None:
+    with _server.connect(server) as client:
+        job_id = _server.find(client, word)
+        if follow:
+            for piece in client.follow_logs(job_id, stream, attempt=attempt):
+                sys.stdout.buffer.write(piece)
+                sys.stdout.buffer.flush()
+            return
+        offset = 0
+        while piece := client.logs(job_id, stream, attempt=attempt, offset=offset):
+            sys.stdout.buffer.write(piece)
+            offset += len(piece)
+        sys.stdout.buffer.flush()
 
 
 def _choose(attempts: list[AttemptRow], number: int | None) -> AttemptRow:

@@ -23,7 +23,9 @@ _ORDER = (
     "remedy",
     "readmit",
     "history",
+    "data",
     "train",
+    "drill",
     "export",
     "submit",
     "jobs",
@@ -31,7 +33,12 @@ _ORDER = (
     "logs",
     "events",
     "cancel",
+    "fetch",
+    "cost",
+    "reap",
     "serve",
+    "work",
+    "token",
     "report",
 )
 
@@ -54,7 +61,11 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     for name in verbs():
-        app.command(name=name)(getattr(importlib.import_module(f"trainmaster.cli.{name}"), name))
+        verb = getattr(importlib.import_module(f"trainmaster.cli.{name}"), name)
+        if isinstance(verb, typer.Typer):  # a verb with verbs of its own
+            app.add_typer(verb, name=name)
+        else:
+            app.command(name=name)(verb)
 
     @app.callback()
     def options(

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from trainmaster.cli import _say
-from trainmaster.cli._home import HomeOption, open_home
+from trainmaster.cli._home import HomeOption, StorageOption, open_home, open_storage
 from trainmaster.core.errors import MissingExtra, UsageError
 
 DEFAULT_PORT = 8470
@@ -23,9 +23,16 @@ SERVER_FILE = "server.json"  # in the home folder while a server runs: {"pid", "
 
 def serve(
     home: HomeOption = None,
-    host: Annotated[str, typer.Option(help="Loopback address to listen on.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback a token is needed.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = DEFAULT_PORT,
     reconcile: Annotated[bool, typer.Option(help="Also drive the jobs, not only show them.")] = True,
+    storage: StorageOption = None,
+    require_token: Annotated[
+        bool, typer.Option("--require-token", help="Ask for a token over loopback too, as behind a proxy.")
+    ] = False,
+    name: Annotated[list[str] | None, typer.Option("--name", help="A name that a proxy calls this server by.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM), for https.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).")] = None,
 ) -> None:
     """Serve the API and the dashboard, and drive the jobs until they are done.
 
@@ -35,24 +42,39 @@ def serve(
 
       trainmaster serve
 
-      trainmaster serve --home /data/trainmaster --port 9000
+      trainmaster serve --home /data/trainmaster --port 9000 --storage s3://bucket/trainmaster
+
+      trainmaster token create me --role admin && trainmaster serve --host 0.0.0.0 --tls-cert c.pem --tls-key k.pem
     """
     try:
         import uvicorn
 
         from trainmaster.web.app import create_app
+        from trainmaster.web.auth import may_bind
     except ModuleNotFoundError as missing:
         raise MissingExtra("the server", "server") from missing
-    listening = _listen(host, port)
+    if (tls_cert is None) != (tls_key is None):
+        raise UsageError("--tls-cert and --tls-key go together")
     folder, db = open_home(home)
-    url = f"http://{_bracket(host)}:{listening.getsockname()[1]}"
+    may_bind(db, host)
+    kept = open_storage(storage, folder)
+    listening = _listen(host, port)
+    url = f"{'https' if tls_cert else 'http'}://{_bracket(host)}:{listening.getsockname()[1]}"
     note = folder / SERVER_FILE
     _write(note, {"pid": os.getpid(), "url": url})
     _say.err.print(f"Trainmaster at [bold]{url}[/]  home {folder}  (Ctrl-C ends the server; jobs go on)")
+    if not _is_loopback(host) and tls_cert is None:
+        _say.note("tokens travel unencrypted; give --tls-cert and --tls-key, or stand behind a proxy that speaks https")
     # uvicorn shuts down on a signal and then raises it again: without this we would die before tidying up.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
-        config = uvicorn.Config(create_app(db, folder, reconcile=reconcile), log_level="warning", server_header=False)
+        # Beyond loopback everybody shows a token: a proxy on this machine would make strangers look like us.
+        asked = require_token or not _is_loopback(host)
+        app = create_app(db, folder, reconcile=reconcile, hosts=name or (), storage=kept, require_token=asked)
+        config = uvicorn.Config(
+            app, log_level="warning", server_header=False, ssl_certfile=tls_cert, ssl_keyfile=tls_key,
+            timeout_graceful_shutdown=2,  # seconds; those who follow a job would hold us for as long as it runs
+        )  # fmt: skip
         uvicorn.Server(config).run(sockets=[listening])
     except KeyboardInterrupt:
         pass  # Ctrl-C is how a server is meant to end
@@ -61,23 +83,24 @@ def serve(
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    try:
-        address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
-    except ValueError:
-        raise UsageError(f"--host {host}: not an address; write 127.0.0.1 or ::1") from None
-    if not address.is_loopback:
-        raise UsageError(
-            f"--host {host}: only loopback is served while there are no access tokens; "
-            f"reach it through a tunnel: ssh -L {port}:127.0.0.1:{port} THIS-MACHINE"
-        )
+    address = ipaddress.ip_address(_number(host))
     listening = socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((str(address), port))
+        listening.listen(2048)  # from here on a caller waits instead of being refused, long before the app is up
     except OSError as wrong:
         listening.close()
         raise UsageError(f"port {port} cannot be used ({wrong.strerror}); choose another with --port") from None
     return listening
+
+
+def _is_loopback(host: str) -> bool:
+    return ipaddress.ip_address(_number(host)).is_loopback
+
+
+def _number(host: str) -> str:
+    return "127.0.0.1" if host == "localhost" else host
 
 
 def _bracket(host: str) -> str:

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from trainmaster.cli import _plot, _say
+from trainmaster.cli import _plot, _say, _server
 from trainmaster.cli._home import HomeOption, find, open_home
+from trainmaster.cli._server import ServerOption
 
 if TYPE_CHECKING:
+    from trainmaster.client import Job
     from trainmaster.pages.job import JobPage
 
 
@@ -18,6 +20,7 @@ def show(
     job: Annotated[str, typer.Argument(help="Job id, its unique beginning, or a name.")],
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     home: HomeOption = None,
+    server: ServerOption = None,
 ) -> None:
     """Show one job: status, reason and what to do, pre-flight, figures, attempts, loss curve.
 
@@ -27,6 +30,14 @@ def show(
 
       trainmaster show demo --json
     """
+    if server:
+        with _server.connect(server) as client:
+            job_id = _server.find(client, job)
+            if json:
+                _say.as_json(client.get(f"/v1/training/jobs/{job_id}"))
+            else:
+                _print(client.job(job_id))
+        return
     _, db = open_home(home)
     from trainmaster.pages import job as page
 
@@ -38,7 +49,7 @@ def show(
         _print(found)
 
 
-def _print(page: JobPage) -> None:
+def _print(page: JobPage | Job) -> None:
     run = page.run
     _say.out.print(f"[bold]{escape(page.name)}[/] {page.id}")
     rows = {
@@ -65,6 +76,6 @@ def _print(page: JobPage) -> None:
         _say.out.out(line)
 
 
-def _loss(page: JobPage) -> str | None:
+def _loss(page: JobPage | Job) -> str | None:
     first, last = page.run.loss_first, page.run.loss_last
     return f"{first:.4f} → {last:.4f}" if first is not None and last is not None else None

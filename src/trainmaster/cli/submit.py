@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trainmaster.cli import _document, _say
+from trainmaster.cli import _document, _say, _server
 from trainmaster.cli._home import HomeOption, locate, open_home
+from trainmaster.cli._server import ServerOption
 from trainmaster.core.spec import parse_spec
+
+if TYPE_CHECKING:
+    from trainmaster.core.spec import JobSpec
 
 
 def submit(
@@ -19,7 +23,11 @@ def submit(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done; touch nothing.")] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Drive and watch the job to its end.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the job as JSON.")] = False,
+    key: Annotated[
+        str | None, typer.Option("--key", help="Names this submission: sent again, it gives the same job.")
+    ] = None,
     home: HomeOption = None,
+    server: ServerOption = None,
 ) -> None:
     """Submit a job.
 
@@ -30,6 +38,8 @@ def submit(
       trainmaster submit job.yaml --dry-run
 
       trainmaster submit job.yaml train.steps=500 --follow
+
+      trainmaster submit job.yaml --server https://trainmaster.example.org --key nightly-2026-03-01
     """
     document = _document.load(spec)
     words = [*(values or []), *([f"target={on}"] if on else [])]
@@ -42,10 +52,13 @@ def submit(
         )
         _say.out.out(targets.load(job.target).plan(placement).render(), end="")
         return
+    if server:
+        _send(server, job, key=key, follow=follow, json=json)
+        return
     folder, db = open_home(home)
     from trainmaster import control
 
-    row = control.submit(db, job)
+    row, _ = control.submit_once(db, job, key=key)
     if json:
         _say.as_json(row)
     else:
@@ -61,3 +74,28 @@ def submit(
         raise typer.Exit(0 if row.status == "completed" else 1)
     if not json and not (folder / "server.json").exists():
         _say.note("no server runs on this home yet; start one with: trainmaster serve")
+
+
+def _send(server: str, job: JobSpec, *, key: str | None, follow: bool, json: bool) -> None:
+    from trainmaster.core.schema import to_plain
+
+    # What was not stated is left out: the server has its own defaults, and may be newer or older than we are.
+    spec: dict[str, Any] = {name: value for name, value in to_plain(job).items() if value is not None}
+    with _server.connect(server) as client:
+        made = client.submit(spec, key=key)
+        if json:
+            _say.as_json(made)
+        else:
+            _say.out.print(f"{'submitted' if made.new else 'found'} [bold]{made.name}[/] as {made.id}")
+        if not follow:
+            return
+        from trainmaster.cli._follow import View
+
+        _say.note("Ctrl-C stops watching, not the job")
+        view = View()
+        with view.progress:
+            for event in client.events(made.id):
+                view.show_event(event)
+        ended = client.wait(made.id)
+        _say.out.print(f"{_say.paint(ended.status)} {_say.plain(ended.message)}")
+        raise typer.Exit(0 if ended.status == "completed" else 1)

@@ -16,12 +16,14 @@ from trainmaster.core.events import Phase
 from trainmaster.core.results import CheckResult, Finding, Overall, Verdict, judge_overall
 from trainmaster.pages._curve import Curve, Point, number, text, whole
 from trainmaster.store.rows import EventRow
+from trainmaster.store.walk import Told
 
 _LOSS_POINTS = 600  # of the large chart; a screen shows no more
 _SIDE_POINTS = 300  # of each other one
 _CHECKPOINTS_KEPT = 500  # the newest
 _RATE_WINDOW = 50  # steps whose median is "the rate now": one slow step (a save, a first compile) does not move it
 _GARBAGE_SHOWN = 20
+_WARNINGS_KEPT = 5
 _TEXT_SHOWN = 400  # characters of a garbage line
 
 
@@ -97,7 +99,14 @@ class Run:
     sick_steps: int  # steps whose loss was not a number
     tokens_per_s: float | None
     left_s: float | None  # to the last planned step, at this rate
-    mfu: float | None
+    mfu: float | None  # against the datasheet
+    mfu_measured: float | None  # against what these GPUs reached in a burst at the start
+    data_share: float | None  # of the time of a step
+    compute_share: float | None
+    comm_share: float | None
+    skipped_steps: int  # sick ones, whose update was not made
+    rollbacks: int
+    warnings: tuple[str, ...]  # the newest: roll-backs, stragglers, hangs
     memory_gib: float | None
     ranks: int | None
     device: str | None
@@ -149,6 +158,8 @@ class Fold:
     _rates: deque[float] = field(default_factory=lambda: deque(maxlen=_RATE_WINDOW))
     _losses: list[float] = field(default_factory=list)  # the first and the last
     _sick_steps: int = 0
+    _watch_events: Counter[str] = field(default_factory=Counter)
+    _warnings: deque[str] = field(default_factory=lambda: deque(maxlen=_WARNINGS_KEPT))
     _curves: dict[str, Curve] = field(default_factory=lambda: {name: Curve(limit=limit) for name, limit in _LIMITS})
     _planned: list[str] = field(default_factory=list)
     _checks: dict[str, tuple[CheckResult, float | None]] = field(default_factory=dict)
@@ -159,7 +170,7 @@ class Fold:
     _garbage_lines: int = 0
     _garbage: list[Garbage] = field(default_factory=list)
 
-    def add(self, row: EventRow) -> None:
+    def add(self, row: EventRow | Told) -> None:
         """One row of an event stream."""
         self.cursor = row.cursor
         self._attempt = attempt = self.cursor[0]
@@ -177,6 +188,8 @@ class Fold:
                 self._rates.clear()
             case Phase.TRAINING, "end":
                 self._end = row.data
+            case Phase.WATCH, _:
+                self._add_watch(row)
             case Phase.CHECKPOINT, _:
                 self._add_checkpoint(row)
             case Phase.PREFLIGHT, _:
@@ -206,6 +219,13 @@ class Fold:
             tokens_per_s=rate,
             left_s=left * per_step / rate if left > 0 and rate and per_step else None,
             mfu=number(self._last, "mfu"),
+            mfu_measured=number(self._last, "mfu_measured"),
+            data_share=number(self._last, "data_share"),
+            compute_share=number(self._last, "compute_share"),
+            comm_share=number(self._last, "comm_share"),
+            skipped_steps=self._watch_events["skipped"],
+            rollbacks=self._watch_events["rollback"],
+            warnings=tuple(self._warnings),
             memory_gib=number(self._last, "memory_gib"),
             ranks=whole(self._start, "ranks"),
             device=text(self._start, "device"),
@@ -248,7 +268,20 @@ class Fold:
         if step is not None:
             self._curves["eval_loss"].add(step, number(data, "loss"))
 
-    def _add_checkpoint(self, row: EventRow) -> None:
+    def _add_watch(self, row: EventRow | Told) -> None:
+        self._watch_events[str(row.event)] += 1
+        step, why = whole(row.data, "step"), text(row.data, "why")
+        if row.event == "rollback":
+            self._warnings.append(f"went back from step {step} to {whole(row.data, 'to_step')}: {why}")
+        elif row.event == "straggler":
+            rank, score = whole(row.data, "rank"), number(row.data, "score")
+            name = f"node {whole(row.data, 'node')}" if rank is None else f"rank {rank}"
+            share = "" if score is None else f" by {score:.0%} of a step"
+            self._warnings.append(f"{name} is slow{share} ({text(row.data, 'what')}), since step {step}")
+        elif row.event == "hang" and why is not None and why not in self._warnings:  # told early, and again at the end
+            self._warnings.append(why)
+
+    def _add_checkpoint(self, row: EventRow | Told) -> None:
         self._checkpoint_events[str(row.event)] += 1
         self._checkpoints.append(
             Checkpoint(
@@ -262,7 +295,7 @@ class Fold:
             )
         )
 
-    def _add_preflight(self, row: EventRow) -> None:
+    def _add_preflight(self, row: EventRow | Told) -> None:
         if self._attempt != self._checks_of:
             self._checks_of, self._planned, self._checks, self._checks_over = self._attempt, [], {}, False
         if row.event == "start":
@@ -302,7 +335,7 @@ class Fold:
         overall = judge_overall(results, planned=self._planned) if over else None
         return Preflight(attempt=self._checks_of, overall=overall, checks=tuple(rows))
 
-    def _add_garbage(self, row: EventRow) -> None:
+    def _add_garbage(self, row: EventRow | Told) -> None:
         self._garbage_lines += 1
         if len(self._garbage) < _GARBAGE_SHOWN:
             self._garbage.append(

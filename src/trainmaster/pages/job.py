@@ -14,8 +14,10 @@ from trainmaster.core.plan import ExitRecord
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Reason, Report, Stage, Status
 from trainmaster.pages._run import Fold, Run
+from trainmaster.pages.cost import figures
 from trainmaster.store import Database, reads
 from trainmaster.store.rows import AttemptRow, JobRow
+from trainmaster.store.walk import walk_events
 
 _BATCH = 5_000  # events read at once
 
@@ -60,6 +62,8 @@ class JobPage:
     spec: Mapping[str, Any] | None
     made_at: datetime
     made_by: str  # the command that makes this report again
+    cost_cents: int | None = None  # so far; None: nobody knows, or nobody was asked
+    forecast_cents: int | None = None  # at its end
     version: str = __version__
 
 
@@ -76,22 +80,32 @@ def read(db: Database, job_id: str, *, fold: Fold | None = None, now: datetime |
         return None
     # The job is read first: events that arrive meanwhile can only be newer than what its row says.
     fold = fold if fold is not None else Fold()
-    while rows := reads.list_events(db, job_id, after=fold.cursor, limit=_BATCH):
+    while rows := walk_events(db, job_id, after=fold.cursor, limit=_BATCH):
         for row in rows:
             fold.add(row)
         if len(rows) < _BATCH:
             break
+    now = now or datetime.now(UTC)
     return build(
         job=job,
         attempts=reads.list_attempts(db, job_id),
         fold=fold,
-        now=now or datetime.now(UTC),
+        now=now,
         made_by=f"trainmaster report {job.id}",
+        cost=figures(db, [job], now=now)[job.id],
     )
 
 
-def build(*, job: JobRow, attempts: Sequence[AttemptRow], fold: Fold, now: datetime, made_by: str) -> JobPage:
-    """The page from rows, wherever they came from (the database, or an attempt's folder)."""
+def build(
+    *,
+    job: JobRow,
+    attempts: Sequence[AttemptRow],
+    fold: Fold,
+    now: datetime,
+    made_by: str,
+    cost: tuple[int | None, int | None] = (None, None),
+) -> JobPage:
+    """The page from rows, wherever they came from (the database, or an attempt's folder). `cost`: so far, forecast."""
     ended_at = job.ended_at or (attempts[-1].ended_at if attempts and job.status.final else None)
     return JobPage(
         id=job.id,
@@ -113,6 +127,8 @@ def build(*, job: JobRow, attempts: Sequence[AttemptRow], fold: Fold, now: datet
         spec=plain_spec(job.spec),
         made_at=now,
         made_by=made_by,
+        cost_cents=cost[0],
+        forecast_cents=cost[1],
     )
 
 

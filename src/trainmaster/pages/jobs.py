@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from trainmaster.core.states import Reason, Stage, Status
 from trainmaster.pages._curve import number, whole
 from trainmaster.pages._run import progress
+from trainmaster.pages.cost import figures
 from trainmaster.store import Database, reads
 from trainmaster.store.rows import EventRow, JobRow
 
@@ -35,6 +36,8 @@ class JobLine:
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
+    cost_cents: int | None = None  # so far; None: nobody knows
+    forecast_cents: int | None = None  # at its end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,20 +70,22 @@ def read(
     limit = max(1, min(limit, MOST))
     rows = reads.list_jobs(db, status=status, project=project, limit=limit, offset=offset)
     steps = reads.last_event(db, [row.id for row in rows], phase="STEP")
-    counts = {word.value: reads.count_jobs(db, status=word, project=project) for word in Status}
+    now = now or datetime.now(UTC)
+    costs = figures(db, rows, now=now)
+    counts = {word.value: count for word, count in reads.count_by_status(db, project=project).items()}
     return JobsPage(
-        jobs=tuple(_line(row, steps.get(row.id)) for row in rows),
+        jobs=tuple(_line(row, steps.get(row.id), costs[row.id]) for row in rows),
         total=counts[status.value] if status else sum(counts.values()),
         counts=counts,
         status=status,
         project=project,
         limit=limit,
         offset=offset,
-        made_at=now or datetime.now(UTC),
+        made_at=now,
     )
 
 
-def _line(row: JobRow, last: EventRow | None) -> JobLine:
+def _line(row: JobRow, last: EventRow | None, cost: tuple[int | None, int | None]) -> JobLine:
     data = last.data if last else {}
     step, steps = whole(data, "step"), row.spec.train.steps if row.spec.train else None
     return JobLine(
@@ -101,4 +106,6 @@ def _line(row: JobRow, last: EventRow | None) -> JobLine:
         created_at=row.created_at,
         started_at=row.started_at,
         ended_at=row.ended_at,
+        cost_cents=cost[0],
+        forecast_cents=cost[1],
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from trainmaster.core.cost import dollars
 from trainmaster.pages.job import JobPage
 from trainmaster.report import chart, figures, words
 
@@ -56,6 +57,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    env.globals["dollars"] = dollars
     env.globals.update(
         {name: getattr(figures, name) for name in ("age", "count", "duration", "moment", "percent", "short", "size")}
     )

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trainmaster.core.cost import dollars
 from trainmaster.core.results import Overall, Verdict
 from trainmaster.core.states import Stage, Status
 from trainmaster.pages._run import Preflight
@@ -105,15 +106,29 @@ def _figures(page: JobPage) -> Iterator[Figure]:
         yield Figure(name="Held-out loss", value=short(run.eval_loss), note=note)
     if run.tokens_per_s is not None:
         note = f"MFU {percent(run.mfu)}" if run.mfu is not None else "MFU unknown for this device"
+        note += f", {percent(run.mfu_measured)} of the measured peak" if run.mfu_measured is not None else ""
         yield Figure(name="Tokens per second", value=short(run.tokens_per_s), note=note)
     if run.step is not None or run.steps is not None:
         value = f"{count(run.step or 0)} / {count(run.steps)}" if run.steps else count(run.step)
         left = f"about {duration(math.ceil(run.left_s))} left" if run.left_s is not None else percent(run.progress)
         yield Figure(name="Steps", value=value, note=left if run.progress is not None else "", share=run.progress)
+    if run.compute_share is not None:
+        parts = (("data", run.data_share), ("communication", run.comm_share))
+        note = " · ".join(f"{name} {percent(share)}" for name, share in parts if share is not None)
+        yield Figure(name="Time computing", value=percent(run.compute_share), note=note)
+    if run.skipped_steps:
+        note = (
+            f"{count(run.rollbacks)} roll-back{'s' if run.rollbacks > 1 else ''}" if run.rollbacks else "no roll-back"
+        )
+        yield Figure(name="Skipped steps", value=count(run.skipped_steps), note=note)
     if page.duration_s is not None:
         yield Figure(
             name="Duration", value=duration(page.duration_s), note="from start to end" if page.ended_at else "so far"
         )
+    if page.cost_cents:  # nothing to say of what is free or unknown
+        ahead = page.forecast_cents is not None and not page.status.final
+        note = f"about {dollars(page.forecast_cents)} at the end" if ahead else ""
+        yield Figure(name="Cost", value=dollars(page.cost_cents), note=note)
     if run.device is not None or run.ranks is not None:
         device = {"cpu": "CPU", "cuda": "GPU"}.get(run.device or "", run.device)
         value = f"{count(run.ranks)} × {device}" if device else count(run.ranks)

@@ -11,23 +11,47 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from trainmaster import __version__, control
+from trainmaster.control import budget, outbox
+from trainmaster.control.reconcile import STORAGE_FOLDER
+from trainmaster.storage import Store, open_store
 from trainmaster.store import Database
-from trainmaster.web import api, errors, frame, views
+from trainmaster.web import api, errors, frame, login, openapi, views
+from trainmaster.web.auth import Door
+from trainmaster.web.follow import Followers
 from trainmaster.web.guard import Guard
+from trainmaster.web.limit import ASKING, Rate
 from trainmaster.web.live import LivePages
+from trainmaster.web.measure import Measured, Meter
 
+_SILENT_S = 60.0  # a reconciler that has not looked at the jobs for so long is not alive
 log = logging.getLogger(__name__)
 
 
-def create_app(db: Database, home: Path, *, reconcile: bool, hosts: Sequence[str] = ()) -> FastAPI:
-    """The web over one database. `hosts` are names a proxy may call it by, beside those of loopback."""
+def create_app(
+    db: Database,
+    home: Path,
+    *,
+    reconcile: bool,
+    hosts: Sequence[str] = (),
+    storage: Store | None = None,
+    require_token: bool = False,
+    rate: Rate | None = ASKING,
+    followers: Followers | None = None,
+) -> FastAPI:
+    """The web over one database.
+
+    `hosts` are names a proxy may call it by, beside those of loopback. `storage` is where jobs' files are kept, a
+    folder of the home where none is given. `require_token` asks for one over loopback too.
+    """
+    kept = storage if storage is not None else open_store(home / STORAGE_FOLDER)
+    meter = Meter()
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         if not reconcile:
             yield
             return
-        async with _reconciler(db, home) as state:
+        async with _reconciler(db, home, kept, meter) as state:
             app.state.reconciler = state
             yield
 
@@ -36,35 +60,58 @@ def create_app(db: Database, home: Path, *, reconcile: bool, hosts: Sequence[str
         title="Trainmaster", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
         openapi_url="/v1/openapi.json",
     )  # fmt: skip
-    app.state.db = db
+    app.state.db, app.state.home, app.state.storage, app.state.meter = db, home, kept, meter
     app.state.live = LivePages(db)
+    app.state.followers = followers if followers is not None else Followers()
     app.state.reconciler = lambda: "off"
-    for part in (views, api, frame):
-        app.include_router(part.router)
+    for router in (views.router, login.router, *api.ROUTERS, frame.router):
+        app.include_router(router)
+    app.openapi = openapi.document(app, loopback=not require_token)  # type: ignore[method-assign]
     errors.install(app)
+    # The last one added is the first one passed: guard, then the clock, then the door.
+    app.add_middleware(Door, db=db, loopback=not require_token, asking=rate)
+    app.add_middleware(Measured, meter=meter)
     app.add_middleware(Guard, hosts=hosts)
     return app
 
 
+class _Looks(asyncio.Event):
+    """Is set at each look at the jobs that went well, and counts them."""
+
+    def __init__(self, meter: Meter) -> None:
+        super().__init__()
+        self._meter = meter
+
+    def set(self) -> None:
+        self._meter.tick()
+        super().set()
+
+
 @contextlib.asynccontextmanager
-async def _reconciler(db: Database, home: Path) -> AsyncIterator[Callable[[], str]]:
+async def _reconciler(db: Database, home: Path, storage: Store, meter: Meter) -> AsyncIterator[Callable[[], str]]:
     """Runs the reconciler beside the server; yields a function that says how it stands."""
-    stop, leads = asyncio.Event(), asyncio.Event()
-    task = asyncio.create_task(control.run(db, home, stop=stop, leads=leads), name="reconciler")
-    task.add_done_callback(_tell_of_death)
+    stop, looks = asyncio.Event(), _Looks(meter)
+    task = asyncio.create_task(control.run(db, home, stop=stop, storage=storage, leads=looks), name="reconciler")
+    # Caps and news have loops of their own: a webhook that hangs must not keep a job waiting, nor a job a cap.
+    beside = [
+        asyncio.create_task(budget.run(db, stop=stop), name="budgets"),
+        asyncio.create_task(outbox.run(db, home, stop=stop), name="news"),
+    ]
+    for each in (task, *beside):
+        each.add_done_callback(_tell_of_death)
 
     def state() -> str:
-        if task.done():
+        if task.done() or any(each.done() for each in beside) or (meter.tick_age_s or 0.0) > _SILENT_S:
             return "failed"
-        return "running" if leads.is_set() else "standby"
+        return "running" if looks.is_set() else "starting"
 
     try:
         yield state
     finally:
         stop.set()
-        await asyncio.gather(task, return_exceptions=True)
+        await asyncio.gather(task, *beside, return_exceptions=True)
 
 
 def _tell_of_death(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
-        log.error("the reconciler died; jobs are shown but not driven", exc_info=task.exception())
+        log.error("%s died; jobs are shown but not driven", task.get_name(), exc_info=task.exception())

@@ -33,7 +33,7 @@ HEADERS: Mapping[str, str] = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class Guard:
@@ -77,7 +77,7 @@ class Guard:
         host = headers.get("host", "")
         if _reached_by_loopback(scope) and _name(host) not in self._hosts:
             return 421, "wrong_host", f"{host!r} is not a name of this server; open it as http://127.0.0.1"
-        if scope["method"] not in _SAFE and _cross_site(headers, host):
+        if scope["method"] not in SAFE_METHODS and _cross_site(headers, host):
             return 403, "cross_site", "a page of another site may not change anything here"
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > MAX_BODY:

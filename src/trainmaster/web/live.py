@@ -1,10 +1,12 @@
-"""Job pages of jobs that still run, made again every two seconds without reading their events again."""
+"""Job pages without reading all events again: of jobs that run only what is new is read, of final ones nothing."""
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from trainmaster.pages import job
 from trainmaster.pages._run import Fold
@@ -12,6 +14,7 @@ from trainmaster.pages.job import JobPage
 from trainmaster.store import Database
 
 _KEPT = 32  # jobs watched at once; one more is read from its start
+_FINAL_KEPT = 64  # pages of final jobs, some hundred kilobytes each: nothing about them changes any more
 
 
 @dataclass(slots=True)
@@ -26,9 +29,15 @@ class LivePages:
     def __init__(self, db: Database) -> None:
         self._db = db
         self._held: OrderedDict[str, _Held] = OrderedDict()
+        self._final: OrderedDict[str, JobPage] = OrderedDict()
         self._lock = threading.Lock()
 
     def read(self, job_id: str) -> JobPage | None:
+        with self._lock:
+            final = self._final.get(job_id)
+            if final is not None:
+                self._final.move_to_end(job_id)
+                return dataclasses.replace(final, made_at=datetime.now(UTC))
         held = self._take(job_id)
         with held.lock:
             whole = held.fold.cursor is None  # nothing was gathered yet: this read begins at the first event
@@ -38,7 +47,13 @@ class LivePages:
         with self._lock:
             self._held.pop(job_id, None)
         # The last word on a job is read whole from the database, not from what was gathered on the way.
-        return page if whole or page is None else job.read(self._db, job_id)
+        page = page if whole or page is None else job.read(self._db, job_id)
+        if page is not None and page.status.final:
+            with self._lock:
+                self._final[job_id] = page
+                while len(self._final) > _FINAL_KEPT:
+                    self._final.popitem(last=False)
+        return page
 
     def _take(self, job_id: str) -> _Held:
         with self._lock:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Annotated
 from urllib.parse import urlencode
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from trainmaster.core.states import Status
-from trainmaster.pages import job as job_page
 from trainmaster.pages import jobs as jobs_page
 from trainmaster.pages.job import JobPage
 from trainmaster.report import html
+from trainmaster.store.tokens import Role
 from trainmaster.web import ask
+from trainmaster.web.auth import Who
 from trainmaster.web.errors import not_found
 from trainmaster.web.frame import render
 
@@ -24,14 +26,15 @@ router = APIRouter(include_in_schema=False)
 def jobs(
     *,
     db: ask.Db,
+    who: ask.Viewer,
     status: ask.StatusWord = None,
-    project: ask.ProjectName = None,
+    project: Annotated[str | None, Query(pattern=ask.NAME)] = None,
     limit: ask.Limit = 50,
     offset: ask.Offset = 0,
     part: bool = False,
 ) -> Response:
     """The list; with `part`, only what the open page swaps in."""
-    page = jobs_page.read(db, status=status, project=project, limit=limit, offset=offset)
+    page = jobs_page.read(db, status=status, project=ask.scope(who, project), limit=limit, offset=offset)
 
     def link(**changes: object) -> str:
         """The address of this list with something changed; what is at its default is left out."""
@@ -42,26 +45,27 @@ def jobs(
         return "/?" + urlencode(words) if words else "/"
 
     again = link() + ("&" if "?" in link() else "?") + "part=1"
-    return render("jobs_part.html" if part else "jobs.html", page=page, link=link, statuses=list(Status), again=again)
+    template = "jobs_part.html" if part else "jobs.html"
+    return render(template, page=page, link=link, statuses=list(Status), again=again, who=who)
 
 
 @router.get("/jobs/{uuid}")
-def job(job_id: ask.JobId, live: ask.Live) -> Response:
-    return _job("job_page.html", live.read(job_id), job_id)
+def job(row: ask.Job, live: ask.Live, who: ask.Viewer) -> Response:
+    return _job("job_page.html", live.read(row.id), row.id, who)
 
 
 @router.get("/jobs/{uuid}/part")
-def job_part(job_id: ask.JobId, live: ask.Live) -> Response:
+def job_part(row: ask.Job, live: ask.Live, who: ask.Viewer) -> Response:
     """What the open page swaps in every two seconds."""
-    return _job("job_part.html", live.read(job_id), job_id)
+    return _job("job_part.html", live.read(row.id), row.id, who)
 
 
 @router.get("/jobs/{uuid}/report")
-def report(job_id: ask.JobId, db: ask.Db) -> Response:
+def report(row: ask.Job, live: ask.Live) -> Response:
     """The self-contained file, as `trainmaster report` writes it."""
-    page = job_page.read(db, job_id)
+    page = live.read(row.id)
     if page is None:
-        raise not_found(job_id)
+        raise not_found(row.id)
     # Its style and script are inside it; the policy names them by hash and still refuses every other.
     policy = f"{html.policy()}; frame-ancestors 'none'"
     name = f'inline; filename="trainmaster-{page.id[:8]}.html"'
@@ -71,15 +75,15 @@ def report(job_id: ask.JobId, db: ask.Db) -> Response:
 
 
 @router.post("/jobs/{uuid}/cancel")
-def cancel(job_id: ask.JobId, db: ask.Db) -> Response:
-    ask.cancel(db, job_id)
-    return RedirectResponse(f"/jobs/{job_id}", status_code=303)
+def cancel(row: ask.Job, db: ask.Db, who: ask.User) -> Response:
+    ask.cancel(db, row, who)
+    return RedirectResponse(f"/jobs/{row.id}", status_code=303)
 
 
-def _job(template: str, page: JobPage | None, job_id: str) -> Response:
+def _job(template: str, page: JobPage | None, job_id: str, who: Who) -> Response:
     if page is None:
         raise not_found(job_id)
-    answer = render(template, page=page, body=html.render_body(page))
+    answer = render(template, page=page, body=html.render_body(page), who=who, may_cancel=who.may(Role.USER))
     if page.status.final:
         answer.headers[FINAL] = "1"
     return answer

@@ -1,0 +1,203 @@
+"""`trainmaster cost`: what jobs and projects cost, what they will cost, and what a project may spend."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from trainmaster.cli import _say
+from trainmaster.cli._home import HomeOption, find, open_home
+from trainmaster.cli._server import ServerOption, connect
+from trainmaster.cli._server import find as find_there
+from trainmaster.core.cost import dollars
+from trainmaster.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from trainmaster.client import Client, Spending
+    from trainmaster.pages.cost import CostPage
+    from trainmaster.store import Database
+
+_CAP = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,62})=\$?([0-9]+(?:\.[0-9]{1,2})?|none)(?:/(month|total))?")
+
+
+def cost(
+    job: Annotated[str | None, typer.Argument(help="One job: its id, the beginning of it, or its name.")] = None,
+    project: Annotated[str | None, typer.Option(help="Only this project.")] = None,
+    month: Annotated[str | None, typer.Option(help="A calendar month in UTC, as 2026-11.", show_default="this")] = None,
+    all_time: Annotated[bool, typer.Option("--all", help="From the beginning instead of one month.")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=200, help="At most so many jobs; the sums have all.")] = 20,
+    set_cap: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set-cap", help="Let a project spend so much: PROJECT=DOLLARS/month or /total; `none` takes it back."
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    home: HomeOption = None,
+    server: ServerOption = None,
+) -> None:
+    """Show what jobs and projects cost, and set what a project may spend.
+
+    A cost is unknown where nobody said a price (resources.price_per_hour in the spec, or the target). A job over its
+    own limits.max_cost or its project's budget is asked to save and stop.
+
+    [bold]Examples[/]
+
+      trainmaster cost
+
+      trainmaster cost --project llama --month 2026-11 --json
+
+      trainmaster cost 3f2a
+
+      trainmaster cost --set-cap llama=5000/month --set-cap trial=none/total
+    """
+    if job is not None and (project or month or all_time or set_cap):
+        raise UsageError("one job is shown whole; leave out --project, --month, --all and --set-cap")
+    caps = [_parse_cap(text) for text in set_cap or ()]
+    when = None if all_time or job is not None else _parse_month(month)
+    found: CostPage | Spending
+    if server:
+        with connect(server) as client:
+            for cap in caps:
+                _ask_for(client, *cap)
+            month = f"{when:%Y-%m}" if when is not None else None
+            found = _one(client, job) if job else client.spending(project=project, month=month, limit=limit)
+    else:
+        _, db = open_home(home)
+        from trainmaster.pages import cost as page
+
+        for cap in caps:
+            _set(db, *cap)
+        found = page.read(db, job=find(db, job).id if job else None, project=project, month=when, limit=limit)
+    if json:
+        _say.as_json(found)
+        return
+    _print(found, one=job is not None)
+
+
+def _print(found: CostPage | Spending, *, one: bool) -> None:
+    jobs = _table("job", "name", "project", "status", "cost", "an hour", "forecast", "cap")
+    for line in found.jobs:
+        jobs.add_row(
+            line.id[:8],
+            escape(line.name),
+            escape(line.project),
+            _say.paint(line.status),
+            dollars(line.cents),
+            dollars(line.cents_per_hour) if line.cents_per_hour else "",
+            dollars(line.forecast_cents),
+            dollars(line.max_cost_cents) if line.max_cost_cents is not None else "",
+        )
+    _say.out.print(jobs)
+    if found.more:
+        _say.note(f"and {found.more} that cost less; --limit shows more")
+    if one:
+        return
+    sums = _table("project", "jobs", f"cost {found.month or 'in all'}", "an hour")
+    for total in found.projects:
+        known = dollars(total.known_cents)
+        text = known if not total.unknown_jobs else f"{known} and {total.unknown_jobs} of unknown price"
+        sums.add_row(escape(total.project), str(total.jobs), text, dollars(total.cents_per_hour))
+    _say.out.print()
+    _say.out.print(sums)
+    if found.budgets:
+        budgets = _table("budget", "period", "spent", "cap", "share")
+        for row in found.budgets:
+            share = f"{row.share:.0%}" if row.share is not None else ""
+            budgets.add_row(escape(row.project), row.period, dollars(row.spent_cents), dollars(row.cap_cents), share)
+        _say.out.print()
+        _say.out.print(budgets)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="left" if column in _WORDS else "right")
+    return table
+
+
+_WORDS = frozenset({"job", "name", "project", "status", "budget", "period"})
+
+
+def _parse_cap(text: str) -> tuple[str, str, int | None]:
+    """PROJECT=DOLLARS/period as its parts; None dollars: no cap."""
+    match = _CAP.fullmatch(text)
+    if match is None:
+        raise UsageError(f"--set-cap {text}: write PROJECT=DOLLARS/month or PROJECT=DOLLARS/total, as llama=5000/month")
+    name, amount, period = match.groups()
+    if amount == "none":
+        return name, period or "month", None
+    cents = math.floor(float(amount) * 100 + 0.5)
+    if cents > 10**15:
+        raise UsageError(f"--set-cap {text}: more money than there is")
+    return name, period or "month", cents
+
+
+def _parse_month(text: str | None) -> datetime:
+    if text is None:
+        return datetime.now(UTC)
+    try:
+        return datetime.strptime(text, "%Y-%m").replace(tzinfo=UTC)
+    except ValueError:
+        raise UsageError(f"--month {text}: write a month as 2026-11") from None
+
+
+def _set(db: Database, project: str, period: str, cents: int | None) -> None:
+    from trainmaster.control.submit import LOCAL
+    from trainmaster.store import money, trail
+
+    subject = f"budget:{project}/{period}"
+    with db.write() as conn:
+        if cents is not None:
+            money.set_budget(conn, project, period, cents, at=datetime.now(UTC))
+            trail.record(conn, who=LOCAL, action="budget.set", subject=subject, detail={"cap_cents": cents})
+        elif money.remove_budget(conn, project, period):
+            trail.record(conn, who=LOCAL, action="budget.remove", subject=subject)
+    _tell(project, period, cents)
+
+
+def _ask_for(client: Client, project: str, period: str, cents: int | None) -> None:
+    from trainmaster.client import NotFound
+
+    if cents is not None:
+        client.set_budget(project, period, cents)
+    else:
+        with contextlib.suppress(NotFound):  # it had none: that is what was asked for
+            client.remove_budget(project, period)
+    _tell(project, period, cents)
+
+
+def _tell(project: str, period: str, cents: int | None) -> None:
+    when = "a month" if period == "month" else "in all"
+    what = f"may spend {dollars(cents)} {when}" if cents is not None else f"has no budget {when} any more"
+    _say.note(f"project {project} {what}")
+
+
+def _one(client: Client, word: str) -> Spending:
+    """One job of a server, as the home folder would have told it."""
+    from trainmaster.client import Spending
+    from trainmaster.client.answers import JobSpent
+
+    row = client.job(find_there(client, word))
+    cost = client.job_cost(row.id)
+    line = JobSpent(
+        id=row.id,
+        name=row.name,
+        project=row.project,
+        status=row.status,
+        cents=cost.total.cents,
+        known_cents=cost.total.known_cents,
+        cents_per_hour=cost.cents_per_hour,
+        left_s=cost.left_s,
+        forecast_cents=cost.forecast_cents,
+        max_cost_cents=cost.max_cost_cents,
+    )
+    now = datetime.now(UTC)
+    return Spending(month=None, project=None, jobs=(line,), more=0, projects=(), budgets=(), made_at=now)

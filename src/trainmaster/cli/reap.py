@@ -1,0 +1,95 @@
+"""`trainmaster reap`: what runs or is rented and belongs to no live job."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from trainmaster.cli import _say
+from trainmaster.cli._home import HomeOption, locate, open_home
+from trainmaster.core.errors import TargetError, UsageError
+
+if TYPE_CHECKING:
+    from trainmaster.control.reap import Leftover
+    from trainmaster.store import Database
+
+
+def reap(
+    on: Annotated[list[str] | None, typer.Option("--on", help="Targets to look at.", show_default="local")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="End it, by force.")] = False,
+    no_database: Annotated[
+        bool, typer.Option("--no-database", help="Ask the targets alone: names ALL that they run for this home.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    home: HomeOption = None,
+) -> None:
+    """List what no live job owns, and end it with --yes. Exit code 1 if something is left.
+
+    Folders, checkpoints and logs are never removed. What belongs to another home is shown and left alone.
+
+    [bold]Examples[/]
+
+      trainmaster reap
+
+      trainmaster reap --yes --json
+
+      trainmaster reap --no-database --on local --yes
+    """
+    try:
+        from trainmaster.control import reap as control_reap
+    except ModuleNotFoundError as missing:
+        from trainmaster.core.errors import MissingExtra
+
+        raise MissingExtra("the control plane", "server") from missing
+    folder, db = _open(home, no_database=no_database)
+    found = asyncio.run(control_reap.find(db, folder, on or ["local"]))
+    ended: dict[str, str] = {}
+    for left in found:
+        if yes and left.ours:
+            try:
+                asyncio.run(control_reap.end(db, left))
+                ended[left.attempt] = "ended"
+            except TargetError as wrong:
+                ended[left.attempt] = f"not ended: {wrong}"
+    if ended:  # ended is what the target no longer lists, not what it promised
+        again = {left.attempt for left in asyncio.run(control_reap.find(db, folder, on or ["local"]))}
+        ended |= {attempt: "still there" for attempt in again if ended.get(attempt) == "ended"}
+    still = [left for left in found if left.ours and ended.get(left.attempt) != "ended"]
+    if json:
+        plain = [
+            {"attempt": left.attempt, "target": left.target, "what": left.what, "why": left.why, "ours": left.ours,
+             "result": ended.get(left.attempt)}
+            for left in found
+        ]  # fmt: skip
+        _say.as_json({"leftovers": plain, "left": len(still)})
+    else:
+        _print(found, ended)
+        if still and not yes:
+            _say.note("--yes ends them")
+    raise typer.Exit(1 if still else 0)
+
+
+def _open(home: Path | None, *, no_database: bool) -> tuple[Path, Database | None]:
+    folder = locate(home)
+    if no_database:
+        return folder, None
+    if not folder.exists():
+        raise UsageError(f"{folder} is not there; give --home, or ask the targets alone with --no-database")
+    return open_home(home)
+
+
+def _print(found: list[Leftover], ended: dict[str, str]) -> None:
+    if not found:
+        _say.out.print("nothing is left over")
+        return
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    for column in ("attempt", "target", "what", "why", ""):
+        table.add_column(column)
+    for left in found:
+        table.add_row(left.attempt, left.target, escape(left.what), left.why, escape(ended.get(left.attempt, "")))
+    _say.out.print(table)

@@ -1,0 +1,170 @@
+"""What jobs and projects cost: in a month or in all, with what each job will have cost, and what projects may spend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from trainmaster.core.cost import Amount, Span, Window, add_up, burn, forecast, month_of
+from trainmaster.core.states import Status
+from trainmaster.store import Database, money, pace, reads
+from trainmaster.store.rows import JobRow
+
+MOST = 200  # jobs on one page
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobCost:
+    """One job. Whole cents; None: nobody knows. The forecast is of its whole life, whatever was asked for."""
+
+    id: str
+    name: str
+    project: str
+    status: Status
+    cents: int | None
+    known_cents: int  # the part whose price is known
+    cents_per_hour: float  # now
+    left_s: float | None
+    forecast_cents: int | None
+    max_cost_cents: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectCost:
+    """One project: all its jobs together."""
+
+    project: str
+    jobs: int
+    unknown_jobs: int  # whose cost nobody knows
+    cents: int | None
+    known_cents: int
+    cents_per_hour: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetLine:
+    """What a project may spend, and what it has."""
+
+    project: str
+    period: str  # total, month
+    cap_cents: int
+    spent_cents: int
+    share: float | None  # None: the cap is 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostPage:
+    """Jobs by what they cost, most first; projects and budgets whole."""
+
+    month: str | None  # as 2026-11; None: from the beginning
+    project: str | None
+    jobs: tuple[JobCost, ...]
+    more: int  # jobs that are not listed; the sums have them
+    projects: tuple[ProjectCost, ...]
+    budgets: tuple[BudgetLine, ...]
+    made_at: datetime
+
+
+Page = CostPage
+
+
+def read(
+    db: Database,
+    *,
+    job: str | None = None,
+    project: str | None = None,
+    month: datetime | None = None,
+    limit: int = 50,
+    now: datetime | None = None,
+) -> CostPage:
+    """Costs of one job, of a project or of all; in the month that a time is in, or from the beginning."""
+    now = now or datetime.now(UTC)
+    window = month_of(month) if month is not None else None
+    with db.read() as conn:
+        charges = money.list_charges(conn, jobs=[job] if job is not None else (), project=project, window=window)
+        budgets = money.list_budgets(conn, project=project) if job is None else []
+        lines = tuple(_budget(row, money.spent(conn, row.project, now=now, window=row.window(now))) for row in budgets)
+    spans: dict[str, list[Span]] = {}
+    groups: dict[str, dict[str, list[Span]]] = {}
+    for charge in charges:
+        spans.setdefault(charge.job_id, []).extend(charge.spans)
+        groups.setdefault(charge.project, {}).setdefault(charge.job_id, []).extend(charge.spans)
+    amounts = {job_id: add_up(found, now=now, window=window) for job_id, found in spans.items()}
+    dearest = sorted(amounts, key=lambda job_id: (-amounts[job_id].known_cents, job_id))[: max(1, min(limit, MOST))]
+    rows = [row for job_id in dearest if (row := reads.find_job(db, job_id)) is not None]
+    left = pace.list_left(db, rows, now=now)
+    whole = money.job_costs(db, dearest, now=now) if window is not None else amounts
+    return CostPage(
+        month=f"{window.start:%Y-%m}" if window is not None else None,
+        project=project,
+        jobs=tuple(_job(row, spans[row.id], amounts[row.id], whole[row.id], left.get(row.id)) for row in rows),
+        more=len(amounts) - len(rows),
+        projects=tuple(_project(name, groups[name].values(), now, window) for name in sorted(groups)),
+        budgets=lines,
+        made_at=now,
+    )
+
+
+def figures(db: Database, jobs: Iterable[JobRow], *, now: datetime) -> dict[str, tuple[int | None, int | None]]:
+    """Cost so far and forecast of each of these jobs, in whole cents, for a page that shows other things too."""
+    rows = list(jobs)
+    spans: dict[str, list[Span]] = {row.id: [] for row in rows}
+    with db.read() as conn:
+        for charge in money.list_charges(conn, jobs=spans) if spans else ():
+            spans[charge.job_id].extend(charge.spans)
+    # Most jobs are over or cost nothing: their forecast is what they cost, and needs no look at their events.
+    going = [row for row in rows if burn(spans[row.id]) > 0]
+    left = pace.list_left(db, going, now=now)
+    found = {}
+    for row in rows:
+        amount, per_hour = add_up(spans[row.id], now=now), burn(spans[row.id])
+        seconds = left.get(row.id) if per_hour > 0 else 0.0
+        found[row.id] = (cents(amount.cents), cents(forecast(amount, cents_per_hour=per_hour, left_s=seconds)))
+    return found
+
+
+def cents(value: float | None) -> int | None:
+    """Whole cents, rounded once, here."""
+    return None if value is None else round(value)
+
+
+def _job(row: JobRow, spans: list[Span], amount: Amount, whole: Amount, left_s: float | None) -> JobCost:
+    per_hour, cap = burn(spans), row.spec.limits.max_cost
+    return JobCost(
+        id=row.id,
+        name=row.name,
+        project=row.project,
+        status=row.status,
+        cents=cents(amount.cents),
+        known_cents=round(amount.known_cents),
+        cents_per_hour=per_hour,
+        left_s=left_s,
+        forecast_cents=cents(forecast(whole, cents_per_hour=per_hour, left_s=left_s)),
+        max_cost_cents=cents(cap * 100 if cap is not None else None),
+    )
+
+
+def _project(name: str, jobs: Iterable[list[Span]], now: datetime, window: Window | None) -> ProjectCost:
+    each = list(jobs)
+    amounts = [add_up(spans, now=now, window=window) for spans in each]
+    whole = sum(amounts, Amount())
+    return ProjectCost(
+        project=name,
+        jobs=len(each),
+        unknown_jobs=sum(amount.unknown > 0 for amount in amounts),
+        cents=cents(whole.cents),
+        known_cents=round(whole.known_cents),
+        cents_per_hour=sum(burn(spans) for spans in each),
+    )
+
+
+def _budget(row: money.BudgetRow, spent: Amount) -> BudgetLine:
+    share = spent.known_cents / row.cap_cents if row.cap_cents else None
+    return BudgetLine(
+        project=row.project,
+        period=row.period,
+        cap_cents=row.cap_cents,
+        spent_cents=round(spent.known_cents),
+        share=share,
+    )

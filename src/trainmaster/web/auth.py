@@ -1,0 +1,212 @@
+"""Who asks, and what they may do. Every request passes `Door`; a path that nobody thought of is closed, not open.
+
+Known by a token in the Authorization header (programs) or in a cookie that the login page sets (people). Who asks over
+loopback needs none, unless the server was told to require one: whoever is on this machine as this user can read the
+database file anyway. A request that came through a proxy is not one of loopback, wherever the proxy is.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from urllib.parse import parse_qsl, quote
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import RedirectResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from trainmaster.core.errors import UsageError
+from trainmaster.store import Database, pulse, tokens
+from trainmaster.store.tokens import Role
+from trainmaster.web.errors import Refused, answer, for_programs, unavailable
+from trainmaster.web.guard import SAFE_METHODS
+from trainmaster.web.limit import ASKING, GUESSING, Limiter, Rate
+
+COOKIE = "trainmaster"
+LOOPBACK = "loopback"
+PUBLIC = frozenset({"/healthz", "/readyz", "/api/hello", "/login", "/v1/openapi.json"})
+_FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
+_QUERY_NAMES = frozenset({"token", "access_token", "api_key", "apikey", "authorization"})
+_MOST_PARTS = 100  # of a query; no path has ten
+_TOUCH_S = 60.0  # between two notes of a token's last use: reading must not become writing
+_RANK = {Role.VIEWER: 0, Role.USER: 1, Role.ADMIN: 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Who:
+    """Who asks."""
+
+    name: str
+    role: Role
+    project: str | None  # None: every project
+    token_id: int | None = None  # None: over loopback
+    by_cookie: bool = False
+
+    def sees(self, project: str) -> bool:
+        return self.project is None or self.project == project
+
+    def may(self, role: Role) -> bool:
+        return _RANK[self.role] >= _RANK[role]
+
+
+def may_bind(db: Database, host: str) -> None:
+    """UsageError where a server on this address would be open to others, or closed to everybody."""
+    try:
+        address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
+    except ValueError:
+        raise UsageError(f"--host {host}: not an address; write 127.0.0.1, ::1 or 0.0.0.0") from None
+    if not address.is_loopback and not tokens.any_live(db):
+        raise UsageError(
+            f"--host {host}: others could reach it, and there is no token to keep them out; make one first with "
+            "`trainmaster token create NAME --role admin`, or stay on 127.0.0.1 and come through an SSH tunnel"
+        )
+
+
+class Door:
+    """Lets a request in with its `Who`, or answers it: 401, 403, 429."""
+
+    def __init__(
+        self, app: ASGIApp, *, db: Database, loopback: bool, asking: Rate | None = ASKING, guessing: Rate = GUESSING
+    ) -> None:
+        self._app, self._db, self._loopback = app, db, loopback
+        self._asking = Limiter(asking) if asking is not None else None
+        self._guessing = Limiter(guessing)
+        self._touched: dict[int, float] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope)
+        scope.setdefault("state", {})["guessing"] = self._guessing
+        try:
+            scope["state"]["who"] = await self._let_in(request)
+        except Refused as wrong:
+            await self._refuse(request, wrong)(scope, receive, send)
+            return
+        except pulse.GONE as wrong:
+            await answer(request, unavailable(wrong))(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    async def _let_in(self, request: Request) -> Who | None:
+        _refuse_token_in_query(request)
+        address = _address(request)
+        given, by_cookie = _given(request)
+        # The path as it came, which is what is routed by. `request.url` is put together from the Host header and read
+        # again, so that a Host of `127.0.0.1/healthz?` would make any path look like an open one.
+        path: str = request.scope["path"]
+        public = path in PUBLIC or path.startswith("/static/")
+        if given is None or (public and by_cookie):
+            who = self._stranger(request, public=public)
+        else:
+            found = await run_in_threadpool(self._find, given)
+            if found is None:
+                count_guess(request)
+                raise Refused(401, "bad_token", "this token is not known, or was revoked", headers=_BEARER)
+            who = Who(name=found.name, role=found.role, project=found.project, token_id=found.id, by_cookie=by_cookie)
+        if self._asking is not None:
+            known = who is not None and who.token_id is not None
+            _spend(self._asking, f"token {who.name}" if who and known else f"address {address}", "requests")
+        # Twice here and at each route: a route that forgets to say what it needs must not let a viewer change things.
+        if who is not None and request.method not in SAFE_METHODS and not public and path != "/logout":
+            need(who, Role.USER)
+        return who
+
+    def _stranger(self, request: Request, *, public: bool) -> Who | None:
+        if self._loopback and _from_loopback(request):
+            return Who(name=LOOPBACK, role=Role.ADMIN, project=None)
+        if public:
+            return None
+        raise Refused(401, "no_token", "send a token: `Authorization: Bearer tm_…`", headers=_BEARER)
+
+    def _find(self, token: str) -> tokens.TokenRow | None:
+        found = tokens.find_token(self._db, token)
+        if found is not None and time.monotonic() - self._touched.get(found.id, -math.inf) > _TOUCH_S:
+            self._touched[found.id] = time.monotonic()
+            with self._db.write() as conn:
+                tokens.touch(conn, found.id, at=datetime.now(UTC))
+        return found
+
+    @staticmethod
+    def _refuse(request: Request, wrong: Refused) -> ASGIApp:
+        if wrong.status == 401 and request.method == "GET" and not for_programs(request):
+            query = request.scope["query_string"].decode("latin-1")
+            path = request.scope["path"] + (f"?{query}" if query else "")
+            back = RedirectResponse(f"/login?next={quote(path, safe='')}", status_code=303)
+            back.delete_cookie(COOKIE)
+            return back
+        return answer(request, wrong)
+
+
+def count_guess(request: Request) -> None:
+    """Count a wrong token against its address; too many are refused as such.
+
+    A right one passes all the same: it has 256 random bits, so that nobody guesses it, and whoever could lock an
+    address out would lock out everybody behind the same proxy.
+    """
+    _spend(request.state.guessing, _address(request), "wrong tokens")
+
+
+def _spend(limiter: Limiter, caller: str, what: str) -> None:
+    wait = math.ceil(limiter.take(caller))
+    if wait:
+        after = {"Retry-After": str(wait)}
+        raise Refused(429, "too_many", f"too many {what}; ask again in {wait} s", headers=after)
+
+
+_BEARER = {"WWW-Authenticate": 'Bearer realm="trainmaster"'}
+
+
+def need(who: Who, role: Role, *, project: str | None = None) -> None:
+    """Refuse unless they may do this; with a project, in it."""
+    if not who.may(role):
+        raise Refused(403, "forbidden", f"{who.name} is a {who.role}; this needs {_A[role]}")
+    if project is not None and not who.sees(project):
+        raise Refused(403, "forbidden", f"{who.name} has no part in the project {project}")
+
+
+_A = {Role.VIEWER: "a viewer", Role.USER: "a user", Role.ADMIN: "an admin"}
+
+
+def _given(request: Request) -> tuple[str | None, bool]:
+    """The token that came with a request, and whether a browser sent it by itself."""
+    header = request.headers.get("authorization")
+    if header is not None:
+        scheme, _, token = header.partition(" ")
+        if scheme.lower() != "bearer":
+            raise Refused(401, "bad_token", "only `Authorization: Bearer` is known here", headers=_BEARER)
+        return token.strip(), False
+    cookie = request.cookies.get(COOKIE)
+    return (cookie, True) if cookie else (None, False)
+
+
+def _address(request: Request) -> str:
+    return request.client.host if request.client else "?"
+
+
+def _from_loopback(request: Request) -> bool:
+    """Both ends are this machine, and nobody passed it on."""
+    ends = (request.client.host if request.client else "", (request.scope.get("server") or ("",))[0])
+    return all(_is_loopback(end) for end in ends) and not any(name in request.headers for name in _FORWARDED)
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+def _refuse_token_in_query(request: Request) -> None:
+    # Addresses end up in logs, histories and the Referer of the next page.
+    raw = request.scope["query_string"].decode("latin-1")
+    if raw.count("&") >= _MOST_PARTS:
+        raise Refused(400, "unknown_parameter", f"an address has at most {_MOST_PARTS} parameters")
+    for name, value in parse_qsl(raw, keep_blank_values=True):
+        if name.lower() in _QUERY_NAMES or tokens.SHAPE.search(value):
+            raise Refused(400, "token_in_query", "a token does not belong into an address; revoke it, it may be logged")

@@ -1,0 +1,57 @@
+"""The way in for people: a page that takes a token and keeps it in a cookie that no script can read."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+from urllib.parse import parse_qs
+
+from fastapi import APIRouter, Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
+from starlette.responses import RedirectResponse, Response
+
+from trainmaster.store import tokens
+from trainmaster.web import ask
+from trainmaster.web.auth import COOKIE, count_guess
+from trainmaster.web.errors import Refused
+from trainmaster.web.frame import render
+
+_HOURS = 12
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/login")
+def login_page(after: Annotated[str, Query(alias="next")] = "/") -> Response:
+    return render("login.html", after=_ours(after), wrong=False)
+
+
+@router.post("/login")
+async def log_in(request: Request, db: ask.Db) -> Response:
+    """A good token is kept in a cookie for half a day; a wrong one counts against the address it came from."""
+    try:
+        form = parse_qs((await request.body()).decode("utf-8", errors="replace"), max_num_fields=10)
+    except (ClientDisconnect, ValueError) as wrong:
+        raise Refused(400, "bad_form", "the form cannot be read") from wrong
+    token, after = (form.get(name, [""])[0].strip() for name in ("token", "next"))
+    if await run_in_threadpool(tokens.find_token, db, token) is None:
+        count_guess(request)
+        return render("login.html", after=_ours(after), wrong=True, status_code=401)
+    answer = RedirectResponse(_ours(after), status_code=303)
+    # Strict: no other site can make the browser send it, not even by a link.
+    answer.set_cookie(
+        COOKIE, token, max_age=_HOURS * 3600, httponly=True, samesite="strict", secure=request.url.scheme == "https"
+    )
+    return answer
+
+
+@router.post("/logout")
+def log_out() -> Response:
+    answer = RedirectResponse("/login", status_code=303)
+    answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
+    return answer
+
+
+def _ours(path: str) -> str:
+    """A path of this server; anything that a browser might read as another server's becomes the front page."""
+    return path if re.fullmatch(r"/(?![/\\])[\x21-\x5b\x5d-\x7e]*", path) else "/"

@@ -1,0 +1,75 @@
+"""The OpenAPI document: what FastAPI makes of the routes, with the spec's own schema and who must show a token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import TypeAdapter
+
+from trainmaster import __version__
+from trainmaster.core.spec import JobSpec
+from trainmaster.web.auth import PUBLIC
+
+_SPEC = "JobSpec"
+SPEC_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{_SPEC}"}}},
+    }
+}
+_ABOUT = """Training jobs: submit, watch, stop, and what came of them.
+
+Errors are `{"error": {"code", "message", "faults"}}`; branch on `code`. Times are ISO 8601 in UTC, money is in cents.
+"""
+
+
+def document(app: FastAPI, *, loopback: bool) -> Callable[[], dict[str, Any]]:
+    """What makes the document, once."""
+
+    def make() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _complete(
+                get_openapi(title="Trainmaster", version=__version__, description=_ABOUT, routes=app.routes),
+                loopback=loopback,
+            )
+        return app.openapi_schema
+
+    return make
+
+
+def _complete(found: dict[str, Any], *, loopback: bool) -> dict[str, Any]:
+    components = found.setdefault("components", {})
+    components.setdefault("schemas", {}).update(_spec())
+    components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer", "description": "tm_…"}}
+    # Over loopback a token is not needed unless the server was told so; an empty requirement says "or none".
+    found["security"] = [{"token": []}, {}] if loopback else [{"token": []}]
+    for path, operations in found["paths"].items():
+        if path in PUBLIC:
+            for operation in operations.values():
+                operation["security"] = []
+    return found
+
+
+def _spec() -> dict[str, Any]:
+    """The schemas of a job's spec, made strict: what the parser does not know it refuses."""
+    # A name of their own: pages have a Preflight too, and theirs is another.
+    whole = TypeAdapter(JobSpec).json_schema(ref_template="#/components/schemas/Spec{model}")
+    parts: dict[str, Any] = whole.pop("$defs", {})
+    schemas = {**{f"Spec{name}": part for name, part in parts.items()}, _SPEC: whole}
+    for schema in schemas.values():
+        if schema.get("type") == "object":
+            schema["additionalProperties"] = False
+        for value in schema.get("properties", {}).values():
+            _anchor(value)
+    return schemas
+
+
+def _anchor(value: dict[str, Any]) -> None:
+    """Our patterns are of the whole text; those of JSON Schema are of any part of it."""
+    if "pattern" in value:
+        value["pattern"] = f"^(?:{value['pattern']})$"
+    for option in value.get("anyOf", ()):
+        _anchor(option)

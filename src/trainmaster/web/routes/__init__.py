@@ -1,0 +1,43 @@
+"""The REST API: one file for each group of paths. Each has a `router`; api.py lists them."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import JSONResponse
+
+from trainmaster.core.errors import Fault
+from trainmaster.pages import to_plain
+from trainmaster.web.answers import Error
+from trainmaster.web.errors import Refused
+
+TRAINING = "/v1/training"
+# A range, because what can go wrong before a route is reached (401, 403, 413, 421, 429) is the same for all of them.
+ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": Error, "description": "Refused, with the reason"},
+    "503": {"model": Error, "description": "Something the server rests on is away; ask again later"},
+}
+
+
+def group(name: str, *, prefix: str = "") -> APIRouter:
+    """A router whose every path says what its errors look like."""
+    return APIRouter(prefix=prefix, tags=[name], responses=ERRORS, dependencies=[Depends(_know_the_query)])
+
+
+async def _know_the_query(request: Request) -> None:
+    """Refuse a parameter that the path does not have: a filter that is misspelt must not show everything."""
+    if not request.query_params:
+        return
+    operation = request.app.openapi()["paths"][request.scope["route"].path_format][request.method.lower()]
+    known = {item["name"] for item in operation.get("parameters", ()) if item["in"] == "query"}
+    if unknown := sorted(request.query_params.keys() - known):
+        faults = [Fault(path=name[:100], message="there is no such parameter here") for name in unknown]
+        raise Refused(400, "unknown_parameter", f"no such parameter: {', '.join(unknown)[:200]}", faults=faults)
+
+
+def reply(value: object, *, status_code: int = 200, headers: dict[str, str] | None = None) -> JSONResponse:
+    """A dataclass as JSON. Its model is not looked at here: that is the tests' work."""
+    assert is_dataclass(value) and fields(value)
+    return JSONResponse(to_plain(value), status_code=status_code, headers=headers)

@@ -1,0 +1,88 @@
+"""What is kept of a job in storage: a list, and each object by its path."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Annotated
+from urllib.parse import quote
+
+from fastapi import Path, Query
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+
+from trainmaster.control.logs import read_kept
+from trainmaster.core.errors import NoSignedUrls
+from trainmaster.storage import Store
+from trainmaster.store import read_records
+from trainmaster.store.rows import ArtifactRow
+from trainmaster.web import answers, ask
+from trainmaster.web.errors import Refused
+from trainmaster.web.routes import TRAINING, group, reply
+
+router = group("artifacts", prefix=f"{TRAINING}/jobs/{{uuid}}/artifacts")
+_CHUNK = 1 << 20
+_SIGNED_S = 900  # long enough to begin a download, too short to be worth passing on
+
+
+@router.get("", response_model=answers.Artifacts)
+def list_artifacts(job: ask.Job, db: ask.Db) -> Response:
+    """Everything that is kept of a job: its project file, logs, events, outputs."""
+    rows = read_records.list_artifacts(db, job.id)
+    return reply(answers.Artifacts(artifacts=tuple(answers.artifact(row, _url(row)) for row in rows)))
+
+
+@router.get(
+    "/{path:path}",
+    response_class=Response,
+    responses={
+        200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+              "description": "The object, through this server"},
+        307: {"description": "Where the object store gives it out itself, for a quarter of an hour"},
+    },
+)  # fmt: skip
+def read_artifact(
+    *,
+    job: ask.Job,
+    db: ask.Db,
+    storage: ask.Storage,
+    path: Annotated[str, Path(description="as the list names it")],
+    offset: Annotated[int, Query(ge=0, le=2**62, description="first byte: goes on with a download cut off")] = 0,
+    signed: Annotated[bool, Query(description="to the object store's own URL, where it has them")] = False,
+) -> Response:
+    """One object from `offset`, read by this server. `ETag` is the SHA-256 of the whole.
+
+    With `signed`, an object store gives it out itself: the answer leads to a URL that is good for a quarter of an hour.
+    """
+    row = read_records.find_artifact(db, job.id, path) if "\x00" not in path else None
+    if row is None:
+        raise Refused(404, "not_found", f"job {job.id} keeps no {path[:200]!r}")
+    if signed:
+        with contextlib.suppress(NoSignedUrls):  # a folder has none: then it is read here
+            return RedirectResponse(storage.sign(f"jobs/{job.id}/{row.path}", expires_s=_SIGNED_S), status_code=307)
+    headers = {
+        "Content-Length": str(max(0, row.size_bytes - offset)),
+        "ETag": f'"{row.sha256}"',
+        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(row.path.rpartition('/')[2], safe='')}",
+    }
+    pieces = _pieces(storage, row, offset)
+    return StreamingResponse(_started(pieces), media_type="application/octet-stream", headers=headers)
+
+
+def _pieces(storage: Store, row: ArtifactRow, offset: int) -> Iterator[bytes]:
+    for start in range(offset, row.size_bytes, _CHUNK):
+        yield read_kept(storage, row, offset=start, limit=_CHUNK)
+
+
+def _started(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The same pieces, the first of them read now: a storage that is away is an error, and not half an answer."""
+    first = next(pieces, b"")
+
+    def all_of_them() -> Iterator[bytes]:
+        yield first
+        yield from pieces
+
+    return all_of_them()
+
+
+def _url(row: ArtifactRow) -> str:
+    return f"{TRAINING}/jobs/{row.job_id}/artifacts/{quote(row.path)}"

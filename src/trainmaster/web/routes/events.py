@@ -1,0 +1,68 @@
+"""Events of a job: a page of them as JSON, or all of them as they come (server-sent events)."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from fastapi import Header, Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response, StreamingResponse
+
+from trainmaster.store import reads
+from trainmaster.web import answers, ask, follow
+from trainmaster.web.errors import Refused
+from trainmaster.web.routes import TRAINING, group, reply
+
+router = group("events", prefix=TRAINING)
+_PLACE = r"\d{1,9}:\d{1,18}"
+_STREAM = "text/event-stream"
+After = Annotated[str | None, Query(pattern=f"^{_PLACE}$", description="`next` of the last answer, or an event's id")]
+Phase = Annotated[str | None, Query(pattern=r"^[^\x00]{1,64}$", description="only of this phase (not when following)")]
+
+
+@router.get(
+    "/jobs/{uuid}/events",
+    response_model=answers.Events,
+    responses={
+        200: {"content": {_STREAM: {"schema": {"type": "string"}}}, "description": "Events; followed if so accepted"},
+        204: {"description": "Everything was told: a browser that follows asks no more"},
+    },
+)
+async def list_events(
+    *,
+    request: Request,
+    job: ask.Job,
+    db: ask.Db,
+    who: ask.Viewer,
+    after: After = None,
+    phase: Phase = None,
+    limit: Annotated[int, Query(ge=1, le=1000, description="at most so many (not when following)")] = 1000,
+    last_event_id: Annotated[str | None, Header(description="where a follower was: the id of its last event")] = None,
+) -> Response:
+    """Events in their order, garbage lines too; `next` goes on behind them, and stays the same where none is new.
+
+    With `Accept: text/event-stream` they are sent as they come, with signs of life between them, until the job is
+    final. `Last-Event-ID` goes on where an earlier answer was cut off: nothing is missed and nothing comes twice.
+    """
+    if _STREAM in request.headers.get("accept", ""):
+        followers: follow.Followers = request.app.state.followers
+        if last_event_id == follow.END and job.status.final:
+            return Response(status_code=204)
+        followers.refuse_when_full()
+        place = _cursor(last_event_id if last_event_id not in (None, "", follow.END) else after)
+        body = follow.events(followers, db, job.id, who, after=place)
+        # A proxy that gathers an answer before it passes it on would hold the events back.
+        return StreamingResponse(body, media_type=_STREAM, headers={"X-Accel-Buffering": "no"})
+    rows = await run_in_threadpool(reads.list_events, db, job.id, phase=phase, after=_cursor(after), limit=limit)
+    following = "{}:{}".format(*rows[-1].cursor) if rows else after
+    return reply(answers.Events(events=tuple(rows), next=following))
+
+
+def _cursor(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    if not re.fullmatch(_PLACE, text, re.ASCII):
+        raise Refused(400, "bad_place", "Last-Event-ID is the id of an event: ATTEMPT:OFFSET")
+    number, _, offset = text.partition(":")
+    return int(number), int(offset)

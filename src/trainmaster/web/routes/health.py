@@ -1,0 +1,62 @@
+"""Whether the server is well: for people, for load balancers, for Prometheus."""
+
+from __future__ import annotations
+
+from fastapi import Request
+from starlette.responses import Response
+
+from trainmaster import __version__
+from trainmaster.store import pulse
+from trainmaster.web import answers, ask
+from trainmaster.web.measure import Meter
+from trainmaster.web.routes import group, reply
+
+router = group("health")
+
+
+@router.get("/api/hello", response_model=answers.Hello)
+def hello() -> Response:
+    return reply(answers.Hello(message="Hello World", version=__version__))
+
+
+@router.get(
+    "/healthz",
+    response_model=answers.Health,
+    responses={503: {"model": answers.Health, "description": "Jobs are shown but not driven"}},
+)
+def health(request: Request) -> Response:
+    """Whether this process serves, and whether it drives the jobs."""
+    reconciler = request.app.state.reconciler()
+    fine = reconciler != "failed"
+    body = answers.Health(status="ok" if fine else "failing", version=__version__, reconciler=reconciler)
+    return reply(body, status_code=200 if fine else 503)
+
+
+@router.get(
+    "/readyz",
+    response_model=answers.Ready,
+    responses={503: {"model": answers.Ready, "description": "Not ready, and why"}},
+)
+def ready(request: Request, db: ask.Db) -> Response:
+    """Whether work can be given to it: the database answers, its schema is ours, the reconciler looks at the jobs."""
+    faults = [fault for fault in (pulse.find_fault(db), _reconciler_fault(request)) if fault is not None]
+    return reply(answers.Ready(ready=not faults, faults=tuple(faults)), status_code=503 if faults else 200)
+
+
+@router.get(
+    "/metrics",
+    dependencies=[ask.everywhere],
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Prometheus text"}},
+)
+def metrics(request: Request, db: ask.Db) -> Response:
+    """Jobs by status, event lag, ticks of the reconciler, request times, what waits to be told."""
+    meter: Meter = request.app.state.meter
+    return Response(
+        meter.render(pulse.read(db), following=request.app.state.followers.open), media_type=meter.media_type
+    )
+
+
+def _reconciler_fault(request: Request) -> str | None:
+    state = request.app.state.reconciler()
+    return None if state in ("running", "off") else f"the reconciler is {state}"

@@ -1,0 +1,116 @@
+"""Jobs: list, look at, submit, cancel."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from fastapi import Header, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from trainmaster import control
+from trainmaster.core.errors import Fault, KeyTaken, OverBudget, SpecError, TargetError, Unreachable, UsageError
+from trainmaster.core.spec import parse_spec
+from trainmaster.pages import jobs as jobs_page
+from trainmaster.pages.job import JobPage, plain_spec
+from trainmaster.pages.jobs import JobsPage
+from trainmaster.store import reads
+from trainmaster.store.rows import JobRow
+from trainmaster.store.tokens import Role
+from trainmaster.web import answers, ask
+from trainmaster.web.auth import need
+from trainmaster.web.errors import Refused, not_found
+from trainmaster.web.openapi import SPEC_BODY
+from trainmaster.web.routes import TRAINING, group, reply
+
+router = group("jobs", prefix=f"{TRAINING}/jobs")
+Key = Annotated[
+    str | None,
+    Header(pattern=r"^[\x21-\x7e]{1,255}$", description="names this submission: sent again, it gives the same job"),
+]
+
+
+@router.get("", response_model=JobsPage)
+def list_jobs(
+    db: ask.Db,
+    project: ask.Project,
+    status: ask.StatusWord = None,
+    limit: ask.Limit = 50,
+    offset: ask.Offset = 0,
+) -> Response:
+    """Jobs, newest first, and how many there are of each status."""
+    return reply(jobs_page.read(db, status=status, project=project, limit=limit, offset=offset))
+
+
+@router.post(
+    "",
+    response_model=answers.Job,
+    status_code=201,
+    openapi_extra=SPEC_BODY,
+    responses={200: {"model": answers.Job, "description": "It was submitted before, with this key"}},
+)
+async def submit_job(request: Request, db: ask.Db, who: ask.User, idempotency_key: Key = None) -> Response:
+    """A spec as JSON becomes a queued job; every fault of it is named at once.
+
+    With `Idempotency-Key` it can be sent again safely: the same spec gives the same job (200), another gives 409.
+    """
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise Refused(415, "not_json", "send the spec as application/json")
+    try:
+        spec = parse_spec(_parse(await request.body()))
+        need(who, Role.USER, project=spec.project)
+        row, new = await run_in_threadpool(control.submit_once, db, spec, key=idempotency_key, by=who.name)
+    except ClientDisconnect as gone:
+        raise Refused(413, "too_large", "the body is too large, or was cut off") from gone
+    except SpecError as wrong:
+        raise Refused(422, "bad_spec", "the spec has faults; nothing was created", faults=wrong.faults) from wrong
+    except KeyTaken as wrong:
+        raise Refused(409, "key_taken", str(wrong)) from wrong
+    except OverBudget as wrong:
+        raise Refused(402, "over_budget", str(wrong)) from wrong
+    except Unreachable:
+        raise
+    except (UsageError, TargetError) as wrong:
+        fault = Fault(path="target", message=str(wrong).removeprefix("target: "))
+        raise Refused(422, "bad_spec", "the target refuses the spec; nothing was created", faults=[fault]) from wrong
+    place = {"Location": f"{TRAINING}/jobs/{row.id}"}
+    return reply(_job(row), status_code=201 if new else 200, headers=place)
+
+
+@router.get("/{uuid}", response_model=JobPage)
+def find_job(job: ask.Job, live: ask.Live) -> Response:
+    """Everything the page of a job shows."""
+    page = live.read(job.id)
+    if page is None:
+        raise not_found(job.id)
+    return reply(page)
+
+
+@router.post("/{uuid}/cancel", response_model=answers.Job)
+def cancel_job(job: ask.Job, db: ask.Db, who: ask.User) -> Response:
+    """Ask a job to save and stop. 400 if it is over."""
+    return reply(_job(ask.cancel(db, job, who)))
+
+
+@router.get("/{uuid}/attempts", response_model=answers.Attempts)
+def list_attempts(job: ask.Job, db: ask.Db) -> Response:
+    """Every try of a job, and how it ended."""
+    rows = reads.list_attempts(db, job.id)
+    return reply(answers.Attempts(attempts=tuple(answers.attempt(row) for row in rows)))
+
+
+def _parse(body: bytes) -> Any:
+    try:
+        return json.loads(body, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as wrong:
+        raise Refused(400, "not_json", f"the body is not JSON: {wrong}") from wrong
+
+
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"{word} is no JSON number")
+
+
+def _job(row: JobRow) -> answers.Job:
+    return answers.job(row, plain_spec(row.spec))

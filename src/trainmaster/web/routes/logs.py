@@ -1,0 +1,71 @@
+"""Logs of a job: which streams there are, a part of one, or all of one as it grows."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Path, Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response, StreamingResponse
+
+from trainmaster.control import logs
+from trainmaster.store import reads
+from trainmaster.web import answers, ask, follow
+from trainmaster.web.errors import Refused
+from trainmaster.web.routes import TRAINING, group, reply
+
+router = group("logs", prefix=f"{TRAINING}/jobs/{{uuid}}/logs")
+MOST_BYTES = 1 << 20
+_TEXT = "text/plain; charset=utf-8"
+Stream = Annotated[str, Path(pattern=f"^{logs.STREAM}$", description="agent.log, rank-N.log, events.jsonl, exit.json")]
+Number = Annotated[int | None, Query(ge=1, le=1_000_000, description="which attempt; the newest where none is named")]
+
+
+@router.get("", response_model=answers.Logs)
+async def list_logs(job: ask.Job, db: ask.Db) -> Response:
+    """Every stream that can be read, with its size."""
+    attempts = await run_in_threadpool(reads.list_attempts, db, job.id)
+    return reply(answers.Logs(streams=tuple(await logs.list_streams(db, job, attempts))))
+
+
+@router.get(
+    "/{stream}",
+    response_class=Response,
+    responses={
+        200: {
+            "content": {"text/plain": {"schema": {"type": "string"}}},
+            "description": "Bytes as they were written",
+            "headers": {
+                "Trainmaster-Next-Offset": {"description": "where to go on", "schema": {"type": "string"}},
+                "Trainmaster-Attempt": {"description": "which attempt it is", "schema": {"type": "string"}},
+            },
+        },
+    },
+)
+async def read_log(
+    *,
+    request: Request,
+    job: ask.Job,
+    db: ask.Db,
+    storage: ask.Storage,
+    who: ask.Viewer,
+    stream: Stream,
+    attempt: Number = None,
+    offset: Annotated[int, Query(ge=0, le=2**62, description="first byte")] = 0,
+    limit: Annotated[int, Query(ge=1, le=MOST_BYTES, description="at most so many bytes")] = MOST_BYTES,
+    follow_it: Annotated[bool, Query(alias="follow", description="go on while it is written")] = False,
+) -> Response:
+    """Bytes of a stream from `offset`; with `follow`, all of them until the attempt is over."""
+    attempts = await run_in_threadpool(reads.list_attempts, db, job.id)
+    found = next((row for row in reversed(attempts) if attempt is None or row.number == attempt), None)
+    if found is None:
+        which = f"attempt {attempt}" if attempt is not None else "attempt yet"
+        raise Refused(404, "not_found", f"job {job.id} has no {which}")
+    headers = {"Trainmaster-Attempt": str(found.number)}
+    if follow_it:
+        followers: follow.Followers = request.app.state.followers
+        followers.refuse_when_full()
+        body = follow.log(followers, db, storage, job, found, who=who, stream=stream, offset=offset)
+        return StreamingResponse(body, media_type=_TEXT, headers={**headers, "X-Accel-Buffering": "no"})
+    piece = await logs.read(db, storage, job, found, stream, offset=offset, limit=limit)
+    return Response(piece, media_type=_TEXT, headers={**headers, "Trainmaster-Next-Offset": str(offset + len(piece))})

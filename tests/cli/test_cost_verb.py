@@ -1,0 +1,183 @@
+"""`trainmaster cost`: months, sums, forecasts and caps as a person and a program read them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from client.served import serve
+from trainmaster import control
+from trainmaster.cli.main import build
+from trainmaster.core.errors import UsageError
+from trainmaster.core.events import split
+from trainmaster.core.spec import parse_spec
+from trainmaster.core.states import Stage, Status
+from trainmaster.pages import cost as page
+from trainmaster.pages import job as job_page
+from trainmaster.pages import jobs as jobs_page
+from trainmaster.report import words
+from trainmaster.store import Database, money, stops, trail, writes
+
+NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[Database]:
+    database = Database.open(tmp_path / "trainmaster.db")
+    yield database
+    database.close()
+
+
+def a_job(
+    db: Database, name: str, start: datetime, *, cents: float | None, hours: float | None = None, lines: bytes = b"",
+    **more: Any,
+) -> str:  # fmt: skip
+    """A job that ran for so many hours, or still does; with these event lines."""
+    job = control.submit(db, parse_spec({"name": name, "command": ["true"], "project": "lab", **more}))
+    with db.write() as conn:
+        writes.advance(conn, job.id, seen=Stage.QUEUED, to=Stage.RUNNING, at=start)
+        attempt = writes.insert_attempt(conn, job.id, 1, handle={}, at=start)
+        money.set_price(conn, attempt, cents)
+        if lines:
+            writes.append_events(conn, attempt, "events.jsonl", seen_offset=0, lines=split(lines, offset=0, zone=UTC))
+        if hours is not None:
+            end = start + hours * HOUR
+            stops.mark_released(conn, attempt, at=end)
+            writes.advance(conn, job.id, seen=Stage.RUNNING, to=Stage.RELEASING, at=end)
+            writes.finish(conn, job.id, seen=Stage.RELEASING, status=Status.COMPLETED, at=end)
+    return job.id
+
+
+def steps(*told: tuple[datetime, int], total: int) -> bytes:
+    lines = [
+        {"ts": at.isoformat(), "phase": "STEP", "event": "metrics", "data": {"step": step, "steps": total}}
+        for at, step in told
+    ]
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+def ask(home: Path, *words: str) -> Result:
+    env = {"TRAINMASTER_HOME": str(home), "COLUMNS": "200", "TERM": "dumb"}
+    return CliRunner(env=env).invoke(build(), ["cost", *words])
+
+
+def test_a_month_has_its_part_of_a_job_and_the_sums_are_whole(db: Database, tmp_path: Path) -> None:
+    start = datetime(2026, 10, 31, 22, tzinfo=UTC)
+    a_job(db, "over-the-turn", start, cents=1000, hours=6)
+    a_job(db, "small", NOW, cents=100, hours=1)
+    october, november, whole = (
+        page.read(db, month=month, now=NOW + HOUR) for month in (start, NOW, None)
+    )  # fmt: skip
+    assert [line.cents for line in october.jobs] == [2000]
+    assert [line.cents for line in november.jobs] == [4000, 100] and november.projects[0].cents == 4100
+    assert whole.projects[0].cents == 6100 and [line.forecast_cents for line in whole.jobs] == [6000, 100]
+    printed = ask(tmp_path, "--month", "2026-11")
+    assert printed.exit_code == 0 and "$40.00" in printed.output and "$41.00" in printed.output
+    answer = json.loads(ask(tmp_path, "--month", "2026-10", "--json").output)
+    assert answer["month"] == "2026-10" and answer["jobs"][0]["cents"] == 2000
+
+
+def test_a_running_job_has_a_forecast_from_its_steps(db: Database) -> None:
+    told = steps((NOW, 1), (NOW + 2 * HOUR, 21), total=51)
+    job_id = a_job(db, "going", NOW, cents=500, lines=told, limits={"max_cost": 30})
+    (line,) = page.read(db, now=NOW + 2 * HOUR).jobs
+    assert (line.cents, line.cents_per_hour, line.max_cost_cents) == (1000, 500, 3000)
+    assert line.left_s == pytest.approx(3 * 3600) and line.forecast_cents == 2500
+    shown = job_page.read(db, job_id, now=NOW + 2 * HOUR)
+    assert shown is not None and (shown.cost_cents, shown.forecast_cents) == (1000, 2500)
+    assert [(one.value, one.note) for one in words.figures(shown) if one.name == "Cost"] == [
+        ("$10.00", "about $25.00 at the end")
+    ]
+    assert [(row.cost_cents, row.forecast_cents) for row in jobs_page.read(db, now=NOW + 2 * HOUR).jobs] == [
+        (1000, 2500)
+    ]
+
+
+def test_a_running_job_has_a_forecast_from_its_epochs(db: Database) -> None:
+    events = [
+        {"phase": "GROUP_ITERATION", "event": "start", "data": {"config": {"epochs": 4, "iterations": 2}}},
+        *(
+            {
+                "ts": (NOW + at * HOUR).isoformat(),
+                "phase": "TRAINING",
+                "event": "epoch_complete",
+                "iteration": 1,
+                "epoch": at,
+            }
+            for at in (1, 2)
+        ),
+    ]
+    a_job(db, "epochs", NOW, cents=100, lines=b"".join(json.dumps(line).encode() + b"\n" for line in events))
+    (line,) = page.read(db, now=NOW + 2 * HOUR).jobs
+    assert line.left_s == pytest.approx(6 * 3600) and line.forecast_cents == 800
+
+
+def test_what_is_unknown_is_said_to_be(db: Database, tmp_path: Path) -> None:
+    a_job(db, "unpriced", NOW, cents=None, hours=1)
+    a_job(db, "priced", NOW, cents=250, hours=1)
+    a_job(db, "no-pace", NOW, cents=0)
+    answer = page.read(db, now=NOW + HOUR)
+    assert {line.name: (line.cents, line.forecast_cents) for line in answer.jobs} == {
+        "unpriced": (None, None), "priced": (250, 250), "no-pace": (0, None),
+    }  # fmt: skip
+    (project,) = answer.projects
+    assert (project.cents, project.known_cents, project.unknown_jobs) == (None, 250, 1)
+    printed = ask(tmp_path, "--all").output
+    assert "$2.50 and 1 of unknown price" in printed and "unknown" in printed
+
+
+def test_caps_are_set_shown_and_taken_back(db: Database, tmp_path: Path) -> None:
+    a_job(db, "spent", datetime.now(UTC) - HOUR, cents=4000, hours=0.5)
+    printed = ask(tmp_path, "--set-cap", "lab=50.5/month", "--set-cap", "lab=$1000/total", "--all")
+    assert printed.exit_code == 0 and "$50.50" in printed.output and "40%" in printed.output
+    with db.read() as conn:
+        assert [(row.period, row.cap_cents) for row in money.list_budgets(conn)] == [
+            ("month", 5050),
+            ("total", 100_000),
+        ]
+    assert ask(tmp_path, "--set-cap", "lab=none/total").exit_code == 0
+    with db.read() as conn:
+        assert [row.period for row in money.list_budgets(conn)] == ["month"]
+    assert [row.action for row in trail.list_audit(db, subject="budget:lab/total")] == ["budget.remove", "budget.set"]
+
+
+def test_a_server_says_what_the_home_folder_says(db: Database, tmp_path: Path) -> None:
+    job_id = a_job(db, "spent", NOW, cents=4000, hours=0.5)
+    with serve(db, tmp_path) as url:
+        for words in (["--month", "2026-11"], ["--all", "--project", "lab"], [job_id[:9]]):
+            here = json.loads(ask(tmp_path, *words, "--json").output)
+            there = json.loads(ask(tmp_path, *words, "--json", "--server", url).output)
+            same = ("jobs",) if words == [job_id[:9]] else ("jobs", "projects", "budgets", "month")
+            assert [there[name] for name in same] == [here[name] for name in same] and here["jobs"][0]["cents"] == 2000
+        assert ask(tmp_path, "--set-cap", "lab=7/total", "--server", url).exit_code == 0
+        with db.read() as conn:
+            assert [(row.period, row.cap_cents) for row in money.list_budgets(conn)] == [("total", 700)]
+        for _ in range(2):
+            assert ask(tmp_path, "--set-cap", "lab=none/total", "--server", url).exit_code == 0
+    with db.read() as conn:
+        assert money.list_budgets(conn) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--set-cap", "lab"],
+        ["--set-cap", "lab=-1"],
+        ["--set-cap", "lab=5/week"],
+        ["--month", "2026-13"],
+        ["x", "--all"],
+    ],
+)
+def test_wrong_words_are_refused_before_anything_is_done(db: Database, tmp_path: Path, wrong: list[str]) -> None:
+    answer = ask(tmp_path, *wrong)
+    assert isinstance(answer.exception, UsageError)
+    with db.read() as conn:
+        assert money.list_budgets(conn) == []

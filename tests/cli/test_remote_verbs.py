@@ -1,0 +1,141 @@
+"""The verbs against a server say what they say on the home folder; a token comes from the environment or a file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from client.served import serve
+from trainmaster.cli.main import build
+from trainmaster.core.errors import TrainmasterError, UsageError
+from trainmaster.core.events import split
+from trainmaster.core.spec import JobSpec
+from trainmaster.core.states import Stage, Status
+from trainmaster.storage import open_store
+from trainmaster.store import Database, kept, writes
+
+JOB = "6f1c1f0e-95b8-4d6b-8a43-0d6b1b0f7a11"
+AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
+LOG = b"one\ntwo\n"
+EVENT = b'{"phase":"STEP","event":"metrics","data":{"step":1,"loss":2.5}}\n'
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with one finished job: an event, a log at the target, an artifact in storage."""
+    home = tmp_path_factory.mktemp("home")
+    folder = home / "jobs" / JOB / "attempts" / "1"
+    folder.mkdir(parents=True)
+    (folder / "rank-0.log").write_bytes(LOG)
+    open_store(home / "storage").put(f"jobs/{JOB}/outputs/model.bin", b"weights")
+    db = Database.open(home / "trainmaster.db")
+    with db.write() as conn:
+        writes.insert_job(conn, JOB, JobSpec(name="trial", project="lab", command=("true",)), at=AT)
+        attempt = writes.insert_attempt(conn, JOB, 1, handle={"attempt": f"{JOB}.1", "folder": str(folder)}, at=AT)
+        writes.append_events(
+            conn, attempt, "events.jsonl", seen_offset=0, lines=split(EVENT, offset=0, zone=UTC)
+        )  # fmt: skip
+        writes.advance(conn, JOB, seen=Stage.QUEUED, to=Stage.RELEASING, at=AT)
+        writes.finish(conn, JOB, seen=Stage.RELEASING, status=Status.COMPLETED, reason=None, message="", at=AT)
+        kept.insert_artifact(
+            conn, job_id=JOB, attempt=attempt, kind="output", path="outputs/model.bin", size_bytes=7,
+            sha256=hashlib.sha256(b"weights").hexdigest(), at=AT,
+        )  # fmt: skip
+    db.close()
+    return home
+
+
+@pytest.fixture(scope="module")
+def url(home: Path) -> Iterator[str]:
+    db = Database.open(home / "trainmaster.db")
+    with serve(db, home) as address:
+        yield address
+    db.close()
+
+
+def run(*words: str, **env: str) -> Result:
+    return CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb", **env}).invoke(build(), list(words))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["jobs"],
+        ["show", "trial"],
+        ["show", JOB[:8]],
+        ["logs", "trial"],
+        ["logs", "trial", "-f"],
+        ["events", "trial"],
+        ["events", "trial", "-f"],
+        ["token", "list", "--json"],
+    ],
+    ids=" ".join,
+)
+def test_a_verb_says_the_same_of_a_home_and_of_its_server(words: list[str], home: Path, url: str) -> None:
+    here, there = run(*words, "--home", str(home)), run(*words, "--server", url)
+    assert here.exit_code == there.exit_code == 0, (here.output, there.output)
+    assert here.stdout == there.stdout != ""
+
+
+def test_json_of_a_server_has_what_programs_need(url: str) -> None:
+    assert json.loads(run("jobs", "--json", "--server", url).stdout)["jobs"][0]["id"] == JOB
+    assert json.loads(run("show", "trial", "--json", "--server", url).stdout)["run"]["step"] == 1
+    assert json.loads(run("events", "trial", "--json", "--server", url).stdout)["data"]["loss"] == 2.5
+
+
+@pytest.mark.parametrize("where", ["home", "server"])
+def test_fetch_brings_outputs_and_logs(where: str, home: Path, url: str, tmp_path: Path) -> None:
+    place = ["--home", str(home)] if where == "home" else ["--server", url]
+    for _ in range(2):  # the second time finds all of it there
+        done = run("fetch", "trial", str(tmp_path / "got"), "--json", *place)
+        assert done.exit_code == 0, done.output
+        files = {Path(item["path"]).relative_to(tmp_path / "got") for item in json.loads(done.stdout)["files"]}
+        assert files == {Path("outputs/model.bin"), Path("attempts/1/rank-0.log")}
+        assert (tmp_path / "got" / "outputs" / "model.bin").read_bytes() == b"weights"
+        assert (tmp_path / "got" / "attempts" / "1" / "rank-0.log").read_bytes() == LOG
+
+
+def test_a_spec_is_submitted_once_by_its_key_and_cancelled(url: str, tmp_path: Path) -> None:
+    spec = tmp_path / "job.yaml"
+    spec.write_text("name: sent\ncommand: [hello]\n")
+    first = run("submit", str(spec), "--key", "k1", "--json", "--server", url)
+    second = run("submit", str(spec), "--key", "k1", "--json", "--server", url)
+    assert first.exit_code == second.exit_code == 0, first.output
+    assert json.loads(first.stdout)["id"] == json.loads(second.stdout)["id"]
+    cancelled = run("cancel", "sent", "--server", url)
+    assert cancelled.exit_code == 0 and "sent" in cancelled.stdout, cancelled.output
+    over = run("cancel", "trial", "--server", url)
+    assert isinstance(over.exception, TrainmasterError) and over.exception.exit_code == 2
+    assert "already" in str(over.exception)
+
+
+def test_tokens_are_shown_once_and_open_a_server_that_wants_one(home: Path, tmp_path: Path) -> None:
+    made = run("token", "create", "alice", "--role", "viewer", "--project", "lab", "--home", str(home))
+    assert made.exit_code == 0, made.output
+    secret = made.stdout.strip()
+    assert secret.startswith("tm_") and len(secret) == 46
+    assert secret not in run("token", "list", "--home", str(home)).output
+    file = tmp_path / "token"
+    file.write_text(secret + "\n")
+    file.chmod(0o600)
+    db = Database.open(home / "trainmaster.db")
+    with serve(db, home, require_token=True) as closed:
+        refused = run("jobs", "--server", closed)
+        assert isinstance(refused.exception, TrainmasterError) and "no_token" in str(refused.exception)
+        for env in ({"TRAINMASTER_TOKEN": secret}, {"TRAINMASTER_TOKEN_FILE": str(file)}):
+            assert run("jobs", "--server", closed, **env).exit_code == 0
+        file.chmod(0o644)
+        open_file = run("jobs", "--server", closed, TRAINMASTER_TOKEN_FILE=str(file))
+        assert isinstance(open_file.exception, UsageError) and "chmod 600" in str(open_file.exception)
+        assert run("token", "revoke", "alice", "--home", str(home)).exit_code == 0
+        gone = run("jobs", "--server", closed, TRAINMASTER_TOKEN=secret)
+        assert isinstance(gone.exception, TrainmasterError) and secret not in str(gone.exception)
+    db.close()
+    again = run("token", "create", "alice", "--home", str(home))
+    assert isinstance(again.exception, UsageError), "a name is never given out twice"

@@ -2,9 +2,11 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+# Test files run side by side; many of them wait for ranks and servers more than they compute.
+WORKERS ?= 2
 export TRAINMASTER_HOME ?= $(CURDIR)/.trainmaster
 
-.PHONY: help demo test lint types unit fuzz serve clean system-packages
+.PHONY: help demo test lint types unit fuzz api-fuzz chaos chaos-control outages serve clean system-packages
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
 
@@ -21,10 +23,22 @@ types: $(VENV)/.dev ## mypy, strict
 	$(BIN)/mypy
 
 unit: $(VENV)/.dev ## the tests alone; skipped ones are listed with their reason
-	$(BIN)/pytest -rs
+	$(BIN)/pytest -rs -n $(WORKERS) --dist loadfile
 
 fuzz: $(VENV)/.dev ## 100,000 damaged inputs for every parser; ARGS='--only dcgm --seed 7 --cases 1' runs one again
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(ARGS)
+
+api-fuzz: $(VENV)/.dev ## 6,500 cases of the API's own document; ARGS='--seed 7 --as viewer' asks others
+	PYTHONPATH=tests $(BIN)/python -m web.api_fuzz $(ARGS)
+
+chaos: $(VENV)/.dev ## kill and damage a run in every way; ARGS='--seed 7 --case 31' lives through one case again
+	PYTHONPATH=tests $(BIN)/python -m train.crash $(ARGS)
+
+chaos-control: $(VENV)/.dev ## kill the control plane at every commit and effect; ARGS='--sample 6' draws some places
+	PYTHONPATH=tests $(BIN)/python -m control.drill $(ARGS)
+
+outages: $(VENV)/.dev ## database, storage and disk gone for a whole minute, under a running job
+	TRAINMASTER_OUTAGE_S=60 $(BIN)/pytest tests/control/test_outages.py -o timeout=900
 
 serve: $(VENV)/.run ## the dashboard over this clone's home folder
 	$(BIN)/trainmaster serve

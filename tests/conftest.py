@@ -1,13 +1,18 @@
-"""What tests of several folders share: a real browser."""
+"""What tests of several folders share: a real browser, a database of each kind, an S3 server."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
+
+from postgres import Postgres, binaries
+from s3_server import S3, serve
+from trainmaster.store import Database
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Request
@@ -17,6 +22,10 @@ ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
+
+# Started in the background by a shell, all of this ignores Ctrl-C, and so would the programs whose Ctrl-C is tested.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="module")  # no wider: while it is open its thread has a running event loop
@@ -29,6 +38,12 @@ def browser() -> Iterator[Browser]:
         started = driver.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
         yield started
         started.close()
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    with serve(tmp_path_factory.mktemp("weed")) as server:
+        yield server
 
 
 @pytest.fixture
@@ -49,3 +64,31 @@ def tab(browser: Browser) -> Iterator[Page]:
     yield page
     context.close()
     assert wrong == []
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """One PostgreSQL server for all tests; `postgres.create()` makes a database in it."""
+    programs = binaries()
+    if programs is None:
+        pytest.skip("no PostgreSQL server; install it, for example: apt-get install postgresql")
+    server = Postgres(programs)
+    yield server
+    server.close()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where an empty database is: once for each kind that the product supports."""
+    if request.param == "sqlite":
+        return str(tmp_path / "trainmaster.db")
+    server: Postgres = request.getfixturevalue("postgres")
+    return server.create()
+
+
+@pytest.fixture
+def any_db(database_url: str) -> Iterator[Database]:
+    """An open database of each kind."""
+    db = Database.open(database_url)
+    yield db
+    db.close()

@@ -32,7 +32,10 @@ def rule(ours: str = "", third: str = "", third_lazy: str = "", ours_lazy: str =
 
 NODE_HALF = "core node checks models datasets train"
 ALL = frozenset(
-    "core node checks models datasets train bench agent targets storage store control pages report web sim cli".split()
+    (
+        "core node checks models datasets train bench agent targets storage store control pages report web sim client "
+        "cli"
+    ).split()
 )
 
 TABLE = {
@@ -40,21 +43,24 @@ TABLE = {
     "node": rule("core"),
     "checks": rule("core node"),
     "models": rule("core", "torch", "safetensors"),
-    "datasets": rule("core", "torch", "tokenizers datasets"),
-    "train": rule("core node models datasets storage", "torch"),
+    "datasets": rule("core", "torch", "tokenizers datasets huggingface_hub pyarrow"),
+    "train": rule("core node models datasets storage", "torch", "amzn_sagemaker_checkpointing"),
     "bench": rule("core node models datasets train", "torch"),
     "agent": rule(NODE_HALF),
     "storage": rule("core", third_lazy="obstore"),
     "targets": rule("core storage", third_lazy="asyncssh kr8s boto3 httpx"),
     "store": rule("core", "sqlalchemy alembic"),
-    "control": rule("core targets storage store"),
+    "control": rule("core targets storage store", third_lazy="httpx apprise yaml"),
     "pages": rule("core store"),
     "report": rule("core store pages", "jinja2 markupsafe"),
-    "web": rule("core store control pages report", "fastapi starlette jinja2 markupsafe pydantic"),
-    "sim": rule("core", "fastapi"),
+    "web": rule(
+        "core store storage control pages report", "fastapi starlette jinja2 markupsafe pydantic prometheus_client"
+    ),
+    "sim": rule("core targets", "fastapi", "xxhash"),
     "cli": rule("core", "typer rich yaml", "uvicorn httpx", ours_lazy=" ".join(ALL)),
+    "client": rule("core", third_lazy="httpx"),
     "__main__": rule("cli"),
-    "__init__": rule(),
+    "__init__": rule(ours_lazy="client"),
 }
 
 

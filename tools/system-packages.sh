@@ -1,12 +1,12 @@
 #!/bin/sh
 # Install what the tests need from the system: Chromium, for the pages and the report, an SSH server,
-# for the targets and checks that reach other machines, and Slurm, for draining nodes. Where we may not, say so:
+# for the targets and checks that reach other machines, Slurm, for draining nodes, and PostgreSQL, for the store. Where we may not, say so:
 # the tests that need it are then skipped, each with its reason.
 set -u
 missing=""
 for pair in "chromium:chromium" "/usr/share/fonts/truetype/liberation:fonts-liberation" \
     "/usr/sbin/slurmctld:slurm-wlm" "/usr/sbin/munged:munge" \
-    "/usr/sbin/sshd:openssh-server"; do
+    "/usr/sbin/sshd:openssh-server" "/usr/lib/postgresql:postgresql"; do
     probe=${pair%%:*}
     command -v "$probe" >/dev/null 2>&1 || [ -e "$probe" ] || missing="$missing ${pair#*:}"
 done

@@ -1,0 +1,107 @@
+"""How fast a backlog of events becomes rows on one core, and in how much memory a file of a gigabyte does.
+
+    python benchmarks/ingest.py                    200,000 STEP events into SQLite, three times
+    python benchmarks/ingest.py --bytes 1000000000 one file of this size; peak memory, sampled as it goes
+    python benchmarks/ingest.py --url postgresql+psycopg://…
+
+The whole way is measured: reading the file, cutting and parsing lines, the insert, the commit with its fsync. The
+process is held to one core, threads and all. `cpu` is the time it computed, `wall` what passed: on a machine that
+others use as well only the first says something about this program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import tempfile
+import time
+import uuid
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from trainmaster.control.ingest import ingest
+from trainmaster.core.spec import JobSpec
+from trainmaster.store import Database, writes
+
+MIB = 1 << 20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--events", type=int, default=200_000, help="events of the backlog")
+    parser.add_argument("--bytes", type=int, help="instead: one file of about so many bytes, with memory sampled")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--url", help="database; not stated: SQLite in a folder that is removed afterwards")
+    parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)))
+    options = parser.parse_args()
+    os.sched_setaffinity(0, {options.core})
+    with tempfile.TemporaryDirectory(prefix="ingest-", dir=Path.cwd()) as name:
+        file = Path(name) / "events.jsonl"
+        count = _write(file, events=options.events, size=options.bytes)
+        print(
+            f"{count:,} events, {file.stat().st_size / 1e6:,.0f} MB; core {options.core}, load {os.getloadavg()[0]:.1f}"
+        )
+        for number in range(1 if options.bytes else options.rounds):
+            db = Database.open(options.url or Path(name) / f"{number}.db")
+            try:
+                asyncio.run(_measure(db, file, count, size=file.stat().st_size, sampled=options.bytes is not None))
+            finally:
+                db.close()
+
+
+def _write(file: Path, *, events: int, size: int | None) -> int:
+    """Lines as our trainer writes them."""
+    start, count, written = datetime(2026, 1, 1, tzinfo=UTC), 0, 0
+    with file.open("wb") as out:
+        while written < size if size else count < events:
+            ts = (start + timedelta(seconds=count * 0.25)).isoformat(timespec="microseconds").replace("+00:00", "Z")
+            data = {
+                "step": count, "loss": 4.0 / (1 + count / 1000), "lr": 3e-4, "grad_norm": 1.234567,
+                "tokens_per_s": 298_000.5, "step_s": 0.25, "mfu": 0.463, "memory_gib": 71.2,
+            }  # fmt: skip
+            line = {"v": 1, "ts": ts, "seq": count, "phase": "STEP", "event": "metrics", "data": data}
+            written += out.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+            count += 1
+    return count
+
+
+async def _measure(db: Database, file: Path, count: int, *, size: int, sampled: bool) -> None:
+    job_id, at = str(uuid.uuid4()), datetime.now(UTC)
+    with db.write() as conn:
+        writes.insert_job(conn, job_id, JobSpec(name="backlog", command=("true",)), at=at)
+        attempt = writes.insert_attempt(conn, job_id, 1, handle={}, at=at)
+    tenth, next_sample = size // 10, 0
+    with file.open("rb") as source:
+
+        async def read(offset: int, limit: int) -> bytes:
+            nonlocal next_sample
+            if sampled and offset >= next_sample:
+                print(f"  at {offset / 1e6:>5,.0f} MB: {_resident() / MIB:.0f} MiB resident", flush=True)
+                next_sample += tenth
+            source.seek(offset)
+            return source.read(limit)
+
+        cpu, wall = time.process_time(), time.monotonic()
+        while not await ingest(db, attempt, read, zone=UTC):
+            pass
+        cpu, wall = time.process_time() - cpu, time.monotonic() - wall
+    print(
+        f"  {count / cpu:>9,.0f} events/s of cpu, {count / wall:>9,.0f} of wall ({cpu:.1f} s, {wall:.1f} s)", flush=True
+    )
+    if sampled:
+        print(f"  peak {_peak() / MIB:.0f} MiB")
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _peak() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
+
+if __name__ == "__main__":
+    main()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 
 import trainmaster
 from trainmaster import control
+from trainmaster.cli.serve import _listen
 from trainmaster.core.spec import parse_spec
 from trainmaster.store import Database, reads
 
@@ -67,3 +69,9 @@ def test_serve_speaks_https(environment: dict[str, str], tmp_path: Path) -> None
         server.terminate()
         server.communicate(timeout=60)
     assert server.returncode == 0 and not note.exists()
+
+
+def test_a_caller_waits_from_the_moment_that_the_address_is_known() -> None:
+    """`server.json` and the first line are written before the application is there."""
+    with _listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname(), timeout=5):
+        pass

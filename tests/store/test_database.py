@@ -101,11 +101,27 @@ def test_a_read_sees_one_moment(sqlite_db: Database) -> None:
     count = text("SELECT count(*) FROM jobs")
     with sqlite_db.read() as conn:
         assert conn.execute(count).scalar() == 0
-        with sqlite_db.write() as other:
-            writes.insert_job(other, JOB, JobSpec(name="a", command=("true",)), at=AT)
+        _insert_a_job(sqlite_db)
         assert conn.execute(count).scalar() == 0
     with sqlite_db.read() as conn:
         assert conn.execute(count).scalar() == 1
+
+
+def test_a_read_inside_a_read_is_the_same_view(db: Database) -> None:
+    with db.read() as conn:
+        assert reads.count_jobs(db) == 0
+        with ThreadPoolExecutor() as others:
+            others.submit(_insert_a_job, db).result()
+            assert others.submit(reads.count_jobs, db).result() == 1  # another thread has a view of its own
+        assert reads.count_jobs(db) == 0
+        with db.read() as inner:
+            assert inner is conn
+    assert reads.count_jobs(db) == 1
+
+
+def _insert_a_job(db: Database) -> None:
+    with db.write() as conn:
+        writes.insert_job(conn, JOB, JobSpec(name="a", command=("true",)), at=AT)
 
 
 def test_an_error_takes_the_whole_transaction_back(sqlite_db: Database) -> None:

@@ -104,12 +104,12 @@ def find_wish(job: JobRow, attempt: AttemptRow) -> Wish | None:
     return None
 
 
-def quiet_s(job: JobRow, now: datetime) -> float:
-    """Seconds since a running job said anything, or since it began to run."""
-    heard = [time for time in (job.heard_at, job.stage_since) if time is not None]
+def quiet_s(job: JobRow, now: datetime, *, heard_at: datetime | None = None) -> float:
+    """Seconds since a running job said anything, or since it began to run. `heard_at`: what is newer than its row."""
+    heard = [time for time in (heard_at or job.heard_at, job.stage_since) if time is not None]
     return (now - max(heard)).total_seconds() if heard else 0.0
 
 
-def is_stalled(job: JobRow, now: datetime) -> bool:
+def is_stalled(job: JobRow, now: datetime, *, heard_at: datetime | None = None) -> bool:
     limit = job.spec.limits.stall_minutes
-    return job.stage is Stage.RUNNING and limit is not None and quiet_s(job, now) > limit * 60
+    return job.stage is Stage.RUNNING and limit is not None and quiet_s(job, now, heard_at=heard_at) > limit * 60

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from zoneinfo import ZoneInfo
 
 from trainmaster.control import points
@@ -98,7 +98,7 @@ class Glances:
         now = self._plane.now()
         if self._plane.deadlines.overdue(known.job, known.attempt, now) is not None:
             return True
-        return is_stalled(replace(known.job, heard_at=row.heard_at), now)
+        return is_stalled(known.job, now, heard_at=row.heard_at)
 
     async def _listen(self, known: _Known, row: WatchRow) -> bool:
         read = known.target.read(known.handle, EVENTS_FILE, offset=row.offset, limit=_MOST_BYTES)

@@ -75,25 +75,25 @@ def read(db: Database, job_id: str, *, fold: Fold | None = None, now: datetime |
 
     With a `fold` kept from an earlier read of the same job, only the events since then are read.
     """
-    job = reads.find_job(db, job_id)
-    if job is None:
-        return None
-    # The job is read first: events that arrive meanwhile can only be newer than what its row says.
     fold = fold if fold is not None else Fold()
-    while rows := walk_events(db, job_id, after=fold.cursor, limit=_BATCH):
-        for row in rows:
-            fold.add(row)
-        if len(rows) < _BATCH:
-            break
-    now = now or datetime.now(UTC)
-    return build(
-        job=job,
-        attempts=reads.list_attempts(db, job_id),
-        fold=fold,
-        now=now,
-        made_by=f"trainmaster report {job.id}",
-        cost=figures(db, [job], now=now)[job.id],
-    )
+    with db.read():
+        job = reads.find_job(db, job_id)
+        if job is None:
+            return None
+        while rows := walk_events(db, job_id, after=fold.cursor, limit=_BATCH):
+            for row in rows:
+                fold.add(row)
+            if len(rows) < _BATCH:
+                break
+        now = now or datetime.now(UTC)
+        return build(
+            job=job,
+            attempts=reads.list_attempts(db, job_id),
+            fold=fold,
+            now=now,
+            made_by=f"trainmaster report {job.id}",
+            cost=figures(db, [job], now=now)[job.id],
+        )
 
 
 def build(

@@ -68,11 +68,12 @@ def read(
 ) -> JobsPage:
     """The jobs that fit, newest first. Costs a handful of queries, whatever the number of jobs and events."""
     limit = max(1, min(limit, MOST))
-    rows = reads.list_jobs(db, status=status, project=project, limit=limit, offset=offset)
-    steps = reads.last_event(db, [row.id for row in rows], phase="STEP")
-    now = now or datetime.now(UTC)
-    costs = figures(db, rows, now=now)
-    counts = {word.value: count for word, count in reads.count_by_status(db, project=project).items()}
+    with db.read():  # one view: the number of jobs and the jobs are of one moment
+        rows = reads.list_jobs(db, status=status, project=project, limit=limit, offset=offset)
+        steps = reads.last_event(db, [row.id for row in rows], phase="STEP")
+        now = now or datetime.now(UTC)
+        costs = figures(db, rows, now=now)
+        counts = {word.value: count for word, count in reads.count_by_status(db, project=project).items()}
     return JobsPage(
         jobs=tuple(_line(row, steps.get(row.id), costs[row.id]) for row in rows),
         total=counts[status.value] if status else sum(counts.values()),

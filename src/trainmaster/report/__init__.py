@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from trainmaster.core.errors import UsageError
-from trainmaster.pages import to_plain
+from trainmaster.pages import to_json
 from trainmaster.pages.job import JobPage
 from trainmaster.report.html import render_html
 from trainmaster.report.markdown import render_markdown
@@ -19,7 +18,7 @@ __all__ = ["FORMATS", "render_html", "render_json", "render_markdown", "write"]
 
 def render_json(page: JobPage) -> str:
     """The page's data, all of it."""
-    return json.dumps(to_plain(page), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return to_json(page, indent=2) + "\n"
 
 
 FORMATS: dict[str, Callable[[JobPage], str]] = {"html": render_html, "md": render_markdown, "json": render_json}

@@ -22,11 +22,19 @@ class UtcTime(TypeDecorator[datetime]):
         assert value.tzinfo is not None, "a time without its zone has no place in the database"
         return value.astimezone(UTC)
 
+    def result_processor(self, dialect: Dialect, coltype: object) -> Any:
+        # SQLite gives text of one form; a page of jobs has hundreds of them.
+        return _from_text if dialect.name == "sqlite" else super().result_processor(dialect, coltype)
+
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:  # noqa: ARG002
         if value is None:
             return None
         found: datetime = value
         return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+
+
+def _from_text(value: str | None) -> datetime | None:
+    return None if value is None else datetime.fromisoformat(f"{value}+00:00")
 
 
 # Names are given by rule, so that a later migration can speak of a constraint on both databases.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,10 @@ class Database:
         # as running and its attempt, a moment later, as over. SQLite's transactions see one state by themselves.
         postgresql = engine.dialect.name == "postgresql"
         self._reading = engine.execution_options(isolation_level="REPEATABLE READ") if postgresql else engine
+        self._open = threading.local()  # the read of each thread, while it lasts
+        # SQLite has one writer, and those who wait for it look again and again: with a few of them in one process the
+        # unlucky one waits for half a minute. Here they stand in line.
+        self._line = contextlib.nullcontext() if postgresql else _Line()
 
     @classmethod
     def open(cls, where: str | Path) -> Database:
@@ -54,18 +59,43 @@ class Database:
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:
-        """A consistent view, as of its first query; whatever is written on it is rolled back."""
+        """A consistent view, as of its first query; whatever is written on it is rolled back.
+
+        A read inside a read, in the same thread, is the same view. Never to be held over an `await`.
+        """
+        around: Connection | None = getattr(self._open, "conn", None)
+        if around is not None:
+            yield around
+            return
         with self._reading.connect() as conn:
-            yield conn
+            self._open.conn = conn
+            try:
+                yield conn
+            finally:
+                self._open.conn = None
 
     @contextlib.contextmanager
     def write(self) -> Iterator[Connection]:
         """One transaction, committed at the end. Keep it short: SQLite has one writer at a time."""
-        with self.engine.connect().execution_options(**{_WRITES: True}) as conn, conn.begin():
+        with self._line, self.engine.connect().execution_options(**{_WRITES: True}) as conn, conn.begin():
             yield conn
 
     def close(self) -> None:
         self.engine.dispose()
+
+
+class _Line:
+    """A lock that is waited for as long as another process's would be; then SQLite itself says what is wrong."""
+
+    def __init__(self) -> None:
+        self._lock, self._mine = threading.Lock(), threading.local()
+
+    def __enter__(self) -> None:
+        self._mine.held = self._lock.acquire(timeout=_BUSY_MS / 1000)
+
+    def __exit__(self, *_: object) -> None:
+        if self._mine.held:
+            self._lock.release()
 
 
 def connect(where: str | Path) -> Engine:

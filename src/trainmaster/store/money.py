@@ -232,15 +232,17 @@ def _hours(conn: Connection, start: ColumnElement[Any], end: ColumnElement[Any])
     return cast(func.extract("epoch", end - start), Float) / 3600.0
 
 
+# Few columns and no order: over a year of jobs each of them is a hundred thousand values.
+_CHARGES = select(
+    _ATTEMPTS.id, _ATTEMPTS.price_cents_per_hour, _ATTEMPTS.created_at, _END.label("end"), _JOBS.id.label("job_id"),
+    _JOBS.project,
+).join(t.jobs, _JOBS.id == _ATTEMPTS.job_id)  # fmt: skip
+_ANY_MACHINE = select(_INSTANCES.id).limit(1)
+
+
 def _charges(conn: Connection, wanted: Sequence[ColumnElement[bool]]) -> list[Charge]:
-    # Few columns and no order: over a year of jobs each of them is a hundred thousand values.
-    query = (
-        select(_ATTEMPTS.id, _ATTEMPTS.price_cents_per_hour, _ATTEMPTS.created_at, _END.label("end"),
-               _JOBS.id.label("job_id"), _JOBS.project)
-        .join(t.jobs, _JOBS.id == _ATTEMPTS.job_id)
-        .where(*wanted)
-    )  # fmt: skip
-    rented = _machines(conn, wanted) if conn.execute(select(_INSTANCES.id).limit(1)).first() is not None else {}
+    query = _CHARGES.where(*wanted)
+    rented = _machines(conn, wanted) if conn.execute(_ANY_MACHINE).first() is not None else {}
     return [
         Charge(job_id=job_id, project=project, attempt=attempt,
                spans=_spans(Span(cents_per_hour=price, start=start, end=end), rented.get(attempt, ())))

@@ -11,6 +11,7 @@ the same epoch or check stands that have the same time or none (the later line).
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -85,12 +86,13 @@ class _Told:
         return next((found for row in reversed(self.starts) if (found := _config(row.data or {}))), None)
 
 
-def project(conn: Connection, attempt: str, stream: str, lines: Iterable[Line]) -> None:
+def project(conn: Connection, attempt: str, stream: str, lines: Iterable[Line], *, job_id: str | None = None) -> None:
     """Take what these lines say into the rows of their job. The lines themselves are in `events` already."""
     events = [(line.offset, line.event) for line in lines if line.event is not None and line.event.phase in _PHASES]
     if not events:
         return
-    job_id: str = conn.execute(select(t.attempts.c.job_id).where(t.attempts.c.id == attempt)).scalar_one()
+    if job_id is None:
+        job_id = str(conn.execute(select(t.attempts.c.job_id).where(t.attempts.c.id == attempt)).scalar_one())
     changed: dict[tuple[str, int | None], None] = {}  # in the order in which they were first spoken of
     for offset, event in events:
         if (rule := _RULES.get((event.phase, event.event))) is not None:
@@ -185,20 +187,22 @@ def _epoch(said: _Said) -> None:
     )
 
 
+_NEW_EVAL = insert(r.evals)
+
+
 def _eval(said: _Said) -> None:
     metrics = said.data.get("metrics")
-    said.conn.execute(
-        insert(r.evals).values(
-            job_id=said.job_id,
-            iteration_id=_iteration(said),
-            model_id=_text(said.data.get("model_id")) or _text(said.data.get("model_path")),
-            metrics=dict(metrics) if isinstance(metrics, Mapping) else dict(said.data),
-            at=said.ts,
-            attempt=said.attempt,
-            stream=said.stream,
-            offset=said.offset,
-        )
-    )
+    values = {
+        "job_id": said.job_id,
+        "iteration_id": _iteration(said),
+        "model_id": _text(said.data.get("model_id")) or _text(said.data.get("model_path")),
+        "metrics": dict(metrics) if isinstance(metrics, Mapping) else dict(said.data),
+        "at": said.ts,
+        "attempt": said.attempt,
+        "stream": said.stream,
+        "offset": said.offset,
+    }
+    said.conn.execute(_NEW_EVAL, values)
 
 
 def _check(said: _Said) -> None:
@@ -248,24 +252,33 @@ def _number_of(stated: int | None, data: Mapping[str, Any]) -> int:
 
 def _upsert(conn: Connection, table: Table, key: Mapping[str, Any], values: Mapping[str, Any]) -> int:
     """The row with this key, made or changed; its id."""
-    row = _insert(conn, table).values(**key, **values)
+    made = _upsert_query(conn.dialect.name, table, tuple(key), tuple(values))
+    return int(conn.execute(made, {**key, **values}).scalar_one())
+
+
+@functools.cache
+def _upsert_query(dialect: str, table: Table, key: Sequence[str], values: Sequence[str]) -> Any:
+    row = _insert(dialect, table)
     # With nothing to change, the key is set to itself: a row that is left alone would not give its id back.
     changes = {name: row.excluded[name] for name in (values or key)}
-    made = row.on_conflict_do_update(index_elements=list(key), set_=changes).returning(table.c.id)
-    return int(conn.execute(made).scalar_one())
+    return row.on_conflict_do_update(index_elements=key, set_=changes).returning(table.c.id)
 
 
 def _upsert_newest(conn: Connection, table: Table, key: Mapping[str, Any], values: Mapping[str, Any]) -> None:
     """The row with this key, made, or changed unless what it holds was said at a later time of the same attempt."""
-    row = _insert(conn, table).values(**key, **values)
+    conn.execute(_upsert_newest_query(conn.dialect.name, table, tuple(key), tuple(values)), {**key, **values})
+
+
+@functools.cache
+def _upsert_newest_query(dialect: str, table: Table, key: Sequence[str], values: Sequence[str]) -> Any:
+    row = _insert(dialect, table)
     old, new = table.c, row.excluded
     newer = or_(old.attempt != new.attempt, old.at.is_(None), and_(new.at.is_not(None), new.at >= old.at))
-    changes = {name: new[name] for name in values}
-    conn.execute(row.on_conflict_do_update(index_elements=list(key), set_=changes, where=newer))
+    return row.on_conflict_do_update(index_elements=key, set_={name: new[name] for name in values}, where=newer)
 
 
-def _insert(conn: Connection, table: Table) -> Any:
-    return (sqlite if conn.dialect.name == "sqlite" else postgresql).insert(table)
+def _insert(dialect: str, table: Table) -> Any:
+    return (sqlite if dialect == "sqlite" else postgresql).insert(table)
 
 
 def _config(data: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -4,19 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from sqlalchemy import func, select
+from sqlalchemy import bindparam, func, select
 
 from trainmaster.store import records as r
 from trainmaster.store import tables as t
 from trainmaster.store.database import Database
 from trainmaster.store.rows import ArtifactRow, CheckRow, EpochRow, EvalRow, IterationRow, StepRow
 
+# What the details of a job ask for, put together once.
+_OF_JOB = r.iterations.c.job_id == bindparam("job")
+_ITERATIONS = select(r.iterations).where(_OF_JOB).order_by(r.iterations.c.number)
+_STEPS = (
+    select(r.steps)
+    .join(r.iterations, r.iterations.c.id == r.steps.c.iteration_id)
+    .where(_OF_JOB)
+    .order_by(r.iterations.c.number, r.steps.c.id)
+)
+_EPOCH_COUNTS = (
+    select(r.epochs.c.iteration_id, func.count())
+    .join(r.iterations, r.iterations.c.id == r.epochs.c.iteration_id)
+    .where(_OF_JOB)
+    .group_by(r.epochs.c.iteration_id)
+)
+
 
 def list_iterations(db: Database, job_id: str) -> list[IterationRow]:
     """The iterations of a job, in their order."""
-    query = select(r.iterations).where(r.iterations.c.job_id == job_id).order_by(r.iterations.c.number)
     with db.read() as conn:
-        return [IterationRow(**row) for row in conn.execute(query).mappings()]
+        return [IterationRow(**row) for row in conn.execute(_ITERATIONS, {"job": job_id}).mappings()]
 
 
 def find_iteration(db: Database, job_id: str, number: int) -> IterationRow | None:
@@ -28,14 +43,8 @@ def find_iteration(db: Database, job_id: str, number: int) -> IterationRow | Non
 
 def list_steps(db: Database, job_id: str) -> list[StepRow]:
     """The steps of all iterations of a job, by iteration and then as they began."""
-    query = (
-        select(r.steps)
-        .join(r.iterations, r.iterations.c.id == r.steps.c.iteration_id)
-        .where(r.iterations.c.job_id == job_id)
-        .order_by(r.iterations.c.number, r.steps.c.id)
-    )
     with db.read() as conn:
-        return [StepRow(**row) for row in conn.execute(query).mappings()]
+        return [StepRow(**row) for row in conn.execute(_STEPS, {"job": job_id}).mappings()]
 
 
 def list_epochs(db: Database, iteration_id: int, *, limit: int = 1000, offset: int = 0) -> list[EpochRow]:
@@ -93,14 +102,8 @@ def list_artifacts(db: Database, job_id: str) -> list[ArtifactRow]:
 
 def count_epochs_by_iteration(db: Database, job_id: str) -> dict[int, int]:
     """How many epochs each iteration of a job has, by the iteration's id; one without any is not named."""
-    query = (
-        select(r.epochs.c.iteration_id, func.count())
-        .join(r.iterations, r.iterations.c.id == r.epochs.c.iteration_id)
-        .where(r.iterations.c.job_id == job_id)
-        .group_by(r.epochs.c.iteration_id)
-    )
     with db.read() as conn:
-        return {row[0]: row[1] for row in conn.execute(query)}
+        return {row[0]: row[1] for row in conn.execute(_EPOCH_COUNTS, {"job": job_id})}
 
 
 def list_iteration_numbers(db: Database, ids: Collection[int]) -> dict[int, int]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from sqlalchemy import ColumnElement, RowMapping, Select, func, select
+from sqlalchemy import BindParameter, ColumnElement, RowMapping, Select, Text, bindparam, func, select, type_coerce
 
 from trainmaster.core.plan import EVENTS_FILE, ExitRecord
 from trainmaster.core.schema import build
@@ -18,27 +18,37 @@ from trainmaster.store import tables as t
 from trainmaster.store.database import Database
 from trainmaster.store.rows import AttemptRow, EventRow, JobRow, StreamRow, TransitionRow
 
+# Statements that are asked all day are put together once: to do so takes longer than to ask.
+_JOB = tuple(item.name for item in fields(JobRow))  # a lease is its holder's own business, and no reader's
+# The spec as text where the driver has it so: those of a thousand jobs are few, and each is parsed once.
+_JOBS = select(*(type_coerce(t.jobs.c[name], Text).label(name) if name == "spec" else t.jobs.c[name] for name in _JOB))
+_ONE_JOB = _JOBS.where(t.jobs.c.id == bindparam("job"))
+
 
 def find_job(db: Database, job_id: str) -> JobRow | None:
     with db.read() as conn:
-        row = conn.execute(select(t.jobs).where(t.jobs.c.id == job_id)).mappings().first()
+        row = conn.execute(_ONE_JOB, {"job": job_id}).mappings().first()
     return _job(row) if row is not None else None
+
+
+_NEWEST_JOBS = (
+    _JOBS.order_by(t.jobs.c.created_at.desc(), t.jobs.c.id.desc()).limit(bindparam("most")).offset(bindparam("skip"))
+)
 
 
 def list_jobs(
     db: Database, *, status: Status | None = None, project: str | None = None, limit: int = 50, offset: int = 0
 ) -> list[JobRow]:
     """A page of jobs, newest first."""
-    query = _filtered(select(t.jobs), status=status, project=project)
-    query = query.order_by(t.jobs.c.created_at.desc(), t.jobs.c.id.desc()).limit(limit).offset(offset)
+    query = _filtered(_NEWEST_JOBS, status=status, project=project)
     with db.read() as conn:
-        return [_job(row) for row in conn.execute(query).mappings()]
+        return [_job(row) for row in conn.execute(query, {"most": limit, "skip": offset}).mappings()]
 
 
 def search_jobs(db: Database, word: str, *, limit: int = 20) -> list[JobRow]:
     """Jobs whose id begins with the word, or whose name it is; newest first."""
     match = t.jobs.c.id.startswith(word, autoescape=True) | (t.jobs.c.name == word)
-    query = select(t.jobs).where(match).order_by(t.jobs.c.created_at.desc(), t.jobs.c.id.desc()).limit(limit)
+    query = _JOBS.where(match).order_by(t.jobs.c.created_at.desc(), t.jobs.c.id.desc()).limit(limit)
     with db.read() as conn:
         return [_job(row) for row in conn.execute(query).mappings()]
 
@@ -49,14 +59,19 @@ def count_jobs(db: Database, *, status: Status | None = None, project: str | Non
         return int(conn.execute(query).scalar_one())
 
 
+def _counts(*wanted: ColumnElement[bool]) -> Select[Any]:
+    each = (select(func.count()).select_from(t.jobs).where(t.jobs.c.status == word.value, *wanted) for word in Status)
+    return select(*(one.scalar_subquery() for one in each))
+
+
+_COUNTS, _PROJECT_COUNTS = _counts(), _counts(t.jobs.c.project == bindparam("project"))
+
+
 def count_by_status(db: Database, *, project: str | None = None) -> dict[Status, int]:
     """How many jobs each status has: one question, and for each status a walk along its index."""
-    counts = [
-        _filtered(select(func.count()).select_from(t.jobs), status=word, project=project).scalar_subquery()
-        for word in Status
-    ]
     with db.read() as conn:
-        return dict(zip(Status, conn.execute(select(*counts)).one(), strict=True))
+        query = _COUNTS if project is None else _PROJECT_COUNTS
+        return dict(zip(Status, conn.execute(query, {"project": project}).one(), strict=True))
 
 
 def list_open(db: Database) -> list[str]:
@@ -66,11 +81,13 @@ def list_open(db: Database) -> list[str]:
         return list(conn.execute(query).scalars())
 
 
+_ATTEMPTS = select(t.attempts).where(t.attempts.c.job_id == bindparam("job")).order_by(t.attempts.c.number)
+
+
 def list_attempts(db: Database, job_id: str) -> list[AttemptRow]:
     """The attempts of a job, in their order."""
-    query = select(t.attempts).where(t.attempts.c.job_id == job_id).order_by(t.attempts.c.number)
     with db.read() as conn:
-        return [_attempt(row) for row in conn.execute(query).mappings()]
+        return [_attempt(row) for row in conn.execute(_ATTEMPTS, {"job": job_id}).mappings()]
 
 
 def list_transitions(db: Database, job_id: str) -> list[TransitionRow]:
@@ -88,6 +105,23 @@ def find_stream(db: Database, attempt: str, stream: str) -> StreamRow:
     return StreamRow(**row) if row is not None else StreamRow(attempt=attempt, stream=stream, offset=0, inside=False)
 
 
+ATTEMPTS_FROM = (
+    select(t.attempts.c.id, t.attempts.c.number)
+    .where(t.attempts.c.job_id == bindparam("job"), t.attempts.c.number >= bindparam("number"))
+    .order_by(t.attempts.c.number)
+)
+_EVENTS = (
+    select(t.events)
+    .where(
+        t.events.c.attempt == bindparam("attempt"),
+        t.events.c.stream == bindparam("stream"),
+        t.events.c.offset > bindparam("after"),
+    )
+    .order_by(t.events.c.offset)
+    .limit(bindparam("most"))
+)
+
+
 def list_events(
     db: Database,
     job_id: str,
@@ -100,17 +134,12 @@ def list_events(
     """Events of a job in (attempt, offset) order, those behind `after` (attempt number, offset) where it is given."""
     number, offset = after if after is not None else (0, -1)
     found: list[EventRow] = []
+    query = _EVENTS if phase is None else _EVENTS.where(t.events.c.phase == phase)
     with db.read() as conn:
-        ids = select(t.attempts.c.id, t.attempts.c.number).where(t.attempts.c.job_id == job_id)
         # Attempt by attempt, each a walk along the key: a join would sort the whole job to give its first page.
-        for attempt in conn.execute(ids.where(t.attempts.c.number >= number).order_by(t.attempts.c.number)).all():
-            query = select(t.events).where(t.events.c.attempt == attempt.id, t.events.c.stream == stream)
-            if attempt.number == number:
-                query = query.where(t.events.c.offset > offset)
-            if phase is not None:
-                query = query.where(t.events.c.phase == phase)
-            query = query.order_by(t.events.c.offset).limit(limit - len(found))
-            found += [_event(row) for row in conn.execute(query).mappings()]
+        for attempt, which in conn.execute(ATTEMPTS_FROM, {"job": job_id, "number": number}).all():
+            place = {"attempt": attempt, "stream": stream, "after": offset if which == number else -1}
+            found += [_event(row) for row in conn.execute(query, {**place, "most": limit - len(found)}).mappings()]
             if len(found) >= limit:
                 break
     return found
@@ -125,24 +154,32 @@ def find_event(db: Database, attempt: str, *, phase: str, event: str, stream: st
     return _event(row) if row is not None else None
 
 
-def last_event(db: Database, job_ids: Sequence[str], *, phase: str, stream: str = EVENTS_FILE) -> dict[str, EventRow]:
-    """The newest event of a phase for each of these jobs that has one: one query, however long the streams are."""
+def _last_events() -> Select[Any]:
     e, later = t.events, t.events.alias("later")
+    stream: BindParameter[str] = bindparam("stream")
     # A maximum per attempt is one step down the index; GROUP BY would walk every event of the phase.
     newest = (
         select(func.max(later.c.offset))
-        .where(later.c.attempt == t.attempts.c.id, later.c.stream == stream, later.c.phase == phase)
+        .where(later.c.attempt == t.attempts.c.id, later.c.stream == stream, later.c.phase == bindparam("phase"))
         .scalar_subquery()
     )
-    query = (
+    return (
         select(t.attempts.c.job_id, e)
         .select_from(t.attempts)
         .join(e, (e.c.attempt == t.attempts.c.id) & (e.c.stream == stream) & (e.c.offset == newest))
-        .where(t.attempts.c.job_id.in_(job_ids))
+        .where(t.attempts.c.job_id.in_(bindparam("jobs", expanding=True)))
         .order_by(t.attempts.c.number)
     )
+
+
+_LAST_EVENTS = _last_events()
+
+
+def last_event(db: Database, job_ids: Sequence[str], *, phase: str, stream: str = EVENTS_FILE) -> dict[str, EventRow]:
+    """The newest event of a phase for each of these jobs that has one: one query, however long the streams are."""
     with db.read() as conn:
-        rows = [dict(row) for row in conn.execute(query).mappings()]
+        asked = {"jobs": job_ids, "stream": stream, "phase": phase}
+        rows = [dict(row) for row in conn.execute(_LAST_EVENTS, asked).mappings()]
     return {row.pop("job_id"): _event(row) for row in rows}  # a later attempt replaces an earlier one
 
 
@@ -166,17 +203,13 @@ def _filtered(query: Select[Any], *, status: Status | None, project: str | None)
     return query.where(*wanted)
 
 
-_JOB = tuple(item.name for item in fields(JobRow))  # a lease is its holder's own business, and no reader's
-
-
 def _job(row: RowMapping) -> JobRow:
-    words = {
-        "status": Status(row["status"]),
-        "stage": _word(Stage, row["stage"]),
-        "reason": _word(Reason, row["reason"]),
-    }
-    known = {name: row[name] for name in _JOB}
-    return JobRow(**{**known, **words, "spec": _spec(json.dumps(row["spec"]))})
+    known = dict(row)
+    spec = known["spec"]
+    known["spec"] = _spec(spec if isinstance(spec, str) else json.dumps(spec))
+    known["status"] = Status(known["status"])
+    known["stage"], known["reason"] = _word(Stage, known["stage"]), _word(Reason, known["reason"])
+    return JobRow(**known)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -97,21 +97,23 @@ def append_chunks(conn: Connection, chunks: Sequence[Chunk]) -> list[bool]:
     ]
 
 
+_ACKNOWLEDGE = (
+    update(t.streams)
+    .where(t.streams.c.attempt == bindparam("key"), t.streams.c.stream == EVENTS_FILE)
+    .values(offset=bindparam("end"), inside=bindparam("within"), heard_at=bindparam("at"))
+)
+_HEAR = update(t.jobs).where(t.jobs.c.id == bindparam("key")).values(heard_at=bindparam("at"), stalled_at=None)
+
+
 def _append(conn: Connection, chunks: Sequence[Chunk]) -> None:
     at = datetime.now(UTC)
-    stream = (t.streams.c.attempt == bindparam("key")) & (t.streams.c.stream == EVENTS_FILE)
     ends = [chunk.lines[-1].offset + chunk.lines[-1].length for chunk in chunks]
-    conn.execute(
-        update(t.streams).where(stream).values(offset=bindparam("end"), inside=bindparam("within"), heard_at=at),
-        [{"key": c.attempt, "end": end, "within": c.inside} for c, end in zip(chunks, ends, strict=True)],
-    )
+    moved = [{"key": c.attempt, "end": end, "within": c.inside, "at": at} for c, end in zip(chunks, ends, strict=True)]
+    conn.execute(_ACKNOWLEDGE, moved)
     # An agent that only says that it is alive does not say that the work goes on.
     heard = [c for c in chunks if any(line.event is None or line.event.phase != "HEARTBEAT" for line in c.lines)]
     if heard:
-        conn.execute(
-            update(t.jobs).where(t.jobs.c.id == bindparam("key")).values(heard_at=at, stalled_at=None),
-            [{"key": chunk.job_id} for chunk in heard],
-        )
+        conn.execute(_HEAR, [{"key": chunk.job_id, "at": at} for chunk in heard])
     insert_many(conn, [(chunk.attempt, EVENTS_FILE, chunk.lines) for chunk in chunks])
     for chunk in chunks:
-        project(conn, chunk.attempt, EVENTS_FILE, chunk.lines)
+        project(conn, chunk.attempt, EVENTS_FILE, chunk.lines, job_id=chunk.job_id)

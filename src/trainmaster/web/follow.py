@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
 from collections.abc import AsyncIterator, Iterator
 
@@ -16,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 
 from trainmaster.control import logs
 from trainmaster.core.errors import StorageError, TargetError
-from trainmaster.pages import to_plain
+from trainmaster.pages import to_json
 from trainmaster.storage import Store
 from trainmaster.store import Database, pulse, reads, tokens
 from trainmaster.store.rows import AttemptRow, JobRow
@@ -67,7 +66,7 @@ async def events(
                 job, rows = None, []  # away for a while: the reader waits with us and misses nothing
             for row in rows:
                 after = row.cursor
-                yield _message("event", to_plain(row), "{}:{}".format(*after))
+                yield _message("event", row, "{}:{}".format(*after))
             if rows:
                 spoke = time.monotonic()
                 continue
@@ -128,4 +127,4 @@ def _again(db: Database, job_id: str, number: int) -> tuple[JobRow | None, Attem
 
 
 def _message(name: str, value: object, place: str) -> str:
-    return f"id: {place}\nevent: {name}\ndata: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    return f"id: {place}\nevent: {name}\ndata: {to_json(value)}\n\n"

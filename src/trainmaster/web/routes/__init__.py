@@ -6,10 +6,10 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 
 from trainmaster.core.errors import Fault
-from trainmaster.pages import to_plain
+from trainmaster.pages import to_json
 from trainmaster.web.answers import Error
 from trainmaster.web.errors import Refused
 
@@ -37,7 +37,7 @@ async def _know_the_query(request: Request) -> None:
         raise Refused(400, "unknown_parameter", f"no such parameter: {', '.join(unknown)[:200]}", faults=faults)
 
 
-def reply(value: object, *, status_code: int = 200, headers: dict[str, str] | None = None) -> JSONResponse:
+def reply(value: object, *, status_code: int = 200, headers: dict[str, str] | None = None) -> Response:
     """A dataclass as JSON. Its model is not looked at here: that is the tests' work."""
     assert is_dataclass(value) and fields(value)
-    return JSONResponse(to_plain(value), status_code=status_code, headers=headers)
+    return Response(to_json(value), status_code=status_code, headers=headers, media_type="application/json")

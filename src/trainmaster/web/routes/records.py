@@ -30,15 +30,16 @@ ModelFilter = Annotated[
 def find_details(job: ask.Job, db: ask.Db) -> Response:
     """A job with its iterations, their steps, and how many epochs each has."""
     steps: dict[int, list[answers.Step]] = {}
-    for row in read_records.list_steps(db, job.id):
-        steps.setdefault(row.iteration_id, []).append(_step(row))
-    epochs = read_records.count_epochs_by_iteration(db, job.id)
+    with db.read():
+        rows, epochs = read_records.list_iterations(db, job.id), read_records.count_epochs_by_iteration(db, job.id)
+        for step in read_records.list_steps(db, job.id):
+            steps.setdefault(step.iteration_id, []).append(_step(step))
     iterations = tuple(
         answers.Iteration(
             number=row.number, config=row.config, started_at=row.started_at, completed_at=row.completed_at,
             time_taken=row.time_taken, epochs=epochs.get(row.id, 0), steps=tuple(steps.get(row.id, ())),
         )
-        for row in read_records.list_iterations(db, job.id)
+        for row in rows
     )  # fmt: skip
     return reply(answers.Details(job=answers.job(job, plain_spec(job.spec)), iterations=iterations))
 

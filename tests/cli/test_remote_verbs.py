@@ -113,6 +113,9 @@ def test_a_spec_is_submitted_once_by_its_key_and_cancelled(url: str, tmp_path: P
     over = run("cancel", "trial", "--server", url)
     assert isinstance(over.exception, TrainmasterError) and over.exception.exit_code == 2
     assert "already" in str(over.exception)
+    resumed = run("resume", "trial", "--json", "--server", url)
+    assert resumed.exit_code == 0 and json.loads(resumed.stdout)["status"] == "pending", resumed.output
+    assert "does not give out whole specs" in str(run("resume", "trial", "train.steps=9", "--server", url).exception)
 
 
 def test_tokens_are_shown_once_and_open_a_server_that_wants_one(home: Path, tmp_path: Path) -> None:

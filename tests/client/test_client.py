@@ -91,6 +91,8 @@ def test_a_job_is_submitted_listed_shown_and_cancelled(url: str) -> None:
         assert server.details(made.id).job.spec["project"] == "lab"
         assert server.evaluations() == () and server.checks(made.id) == () and server.artifacts(made.id) == ()
         assert server.cancel(made.id).cancel_requested
+        with pytest.raises(c.Conflict, match="still writes these checkpoints"):
+            server.resume(made.id)
         assert server.job_cost(made.id).total.cents == 0
         assert server.cost(project="lab") == () or server.cost()[0].project == "lab"
         assert server.set_budget("lab", "month", 500).cap_cents == 500 == server.budgets()[0].cap_cents

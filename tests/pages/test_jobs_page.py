@@ -42,6 +42,16 @@ def test_filters_and_counts(db: Database) -> None:
     assert (infra.total, infra.counts["completed"]) == (1, 0)
 
 
+def test_a_word_finds_by_name_and_by_id(db: Database) -> None:
+    story = samples.completed(db)
+    samples.pending(db, project="infra")
+    for word in (story.id, story.id[:9], "llama"):
+        page = jobs.read(db, find=word)
+        assert story.id in [line.id for line in page.jobs] and page.total == len(page.jobs)
+    assert jobs.read(db, find="%").jobs == jobs.read(db, find="a_a").jobs == ()
+    assert jobs.read(db, find=story.id, status=Status.FAILED).total == 0
+
+
 def test_pages_hold_every_job_once(db: Database) -> None:
     stories = {samples.pending(db).id for _ in range(7)}
     found = [line.id for offset in (0, 3, 6) for line in jobs.read(db, limit=3, offset=offset).jobs]

@@ -50,6 +50,13 @@ def test_a_filter_nothing_fits(client: TestClient, db: Database) -> None:
     assert "Nothing fits this filter" in client.get("/?status=completed").text
 
 
+def test_a_job_is_found_by_its_name(client: TestClient, db: Database) -> None:
+    story = samples.completed(db)
+    found = client.get("/?find=llama").text
+    assert f"/jobs/{story.id}" in found and 'value="llama"' in found
+    assert "Nothing fits this filter" in client.get("/?find=%3Cscript%3E").text
+
+
 def test_part_is_what_the_page_holds(client: TestClient, db: Database) -> None:
     samples.completed(db)
     part = client.get("/?part=1").text
@@ -105,6 +112,16 @@ def test_cancel_from_the_page(client: TestClient, db: Database) -> None:
     assert row is not None
     assert row.cancel_requested
     assert "Cancel job" not in client.get(f"/jobs/{story.id}").text
+
+
+def test_resume_from_the_page(client: TestClient, db: Database) -> None:
+    story = samples.failed_run(db)
+    assert f'action="/jobs/{story.id}/resume"' in client.get(f"/jobs/{story.id}").text
+    answer = client.post(f"/jobs/{story.id}/resume", headers={"origin": "http://127.0.0.1:8470"})
+    following = reads.find_job(db, answer.headers["location"].rpartition("/")[2])
+    assert answer.status_code == 303 and following is not None
+    assert following.spec.resume_from == story.id
+    assert client.post(f"/jobs/{story.id}/resume", headers={"origin": "http://127.0.0.1:8470"}).status_code == 409
 
 
 @pytest.mark.parametrize(

@@ -54,10 +54,20 @@ def _run(plan: Plan, folder: AttemptFolder, events: Emitter, watch: Watch) -> Ou
     os.environ[CHECKPOINTS_VARIABLE] = plan.checkpoints  # for the check of its disk; ranks get it anyway
     if stop := watch.asked():
         return Outcome(reason=stop.reason, message=f"{stop.message}; stopped before the start")
-    if (refusal := preflight.run(plan, events, watch)) is not None:
+    if (refusal := _nothing_to_resume(plan) or preflight.run(plan, events, watch)) is not None:
         return refusal
     folder.log(f"starting {plan.spec.resources.processes_per_node} ranks")
     return workload.run(plan, watch)
+
+
+def _nothing_to_resume(plan: Plan) -> Outcome | None:
+    """Who asked to go on with a run must not be given a new one."""
+    stated = plan.spec.train.checkpoint if plan.spec.train is not None else None
+    elsewhere = stated is not None and (stated.folder or stated.remote or stated.managed)  # the trainer looks there
+    if plan.spec.resume_from is None or elsewhere or any(Path(plan.checkpoints).iterdir()):
+        return None
+    message = f"job {plan.spec.resume_from} left no checkpoint in {plan.checkpoints}"
+    return Outcome(reason=Reason.BAD_CHECKPOINT, message=f"{message}; for a new run, submit without resume_from")
 
 
 def _own_failure(wrong: Exception) -> Outcome:

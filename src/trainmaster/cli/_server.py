@@ -25,6 +25,7 @@ ServerOption = Annotated[
 ]
 TOKEN, TOKEN_FILE = "TRAINMASTER_TOKEN", "TRAINMASTER_TOKEN_FILE"
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_WORD = re.compile(r"[A-Za-z0-9.-]{1,63}")
 _MOST = 200  # jobs of one answer
 
 
@@ -59,9 +60,11 @@ def find(client: Client, word: str) -> str:
     if _UUID.fullmatch(word):
         return word
     begun: list[str] = []
+    if not _WORD.fullmatch(word):
+        raise UsageError(f"{word!r} is no id and no name of a job; `trainmaster jobs` lists them")
     offset = 0
     while True:
-        page = client.jobs(limit=_MOST, offset=offset)
+        page = client.jobs(find=word, limit=_MOST, offset=offset)
         for line in page.jobs:
             if line.name == word:
                 return line.id

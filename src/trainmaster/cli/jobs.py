@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 def jobs(
     status: Annotated[Status | None, typer.Option(help="Only this status.")] = None,
     project: Annotated[str | None, typer.Option(help="Only this project.")] = None,
+    find: Annotated[str | None, typer.Option(help="Only with an id that begins so, or this in the name.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=200, help="At most so many.")] = 20,
     offset: Annotated[int, typer.Option(min=0, help="Leave out the first so many.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -36,17 +37,19 @@ def jobs(
 
       trainmaster jobs --status running --json
 
+      trainmaster jobs --find llama
+
       trainmaster jobs --server https://trainmaster.example.org
     """
     found: JobsPage | Jobs
     if server:
         with connect(server) as client:
-            found = client.jobs(status=status, project=project, limit=limit, offset=offset)
+            found = client.jobs(status=status, project=project, find=find, limit=limit, offset=offset)
     else:
         _, db = open_home(home)
         from trainmaster.pages import jobs as page
 
-        found = page.read(db, status=status, project=project, limit=limit, offset=offset)
+        found = page.read(db, status=status, project=project, find=find, limit=limit, offset=offset)
     if json:
         _say.as_json(found)
     else:

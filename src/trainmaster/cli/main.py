@@ -33,6 +33,7 @@ _ORDER = (
     "logs",
     "events",
     "cancel",
+    "resume",
     "fetch",
     "cost",
     "reap",

@@ -104,10 +104,11 @@ class Client:
         return decode(Submitted, {**answer.json(), "new": answer.status_code == 201})
 
     def jobs(
-        self, *, status: str | None = None, project: str | None = None, limit: int = 50, offset: int = 0
+        self, *, status: str | None = None, project: str | None = None, find: str | None = None, limit: int = 50,
+        offset: int = 0,
     ) -> Jobs:  # fmt: skip
-        """Jobs, newest first."""
-        return decode(Jobs, self.get(_JOBS, status=status, project_id=project, limit=limit, offset=offset))
+        """Jobs, newest first; `find` is the beginning of an id or a part of a name."""
+        return decode(Jobs, self.get(_JOBS, status=status, project_id=project, find=find, limit=limit, offset=offset))
 
     def job(self, job_id: str) -> Job:
         """Everything the page of a job says."""
@@ -116,6 +117,11 @@ class Client:
     def cancel(self, job_id: str) -> Submitted:
         """Ask a job to save and stop; BadRequest if it is over."""
         return decode(Submitted, self._wire.ask("POST", _job(job_id, "cancel")).json())
+
+    def resume(self, job_id: str, *, key: str | None = None) -> Submitted:
+        """A new job that goes on from the last checkpoint of one that is over; Conflict while that one runs."""
+        answer = self._wire.ask("POST", _job(job_id, "resume"), headers={"Idempotency-Key": key or str(uuid.uuid4())})
+        return decode(Submitted, {**answer.json(), "new": answer.status_code == 201})
 
     def wait(self, job_id: str, *, every_s: float = 1.0) -> Job:
         """The job once it is over."""

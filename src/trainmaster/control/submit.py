@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from trainmaster import targets
 from trainmaster.control import budget
-from trainmaster.core.errors import JobFinal, JobMissing, SpecError
+from trainmaster.core.errors import Fault, JobFinal, JobMissing, JobOpen, SpecError
 from trainmaster.core.secrets import find_in_spec
 from trainmaster.core.spec import JobSpec
 from trainmaster.store import Database, reads, submissions, tokens, trail, writes
@@ -30,8 +31,10 @@ def submit_once(
     """The job that stands for this submission, and whether it is new.
 
     The same key with the same spec gives the same job, however often it is sent; with another spec it is KeyTaken.
-    OverBudget where the project has spent what it may; SpecError where a secret stands in the spec.
+    OverBudget where the project has spent what it may; SpecError where a secret stands in the spec; JobOpen where it
+    would go on with checkpoints that another job still writes.
     """
+    spec = _find_first(db, spec)
     if secrets := list(find_in_spec(spec)):  # here and not in the spec itself: rows of earlier days must stay readable
         raise SpecError(secrets)
     job_id = str(uuid.uuid4())
@@ -42,10 +45,34 @@ def submit_once(
     with db.write() as conn:
         job_id, new = submissions.insert_once(conn, job_id, spec, key=key, by=name, at=at)
         if new:
+            first = spec.resume_from
+            if first is not None and (writer := submissions.find_writer(conn, first, besides=job_id)) is not None:
+                raise JobOpen(f"job {writer} still writes these checkpoints; wait for its end, or cancel it first")
             budget.admit(conn, spec.project, price=budget.price_of(spec, planned.handle), now=at)
             detail = {"name": spec.name, "project": spec.project, "target": spec.target}
             trail.record(conn, who=by, action="job.submit", subject=f"job:{job_id}", detail=detail)
     return _known(db, job_id), new
+
+
+def resume(
+    db: Database, job_id: str, *, key: str | None = None, load: Callable[[str], Target] = targets.load, by: str = LOCAL
+) -> tuple[JobRow, bool]:
+    """A new job with the spec of one that is over, which goes on with what that one saved; and whether it is new."""
+    return submit_once(db, replace(_known(db, job_id).spec, resume_from=job_id), key=key, load=load, by=by)
+
+
+def _find_first(db: Database, spec: JobSpec) -> JobSpec:
+    """The spec with the job that began the run in `resume_from`: where its checkpoints are, whoever went on since."""
+    if spec.resume_from is None:
+        return spec
+    earlier = reads.find_job(db, spec.resume_from)
+    if earlier is None or earlier.project != spec.project:
+        message = f"the project {spec.project} has no job {spec.resume_from}"
+        raise SpecError([Fault(path="resume_from", message=message)])
+    if earlier.target != spec.target:
+        message = f"the checkpoints of {earlier.id} are at {earlier.target}; a job elsewhere cannot go on with them"
+        raise SpecError([Fault(path="target", message=message)])
+    return replace(spec, resume_from=earlier.spec.resume_from or earlier.id)
 
 
 def cancel(db: Database, job_id: str, *, by: str = LOCAL) -> JobRow:

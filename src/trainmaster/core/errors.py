@@ -74,6 +74,10 @@ class JobFinal(UsageError):
     """The job has ended; nothing about it can change any more."""
 
 
+class JobOpen(UsageError):
+    """Another job still writes the checkpoints that were asked for; nothing was created."""
+
+
 class OverBudget(UsageError):
     """The project has spent what it may. Says how much that is; nothing was created."""
 

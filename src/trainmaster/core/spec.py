@@ -104,6 +104,12 @@ class JobSpec:
         factory=dict, doc="environment of every rank; not for secrets: it is stored, and what looks like one is refused"
     )
     limits: Limits = field(factory=Limits, doc="time, grace and attempts")
+    resume_from: str | None = field(
+        default=None,
+        pattern=r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+        example="0b6c5c4e-53ad-4f0e-9c57-6a4f1f3c2d10",
+        doc="a job that is over, whose checkpoints this one goes on with; not stated: a run of its own",
+    )
     zone: str = field(
         default="Asia/Kolkata",  # what the writers of seed event files mean; ours always say their offset
         pattern=r"[A-Za-z0-9_+/-]+",

@@ -123,9 +123,13 @@ _RULES = {
     Reason.BAD_DATA: ReasonRule(retry=False, action="fix the data source named in the last lines"),
     Reason.BAD_CHECKPOINT: ReasonRule(retry=False, action="restore or remove the checkpoint named in the last lines"),
     Reason.SCRIPT_FAILED: ReasonRule(retry=False, action="see the last lines of the failing rank's log"),
-    Reason.TIMED_OUT: ReasonRule(retry=False, action="raise limits.timeout_s, or make the job shorter"),
-    Reason.OVER_BUDGET: ReasonRule(retry=False, action="raise the budget, then submit again; it resumes"),
-    Reason.USER_CANCELLED: ReasonRule(retry=False, action="nothing; submit again to go on from the last checkpoint"),
+    Reason.TIMED_OUT: ReasonRule(
+        retry=False, action="`trainmaster resume JOB limits.timeout_s=…` goes on from where it saved"
+    ),
+    Reason.OVER_BUDGET: ReasonRule(retry=False, action="raise the budget; then `trainmaster resume JOB` goes on"),
+    Reason.USER_CANCELLED: ReasonRule(
+        retry=False, action="nothing; `trainmaster resume JOB` goes on from where it saved"
+    ),
     Reason.TARGET_ERROR: ReasonRule(retry=True, action="see what the target answered"),
     Reason.STALLED: ReasonRule(retry=True, action="see the last lines; raise limits.stall_minutes if it was working"),
     Reason.STORAGE_ERROR: ReasonRule(retry=True, action="see what the storage answered; check its place and access"),

@@ -49,6 +49,7 @@ class JobsPage:
     counts: dict[str, int]  # of each status, in the project that was asked for
     status: Status | None
     project: str | None
+    find: str | None
     limit: int
     offset: int
     made_at: datetime
@@ -62,6 +63,7 @@ def read(
     *,
     status: Status | None = None,
     project: str | None = None,
+    find: str | None = None,
     limit: int = 50,
     offset: int = 0,
     now: datetime | None = None,
@@ -69,17 +71,21 @@ def read(
     """The jobs that fit, newest first. Costs a handful of queries, whatever the number of jobs and events."""
     limit = max(1, min(limit, MOST))
     with db.read():  # one view: the number of jobs and the jobs are of one moment
-        rows = reads.list_jobs(db, status=status, project=project, limit=limit, offset=offset)
+        rows = reads.list_jobs(db, status=status, project=project, word=find, limit=limit, offset=offset)
         steps = reads.last_event(db, [row.id for row in rows], phase="STEP")
         now = now or datetime.now(UTC)
         costs = figures(db, rows, now=now)
         counts = {word.value: count for word, count in reads.count_by_status(db, project=project).items()}
+        total = counts[status.value] if status else sum(counts.values())
+        if find is not None:
+            total = reads.count_jobs(db, status=status, project=project, word=find)
     return JobsPage(
         jobs=tuple(_line(row, steps.get(row.id), costs[row.id]) for row in rows),
-        total=counts[status.value] if status else sum(counts.values()),
+        total=total,
         counts=counts,
         status=status,
         project=project,
+        find=find,
         limit=limit,
         offset=offset,
         made_at=now,

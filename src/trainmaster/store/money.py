@@ -107,11 +107,17 @@ def list_charges(
 
 def spent(conn: Connection, project: str, *, now: datetime, window: Window | None = None) -> Amount:
     """What a project has spent, in all or in a window."""
-    closed = sum_closed(conn, project=project, window=window).get(project, Amount())
-    spans = (
-        span for charge in list_charges(conn, project=project, window=window, closed=False) for span in charge.spans
-    )
-    return closed + add_up(spans, now=now, window=window)
+    return spent_by_project(conn, project=project, now=now, window=window).get(project, Amount())
+
+
+def spent_by_project(
+    conn: Connection, *, project: str | None = None, now: datetime, window: Window | None = None
+) -> dict[str, Amount]:
+    """What each project has spent, or this one; those that were never charged for are not named."""
+    found = sum_closed(conn, project=project, window=window)
+    for charge in list_charges(conn, project=project, window=window, closed=False):
+        found[charge.project] = found.get(charge.project, Amount()) + add_up(charge.spans, now=now, window=window)
+    return found
 
 
 def sum_closed(conn: Connection, *, project: str | None = None, window: Window | None = None) -> dict[str, Amount]:

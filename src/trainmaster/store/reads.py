@@ -37,10 +37,16 @@ _NEWEST_JOBS = (
 
 
 def list_jobs(
-    db: Database, *, status: Status | None = None, project: str | None = None, limit: int = 50, offset: int = 0
+    db: Database,
+    *,
+    status: Status | None = None,
+    project: str | None = None,
+    word: str | None = None,
+    limit: int = 50,
+    offset: int = 0,
 ) -> list[JobRow]:
-    """A page of jobs, newest first."""
-    query = _filtered(_NEWEST_JOBS, status=status, project=project)
+    """A page of jobs, newest first. A `word` is the beginning of an id, or a part of a name."""
+    query = _filtered(_NEWEST_JOBS, status=status, project=project, word=word)
     with db.read() as conn:
         return [_job(row) for row in conn.execute(query, {"most": limit, "skip": offset}).mappings()]
 
@@ -53,8 +59,10 @@ def search_jobs(db: Database, word: str, *, limit: int = 20) -> list[JobRow]:
         return [_job(row) for row in conn.execute(query).mappings()]
 
 
-def count_jobs(db: Database, *, status: Status | None = None, project: str | None = None) -> int:
-    query = _filtered(select(func.count()).select_from(t.jobs), status=status, project=project)
+def count_jobs(
+    db: Database, *, status: Status | None = None, project: str | None = None, word: str | None = None
+) -> int:
+    query = _filtered(select(func.count()).select_from(t.jobs), status=status, project=project, word=word)
     with db.read() as conn:
         return int(conn.execute(query).scalar_one())
 
@@ -194,12 +202,17 @@ def count_faults(db: Database, job_id: str) -> int:
         return conn.execute(query).scalar_one()
 
 
-def _filtered(query: Select[Any], *, status: Status | None, project: str | None) -> Select[Any]:
+def _filtered(
+    query: Select[Any], *, status: Status | None, project: str | None, word: str | None = None
+) -> Select[Any]:
     wanted: list[ColumnElement[bool]] = []
     if status is not None:
         wanted.append(t.jobs.c.status == status.value)
     if project is not None:
         wanted.append(t.jobs.c.project == project)
+    if word is not None:
+        in_name = t.jobs.c.name.contains(word, autoescape=True)
+        wanted.append(t.jobs.c.id.startswith(word, autoescape=True) | in_name)
     return query.where(*wanted)
 
 

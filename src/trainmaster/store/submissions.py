@@ -6,7 +6,7 @@ import hashlib
 import json
 from datetime import datetime
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, func, or_, select, update
 
 from trainmaster.core.errors import KeyTaken
 from trainmaster.core.schema import to_plain
@@ -34,6 +34,14 @@ def insert_once(
     more = {"submit_key": name, "submit_hash": content, "submitted_by": by}
     conn.execute(update(t.jobs).where(_JOBS.id == job_id).values(more))
     return job_id, True
+
+
+def find_writer(conn: Connection, first: str, *, besides: str) -> str | None:
+    """The open job that writes the checkpoints of this one: itself, or one that goes on with them."""
+    _hold(conn, "checkpoints", first)
+    writes_them = or_(_JOBS.id == first, _JOBS.spec["resume_from"].as_string() == first)
+    query = select(_JOBS.id).where(_JOBS.stage.is_not(None), _JOBS.id != besides, writes_them)
+    return conn.execute(query.limit(1)).scalar_one_or_none()
 
 
 def _hold(conn: Connection, project: str, name: str) -> None:

@@ -58,7 +58,8 @@ class Local:
         if spec.resources.nodes != 1:
             raise TargetError(f"local runs one node, the spec asks for {spec.resources.nodes}; set resources.nodes: 1")
         folder = job / "attempts" / placement.attempt.rpartition(".")[2]
-        plan = Plan(attempt=placement.attempt, spec=spec, folder=str(folder), checkpoints=str(job / "checkpoints"))
+        checkpoints = job.with_name(spec.resume_from or job.name) / "checkpoints"
+        plan = Plan(attempt=placement.attempt, spec=spec, folder=str(folder), checkpoints=str(checkpoints))
         return Submission(
             handle={"attempt": placement.attempt, "folder": str(folder)},
             files={str(folder / PLAN_FILE): plan.to_json() + "\n"},

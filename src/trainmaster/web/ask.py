@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from typing import Annotated
 
 from fastapi import Depends, Path, Query, Request
 
 from trainmaster import control
-from trainmaster.core.errors import JobFinal, JobMissing
+from trainmaster.core.errors import (
+    Fault,
+    JobFinal,
+    JobMissing,
+    JobOpen,
+    KeyTaken,
+    OverBudget,
+    SpecError,
+    TargetError,
+    Unreachable,
+    UsageError,
+)
 from trainmaster.core.states import Status
 from trainmaster.pages.jobs import MOST
 from trainmaster.storage import Store
@@ -84,6 +97,10 @@ def _job(
 
 Job = Annotated[JobRow, Depends(_job)]
 StatusWord = Annotated[Status | None, Query(description="only this status")]
+Find = Annotated[
+    str | None,
+    Query(pattern=r"^[A-Za-z0-9.-]{1,63}$", description="only those whose id begins so, or whose name has this in it"),
+]
 Limit = Annotated[int, Query(ge=1, le=MOST, description="at most so many")]
 Offset = Annotated[int, Query(ge=0, le=2**31, description="leave out the first so many")]
 
@@ -102,6 +119,26 @@ def scope(who: Who, project: str | None) -> str | None:
     if project is not None:
         need(who, Role.VIEWER, project=project)
     return project if project is not None else who.project
+
+
+@contextlib.contextmanager
+def creating() -> Iterator[None]:
+    """Around what makes a job: its refusals as answers."""
+    try:
+        yield
+    except SpecError as wrong:
+        raise Refused(422, "bad_spec", "the spec has faults; nothing was created", faults=wrong.faults) from wrong
+    except KeyTaken as wrong:
+        raise Refused(409, "key_taken", str(wrong)) from wrong
+    except JobOpen as wrong:
+        raise Refused(409, "still_open", str(wrong)) from wrong
+    except OverBudget as wrong:
+        raise Refused(402, "over_budget", str(wrong)) from wrong
+    except Unreachable:
+        raise
+    except (UsageError, TargetError) as wrong:
+        fault = Fault(path="target", message=str(wrong).removeprefix("target: "))
+        raise Refused(422, "bad_spec", "the target refuses the spec; nothing was created", faults=[fault]) from wrong
 
 
 def cancel(db: Database, job: JobRow, who: Who) -> JobRow:

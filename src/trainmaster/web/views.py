@@ -1,4 +1,4 @@
-"""Pages for people: the list of jobs, one job (live while it runs), its report, and the cancel button."""
+"""Pages for people: the list of jobs, one job (live while it runs), its report, and the buttons."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Query
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from trainmaster import control
 from trainmaster.core.states import Status
 from trainmaster.pages import jobs as jobs_page
 from trainmaster.pages.job import JobPage
@@ -29,16 +30,20 @@ def jobs(
     who: ask.Viewer,
     status: ask.StatusWord = None,
     project: Annotated[str | None, Query(pattern=ask.NAME)] = None,
+    find: str = "",
     limit: ask.Limit = 50,
     offset: ask.Offset = 0,
     part: bool = False,
 ) -> Response:
     """The list; with `part`, only what the open page swaps in."""
-    page = jobs_page.read(db, status=status, project=ask.scope(who, project), limit=limit, offset=offset)
+    seen = ask.scope(who, project)
+    find = find.replace("\x00", "").strip()[:63]  # PostgreSQL has no NUL in a text
+    page = jobs_page.read(db, status=status, project=seen, find=find or None, limit=limit, offset=offset)
 
     def link(**changes: object) -> str:
         """The address of this list with something changed; what is at its default is left out."""
-        asked = {"status": status.value if status else None, "project": project, "limit": limit, "offset": offset}
+        asked = {"status": status.value if status else None, "project": project, "find": find, "limit": limit}
+        asked["offset"] = offset
         words = {name: value for name, value in {**asked, **changes}.items() if value not in (None, 0, "")}
         if words.get("limit") == 50:
             del words["limit"]
@@ -80,10 +85,17 @@ def cancel(row: ask.Job, db: ask.Db, who: ask.User) -> Response:
     return RedirectResponse(f"/jobs/{row.id}", status_code=303)
 
 
+@router.post("/jobs/{uuid}/resume")
+def resume(row: ask.Job, db: ask.Db, who: ask.User) -> Response:
+    with ask.creating():
+        following, _ = control.resume(db, row.id, by=who.name)
+    return RedirectResponse(f"/jobs/{following.id}", status_code=303)
+
+
 def _job(template: str, page: JobPage | None, job_id: str, who: Who) -> Response:
     if page is None:
         raise not_found(job_id)
-    answer = render(template, page=page, body=html.render_body(page), who=who, may_cancel=who.may(Role.USER))
+    answer = render(template, page=page, body=html.render_body(page), who=who, may_act=who.may(Role.USER))
     if page.status.final:
         answer.headers[FINAL] = "1"
     return answer

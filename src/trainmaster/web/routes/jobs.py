@@ -11,7 +11,6 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from trainmaster import control
-from trainmaster.core.errors import Fault, KeyTaken, OverBudget, SpecError, TargetError, Unreachable, UsageError
 from trainmaster.core.spec import parse_spec
 from trainmaster.pages import jobs as jobs_page
 from trainmaster.pages.job import JobPage, plain_spec
@@ -34,14 +33,16 @@ Key = Annotated[
 
 @router.get("", response_model=JobsPage)
 def list_jobs(
+    *,
     db: ask.Db,
     project: ask.Project,
     status: ask.StatusWord = None,
+    find: ask.Find = None,
     limit: ask.Limit = 50,
     offset: ask.Offset = 0,
 ) -> Response:
     """Jobs, newest first, and how many there are of each status."""
-    return reply(jobs_page.read(db, status=status, project=project, limit=limit, offset=offset))
+    return reply(jobs_page.read(db, status=status, project=project, find=find, limit=limit, offset=offset))
 
 
 @router.post(
@@ -59,24 +60,14 @@ async def submit_job(request: Request, db: ask.Db, who: ask.User, idempotency_ke
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise Refused(415, "not_json", "send the spec as application/json")
     try:
-        spec = parse_spec(_parse(await request.body()))
-        need(who, Role.USER, project=spec.project)
-        row, new = await run_in_threadpool(control.submit_once, db, spec, key=idempotency_key, by=who.name)
+        body = await request.body()
     except ClientDisconnect as gone:
         raise Refused(413, "too_large", "the body is too large, or was cut off") from gone
-    except SpecError as wrong:
-        raise Refused(422, "bad_spec", "the spec has faults; nothing was created", faults=wrong.faults) from wrong
-    except KeyTaken as wrong:
-        raise Refused(409, "key_taken", str(wrong)) from wrong
-    except OverBudget as wrong:
-        raise Refused(402, "over_budget", str(wrong)) from wrong
-    except Unreachable:
-        raise
-    except (UsageError, TargetError) as wrong:
-        fault = Fault(path="target", message=str(wrong).removeprefix("target: "))
-        raise Refused(422, "bad_spec", "the target refuses the spec; nothing was created", faults=[fault]) from wrong
-    place = {"Location": f"{TRAINING}/jobs/{row.id}"}
-    return reply(_job(row), status_code=201 if new else 200, headers=place)
+    with ask.creating():
+        spec = parse_spec(_parse(body))
+        need(who, Role.USER, project=spec.project)
+        row, new = await run_in_threadpool(control.submit_once, db, spec, key=idempotency_key, by=who.name)
+    return _created(row, new=new)
 
 
 @router.get("/{uuid}", response_model=JobPage)
@@ -92,6 +83,19 @@ def find_job(job: ask.Job, live: ask.Live) -> Response:
 def cancel_job(job: ask.Job, db: ask.Db, who: ask.User) -> Response:
     """Ask a job to save and stop. 400 if it is over."""
     return reply(_job(ask.cancel(db, job, who)))
+
+
+@router.post(
+    "/{uuid}/resume",
+    response_model=answers.Job,
+    status_code=201,
+    responses={200: {"model": answers.Job, "description": "It was resumed before, with this key"}},
+)
+def resume_job(job: ask.Job, db: ask.Db, who: ask.User, idempotency_key: Key = None) -> Response:
+    """A new job with the spec of one that is over, which goes on from its last checkpoint. 409 while that one runs."""
+    with ask.creating():
+        row, new = control.resume(db, job.id, key=idempotency_key, by=who.name)
+    return _created(row, new=new)
 
 
 @router.get("/{uuid}/attempts", response_model=answers.Attempts)
@@ -110,6 +114,10 @@ def _parse(body: bytes) -> Any:
 
 def _refuse_constant(word: str) -> None:
     raise ValueError(f"{word} is no JSON number")
+
+
+def _created(row: JobRow, *, new: bool) -> Response:
+    return reply(_job(row), status_code=201 if new else 200, headers={"Location": f"{TRAINING}/jobs/{row.id}"})
 
 
 def _job(row: JobRow) -> answers.Job:

@@ -9,7 +9,7 @@ from fastapi import Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from trainmaster.core.cost import Amount, add_up, burn, forecast, month_of
+from trainmaster.core.cost import Amount, Span, add_up, burn, forecast, month_of
 from trainmaster.pages import cost
 from trainmaster.pages.cost import CostPage
 from trainmaster.store import Database, money, pace, trail
@@ -59,19 +59,20 @@ def find_job_cost(job: ask.Job, db: ask.Db) -> Response:
 def list_costs(db: ask.Db, project: ask.Project) -> Response:
     """What each project has cost this month and in all, and what it costs now."""
     now = datetime.now(UTC)
-    window = month_of(now)
     with db.read() as conn:
-        charges = money.list_charges(conn, project=project)
-    spans = {name: [span for charge in charges if charge.project == name for span in charge.spans]
-             for name in sorted({charge.project for charge in charges})}  # fmt: skip
+        months = money.spent_by_project(conn, project=project, now=now, window=month_of(now))
+        totals = money.spent_by_project(conn, project=project, now=now)
+        going: dict[str, list[Span]] = {name: [] for name in sorted(totals)}
+        for charge in money.list_charges(conn, project=project, closed=False):
+            going[charge.project].extend(charge.spans)
     projects = tuple(
         answers.ProjectCost(
             project=name,
-            month=_cost(add_up(found, now=now, window=window)),
-            total=_cost(add_up(found, now=now)),
-            cents_per_hour=burn(found),
+            month=_cost(months.get(name, Amount())),
+            total=_cost(totals[name]),
+            cents_per_hour=burn(spans),
         )
-        for name, found in spans.items()
+        for name, spans in going.items()
     )
     return reply(answers.Costs(month=f"{now:%Y-%m}", projects=projects))
 

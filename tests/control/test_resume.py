@@ -1,0 +1,111 @@
+"""`resume`: a new job that goes on with the checkpoints of one that is over, and every way in which it must not."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainmaster import control
+from trainmaster.core.errors import JobFinal, JobMissing, JobOpen, SpecError
+from trainmaster.core.spec import parse_spec
+from trainmaster.core.states import Reason, Status
+from trainmaster.store import Database, reads, writes
+from trainmaster.store.rows import JobRow
+
+from .test_local_jobs import SOURCE, reconcile
+
+TRAIN: dict[str, Any] = {
+    "model": {"layers": 1, "width": 16, "heads": 2}, "data": {"source": "tales"}, "sequence_tokens": 32,
+    "batch_sequences": 2, "log_every_steps": 1, "device": "cpu", "checkpoint": {"every_steps": 5},
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _agents_find_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", SOURCE)
+
+
+def submit(db: Database, **more: Any) -> JobRow:
+    return control.submit(db, parse_spec({"name": "run", "preflight": {"level": 0}, "command": ["true"], **more}))
+
+
+def end(db: Database, job: JobRow) -> None:
+    """As if it had been cancelled before it began."""
+    with db.write() as conn:
+        assert job.stage is not None
+        writes.finish(conn, job.id, seen=job.stage, status=Status.CANCELLED, at=job.created_at)
+
+
+def test_a_cancelled_training_goes_on_where_it_saved(db: Database, tmp_path: Path) -> None:
+    spec = {"name": "run", "preflight": {"level": 0}, "train": {**TRAIN, "steps": 100_000}}
+    first = control.submit(db, parse_spec(spec))
+
+    def cancel_after_a_save() -> None:
+        if list((tmp_path / "jobs" / first.id / "checkpoints").glob("step-*/manifest.json")):
+            with contextlib.suppress(JobFinal):
+                control.cancel(db, first.id)
+
+    (first,) = reconcile(db, tmp_path, first, act=cancel_after_a_save)
+    assert first.status is Status.CANCELLED and first.reason is not None
+    assert "trainmaster resume" in first.reason.rule.action
+    saved = max(event.data["step"] for event in reads.list_events(db, first.id) if event.phase == "STEP")
+
+    longer = {**spec, "train": {**TRAIN, "steps": saved + 10}, "resume_from": first.id}
+    (second,) = reconcile(db, tmp_path, control.submit(db, parse_spec(longer)))
+    assert second.status is Status.COMPLETED, second.message
+    steps = [event.data["step"] for event in reads.list_events(db, second.id) if event.phase == "STEP"]
+    assert steps == list(range(saved + 1, saved + 11))  # a stop saves: not one step is done twice
+
+    third, _ = control.resume(db, second.id)  # nothing is left to do, and it is the same run
+    assert third.spec.resume_from == first.id
+    (third,) = reconcile(db, tmp_path, third)
+    assert third.status is Status.COMPLETED
+    assert not [event for event in reads.list_events(db, third.id) if event.phase == "STEP"]
+
+
+def test_without_a_checkpoint_there_is_no_new_run_in_its_place(db: Database, tmp_path: Path) -> None:
+    (first,) = reconcile(db, tmp_path, submit(db, command=["false"]))
+    assert first.status is Status.FAILED
+    (second,) = reconcile(db, tmp_path, control.resume(db, first.id)[0])
+    assert (second.status, second.reason) == (Status.FAILED, Reason.BAD_CHECKPOINT)
+    assert first.id in second.message and "without resume_from" in second.message
+
+
+def test_two_jobs_never_write_the_same_checkpoints(db: Database) -> None:
+    first = submit(db)
+    with pytest.raises(JobOpen, match=first.id):
+        control.resume(db, first.id)
+    end(db, first)
+    second, _ = control.resume(db, first.id)
+    for job in (first, second):
+        with pytest.raises(JobOpen, match=second.id):
+            control.resume(db, job.id)
+    assert reads.count_jobs(db) == 2
+    end(db, second)
+    assert control.resume(db, second.id)[0].spec.resume_from == first.id
+
+
+def test_the_same_key_resumes_once(db: Database) -> None:
+    first = submit(db)
+    end(db, first)
+    second, new = control.resume(db, first.id, key="again")
+    assert new
+    assert control.resume(db, first.id, key="again") == (second, False)
+
+
+def test_what_cannot_be_resumed_is_named(db: Database) -> None:
+    first = submit(db)
+    end(db, first)
+    with pytest.raises(JobMissing):
+        control.resume(db, str(uuid.uuid4()))
+    with pytest.raises(SpecError, match="has no job"):
+        submit(db, resume_from=str(uuid.uuid4()))
+    with pytest.raises(SpecError, match="the project other has no job"):
+        submit(db, resume_from=first.id, project="other")
+    with pytest.raises(SpecError, match="resume_from"):
+        submit(db, resume_from="../../etc")
+    assert reads.count_jobs(db) == 1

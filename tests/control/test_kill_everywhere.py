@@ -36,6 +36,7 @@ def test_a_run_comes_by_every_commit_and_every_effect(undisturbed: Told) -> None
     assert {place.partition(":")[0] for place in places} >= {
         "commit lease", "commit intent", "commit placed", "commit submitted", "commit running", "commit lines",
         "commit over", "commit collected", "commit released", "commit completed", "call submit", "call release", "put",
+        "commit spread",
     }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from trainmaster.control import outbox, signing
+from trainmaster.control import outbox, points, signing
 from trainmaster.control.outbox import Pace
 from trainmaster.store import Database, deliveries, webhooks
 from trainmaster.store.deliveries import DeliveryRow
@@ -223,6 +223,26 @@ def test_killed_between_the_sending_and_the_mark(database_url: str, tmp_path: Pa
     first, second = receiver.got
     assert first.headers["Trainmaster-Delivery"] == second.headers["Trainmaster-Delivery"]
     assert first.body == second.body and rows(db)[0].tries == 2
+    db.close()
+
+
+PLACES = [f"{what}: {when}" for what in ("commit spread", "commit claim", "call deliver", "commit delivery")
+          for when in ("before", "after")]  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_killed_at_every_commit_and_effect(place: str, tmp_path: Path, receiver: Receiver) -> None:
+    db = Database.open(tmp_path / "trainmaster.db")
+    hook(db, receiver.url)
+    put(db, "once")
+    command = [sys.executable, "-c", DISPATCHER, str(tmp_path / "trainmaster.db"), str(tmp_path)]
+    env = {**os.environ, "PYTHONPATH": SOURCE, points.KILL_AT_VARIABLE: f"{place} 1"}
+    assert subprocess.run(command, env=env, timeout=120, check=False).returncode == -signal.SIGKILL
+    dispatch(db, tmp_path, settled(db))
+    (row,) = rows(db)
+    assert row.done_at is not None and row.status == 204
+    assert len({got.headers["Trainmaster-Delivery"] for got in receiver.got}) == 1
+    assert len(receiver.got) == (2 if place in ("call deliver: after", "commit delivery: before") else 1)
     db.close()
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from trainmaster.control import outbox
+from trainmaster.control import outbox, points
 from trainmaster.core.cost import Amount, Span, add_up, burn, dollars, reached_at
 from trainmaster.core.errors import OverBudget
 from trainmaster.core.spec import JobSpec
@@ -178,7 +178,7 @@ def _stop(db: Database, limit: _Limit, message: str, now: datetime) -> None:
     asked = all(job.stopping for job in limit.running)
     if told and asked:
         return
-    with db.write() as conn:
+    with points.around("commit cap"), db.write() as conn:
         for job in limit.running:
             if stops.request_stop(conn, job.attempt, reason=Reason.OVER_BUDGET, message=message, at=now):
                 log.warning("job %s is asked to stop: %s", job.job_id, message)
@@ -189,7 +189,7 @@ def _stop(db: Database, limit: _Limit, message: str, now: datetime) -> None:
 def _warn(db: Database, limit: _Limit, message: str, now: datetime) -> None:
     if _is_told(db, limit, "budget.warning"):
         return
-    with db.write() as conn:
+    with points.around("commit warning"), db.write() as conn:
         _tell(conn, limit, "budget.warning", message, now)
         if limit.budget is not None:
             money.mark_warned(conn, limit.budget.id, at=now)

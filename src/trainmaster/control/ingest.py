@@ -66,11 +66,8 @@ async def ingest(
 
 
 def _keep(db: Database, attempt: str, stream: str, lines: list[Line], *, inside: bool) -> bool:
-    points.before("commit lines", lines[0].offset)
-    with db.write() as conn:
-        kept = writes.append_events(conn, attempt, stream, seen_offset=lines[0].offset, lines=lines, inside=inside)
-    points.after("commit lines", lines[0].offset)
-    return kept
+    with points.around("commit lines", lines[0].offset), db.write() as conn:
+        return writes.append_events(conn, attempt, stream, seen_offset=lines[0].offset, lines=lines, inside=inside)
 
 
 def cut(

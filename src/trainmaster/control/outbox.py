@@ -21,7 +21,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from trainmaster.control import notify, signing
+from trainmaster.control import notify, points, signing
 from trainmaster.control.channels import Config, Watched
 from trainmaster.control.notify import Sent
 from trainmaster.core.errors import UsageError
@@ -125,7 +125,7 @@ class _Dispatcher:
         return found
 
     def _spread(self, config: Config) -> None:
-        with self.db.write() as conn:
+        with points.around("commit spread"), self.db.write() as conn:
             hooks, at = webhooks.list_webhooks(conn), leases.clock(conn)
             for row in deliveries.list_unspread(conn):
                 names = [f"{_HOOK}{hook.id}" for hook in hooks if hook.wants(row.topic, row.project)]
@@ -144,7 +144,7 @@ class _Dispatcher:
         hook = channel.startswith(_HOOK)
         why = "given up: the webhook was removed or switched off" if hook else "given up: no server knows this channel"
         before = now + timedelta(days=1) if hook else now - timedelta(seconds=self.pace.give_up_s)
-        with self.db.write() as conn:
+        with points.around("commit given up"), self.db.write() as conn:
             deliveries.give_up(conn, channel, why, before=before)
 
     async def _deliver(self, delivery: DeliveryRow, hook: WebhookRow | None, config: Config) -> None:
@@ -154,7 +154,8 @@ class _Dispatcher:
             if until is None:
                 return
             began = time.monotonic()
-            sent = await self._send(delivery, hook, config)
+            with points.around("call deliver"):
+                sent = await self._send(delivery, hook, config)
             took_s = time.monotonic() - began
             await asyncio.to_thread(self._mark, delivery, sent, claimed_until=until, took_s=took_s)
         except Exception:
@@ -163,7 +164,7 @@ class _Dispatcher:
             self.sending[delivery.channel] -= 1
 
     def _claim(self, delivery: DeliveryRow) -> datetime | None:
-        with self.db.write() as conn:
+        with points.around("commit claim"), self.db.write() as conn:
             until = leases.clock(conn) + timedelta(seconds=self.pace.claim_s)
             return until if deliveries.claim(conn, delivery, until=until) else None
 
@@ -185,7 +186,7 @@ class _Dispatcher:
 
     def _mark(self, delivery: DeliveryRow, sent: Sent, *, claimed_until: datetime, took_s: float) -> None:
         tries = delivery.tries + 1
-        with self.db.write() as conn:
+        with points.around("commit delivery"), self.db.write() as conn:
             now = leases.clock(conn)
             if sent.error is None:
                 deliveries.mark_done(conn, delivery.id, at=now, status=sent.status, took_s=took_s)

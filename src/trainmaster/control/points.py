@@ -12,10 +12,12 @@ A place is what is about to be done or was just done. Its detail tells apart wha
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 KILL_AT_VARIABLE = "TRAINMASTER_CONTROL_KILL_AT"
@@ -33,6 +35,14 @@ def before(what: str, detail: object = "") -> None:
 def after(what: str, detail: object = "") -> None:
     """The last thing this process did is `what`; nobody was told yet."""
     _reach(f"{what}: after", detail)
+
+
+@contextlib.contextmanager
+def around(what: str, detail: object = "") -> Iterator[None]:
+    """Both; the second only if it went well."""
+    before(what, detail)
+    yield
+    after(what, detail)
 
 
 def _reach(place: str, detail: object) -> None:

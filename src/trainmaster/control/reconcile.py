@@ -127,10 +127,8 @@ def _look(db: Database, life: Life, *, renew: bool) -> tuple[list[str], list[Wat
     """Hold our leases, take those that are free, and say which jobs need a step now, and which only an ear."""
     dead = find_dead(leases.others(db, life.token))
     if renew or leases.wanted(db, life.token, dead=dead):
-        points.before("commit lease")
-        with db.write() as conn:
+        with points.around("commit lease"), db.write() as conn:
             leases.take(conn, life.token, owner=life.owner, dead=dead)
-        points.after("commit lease")
         renew = True
     running = watch.list_running(db, life.token)
     listened = {row.job_id for row in running}

@@ -18,7 +18,7 @@ from trainmaster.control import points
 from trainmaster.core.plan import ATTEMPT_VARIABLE
 from trainmaster.core.spec import parse_spec
 from trainmaster.storage import open_store
-from trainmaster.store import Database, read_records, reads, records
+from trainmaster.store import Database, deliveries, read_records, reads, records
 from trainmaster.store.rows import JobRow
 
 from . import ledger, workload
@@ -68,7 +68,9 @@ class Case:
     def _drive(self, db: Database, job: JobRow, drill: Mapping[str, str], *, first_life_only: bool) -> int:
         lives: list[int] = []
         deaths, opened, until = 0, 0, time.monotonic() + LIMIT_S
-        while (now := reads.find_job(db, job.id)) is not None and not now.status.final:
+        while (now := reads.find_job(db, job.id)) is not None and (
+            not now.status.final or deliveries.has_unspread(db)  # its last news is on the way too
+        ):
             assert time.monotonic() < until, f"{now.stage} {now.message!r} after {LIMIT_S:g} s\n{self.log()}"
             while len(lives) < self.planes:
                 extra = {} if first_life_only and deaths else drill
@@ -121,7 +123,9 @@ def number(places: Sequence[str]) -> list[str]:
     found = []
     for place in places:
         times[place] += 1
-        found.append(f"{place} {times[place]}")
+        # News is spread by a clock of its own: how often is chance, but once it is.
+        if times[place] == 1 or not place.startswith("commit spread"):
+            found.append(f"{place} {times[place]}")
     return found
 
 

@@ -100,7 +100,7 @@ def _serve(options: argparse.Namespace) -> None:
         for row in _list_begun(db):
             await place.submit(Submission(handle={"attempt": row}, files={}, commands=()))
         app = create_app(db, options.home, reconcile=False)
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", server_header=False))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", server_header=False, timeout_keep_alive=75))
         beside = [
             asyncio.create_task(control.run(db, options.home, stop=stop, load=place.load)),
             asyncio.create_task(budget.run(db, stop=stop)),

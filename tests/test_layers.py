@@ -54,7 +54,8 @@ TABLE = {
     "pages": rule("core store"),
     "report": rule("core store pages", "jinja2 markupsafe"),
     "web": rule(
-        "core store storage control pages report", "fastapi starlette jinja2 markupsafe pydantic prometheus_client"
+        "core store storage control pages report",
+        "fastapi starlette anyio jinja2 markupsafe pydantic prometheus_client",
     ),
     "sim": rule("core targets", "fastapi", "xxhash"),
     "cli": rule("core", "typer rich yaml", "uvicorn httpx", ours_lazy=" ".join(ALL)),

@@ -73,6 +73,7 @@ def serve(
         app = create_app(db, folder, reconcile=reconcile, hosts=name or (), storage=kept, require_token=asked)
         config = uvicorn.Config(
             app, log_level="warning", server_header=False, ssl_certfile=tls_cert, ssl_keyfile=tls_key,
+            timeout_keep_alive=75,  # seconds; a client that asks every now and then keeps its connection
             timeout_graceful_shutdown=2,  # seconds; those who follow a job would hold us for as long as it runs
         )  # fmt: skip
         uvicorn.Server(config).run(sockets=[listening])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from trainmaster import targets
@@ -18,6 +20,7 @@ from trainmaster.targets import Target
 # The plan is not among them: it holds the environment as it was given, and people put secrets there all the same.
 STREAM = rf"(?:{re.escape(EVENTS_FILE)}|{re.escape(AGENT_LOG)}|{re.escape(EXIT_FILE)}|rank-[0-9]{{1,6}}\.log)"
 _TIMEOUT_S = 20.0  # a person waits
+_READERS = ThreadPoolExecutor(8, thread_name_prefix="kept")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +50,19 @@ async def read(
         kept = await asyncio.to_thread(read_records.find_artifact, db, job.id, path)
         if kept is not None:
             try:
-                return await asyncio.to_thread(read_kept, storage, kept, offset=offset, limit=limit)
+                return await read_stored(storage, kept, offset=offset, limit=limit)
             except StorageError:
                 if attempt.handle is None:
                     raise
                 # The target may still have it, and then nobody need know that storage is away.
                 return await _at_target(job, attempt, stream, offset=offset, limit=limit, load=load)
     return await _at_target(job, attempt, stream, offset=offset, limit=limit, load=load)
+
+
+async def read_stored(storage: Store, row: ArtifactRow, *, offset: int, limit: int) -> bytes:
+    """`read_kept`, in threads of its own: a storage that hangs holds up its own readers, and nobody else."""
+    read = functools.partial(read_kept, storage, row, offset=offset, limit=limit)
+    return await asyncio.get_running_loop().run_in_executor(_READERS, read)
 
 
 async def list_streams(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
+import anyio.to_thread
 from fastapi import FastAPI
 
 from trainmaster import __version__, control
@@ -23,6 +25,8 @@ from trainmaster.web.limit import ASKING, Rate
 from trainmaster.web.live import LivePages
 from trainmaster.web.measure import Measured, Meter
 
+_THREADS = 8
+_M_ARENA_MAX = -8  # of malloc.h
 _SILENT_S = 60.0  # a reconciler that has not looked at the jobs for so long is not alive
 log = logging.getLogger(__name__)
 
@@ -48,6 +52,7 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        _settle()
         if not reconcile:
             yield
             return
@@ -73,6 +78,16 @@ def create_app(
     app.add_middleware(Measured, meter=meter)
     app.add_middleware(Guard, hosts=hosts)
     return app
+
+
+def _settle() -> None:
+    """Make this process one that can serve for months beside a reconciler."""
+    # What waits for the database needs few threads, and more than a few take the interpreter from each other: with 40
+    # of them one slow moment made every answer slow. Storage has its own (control/logs.py).
+    anyio.to_thread.current_default_thread_limiter().total_tokens = _THREADS
+    # glibc gives each thread a pool of memory of its own and hardly ever gives one back: 80 MB more for a dozen.
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
 
 
 class _Looks(asyncio.Event):

@@ -13,7 +13,7 @@ from trainmaster.pages._run import Fold
 from trainmaster.pages.job import JobPage
 from trainmaster.store import Database
 
-_KEPT = 32  # jobs watched at once; one more is read from its start
+_KEPT = 1024  # jobs watched at once, at most some 30 KB each; one more is read from its start
 _FINAL_KEPT = 64  # pages of final jobs, some hundred kilobytes each: nothing about them changes any more
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from typing import Annotated
 from urllib.parse import quote
 
 from fastapi import Path, Query
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
-from trainmaster.control.logs import read_kept
+from trainmaster.control.logs import read_stored
 from trainmaster.core.errors import NoSignedUrls
 from trainmaster.storage import Store
 from trainmaster.store import read_records
@@ -40,7 +41,7 @@ def list_artifacts(job: ask.Job, db: ask.Db) -> Response:
         307: {"description": "Where the object store gives it out itself, for a quarter of an hour"},
     },
 )  # fmt: skip
-def read_artifact(
+async def read_artifact(
     *,
     job: ask.Job,
     db: ask.Db,
@@ -53,7 +54,7 @@ def read_artifact(
 
     With `signed`, an object store gives it out itself: the answer leads to a URL that is good for a quarter of an hour.
     """
-    row = read_records.find_artifact(db, job.id, path) if "\x00" not in path else None
+    row = await run_in_threadpool(read_records.find_artifact, db, job.id, path) if "\x00" not in path else None
     if row is None:
         raise Refused(404, "not_found", f"job {job.id} keeps no {path[:200]!r}")
     if signed:
@@ -64,24 +65,17 @@ def read_artifact(
         "ETag": f'"{row.sha256}"',
         "Content-Disposition": f"attachment; filename*=UTF-8''{quote(row.path.rpartition('/')[2], safe='')}",
     }
-    pieces = _pieces(storage, row, offset)
-    return StreamingResponse(_started(pieces), media_type="application/octet-stream", headers=headers)
+    # The first piece is read now: a storage that is away is an error, and not half an answer.
+    first = await read_stored(storage, row, offset=offset, limit=_CHUNK) if offset < row.size_bytes else b""
+    return StreamingResponse(
+        _pieces(storage, row, offset, first), media_type="application/octet-stream", headers=headers
+    )
 
 
-def _pieces(storage: Store, row: ArtifactRow, offset: int) -> Iterator[bytes]:
-    for start in range(offset, row.size_bytes, _CHUNK):
-        yield read_kept(storage, row, offset=start, limit=_CHUNK)
-
-
-def _started(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The same pieces, the first of them read now: a storage that is away is an error, and not half an answer."""
-    first = next(pieces, b"")
-
-    def all_of_them() -> Iterator[bytes]:
-        yield first
-        yield from pieces
-
-    return all_of_them()
+async def _pieces(storage: Store, row: ArtifactRow, offset: int, first: bytes) -> AsyncIterator[bytes]:
+    yield first
+    for start in range(offset + _CHUNK, row.size_bytes, _CHUNK):
+        yield await read_stored(storage, row, offset=start, limit=_CHUNK)
 
 
 def _url(row: ArtifactRow) -> str:

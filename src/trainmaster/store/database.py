@@ -40,7 +40,7 @@ class Database:
         self._open = threading.local()  # the read of each thread, while it lasts
         # SQLite has one writer, and those who wait for it look again and again: with a few of them in one process the
         # unlucky one waits for half a minute. Here they stand in line.
-        self._line = contextlib.nullcontext() if postgresql else _Line()
+        self._line = None if postgresql else threading.Lock()
 
     @classmethod
     def open(cls, where: str | Path) -> Database:
@@ -77,25 +77,21 @@ class Database:
     @contextlib.contextmanager
     def write(self) -> Iterator[Connection]:
         """One transaction, committed at the end. Keep it short: SQLite has one writer at a time."""
-        with self._line, self.engine.connect().execution_options(**{_WRITES: True}) as conn, conn.begin():
+        with self._turn(), self.engine.connect().execution_options(**{_WRITES: True}) as conn, conn.begin():
             yield conn
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Our turn among this process's writers, after at most as long as SQLite waits; then it says what is wrong."""
+        held = self._line is not None and self._line.acquire(timeout=_BUSY_MS / 1000)
+        try:
+            yield
+        finally:
+            if held and self._line is not None:
+                self._line.release()
 
     def close(self) -> None:
         self.engine.dispose()
-
-
-class _Line:
-    """A lock that is waited for as long as another process's would be; then SQLite itself says what is wrong."""
-
-    def __init__(self) -> None:
-        self._lock, self._mine = threading.Lock(), threading.local()
-
-    def __enter__(self) -> None:
-        self._mine.held = self._lock.acquire(timeout=_BUSY_MS / 1000)
-
-    def __exit__(self, *_: object) -> None:
-        if self._mine.held:
-            self._lock.release()
 
 
 def connect(where: str | Path) -> Engine:

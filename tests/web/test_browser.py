@@ -23,12 +23,13 @@ from web.furnished import issue, serving
 
 
 @pytest.fixture
-def url(db: Database, tmp_path: Path) -> Iterator[str]:
+def url(db: Database, tmp_path: Path, tab: Page) -> Iterator[str]:
     listening = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(create_app(db, tmp_path, reconcile=False), log_level="warning"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    tab.goto("about:blank")  # a page that still refreshed itself would be refused, and complain
     server.should_exit = True
     thread.join()
     listening.close()

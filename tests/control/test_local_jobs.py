@@ -133,6 +133,8 @@ path = os.environ["TRAINMASTER_EVENTS"]
 def put(raw):
     with open(path, "ab") as file:
         file.write(raw)
+while b"HEARTBEAT" not in open(path, "rb").read():  # the next is ten seconds away, and would close our half line
+    time.sleep(0.01)
 put(b'{"ts":"2025-11-04 10:00:00","phase":"TRAINING","event":"start"}\n')
 put(b'this is no event\n')
 put(b'{"ts":"2025-11-04T04:31:00Z","phase":"DREAMING","event":"deep"}\n')

@@ -75,6 +75,17 @@ def test_without_a_checkpoint_there_is_no_new_run_in_its_place(db: Database, tmp
     assert first.id in second.message and "without resume_from" in second.message
 
 
+def test_a_file_that_is_no_checkpoint_is_none(db: Database, tmp_path: Path) -> None:
+    """The trainer itself refuses: it alone knows what is whole, and in which tier to look."""
+    leave = 'touch "$TRAINMASTER_CHECKPOINTS/notes.txt"; exit 1'
+    (first,) = reconcile(db, tmp_path, submit(db, command=["sh", "-c", leave]))
+    spec = {"name": "run", "preflight": {"level": 0}, "train": {**TRAIN, "steps": 20}, "resume_from": first.id}
+    (second,) = reconcile(db, tmp_path, control.submit(db, parse_spec(spec)))
+    assert (second.status, second.reason) == (Status.FAILED, Reason.BAD_CHECKPOINT), second.message
+    assert f"job {first.id} left no checkpoint" in second.message
+    assert not [event for event in reads.list_events(db, second.id) if event.phase == "STEP"]
+
+
 def test_two_jobs_never_write_the_same_checkpoints(db: Database) -> None:
     first = submit(db)
     with pytest.raises(JobOpen, match=first.id):

@@ -62,9 +62,8 @@ def _run(plan: Plan, folder: AttemptFolder, events: Emitter, watch: Watch) -> Ou
 
 def _nothing_to_resume(plan: Plan) -> Outcome | None:
     """Who asked to go on with a run must not be given a new one."""
-    stated = plan.spec.train.checkpoint if plan.spec.train is not None else None
-    elsewhere = stated is not None and (stated.folder or stated.remote or stated.managed)  # the trainer looks there
-    if plan.spec.resume_from is None or elsewhere or any(Path(plan.checkpoints).iterdir()):
+    # Our trainer knows better where its checkpoints are and which are whole, and refuses by itself.
+    if plan.spec.resume_from is None or plan.spec.train is not None or any(Path(plan.checkpoints).iterdir()):
         return None
     message = f"job {plan.spec.resume_from} left no checkpoint in {plan.checkpoints}"
     return Outcome(reason=Reason.BAD_CHECKPOINT, message=f"{message}; for a new run, submit without resume_from")

@@ -26,6 +26,7 @@ from trainmaster.core.plan import (
     OUTPUTS_FOLDER,
     OUTPUTS_VARIABLE,
     RESUMABLE_EXIT,
+    RESUME_VARIABLE,
     STOP_FILE,
     STOP_VARIABLE,
     Plan,
@@ -213,6 +214,8 @@ def _shared_environment(plan: Plan) -> dict[str, str]:
         STOP_VARIABLE: folder / STOP_FILE,
         OUTPUTS_VARIABLE: folder / OUTPUTS_FOLDER,
     }
+    if plan.spec.resume_from is not None:
+        ours[RESUME_VARIABLE] = plan.spec.resume_from
     return defaults | dict(os.environ) | plan.spec.env | {name: str(value) for name, value in ours.items()}
 
 

@@ -30,6 +30,7 @@ EXIT_REASONS = {65: Reason.BAD_DATA, 66: Reason.BAD_CHECKPOINT}  # EX_DATAERR, E
 ATTEMPT_VARIABLE = "TRAINMASTER_ATTEMPT"  # set in every process of an attempt, so that none is left behind
 EVENTS_VARIABLE = "TRAINMASTER_EVENTS"  # the event file a workload appends to
 CHECKPOINTS_VARIABLE = "TRAINMASTER_CHECKPOINTS"  # a folder that outlives the attempt
+RESUME_VARIABLE = "TRAINMASTER_RESUME_FROM"  # the job whose run this is: without its checkpoints nothing may begin
 STOP_VARIABLE = "TRAINMASTER_STOP"  # the stop file, for a workload that polls
 OUTPUTS_VARIABLE = "TRAINMASTER_OUTPUTS"  # the folder of what is to be kept; there when a rank starts
 

@@ -1,7 +1,8 @@
 """One rank of a training run: `python -m trainmaster.train CONFIG.json`, started once per rank by any launcher.
 
-Exit codes: 0 trained to the last step; 75 stopped on request and saved; 66 checkpoints exist and none can be trusted;
-65 the data cannot be read; 2 wrong config; 1 anything else, with its last line saying what.
+Exit codes: 0 trained to the last step; 75 stopped on request and saved; 66 checkpoints exist and none can be trusted,
+or there is none to resume from; 65 the data cannot be read; 2 wrong config; 1 anything else, with its last line saying
+what.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from trainmaster.core.plan import (
     EVENTS_VARIABLE,
     EXIT_REASONS,
     RESUMABLE_EXIT,
+    RESUME_VARIABLE,
     STOP_VARIABLE,
 )
 from trainmaster.core.schema import build
@@ -94,7 +96,10 @@ def train(config: TrainConfig, place: Place, environ: Mapping[str, str], *, stop
     lookout = Lookout(place, stop=stop, report=report, timeout_s=timeout_s)
     lookout.start(*meet(place))
     try:
-        outcome = loop.run(config, world, folder=folder, stop=stop, report=report, lookout=lookout)
+        outcome = loop.run(
+            config, world, folder=folder, stop=stop, report=report, lookout=lookout,
+            resume_from=environ.get(RESUME_VARIABLE),
+        )  # fmt: skip
     except TrainmasterError:
         raise
     except Exception as wrong:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from trainmaster.core.errors import DataError, TrainmasterError
+from trainmaster.core.errors import CheckpointError, DataError, TrainmasterError
 from trainmaster.core.schedule import learning_rate
 from trainmaster.core.schema import to_plain
 from trainmaster.core.train_config import TrainConfig
@@ -58,9 +58,19 @@ class Outcome:
 
 
 def run(
-    config: TrainConfig, world: World, *, folder: Path, stop: Stop, report: Report, lookout: Lookout | None = None
+    config: TrainConfig,
+    world: World,
+    *,
+    folder: Path,
+    stop: Stop,
+    report: Report,
+    lookout: Lookout | None = None,
+    resume_from: str | None = None,
 ) -> Outcome:
-    """Train to the last step, or until told to stop; whatever it ends with is saved."""
+    """Train to the last step, or until told to stop; whatever it ends with is saved.
+
+    `resume_from` names the job whose run this is: it is then gone on with, or nothing begins.
+    """
     lookout = lookout or Lookout(world.place, stop=stop, report=report)
     if world.place.rank == 0:
         report.track(open_trackers(config.watch, to_plain(config), report.alarm))
@@ -68,7 +78,7 @@ def run(
         trainer = Trainer(config, world, folder=folder, stop=stop, report=report, lookout=lookout)
     except StoppedWaiting:
         return Outcome(state=State(), stopped=True)
-    trainer.resume()
+    trainer.resume(resume_from)
     trainer.announce()
     # Until the first step is done there is nothing to save, and a compilation may take minutes.
     lookout.open_window(lambda why: trainer.say_end(stopped=why))
@@ -119,9 +129,11 @@ class Trainer:
         )
         self.keeper = Keeper(open_checkpoints(parts, folder), report)
 
-    def resume(self) -> None:
-        """Go on from the newest good checkpoint, if there has ever been one."""
+    def resume(self, job: str | None = None) -> None:
+        """Go on from the newest good checkpoint, if there has ever been one; there must be one where a job is named."""
         found = self.keeper.load()
+        if found is None and job is not None:
+            raise CheckpointError(f"job {job} left no checkpoint; for a new run, submit without resume_from")
         if found is None:
             self.start()
             return

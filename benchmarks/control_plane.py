@@ -5,7 +5,7 @@
     python benchmarks/control_plane.py --jobs 100 --kept 1000 --minutes 0.5
 
 The server is `create_app` behind uvicorn on loopback with the reconciler, budgets and news in the same process, over
-SQLite; its jobs run on the simulated place (trainmaster.sim.place), which lives in that process too. The database
+SQLite; its jobs run on the simulated place (sims.timed_target), which lives in that process too. The database
 holds `--kept` finished jobs beside those that run. Requests are sent at their times whether earlier ones are answered
 or not, and timed from when they were due. Event lag is from the time in the event until a reader of the database
 sees its row; the reader looks every 50 ms, which is in the figure.
@@ -38,9 +38,11 @@ from trainmaster.core.events import Event, render, split
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Report, Stage, Status
-from trainmaster.sim.place import NAME, Place, parse
 from trainmaster.store import Database, writes
 from trainmaster.targets import Submission
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from sims.timed_target import NAME, Place, parse
 
 _KEPT_EVENTS = 10  # lines of each finished job
 _LOOK_S = 0.05
@@ -69,7 +71,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1000, help="that run at once")
     parser.add_argument("--kept", type=int, default=9000, help="finished jobs in the database")
     parser.add_argument("--rate", type=float, default=50.0, help="requests a second")
-    parser.add_argument("--shape", default="event_s=4", help="of the simulated attempts, as trainmaster.sim.place")
+    parser.add_argument("--shape", default="event_s=4", help="of the simulated attempts, as sims.timed_target")
     parser.add_argument("--begun", action="store_true", help="put the jobs in as running: their start is not measured")
     parser.add_argument("--home", type=Path, help="not stated: a folder that is removed afterwards")
     parser.add_argument("--profile", type=Path, help="cProfile of the server's main thread into this file")
@@ -89,7 +91,8 @@ def _serve(options: argparse.Namespace) -> None:
     import uvicorn
 
     from trainmaster import control
-    from trainmaster.control import budget, outbox
+    from trainmaster.control import budget
+    from trainmaster.control.notify import outbox
     from trainmaster.web.app import create_app
 
     db = Database.open(options.home / "trainmaster.db")

@@ -107,13 +107,14 @@ def measure(case: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]
     import torch
 
     from trainmaster.core import gpus
-    from trainmaster.core.estimate import Cluster, estimate
     from trainmaster.core.schema import build
     from trainmaster.core.train_config import TrainConfig
-    from trainmaster.train import loop, shard
-    from trainmaster.train.place import Place
+    from trainmaster.estimate import Cluster, estimate
+    from trainmaster.train import loop
+    from trainmaster.train.parallel import shard
+    from trainmaster.train.parallel.rank_info import Place
     from trainmaster.train.report import Report
-    from trainmaster.train.stop import Stop
+    from trainmaster.train.watch.stop import Stop
 
     class Watch(Report):
         """Times steps by the events that end them, and leaves the loop after the last: nothing is saved."""

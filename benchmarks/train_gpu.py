@@ -175,10 +175,11 @@ def run_ours(case: Case, *, steps: int, device: str) -> None:
     import torch
 
     from trainmaster.node.emit import Emitter
-    from trainmaster.train import loop, shard
-    from trainmaster.train.place import Place
+    from trainmaster.train import loop
+    from trainmaster.train.parallel import shard
+    from trainmaster.train.parallel.rank_info import Place
     from trainmaster.train.report import Report
-    from trainmaster.train.stop import Stop
+    from trainmaster.train.watch.stop import Stop
 
     config = _config(case, device)
     place = Place(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, nodes=1, master=None)
@@ -210,8 +211,8 @@ def run_settings(names: Any, *, steps: int, device: str) -> Iterator[dict[str, A
     """The step of the loop alone, one setting after the other; compiled kernels are found again."""
     import torch
 
-    from trainmaster.train import shard
-    from trainmaster.train.place import Place
+    from trainmaster.train.parallel import shard
+    from trainmaster.train.parallel.rank_info import Place
 
     place = Place(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, nodes=1, master=None)
     world = shard.join(place, shard.pick_device(device, place), timeout_s=600)
@@ -236,10 +237,10 @@ def run_settings(names: Any, *, steps: int, device: str) -> Iterator[dict[str, A
 def _time_steps(case: Case, world: Any, *, steps: int) -> dict[str, Any]:
     import torch
 
-    from trainmaster.train import shard
     from trainmaster.train.compute import build_model, forward_backward
     from trainmaster.train.feed import Batch
     from trainmaster.train.optimizer import build_optimizer, update
+    from trainmaster.train.parallel import shard
 
     config = _config(case, world.device.type)
     model = build_model(config, world, shard.pick_precision(config, world.device))

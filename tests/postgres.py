@@ -17,6 +17,7 @@ import time
 import uuid
 from pathlib import Path
 
+_PROGRAMS = ("initdb", "pg_ctl", "createdb")
 _OPTIONS = (
     "-c listen_addresses=127.0.0.1 -c fsync=off -c synchronous_commit=off -c full_page_writes=off "
     "-c shared_buffers=64MB -c max_connections=120"
@@ -24,12 +25,11 @@ _OPTIONS = (
 
 
 def binaries() -> Path | None:
-    """Where the server's programs are; None where it is not installed."""
-    found = shutil.which("initdb")
-    if found is not None:
-        return Path(found).parent
-    versions = [path for path in Path("/usr/lib/postgresql").glob("*/bin") if (path / "initdb").exists()]
-    return max(versions, key=lambda path: int(path.parent.name), default=None)
+    """Folder that has all the server's programs; None where it is not installed."""
+    places = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name), reverse=True)
+    if (found := shutil.which("initdb")) is not None:
+        places += [Path(found).parent, Path(found).resolve().parent]
+    return next((place for place in places if all((place / name).exists() for name in _PROGRAMS)), None)
 
 
 class Postgres:

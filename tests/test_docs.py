@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from trainmaster.cli import _document
+from trainmaster.cli import _yaml_file
 from trainmaster.cli.main import build as build_cli
 from trainmaster.core.schema import build
 from trainmaster.core.spec import parse_spec
@@ -27,7 +27,7 @@ def test_the_spec_page_is_what_the_code_says() -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs" / "examples").glob("*.yaml")), ids=lambda path: path.name)
 def test_every_example_is_a_valid_spec(path: Path) -> None:
-    document = _document.load(path)
+    document = _yaml_file.load(path)
     if "name" in document.value:
         assert document.read(parse_spec).name
     else:

@@ -33,8 +33,8 @@ def rule(ours: str = "", third: str = "", third_lazy: str = "", ours_lazy: str =
 NODE_HALF = "core node checks models datasets train"
 ALL = frozenset(
     (
-        "core node checks models datasets train bench agent targets storage store control pages report web sim client "
-        "cli"
+        "core node checks models datasets train bench estimate agent targets storage cluster store control pages "
+        "report web sim client cli"
     ).split()
 )
 
@@ -46,9 +46,11 @@ TABLE = {
     "datasets": rule("core", "torch", "tokenizers datasets huggingface_hub pyarrow"),
     "train": rule("core node models datasets storage", "torch", "amzn_sagemaker_checkpointing"),
     "bench": rule("core node models datasets train", "torch"),
+    "estimate": rule("core bench"),
     "agent": rule(NODE_HALF),
     "storage": rule("core", third_lazy="obstore"),
     "targets": rule("core storage", third_lazy="asyncssh kr8s boto3 httpx"),
+    "cluster": rule("core node checks bench targets storage", third_lazy="asyncssh", ours_lazy="cli report"),
     "store": rule("core", "sqlalchemy alembic"),
     "control": rule("core targets storage store", third_lazy="httpx apprise yaml"),
     "pages": rule("core store"),
@@ -58,7 +60,7 @@ TABLE = {
         "fastapi starlette anyio jinja2 markupsafe pydantic prometheus_client",
     ),
     "sim": rule("core targets", "fastapi", "xxhash"),
-    "cli": rule("core", "typer rich yaml", "uvicorn httpx", ours_lazy=" ".join(ALL)),
+    "cli": rule("core cluster", "typer rich yaml", "uvicorn httpx", ours_lazy=" ".join(ALL)),
     "client": rule("core", third_lazy="httpx"),
     "__main__": rule("cli"),
     "__init__": rule(ours_lazy="client"),

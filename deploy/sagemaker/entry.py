@@ -25,7 +25,8 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from trainmaster.checks import _bundle, _cluster, _document
+from trainmaster.checks import document
+from trainmaster.cluster import compare, evidence
 from trainmaster.core.errors import SpecError, StorageError, UsageError
 from trainmaster.core.health import ClusterHealth, NodeHealth, Silent
 from trainmaster.core.results import CheckResult, Verdict, error, exit_code
@@ -56,7 +57,7 @@ def main(words: list[str] | None = None) -> int:
     if here != hosts[0] or local:
         return 0
     nodes, silent = gather(hosts, store, options.wait)
-    between = _cluster.compare(nodes) if len(hosts) > 1 else ()
+    between = compare.compare(nodes) if len(hosts) > 1 else ()
     health = ClusterHealth(
         asked=tuple(hosts),
         nodes=tuple(nodes),
@@ -66,7 +67,7 @@ def main(words: list[str] | None = None) -> int:
         took_s=round(time.monotonic() - started, 3),
     )
     bundle = Path(options.out)
-    _bundle.save(bundle, health)
+    evidence.save(bundle, health)
     write_bundle(health, bundle)
     for line in render_terminal(health):
         say(line)
@@ -158,7 +159,7 @@ def gather(hosts: list[str], store: Store, wait_s: float) -> tuple[list[NodeHeal
             silent.append(quiet(host, f"no answer {wait_s:g} s after the others", action))
             continue
         try:
-            health = _document.parse(told[host].decode("utf-8", errors="replace"))
+            health = document.parse(told[host].decode("utf-8", errors="replace"))
             if health.node == host:
                 nodes.append(health)
             else:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from trainmaster.bench.collectives import Sweep, measure
-from trainmaster.bench.collectives.board import FileBoard, Pulse, Reader
-from trainmaster.bench.collectives.missing import View, find_missing
+from trainmaster.bench.collectives.hang import View, find_missing
+from trainmaster.bench.collectives.progress import FileBoard, Pulse, Reader
 from trainmaster.bench.collectives.sweep import points
 from trainmaster.core.results import Overall
 

@@ -14,7 +14,8 @@ import pytest
 
 from trainmaster import checks
 from trainmaster.bench import probe
-from trainmaster.checks import _nvidia, _probe, p2p
+from trainmaster.checks import nvidia
+from trainmaster.checks.active import _probe, p2p
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Verdict
 from trainmaster.node.host import Ran
@@ -69,9 +70,9 @@ def as_of_a_gpu(ran: Ran, uuid: str) -> Ran:
     return Ran(argv=(), exit_code=0, stdout=json.dumps(document), stderr="", took_s=1.0)
 
 
-def one_gpu() -> tuple[_nvidia.Gpus, str]:
+def one_gpu() -> tuple[nvidia.Gpus, str]:
     smi = parse(SMI.read_text())
-    gpus = _nvidia.Gpus(bus=(smi.gpus[0].bus,), devices=("nvidia0",), granted=None, smi=smi, trouble=None)
+    gpus = nvidia.Gpus(bus=(smi.gpus[0].bus,), devices=("nvidia0",), granted=None, smi=smi, trouble=None)
     return gpus, str(smi.gpus[0].uuid)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from machines import Machine
 
-from trainmaster.checks import _probe
+from trainmaster.checks.active import _probe
 
 TORCH = {"torch": "2.11.0+cu130", "cuda": "13.0"}
 DIGEST = {name: f"{number:032x}" for number, name in enumerate(("gemm", "gemm_exact", "attention", "training"), 1)}

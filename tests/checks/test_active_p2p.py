@@ -11,7 +11,7 @@ import pytest
 from active import TORCH, uuid
 from machines import PCI, Machine
 
-from trainmaster.checks import _probe
+from trainmaster.checks.active import _probe
 from trainmaster.core.results import Verdict
 
 

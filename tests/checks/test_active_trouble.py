@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from machines import H200, Machine
 
 from trainmaster import checks
-from trainmaster.checks import _probe, gemm
+from trainmaster.checks.active import _probe, gemm
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Verdict
 from trainmaster.node.host import Host, Ran

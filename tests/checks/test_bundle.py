@@ -10,8 +10,8 @@ import pytest
 from machines import H200, Machine
 from typer.testing import CliRunner
 
-from trainmaster.checks import _bundle, _diff
 from trainmaster.cli.main import build
+from trainmaster.cluster import diff, evidence
 from trainmaster.core.errors import NotCaptured, UsageError
 from trainmaster.core.health import ClusterHealth, NodeHealth, Silent
 from trainmaster.core.results import CheckResult, Finding, Overall, Verdict, error, fail, ok, skip, warn
@@ -67,7 +67,7 @@ def test_a_changed_capture_gives_another_verdict(bundle: Path) -> None:
 
 def test_a_node_whose_capture_is_gone_is_silent(bundle: Path) -> None:
     shutil.rmtree(bundle / "nodes" / "h200")
-    health = _bundle.rejudge(bundle)
+    health = evidence.rejudge(bundle)
     assert (health.overall, [node.node for node in health.silent]) == (Overall.INCOMPLETE, ["h200"])
 
 
@@ -75,7 +75,7 @@ def test_a_check_that_this_version_does_not_have_is_an_error(bundle: Path) -> No
     health = json.loads((bundle / "health.json").read_text())
     health["nodes"][0]["planned"].append("flux_capacitor")
     (bundle / "health.json").write_text(json.dumps(health))
-    assert _bundle.rejudge(bundle).overall is Overall.INCOMPLETE
+    assert evidence.rejudge(bundle).overall is Overall.INCOMPLETE
 
 
 def test_a_capture_reads_nothing_outside_itself(bundle: Path) -> None:
@@ -118,16 +118,16 @@ def test_a_diff_tells_what_got_worse_better_new_gone_and_changed() -> None:
         f=ok("x", driver="580"),
         g=ok("x", celsius=4),
     )
-    assert [(c.kind, c.check) for c in _diff.compare(before, after)] == [
+    assert [(c.kind, c.check) for c in diff.compare(before, after)] == [
         ("worse", "e"), ("worse", "a"), ("new", "d"), ("gone", "c"), ("better", "b"), ("changed", "f"),
     ]  # fmt: skip
-    assert _diff.compare(before, before) == []
+    assert diff.compare(before, before) == []
 
 
 def test_to_be_measured_no_more_is_worse_and_silence_is_told() -> None:
-    assert [c.kind for c in _diff.compare(run(a=ok("x")), run(a=skip("x")))] == ["worse"]
+    assert [c.kind for c in diff.compare(run(a=ok("x")), run(a=skip("x")))] == ["worse"]
     gone = Silent(node="n1", verdict=Verdict.ERROR, reason="no route", action="look")
-    changes = _diff.compare(run(a=ok("x")), ClusterHealth(asked=("n1",), nodes=(), silent=(gone,)))
+    changes = diff.compare(run(a=ok("x")), ClusterHealth(asked=("n1",), nodes=(), silent=(gone,)))
     assert {(c.kind, c.check) for c in changes} == {("gone", "a"), ("new", "answer")}
 
 

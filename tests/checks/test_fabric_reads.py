@@ -7,7 +7,7 @@ from machines import Machine
 from nodes import IB, NET, efa, infiniband, interface, put, rdma, roce
 
 from trainmaster import checks
-from trainmaster.checks.nccl_interfaces import matches
+from trainmaster.checks.fabric.nccl_interfaces import matches
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Verdict
 

@@ -13,7 +13,7 @@ from machines import edit_smi, smi_text
 from test_gpu_faults import FABRIC
 
 from trainmaster import checks
-from trainmaster.checks import _nvidia
+from trainmaster.checks import nvidia
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding
 from trainmaster.node.parse import nvidia_smi
@@ -47,7 +47,7 @@ def judge(name: str, gpu: nvidia_smi.Gpu) -> list[Finding]:
     """What a check says of a GPU whose neighbour is healthy."""
     check: Any = checks.load(name)
     smi = replace(SMI, gpus=(gpu, SECOND))
-    gpus = _nvidia.Gpus(bus=(FIRST.bus, SECOND.bus), devices=(), granted=None, smi=smi, trouble=None)
+    gpus = nvidia.Gpus(bus=(FIRST.bus, SECOND.bus), devices=(), granted=None, smi=smi, trouble=None)
     data: Any = gpus
     if name == "gpu_nvlink":
         links = {each.uuid: check.Links(up=frozenset(range(18))) for each in smi.gpus}

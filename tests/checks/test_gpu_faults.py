@@ -13,7 +13,7 @@ import pytest
 from machines import H200, Machine
 
 from trainmaster import checks
-from trainmaster.checks import gpu_compat
+from trainmaster.checks.gpu import gpu_compat
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import judge_overall
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from machines import Machine
 
-from trainmaster.checks import gpu_nvlink
+from trainmaster.checks.gpu import gpu_nvlink
 
 UUIDS = [f"GPU-00000000-1111-2222-3333-{n:012x}" for n in range(2)]
 # The counters of driver 595 on one healthy link of a B200; the first FEC bin grows on every link.

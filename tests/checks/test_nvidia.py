@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from machines import H200, Machine, smi_text
 
-from trainmaster.checks import _nvidia, gpu_count, gpu_memory, gpu_temperature
+from trainmaster.checks import nvidia
+from trainmaster.checks.gpu import gpu_count, gpu_memory, gpu_temperature
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Verdict
 from trainmaster.node.parse import nvidia_smi
@@ -70,29 +71,29 @@ def test_damage_is_refused(text: str, reason: str) -> None:
         nvidia_smi.parse(text)
 
 
-def gpus(on_bus: int, listed: list[int], *, attached: int | None = None, granted: int | None = None) -> _nvidia.Gpus:
+def gpus(on_bus: int, listed: list[int], *, attached: int | None = None, granted: int | None = None) -> nvidia.Gpus:
     addresses = [EIGHT[n] for n in listed]
     smi = nvidia_smi.parse(smi_text(addresses, attached=len(listed) if attached is None else attached))
-    return _nvidia.Gpus(bus=tuple(EIGHT[:on_bus]), devices=(), granted=granted, smi=smi, trouble=None)
+    return nvidia.Gpus(bus=tuple(EIGHT[:on_bus]), devices=(), granted=granted, smi=smi, trouble=None)
 
 
 def test_the_missing_gpu_keeps_its_number() -> None:
     """nvidia-smi renumbers what is left; the bus does not."""
-    slots = _nvidia.slots(gpus(8, [0, 1, 2, 4, 5, 6, 7]), 8)
+    slots = nvidia.slots(gpus(8, [0, 1, 2, 4, 5, 6, 7]), 8)
     assert [slot.device for slot in slots] == [f"gpu{n}" for n in range(8)]
     assert [slot.device for slot in slots if slot.gpu is None] == ["gpu3"]
     assert slots[3].bus == EIGHT[3]
 
 
 def test_a_gpu_that_left_the_bus_is_missing_without_a_name() -> None:
-    slots = _nvidia.slots(gpus(7, list(range(7))), 8)
+    slots = nvidia.slots(gpus(7, list(range(7))), 8)
     assert [(slot.device, slot.bus) for slot in slots if slot.gpu is None] == [("gpu7", None)]
 
 
 def test_a_container_sees_the_whole_bus_and_only_its_own_gpus() -> None:
-    slots = _nvidia.slots(gpus(8, [2, 5]), 2)
+    slots = nvidia.slots(gpus(8, [2, 5]), 2)
     assert [(slot.device, slot.bus) for slot in slots] == [("gpu0", EIGHT[2]), ("gpu1", EIGHT[5])]
-    short = _nvidia.slots(gpus(8, [2]), 2)  # which of the other seven was ours is not known
+    short = nvidia.slots(gpus(8, [2]), 2)  # which of the other seven was ours is not known
     assert [(slot.device, slot.bus) for slot in short] == [("gpu0", EIGHT[2]), ("gpu1", None)]
 
 
@@ -108,8 +109,8 @@ def test_a_container_sees_the_whole_bus_and_only_its_own_gpus() -> None:
         (gpus(8, list(range(7)), granted=1), None, 8),  # a privileged container: the grant says nothing
     ],
 )
-def test_how_many_should_be_here(evidence: _nvidia.Gpus, stated: int | None, count: int) -> None:
-    assert _nvidia.expected(evidence, Expect(gpus=stated)) == count
+def test_how_many_should_be_here(evidence: nvidia.Gpus, stated: int | None, count: int) -> None:
+    assert nvidia.expected(evidence, Expect(gpus=stated)) == count
 
 
 @pytest.mark.parametrize(
@@ -118,18 +119,18 @@ def test_how_many_should_be_here(evidence: _nvidia.Gpus, stated: int | None, cou
      ("MIG-aa", None), ("0:1", None), ("0,", None)],
 )  # fmt: skip
 def test_what_a_container_was_granted(text: str | None, count: int | None) -> None:
-    assert _nvidia._granted(text) == count
+    assert nvidia._granted(text) == count
 
 
 def test_only_display_and_3d_controllers_of_nvidia_are_gpus(machine: Machine) -> None:
     devices = {"0000:01:00.0": ("0x10de", "0x030000"), "0000:01:00.1": ("0x10de", "0x040300"),
                "0000:02:00.0": ("0x10de", "0x068000"), "0000:03:00.0": ("0x1002", "0x030000"),
                "0000:04:00.0": ("0x10de", "0x030200")}  # fmt: skip
-    machine.answer("list", _nvidia.PCI, list(devices))
+    machine.answer("list", nvidia.PCI, list(devices))
     for address, (vendor, kind) in devices.items():
-        machine.file(f"{_nvidia.PCI}/{address}/vendor", vendor + "\n")
-        machine.file(f"{_nvidia.PCI}/{address}/class", kind + "\n")
-    assert _nvidia.read(machine.host).bus == ("0000:01:00.0", "0000:04:00.0")
+        machine.file(f"{nvidia.PCI}/{address}/vendor", vendor + "\n")
+        machine.file(f"{nvidia.PCI}/{address}/class", kind + "\n")
+    assert nvidia.read(machine.host).bus == ("0000:01:00.0", "0000:04:00.0")
 
 
 # ── Mutations: whatever happens to the text, a GPU that is not in it never passes. ──
@@ -166,7 +167,7 @@ def test_a_gpu_that_is_not_there_never_passes(case: tuple[str, int], stated: int
         smi, trouble = nvidia_smi.parse(text), None
     except ValueError as wrong:
         smi, trouble = None, str(wrong)
-    evidence = _nvidia.Gpus(bus=tuple(EIGHT), devices=(), granted=None, smi=smi, trouble=trouble)
+    evidence = nvidia.Gpus(bus=tuple(EIGHT), devices=(), granted=None, smi=smi, trouble=trouble)
     for check in (gpu_count, gpu_memory, gpu_temperature):
         found = check.judge(evidence, Expect(gpus=stated))
         passed = [finding.device for finding in found if finding.verdict is Verdict.PASS and finding.device]

@@ -9,7 +9,7 @@ import pytest
 from machines import H200, Machine
 from typer.testing import CliRunner
 
-from trainmaster.checks import _profiles
+from trainmaster.checks import profiles
 from trainmaster.cli.main import build
 from trainmaster.core.errors import SpecError
 from trainmaster.core.expect import Expect
@@ -21,25 +21,25 @@ SEED_INSTANCES = """
 
 
 def test_every_fact_has_a_source() -> None:
-    for model in _profiles.gpus().values():
+    for model in profiles.gpus().values():
         assert model.names
         assert all(source.startswith("http") or " " in source for source in model.sources.values())
         assert {"memory_gb", "hbm_gbps"} <= set(model.sources)
-    for instance in _profiles.instances().values():
-        assert instance.gpu in _profiles.gpus()
+    for instance in profiles.instances().values():
+        assert instance.gpu in profiles.gpus()
         assert "DescribeInstanceTypes" in instance.source
         assert instance.usd_per_hour is None or "price" in instance.source
 
 
 def test_no_two_models_share_a_name() -> None:
-    names = [name.lower() for model in _profiles.gpus().values() for name in model.names]
+    names = [name.lower() for model in profiles.gpus().values() for name in model.names]
     assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize("name", SEED_INSTANCES)
 def test_an_instance_is_found_with_and_without_ml(name: str) -> None:
-    assert _profiles.find_instance(name) is not None
-    assert _profiles.find_instance(name) is _profiles.find_instance(name.removeprefix("ml."))
+    assert profiles.find_instance(name) is not None
+    assert profiles.find_instance(name) is profiles.find_instance(name.removeprefix("ml."))
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_an_instance_is_found_with_and_without_ml(name: str) -> None:
      ("NVIDIA GeForce RTX 3090", None), ("NVIDIA H2000", None), ("", None), (None, None)],
 )  # fmt: skip
 def test_a_product_name_is_one_model_or_none(product: str | None, model: str | None) -> None:
-    found = _profiles.of_gpu(product)
+    found = profiles.of_gpu(product)
     assert (found.name if found else None) == model
 
 
@@ -63,11 +63,11 @@ def test_a_product_name_is_one_model_or_none(product: str | None, model: str | N
      ("NVIDIA H100 PCIe", "H100", True), ("NVIDIA L40S", "L40", False), ("NVIDIA L40S", "L4", False)],
 )  # fmt: skip
 def test_a_wanted_model_is_matched_by_whole_words(product: str, wanted: str, is_it: bool) -> None:
-    assert _profiles.is_model(product, wanted) is is_it
+    assert profiles.is_model(product, wanted) is is_it
 
 
 def test_a_stated_instance_states_everything() -> None:
-    known = _profiles.resolve(["ml.p5.48xlarge"])
+    known = profiles.resolve(["ml.p5.48xlarge"])
     assert known.profile == "ml.p5.48xlarge"
     assert known.expect == Expect(
         gpus=8, gpu_model="H100-SXM", gpu_memory_gib=72.0, efa_devices=32, cpus=192, ram_gib=1904.6
@@ -75,17 +75,17 @@ def test_a_stated_instance_states_everything() -> None:
 
 
 def test_later_words_win() -> None:
-    assert _profiles.resolve(["gpus=4", "ml.p5.48xlarge"]).expect.gpus == 8
-    assert _profiles.resolve(["ml.p5.48xlarge", "gpus=4"]).expect.gpus == 4
-    assert _profiles.resolve(["gpus=4", {"profile": "ml.p5.48xlarge", "gpus": 2}]).expect.gpus == 2
-    assert _profiles.resolve([{"driver": "580"}, "H200"]).expect == Expect(
+    assert profiles.resolve(["gpus=4", "ml.p5.48xlarge"]).expect.gpus == 8
+    assert profiles.resolve(["ml.p5.48xlarge", "gpus=4"]).expect.gpus == 4
+    assert profiles.resolve(["gpus=4", {"profile": "ml.p5.48xlarge", "gpus": 2}]).expect.gpus == 2
+    assert profiles.resolve([{"driver": "580"}, "H200"]).expect == Expect(
         driver="580", gpu_model="H200", gpu_memory_gib=126.9
     )
 
 
 def test_every_fault_is_told_at_once() -> None:
     with pytest.raises(SpecError) as wrong:
-        _profiles.resolve(["ml.p5.48xlrge", "gpus=x", "nonsense", "gpu=8"])
+        profiles.resolve(["ml.p5.48xlrge", "gpus=x", "nonsense", "gpu=8"])
     text = str(wrong.value)
     assert "did you mean ml.p5.48xlarge?" in text
     assert "nonsense" in text
@@ -95,22 +95,22 @@ def test_every_fault_is_told_at_once() -> None:
 
 def test_an_ec2_machine_is_detected_by_its_firmware(machine: Machine) -> None:
     machine.file("/sys/class/dmi/id/product_name", "p5en.48xlarge\n")
-    known = _profiles.resolve([], machine.host)
+    known = profiles.resolve([], machine.host)
     assert (known.profile, known.expect) == ("p5en.48xlarge", Expect(gpus=8, gpu_model="H200"))
-    assert _profiles.resolve(["gpus=1"], machine.host).expect.gpus == 1
+    assert profiles.resolve(["gpus=1"], machine.host).expect.gpus == 1
     machine.answer("env", "NVIDIA_VISIBLE_DEVICES", "GPU-aaaa")  # a container that was given one of them
-    assert _profiles.resolve([], machine.host).expect == Expect(gpu_model="H200")
+    assert profiles.resolve([], machine.host).expect == Expect(gpu_model="H200")
 
 
 def test_a_sagemaker_job_is_detected_by_its_variable(machine: Machine) -> None:
     machine.answer("env", "SM_CURRENT_INSTANCE_TYPE", "ml.g5.12xlarge")
-    assert _profiles.resolve([], machine.host).expect == Expect(gpus=4, gpu_model="A10G")
+    assert profiles.resolve([], machine.host).expect == Expect(gpus=4, gpu_model="A10G")
 
 
 @pytest.mark.parametrize("said", ["", "Standard PC (Q35 + ICH9, 2009)\n", "p99.48xlarge", "\x00"])
 def test_a_machine_that_is_not_known_expects_nothing(machine: Machine, said: str) -> None:
     machine.file("/sys/class/dmi/id/product_name", said)
-    assert _profiles.resolve([], machine.host) == _profiles.Resolved(expect=Expect(), profile=None)
+    assert profiles.resolve([], machine.host) == profiles.Resolved(expect=Expect(), profile=None)
 
 
 def test_the_command_takes_profiles_and_a_yaml_file(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainmaster import checks
+from trainmaster.checks import system
 from trainmaster.core.errors import UsageError
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import CheckResult, Overall, Verdict, judge_overall
@@ -20,12 +21,14 @@ Add = Callable[[str, str], None]
 @pytest.fixture
 def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Add:
     """Put a check into the registry, which is a folder: here a second one."""
+    monkeypatch.setattr(system, "__path__", [str(tmp_path / "system")])
     monkeypatch.setattr(checks, "__path__", [str(tmp_path)])
+    (tmp_path / "system").mkdir()
 
     def write(name: str, text: str) -> None:
         head = "from trainmaster.core.results import *\nfrom trainmaster.core.errors import *\nLEVEL = 1\n"
-        (tmp_path / f"{name}.py").write_text(head + text)
-        monkeypatch.delitem(__import__("sys").modules, f"trainmaster.checks.{name}", raising=False)
+        (tmp_path / "system" / f"{name}.py").write_text(head + text)
+        monkeypatch.delitem(__import__("sys").modules, f"trainmaster.checks.system.{name}", raising=False)
 
     return write
 

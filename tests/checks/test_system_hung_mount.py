@@ -12,7 +12,7 @@ import pytest
 
 SCRIPT = """
 import ctypes, json, os, sys
-from trainmaster.checks import mounts
+from trainmaster.checks.system import mounts
 from trainmaster.core.expect import Expect
 from trainmaster.node.host import Host
 folder = sys.argv[1]

@@ -7,8 +7,8 @@ from machines import Machine
 from nodes import HEALTHY, MOUNTS, bare_metal, container_v1, put
 
 from trainmaster import checks
-from trainmaster.checks import _system
-from trainmaster.checks.mounts import parse
+from trainmaster.checks import system_files
+from trainmaster.checks.system.mounts import parse
 from trainmaster.core.errors import HostError
 from trainmaster.core.expect import Expect, parse_expect
 
@@ -52,13 +52,13 @@ def test_lists_are_written_with_commas() -> None:
     ("text", "numbers"), [("0-3,8\n", {0, 1, 2, 3, 8}), ("0\n", {0}), ("\n", set()), ("5,7-7", {5, 7})]
 )
 def test_lists_of_the_kernel(text: str, numbers: set[int]) -> None:
-    assert _system.parse_numbers(text) == numbers
+    assert system_files.parse_numbers(text) == numbers
 
 
 @pytest.mark.parametrize("text", ["a", "0-", "-3", "0--1", "0;1"])
 def test_what_is_no_list_is_an_error(text: str) -> None:
     with pytest.raises(HostError):
-        _system.parse_numbers(text)
+        system_files.parse_numbers(text)
 
 
 def test_the_tightest_limit_of_processes_counts(machine: Machine) -> None:

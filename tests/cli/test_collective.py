@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from trainmaster.cli import _collective
-from trainmaster.cli._together import Seat
 from trainmaster.cli.check import _plan
+from trainmaster.cluster import collectives
+from trainmaster.cluster.exchange import Ran
+from trainmaster.cluster.hosts import SshHost
+from trainmaster.cluster.launch import Seat
+from trainmaster.cluster.ssh import CannotAsk
 from trainmaster.core.errors import UsageError
 from trainmaster.core.health import ClusterHealth, NodeHealth, Silent
 from trainmaster.core.results import CheckResult, Finding, Verdict, error, fail, ok
 from trainmaster.node.ranks import detect
-from trainmaster.targets._ask import Ran
-from trainmaster.targets._hosts import SshHost
-from trainmaster.targets._ssh import CannotAsk
 
 ROW = {
     "seq": 0, "collective": "all_reduce", "size_bytes": 1024, "ranks": 2, "heard": [0, 1], "repeats": 5, "time_us": 9.0,
@@ -37,13 +37,13 @@ def seat(gpus: int = 0, torch: str | None = "2.11") -> Seat:
 
 def plan(
     seats: dict[str, Seat | CannotAsk], *, level: int = 2, **expect: object
-) -> tuple[_collective.Plan | None, list[Finding]]:
+) -> tuple[collectives.Plan | None, list[Finding]]:
     nodes = [node(name, expect=expect) for name in seats]
     hosts = {name: SshHost(host=f"{name}.example", name=name) for name in seats}
-    return _collective.plan(nodes, seats, hosts, level=level, total_s=600)
+    return collectives.plan(nodes, seats, hosts, level=level, total_s=600)
 
 
-def made(seats: dict[str, Seat | CannotAsk], **expect: object) -> _collective.Plan:
+def made(seats: dict[str, Seat | CannotAsk], **expect: object) -> collectives.Plan:
     found, _ = plan(seats, **expect)
     assert found is not None
     return found
@@ -62,7 +62,7 @@ def test_silent_and_sick_nodes_are_left_out_by_name() -> None:
     )
     silent = Silent(node="gone", verdict=Verdict.ERROR, reason="nothing listens", action="look")
     health = ClusterHealth(asked=("well", "sick", "unknown", "slow-disk", "gone"), nodes=nodes, silent=(silent,))
-    fit, out = _collective.choose(health)
+    fit, out = collectives.choose(health)
     assert [one.node for one in fit] == ["well", "slow-disk"]
     assert {finding.device: finding.verdict for finding in out} == dict.fromkeys(("gone", "sick", "unknown"), "skip")
     assert "gpu_ecc (fail)" in next(finding.reason for finding in out if finding.device == "sick")
@@ -126,7 +126,7 @@ def test_without_a_report_the_nodes_own_words_say_who_stopped(
     outcomes: Sequence[Any], named: str | None, words: str
 ) -> None:
     run = made({"a": seat(), "b": seat()})
-    found = _collective.judge(run, outcomes)
+    found = collectives.judge(run, outcomes)
     bad = [finding for finding in found if finding.verdict is not Verdict.SKIP]
     assert [(finding.device, str(finding.verdict)) for finding in bad] == [(named, "fail" if named else "error")]
     assert words in bad[0].reason

@@ -22,8 +22,8 @@ from trainmaster.core.states import Stage, Status
 from trainmaster.pages import cost as page
 from trainmaster.pages import job as job_page
 from trainmaster.pages import jobs as jobs_page
-from trainmaster.report import words
-from trainmaster.store import Database, money, stops, trail, writes
+from trainmaster.report import phrases
+from trainmaster.store import Database, audit, costs, stops, writes
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -45,7 +45,7 @@ def a_job(
     with db.write() as conn:
         writes.advance(conn, job.id, seen=Stage.QUEUED, to=Stage.RUNNING, at=start)
         attempt = writes.insert_attempt(conn, job.id, 1, handle={}, at=start)
-        money.set_price(conn, attempt, cents)
+        costs.set_price(conn, attempt, cents)
         if lines:
             writes.append_events(conn, attempt, "events.jsonl", seen_offset=0, lines=split(lines, offset=0, zone=UTC))
         if hours is not None:
@@ -93,7 +93,7 @@ def test_a_running_job_has_a_forecast_from_its_steps(db: Database) -> None:
     assert line.left_s == pytest.approx(3 * 3600) and line.forecast_cents == 2500
     shown = job_page.read(db, job_id, now=NOW + 2 * HOUR)
     assert shown is not None and (shown.cost_cents, shown.forecast_cents) == (1000, 2500)
-    assert [(one.value, one.note) for one in words.figures(shown) if one.name == "Cost"] == [
+    assert [(one.value, one.note) for one in phrases.figures(shown) if one.name == "Cost"] == [
         ("$10.00", "about $25.00 at the end")
     ]
     assert [(row.cost_cents, row.forecast_cents) for row in jobs_page.read(db, now=NOW + 2 * HOUR).jobs] == [
@@ -139,14 +139,14 @@ def test_caps_are_set_shown_and_taken_back(db: Database, tmp_path: Path) -> None
     printed = ask(tmp_path, "--set-cap", "lab=50.5/month", "--set-cap", "lab=$1000/total", "--all")
     assert printed.exit_code == 0 and "$50.50" in printed.output and "40%" in printed.output
     with db.read() as conn:
-        assert [(row.period, row.cap_cents) for row in money.list_budgets(conn)] == [
+        assert [(row.period, row.cap_cents) for row in costs.list_budgets(conn)] == [
             ("month", 5050),
             ("total", 100_000),
         ]
     assert ask(tmp_path, "--set-cap", "lab=none/total").exit_code == 0
     with db.read() as conn:
-        assert [row.period for row in money.list_budgets(conn)] == ["month"]
-    assert [row.action for row in trail.list_audit(db, subject="budget:lab/total")] == ["budget.remove", "budget.set"]
+        assert [row.period for row in costs.list_budgets(conn)] == ["month"]
+    assert [row.action for row in audit.list_audit(db, subject="budget:lab/total")] == ["budget.remove", "budget.set"]
 
 
 def test_a_server_says_what_the_home_folder_says(db: Database, tmp_path: Path) -> None:
@@ -159,11 +159,11 @@ def test_a_server_says_what_the_home_folder_says(db: Database, tmp_path: Path) -
             assert [there[name] for name in same] == [here[name] for name in same] and here["jobs"][0]["cents"] == 2000
         assert ask(tmp_path, "--set-cap", "lab=7/total", "--server", url).exit_code == 0
         with db.read() as conn:
-            assert [(row.period, row.cap_cents) for row in money.list_budgets(conn)] == [("total", 700)]
+            assert [(row.period, row.cap_cents) for row in costs.list_budgets(conn)] == [("total", 700)]
         for _ in range(2):
             assert ask(tmp_path, "--set-cap", "lab=none/total", "--server", url).exit_code == 0
     with db.read() as conn:
-        assert money.list_budgets(conn) == []
+        assert costs.list_budgets(conn) == []
 
 
 @pytest.mark.parametrize(
@@ -180,4 +180,4 @@ def test_wrong_words_are_refused_before_anything_is_done(db: Database, tmp_path:
     answer = ask(tmp_path, *wrong)
     assert isinstance(answer.exception, UsageError)
     with db.read() as conn:
-        assert money.list_budgets(conn) == []
+        assert costs.list_budgets(conn) == []

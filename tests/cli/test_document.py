@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.cli import _document
+from trainmaster.cli import _yaml_file
 from trainmaster.core.errors import SpecError, UsageError
 from trainmaster.core.spec import parse_spec
 
@@ -19,7 +19,7 @@ def write(folder: Path, text: str) -> Path:
 
 def faults(path: Path) -> list[str]:
     with pytest.raises(SpecError) as caught:
-        _document.load(path).read(parse_spec)
+        _yaml_file.load(path).read(parse_spec)
     return [str(fault) for fault in caught.value.faults]
 
 
@@ -57,13 +57,13 @@ def test_a_billion_laughs_are_not_laughed(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
-        _document.load(tmp_path / "no.yaml")
+        _yaml_file.load(tmp_path / "no.yaml")
 
 
 def test_overrides_go_in_by_path() -> None:
-    value = _document.override({"train": {"steps": 1}}, ["train.steps=20", "train.optimizer.lr=0.5", "name=x"])
+    value = _yaml_file.override({"train": {"steps": 1}}, ["train.steps=20", "train.optimizer.lr=0.5", "name=x"])
     assert value == {"train": {"steps": 20, "optimizer": {"lr": 0.5}}, "name": "x"}
     with pytest.raises(UsageError, match="key=value"):
-        _document.override({}, ["steps"])
+        _yaml_file.override({}, ["steps"])
     with pytest.raises(UsageError, match="no fields"):
-        _document.override({"a": 1}, ["a.b=1"])
+        _yaml_file.override({"a": 1}, ["a.b=1"])

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from trainmaster.cli import _journal
 from trainmaster.cli.main import build
+from trainmaster.cluster import journal
+from trainmaster.cluster.history import entries, offenders
 from trainmaster.core.health import ClusterHealth, NodeHealth, Silent
-from trainmaster.core.history import entries, offenders
 from trainmaster.core.results import CheckResult, Verdict, fail, ok
 
 SERIAL = "1652922003456"
@@ -89,12 +89,12 @@ def test_the_verb_records_a_bundle_once(tmp_path: Path) -> None:
     assert (one["key"], one["failed"], one["nodes"]) == (f"serial:{SERIAL}", 2, ["n1", "n2"])
     assert [row["node"] for row in history(tmp_path / "home", "--serial", SERIAL)] == ["n1", "n2"]
     assert history(tmp_path / "home", "--serial", "nobody") == []
-    assert len((tmp_path / "home" / _journal.HISTORY).read_text().splitlines()) == 6
+    assert len((tmp_path / "home" / journal.HISTORY).read_text().splitlines()) == 6
 
 
 def test_half_a_line_costs_itself_alone(tmp_path: Path) -> None:
-    _journal.record(tmp_path, run_on("n1", 1))
-    with (tmp_path / _journal.HISTORY).open("ab") as out:
+    journal.record(tmp_path, run_on("n1", 1))
+    with (tmp_path / journal.HISTORY).open("ab") as out:
         out.write(b'{"run": "ab')  # its writer died
-    _journal.record(tmp_path, run_on("n2", 2))
-    assert [one.nodes for one in offenders(_journal.history(tmp_path))] == [("n1", "n2")]
+    journal.record(tmp_path, run_on("n2", 2))
+    assert [one.nodes for one in offenders(journal.history(tmp_path))] == [("n1", "n2")]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trainmaster.checks import _profiles
-from trainmaster.cli import _prices
+from trainmaster.checks import profiles as _profiles
+from trainmaster.cluster import prices
 from trainmaster.core.health import ClusterHealth, NodeHealth
 
 
@@ -18,7 +18,7 @@ def run_on(*profiles: str | None) -> ClusterHealth:
 
 
 def test_an_instance_type_has_its_list_price_with_its_source() -> None:
-    found = _prices.find(run_on("ml.p5.48xlarge", "g5.12xlarge"))
+    found = prices.find(run_on("ml.p5.48xlarge", "g5.12xlarge"))
     instance = _profiles.find_instance("p5.48xlarge")
     assert instance is not None
     assert found.by_profile["ml.p5.48xlarge"].usd_per_hour == instance.usd_per_hour
@@ -28,9 +28,9 @@ def test_an_instance_type_has_its_list_price_with_its_source() -> None:
 
 @pytest.mark.parametrize("profile", [None, "H200", "p5e.48xlarge", "no-such-type", ""])
 def test_what_has_no_price_gets_none(profile: str | None) -> None:
-    assert _prices.find(run_on(profile)).by_profile == {}
+    assert prices.find(run_on(profile)).by_profile == {}
 
 
 def test_the_users_price_wins() -> None:
-    found = _prices.find(run_on("p5.48xlarge"), 30.0)
+    found = prices.find(run_on("p5.48xlarge"), 30.0)
     assert (found.every and found.every.usd_per_hour, found.by_profile) == (30.0, {})

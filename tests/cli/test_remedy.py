@@ -13,8 +13,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from cli import slurm as testbed
-from trainmaster.cli import _journal
 from trainmaster.cli.main import build
+from trainmaster.cluster import journal
 from trainmaster.core.health import ClusterHealth, NodeHealth, Silent
 from trainmaster.core.results import CheckResult, Finding, Verdict, error, fail, ok, skip, warn
 
@@ -100,7 +100,7 @@ def test_more_nodes_than_the_limit_and_none_is_touched(bundle: Bundle, run: Call
 
 
 def test_nodes_that_are_out_count_against_the_limit(bundle: Bundle, run: Callable[..., Result], tmp_path: Path) -> None:
-    _journal.append(tmp_path / "home" / _journal.REMEDIES, [{"did": "drain", "node": "n9", "at": "x", "checks": []}])
+    journal.append(tmp_path / "home" / journal.REMEDIES, [{"did": "drain", "node": "n9", "at": "x", "checks": []}])
     told = run("remedy", bundle(*(node(f"n{place}", FAILED if place == 1 else PASSED) for place in range(10))))
     assert told.exit_code == 1
     assert "beside 1 that are out already" in said(told)
@@ -236,7 +236,7 @@ def test_a_node_that_slurm_does_not_know_is_told(
     told = run("remedy", bundle(node("nowhere", FAILED)), "--yes")
     assert told.exit_code == 1
     assert "not done" in said(told)
-    assert not (tmp_path / "home" / _journal.REMEDIES).exists()
+    assert not (tmp_path / "home" / journal.REMEDIES).exists()
 
 
 def test_a_journal_says_what_was_done(
@@ -245,7 +245,7 @@ def test_a_journal_says_what_was_done(
     monkeypatch.setenv("SLURM_CONF", str(slurm))
     run("remedy", bundle(node("n1", FAILED)), "--yes")
     run("readmit", bundle(node("n1"), after_s=60), "--yes")
-    rows = [json.loads(line) for line in (tmp_path / "home" / _journal.REMEDIES).read_text().splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / "home" / journal.REMEDIES).read_text().splitlines()]
     assert [(row["did"], row["node"], row["through"]) for row in rows] == [
         ("drain", "n1", "slurm"),
         ("resume", "n1", "slurm"),

@@ -18,7 +18,7 @@ from trainmaster.core.events import split
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Stage, Status
 from trainmaster.storage import open_store
-from trainmaster.store import Database, kept, writes
+from trainmaster.store import Database, artifacts, writes
 
 JOB = "6f1c1f0e-95b8-4d6b-8a43-0d6b1b0f7a11"
 AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -43,7 +43,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )  # fmt: skip
         writes.advance(conn, JOB, seen=Stage.QUEUED, to=Stage.RELEASING, at=AT)
         writes.finish(conn, JOB, seen=Stage.RELEASING, status=Status.COMPLETED, reason=None, message="", at=AT)
-        kept.insert_artifact(
+        artifacts.insert_artifact(
             conn, job_id=JOB, attempt=attempt, kind="output", path="outputs/model.bin", size_bytes=7,
             sha256=hashlib.sha256(b"weights").hexdigest(), at=AT,
         )  # fmt: skip

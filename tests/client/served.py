@@ -12,7 +12,7 @@ import uvicorn
 
 from trainmaster.store import Database
 from trainmaster.web.app import create_app
-from trainmaster.web.follow import Followers
+from trainmaster.web.streaming import Followers
 
 
 @contextlib.contextmanager

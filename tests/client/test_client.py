@@ -20,7 +20,7 @@ from trainmaster.core.events import split
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Stage, Status
 from trainmaster.storage import open_store
-from trainmaster.store import Database, kept, writes
+from trainmaster.store import Database, artifacts, writes
 
 SPEC = {"name": "trial", "project": "lab", "command": ["true"]}
 JOB = "6f1c1f0e-95b8-4d6b-8a43-0d6b1b0f7a11"
@@ -192,7 +192,7 @@ def test_a_download_goes_on_where_it_was_cut_and_is_verified(url: str, db: Datab
         store.put(f"jobs/{JOB}/{path}", data)
     with db.write() as conn:
         for path, content in ((good, data), (bad, data + b"?")):
-            kept.insert_artifact(
+            artifacts.insert_artifact(
                 conn, job_id=JOB, attempt=f"{JOB}.1", kind="output", path=path, size_bytes=len(data),
                 sha256=hashlib.sha256(content).hexdigest(), at=AT,
             )  # fmt: skip

@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 
 from trainmaster.control.ingest import Read, ingest
 from trainmaster.core.spec import JobSpec
-from trainmaster.store import Database, read_records, reads, writes
+from trainmaster.store import Database, iterations, reads, writes
 from trainmaster.store.rows import JobRow
 
 IST = ZoneInfo("Asia/Kolkata")
@@ -65,9 +65,9 @@ def job_of(db: Database, job_id: str) -> JobRow:
 def records(db: Database, job_id: str) -> dict[str, Any]:
     """All that the rows of a job say of its training, without the numbers of rows and places in the file."""
     job = job_of(db, job_id)
-    numbers = {row.id: row.number for row in read_records.list_iterations(db, job_id)}
-    epochs = [row for key in numbers for row in read_records.list_epochs(db, key)]
-    evals = read_records.list_evals(db, job_id=job_id, limit=1000)
+    numbers = {row.id: row.number for row in iterations.list_iterations(db, job_id)}
+    epochs = [row for key in numbers for row in iterations.list_epochs(db, key)]
+    evals = iterations.list_evals(db, job_id=job_id, limit=1000)
 
     def plain(rows: Iterable[Any]) -> list[dict[str, Any]]:
         found = []
@@ -82,9 +82,9 @@ def records(db: Database, job_id: str) -> dict[str, Any]:
 
     return {
         "job": (job.project_started_at, job.time_taken, job.training_config),
-        "iterations": plain(read_records.list_iterations(db, job_id)),
-        "steps": plain(read_records.list_steps(db, job_id)),
+        "iterations": plain(iterations.list_iterations(db, job_id)),
+        "steps": plain(iterations.list_steps(db, job_id)),
         "epochs": plain(epochs),
         "evals": plain(evals),
-        "checks": plain(read_records.list_checks(db, job_id)),
+        "checks": plain(iterations.list_checks(db, job_id)),
     }

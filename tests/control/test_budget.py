@@ -18,7 +18,8 @@ from trainmaster.core.cost import add_up, month_of
 from trainmaster.core.errors import OverBudget
 from trainmaster.core.spec import JobSpec, parse_spec
 from trainmaster.core.states import Reason, Stage, Status
-from trainmaster.store import Database, deliveries, money, reads, stops, tables, writes
+from trainmaster.store import Database, outbox, reads, stops, tables, writes
+from trainmaster.store import costs as money
 from trainmaster.store.rows import AttemptRow, JobRow
 
 SOURCE = str(Path(__file__).parents[2] / "src")
@@ -61,7 +62,7 @@ def attempt_of(db: Database, job_id: str) -> AttemptRow:
 
 def told(db: Database) -> list[tuple[str, str]]:
     with db.write() as conn:  # the dispatcher's own view of what is new
-        return [(row.topic, row.payload["message"]) for row in deliveries.list_unspread(conn)]
+        return [(row.topic, row.payload["message"]) for row in outbox.list_unspread(conn)]
 
 
 def test_a_job_is_warned_at_four_fifths_and_stopped_at_its_cap(db: Database) -> None:

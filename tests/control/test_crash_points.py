@@ -10,7 +10,7 @@ from typing import TypeVar
 import pytest
 
 from trainmaster import control
-from trainmaster.control.plane import Plane
+from trainmaster.control.context import Plane
 from trainmaster.control.steps import step
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Report, Status

@@ -11,9 +11,9 @@ import pytest
 from sqlalchemy import select
 
 from trainmaster import control
-from trainmaster.control.ends import give_up_late
-from trainmaster.control.plane import Plane
+from trainmaster.control.context import Plane
 from trainmaster.control.steps import step
+from trainmaster.control.transitions import give_up_late
 from trainmaster.core.errors import StorageUnreachable, Unreachable
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Report, Stage, Status

@@ -71,7 +71,7 @@ def test_any_order_of_lines_reads_and_restarts_gives_the_same_records(
 
 
 def test_lines_of_one_moment_differ_only_in_which_epoch_stands(shared: Database) -> None:
-    """What may depend on the order, as store/project.py says: two tellings of one epoch at the same time."""
+    """What may depend on the order, as store/projection.py says: two tellings of one epoch at the same time."""
     one = line(0, "TRAINING", "epoch_complete", epoch=1, data={"avg_loss": 1.0})
     two = line(0, "TRAINING", "epoch_complete", epoch=1, data={"avg_loss": 2.0})
     starts = [line(0, "TRAINING", "start", data={"config": {"k": k}}) for k in (1, 2)]

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from sqlalchemy.exc import IntegrityError
 
+from sims.timed_target import LINE_BYTES, Place, parse
 from trainmaster import control
-from trainmaster.control.glance import Keeper
+from trainmaster.control.tail import Keeper
 from trainmaster.core.events import split
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Stage, Status
-from trainmaster.sim.place import LINE_BYTES, Place, parse
-from trainmaster.store import Database, leases, read_records, reads, stops, watch, writes
+from trainmaster.store import Database, iterations, leases, reads, stops, watch, writes
 from trainmaster.store.watch import Chunk
 
 SPEC = parse_spec({"name": "many", "target": "sim", "command": ["true"], "preflight": {"level": 0}})
@@ -46,8 +46,8 @@ def rows(db: Database, job_id: str) -> object:
     events = [(row.offset, row.phase, row.data, row.text) for row in reads.list_events(db, job_id)]
     epochs = [
         (epoch.number, epoch.avg_loss)
-        for iteration in read_records.list_iterations(db, job_id)
-        for epoch in read_records.list_epochs(db, iteration.id)
+        for iteration in iterations.list_iterations(db, job_id)
+        for epoch in iterations.list_epochs(db, iteration.id)
     ]
     job = reads.find_job(db, job_id)
     assert job is not None

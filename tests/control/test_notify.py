@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.control import channels, notify, outbox, signing
+from trainmaster.control.notify import channels, outbox, send, signing
 from trainmaster.core.errors import UsageError
-from trainmaster.store import Database, deliveries
+from trainmaster.store import Database
+from trainmaster.store import outbox as deliveries
 
 from .receiver import Receiver, receiving
 
@@ -37,15 +38,15 @@ def receiver() -> Iterator[Receiver]:
 )  # fmt: skip
 def test_an_address_that_may_not_be_a_webhook_is_refused(url: str) -> None:
     with pytest.raises(UsageError):
-        notify.check_url(url)
-    assert asyncio.run(notify.send_webhook(url, b"", {})).final, "and is not sent to where a row has it all the same"
+        send.check_url(url)
+    assert asyncio.run(send.send_webhook(url, b"", {})).final, "and is not sent to where a row has it all the same"
 
 
 @pytest.mark.parametrize(
     "url", ["https://example.org/a?b=c", "http://127.0.0.1:8080/", "http://localhost", "http://[::1]:1/"]
 )
 def test_https_and_this_machine_are_taken(url: str) -> None:
-    notify.check_url(url)
+    send.check_url(url)
 
 
 @pytest.mark.parametrize(
@@ -60,13 +61,13 @@ def test_https_and_this_machine_are_taken(url: str) -> None:
     ],
 )
 def test_a_name_that_means_a_forbidden_address_is_refused(url: str, address: str) -> None:
-    sent = asyncio.run(notify.send_webhook(url, b"", {}, resolve=lambda _host, _port: [address]))
+    sent = asyncio.run(send.send_webhook(url, b"", {}, resolve=lambda _host, _port: [address]))
     assert sent.status is None and "not sent to" in str(sent.error)
 
 
 def test_an_allowed_host_is_sent_to_whatever_its_address(receiver: Receiver) -> None:
     sent = asyncio.run(
-        notify.send_webhook(
+        send.send_webhook(
             f"http://hooks.internal:{receiver.port}/x",
             b"{}",
             {},
@@ -74,7 +75,7 @@ def test_an_allowed_host_is_sent_to_whatever_its_address(receiver: Receiver) -> 
             resolve=lambda _host, _port: ["127.0.0.1"],
         )
     )
-    assert sent == notify.Sent(status=204)
+    assert sent == send.Sent(status=204)
     assert receiver.got[0].headers["Host"] == f"hooks.internal:{receiver.port}"
 
 
@@ -85,7 +86,7 @@ def test_a_resolver_that_hangs_costs_its_time_limit_and_no_more() -> None:
         ended.wait(60)
         return []
 
-    sent = asyncio.run(notify.send_webhook("https://example.org/", b"", {}, resolve=hang, limit_s=0.1))
+    sent = asyncio.run(send.send_webhook("https://example.org/", b"", {}, resolve=hang, limit_s=0.1))
     ended.set()
     assert sent.error == "no answer within 0.1 s" and not sent.final
 
@@ -120,7 +121,7 @@ def test_the_certificate_must_be_that_of_the_name(tmp_path: Path, name: str, rig
     serving.load_cert_chain(pem)
     trusting = ssl.create_default_context(cafile=str(pem))
     with receiving(serving) as receiver:
-        sent = asyncio.run(notify.send_webhook(f"{receiver.url}/x", b"{}", {}, context=trusting))
+        sent = asyncio.run(send.send_webhook(f"{receiver.url}/x", b"{}", {}, context=trusting))
     assert sent.status == (204 if right else None)
     assert right or "CERTIFICATE_VERIFY_FAILED" in str(sent.error)
 

@@ -23,7 +23,7 @@ from trainmaster.core.events import split
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Status
 from trainmaster.storage import Store, open_store
-from trainmaster.store import Database, read_records, reads
+from trainmaster.store import Database, iterations, reads
 from trainmaster.store.rows import JobRow
 
 from .drill import workload
@@ -40,7 +40,7 @@ def _agents_find_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def epochs(db: Database, job: JobRow) -> int:
-    return sum(len(read_records.list_epochs(db, row.id)) for row in read_records.list_iterations(db, job.id))
+    return sum(len(iterations.list_epochs(db, row.id)) for row in iterations.list_iterations(db, job.id))
 
 
 def is_final(db: Database, job: JobRow) -> bool:
@@ -78,8 +78,8 @@ def check(db: Database, home: Path, store: Store, job: JobRow) -> None:
     assert zone is not None
     lines = split(content, offset=0, zone=zone, last=True)
     assert [(row.offset, row.length) for row in rows] == [(line.offset, line.length) for line in lines]
-    assert epochs(db, job) == ALL and len(read_records.list_evals(db, job_id=job.id)) == workload.ITERATIONS
-    kept = read_records.list_artifacts(db, job.id)
+    assert epochs(db, job) == ALL and len(iterations.list_evals(db, job_id=job.id)) == workload.ITERATIONS
+    kept = iterations.list_artifacts(db, job.id)
     assert {row.path for row in kept} >= {"project.yaml", "attempts/1/events.jsonl", "outputs/model-3/weights.bin"}
     for row in kept:
         stored = store.get(f"jobs/{job.id}/{row.path}")

@@ -20,10 +20,12 @@ from typing import Any
 
 import pytest
 
-from trainmaster.control import outbox, points, signing
-from trainmaster.control.outbox import Pace
-from trainmaster.store import Database, deliveries, webhooks
-from trainmaster.store.deliveries import DeliveryRow
+from trainmaster.control import failpoints
+from trainmaster.control.notify import outbox, signing
+from trainmaster.control.notify.outbox import Pace
+from trainmaster.store import Database, webhooks
+from trainmaster.store import outbox as deliveries
+from trainmaster.store.outbox import DeliveryRow
 
 from .receiver import Got, Receiver, receiving
 
@@ -236,7 +238,7 @@ def test_killed_at_every_commit_and_effect(place: str, tmp_path: Path, receiver:
     hook(db, receiver.url)
     put(db, "once")
     command = [sys.executable, "-c", DISPATCHER, str(tmp_path / "trainmaster.db"), str(tmp_path)]
-    env = {**os.environ, "PYTHONPATH": SOURCE, points.KILL_AT_VARIABLE: f"{place} 1"}
+    env = {**os.environ, "PYTHONPATH": SOURCE, failpoints.KILL_AT_VARIABLE: f"{place} 1"}
     assert subprocess.run(command, env=env, timeout=120, check=False).returncode == -signal.SIGKILL
     dispatch(db, tmp_path, settled(db))
     (row,) = rows(db)

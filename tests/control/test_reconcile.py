@@ -10,7 +10,7 @@ import pytest
 
 from trainmaster import control
 from trainmaster.control import reconcile
-from trainmaster.control.plane import TIMEOUTS_S, Plane
+from trainmaster.control.context import TIMEOUTS_S, Plane
 from trainmaster.control.reconcile import run
 from trainmaster.control.steps import step
 from trainmaster.core.errors import TargetError, Unreachable, UsageError

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainmaster.store import Database, read_records
+from trainmaster.store import Database, iterations
 
 from .lines import job_of, line, records, said, utc
 
@@ -64,14 +64,14 @@ def test_group_iteration_start_updates_training_config(db: Database) -> None:
 
 def test_iteration_start_creates_training_iteration_record(db: Database) -> None:
     job_id = said(db, line(5, "ITERATION", "start", iteration=2, data={"step_config": {"k": 1}}))
-    (row,) = read_records.list_iterations(db, job_id)
+    (row,) = iterations.list_iterations(db, job_id)
     assert (row.number, row.started_at, row.completed_at, row.config) == (2, utc(5), None, {"k": 1})
 
 
 def test_iteration_end_updates_completed_at_and_time_taken(db: Database) -> None:
     begin = line(5, "ITERATION", "start", iteration=1)
     for end, taken in (({"duration": 24.5}, 24.5), ({}, 25.0)):
-        (row,) = read_records.list_iterations(db, said(db, begin, line(30, "ITERATION", "end", iteration=1, data=end)))
+        (row,) = iterations.list_iterations(db, said(db, begin, line(30, "ITERATION", "end", iteration=1, data=end)))
         assert (row.started_at, row.completed_at, row.time_taken) == (utc(5), utc(30), taken)
 
 
@@ -81,7 +81,7 @@ def test_multiple_iterations_handled_correctly(db: Database) -> None:
         for n in (1, 2, 3)
         for at, event in ((0, "start"), (n, "end"))
     ]
-    rows = read_records.list_iterations(db, said(db, *lines))
+    rows = iterations.list_iterations(db, said(db, *lines))
     assert [(row.number, row.started_at, row.time_taken) for row in rows] == [(n, utc(n * 10), n) for n in (1, 2, 3)]
 
 
@@ -89,13 +89,13 @@ def test_multiple_iterations_handled_correctly(db: Database) -> None:
 
 
 def test_trajectory_start_creates_traj_gen_step(db: Database) -> None:
-    (step,) = read_records.list_steps(db, said(db, line(1, "TRAJECTORY", "start", iteration=1, data={"episodes": 8})))
+    (step,) = iterations.list_steps(db, said(db, line(1, "TRAJECTORY", "start", iteration=1, data={"episodes": 8})))
     assert (step.kind, step.config, step.started_at, step.step_time) == ("traj_gen", {"episodes": 8}, utc(1), None)
 
 
 def test_trajectory_end_records_duration(db: Database) -> None:
     lines = (line(1, "TRAJECTORY", "start", iteration=1), line(9, "TRAJECTORY", "end", iteration=1))
-    (step,) = read_records.list_steps(db, said(db, *lines))
+    (step,) = iterations.list_steps(db, said(db, *lines))
     assert (step.completed_at, step.step_time) == (utc(9), 8.0)
 
 
@@ -107,8 +107,8 @@ def test_trajectory_links_to_correct_iteration(db: Database) -> None:
         line(2, "TRAJECTORY", "start", iteration=2),
         line(3, "TRAJECTORY", "start"),  # without an iteration: of the first
     )
-    one, two = read_records.list_iterations(db, job_id)
-    assert [(step.iteration_id, step.started_at) for step in read_records.list_steps(db, job_id)] == [
+    one, two = iterations.list_iterations(db, job_id)
+    assert [(step.iteration_id, step.started_at) for step in iterations.list_steps(db, job_id)] == [
         (one.id, utc(3)),
         (two.id, utc(2)),
     ]
@@ -118,15 +118,15 @@ def test_trajectory_links_to_correct_iteration(db: Database) -> None:
 
 
 def test_training_start_creates_training_step(db: Database) -> None:
-    (step,) = read_records.list_steps(db, said(db, line(1, "TRAINING", "start", iteration=1, data={"epochs": 5})))
+    (step,) = iterations.list_steps(db, said(db, line(1, "TRAINING", "start", iteration=1, data={"epochs": 5})))
     assert (step.kind, step.config, step.started_at) == ("training", {"epochs": 5}, utc(1))
 
 
 def test_training_epoch_complete_creates_epoch_train_record(db: Database) -> None:
     data = {"avg_loss": 0.5, "model_path": "m/1.pt", "optimizer_path": "o/1.pt", "accuracy": 0.7, "lr": 1e-3}
     job_id = said(db, line(4, "TRAINING", "epoch_complete", iteration=1, epoch=1, data=data))
-    (iteration,) = read_records.list_iterations(db, job_id)
-    (epoch,) = read_records.list_epochs(db, iteration.id)
+    (iteration,) = iterations.list_iterations(db, job_id)
+    (epoch,) = iterations.list_epochs(db, iteration.id)
     assert (epoch.number, epoch.model_path, epoch.optimizer_path) == (1, "m/1.pt", "o/1.pt")
     assert epoch.metrics == data and epoch.at == utc(4)
 
@@ -137,13 +137,13 @@ def test_training_epoch_complete_records_avg_loss(db: Database) -> None:
         line(4, "TRAINING", "epoch_complete", iteration=1, epoch=1, data={"avg_loss": 0.5}),
         line(5, "TRAINING", "epoch_complete", iteration=1, epoch=2, data={"avg_loss": "NaN"}),
     )
-    (iteration,) = read_records.list_iterations(db, job_id)
-    assert [epoch.avg_loss for epoch in read_records.list_epochs(db, iteration.id)] == [0.5, None]
+    (iteration,) = iterations.list_iterations(db, job_id)
+    assert [epoch.avg_loss for epoch in iterations.list_epochs(db, iteration.id)] == [0.5, None]
 
 
 def test_training_end_records_duration(db: Database) -> None:
     lines = (line(1, "TRAINING", "start", iteration=1), line(9, "TRAINING", "end", iteration=1, data={"duration": 7.5}))
-    (step,) = read_records.list_steps(db, said(db, *lines))
+    (step,) = iterations.list_steps(db, said(db, *lines))
     assert (step.completed_at, step.step_time) == (utc(9), 7.5)
 
 
@@ -154,8 +154,8 @@ def test_multiple_epochs_handled_correctly(db: Database) -> None:
         for e in range(1, 6)
     ]
     job_id = said(db, *lines)
-    for iteration in read_records.list_iterations(db, job_id):
-        epochs = read_records.list_epochs(db, iteration.id)
+    for iteration in iterations.list_iterations(db, job_id):
+        epochs = iterations.list_epochs(db, iteration.id)
         assert [(row.number, row.avg_loss) for row in epochs] == [(e, 1 / (iteration.number * e)) for e in range(1, 6)]
 
 
@@ -163,15 +163,15 @@ def test_multiple_epochs_handled_correctly(db: Database) -> None:
 
 
 def test_eval_training_start_creates_evaluation_step(db: Database) -> None:
-    (step,) = read_records.list_steps(db, said(db, line(1, "EVAL_TRAINING", "start", iteration=1, data={"games": 3})))
+    (step,) = iterations.list_steps(db, said(db, line(1, "EVAL_TRAINING", "start", iteration=1, data={"games": 3})))
     assert (step.kind, step.config) == ("evaluation", {"games": 3})
 
 
 def test_eval_model_metrics_creates_eval_record(db: Database) -> None:
     job_id = said(db, line(2, "EVAL_MODEL", "metrics", iteration=1, data={"model_id": "one", "metrics": FULL}))
-    (row,) = read_records.list_evals(db, job_id=job_id)
+    (row,) = iterations.list_evals(db, job_id=job_id)
     assert (row.model_id, row.at) == ("one", utc(2))
-    assert read_records.list_evals(db, model_id="one") == [row]
+    assert iterations.list_evals(db, model_id="one") == [row]
 
 
 def test_eval_model_metrics_stores_all_metrics(db: Database) -> None:
@@ -180,7 +180,7 @@ def test_eval_model_metrics_stores_all_metrics(db: Database) -> None:
         line(2, "EVAL_MODEL", "metrics", iteration=1, data={"model_id": "m-1", "metrics": FULL}),
         line(3, "EVAL_MODEL", "metrics", iteration=1, data=FULL),
     )
-    assert [row.metrics for row in read_records.list_evals(db, job_id=job_id)] == [FULL, FULL]
+    assert [row.metrics for row in iterations.list_evals(db, job_id=job_id)] == [FULL, FULL]
 
 
 def test_eval_training_end_records_duration(db: Database) -> None:
@@ -192,7 +192,7 @@ def test_eval_training_end_records_duration(db: Database) -> None:
         line(7, "EVAL_TRAINING", "start", iteration=1),
         line(9, "EVAL_TRAINING", "end", iteration=1, data={"duration": 1.5}),
     )
-    (step,) = read_records.list_steps(db, job_id)
+    (step,) = iterations.list_steps(db, job_id)
     assert (step.started_at, step.completed_at, step.step_time) == (utc(1), utc(9), 3.5)
 
 

@@ -20,14 +20,15 @@ from sqlalchemy import select
 
 from s3_server import S3
 from trainmaster import control, targets
-from trainmaster.cli import _document
-from trainmaster.control.plane import Plane
+from trainmaster.cli import _yaml_file
+from trainmaster.control.context import Plane
 from trainmaster.control.steps import step
 from trainmaster.core.errors import JobFinal, JobMissing, KeyTaken, SpecError, TargetError, Unreachable
 from trainmaster.core.spec import JobSpec, parse_spec
 from trainmaster.core.states import Reason, Report, Stage, Status
 from trainmaster.storage import Store, open_store
-from trainmaster.store import Database, house, read_records, reads
+from trainmaster.store import Database, house, reads
+from trainmaster.store import iterations as read_records
 from trainmaster.store.rows import JobRow
 
 from .drill import workload
@@ -277,7 +278,7 @@ def test_invalid_yaml_configuration(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text("name: Bad Name\ncommand: true\nlimits: {attempts: 0}\nunknown: 1\n")
     with pytest.raises(SpecError) as refused:
-        _document.load(path).read(parse_spec)
+        _yaml_file.load(path).read(parse_spec)
     assert {fault.path.split(":")[-1].strip() for fault in refused.value.faults} and len(refused.value.faults) >= 4
 
 

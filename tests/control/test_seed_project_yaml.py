@@ -13,13 +13,13 @@ import yaml
 
 from s3_server import S3
 from trainmaster.control import collect, project_yaml
-from trainmaster.control.plane import Plane
+from trainmaster.control.context import Plane
 from trainmaster.control.submit import submit
 from trainmaster.core.errors import SpecError
 from trainmaster.core.spec import parse_spec
 from trainmaster.storage import open_store
 from trainmaster.storage.transfer import Receipt, verify
-from trainmaster.store import Database, leases, read_records
+from trainmaster.store import Database, iterations, leases
 from trainmaster.store.rows import JobRow
 from trainmaster.targets import load
 
@@ -120,7 +120,7 @@ def test_can_upload_yaml_to_s3(
         leases.take(conn, "me", owner="test")
     for _ in range(2):  # a second time changes nothing
         asyncio.run(collect.keep_project(plane, job))
-    rows = {row.path: row for row in read_records.list_artifacts(sqlite, job.id)}
+    rows = {row.path: row for row in iterations.list_artifacts(sqlite, job.id)}
     assert set(rows) == set(project_yaml.build(job, store.url))
     for path, row in rows.items():
         verify(store, f"jobs/{job.id}/{path}", Receipt(size_bytes=row.size_bytes, sha256=row.sha256))

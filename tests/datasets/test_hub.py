@@ -14,7 +14,7 @@ import pytest
 from corpus import texts
 from test_tokenizer import train_one
 
-from trainmaster.sim.hub import Hub
+from sims.hub import Hub
 
 pytest.importorskip("datasets")
 pytest.importorskip("huggingface_hub")
@@ -55,6 +55,7 @@ def run(hub: Hub, home: Path, *words: str) -> subprocess.CompletedProcess[str]:
         "HF_HOME": str(home / "hf"),
         "HF_HUB_DISABLE_XET": "1",
         "NO_COLOR": "1",
+        "PYTHONPATH": str(Path(__file__).parents[1]),  # of sims
     }
     return subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True, timeout=120, check=False)
 
@@ -62,7 +63,7 @@ def run(hub: Hub, home: Path, *words: str) -> subprocess.CompletedProcess[str]:
 STREAM = """
 import json, os, sys
 from pathlib import Path
-from trainmaster.sim.hub import Hub
+from sims.hub import Hub
 folder = Path(sys.argv[1])
 hub = Hub({"datasets/me/c4": folder / "data"}).__enter__()
 os.environ["HF_ENDPOINT"] = hub.url

@@ -15,7 +15,7 @@ from trainmaster.core.data_config import DataConfig
 from trainmaster.core.errors import DataError, SpecError
 from trainmaster.core.schema import build
 from trainmaster.datasets import Shape, _retry
-from trainmaster.datasets._lanes import Documents, Stream, count_lanes
+from trainmaster.datasets._stream_shards import Documents, Stream, count_lanes
 from trainmaster.datasets._tokenizer import Bytes
 
 BATCH = 12

@@ -18,9 +18,9 @@ import yaml
 
 import trainmaster
 from sshd import Lab, Sshd, free_port, lab, needs_sshd
-from trainmaster.cli import _nodes
+from trainmaster.cluster import gather
+from trainmaster.cluster.hosts import parse_hosts
 from trainmaster.core.results import Overall
-from trainmaster.targets._hosts import parse_hosts
 
 pytestmark = needs_sshd
 SOURCE = str(Path(trainmaster.__file__).parents[1])
@@ -181,13 +181,13 @@ def test_the_package_is_sent_once_and_again_when_damaged(hosts: Lab) -> None:
     host = hosts.start("cached")
     hosts.wait()
 
-    order = _nodes.Order(level=1, expect={}, planned=["cpu"], version=trainmaster.__version__, timeout_s=60)
+    order = gather.Order(level=1, expect={}, planned=["cpu"], version=trainmaster.__version__, timeout_s=60)
     machine = {"host": "127.0.0.1", "port": host.port, "key": str(hosts.key), "python": sys.executable}
     machines = parse_hosts({"known_hosts": "known_hosts", "hosts": [machine]}, hosts.folder)
 
     def sent() -> int:
-        figures = _nodes.Figures()
-        assert _nodes.gather(machines, order, figures=figures).overall is Overall.PASS
+        figures = gather.Figures()
+        assert gather.gather(machines, order, figures=figures).overall is Overall.PASS
         return figures.sent_bytes
 
     size = sent()

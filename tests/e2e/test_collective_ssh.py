@@ -18,8 +18,8 @@ import yaml
 
 import trainmaster
 from sshd import Lab, Sshd, free_port, lab, needs_sshd
-from trainmaster.cli._pairs import Pairs
-from trainmaster.targets._hosts import parse_hosts
+from trainmaster.cluster.hosts import parse_hosts
+from trainmaster.cluster.pairs import Pairs
 
 pytestmark = needs_sshd
 SOURCE = str(Path(trainmaster.__file__).parents[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainmaster.pages._curve import Curve, number, whole
+from trainmaster.pages.parts.downsample import Curve, number, whole
 
 VALUES = st.one_of(st.none(), st.floats(-1e6, 1e6))
 

@@ -9,7 +9,7 @@ from trainmaster.core.events import Event
 from trainmaster.core.results import Overall, Verdict
 from trainmaster.core.states import Reason, Stage, Status
 from trainmaster.pages import job
-from trainmaster.pages._run import Fold
+from trainmaster.pages.parts.run_summary import Fold
 from trainmaster.store import Database
 
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from pages.samples import T0
-from trainmaster.report import figures
+from trainmaster.report import formats
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from trainmaster.report import figures
     ],
 )  # fmt: skip
 def test_short(value: float | None, text: str) -> None:
-    assert figures.short(value) == text
+    assert formats.short(value) == text
 
 
 @pytest.mark.parametrize(
@@ -30,17 +30,17 @@ def test_short(value: float | None, text: str) -> None:
     ],
 )  # fmt: skip
 def test_duration(seconds: float | None, text: str) -> None:
-    assert figures.duration(seconds) == text
+    assert formats.duration(seconds) == text
 
 
 def test_a_hundred_percent_means_all_of_it() -> None:
-    assert [figures.percent(share) for share in (0.9999, 1.0, 0.29, None)] == ["99%", "100%", "29%", "–"]
+    assert [formats.percent(share) for share in (0.9999, 1.0, 0.29, None)] == ["99%", "100%", "29%", "–"]
 
 
 def test_age() -> None:
-    ages = [figures.age(T0, now=T0 + timedelta(seconds=gap)) for gap in (-3, 2, 42, 125, 7300, 200_000)]
+    ages = [formats.age(T0, now=T0 + timedelta(seconds=gap)) for gap in (-3, 2, 42, 125, 7300, 200_000)]
     assert ages == ["just now", "just now", "42 s ago", "2 min ago", "2 h ago", "2 d ago"]
 
 
 def test_size() -> None:
-    assert [figures.size(value) for value in (0, 12_800_000, 3 * 2**30, None)] == ["0 B", "12.2 MiB", "3 GiB", "–"]
+    assert [formats.size(value) for value in (0, 12_800_000, 3 * 2**30, None)] == ["0 B", "12.2 MiB", "3 GiB", "–"]

@@ -17,7 +17,7 @@ from trainmaster.core.events import Event
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Stage
 from trainmaster.pages import job
-from trainmaster.report import words
+from trainmaster.report import phrases
 from trainmaster.store import Database
 
 
@@ -89,7 +89,7 @@ def test_the_spec_reads_back_to_the_same_job(db: Database) -> None:
     story = samples.pending(db, env={"A": "yes", "B": "1e5", "C": "x: #y", "D": ""}, limits={"timeout_s": 1e-5 + 1})
     page = read(db, story)
     assert page.spec is not None
-    assert parse_spec(yaml.safe_load(words.spec_text(page.spec))) == story.spec
+    assert parse_spec(yaml.safe_load(phrases.spec_text(page.spec))) == story.spec
 
 
 @pytest.mark.parametrize("suffix", ["html", "md", "json"])

@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from trainmaster.core.events import split
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Stage, Status
-from trainmaster.store import Database, read_records, reads, records, writes
+from trainmaster.store import Database, iterations, reads, records, writes
 
 AT = datetime(2025, 11, 4, 10, 0, 0, tzinfo=UTC)
 
@@ -63,26 +63,26 @@ def test_can_create_training_job_records(db: Database) -> None:
 
 def test_can_create_training_iteration_records(db: Database) -> None:
     tell(db, job_id := new_job(db), ITERATION)
-    assert [row.number for row in read_records.list_iterations(db, job_id)] == [1]
-    assert read_records.find_iteration(db, job_id, 2) is None
+    assert [row.number for row in iterations.list_iterations(db, job_id)] == [1]
+    assert iterations.find_iteration(db, job_id, 2) is None
 
 
 def test_can_create_epoch_train_records(db: Database) -> None:
     tell(db, job_id := new_job(db), ITERATION, EPOCH)
-    (iteration,) = read_records.list_iterations(db, job_id)
-    assert [(row.number, row.avg_loss) for row in read_records.list_epochs(db, iteration.id)] == [(1, 0.5)]
-    assert read_records.count_epochs(db, iteration.id) == 1
+    (iteration,) = iterations.list_iterations(db, job_id)
+    assert [(row.number, row.avg_loss) for row in iterations.list_epochs(db, iteration.id)] == [(1, 0.5)]
+    assert iterations.count_epochs(db, iteration.id) == 1
 
 
 def test_can_create_eval_records(db: Database) -> None:
     tell(db, job_id := new_job(db), EVAL)
-    assert [(row.model_id, row.metrics) for row in read_records.list_evals(db, job_id=job_id)] == [("m", {"f1": 0.9})]
+    assert [(row.model_id, row.metrics) for row in iterations.list_evals(db, job_id=job_id)] == [("m", {"f1": 0.9})]
 
 
 def test_foreign_key_relationships_work_correctly(db: Database) -> None:
     tell(db, job_id := new_job(db), ITERATION, EPOCH, EVAL)
-    (iteration,) = read_records.list_iterations(db, job_id)
-    (epoch,), (judged,) = read_records.list_epochs(db, iteration.id), read_records.list_evals(db, job_id=job_id)
+    (iteration,) = iterations.list_iterations(db, job_id)
+    (epoch,), (judged,) = iterations.list_epochs(db, iteration.id), iterations.list_evals(db, job_id=job_id)
     assert (iteration.job_id, epoch.iteration_id, judged.iteration_id) == (job_id, iteration.id, iteration.id)
     for orphan in (
         insert(records.iterations).values(job_id="nobody", number=1),

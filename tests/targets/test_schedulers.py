@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from trainmaster.cluster import schedulers
+from trainmaster.cluster.schedulers import Place
 from trainmaster.core.errors import TargetError, UsageError
-from trainmaster.targets import _schedulers
-from trainmaster.targets._schedulers import Place
 
 HEAD = "NodeName=n1 Arch=x86_64 CPUAlloc=0 CPUTot=8 "
 
@@ -31,7 +31,7 @@ HEAD = "NodeName=n1 Arch=x86_64 CPUAlloc=0 CPUTot=8 "
     ],
 )
 def test_slurm(line: str, place: Place) -> None:
-    assert _schedulers.Slurm().parse("n1", line + "\n") == place
+    assert schedulers.Slurm().parse("n1", line + "\n") == place
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_slurm(line: str, place: Place) -> None:
 )
 def test_slurm_that_does_not_say_it(answer: str) -> None:
     with pytest.raises(TargetError):
-        _schedulers.Slurm().parse("n1", answer)
+        schedulers.Slurm().parse("n1", answer)
 
 
 def node(name: str = "n1", *, cordoned: bool | None = None, reason: str | None = None) -> str:
@@ -51,7 +51,7 @@ def node(name: str = "n1", *, cordoned: bool | None = None, reason: str | None =
 
 
 def test_kubernetes() -> None:
-    parse = _schedulers.Kubernetes().parse
+    parse = schedulers.Kubernetes().parse
     assert parse("n1", node()) == Place(out=False, reason="")
     assert not parse("n1", node(reason="trainmaster: old")).ours  # in service, whatever a note says
     assert parse("n1", node(cordoned=True, reason="trainmaster: xid")).ours
@@ -61,12 +61,12 @@ def test_kubernetes() -> None:
 @pytest.mark.parametrize("answer", ["", "{}", "[]", "null", '{"metadata": {"name": "n1"}}', node("n2")])
 def test_kubernetes_that_does_not_say_it(answer: str) -> None:
     with pytest.raises(TargetError):
-        _schedulers.Kubernetes().parse("n1", answer)
+        schedulers.Kubernetes().parse("n1", answer)
 
 
-@pytest.mark.parametrize("name", _schedulers.NAMES)
+@pytest.mark.parametrize("name", schedulers.NAMES)
 def test_every_command_names_the_node_and_is_no_shell(name: str) -> None:
-    scheduler = _schedulers.load(name)
+    scheduler = schedulers.load(name)
     for command in (*scheduler.drain("n1", "trainmaster: a b"), *scheduler.resume("n1"), scheduler.ask("n1")):
         assert any(word in ("n1", "nodename=n1") for word in command)
         assert command[0] in ("scontrol", "kubectl")
@@ -74,4 +74,4 @@ def test_every_command_names_the_node_and_is_no_shell(name: str) -> None:
 
 def test_an_unknown_scheduler_names_the_known_ones() -> None:
     with pytest.raises(UsageError, match="slurm, kubernetes"):
-        _schedulers.load("pbs")
+        schedulers.load("pbs")

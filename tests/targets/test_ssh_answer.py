@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.cli._nodes import Order, _believe
+from trainmaster.cluster.bootstrap import tree_digest
+from trainmaster.cluster.exchange import Answer, _unwrap, clean, pack, write_files
+from trainmaster.cluster.gather import Order, _believe
+from trainmaster.cluster.hosts import SshHost
+from trainmaster.cluster.ssh import CannotAsk
 from trainmaster.core.health import NodeHealth, Silent
-from trainmaster.targets._ask import Answer, _unwrap, clean, pack, write_files
-from trainmaster.targets._boot import tree_digest
-from trainmaster.targets._hosts import SshHost
-from trainmaster.targets._ssh import CannotAsk
 
 
 def unwrap(**answer: object) -> tuple[str, dict[str, str]]:

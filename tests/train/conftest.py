@@ -11,12 +11,13 @@ import pytest
 import torch.distributed as dist
 
 from s3_server import S3
+from sims.checkpoint_daemon import Daemon
 from trainmaster.core.train_config import TrainConfig
 from trainmaster.node.emit import Emitter
-from trainmaster.sim.checkpoint_daemon import Daemon
-from trainmaster.train import loop, shard
+from trainmaster.train import loop
+from trainmaster.train.parallel import shard
 from trainmaster.train.report import Report
-from trainmaster.train.stop import Stop
+from trainmaster.train.watch.stop import Stop
 
 from .managed_runs import Managed
 from .runs import ALONE, Ran, Ranks, RunHere, Start, tiny

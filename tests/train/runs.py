@@ -15,8 +15,8 @@ from typing import Any
 
 from trainmaster.core.schema import build, to_plain
 from trainmaster.core.train_config import TrainConfig
-from trainmaster.train.place import Place
-from trainmaster.train.stop import Stop
+from trainmaster.train.parallel.rank_info import Place
+from trainmaster.train.watch.stop import Stop
 
 TINY = {
     "model": {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "ffn_width": 64},

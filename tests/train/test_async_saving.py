@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trainmaster.train import loop
-from trainmaster.train.checkpoint import save, stage
+from trainmaster.train.checkpoint import host_copy, save
 from trainmaster.train.checkpoint.manifest import FileRecord
 from trainmaster.train.checkpoint.write import write
 from trainmaster.train.compute import forward_backward
@@ -152,7 +152,7 @@ def test_a_copy_that_has_no_room_in_memory_fails_the_save_alone(
     run_here: RunHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = iter([1000, 1 << 40])
-    monkeypatch.setattr(stage, "free_bytes", lambda _: next(free))
+    monkeypatch.setattr(host_copy, "free_bytes", lambda _: next(free))
     ran = run_here(tmp_path, tiny(steps=4, **QUIET, checkpoint={**behind(every_steps=2, retries=0), "mode": "exact"}))
     (failed,) = ran.named("CHECKPOINT", "failed")
     assert failed["data"]["step"] == 2

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch.distributed as dist
 
-from trainmaster.train import blame, lookout, recorder
-from trainmaster.train.blame import Pulse, View, Who
-from trainmaster.train.lookout import Lookout
-from trainmaster.train.place import Place
-from trainmaster.train.recorder import Collective, Trace
+from trainmaster.train.parallel.rank_info import Place
 from trainmaster.train.report import Report
-from trainmaster.train.stop import Stop
+from trainmaster.train.watch import flight_recorder, hang, watchdog
+from trainmaster.train.watch.flight_recorder import Collective, Trace
+from trainmaster.train.watch.hang import Pulse, View, Who
+from trainmaster.train.watch.stop import Stop
+from trainmaster.train.watch.watchdog import Lookout
 
 ENTRY = {
     "collective_seq_id": 25, "input_dtypes": ["Float"], "input_sizes": [[4, 8], [3]], "is_p2p": False, "op_id": 25,
@@ -23,7 +23,7 @@ ENTRY = {
 
 
 def at(seq: int) -> Collective:
-    found = recorder.parse({**ENTRY, "collective_seq_id": seq})
+    found = flight_recorder.parse({**ENTRY, "collective_seq_id": seq})
     assert found is not None
     return found
 
@@ -38,8 +38,8 @@ def view(rank: int, seq: int, *, doing: str = "train", silent_s: float = 0.0, st
     )
 
 
-def find(*views: View) -> blame.Blame:
-    return blame.find(views, Trace(waiting=(at(25),), begun=(at(25),)), step=11, now=1060.0)
+def find(*views: View) -> hang.Blame:
+    return hang.find(views, Trace(waiting=(at(25),), begun=(at(25),)), step=11, now=1060.0)
 
 
 def test_a_record_is_read_and_a_strange_one_is_passed_over() -> None:
@@ -51,8 +51,8 @@ def test_a_record_is_read_and_a_strange_one_is_passed_over() -> None:
         1000,
         15,
     )
-    assert recorder.parse({"is_p2p": True}) is None
-    assert recorder.parse({"profiling_name": 3}) is None
+    assert flight_recorder.parse({"is_p2p": True}) is None
+    assert flight_recorder.parse({"profiling_name": 3}) is None
     assert one.share_waited(1007.5) == 0.5
 
 
@@ -77,12 +77,12 @@ def test_evidence_goes_from_sure_to_less_sure() -> None:
 
 def test_who_is_no_member_of_a_group_is_not_missing_in_it() -> None:
     entry = {**ENTRY, "process_group": ["1", "mesh_shard"]}
-    mine = recorder.parse(entry)
+    mine = flight_recorder.parse(entry)
     assert mine is not None
-    late = recorder.parse({**entry, "collective_seq_id": 24})
+    late = flight_recorder.parse({**entry, "collective_seq_id": 24})
     assert late is not None
     member = replace(view(1, 25), pulse=Pulse(beats=7, doing="train", step=11, trace=Trace(begun=(late,))))
-    found = blame.find([view(0, 25), member, view(2, 25)], Trace(waiting=(mine,)), step=11, now=1060.0)
+    found = hang.find([view(0, 25), member, view(2, 25)], Trace(waiting=(mine,)), step=11, now=1060.0)
     assert found.ranks == (1,)
 
 
@@ -95,10 +95,8 @@ def test_when_all_have_come_it_is_the_network_or_a_gpu() -> None:
 
 def test_a_pulse_survives_the_store_and_garbage_is_no_pulse() -> None:
     pulse = Pulse(beats=3, doing="eval", step=4, trace=Trace(waiting=(at(2),), begun=(at(2), at(1))))
-    assert blame.parse(blame.render(pulse)) == pulse
-    assert [blame.parse(text) for text in ("", "{}", "[1]", '{"beats":1,"doing":"x","step":1,"trace":{}}')] == [
-        None
-    ] * 4
+    assert hang.parse(hang.render(pulse)) == pulse
+    assert [hang.parse(text) for text in ("", "{}", "[1]", '{"beats":1,"doing":"x","step":1,"trace":{}}')] == [None] * 4
 
 
 def test_one_rank_that_has_something_to_lose_keeps_all_of_them() -> None:
@@ -115,13 +113,13 @@ def test_one_rank_that_has_something_to_lose_keeps_all_of_them() -> None:
     first._vote(store, "SIGTERM")
     first.close_window()  # returns: they stay
     assert left == []
-    assert store.check([lookout._STAY])
+    assert store.check([watchdog._STAY])
 
 
 def test_a_lone_rank_leaves_by_itself_and_only_inside_its_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     place = Place(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, nodes=1, master=None)
     codes: list[int] = []
-    monkeypatch.setattr(lookout, "_exit", codes.append)
+    monkeypatch.setattr(watchdog, "_exit", codes.append)
     left: list[str] = []
     for closed in (True, False):
         one = Lookout(place, stop=Stop(None), report=Report(place, None))

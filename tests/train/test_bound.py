@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainmaster.train.checkpoint.bound import (
+from trainmaster.train.checkpoint.tiers.loss_bound import (
     DISK,
     MEMORY,
     REMOTE,

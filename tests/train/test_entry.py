@@ -11,8 +11,8 @@ import pytest
 
 from trainmaster.node.ranks import detect
 from trainmaster.train.__main__ import main, read_config
-from trainmaster.train.place import find_place
-from trainmaster.train.stop import SIGNALS
+from trainmaster.train.parallel.rank_info import find_place
+from trainmaster.train.watch.stop import SIGNALS
 
 
 @pytest.fixture(autouse=True)

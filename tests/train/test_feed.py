@@ -14,14 +14,15 @@ from typing import Any
 import pytest
 import torch
 
+from sims.hub import Hub
 from trainmaster.core.errors import DataError, SpecError
 from trainmaster.core.train_config import TrainConfig
 from trainmaster.datasets import Rows, Source
 from trainmaster.datasets._prepare import Recipe, prepare
-from trainmaster.sim.hub import Hub
-from trainmaster.train import shard, witness
+from trainmaster.train.drill import sample_log
 from trainmaster.train.feed import Feed
-from trainmaster.train.stop import Stop
+from trainmaster.train.parallel import shard
+from trainmaster.train.watch.stop import Stop
 
 from .runs import ALONE, Ran, RunHere, Start, StopAfter, tiny
 
@@ -168,7 +169,7 @@ def test_a_hub_that_goes_away_is_waited_for_longer_than_any_collective(start: St
             tmp_path / "run", config(step + 3), env={**env, "TRAINMASTER_WITNESS": str(tmp_path / "one")}
         ).finish()
         assert second.codes == [0], second.output
-    seen = {**witness.read(tmp_path / "two"), **witness.read(tmp_path / "one")}
+    seen = {**sample_log.read(tmp_path / "two"), **sample_log.read(tmp_path / "one")}
     assert list(seen) == list(range(1, step + 4))
     numbers = [number for rows in seen.values() for number in rows]
     assert numbers == list(range(4 * (step + 3))), "each sample once, none left out"

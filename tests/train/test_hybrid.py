@@ -13,8 +13,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trainmaster.core.errors import UsageError
 from trainmaster.core.parallel_config import ParallelConfig
-from trainmaster.train.place import Place
-from trainmaster.train.shard import World, build_mesh
+from trainmaster.train.parallel.rank_info import Place
+from trainmaster.train.parallel.shard import World, build_mesh
 
 from .runs import RunHere, Start, tiny
 

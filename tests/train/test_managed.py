@@ -13,14 +13,15 @@ import pytest
 import torch.distributed as dist
 
 from s3_server import READER, READER_SECRET, S3
+from sims.checkpoint_daemon import Daemon, Faults
 from trainmaster.core.errors import CheckpointError, MissingExtra, SpecError
 from trainmaster.core.schema import to_plain
 from trainmaster.core.train_config import TrainConfig
-from trainmaster.sim.checkpoint_daemon import Daemon, Faults
 from trainmaster.storage import open_store
-from trainmaster.train import loop, stop
+from trainmaster.train import loop
 from trainmaster.train.__main__ import main
 from trainmaster.train.loop import TrainingFailed
+from trainmaster.train.watch import stop
 
 from .managed_runs import NOWHERE, Managed, loaded, place, rejected, saved
 from .runs import Ran, RunHere, tiny

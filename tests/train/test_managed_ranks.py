@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.sim.checkpoint_daemon import Daemon, Faults
+from sims.checkpoint_daemon import Daemon, Faults
 
 from .managed_runs import Managed, loaded, place, rejected, saved
 from .runs import RunHere, Start, StopAfter

@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 
 from trainmaster.train.checkpoint.manifest import FileRecord
-from trainmaster.train.checkpoint.origin import redact
+from trainmaster.train.checkpoint.provenance import redact
 from trainmaster.train.checkpoint.write import write
 
 from .runs import RunHere, tiny

@@ -11,7 +11,7 @@ import pytest
 
 from trainmaster.core.errors import CheckpointError
 from trainmaster.core.train_config import TrainConfig
-from trainmaster.train.checkpoint import memory
+from trainmaster.train.checkpoint.tiers import memory
 
 from .runs import Ran, RunHere, Start, StopAfter, tiny
 

@@ -8,8 +8,8 @@ import torch.distributed as dist
 
 from trainmaster.agent.diagnose import judge
 from trainmaster.core.states import Reason
-from trainmaster.train import shard
-from trainmaster.train.memory_words import change, explain_memory, hold
+from trainmaster.train.parallel import shard
+from trainmaster.train.watch.oom import change, explain_memory, hold
 
 from .runs import ALONE, tiny
 

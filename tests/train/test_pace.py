@@ -6,8 +6,8 @@ from typing import Any
 
 from trainmaster.core.checkpoint_config import CheckpointConfig
 from trainmaster.core.schema import build
-from trainmaster.train.checkpoint.bound import DISK, MEMORY, REMOTE
-from trainmaster.train.checkpoint.pace import Pace
+from trainmaster.train.checkpoint.tiers.cadence import Pace
+from trainmaster.train.checkpoint.tiers.loss_bound import DISK, MEMORY, REMOTE
 
 
 class Run:

@@ -16,11 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trainmaster.core.errors import SpecError
 from trainmaster.core.train_config import TrainConfig
 from trainmaster.models.llama import Llama
-from trainmaster.train import blocks, shard
 from trainmaster.train.compute import build_model, forward_backward
 from trainmaster.train.feed import Batch
-from trainmaster.train.float8 import Float8Linear
 from trainmaster.train.optimizer import build_optimizer, update
+from trainmaster.train.parallel import blocks, shard
+from trainmaster.train.parallel.float8 import Float8Linear
 
 from .runs import ALONE, tiny
 

@@ -11,13 +11,13 @@ from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from trainmaster.core import presets
-from trainmaster.core.estimate import memory, shapes
-from trainmaster.core.estimate.setting import setting_of
 from trainmaster.core.schema import build
 from trainmaster.core.train_config import ModelConfig, TrainConfig
+from trainmaster.estimate import memory, shapes
+from trainmaster.estimate.setting import setting_of
 from trainmaster.models import llama, rope
-from trainmaster.train import blocks
 from trainmaster.train.optimizer import build_optimizer
+from trainmaster.train.parallel import blocks
 
 from .runs import RunHere, tiny
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from trainmaster.core import estimate as estimates
-from trainmaster.core.estimate import Cluster, calibration, estimate
+from trainmaster import estimate as estimates
 from trainmaster.core.gpus import find_gpu
 from trainmaster.core.schema import build
 from trainmaster.core.train_config import TrainConfig
+from trainmaster.estimate import Cluster, calibration, estimate
 
 DOCUMENT = tomllib.loads((Path(estimates.__file__).parents[1] / "data" / "estimate.toml").read_text())
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from trainmaster.core.estimate import Cluster, calibration, choose, estimate, gpu_bytes, memory, speed
-from trainmaster.core.estimate.setting import setting_of
 from trainmaster.core.gpus import find_gpu, gpus
 from trainmaster.core.schema import build
 from trainmaster.core.train_config import TrainConfig
+from trainmaster.estimate import Cluster, calibration, choose, estimate, gpu_bytes, memory, speed
+from trainmaster.estimate.setting import setting_of
 
 H200 = find_gpu("H200")
 assert H200 is not None

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trainmaster.core import heartbeat
-from trainmaster.train.place import Place
+from trainmaster.train.parallel.rank_info import Place
 
 from .runs import RunHere, Start, tiny
 

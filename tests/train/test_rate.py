@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from trainmaster.train.rate import Meter, peak_flops, thread_busy_s
+from trainmaster.train.metrics.rate import Meter, peak_flops, thread_busy_s
 
 
 def test_only_steps_count() -> None:

@@ -18,9 +18,9 @@ from s3_server import S3, SECRET
 from trainmaster.core.errors import CheckpointError
 from trainmaster.core.train_config import TrainConfig
 from trainmaster.storage import open_store
-from trainmaster.train.checkpoint import tiers as tiered
-from trainmaster.train.checkpoint.remote import list_steps
-from trainmaster.train.stop import Stop
+from trainmaster.train.checkpoint.tiers import tiered
+from trainmaster.train.checkpoint.tiers.remote import list_steps
+from trainmaster.train.watch.stop import Stop
 
 from .runs import Ran, RunHere, tiny
 

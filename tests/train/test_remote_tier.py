@@ -14,11 +14,11 @@ import torch.distributed as dist
 from s3_server import S3
 from trainmaster.core.errors import CheckpointError, StorageError
 from trainmaster.storage import Store, open_store
-from trainmaster.train import agree, shard
 from trainmaster.train.checkpoint import manifest as manifests
-from trainmaster.train.checkpoint import remote as tier
 from trainmaster.train.checkpoint.manifest import Manifest
-from trainmaster.train.checkpoint.remote import Remote, list_steps
+from trainmaster.train.checkpoint.tiers import remote as tier
+from trainmaster.train.checkpoint.tiers.remote import Remote, list_steps
+from trainmaster.train.parallel import rank_sync, shard
 
 from .runs import ALONE
 
@@ -81,7 +81,7 @@ def test_an_upload_that_was_cut_off_is_never_read(url: str, tmp_path: Path) -> N
     path = put_on_disk(disk, 20)
     # Damaged under the upload's hands: what does not match the manifest is not put there, nor is a manifest.
     (path / "__0_0.distcp").write_bytes(FILES["__0_0.distcp"] + b"21")
-    with pytest.raises(agree.RankError, match="does not match its SHA-256, and was not uploaded"):
+    with pytest.raises(rank_sync.RankError, match="does not match its SHA-256, and was not uploaded"):
         remote(url, disk).upload(20, keep=2)
     assert not store.exists("step-00000020/__0_0.distcp")
     assert list_steps(store) == [10]
@@ -96,7 +96,7 @@ def test_an_older_manifest_of_the_same_step_goes_first(url: str, tmp_path: Path)
     path = put_on_disk(disk, 10)
     remote(url, disk).upload(10, keep=2)
     (path / "__1_0.distcp").unlink()
-    with pytest.raises(agree.RankError):
+    with pytest.raises(rank_sync.RankError):
         remote(url, disk).upload(10, keep=2)
     assert list_steps(store) == []
 
@@ -108,7 +108,7 @@ def test_damage_there_is_found(url: str, tmp_path: Path) -> None:
 
     def fetch() -> str:
         shutil.rmtree(tmp_path / "other", ignore_errors=True)
-        with pytest.raises(agree.RankError) as refused:
+        with pytest.raises(rank_sync.RankError) as refused:
             remote(url, tmp_path / "other").fetch(10)
         assert list((tmp_path / "other").glob("step-????????")) == []
         return str(refused.value)
@@ -180,5 +180,5 @@ def test_a_store_that_does_not_answer_says_nothing_of_what_it_holds(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     S3(endpoint=f"http://127.0.0.1:{port}").use(monkeypatch)
-    with pytest.raises(agree.RankError, match="no answer"):
+    with pytest.raises(rank_sync.RankError, match="no answer"):
         remote("s3://bundles/run", tmp_path).list_steps()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainmaster.core.watch_config import WatchConfig
-from trainmaster.train.sick import Decision, History, Range, decide, limits, pass_over
+from trainmaster.train.watch.bad_steps import Decision, History, Range, decide, limits, pass_over
 
 CONFIG = WatchConfig(max_skipped=3, spike_history=8)
 LOSSES = st.floats(0.01, 100)

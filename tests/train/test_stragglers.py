@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainmaster.train.stragglers import Own, Persistent, score
+from trainmaster.train.watch.stragglers import Own, Persistent, score
 
 
 def own(rank: int, *, compute_s: float | None = 1.0, data_s: float = 0.0, burst_s: float | None = None) -> Own:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainmaster.train.checkpoint.bound import MEMORY
+from trainmaster.train.checkpoint.tiers.loss_bound import MEMORY
 
 from .runs import RunHere, Start, tiny
 

@@ -11,8 +11,8 @@ import pytest
 
 from trainmaster.core.errors import UsageError
 from trainmaster.core.watch_config import WatchConfig
-from trainmaster.train import track
-from trainmaster.train.place import Place
+from trainmaster.train.metrics import trackers
+from trainmaster.train.parallel.rank_info import Place
 from trainmaster.train.report import Report
 
 from .runs import RunHere, tiny
@@ -24,9 +24,9 @@ def records(path: Path) -> Iterator[bytes]:
     data = path.read_bytes()
     while data:
         (length,) = struct.unpack_from("<Q", data)
-        assert struct.unpack_from("<I", data, 8) == (track.masked_crc(data[:8]),)
+        assert struct.unpack_from("<I", data, 8) == (trackers.masked_crc(data[:8]),)
         message = data[12 : 12 + length]
-        assert struct.unpack_from("<I", data, 12 + length) == (track.masked_crc(message),)
+        assert struct.unpack_from("<I", data, 12 + length) == (trackers.masked_crc(message),)
         yield message
         data = data[16 + length :]
 
@@ -63,7 +63,7 @@ def fields(message: bytes) -> list[tuple[int, Any]]:
 def test_the_checksum_is_castagnolis() -> None:
     # RFC 3720, appendix B.4: 32 bytes of zeros give 8A9136AA.
     crc = 0x8A9136AA
-    assert track.masked_crc(b"\0" * 32) == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    assert trackers.masked_crc(b"\0" * 32) == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def test_a_run_writes_its_scalars_for_tensorboard(run_here: RunHere, tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_one_that_cannot_be_opened_is_told_and_the_others_open(tmp_path: Path) -
     (tmp_path / "file").write_text("")
     said: list[str] = []
     config = WatchConfig(tensorboard=str(tmp_path / "file"))
-    assert track.open_trackers(config, {}, said.append) == []
+    assert trackers.open_trackers(config, {}, said.append) == []
     assert "tensorboard could not be opened and is left out: FileExistsError" in said[0]
 
 
@@ -121,16 +121,16 @@ def test_one_that_cannot_be_opened_is_told_and_the_others_open(tmp_path: Path) -
 def test_a_missing_package_is_refused_with_its_command(
     field: str, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(track.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UsageError, match=f"watch.{field} needs a package that is not installed here: {command}"):
-        track.check_trackers(WatchConfig(**{field: "x"}))
+        trackers.check_trackers(WatchConfig(**{field: "x"}))
 
 
 def test_mlflow_keeps_a_run_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     uri = (tmp_path / "runs").as_uri()
-    tracker = track.MLflow(uri, {"model": {"layers": 2}})
+    tracker = trackers.MLflow(uri, {"model": {"layers": 2}})
     tracker.log(1, {"train/loss": 2.5})
     tracker.close()
     client = mlflow.MlflowClient(tracking_uri=uri)

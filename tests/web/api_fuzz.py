@@ -26,7 +26,7 @@ from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.generation import GenerationMode
 
 from pages import samples
-from trainmaster.store import Database, money, tokens, webhooks
+from trainmaster.store import Database, costs, tokens, webhooks
 from trainmaster.store.tokens import Role
 from trainmaster.web.app import create_app
 from web.furnished import iterated, keep, serving
@@ -56,7 +56,7 @@ def furnish(db: Database, home: Path) -> dict[str, list[Any]]:
     paths = ("project.yaml", "attempts/1/rank-0.log", "outputs/model.bin")
     keep(db, home, full.id, dict.fromkeys(paths, b"x" * 1000))
     with db.write() as conn:
-        money.set_budget(conn, "research", "month", 10_000, at=at)
+        costs.set_budget(conn, "research", "month", 10_000, at=at)
         tokens.issue(conn, name="spare", role=Role.USER, project=None, at=at)
         webhooks.insert_webhook(conn, HOOK, url="https://hooks.example.org/x", project=None, topics=[], at=at)
     return {

@@ -17,7 +17,7 @@ from pages import samples
 from trainmaster.core.events import Event
 from trainmaster.core.states import Status
 from trainmaster.storage import open_store
-from trainmaster.store import Database, kept, tokens
+from trainmaster.store import Database, artifacts, tokens
 from trainmaster.store.tokens import Role
 
 JOBS = "/v1/training/jobs"
@@ -61,7 +61,7 @@ def keep(db: Database, home: Path, job_id: str, files: dict[str, bytes]) -> None
     with db.write() as conn:
         for path, content in files.items():
             store.put(f"jobs/{job_id}/{path}", content)
-            kept.insert_artifact(
+            artifacts.insert_artifact(
                 conn, job_id=job_id, attempt=None, kind="log", path=path, size_bytes=len(content), sha256="0" * 64,
                 at=datetime.now(UTC),
             )  # fmt: skip

@@ -11,11 +11,11 @@ from starlette.testclient import TestClient
 from pages import samples
 from trainmaster.core.errors import UsageError
 from trainmaster.core.schema import to_plain
-from trainmaster.store import Database, tokens, trail
+from trainmaster.store import Database, audit, tokens
 from trainmaster.store.tokens import Role
 from trainmaster.web.app import create_app
 from trainmaster.web.auth import COOKIE, PUBLIC, may_bind
-from trainmaster.web.limit import Limiter, Rate
+from trainmaster.web.rate_limit import Limiter, Rate
 from web.conftest import BASE, LOCAL
 from web.furnished import JOBS, issue
 
@@ -81,7 +81,7 @@ def test_a_revoked_token_is_refused_at_once(closed: TestClient, db: Database) ->
     assert closed.delete("/v1/tokens/ann", headers=admin).status_code == 204
     assert outcome(closed.get(JOBS, headers=ann)) == (401, "bad_token")
     assert closed.delete("/v1/tokens/ann", headers=admin).status_code == 204  # a second time changes nothing
-    assert [row.action for row in trail.list_audit(db, subject="token:ann")] == ["token.revoke"]
+    assert [row.action for row in audit.list_audit(db, subject="token:ann")] == ["token.revoke"]
 
 
 def test_a_viewer_reads_a_user_submits_an_admin_rules(closed: TestClient, db: Database) -> None:

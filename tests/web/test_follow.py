@@ -18,7 +18,7 @@ from trainmaster.core.states import Stage, Status
 from trainmaster.store import Database, reads, tokens, writes
 from trainmaster.store.tokens import Role
 from trainmaster.web.app import create_app
-from trainmaster.web.follow import Followers
+from trainmaster.web.streaming import Followers
 from web.furnished import JOBS, issue, keep, serving
 
 SSE = {"Accept": "text/event-stream"}

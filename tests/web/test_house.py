@@ -12,10 +12,10 @@ from sqlalchemy import insert
 from starlette.testclient import TestClient
 
 from pages import samples
-from trainmaster.control.channels import TOPICS
-from trainmaster.control.signing import sign
-from trainmaster.store import Database, money, tables
-from trainmaster.web.routes.hooks import Topic
+from trainmaster.control.notify.channels import TOPICS
+from trainmaster.control.notify.signing import sign
+from trainmaster.store import Database, costs, tables
+from trainmaster.web.routes.webhooks import Topic
 from web.furnished import JOBS
 
 
@@ -25,7 +25,7 @@ def test_costs_are_cents_and_unknown_is_never_nothing(client: TestClient, db: Da
         "cents": None, "known_cents": 0, "unknown_parts": 1,
     }  # fmt: skip
     with db.write() as conn:
-        money.set_price(conn, story.attempt, 360_000.0)  # a dollar a second
+        costs.set_price(conn, story.attempt, 360_000.0)  # a dollar a second
     cost = client.get(f"{JOBS}/{story.id}/cost").json()
     seconds = (story.at - samples.T0).total_seconds()
     assert 0 < cost["total"]["cents"] <= seconds * 100

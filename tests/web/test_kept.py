@@ -15,7 +15,7 @@ from trainmaster.core.states import Status
 from trainmaster.storage import open_store
 from trainmaster.store import Database, reads, walk
 from trainmaster.web.app import create_app
-from trainmaster.web.live import LivePages
+from trainmaster.web.page_cache import LivePages
 from web.conftest import BASE, LOCAL
 from web.furnished import JOBS, keep
 

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from pages import samples
 from trainmaster.core.schema import to_plain
-from trainmaster.store import Database, money, reads
+from trainmaster.store import Database, costs, reads
 from trainmaster.web.app import create_app
 from web.conftest import BASE, LOCAL
 from web.furnished import JOBS
@@ -60,7 +60,7 @@ def test_a_key_is_a_word(client: TestClient) -> None:
 
 def test_a_project_that_has_spent_its_budget_gets_no_job(client: TestClient, any_db: Database) -> None:
     with any_db.write() as conn:
-        money.set_budget(conn, "research", "total", 0, at=samples.T0)
+        costs.set_budget(conn, "research", "total", 0, at=samples.T0)
     answer = send(client, None, resources={"price_per_hour": 2.0})
     assert (answer.status_code, answer.json()["error"]["code"]) == (402, "over_budget")
     assert reads.count_jobs(any_db) == 0

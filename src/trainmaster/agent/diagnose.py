@@ -24,7 +24,7 @@ _ROOM_BYTES = 64 * 1024  # less is a full disk: file systems keep a few blocks t
 # In order: the first that is found names the reason. Causes stand before the symptoms they bring about, because a rank
 # that runs out of memory also closes its connections.
 PATTERNS: tuple[tuple[str, Reason], ...] = (
-    (r"\bout of memory: rank \d+ ", Reason.OUT_OF_MEMORY),  # train/memory_words.py, which says what to change
+    (r"\bout of memory: rank \d+ ", Reason.OUT_OF_MEMORY),  # train/watch/oom.py, which says what to change
     (r"CUDA out of memory", Reason.OUT_OF_MEMORY),  # c10/cuda/CUDACachingAllocator.cpp
     (r"CUDA error: out of memory", Reason.OUT_OF_MEMORY),  # cudaGetErrorString(cudaErrorMemoryAllocation)
     (r"Cuda failure (\d+ )?'out of memory'", Reason.OUT_OF_MEMORY),  # NCCL, src/include/checks.h
@@ -40,7 +40,10 @@ PATTERNS: tuple[tuple[str, Reason], ...] = (
     (r"uncorrectable NVLink error", Reason.NODE_LOST),  # cudaGetErrorString(cudaErrorNvlinkUncorrectable)
     # The port that was free a moment ago is taken: torch/csrc/distributed/c10d/socket.cpp
     (r"server socket has failed to listen on any local network address", Reason.TARGET_ERROR),
-    (r"\bhang: (rank \d+ |all \d+ ranks )", Reason.COLLECTIVE_TIMEOUT),  # train/blame.py, which names who is missing
+    (
+        r"\bhang: (rank \d+ |all \d+ ranks )",
+        Reason.COLLECTIVE_TIMEOUT,
+    ),  # train/watch/hang.py, which names who is missing
     (r"Watchdog caught collective operation timeout", Reason.COLLECTIVE_TIMEOUT),  # c10d/ProcessGroupNCCL.cpp
     (r"Timed out waiting \d+ms for (recv|send) operation", Reason.COLLECTIVE_TIMEOUT),  # gloo/transport/tcp
     (r"Connection closed by peer", Reason.COLLECTIVE_TIMEOUT),  # gloo/transport/tcp/pair.cc, NCCL src/misc/socket.cc

@@ -10,7 +10,7 @@ from typing import Any
 from trainmaster import checks
 from trainmaster.agent.diagnose import Outcome
 from trainmaster.agent.watch import Watch
-from trainmaster.checks import _document, _profiles
+from trainmaster.checks import document, profiles
 from trainmaster.core import schema
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.core.plan import Plan
@@ -30,7 +30,7 @@ def run(plan: Plan, events: Emitter, watch: Watch) -> Outcome | None:
         return None
     try:
         planned = checks.plan(spec.level, (), spec.skip)
-        _profiles.resolve(_expected(spec))  # a profile nobody knows is told before anything is measured
+        profiles.resolve(_expected(spec))  # a profile nobody knows is told before anything is measured
     except TrainmasterError as wrong:
         return Outcome(reason=Reason.CHECK_INCOMPLETE, message=f"the pre-flight could not be planned: {wrong}")
     events.emit("PREFLIGHT", "start", planned=planned)
@@ -44,7 +44,7 @@ def run(plan: Plan, events: Emitter, watch: Watch) -> Outcome | None:
 
 def _expected(spec: Preflight) -> list[str | Mapping[str, object]]:
     """What each node should have: its profile, and over that what the spec states."""
-    return [*([spec.profile] if spec.profile else []), _document.stated(spec.expect)]
+    return [*([spec.profile] if spec.profile else []), document.stated(spec.expect)]
 
 
 def _collect(plan: Plan, events: Emitter, watch: Watch) -> tuple[list[CheckResult], Outcome | None]:
@@ -59,7 +59,7 @@ def _collect(plan: Plan, events: Emitter, watch: Watch) -> tuple[list[CheckResul
     def work() -> None:
         try:
             host = Host()
-            expect = _profiles.resolve(_expected(spec), host).expect
+            expect = profiles.resolve(_expected(spec), host).expect
             checks.run(host, expect, level=spec.level, skip=spec.skip, on_result=put)
             put(None)
         except BaseException as wrong:  # raised again by the reader below

@@ -27,6 +27,7 @@ from trainmaster.core.results import CheckResult, Finding, Verdict, error
 from trainmaster.node.host import Host, Snapshot
 
 LEVELS = (1, 2, 3)
+FOLDERS = ("gpu", "active", "fabric", "system")
 TIMEOUT_S = 60.0  # of a check that states none; above the 30 s a command may take, so that its own error is told
 
 
@@ -41,13 +42,23 @@ class Check(Protocol):
 
 
 def names() -> list[str]:
-    """Every check there is: the modules of this folder whose name has no leading underscore."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+    """Every check there is: the modules of the four folders whose name has no leading underscore."""
+    return sorted(_folders())
 
 
 def load(name: str) -> Check:
     """The check of that name."""
-    return cast(Check, importlib.import_module(f"{__name__}.{name}"))
+    return cast(Check, importlib.import_module(f"{__name__}.{_folders()[name]}.{name}"))
+
+
+def _folders() -> dict[str, str]:
+    """The folder of each check."""
+    return {
+        module.name: folder
+        for folder in FOLDERS
+        for module in pkgutil.iter_modules([f"{place}/{folder}" for place in __path__])
+        if not module.name.startswith("_")
+    }
 
 
 def plan(level: int, only: Sequence[str] = (), skip: Sequence[str] = ()) -> list[str]:

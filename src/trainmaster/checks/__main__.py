@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainmaster import checks
-from trainmaster.checks import LEVELS, _document, _profiles
+from trainmaster.checks import LEVELS, profiles
+from trainmaster.checks import document as _document
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.core.health import NodeHealth
 from trainmaster.core.results import CheckResult
@@ -25,8 +26,8 @@ def main(words: list[str] | None = None) -> int:
         host = open_host(replay=options.replay, capture=options.capture)
         wanted: list[str | Mapping[str, object]] = [*options.expect]
         if options.expect_json:
-            wanted.append(_profiles.parse_document(json.loads(options.expect_json)))
-        known = _profiles.resolve(wanted, host)
+            wanted.append(profiles.parse_document(json.loads(options.expect_json)))
+        known = profiles.resolve(wanted, host)
         health = _document.measure(
             host,
             known.expect,
@@ -58,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--nagios", action="store_true", help="end with 0, 1, 2 or 3 as Nagios reads them")
     parser.add_argument("--capture", type=Path, metavar="DIR", help="write down everything that was read")
     parser.add_argument("--replay", type=Path, metavar="DIR", help="judge a captured machine instead of this one")
-    # For the machine that asks over a network (targets/_boot.py).
+    # For the machine that asks over a network (cluster/bootstrap.py).
     parser.add_argument("--expect-json", metavar="TEXT", help="the whole expectation as one JSON object")
     parser.add_argument("--node", metavar="NAME", help="the name this machine is asked by")
     parser.add_argument("--progress", action="store_true", help="name the check at work on standard error")

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
-from trainmaster.cli import _say
+from trainmaster.cli import _console
 
 if TYPE_CHECKING:
-    from trainmaster.checks._diff import Change
+    from trainmaster.cluster.diff import Change
 
 _COLOUR = {"worse": "bold red", "new": "yellow", "gone": "yellow", "better": "green", "changed": "cyan"}
 
 
 def show(changes: list[Change], *, since: str) -> None:
     if not changes:
-        _say.out.print(f"nothing changed since {escape(since)}")
+        _console.out.print(f"nothing changed since {escape(since)}")
         return
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in (f"since {since}", "node", "check", "device", "then", "now", "reason"):
@@ -28,9 +28,9 @@ def show(changes: list[Change], *, since: str) -> None:
             escape(change.node),
             escape(change.check),
             escape(change.device or ""),
-            _say.paint(str(change.before or "")),
-            _say.paint(str(change.after or "")),
+            _console.paint(str(change.before or "")),
+            _console.paint(str(change.after or "")),
             escape(change.reason),
         )
-    _say.out.print()
-    _say.out.print(table)
+    _console.out.print()
+    _console.out.print(table)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainmaster import __version__
-from trainmaster.cli import _say
+from trainmaster.cli import _console
 from trainmaster.core.schema import to_plain
 
 if TYPE_CHECKING:
@@ -40,17 +40,18 @@ def show(proof: Proof) -> None:
     for name in _HEAD:
         table.add_column(name, justify="left" if name in ("who and where", "resumed from") else "right")
     for cells in _rows(proof):
-        table.add_row(*(_say.plain(cell) for cell in cells))
-    _say.out.print(table)
-    _say.out.print()
+        table.add_row(*(_console.plain(cell) for cell in cells))
+    _console.out.print(table)
+    _console.out.print()
     for result in proof.results:
         for finding in result.findings:
-            to_do = f"  [dim]→ {_say.plain(finding.action)}[/]" if finding.action else ""
-            _say.out.print(
-                f"{_say.paint(finding.verdict, width=6)} {_DOES[result.check]}: {_say.plain(finding.reason)}{to_do}",
+            to_do = f"  [dim]→ {_console.plain(finding.action)}[/]" if finding.action else ""
+            verdict = _console.paint(finding.verdict, width=6)
+            _console.out.print(
+                f"{verdict} {_DOES[result.check]}: {_console.plain(finding.reason)}{to_do}",
                 soft_wrap=True,
             )
-    _say.out.print(f"{_say.paint(proof.overall)}  {_sentence(proof)}", soft_wrap=True)
+    _console.out.print(f"{_console.paint(proof.overall)}  {_sentence(proof)}", soft_wrap=True)
 
 
 def document(proof: Proof) -> dict[str, Any]:
@@ -97,7 +98,7 @@ def save(proof: Proof, folder: Path) -> None:
     try:
         page = render_html(proof)
     except ImportError:
-        _say.note("no drill.html: its drawing needs pip install 'trainmaster[server]'")
+        _console.note("no drill.html: its drawing needs pip install 'trainmaster[server]'")
         return
     (folder / "drill.html").write_text(page)
 

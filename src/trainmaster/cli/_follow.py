@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from trainmaster.cli._say import out, paint
+from trainmaster.cli._console import out, paint
 
 if TYPE_CHECKING:
     from trainmaster.client import Event

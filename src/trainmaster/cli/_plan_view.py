@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from trainmaster.cli import _plot, _say
+from trainmaster.cli import _console, _plot
 
 _FIRST_COLUMNS, _COLUMN = 23, 8  # widths of the table of GPUs
 _WHAT = {
@@ -23,24 +23,24 @@ _WHAT = {
 
 def show(answer: Mapping[str, Any]) -> None:
     """All of it, the verdict first."""
-    _say.out.print(_head(answer))
-    _say.out.print(_verdict(answer), soft_wrap=True)
-    _say.out.print()
-    _say.out.print(_memory(answer))
+    _console.out.print(_head(answer))
+    _console.out.print(_verdict(answer), soft_wrap=True)
+    _console.out.print()
+    _console.out.print(_memory(answer))
     if answer["speed"] is not None:
-        _say.out.print(_speed(answer))
+        _console.out.print(_speed(answer))
     for line in (*_run(answer), *_checkpoint(answer), *_suggestion(answer)):
-        _say.out.print(line, soft_wrap=True)
-    _say.out.print()
-    _say.out.print("[bold]Where it fits[/], tokens/s in the fastest setting that does")
-    _say.out.print("[dim]– does not fit; ≤ without communication, which nobody has published[/]", soft_wrap=True)
-    _say.out.print(_table(answer))
+        _console.out.print(line, soft_wrap=True)
+    _console.out.print()
+    _console.out.print("[bold]Where it fits[/], tokens/s in the fastest setting that does")
+    _console.out.print("[dim]– does not fit; ≤ without communication, which nobody has published[/]", soft_wrap=True)
+    _console.out.print(_table(answer))
     peak = answer["peak_learning_rate"]
-    _say.out.print(f"\n[bold]Learning rate[/] over {answer['run']['steps']:,} steps, as a share of {peak:g}")
+    _console.out.print(f"\n[bold]Learning rate[/] over {answer['run']['steps']:,} steps, as a share of {peak:g}")
     for line in _plot.curve([(step, rate / peak) for step, rate in answer["learning_rates"]], width=60, height=5):
-        _say.out.print(line, style="cyan")
+        _console.out.print(line, style="cyan")
     for note in answer["notes"]:
-        _say.out.print(f"[dim]note: {_say.plain(note)}[/]", soft_wrap=True)
+        _console.out.print(f"[dim]note: {_console.plain(note)}[/]", soft_wrap=True)
 
 
 def _head(answer: Mapping[str, Any]) -> str:
@@ -50,7 +50,7 @@ def _head(answer: Mapping[str, Any]) -> str:
     passes = f", {setting['passes']} passes of {setting['micro_sequences']}" if setting["passes"] > 1 else ""
     masters = {4: "fp32", 2: "bf16"}[setting["master_bytes"]]
     return (
-        f"[bold]{_say.plain(name)}[/], {answer['parameters']:,} parameters{active}\n"
+        f"[bold]{_console.plain(name)}[/], {answer['parameters']:,} parameters{active}\n"
         f"{answer['batch_sequences']:,} × {answer['sequence_tokens']:,} tokens a step{passes}; "
         f"recompute {setting['recompute']}, {'compiled' if setting['compiled'] else 'eager'}"
         f"{', float8' if setting['float8'] else ''}, {masters} masters, "
@@ -72,7 +72,7 @@ def _verdict(answer: Mapping[str, Any]) -> str:
     ways = list(answer["would_fit"])
     if answer["suggestion"] is not None:
         ways.insert(0, " ".join(answer["suggestion"]["overrides"]))
-    lines += [f"  would fit: {_say.plain(way)}" for way in ways] or ["  nothing that is known here would hold it"]
+    lines += [f"  would fit: {_console.plain(way)}" for way in ways] or ["  nothing that is known here would hold it"]
     return "\n".join(lines)
 
 
@@ -111,7 +111,7 @@ def _run(answer: Mapping[str, Any]) -> list[str]:
     run = answer["run"]
     whole = f"[bold]Whole run[/] {run['steps']:,} steps, {_short(run['tokens'])} tokens"
     if run["seconds"] is None:
-        return ["", f"{whole}; how long is not known: {_say.plain(answer['speed_unknown'])}"]
+        return ["", f"{whole}; how long is not known: {_console.plain(answer['speed_unknown'])}"]
     cost = "name a --price or an --instance for the cost"
     if run["usd"] is not None:
         cost = f"[bold]${run['usd']:,.2f}[/] at ${run['usd_per_gpu_hour']:.2f} a GPU hour"
@@ -136,13 +136,13 @@ def _suggestion(answer: Mapping[str, Any]) -> list[str]:
     speed = f"{found['tokens_per_s']:,.0f} tokens/s, " if found["tokens_per_s"] is not None else ""
     return [
         f"[bold]Fastest[/] that fits: {speed}{_gib(found['needed_bytes'])} of each GPU",
-        f"  {_say.plain(found['command'])}",
+        f"  {_console.plain(found['command'])}",
     ]
 
 
 def _table(answer: Mapping[str, Any]) -> Table:
     counts = [cell["gpus"] for cell in answer["table"][0]["counts"]] if answer["table"] else []
-    shown = max(3, (_say.out.width - _FIRST_COLUMNS) // _COLUMN)  # the JSON has all of them
+    shown = max(3, (_console.out.width - _FIRST_COLUMNS) // _COLUMN)  # the JSON has all of them
     table = Table(box=None)
     table.add_column("GPU", no_wrap=True)
     table.add_column("GiB", justify="right", no_wrap=True)

@@ -8,12 +8,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainmaster.cli import _journal, _say
+from trainmaster.cli import _console
+from trainmaster.cluster import journal
 from trainmaster.core.errors import HostError, SpecError, TargetError, UsageError
 
 if TYPE_CHECKING:
+    from trainmaster.cluster.schedulers import Place, Scheduler
     from trainmaster.core.health import ClusterHealth
-    from trainmaster.targets._schedulers import Place, Scheduler
 
 TIMEOUT_S = 30.0
 HEALTH = "health.json"
@@ -35,7 +36,7 @@ def load(bundle: Path) -> ClusterHealth:
 def show(commands: Sequence[Sequence[str]]) -> None:
     """Commands as a person could paste them."""
     for command in commands:
-        _say.out.out(shlex.join(command), highlight=False)
+        _console.out.out(shlex.join(command), highlight=False)
 
 
 def look(scheduler: Scheduler, node: str) -> Place:
@@ -60,7 +61,7 @@ def run(command: Sequence[str]) -> str:
 def note(home: Path, did: str, node: str, **fields: Any) -> None:
     """Write into the journal of remedies."""
     row = {"at": datetime.now(UTC).isoformat(timespec="microseconds"), "did": did, "node": node, **fields}
-    _journal.append(home / _journal.REMEDIES, [row])
+    journal.append(home / journal.REMEDIES, [row])
 
 
 def plain(text: str) -> str:

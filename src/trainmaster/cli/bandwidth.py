@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 from rich.markup import escape
 
-from trainmaster.cli import _say
+from trainmaster.cli import _console
 from trainmaster.core.errors import UsageError
 from trainmaster.core.results import CheckResult, exit_code, judge_overall
 
@@ -115,7 +115,7 @@ def bandwidth(
     if out is not None:
         save(found, out)
     if as_json:
-        _say.as_json(document(found))
+        _console.as_json(document(found))
     else:
         _show(found)
     code = exit_code(found.overall, strict=strict)
@@ -143,10 +143,10 @@ class _Table:
         if self._quiet:
             return
         if not self._last:
-            _say.out.print(f"[dim]{_HEAD}\n{_UNITS}[/]", soft_wrap=True)
+            _console.out.print(f"[dim]{_HEAD}\n{_UNITS}[/]", soft_wrap=True)
         name, self._last = (row.collective if row.collective != self._last else ""), row.collective
         wrong = f"  [bold red]{sum(item.count for item in row.wrong):,} wrong[/]" if row.wrong else ""
-        _say.out.print(
+        _console.out.print(
             f"{name:<15}{render_size(row.size_bytes):>10}{row.repeats:>8}{row.time_us:>12.1f}{row.algbw_gbps:>11.3f}"
             f"[bold]{row.busbw_gbps:>11.3f}[/]{row.median_us:>12.1f}{row.p95_us:>12.1f}{wrong}",
             soft_wrap=True,
@@ -155,18 +155,22 @@ class _Table:
 
 def _show(found: Report) -> None:
     many = f"{found.world} ranks on {found.nodes} node{'s' if found.nodes > 1 else ''}"
-    _say.out.print(f"\n{many}, {found.backend}: {escape(found.transport)}", soft_wrap=True)
+    _console.out.print(f"\n{many}, {found.backend}: {escape(found.transport)}", soft_wrap=True)
     for note in found.notes:
-        _say.out.print(f"[yellow]note[/] {escape(note)}", soft_wrap=True)
+        _console.out.print(f"[yellow]note[/] {escape(note)}", soft_wrap=True)
     _findings(found.results)
-    _say.out.print(f"{_say.paint(found.overall)}  {len(found.rows)} rows in {found.took_s:.1f} s", soft_wrap=True)
+    _console.out.print(
+        f"{_console.paint(found.overall)}  {len(found.rows)} rows in {found.took_s:.1f} s", soft_wrap=True
+    )
 
 
 def _findings(results: Iterable[CheckResult]) -> None:
     for result in results:
         for finding in result.findings:
             to_do = f"  [dim]→ {escape(finding.action)}[/]" if finding.action else ""
-            _say.out.print(f"{_say.paint(finding.verdict, width=6)} {escape(finding.reason)}{to_do}", soft_wrap=True)
+            _console.out.print(
+                f"{_console.paint(finding.verdict, width=6)} {escape(finding.reason)}{to_do}", soft_wrap=True
+            )
 
 
 def _read(path: str) -> bytes:
@@ -180,8 +184,8 @@ def _end(result: CheckResult, *, as_json: bool, strict: bool) -> NoReturn:
     overall = judge_overall([result], planned=[result.check])
     code = exit_code(overall, strict=strict)
     if as_json:
-        _say.as_json({"results": [result], "overall": overall, "exit_code": code})
+        _console.as_json({"results": [result], "overall": overall, "exit_code": code})
     else:
         _findings([result])
-        _say.out.print(_say.paint(overall))
+        _console.out.print(_console.paint(overall))
     raise typer.Exit(code)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trainmaster.cli import _say, _server
+from trainmaster.cli import _console, _server
 from trainmaster.cli._home import HomeOption, find, open_home
 from trainmaster.cli._server import ServerOption
 
@@ -37,8 +37,8 @@ def cancel(
 
     row = control.cancel(db, find(db, job).id)
     if wait:
-        from trainmaster.cli._drive import driving
         from trainmaster.cli._follow import follow
+        from trainmaster.cli._inline_reconciler import driving
 
         with driving(db, folder):
             row = follow(db, row.id)
@@ -47,6 +47,6 @@ def cancel(
 
 def _tell(row: Any, *, json: bool) -> None:
     if json:
-        _say.as_json({name: getattr(row, name) for name in ("id", "name", "project", "status", "stage", "reason")})
+        _console.as_json({name: getattr(row, name) for name in ("id", "name", "project", "status", "stage", "reason")})
     else:
-        _say.out.print(f"{row.name} {row.id}: {_say.paint(row.status)}")
+        _console.out.print(f"{row.name} {row.id}: {_console.paint(row.status)}")

@@ -14,7 +14,7 @@ from trainmaster.cli._home import HomeOption, locate
 from trainmaster.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from trainmaster.checks._profiles import Resolved
+    from trainmaster.checks.profiles import Resolved
     from trainmaster.core.health import ClusterHealth, NodeHealth
 
 
@@ -69,9 +69,10 @@ def check(
 
       trainmaster check --level 2 --out evidence/ --upload s3://bucket/acceptance/node-7
     """
-    from trainmaster.checks import _bundle, _document, _profiles
-    from trainmaster.checks import _diff as between
-    from trainmaster.cli import _diff, _matrix, _say
+    from trainmaster.checks import document, profiles
+    from trainmaster.cli import _cluster_table, _console, _diff
+    from trainmaster.cluster import diff as between
+    from trainmaster.cluster import evidence
     from trainmaster.core.health import ClusterHealth
     from trainmaster.core.results import exit_code
 
@@ -80,11 +81,11 @@ def check(
     # Before anything is written: a wrong name makes no folder.
     planned, together = _plan(level, _names(only), _names(skip), on=on)
     if out is not None:
-        _bundle.refuse_used(out)
-    before = _bundle.load(diff) if diff is not None else None
+        evidence.refuse_used(out)
+    before = evidence.load(diff) if diff is not None else None
     node: NodeHealth | None = None
     if on is not None:
-        known = _profiles.resolve(wanted)
+        known = profiles.resolve(wanted)
         health = _cluster(on, known, level=level, planned=planned, together=together, timeout_s=timeout, out=out)
     else:
         node = _node(wanted, level=level, planned=planned, replay=replay, capture=capture, out=out)
@@ -97,13 +98,13 @@ def check(
         _remember(home, health)
     changes = between.compare(before, health) if before is not None else None
     if as_json:
-        plain = _document.document(node, strict=strict, nagios=nagios) if node is not None else health.to_plain()
-        _say.as_json(plain if changes is None else {**plain, "diff": changes})
+        plain = document.document(node, strict=strict, nagios=nagios) if node is not None else health.to_plain()
+        _console.as_json(plain if changes is None else {**plain, "diff": changes})
     else:
         if node is not None:
             _show(node)
         else:
-            _matrix.show(health)
+            _cluster_table.show(health)
         if changes is not None:
             _diff.show(changes, since=str(diff))
     raise typer.Exit(exit_code(health.overall, strict=strict, nagios=nagios))
@@ -123,14 +124,14 @@ def _refuse_contradictions(
 def _plan(level: int, only: list[str], skip: list[str], *, on: str | None) -> tuple[list[str], bool]:
     """What every node checks alone, and whether collectives run between them afterwards."""
     from trainmaster import checks
-    from trainmaster.cli import _collective
+    from trainmaster.cluster import collectives
 
-    name = _collective.NAME
+    name = collectives.NAME
     if name in only and on is None:
         raise UsageError(f"{name} run between nodes: add --on ssh:hosts.yaml, or use `trainmaster bandwidth` here")
-    if name in only and level < _collective.LEVEL:
-        raise UsageError(f"{name} needs --level {_collective.LEVEL}; this is level {level}")
-    together = on is not None and level >= _collective.LEVEL and name not in skip and (not only or name in only)
+    if name in only and level < collectives.LEVEL:
+        raise UsageError(f"{name} needs --level {collectives.LEVEL}; this is level {level}")
+    together = on is not None and level >= collectives.LEVEL and name not in skip and (not only or name in only)
     if only == [name]:
         only = ["gpu_count", "hostname"]  # nobody is taken into a run who was not asked alone
     return checks.plan(level, [n for n in only if n != name], [n for n in skip if n != name]), together
@@ -138,14 +139,14 @@ def _plan(level: int, only: list[str], skip: list[str], *, on: str | None) -> tu
 
 def read_words(words: list[str]) -> list[str | Mapping[str, object]]:
     """The words of `--expect`, with each YAML file read; every fault now, before a machine is asked."""
-    from trainmaster.checks import _profiles
-    from trainmaster.cli import _document
+    from trainmaster.checks import profiles
+    from trainmaster.cli import _yaml_file
 
     found: list[str | Mapping[str, object]] = [
-        _document.load(Path(word)).read(_profiles.parse_document) if word.endswith((".yaml", ".yml")) else word
+        _yaml_file.load(Path(word)).read(profiles.parse_document) if word.endswith((".yaml", ".yml")) else word
         for word in words
     ]
-    _profiles.resolve(found)
+    profiles.resolve(found)
     return found
 
 
@@ -159,18 +160,19 @@ def _node(
     out: Path | None,
 ) -> NodeHealth:
     """This machine, or a captured one."""
-    from trainmaster.checks import _bundle, _document, _profiles
-    from trainmaster.cli import _say
+    from trainmaster.checks import document, profiles
+    from trainmaster.cli import _console
+    from trainmaster.cluster import evidence
     from trainmaster.core.results import CheckResult
     from trainmaster.node.recorded import open_host
 
     host = open_host(replay=replay)
-    name = _document.name_of(host)
+    name = document.name_of(host)
     if out is not None:
-        capture = _bundle.capture_folder(out, name or "")
+        capture = evidence.capture_folder(out, name or "")
     host = open_host(replay=replay, capture=capture)
     # Nobody sees a progress line in a file or a pipe.
-    with _say.err.status("", spinner="dots") if sys.stdout.isatty() else _Quiet() as progress:
+    with _console.err.status("", spinner="dots") if sys.stdout.isatty() else _Quiet() as progress:
 
         def on_result(result: CheckResult) -> None:
             done = planned.index(result.check) + 1
@@ -178,8 +180,8 @@ def _node(
             progress.update(f"[dim]{done}/{len(planned)}[/] {now}")
 
         progress.update(f"[dim]0/{len(planned)}[/] {planned[0]}")
-        known = _profiles.resolve(wanted, host)
-        return _document.measure(
+        known = profiles.resolve(wanted, host)
+        return document.measure(
             host, known.expect, level=level, only=planned, node=name, profile=known.profile, on_result=on_result
         )
 
@@ -196,41 +198,42 @@ def _cluster(
 ) -> ClusterHealth:
     """Every node of a target, each alone and all at once; then, if planned, collectives between those fit for it."""
     from trainmaster import __version__
-    from trainmaster.checks import _document
-    from trainmaster.cli import _collective, _matrix, _nodes, _say
+    from trainmaster.checks import document
+    from trainmaster.cli import _cluster_table, _console
+    from trainmaster.cluster import collectives, gather
 
-    hosts = _nodes.load_hosts(on)
-    order = _nodes.Order(
+    hosts = gather.load_hosts(on)
+    order = gather.Order(
         level=level,
-        expect=_document.stated(known.expect),
+        expect=document.stated(known.expect),
         profile=known.profile,
         planned=planned,
         version=__version__,
-        timeout_s=timeout_s or _nodes.TIMEOUT_S[level],
+        timeout_s=timeout_s or gather.TIMEOUT_S[level],
     )
-    ahead, silent, figures = [host.name for host in hosts.hosts], [], _nodes.Figures()
-    with _say.err.status("", spinner="dots") if sys.stderr.isatty() else _Quiet() as progress:
+    ahead, silent, figures = [host.name for host in hosts.hosts], [], gather.Figures()
+    with _console.err.status("", spinner="dots") if sys.stderr.isatty() else _Quiet() as progress:
 
         def on_answer(name: str, word: str) -> None:
             ahead.remove(name)
             if word == "silent":
                 silent.append(name)
             done = len(hosts.hosts) - len(ahead)
-            lost = f"; silent: {_matrix.fold(silent)}" if silent else ""
-            waiting = f"; waiting for {_matrix.fold(ahead)}" if ahead else ""
-            progress.update(f"[dim]{done}/{len(hosts.hosts)} answered[/]{_say.plain(lost + waiting)}")
+            lost = f"; silent: {_cluster_table.fold(silent)}" if silent else ""
+            waiting = f"; waiting for {_cluster_table.fold(ahead)}" if ahead else ""
+            progress.update(f"[dim]{done}/{len(hosts.hosts)} answered[/]{_console.plain(lost + waiting)}")
 
         progress.update(f"[dim]0/{len(hosts.hosts)} answered[/]")
-        health = _nodes.gather(hosts, order, bundle=out, on_answer=on_answer, figures=figures)
+        health = gather.gather(hosts, order, bundle=out, on_answer=on_answer, figures=figures)
         if together:
             progress.update("[dim]collectives[/] between the nodes that are sound")
-            result = _collective.measure(health, hosts, level=level, timeout_s=timeout_s, bundle=out)
+            result = collectives.measure(health, hosts, level=level, timeout_s=timeout_s, bundle=out)
             took_s = round(health.took_s + result.took_s, 3)
             health = replace(health, cluster=(*health.cluster, result), took_s=took_s)
     sent, back = figures.sent_bytes / 1024, figures.received_bytes / 1024
-    _say.note(f"{len(hosts.hosts)} hosts in {health.took_s:.1f} s; sent {sent:.0f} KiB, got {back:.0f} KiB back")
+    _console.note(f"{len(hosts.hosts)} hosts in {health.took_s:.1f} s; sent {sent:.0f} KiB, got {back:.0f} KiB back")
     if together:
-        _say.note(_say.plain(_collective.summary(result)))
+        _console.note(_console.plain(collectives.summary(result)))
     return health
 
 
@@ -249,38 +252,42 @@ class _Quiet:
 
 def _keep(out: Path, health: ClusterHealth, *, price: float | None, upload: str | None) -> None:
     """The bundle on disk, its reports beside the evidence, and all of it in a store where one was named."""
-    from trainmaster.checks import _bundle
-    from trainmaster.cli import _say
+    from trainmaster.cli import _console
+    from trainmaster.cluster import evidence
 
-    _bundle.save(out, health)
+    evidence.save(out, health)
     _write_reports(out, health, price)
     if upload is not None:
         from trainmaster import storage
 
         sent = storage.upload_bundle(out, upload)
-        _say.note(f"{len(sent)} files sent to {_say.plain(upload)}")
+        _console.note(f"{len(sent)} files sent to {_console.plain(upload)}")
 
 
 def _write_reports(out: Path, health: ClusterHealth, price: float | None) -> None:
     """report.html and its siblings, beside the evidence; without their packages the evidence is still whole."""
-    from trainmaster.cli import _prices, _say
+    from trainmaster.cli import _console
+    from trainmaster.cluster import prices
 
     try:
         from trainmaster.report.health import write_bundle
     except ImportError:
-        _say.note("no report.html: it needs packages that are not installed; run: pip install 'trainmaster\\[server]'")
+        _console.note(
+            "no report.html: it needs packages that are not installed; run: pip install 'trainmaster\\[server]'"
+        )
         return
-    write_bundle(health, out, cost=_prices.find(health, price))
+    write_bundle(health, out, cost=prices.find(health, price))
 
 
 def _remember(home: Path | None, health: ClusterHealth) -> None:
     """Each GPU's verdict joins its history. A verdict is not lost because a history cannot be written."""
-    from trainmaster.cli import _journal, _say
+    from trainmaster.cli import _console
+    from trainmaster.cluster import journal
 
     try:
-        _journal.record(locate(home), health)
+        journal.record(locate(home), health)
     except UsageError as wrong:
-        _say.note(f"not added to the history of GPUs: {_say.plain(str(wrong))}")
+        _console.note(f"not added to the history of GPUs: {_console.plain(str(wrong))}")
 
 
 def _names(words: list[str] | None) -> list[str]:
@@ -293,8 +300,8 @@ def _show(health: NodeHealth) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from trainmaster.checks import _document
-    from trainmaster.cli import _say
+    from trainmaster.checks import document
+    from trainmaster.cli import _console
     from trainmaster.core.results import Verdict
 
     table = Table(box=None, pad_edge=False, header_style="dim")
@@ -309,11 +316,11 @@ def _show(health: NodeHealth) -> None:
             table.add_row(
                 result.check,
                 escape(finding.device or ""),
-                _say.paint(str(finding.verdict)),
+                _console.paint(str(finding.verdict)),
                 escape(finding.reason),
                 escape(finding.action or ""),
             )
-    _say.out.print(table)
+    _console.out.print(table)
     for reason, names in skipped.items():
-        _say.out.print(f"[dim]skip  {escape(', '.join(names))}: {escape(reason)}[/]")
-    _say.out.print(f"{_say.paint(str(health.overall))}  {escape(_document.count_line(health))}")
+        _console.out.print(f"[dim]skip  {escape(', '.join(names))}: {escape(reason)}[/]")
+    _console.out.print(f"{_console.paint(str(health.overall))}  {escape(document.count_line(health))}")

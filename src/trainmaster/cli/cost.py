@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from trainmaster.cli import _say
+from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption, find, open_home
 from trainmaster.cli._server import ServerOption, connect
 from trainmaster.cli._server import find as find_there
@@ -77,7 +77,7 @@ def cost(
             _set(db, *cap)
         found = page.read(db, job=find(db, job).id if job else None, project=project, month=when, limit=limit)
     if json:
-        _say.as_json(found)
+        _console.as_json(found)
         return
     _print(found, one=job is not None)
 
@@ -89,15 +89,15 @@ def _print(found: CostPage | Spending, *, one: bool) -> None:
             line.id[:8],
             escape(line.name),
             escape(line.project),
-            _say.paint(line.status),
+            _console.paint(line.status),
             dollars(line.cents),
             dollars(line.cents_per_hour) if line.cents_per_hour else "",
             dollars(line.forecast_cents),
             dollars(line.max_cost_cents) if line.max_cost_cents is not None else "",
         )
-    _say.out.print(jobs)
+    _console.out.print(jobs)
     if found.more:
-        _say.note(f"and {found.more} that cost less; --limit shows more")
+        _console.note(f"and {found.more} that cost less; --limit shows more")
     if one:
         return
     sums = _table("project", "jobs", f"cost {found.month or 'in all'}", "an hour")
@@ -105,15 +105,15 @@ def _print(found: CostPage | Spending, *, one: bool) -> None:
         known = dollars(total.known_cents)
         text = known if not total.unknown_jobs else f"{known} and {total.unknown_jobs} of unknown price"
         sums.add_row(escape(total.project), str(total.jobs), text, dollars(total.cents_per_hour))
-    _say.out.print()
-    _say.out.print(sums)
+    _console.out.print()
+    _console.out.print(sums)
     if found.budgets:
         budgets = _table("budget", "period", "spent", "cap", "share")
         for row in found.budgets:
             share = f"{row.share:.0%}" if row.share is not None else ""
             budgets.add_row(escape(row.project), row.period, dollars(row.spent_cents), dollars(row.cap_cents), share)
-        _say.out.print()
-        _say.out.print(budgets)
+        _console.out.print()
+        _console.out.print(budgets)
 
 
 def _table(*columns: str) -> Table:
@@ -151,15 +151,15 @@ def _parse_month(text: str | None) -> datetime:
 
 def _set(db: Database, project: str, period: str, cents: int | None) -> None:
     from trainmaster.control.submit import LOCAL
-    from trainmaster.store import money, trail
+    from trainmaster.store import audit, costs
 
     subject = f"budget:{project}/{period}"
     with db.write() as conn:
         if cents is not None:
-            money.set_budget(conn, project, period, cents, at=datetime.now(UTC))
-            trail.record(conn, who=LOCAL, action="budget.set", subject=subject, detail={"cap_cents": cents})
-        elif money.remove_budget(conn, project, period):
-            trail.record(conn, who=LOCAL, action="budget.remove", subject=subject)
+            costs.set_budget(conn, project, period, cents, at=datetime.now(UTC))
+            audit.record(conn, who=LOCAL, action="budget.set", subject=subject, detail={"cap_cents": cents})
+        elif costs.remove_budget(conn, project, period):
+            audit.record(conn, who=LOCAL, action="budget.remove", subject=subject)
     _tell(project, period, cents)
 
 
@@ -177,7 +177,7 @@ def _ask_for(client: Client, project: str, period: str, cents: int | None) -> No
 def _tell(project: str, period: str, cents: int | None) -> None:
     when = "a month" if period == "month" else "in all"
     what = f"may spend {dollars(cents)} {when}" if cents is not None else f"has no budget {when} any more"
-    _say.note(f"project {project} {what}")
+    _console.note(f"project {project} {what}")
 
 
 def _one(client: Client, word: str) -> Spending:

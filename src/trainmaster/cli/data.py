@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trainmaster.cli import _document, _say
+from trainmaster.cli import _console, _yaml_file
 from trainmaster.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -106,15 +106,15 @@ def prepare(
         index = _prepare.prepare(paths, out, recipe, processes=count, source=made_of, stamps=stamps, advance=advance)
     done = _summary(out, index)
     if as_json:
-        _say.as_json(done)
+        _console.as_json(done)
         return
-    _say.out.out(str(out))
-    _say.note(
+    _console.out.out(str(out))
+    _console.note(
         f"{done['tokens']:,} tokens in {done['documents']:,} documents, {done['shards']} shards ({index.dtype}); "
         f"{done['held_out_tokens']:,} tokens held out; {done['empty']:,} empty and {done['skipped']:,} unreadable "
         "documents left out"
     )
-    _say.note(
+    _console.note(
         f"to train on it: data: {{source: prepared, path: {out}}} with model.vocab {index.tokenizer.vocab} or more"
     )
 
@@ -156,7 +156,7 @@ def validate(
         with _progress("reading", sum(path.stat().st_size for path in paths)) as advance:
             report = _validate.validate_files(paths, recipe, model_vocab=vocab, samples=samples, advance=advance)
     if as_json:
-        _say.as_json({**_plain(report), "ok": report.ok})
+        _console.as_json({**_plain(report), "ok": report.ok})
     else:
         _show(report)
     raise typer.Exit(0 if report.ok else 1)
@@ -201,7 +201,7 @@ def _model_vocab(path: Path) -> int:
         config = value.get("train", value) if isinstance(value, dict) else value
         return build(TrainConfig, config).model.vocab
 
-    return _document.load(path).read(read)
+    return _yaml_file.load(path).read(read)
 
 
 def _summary(out: Path, index: Index) -> dict[str, Any]:
@@ -228,7 +228,7 @@ def _plain(report: Report) -> dict[str, Any]:
 
 
 def _show(report: Report) -> None:
-    out = _say.out
+    out = _console.out
     out.print(f"{report.documents:,} documents, {report.tokens:,} tokens ({report.kind}, tokenizer {report.tokenizer})")
     if report.held_out_documents:
         out.print(f"{report.held_out_documents:,} documents, {report.held_out_tokens:,} tokens held out")
@@ -236,12 +236,13 @@ def _show(report: Report) -> None:
     out.print(f"highest token {report.max_token}, vocabulary {report.vocab}")
     out.print(f"{report.empty:,} empty documents, {report.duplicates:,} copies of an earlier one")
     for sample in report.samples:
-        out.print(f"[dim]{_say.plain(sample['where'])}, {sample['tokens']:,} tokens:[/] {_say.plain(sample['text'])!s}")
+        where, text = _console.plain(sample["where"]), _console.plain(sample["text"])
+        out.print(f"[dim]{where}, {sample['tokens']:,} tokens:[/] {text!s}")
     for text in report.damage:
-        out.print(f"{_say.paint('fail')} {_say.plain(text)}", soft_wrap=True)
+        out.print(f"{_console.paint('fail')} {_console.plain(text)}", soft_wrap=True)
     if report.damaged > len(report.damage):
-        out.print(f"{_say.paint('fail')} and {report.damaged - len(report.damage):,} more")
-    out.print(_say.paint("PASS" if report.ok else "FAIL"))
+        out.print(f"{_console.paint('fail')} and {report.damaged - len(report.damage):,} more")
+    out.print(_console.paint("PASS" if report.ok else "FAIL"))
 
 
 @contextmanager
@@ -251,6 +252,6 @@ def _progress(what: str, size_bytes: int) -> Iterator[Callable[[int], None]]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
                TimeRemainingColumn())  # fmt: skip
-    with Progress(*columns, console=_say.err, transient=True) as bar:
+    with Progress(*columns, console=_console.err, transient=True) as bar:
         task = bar.add_task(what, total=size_bytes)
         yield lambda done: bar.advance(task, done)

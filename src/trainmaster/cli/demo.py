@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainmaster.cli import _plot, _say
+from trainmaster.cli import _console, _plot
 from trainmaster.cli._home import HomeOption, open_home
 from trainmaster.cli.serve import SERVER_FILE
 from trainmaster.core.errors import MissingExtra, TrainmasterError
@@ -52,7 +52,7 @@ def demo(
 
     with _interruptible(), _Server(folder) as server:
         job = control.submit(db, spec)
-        _say.out.print(f"job [bold]{job.name}[/] {job.id}\nlive at [link]{server.url}/jobs/{job.id}[/link]\n")
+        _console.out.print(f"job [bold]{job.name}[/] {job.id}\nlive at [link]{server.url}/jobs/{job.id}[/link]\n")
         try:
             job = follow(db, job.id, tick=server.keep_alive)
         except KeyboardInterrupt:
@@ -119,7 +119,7 @@ class _Server:
     def keep_alive(self) -> None:
         assert self._child is not None
         if self._child.poll() is not None:
-            _say.out.print(f"[yellow]the control plane died (exit {self._child.returncode}); starting it again[/]")
+            _console.out.print(f"[yellow]the control plane died (exit {self._child.returncode}); starting it again[/]")
             self._start()
 
     def _start(self) -> None:
@@ -161,29 +161,30 @@ def _clean_up(db: Database, job: JobRow, server: _Server) -> None:
 
     # From here on a second Ctrl-C must not leave processes behind; the agent's grace bounds the wait.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _say.err.print("[yellow]cancelling the job and cleaning up …[/]")
+    _console.err.print("[yellow]cancelling the job and cleaning up …[/]")
     with contextlib.suppress(TrainmasterError):  # it ended by itself meanwhile
         control.cancel(db, job.id)
     ended = follow(db, job.id, tick=server.keep_alive)
-    _say.err.print(f"job {ended.id}: {_say.paint(ended.status)}; nothing is left running")
+    _console.err.print(f"job {ended.id}: {_console.paint(ended.status)}; nothing is left running")
 
 
 def _sum_up(page: JobPage, report: Path, home: Path) -> bool:
     """Print the verdict, the curve and where to look; True if the demo showed what it should."""
-    run, say = page.run, functools.partial(_say.out.print, soft_wrap=True)
+    run, say = page.run, functools.partial(_console.out.print, soft_wrap=True)
     say()
     if run.curves.loss:
-        for line in _plot.curve(run.curves.loss, width=max(20, min(_say.out.width - 10, 72))):
-            _say.out.out(line)
+        for line in _plot.curve(run.curves.loss, width=max(20, min(_console.out.width - 10, 72))):
+            _console.out.out(line)
         say(f"{'':9}[dim]training loss over {run.step} steps[/]\n")
     good = page.status == "completed" and run.loss_ratio is not None and run.loss_ratio <= _MUST_FALL_TO
-    say(f"{_say.paint('PASS' if good else 'FAIL')} job {page.status} {page.message}".rstrip())
+    say(f"{_console.paint('PASS' if good else 'FAIL')} job {page.status} {page.message}".rstrip())
     if run.loss_ratio is not None:
         fell = f"{run.loss_first:.3f} → {run.loss_last:.3f}"
         say(f"loss        {fell}, {run.loss_ratio:.0%} of the start (the demo asks for at most {_MUST_FALL_TO:.0%})")
     if run.tokens_per_s is not None:
         say(f"throughput  {run.tokens_per_s:,.0f} tokens/s on {run.ranks} ranks")
-    say(f"pre-flight  {_say.paint(run.preflight.overall) if run.preflight and run.preflight.overall else 'not done'}")
+    overall = run.preflight.overall if run.preflight else None
+    say(f"pre-flight  {_console.paint(overall) if overall else 'not done'}")
     say(f"report      {report}")
     say(f"browser     trainmaster serve --home {home}")
     return good

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trainmaster.cli import _document, _say
+from trainmaster.cli import _console, _yaml_file
 from trainmaster.core.errors import MissingExtra, SpecError, UsageError
 from trainmaster.core.results import exit_code
 from trainmaster.core.schema import build
@@ -60,7 +60,7 @@ def drill(
       trainmaster drill llama.yaml device=cpu --json
     """
     words = values or []
-    wanted = _document.load(config).read(lambda value: build(TrainConfig, _document.override(value, words)))
+    wanted = _yaml_file.load(config).read(lambda value: build(TrainConfig, _yaml_file.override(value, words)))
     limit = _count_gpus(wanted)
     ranks = processes or limit or 2
     if limit and max(ranks, other or 0) > limit:
@@ -84,11 +84,11 @@ def drill(
         if out is not None:
             _drill.save(proof, out)
     if as_json:
-        _say.as_json(_drill.document(proof))
+        _console.as_json(_drill.document(proof))
     else:
         _drill.show(proof)
         if out is not None:
-            _say.note(f"report in {out}")
+            _console.note(f"report in {out}")
     raise typer.Exit(exit_code(proof.overall))
 
 
@@ -134,14 +134,14 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns: list[Any] = [BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn()]
-    with Progress(*columns, TextColumn("{task.description}"), console=_say.err) as bar:
+    with Progress(*columns, TextColumn("{task.description}"), console=_console.err) as bar:
         tasks: dict[str, Any] = {}
 
         def say(label: str, done: int, total: int) -> None:
             if label not in tasks:
                 for task in tasks.values():
                     bar.stop_task(task)
-                tasks[label] = bar.add_task(_say.plain(label), total=total)
+                tasks[label] = bar.add_task(_console.plain(label), total=total)
             bar.update(tasks[label], completed=done)
 
         yield say
@@ -149,8 +149,8 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
 
 def _show_plan(plan: DrillPlan) -> None:
     ranks = plan.legs[0].ranks
-    _say.err.print(
+    _console.err.print(
         f"[dim]{plan.config.steps} steps on {ranks} rank(s), a save every {plan.config.checkpoint.every_steps}, "
-        f"seed {plan.seed}; changed for the drill: {_say.plain('; '.join(plan.changes) or 'nothing')}[/]",
+        f"seed {plan.seed}; changed for the drill: {_console.plain('; '.join(plan.changes) or 'nothing')}[/]",
         soft_wrap=True,
     )

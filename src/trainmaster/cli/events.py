@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainmaster.cli import _say, _server
+from trainmaster.cli import _console, _server
 from trainmaster.cli._home import HomeOption, find, open_home
 from trainmaster.cli._server import ServerOption
 
@@ -55,9 +55,9 @@ def events(
 
 def _print(event: Event | EventRow, *, json: bool) -> None:
     if json:
-        _say.json_line(event)
+        _console.json_line(event)
         return
     when = event.ts.astimezone().strftime("%H:%M:%S") if event.ts else "--:--:--"
     words = " ".join(f"{key}={value}" for key, value in event.data.items())
     what = f"{event.phase} {event.event}" if event.phase else f"garbage ({event.fault}): {event.text}"
-    _say.out.out(f"{when} {what} {words}".rstrip())
+    _console.out.out(f"{when} {what} {words}".rstrip())

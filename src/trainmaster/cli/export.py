@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trainmaster.cli import _say
+from trainmaster.cli import _console
 from trainmaster.core.errors import MissingExtra
 
 
@@ -51,12 +51,12 @@ def export(
             raise MissingExtra("exchanging models with HF", extra)
     done = _import(source, out) if from_hf else _export(source, out, dtype.value, round(file_gib * 2**30))
     if as_json:
-        _say.as_json(done)
+        _console.as_json(done)
     else:
-        _say.out.out(done["path"])
-        _say.note(f"{done['parameters']:,} parameters{' of step ' + str(done['step']) if 'step' in done else ''}")
+        _console.out.out(done["path"])
+        _console.note(f"{done['parameters']:,} parameters{' of step ' + str(done['step']) if 'step' in done else ''}")
         if from_hf:
-            _say.note(f"to train from it: init_from: {done['path']}")
+            _console.note(f"to train from it: init_from: {done['path']}")
 
 
 def _export(source: Path, out: Path, dtype: str, shard_bytes: int) -> dict[str, Any]:
@@ -106,6 +106,6 @@ def _progress(what: str, size_bytes: int) -> Iterator[Callable[[int], None]]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=_say.err, transient=True) as bar:
+    with Progress(*columns, console=_console.err, transient=True) as bar:
         task = bar.add_task(what, total=size_bytes)
         yield lambda done: bar.advance(task, done)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from trainmaster.cli import _say, _server
+from trainmaster.cli import _console, _server
 from trainmaster.cli._home import HomeOption, StorageOption, find, open_home, open_storage
 from trainmaster.cli._server import ServerOption
 from trainmaster.core.errors import UsageError
@@ -68,10 +68,10 @@ def fetch(
         to = to or Path(row.name)
         written = _all(_from_home(db, row, open_storage(storage, folder)), to, only)
     if json:
-        _say.as_json({"files": [{"path": str(path), "size_bytes": path.stat().st_size} for path in written]})
+        _console.as_json({"files": [{"path": str(path), "size_bytes": path.stat().st_size} for path in written]})
         return
     total = sum(path.stat().st_size for path in written)
-    _say.out.print(f"{len(written)} files, {total:,} bytes in {_say.plain(str(to))}")
+    _console.out.print(f"{len(written)} files, {total:,} bytes in {_console.plain(str(to))}")
 
 
 def _all(source: _Source, folder: Path, only: str | None) -> list[Path]:
@@ -83,10 +83,10 @@ def _all(source: _Source, folder: Path, only: str | None) -> list[Path]:
         raise UsageError("the job has left nothing yet" if only is None else f"nothing of the job begins with {only!r}")
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
     written = []
-    with Progress(*columns, console=_say.err, transient=True, disable=not _say.err.is_terminal) as progress:
+    with Progress(*columns, console=_console.err, transient=True, disable=not _console.err.is_terminal) as progress:
         bar = progress.add_task("fetch", total=sum(item.size_bytes for item in kept))
         for item in kept:
-            progress.update(bar, description=_say.plain(item.path[-40:]))
+            progress.update(bar, description=_console.plain(item.path[-40:]))
             place = files.place(folder, item.path)
             files.download(
                 functools.partial(source.pieces, item.path), item, place, told=functools.partial(progress.advance, bar)
@@ -110,9 +110,9 @@ def _from_server(client: Client, job_id: str) -> _Source:
 
 def _from_home(db: Database, row: JobRow, storage: Store) -> _Source:
     from trainmaster.control import logs
-    from trainmaster.store import read_records, reads
+    from trainmaster.store import iterations, reads
 
-    kept = {item.path: item for item in read_records.list_artifacts(db, row.id)}
+    kept = {item.path: item for item in iterations.list_artifacts(db, row.id)}
     attempts = {attempt.number: attempt for attempt in reads.list_attempts(db, row.id)}
 
     def pieces(path: str, offset: int) -> Iterator[bytes]:

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from trainmaster.cli import _journal, _remedy, _say
+from trainmaster.cli import _console, _remedy
 from trainmaster.cli._home import HomeOption, locate
+from trainmaster.cluster import journal
 
 
 def history(
@@ -37,8 +38,8 @@ def history(
     """
     place = locate(home)
     for bundle in add or []:
-        added = _journal.record(place, _remedy.load(bundle))
-        _say.note(f"recorded {bundle}" if added else f"{bundle} was recorded before")
+        added = journal.record(place, _remedy.load(bundle))
+        _console.note(f"recorded {bundle}" if added else f"{bundle} was recorded before")
     if serial is not None:
         _one(place, serial, as_json)
     else:
@@ -48,14 +49,14 @@ def history(
 def _all(home: Path, least: int, as_json: bool) -> None:
     from rich.table import Table
 
-    from trainmaster.core.history import offenders
+    from trainmaster.cluster.history import offenders
 
-    found = offenders(_journal.history(home), least=least)
+    found = offenders(journal.history(home), least=least)
     if as_json:
-        _say.as_json(found)
+        _console.as_json(found)
         return
     if not found:
-        _say.note("nobody failed" + (" more than once" if least > 1 else "") + " in the runs that are recorded")
+        _console.note("nobody failed" + (" more than once" if least > 1 else "") + " in the runs that are recorded")
         return
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("who", "failed", "of runs", "on nodes", "checks", "last", "reason"):
@@ -70,28 +71,28 @@ def _all(home: Path, least: int, as_json: bool) -> None:
             _remedy.plain(one.last),
             _remedy.plain(one.reason),
         )
-    _say.out.print(table)
+    _console.out.print(table)
 
 
 def _one(home: Path, word: str, as_json: bool) -> None:
     from rich.table import Table
 
-    every = {(entry.run, entry.key): entry for entry in _journal.history(home)}
+    every = {(entry.run, entry.key): entry for entry in journal.history(home)}
     whole = [entry for entry in every.values() if entry.key.partition(":")[2] == word]
     found = sorted(whole or [entry for entry in every.values() if word in entry.key], key=lambda entry: entry.at)
     if as_json:
-        _say.as_json(found)
+        _console.as_json(found)
         return
     if not found:
-        _say.note(f"nothing is recorded of {_remedy.plain(word)}")
+        _console.note(f"nothing is recorded of {_remedy.plain(word)}")
         return
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("when", "who", "node", "device", "verdict", "checks", "reason"):
         table.add_column(title, overflow="fold")
     for entry in found:
         words = (entry.at, entry.key, entry.node, entry.device or "")
-        verdict = _say.paint(str(entry.verdict))
+        verdict = _console.paint(str(entry.verdict))
         table.add_row(
             *map(_remedy.plain, words), verdict, _remedy.plain(", ".join(entry.checks)), _remedy.plain(entry.reason)
         )
-    _say.out.print(table)
+    _console.out.print(table)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from trainmaster.cli import _say
+from trainmaster.cli import _console
 from trainmaster.core.errors import UsageError
 from trainmaster.core.results import Overall, exit_code
 
@@ -59,7 +59,7 @@ def isolate(
             Overall.INCOMPLETE if found is None or (silent and found.verdict is not Overall.FAIL) else found.verdict
         )
         if json:
-            _say.as_json({"on": on, "silent": silent, "verdict": verdict, "diagnosis": found})
+            _console.as_json({"on": on, "silent": silent, "verdict": verdict, "diagnosis": found})
         else:
             _print(found, how="on real nodes", silent=silent, verdict=verdict)
         raise typer.Exit(exit_code(verdict))
@@ -72,7 +72,7 @@ def isolate(
     from trainmaster.sim.fabric import Fabric, parse
 
     fabric = Fabric(parse(sim))
-    _say.err.print(f"[bold yellow]SIMULATED[/] fabric of {len(fabric.nodes)} nodes: no machine is tested")
+    _console.err.print(f"[bold yellow]SIMULATED[/] fabric of {len(fabric.nodes)} nodes: no machine is tested")
     found = find(
         fabric.nodes,
         fabric.racks,
@@ -85,7 +85,7 @@ def isolate(
         progress=_progress,
     )
     if json:
-        _say.as_json({"simulated": sim, "diagnosis": found})
+        _console.as_json({"simulated": sim, "diagnosis": found})
     else:
         _print(found, how="simulated", silent={}, verdict=found.verdict)
     raise typer.Exit(exit_code(found.verdict))
@@ -97,15 +97,15 @@ def _on_nodes(
     """The diagnosis of the nodes that answered, None where they make no pair; and why the others did not."""
     from trainmaster.bench.isolate import isolate as find
     from trainmaster.bench.limits import parse_size
-    from trainmaster.cli import _nodes
-    from trainmaster.cli._pairs import Pairs
+    from trainmaster.cluster import gather
+    from trainmaster.cluster.pairs import Pairs
 
     parse_size(size)  # its fault is told here, not by every node
-    pairs = Pairs(_nodes.load_hosts(on), size=size, timeout_s=timeout_s, rounds=rounds)
+    pairs = Pairs(gather.load_hosts(on), size=size, timeout_s=timeout_s, rounds=rounds)
     try:
         if len(pairs.nodes) < 2 and pairs.silent:
             return None, pairs.silent
-        _say.note(f"{len(pairs.nodes)} nodes, {pairs.backend}, {size} between each pair")
+        _console.note(f"{len(pairs.nodes)} nodes, {pairs.backend}, {size} between each pair")
         found = find(
             pairs.nodes,
             pairs.racks,
@@ -125,15 +125,15 @@ def _progress(report: RoundReport) -> None:
     leading = "; ".join(f"{s.words} {_sure(s)}" for s in report.leading[:3]) or "nobody suspected"
     more = f" and {len(report.leading) - 3} more" if len(report.leading) > 3 else ""
     slow = f"{report.slow} of {report.pairs} slow"
-    _say.err.print(
+    _console.err.print(
         f"[dim]round {report.number:>2}[/] {report.purpose}: {slow}; {escape(leading)}{more}", soft_wrap=True
     )
 
 
 def _print(found: Diagnosis | None, *, how: str, silent: Mapping[str, str], verdict: Overall) -> None:
-    say = partial(_say.out.print, soft_wrap=True)
+    say = partial(_console.out.print, soft_wrap=True)
     done = f"{found.rounds} rounds, {found.measurements} pair tests" if found is not None else "no test at all"
-    say(f"\n{_say.paint(verdict)} after {done} ({how})")
+    say(f"\n{_console.paint(verdict)} after {done} ({how})")
     for name, reason in silent.items():
         say(f"[bold magenta]silent[/] [bold]{escape(name)}[/], not tested: {escape(reason)}")
     if found is None:
@@ -173,4 +173,4 @@ def _evidence(suspect: Suspect) -> None:
     for m in suspect.evidence[:_SHOWN]:
         gave = f"{m.gbps:.1f} GB/s" if m.gbps is not None else "no answer"
         line = f"round {m.round}: {m.a} with {m.b} {gave}, a healthy pair {m.healthy_gbps:.1f}"
-        _say.out.print(f"    [dim]{escape(line)}[/]", soft_wrap=True)
+        _console.out.print(f"    [dim]{escape(line)}[/]", soft_wrap=True)

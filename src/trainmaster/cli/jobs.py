@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from trainmaster.cli import _say
+from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption, open_home
 from trainmaster.cli._server import ServerOption, connect
 from trainmaster.core.states import Status
@@ -51,7 +51,7 @@ def jobs(
 
         found = page.read(db, status=status, project=project, find=find, limit=limit, offset=offset)
     if json:
-        _say.as_json(found)
+        _console.as_json(found)
     else:
         _print(found, offset)
 
@@ -65,17 +65,17 @@ def _print(found: JobsPage | Jobs, offset: int) -> None:
             line.id[:8],
             escape(line.name),
             escape(line.project),
-            _say.paint(line.status) + (f" [dim]({line.reason})[/]" if line.reason else ""),
+            _console.paint(line.status) + (f" [dim]({line.reason})[/]" if line.reason else ""),
             line.stage or "",
             f"{line.step}/{line.steps}" if line.step is not None else "",
             f"{line.loss:.4f}" if line.loss is not None else "",
             f"{line.tokens_per_s:,.0f}" if line.tokens_per_s is not None else "",
             age(line.created_at),
         )
-    _say.out.print(table)
+    _console.out.print(table)
     shown = len(found.jobs)
     if shown < found.total:
-        _say.note(f"{shown} of {found.total}; --offset {offset + shown} shows more")
+        _console.note(f"{shown} of {found.total}; --offset {offset + shown} shows more")
 
 
 def age(then: datetime) -> str:

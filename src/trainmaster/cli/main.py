@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from trainmaster import __version__, cli
-from trainmaster.cli import _say
+from trainmaster.cli import _console
 from trainmaster.core.errors import TrainmasterError
 
 # The order of the help page: the way a user meets the verbs. A verb that is not named here comes last.
@@ -84,10 +84,10 @@ def run() -> None:
     try:
         build()()
     except TrainmasterError as wrong:
-        _say.error(wrong)
+        _console.error(wrong)
         sys.exit(wrong.exit_code)
     except KeyboardInterrupt:
-        _say.note("interrupted")
+        _console.note("interrupted")
         sys.exit(130)
     except BrokenPipeError:
         # `trainmaster jobs | head` closes our output; that is no error, and nothing more can be printed.

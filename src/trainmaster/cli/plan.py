@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trainmaster.cli import _document, _say
+from trainmaster.cli import _console, _yaml_file
 from trainmaster.core.errors import Fault, SpecError, UsageError
 from trainmaster.core.schema import build
 from trainmaster.core.train_config import TrainConfig
 
 if TYPE_CHECKING:
-    from trainmaster.core.estimate import Cluster
     from trainmaster.core.gpus import GpuModel
+    from trainmaster.estimate import Cluster
 
 _PER_NODE = 8  # where no instance says otherwise
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
@@ -59,9 +59,10 @@ def plan(
 
       trainmaster plan llama.yaml parallel.recompute=full --gpu H100-SXM --gpus 16 --price 2.5 --json
     """
-    from trainmaster.cli import _plan_answer, _plan_view
+    from trainmaster.cli import _plan_view
+    from trainmaster.estimate import answer as _plan_answer
 
-    wanted = _document.load(config).read(lambda value: build(TrainConfig, _document.override(value, values or [])))
+    wanted = _yaml_file.load(config).read(lambda value: build(TrainConfig, _yaml_file.override(value, values or [])))
     machine = _machine(instance)
     model = _model(gpu, machine.gpu if machine is not None else None)
     cluster = _cluster(model, gpus=gpus, nodes=nodes, machine=machine)
@@ -76,7 +77,7 @@ def plan(
         disk_gbps=disk,
     )
     if json:
-        _say.as_json(answer)
+        _console.as_json(answer)
     else:
         _plan_view.show(answer)
     if answer["fits"] is False:
@@ -84,13 +85,13 @@ def plan(
 
 
 def _machine(name: str | None) -> Any:
-    from trainmaster.checks import _profiles
+    from trainmaster.checks import profiles
 
     if name is None:
         return None
-    found = _profiles.find_instance(name)
+    found = profiles.find_instance(name)
     if found is None:
-        raise UsageError(f"--instance {name}: not known here; {_near(name, list(_profiles.instances()))}")
+        raise UsageError(f"--instance {name}: not known here; {_near(name, list(profiles.instances()))}")
     return found
 
 
@@ -112,8 +113,8 @@ def _model(named: str | None, of_instance: str | None) -> GpuModel | None:
 
 def _cluster(model: GpuModel | None, *, gpus: int | None, nodes: int | None, machine: Any) -> Cluster:
     """As many GPUs as were asked for, spread evenly over the machines."""
-    from trainmaster.cli import _bus
-    from trainmaster.core.estimate import Cluster
+    from trainmaster.estimate import Cluster
+    from trainmaster.estimate import bus as _bus
 
     each = machine.gpus if machine is not None else None
     if gpus is None:
@@ -130,7 +131,7 @@ def _cluster(model: GpuModel | None, *, gpus: int | None, nodes: int | None, mac
 
 
 def _must_divide(config: TrainConfig, cluster: Cluster) -> None:
-    from trainmaster.core.estimate import faults_on
+    from trainmaster.estimate import faults_on
 
     faults = list(faults_on(config, ranks=cluster.gpus, ranks_per_node=cluster.gpus_per_node))
     if faults:

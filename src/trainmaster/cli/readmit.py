@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainmaster.cli import _journal, _remedy, _say
+from trainmaster.cli import _console, _remedy
 from trainmaster.cli._home import HomeOption, locate
+from trainmaster.cluster import journal
 from trainmaster.core.errors import TargetError
 
 if TYPE_CHECKING:
-    from trainmaster.targets._schedulers import Scheduler
+    from trainmaster.cluster.schedulers import Scheduler
 
 
 def readmit(
@@ -33,26 +34,26 @@ def readmit(
 
       trainmaster readmit retest/ --with slurm --yes
     """
-    from trainmaster.core.remedy import readmit as select
-    from trainmaster.core.remedy import still_out
-    from trainmaster.targets import _schedulers
+    from trainmaster.cluster import schedulers
+    from trainmaster.cluster.remedy import readmit as select
+    from trainmaster.cluster.remedy import still_out
 
-    scheduler, place = _schedulers.load(through), locate(home)
-    out = still_out(_journal.read(place / _journal.REMEDIES))
+    scheduler, place = schedulers.load(through), locate(home)
+    out = still_out(journal.read(place / journal.REMEDIES))
     back, stay = select(_remedy.load(bundle), out, allow_warn=allow_warn)
     for node, why in stay:
-        _say.note(f"stays out  {_remedy.plain(node)}: {_remedy.plain(why)}")
+        _console.note(f"stays out  {_remedy.plain(node)}: {_remedy.plain(why)}")
     if not out:
-        _say.note("no node is out by `trainmaster remedy`; there is nothing to do")
+        _console.note("no node is out by `trainmaster remedy`; there is nothing to do")
     for node in back:
         _remedy.show(scheduler.resume(node))
     if not yes:
         if back:
-            _say.note("dry run: nothing was done; --yes does it")
+            _console.note("dry run: nothing was done; --yes does it")
         raise typer.Exit(1 if stay else 0)
     faults = [fault for node in back if (fault := _resume(node, scheduler, place, through)) is not None]
     for fault in faults:
-        _say.err.print(f"[bold red]not done[/] {_remedy.plain(fault)}", soft_wrap=True)
+        _console.err.print(f"[bold red]not done[/] {_remedy.plain(fault)}", soft_wrap=True)
     raise typer.Exit(1 if stay or faults else 0)
 
 
@@ -71,5 +72,5 @@ def _resume(node: str, scheduler: Scheduler, home: Path, through: str) -> str | 
         return f"{node}: {wrong}"
     # After it is done: a node that is written down as back and is out would never be looked at again.
     _remedy.note(home, "resume", node, through=through)
-    _say.note(f"resumed  {_remedy.plain(node)}")
+    _console.note(f"resumed  {_remedy.plain(node)}")
     return None

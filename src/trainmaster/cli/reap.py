@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from trainmaster.cli import _say
+from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption, locate, open_home
 from trainmaster.core.errors import TargetError, UsageError
 
@@ -66,11 +66,11 @@ def reap(
              "result": ended.get(left.attempt)}
             for left in found
         ]  # fmt: skip
-        _say.as_json({"leftovers": plain, "left": len(still)})
+        _console.as_json({"leftovers": plain, "left": len(still)})
     else:
         _print(found, ended)
         if still and not yes:
-            _say.note("--yes ends them")
+            _console.note("--yes ends them")
     raise typer.Exit(1 if still else 0)
 
 
@@ -85,11 +85,11 @@ def _open(home: Path | None, *, no_database: bool) -> tuple[Path, Database | Non
 
 def _print(found: list[Leftover], ended: dict[str, str]) -> None:
     if not found:
-        _say.out.print("nothing is left over")
+        _console.out.print("nothing is left over")
         return
     table = Table(box=None, header_style="dim", pad_edge=False)
     for column in ("attempt", "target", "what", "why", ""):
         table.add_column(column)
     for left in found:
         table.add_row(left.attempt, left.target, escape(left.what), left.why, escape(ended.get(left.attempt, "")))
-    _say.out.print(table)
+    _console.out.print(table)

@@ -31,21 +31,22 @@ def rejudge(
 
       trainmaster rejudge today/ --diff yesterday/
     """
-    from trainmaster.checks import _bundle, _document, _profiles
-    from trainmaster.checks import _diff as between
-    from trainmaster.cli import _diff, _matrix, _say
+    from trainmaster.checks import document, profiles
+    from trainmaster.cli import _cluster_table, _console, _diff
     from trainmaster.cli.check import read_words
+    from trainmaster.cluster import diff as between
+    from trainmaster.cluster import evidence
     from trainmaster.core.results import exit_code
 
-    wanted = _document.stated(_profiles.resolve(read_words(expect or [])).expect)
-    before = _bundle.load(diff) if diff is not None else None
-    health = _bundle.rejudge(bundle, wanted)
+    wanted = document.stated(profiles.resolve(read_words(expect or [])).expect)
+    before = evidence.load(diff) if diff is not None else None
+    health = evidence.rejudge(bundle, wanted)
     if as_json and before is None:
-        typer.echo(_bundle.judged(health), nl=False)
+        typer.echo(evidence.judged(health), nl=False)
     elif as_json and before is not None:
-        _say.as_json({"health": health, "overall": health.overall, "diff": between.compare(before, health)})
+        _console.as_json({"health": health, "overall": health.overall, "diff": between.compare(before, health)})
     else:
-        _matrix.show(health)
+        _cluster_table.show(health)
         if before is not None:
             _diff.show(between.compare(before, health), since=str(diff))
     raise typer.Exit(exit_code(health.overall, strict=strict, nagios=nagios))

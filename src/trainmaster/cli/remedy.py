@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainmaster.cli import _journal, _remedy, _say
+from trainmaster.cli import _console, _remedy
 from trainmaster.cli._home import HomeOption, locate
+from trainmaster.cluster import journal
 from trainmaster.core.errors import TargetError
 
 if TYPE_CHECKING:
-    from trainmaster.core.remedy import Drain, Selection
-    from trainmaster.targets._schedulers import Scheduler
+    from trainmaster.cluster.remedy import Drain, Selection
+    from trainmaster.cluster.schedulers import Scheduler
 
 
 def remedy(
@@ -41,36 +42,36 @@ def remedy(
 
       trainmaster remedy evidence/ --with kubernetes --max-nodes 2 --yes
     """
-    from trainmaster.core.remedy import select, still_out
-    from trainmaster.targets import _schedulers
+    from trainmaster.cluster import schedulers
+    from trainmaster.cluster.remedy import select, still_out
 
-    scheduler, place = _schedulers.load(through), locate(home)
-    out = [one.node for one in still_out(_journal.read(place / _journal.REMEDIES))]
+    scheduler, place = schedulers.load(through), locate(home)
+    out = [one.node for one in still_out(journal.read(place / journal.REMEDIES))]
     plan = select(_remedy.load(bundle), limit=max_nodes, include_unknown=include_silent, already_out=out)
     if as_json:
         commands = {one.node: scheduler.drain(one.node, one.reason) for one in plan.drains}
-        _say.as_json({"plan": plan, "commands": commands, "done": bool(yes and not plan.refusal)})
+        _console.as_json({"plan": plan, "commands": commands, "done": bool(yes and not plan.refusal)})
     else:
         _show(plan, scheduler)
     if plan.refusal is not None:
-        _say.err.print(f"[bold red]refused[/] {_remedy.plain(plan.refusal)}", soft_wrap=True)
+        _console.err.print(f"[bold red]refused[/] {_remedy.plain(plan.refusal)}", soft_wrap=True)
         raise typer.Exit(1)
     if not plan.drains:
         return
     if not yes:
-        _say.note("dry run: nothing was done; --yes does it")
+        _console.note("dry run: nothing was done; --yes does it")
         return
     faults = [fault for one in plan.drains if (fault := _drain(one, scheduler, place, through)) is not None]
     for fault in faults:
-        _say.err.print(f"[bold red]not done[/] {_remedy.plain(fault)}", soft_wrap=True)
+        _console.err.print(f"[bold red]not done[/] {_remedy.plain(fault)}", soft_wrap=True)
     raise typer.Exit(1 if faults else 0)
 
 
 def _show(plan: Selection, scheduler: Scheduler) -> None:
     for node, why in plan.left:
-        _say.note(f"left alone  {_remedy.plain(node)}: {_remedy.plain(why)}")
+        _console.note(f"left alone  {_remedy.plain(node)}: {_remedy.plain(why)}")
     if not plan.drains:
-        _say.note("no node is to be drained")
+        _console.note("no node is to be drained")
     for one in plan.drains:
         _remedy.show(scheduler.drain(one.node, one.reason))
 
@@ -94,5 +95,5 @@ def _drain(one: Drain, scheduler: Scheduler, home: Path, through: str) -> str | 
         except TargetError:
             pass  # nobody can tell: it stays in the journal as out, which a later run counts
         return f"{one.node}: {wrong}"
-    _say.note(f"drained  {_remedy.plain(one.node)}")
+    _console.note(f"drained  {_remedy.plain(one.node)}")
     return None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainmaster.cli import _say
+from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption, find, open_home
 from trainmaster.core.errors import MissingExtra, UsageError
 
@@ -49,11 +49,11 @@ def report(
     page, folder = _page(what, home)
     if out is not None and str(out) == "-":
         for word in wanted:
-            _say.out.out(reports.FORMATS[word](page), end="", highlight=False)
+            _console.out.out(reports.FORMATS[word](page), end="", highlight=False)
         return
     paths = [reports.write(page, path) for path in _paths(wanted, out, folder)]
     for path in paths:
-        _say.out.out(str(path))
+        _console.out.out(str(path))
     if show:
         _open(paths)
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trainmaster.cli import _document, _say, _server
+from trainmaster.cli import _console, _server, _yaml_file
 from trainmaster.cli._home import HomeOption, find, open_home
 from trainmaster.cli._server import ServerOption
 from trainmaster.core.errors import UsageError
@@ -43,12 +43,12 @@ def resume(
     from trainmaster import control
 
     earlier = find(db, job)
-    spec = parse_spec(_document.override(to_plain(earlier.spec), [*(values or []), f"resume_from={earlier.id}"]))
+    spec = parse_spec(_yaml_file.override(to_plain(earlier.spec), [*(values or []), f"resume_from={earlier.id}"]))
     _tell(control.submit(db, spec), json=json)
 
 
 def _tell(row: Any, *, json: bool) -> None:
     if json:
-        _say.as_json({name: getattr(row, name) for name in ("id", "name", "project", "status", "stage", "reason")})
+        _console.as_json({name: getattr(row, name) for name in ("id", "name", "project", "status", "stage", "reason")})
     else:
-        _say.out.print(f"{row.name} goes on as {row.id}")
+        _console.out.print(f"{row.name} goes on as {row.id}")

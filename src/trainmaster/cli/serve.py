@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from trainmaster.cli import _say
+from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption, StorageOption, open_home, open_storage
 from trainmaster.core.errors import MissingExtra, UsageError
 
@@ -62,9 +62,11 @@ def serve(
     url = f"{'https' if tls_cert else 'http'}://{_bracket(host)}:{listening.getsockname()[1]}"
     note = folder / SERVER_FILE
     _write(note, {"pid": os.getpid(), "url": url})
-    _say.err.print(f"Trainmaster at [bold]{url}[/]  home {folder}  (Ctrl-C ends the server; jobs go on)")
+    _console.err.print(f"Trainmaster at [bold]{url}[/]  home {folder}  (Ctrl-C ends the server; jobs go on)")
     if not _is_loopback(host) and tls_cert is None:
-        _say.note("tokens travel unencrypted; give --tls-cert and --tls-key, or stand behind a proxy that speaks https")
+        _console.note(
+            "tokens travel unencrypted; give --tls-cert and --tls-key, or stand behind a proxy that speaks https"
+        )
     # uvicorn shuts down on a signal and then raises it again: without this we would die before tidying up.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from trainmaster.cli import _plot, _say, _server
+from trainmaster.cli import _console, _plot, _server
 from trainmaster.cli._home import HomeOption, find, open_home
 from trainmaster.cli._server import ServerOption
 
@@ -34,7 +34,7 @@ def show(
         with _server.connect(server) as client:
             job_id = _server.find(client, job)
             if json:
-                _say.as_json(client.get(f"/v1/training/jobs/{job_id}"))
+                _console.as_json(client.get(f"/v1/training/jobs/{job_id}"))
             else:
                 _print(client.job(job_id))
         return
@@ -44,19 +44,19 @@ def show(
     found = page.read(db, find(db, job).id)
     assert found is not None, "a job is never deleted"
     if json:
-        _say.as_json(found)
+        _console.as_json(found)
     else:
         _print(found)
 
 
 def _print(page: JobPage | Job) -> None:
     run = page.run
-    _say.out.print(f"[bold]{escape(page.name)}[/] {page.id}")
+    _console.out.print(f"[bold]{escape(page.name)}[/] {page.id}")
     rows = {
-        "status": _say.paint(page.status) + (f" · {page.stage}" if page.stage else ""),
+        "status": _console.paint(page.status) + (f" · {page.stage}" if page.stage else ""),
         "reason": f"{page.reason}: {escape(page.message)}" if page.reason else escape(page.message),
         "to do": page.action,
-        "pre-flight": _say.paint(run.preflight.overall) if run.preflight and run.preflight.overall else None,
+        "pre-flight": _console.paint(run.preflight.overall) if run.preflight and run.preflight.overall else None,
         "step": f"{run.step} of {run.steps}" if run.step is not None else None,
         "loss": _loss(page),
         "throughput": f"{run.tokens_per_s:,.0f} tokens/s" if run.tokens_per_s is not None else None,
@@ -66,14 +66,14 @@ def _print(page: JobPage | Job) -> None:
     }
     for name, value in rows.items():
         if value:
-            _say.out.print(f"{name:<11} {value}")
+            _console.out.print(f"{name:<11} {value}")
     for attempt in page.attempts:
         ended = f": {attempt.reason} {escape(attempt.message)}" if attempt.reason else ""
-        _say.out.print(f"attempt {attempt.number:<3} {attempt.report or 'placed'}{ended}")
+        _console.out.print(f"attempt {attempt.number:<3} {attempt.report or 'placed'}{ended}")
         for line in attempt.evidence.get("last_lines") or []:
-            _say.out.print(f"    [dim]{escape(str(line))}[/]")
+            _console.out.print(f"    [dim]{escape(str(line))}[/]")
     for line in _plot.curve(run.curves.loss, width=60, height=8):
-        _say.out.out(line)
+        _console.out.out(line)
 
 
 def _loss(page: JobPage | Job) -> str | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trainmaster.cli import _document, _say, _server
+from trainmaster.cli import _console, _server, _yaml_file
 from trainmaster.cli._home import HomeOption, locate, open_home
 from trainmaster.cli._server import ServerOption
 from trainmaster.core.spec import parse_spec
@@ -41,16 +41,16 @@ def submit(
 
       trainmaster submit job.yaml --server https://trainmaster.example.org --key nightly-2026-03-01
     """
-    document = _document.load(spec)
+    document = _yaml_file.load(spec)
     words = [*(values or []), *([f"target={on}"] if on else [])]
-    job = document.read(lambda value: parse_spec(_document.override(value, words)))
+    job = document.read(lambda value: parse_spec(_yaml_file.override(value, words)))
     if dry_run:
         from trainmaster import targets
 
         placement = targets.Placement(
             attempt="00000000-0000-4000-8000-000000000000.1", spec=job, job_folder=locate(home) / "jobs" / "JOB"
         )
-        _say.out.out(targets.load(job.target).plan(placement).render(), end="")
+        _console.out.out(targets.load(job.target).plan(placement).render(), end="")
         return
     if server:
         _send(server, job, key=key, follow=follow, json=json)
@@ -60,20 +60,20 @@ def submit(
 
     row, _ = control.submit_once(db, job, key=key)
     if json:
-        _say.as_json(row)
+        _console.as_json(row)
     else:
-        _say.out.print(f"submitted [bold]{row.name}[/] as {row.id}")
+        _console.out.print(f"submitted [bold]{row.name}[/] as {row.id}")
     if follow:
-        from trainmaster.cli._drive import driving
         from trainmaster.cli._follow import follow as follow_job
+        from trainmaster.cli._inline_reconciler import driving
 
-        _say.note("Ctrl-C stops watching, not the job")
+        _console.note("Ctrl-C stops watching, not the job")
         with driving(db, folder):
             row = follow_job(db, row.id)
-        _say.out.print(f"{_say.paint(row.status)} {row.message}")
+        _console.out.print(f"{_console.paint(row.status)} {row.message}")
         raise typer.Exit(0 if row.status == "completed" else 1)
     if not json and not (folder / "server.json").exists():
-        _say.note("no server runs on this home yet; start one with: trainmaster serve")
+        _console.note("no server runs on this home yet; start one with: trainmaster serve")
 
 
 def _send(server: str, job: JobSpec, *, key: str | None, follow: bool, json: bool) -> None:
@@ -84,18 +84,18 @@ def _send(server: str, job: JobSpec, *, key: str | None, follow: bool, json: boo
     with _server.connect(server) as client:
         made = client.submit(spec, key=key)
         if json:
-            _say.as_json(made)
+            _console.as_json(made)
         else:
-            _say.out.print(f"{'submitted' if made.new else 'found'} [bold]{made.name}[/] as {made.id}")
+            _console.out.print(f"{'submitted' if made.new else 'found'} [bold]{made.name}[/] as {made.id}")
         if not follow:
             return
         from trainmaster.cli._follow import View
 
-        _say.note("Ctrl-C stops watching, not the job")
+        _console.note("Ctrl-C stops watching, not the job")
         view = View()
         with view.progress:
             for event in client.events(made.id):
                 view.show_event(event)
         ended = client.wait(made.id)
-        _say.out.print(f"{_say.paint(ended.status)} {_say.plain(ended.message)}")
+        _console.out.print(f"{_console.paint(ended.status)} {_console.plain(ended.message)}")
         raise typer.Exit(0 if ended.status == "completed" else 1)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from trainmaster.cli import _say, _server
+from trainmaster.cli import _console, _server
 from trainmaster.cli._home import HomeOption, open_home
 from trainmaster.cli._server import ServerOption
 from trainmaster.core.errors import UsageError
@@ -59,11 +59,11 @@ def create(
     else:
         made = _issue(name, role, project, home)
     if json:
-        _say.as_json({"name": name, "role": role, "project": project, "token": made})
+        _console.as_json({"name": name, "role": role, "project": project, "token": made})
         return
     # Alone on standard output, so that it can go into a file.
-    _say.out.out(made)
-    _say.note(f"{name}: {role} {f'in {project}' if project else 'everywhere'}; it cannot be shown again")
+    _console.out.out(made)
+    _console.note(f"{name}: {role} {f'in {project}' if project else 'everywhere'}; it cannot be shown again")
 
 
 @token.command("list")
@@ -79,7 +79,7 @@ def list_(json: Json = False, home: HomeOption = None, server: ServerOption = No
 
         rows = list(tokens.list_tokens(db))
     if json:
-        _say.as_json({"tokens": rows})
+        _console.as_json({"tokens": rows})
         return
     table = Table(box=None, header_style="dim", pad_edge=False)
     for column in ("name", "role", "project", "created", "last used", ""):
@@ -87,7 +87,7 @@ def list_(json: Json = False, home: HomeOption = None, server: ServerOption = No
     for row in rows:
         revoked = "[red]revoked[/]" if row.revoked_at else ""
         table.add_row(row.name, row.role, row.project or "all", _day(row.created_at), _day(row.used_at), revoked)
-    _say.out.print(table)
+    _console.out.print(table)
 
 
 @token.command("revoke")
@@ -98,31 +98,31 @@ def revoke(name: Name, home: HomeOption = None, server: ServerOption = None) -> 
             client.revoke_token(name)
     else:
         _, db = open_home(home)
-        from trainmaster.store import tokens, trail
+        from trainmaster.store import audit, tokens
 
         with db.write() as conn:
             if not tokens.revoke(conn, name, at=datetime.now(UTC)):
                 raise UsageError(f"there is no token {name!r}; `trainmaster token list` lists them")
-            trail.record(conn, who=_BY, action="token.revoke", subject=f"token:{name}")
-    _say.out.print(f"{_say.plain(name)}: revoked")
+            audit.record(conn, who=_BY, action="token.revoke", subject=f"token:{name}")
+    _console.out.print(f"{_console.plain(name)}: revoked")
 
 
 def _issue(name: str, role: str, project: str | None, home: Path | None) -> str:
     if not re.fullmatch(_NAME, name) or (project is not None and not re.fullmatch(_NAME, project)):
         raise UsageError(f"{name!r}, {project!r}: a name has letters, digits, dots, dashes and underscores, at most 63")
     _, db = open_home(home)
-    from trainmaster.store import tokens, trail
+    from trainmaster.store import audit, tokens
 
     with db.write() as conn:
         made = tokens.issue(conn, name=name, role=tokens.Role(role), project=project, at=datetime.now(UTC))
         if made is None:
             raise UsageError(f"the name {name} was given to another token; take a new one")
         detail = {"role": role, "project": project}
-        trail.record(conn, who=_BY, action="token.create", subject=f"token:{name}", detail=detail)
+        audit.record(conn, who=_BY, action="token.create", subject=f"token:{name}", detail=detail)
     return made
 
 
-_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}"  # as the API has it (web/ask.py)
+_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}"  # as the API has it (web/dependencies.py)
 
 
 def _day(when: datetime | None) -> str:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trainmaster.cli import _document, _say
+from trainmaster.cli import _console, _yaml_file
 from trainmaster.core.errors import MissingExtra, SpecError
 from trainmaster.core.plan import CHECKPOINTS_VARIABLE, PLAN_FILE, RESUMABLE_EXIT, Plan, rank_log
 from trainmaster.core.schema import build
@@ -42,16 +42,16 @@ def train(
 
       trainmaster train llama.yaml steps=500 optimizer.lr=1e-3 --processes 2
     """
-    wanted = _document.load(config).read(lambda value: _parse(_document.override(value, values or []), processes))
+    wanted = _yaml_file.load(config).read(lambda value: _parse(_yaml_file.override(value, values or []), processes))
     _require_torch()
     plan = _plan(wanted, processes)
     folder = Path(plan.folder)
     folder.mkdir(parents=True)
     (folder / PLAN_FILE).write_text(plan.to_json())
-    _say.err.print(f"[dim]logs and events in {folder}[/]", soft_wrap=True)
+    _console.err.print(f"[dim]logs and events in {folder}[/]", soft_wrap=True)
     code = _run(folder)
     if code == RESUMABLE_EXIT:
-        _say.note("saved and stopped; the same command goes on from there")
+        _console.note("saved and stopped; the same command goes on from there")
     raise typer.Exit(code)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainmaster.cli import _say
+from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption, StorageOption, open_home, open_storage
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def work(
     """
     folder, db = open_home(home)
     kept = open_storage(storage, folder)
-    _say.note(f"driving the jobs of {folder}; Ctrl-C ends this, the jobs go on")
+    _console.note(f"driving the jobs of {folder}; Ctrl-C ends this, the jobs go on")
     try:
         asyncio.run(_until_told(db, folder, kept, tick_s))
     finally:
@@ -43,7 +43,8 @@ def work(
 
 async def _until_told(db: Database, home: Path, storage: Store, tick_s: float) -> None:
     from trainmaster import control
-    from trainmaster.control import budget, outbox
+    from trainmaster.control import budget
+    from trainmaster.control.notify import outbox
 
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

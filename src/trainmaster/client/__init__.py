@@ -59,7 +59,7 @@ from trainmaster.client.errors import (
     TooMany,
     Unavailable,
 )
-from trainmaster.client.wire import Lost, Wire, rest, server_sent, worth_waiting
+from trainmaster.client.transport import Lost, Wire, rest, server_sent, worth_waiting
 
 __all__ = [
     "Artifact", "BadRequest", "Budget", "Check", "Client", "Conflict", "Cost", "Details", "Download", "Epoch",

@@ -10,7 +10,8 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainmaster.control import budget, outbox
+from trainmaster.control import budget
+from trainmaster.control.notify import outbox
 from trainmaster.control.reconcile import STORAGE_FOLDER, run
 from trainmaster.storage import open_store
 from trainmaster.store import Database

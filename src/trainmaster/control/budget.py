@@ -19,13 +19,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from trainmaster.control import outbox, points
+from trainmaster.control import failpoints
+from trainmaster.control.notify import outbox
 from trainmaster.core.cost import Amount, Span, add_up, burn, dollars, reached_at
 from trainmaster.core.errors import OverBudget
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Reason
-from trainmaster.store import Connection, Database, money, news, stops
-from trainmaster.store.money import BudgetRow, Spending
+from trainmaster.store import Connection, Database, costs, news, stops
+from trainmaster.store.costs import BudgetRow, Spending
 from trainmaster.store.rows import JobRow
 
 WARN_AT = 0.8  # of a cap
@@ -51,8 +52,8 @@ def admit(conn: Connection, project: str, *, price: float | None, now: datetime)
     """OverBudget, with the numbers, where a project has spent what it may. What costs nothing is always admitted."""
     if price == 0:
         return
-    for budget in money.list_budgets(conn, project=project):
-        amount = money.spent(conn, project, now=now, window=budget.window(now))
+    for budget in costs.list_budgets(conn, project=project):
+        amount = costs.spent(conn, project, now=now, window=budget.window(now))
         if amount.known_cents >= budget.cap_cents:
             raise OverBudget(
                 f"{_words(budget, now)} is spent: {_figures(amount, budget.cap_cents)}; "
@@ -70,7 +71,7 @@ def refuse_start(db: Database, job: JobRow, *, price: float | None, now: datetim
         cap = job.spec.limits.max_cost
         if cap is None or job.attempts == 0:
             return None
-        spans = (span for charge in money.list_charges(conn, jobs=[job.id]) for span in charge.spans)
+        spans = (span for charge in costs.list_charges(conn, jobs=[job.id]) for span in charge.spans)
         amount = add_up(spans, now=now)
     return f"limits.max_cost is spent: {_figures(amount, cap * 100)}" if amount.known_cents >= cap * 100 else None
 
@@ -93,8 +94,8 @@ def look(db: Database, *, now: datetime | None = None) -> datetime | None:
     """Ask for a stop where a cap is reached and tell of it; when the next can be, if all goes on as it does."""
     now = now if now is not None else datetime.now(UTC)
     with db.read() as conn:
-        budgets = money.list_budgets(conn)
-        running = money.list_spending(conn, capped=not budgets)
+        budgets = costs.list_budgets(conn)
+        running = costs.list_spending(conn, capped=not budgets)
         limits = [*_job_limits(conn, running, now), *_project_limits(conn, running, budgets, now)]
     coming = [_hold(db, limit, now) for limit in limits]
     return min((when for when in coming if when is not None), default=None)
@@ -118,7 +119,7 @@ class _Limit:
 def _job_limits(conn: Connection, running: list[Spending], now: datetime) -> Iterator[_Limit]:
     capped = {job.job_id: job for job in running if job.max_cost is not None}
     spans: dict[str, list[Span]] = {job_id: [] for job_id in capped}
-    for charge in money.list_charges(conn, jobs=capped) if capped else ():
+    for charge in costs.list_charges(conn, jobs=capped) if capped else ():
         spans[charge.job_id] += charge.spans
     for job_id, job in capped.items():
         assert job.max_cost is not None
@@ -139,8 +140,8 @@ def _project_limits(
 ) -> Iterator[_Limit]:
     for budget in budgets:
         window = budget.window(now)
-        charges = money.list_charges(conn, project=budget.project, window=window, closed=False)
-        closed = money.sum_closed(conn, project=budget.project, window=window).get(budget.project, Amount())
+        charges = costs.list_charges(conn, project=budget.project, window=window, closed=False)
+        closed = costs.sum_closed(conn, project=budget.project, window=window).get(budget.project, Amount())
         spans = [span for charge in charges for span in charge.spans]
         free = {charge.attempt for charge in charges if all(span.cents_per_hour == 0 for span in charge.spans)}
         yield _Limit(
@@ -178,7 +179,7 @@ def _stop(db: Database, limit: _Limit, message: str, now: datetime) -> None:
     asked = all(job.stopping for job in limit.running)
     if told and asked:
         return
-    with points.around("commit cap"), db.write() as conn:
+    with failpoints.around("commit cap"), db.write() as conn:
         for job in limit.running:
             if stops.request_stop(conn, job.attempt, reason=Reason.OVER_BUDGET, message=message, at=now):
                 log.warning("job %s is asked to stop: %s", job.job_id, message)
@@ -189,10 +190,10 @@ def _stop(db: Database, limit: _Limit, message: str, now: datetime) -> None:
 def _warn(db: Database, limit: _Limit, message: str, now: datetime) -> None:
     if _is_told(db, limit, "budget.warning"):
         return
-    with points.around("commit warning"), db.write() as conn:
+    with failpoints.around("commit warning"), db.write() as conn:
         _tell(conn, limit, "budget.warning", message, now)
         if limit.budget is not None:
-            money.mark_warned(conn, limit.budget.id, at=now)
+            costs.mark_warned(conn, limit.budget.id, at=now)
 
 
 def _is_told(db: Database, limit: _Limit, topic: str) -> bool:

@@ -16,12 +16,12 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from trainmaster.control import points, project_yaml
-from trainmaster.control.plane import Plane
+from trainmaster.control import failpoints, project_yaml
+from trainmaster.control.context import Plane
 from trainmaster.control.project_yaml import PROJECT_FILE, prefix
 from trainmaster.core.plan import EVENTS_FILE, OUTPUTS_FOLDER
 from trainmaster.storage import Store, transfer
-from trainmaster.store import kept, read_records
+from trainmaster.store import artifacts, iterations
 from trainmaster.store.rows import ArtifactRow, AttemptRow, JobRow
 from trainmaster.targets import FileSize, Handle
 
@@ -37,7 +37,7 @@ class _CutOff(Exception):
 
 async def keep_project(plane: Plane, job: JobRow) -> None:
     """Build the project file of a job and store it with what it names, once."""
-    rows = await asyncio.to_thread(read_records.list_artifacts, plane.db, job.id)
+    rows = await asyncio.to_thread(iterations.list_artifacts, plane.db, job.id)
     if any(row.path == PROJECT_FILE for row in rows):
         return
     # The file itself last: what it names is then there.
@@ -50,7 +50,7 @@ async def keep_project(plane: Plane, job: JobRow) -> None:
 async def keep_files(plane: Plane, job: JobRow, attempt: AttemptRow, handle: Handle) -> None:
     """Store every file of an attempt that is not stored yet as it is now."""
     files = await plane.call("list", plane.load(job.target).list_files(handle))
-    rows = {row.path: row for row in await asyncio.to_thread(read_records.list_artifacts, plane.db, job.id)}
+    rows = {row.path: row for row in await asyncio.to_thread(iterations.list_artifacts, plane.db, job.id)}
     for file in files:
         path = _path(attempt, file.name)
         if _is_kept(rows.get(path), attempt, file):
@@ -84,7 +84,7 @@ async def _note(
     at = plane.now()
     await plane.apply(
         job.id,
-        lambda conn: kept.insert_artifact(
+        lambda conn: artifacts.insert_artifact(
             conn, job_id=job.id, attempt=attempt, kind=kind, path=path, size_bytes=size_bytes, sha256=sha256, at=at
         ),
         what=f"artifact {path}",
@@ -125,7 +125,7 @@ async def _in_thread(store: Store, place: str, data: bytes | Iterator[bytes]) ->
 
 def _put(store: Store, place: str, data: bytes | Iterator[bytes]) -> str:
     """Put an object, read it back and compare; its SHA-256. A thread's work: storage is not async."""
-    points.before("put", place)
+    failpoints.before("put", place)
     receipt = transfer.upload(store, place, data)
-    points.after("put", place)
+    failpoints.after("put", place)
     return receipt.sha256

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import tzinfo
 
-from trainmaster.control import points
+from trainmaster.control import failpoints
 from trainmaster.core.events import Line, split
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.store import Database, reads, writes
@@ -66,7 +66,7 @@ async def ingest(
 
 
 def _keep(db: Database, attempt: str, stream: str, lines: list[Line], *, inside: bool) -> bool:
-    with points.around("commit lines", lines[0].offset), db.write() as conn:
+    with failpoints.around("commit lines", lines[0].offset), db.write() as conn:
         return writes.append_events(conn, attempt, stream, seen_offset=lines[0].offset, lines=lines, inside=inside)
 
 

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster import targets
-from trainmaster.control import points
+from trainmaster.control import failpoints
+from trainmaster.control.context import TIMEOUTS_S, LeaseLost, Plane, rest_after
 from trainmaster.control.deadlines import Deadlines
-from trainmaster.control.ends import give_up_late
-from trainmaster.control.glance import Glances
-from trainmaster.control.life import Life, find_dead
-from trainmaster.control.plane import TIMEOUTS_S, LeaseLost, Plane, rest_after
+from trainmaster.control.liveness import Life, find_dead
 from trainmaster.control.steps import step
+from trainmaster.control.tail import Glances
+from trainmaster.control.transitions import give_up_late
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.storage import Store, open_store
 from trainmaster.store import Database, leases, reads, watch, writes
@@ -127,7 +127,7 @@ def _look(db: Database, life: Life, *, renew: bool) -> tuple[list[str], list[Wat
     """Hold our leases, take those that are free, and say which jobs need a step now, and which only an ear."""
     dead = find_dead(leases.others(db, life.token))
     if renew or leases.wanted(db, life.token, dead=dead):
-        with points.around("commit lease"), db.write() as conn:
+        with failpoints.around("commit lease"), db.write() as conn:
             leases.take(conn, life.token, owner=life.owner, dead=dead)
         renew = True
     running = watch.list_running(db, life.token)

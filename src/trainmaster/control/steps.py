@@ -25,16 +25,16 @@ from zoneinfo import ZoneInfo
 
 from trainmaster.control import budget
 from trainmaster.control.collect import keep_files, keep_project
+from trainmaster.control.context import Plane
 from trainmaster.control.deadlines import Wish, find_wish, is_stalled, quiet_s
-from trainmaster.control.ends import end, finish, give_up, judge, last_attempt, move, over
 from trainmaster.control.ingest import ingest
-from trainmaster.control.plane import Plane
-from trainmaster.control.tell import tell
+from trainmaster.control.notify.job_news import tell
+from trainmaster.control.transitions import end, finish, give_up, judge, last_attempt, move, over
 from trainmaster.core.errors import TargetError, TrainmasterError, Unreachable, UsageError
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.results import Overall
 from trainmaster.core.states import Reason, Report, Stage, Status
-from trainmaster.store import Connection, Database, money, reads, stops, writes
+from trainmaster.store import Connection, Database, costs, reads, stops, writes
 from trainmaster.store.rows import AttemptRow, JobRow
 from trainmaster.targets import Handle, Poll, Target
 
@@ -66,7 +66,7 @@ async def _queue(plane: Plane, job: JobRow) -> bool:
         if not move(conn, plane, job, Stage.PLACING):
             return False
         attempt = writes.insert_attempt(conn, job.id, number, handle=planned.handle, at=plane.now())
-        money.set_price(conn, attempt, price)
+        costs.set_price(conn, attempt, price)
         return True
 
     return await plane.apply(job.id, change, what="intent")
@@ -93,7 +93,7 @@ async def _stage(plane: Plane, job: JobRow, attempt: AttemptRow, _handle: Handle
 
     def change(conn: Connection) -> bool:
         writes.set_handle(conn, attempt.id, handle)
-        money.set_price(conn, attempt.id, budget.price_of(job.spec, handle))
+        costs.set_price(conn, attempt.id, budget.price_of(job.spec, handle))
         return move(conn, plane, job, Stage.CHECKING)
 
     return await plane.apply(job.id, change, what="submitted")

@@ -13,7 +13,7 @@ from trainmaster.control import budget
 from trainmaster.core.errors import Fault, JobFinal, JobMissing, JobOpen, SpecError
 from trainmaster.core.secrets import find_in_spec
 from trainmaster.core.spec import JobSpec
-from trainmaster.store import Database, reads, submissions, tokens, trail, writes
+from trainmaster.store import Database, audit, reads, submissions, tokens, writes
 from trainmaster.store.rows import JobRow
 from trainmaster.targets import Placement, Target
 
@@ -50,7 +50,7 @@ def submit_once(
                 raise JobOpen(f"job {writer} still writes these checkpoints; wait for its end, or cancel it first")
             budget.admit(conn, spec.project, price=budget.price_of(spec, planned.handle), now=at)
             detail = {"name": spec.name, "project": spec.project, "target": spec.target}
-            trail.record(conn, who=by, action="job.submit", subject=f"job:{job_id}", detail=detail)
+            audit.record(conn, who=by, action="job.submit", subject=f"job:{job_id}", detail=detail)
     return _known(db, job_id), new
 
 
@@ -80,7 +80,7 @@ def cancel(db: Database, job_id: str, *, by: str = LOCAL) -> JobRow:
     with db.write() as conn:
         accepted = writes.request_cancel(conn, job_id, at=datetime.now(UTC))
         if accepted:
-            trail.record(conn, who=by, action="job.cancel", subject=f"job:{job_id}")
+            audit.record(conn, who=by, action="job.cancel", subject=f"job:{job_id}")
     job = _known(db, job_id)
     if not accepted:
         raise JobFinal(f"job {job_id} is already {job.status}; there is nothing to cancel")

@@ -13,8 +13,8 @@ from trainmaster.core.errors import DataError, MissingExtra
 from trainmaster.datasets import Shape
 from trainmaster.datasets import _tokenizer as tokenizers
 from trainmaster.datasets._hub_files import commit_of
-from trainmaster.datasets._lanes import Stream
 from trainmaster.datasets._retry import Patience, brief, is_final
+from trainmaster.datasets._stream_shards import Stream
 
 
 class HubDocuments:

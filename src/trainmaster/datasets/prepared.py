@@ -11,8 +11,8 @@ from pathlib import Path
 from trainmaster.core.data_config import DataConfig
 from trainmaster.core.errors import DataError
 from trainmaster.datasets import Rows, Shape, Source, _index
-from trainmaster.datasets._cut import Concat, Cut, Packed
 from trainmaster.datasets._index import Index
+from trainmaster.datasets._packing import Concat, Cut, Packed
 from trainmaster.datasets._shuffle import shuffled
 from trainmaster.datasets._tokens import Tokens
 

@@ -1,8 +1,8 @@
 """Pages: one file each, a query and a dataclass. The folder is the registry.
 
 Every module has `Page`, a frozen dataclass of plain data, and `read(db, …) -> Page`. It knows nothing of HTML: the
-web and the reports render the same dataclass, and JSON is `to_json` of it. Files that begin with an underscore are
-parts, not pages.
+web and the reports render the same dataclass, and JSON is `to_json` of it. What several pages
+share is in `parts/`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 def names() -> list[str]:
     """Every page there is: the modules of this folder."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg)
 
 
 def to_json(value: object, *, indent: int | None = None) -> str:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from trainmaster.core.cost import Amount, Span, Window, add_up, burn, forecast, month_of
 from trainmaster.core.states import Status
-from trainmaster.store import Database, money, pace, reads
+from trainmaster.store import Database, costs, eta, reads
 from trainmaster.store.rows import JobRow
 
 MOST = 200  # jobs on one page
@@ -82,9 +82,9 @@ def read(
     now = now or datetime.now(UTC)
     window = month_of(month) if month is not None else None
     with db.read() as conn:
-        charges = money.list_charges(conn, jobs=[job] if job is not None else (), project=project, window=window)
-        budgets = money.list_budgets(conn, project=project) if job is None else []
-        lines = tuple(_budget(row, money.spent(conn, row.project, now=now, window=row.window(now))) for row in budgets)
+        charges = costs.list_charges(conn, jobs=[job] if job is not None else (), project=project, window=window)
+        budgets = costs.list_budgets(conn, project=project) if job is None else []
+        lines = tuple(_budget(row, costs.spent(conn, row.project, now=now, window=row.window(now))) for row in budgets)
     spans: dict[str, list[Span]] = {}
     groups: dict[str, dict[str, list[Span]]] = {}
     for charge in charges:
@@ -93,8 +93,8 @@ def read(
     amounts = {job_id: add_up(found, now=now, window=window) for job_id, found in spans.items()}
     dearest = sorted(amounts, key=lambda job_id: (-amounts[job_id].known_cents, job_id))[: max(1, min(limit, MOST))]
     rows = [row for job_id in dearest if (row := reads.find_job(db, job_id)) is not None]
-    left = pace.list_left(db, rows, now=now)
-    whole = money.job_costs(db, dearest, now=now) if window is not None else amounts
+    left = eta.list_left(db, rows, now=now)
+    whole = costs.job_costs(db, dearest, now=now) if window is not None else amounts
     return CostPage(
         month=f"{window.start:%Y-%m}" if window is not None else None,
         project=project,
@@ -111,11 +111,11 @@ def figures(db: Database, jobs: Iterable[JobRow], *, now: datetime) -> dict[str,
     rows = list(jobs)
     spans: dict[str, list[Span]] = {row.id: [] for row in rows}
     with db.read() as conn:
-        for charge in money.list_charges(conn, jobs=spans) if spans else ():
+        for charge in costs.list_charges(conn, jobs=spans) if spans else ():
             spans[charge.job_id].extend(charge.spans)
     # Most jobs are over or cost nothing: their forecast is what they cost, and needs no look at their events.
     going = [row for row in rows if burn(spans[row.id]) > 0]
-    left = pace.list_left(db, going, now=now)
+    left = eta.list_left(db, going, now=now)
     found = {}
     for row in rows:
         amount, per_hour = add_up(spans[row.id], now=now), burn(spans[row.id])
@@ -159,7 +159,7 @@ def _project(name: str, jobs: Iterable[list[Span]], now: datetime, window: Windo
     )
 
 
-def _budget(row: money.BudgetRow, spent: Amount) -> BudgetLine:
+def _budget(row: costs.BudgetRow, spent: Amount) -> BudgetLine:
     share = spent.known_cents / row.cap_cents if row.cap_cents else None
     return BudgetLine(
         project=row.project,

@@ -13,8 +13,8 @@ from trainmaster.core import schema
 from trainmaster.core.plan import ExitRecord
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Reason, Report, Stage, Status
-from trainmaster.pages._run import Fold, Run
 from trainmaster.pages.cost import figures
+from trainmaster.pages.parts.run_summary import Fold, Run
 from trainmaster.store import Database, reads
 from trainmaster.store.rows import AttemptRow, JobRow
 from trainmaster.store.walk import walk_events

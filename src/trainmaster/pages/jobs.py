@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from trainmaster.core.states import Reason, Stage, Status
-from trainmaster.pages._curve import number, whole
-from trainmaster.pages._run import progress
 from trainmaster.pages.cost import figures
+from trainmaster.pages.parts.downsample import number, whole
+from trainmaster.pages.parts.run_summary import progress
 from trainmaster.store import Database, reads
 from trainmaster.store.rows import EventRow, JobRow
 

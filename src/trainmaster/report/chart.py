@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from trainmaster.pages._curve import Point
-from trainmaster.report.figures import short
+from trainmaster.pages.parts.downsample import Point
+from trainmaster.report.formats import short
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

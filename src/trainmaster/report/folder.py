@@ -18,8 +18,8 @@ from trainmaster.core.events import Line, parse_time, split
 from trainmaster.core.plan import EVENTS_FILE, EXIT_FILE, PLAN_FILE, ExitRecord, Plan
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Reason, Report, Stage, Status
-from trainmaster.pages._run import Fold
 from trainmaster.pages.job import JobPage, build
+from trainmaster.pages.parts.run_summary import Fold
 from trainmaster.store.rows import AttemptRow, EventRow, JobRow
 
 _NAMES = (EVENTS_FILE, "global.json")

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from trainmaster.core.cost import dollars
 from trainmaster.pages.job import JobPage
-from trainmaster.report import chart, figures, words
+from trainmaster.report import chart, formats, phrases
 
 FOLDER = Path(__file__).parent
 
@@ -59,16 +59,16 @@ def environment() -> Environment:
     )
     env.globals["dollars"] = dollars
     env.globals.update(
-        {name: getattr(figures, name) for name in ("age", "count", "duration", "moment", "percent", "short", "size")}
+        {name: getattr(formats, name) for name in ("age", "count", "duration", "moment", "percent", "short", "size")}
     )
     env.globals.update(
         bar=bar,
-        evidence=words.evidence,
-        tally=words.tally,
-        value_text=words.value_text,
-        tones=words.TONES,
-        overall_tones=words.OVERALL_TONES,
-        verdict_tones=words.VERDICT_TONES,
+        evidence=phrases.evidence,
+        tally=phrases.tally,
+        value_text=phrases.value_text,
+        tones=phrases.TONES,
+        overall_tones=phrases.OVERALL_TONES,
+        verdict_tones=phrases.VERDICT_TONES,
     )
     return env
 
@@ -84,12 +84,12 @@ def bar(share: float) -> Markup:
 def _context(page: JobPage) -> dict[str, object]:
     return {
         "page": page,
-        "tone": words.TONES[page.status],
-        "title": words.title(page),
-        "sentence": words.sentence(page),
-        "figures": words.figures(page),
+        "tone": phrases.TONES[page.status],
+        "title": phrases.title(page),
+        "sentence": phrases.sentence(page),
+        "figures": phrases.figures(page),
         "charts": _charts(page),
-        "spec": words.spec_text(page.spec) if page.spec else "",
+        "spec": phrases.spec_text(page.spec) if page.spec else "",
     }
 
 

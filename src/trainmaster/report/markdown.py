@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 
 from trainmaster.pages.job import JobPage
-from trainmaster.report import words
-from trainmaster.report.figures import count, duration, moment
+from trainmaster.report import phrases
+from trainmaster.report.formats import count, duration, moment
 
 
 def render_markdown(page: JobPage) -> str:
@@ -16,12 +16,12 @@ def render_markdown(page: JobPage) -> str:
 
 
 def _lines(page: JobPage) -> Iterator[str]:
-    yield f"# {escape(page.name)}: {escape(words.title(page))}\n"
-    yield f"{escape(words.sentence(page))}\n"
+    yield f"# {escape(page.name)}: {escape(phrases.title(page))}\n"
+    yield f"{escape(phrases.sentence(page))}\n"
     if page.action and page.status.value == "failed":
         yield f"**What to do:** {escape(page.action)}.\n"
     yield "| | |\n|---|---|"
-    for figure in words.figures(page):
+    for figure in phrases.figures(page):
         note = f" ({escape(figure.note)})" if figure.note else ""
         yield f"| {figure.name} | {escape(figure.value)}{note} |"
     yield f"| Job | `{page.id}` |"
@@ -32,7 +32,7 @@ def _lines(page: JobPage) -> Iterator[str]:
     if page.run.garbage_lines:
         yield f"{count(page.run.garbage_lines)} lines of the event stream were not events; they are kept.\n"
     if page.spec:
-        yield f"## Spec\n\n{_fence(words.spec_text(page.spec), 'yaml')}\n"
+        yield f"## Spec\n\n{_fence(phrases.spec_text(page.spec), 'yaml')}\n"
     yield f"Made by `{page.made_by}` (Trainmaster {page.version}) at {moment(page.made_at)}."
 
 
@@ -46,7 +46,7 @@ def _preflight(page: JobPage) -> Iterator[str]:
     for row in preflight.checks:
         found = escape(row.reason) + (f" → {escape(row.action)}" if row.action else "")
         values = ", ".join(
-            f"{escape(name)}={escape(words.value_text(value))}"
+            f"{escape(name)}={escape(phrases.value_text(value))}"
             for name, value in row.values.items()
             if value is not None
         )
@@ -65,7 +65,7 @@ def _attempts(page: JobPage) -> Iterator[str]:
             yield f"{escape(attempt.message)}\n"
         if attempt.ok:
             continue
-        for name, proof in words.evidence(attempt):
+        for name, proof in phrases.evidence(attempt):
             yield f"{escape(name)}:\n\n{_fence(proof)}\n"
 
 

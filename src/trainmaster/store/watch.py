@@ -18,7 +18,7 @@ from trainmaster.core.states import Report, Stage
 from trainmaster.store import tables as t
 from trainmaster.store.database import Database
 from trainmaster.store.lines import insert_many
-from trainmaster.store.project import project
+from trainmaster.store.projection import project
 from trainmaster.store.writes import append_events
 
 

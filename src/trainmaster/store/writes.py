@@ -21,7 +21,7 @@ from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Reason, Report, Stage, Status, may_move, status_in
 from trainmaster.store import tables as t
 from trainmaster.store.lines import insert_lines
-from trainmaster.store.project import project
+from trainmaster.store.projection import project
 
 
 def insert_job(conn: Connection, job_id: str, spec: JobSpec, *, at: datetime) -> None:

@@ -28,12 +28,12 @@ from trainmaster.core.states import Reason
 from trainmaster.core.train_config import TrainConfig
 from trainmaster.node.emit import Emitter
 from trainmaster.node.ranks import detect
-from trainmaster.train.lookout import Lookout, meet
-from trainmaster.train.memory_words import explain_memory
-from trainmaster.train.place import Place, find_place
+from trainmaster.train.metrics.trackers import check_trackers
+from trainmaster.train.parallel.rank_info import Place, find_place
 from trainmaster.train.report import Report
-from trainmaster.train.stop import Stop
-from trainmaster.train.track import check_trackers
+from trainmaster.train.watch.oom import explain_memory
+from trainmaster.train.watch.stop import Stop
+from trainmaster.train.watch.watchdog import Lookout, meet
 
 TIMEOUT_VARIABLE = "TRAINMASTER_COLLECTIVE_TIMEOUT_S"
 _TIMEOUT_S = 120.0  # long enough for the slowest save of one rank, short enough that a dead peer costs two minutes
@@ -86,9 +86,11 @@ def read_config(arguments: Sequence[str]) -> TrainConfig:
 def train(config: TrainConfig, place: Place, environ: Mapping[str, str], *, stop: Stop, report: Report) -> int:
     """Join the other ranks, train, part. After a failure there is no parting: the others may be gone."""
     # Imported here, after the signals are taken: torch takes seconds, and a stop in them must count.
-    from trainmaster.train import loop, recorder, shard
+    from trainmaster.train import loop
+    from trainmaster.train.parallel import shard
+    from trainmaster.train.watch import flight_recorder
 
-    recorder.prepare()
+    flight_recorder.prepare()
     folder = Path(config.checkpoint.folder or environ.get(CHECKPOINTS_VARIABLE) or "checkpoints").absolute()
     device = shard.pick_device(config.device, place)
     timeout_s = float(environ.get(TIMEOUT_VARIABLE) or _TIMEOUT_S)

@@ -13,10 +13,10 @@ from trainmaster.core.train_config import TrainConfig
 from trainmaster.models.llama import Llama
 from trainmaster.models.loss import NOT_COUNTED
 from trainmaster.models.moe import MixtureOfExperts
-from trainmaster.train.blocks import compile_blocks, recompute
 from trainmaster.train.feed import Batch
-from trainmaster.train.float8 import use_float8
-from trainmaster.train.shard import Precision, World, shard
+from trainmaster.train.parallel.blocks import compile_blocks, recompute
+from trainmaster.train.parallel.float8 import use_float8
+from trainmaster.train.parallel.shard import Precision, World, shard
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

@@ -11,9 +11,9 @@ from trainmaster.core.train_config import TrainConfig
 from trainmaster.datasets import NOT_COUNTED
 from trainmaster.models.llama import Llama
 from trainmaster.train.compute import sum_of_losses
+from trainmaster.train.drill.failpoints import reach
 from trainmaster.train.feed import Feed
-from trainmaster.train.points import reach
-from trainmaster.train.shard import World
+from trainmaster.train.parallel.shard import World
 
 
 def evaluate(

@@ -19,10 +19,10 @@ from trainmaster.core.errors import DataError, Fault, SpecError, TrainmasterErro
 from trainmaster.core.train_config import TrainConfig
 from trainmaster.datasets import Rows, Source
 from trainmaster.datasets._retry import Patience, brief
-from trainmaster.train import agree
+from trainmaster.train.parallel import rank_sync
+from trainmaster.train.parallel.shard import World
 from trainmaster.train.report import Report
-from trainmaster.train.shard import World
-from trainmaster.train.stop import Stop
+from trainmaster.train.watch.stop import Stop
 
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.001, 0.25  # between two looks at data that is not there yet
 _TELL_EVERY_S = 10
@@ -71,7 +71,7 @@ class Feed:
                 return False
             self._source = jobs[0].result() if jobs else self._source
         assert self._source is not None
-        prints = agree.on_all(lambda: self._source.fingerprint if self._source else "")
+        prints = rank_sync.on_all(lambda: self._source.fingerprint if self._source else "")
         other = next((rank for rank, found in enumerate(prints) if found != prints[0]), None)
         if other is not None:
             raise DataError(f"rank {other} reads other data than rank 0 ({prints[other]}; {prints[0]}); copy it again")
@@ -109,7 +109,7 @@ class Feed:
         """Where the data stands when sample `cursor` comes next, for the manifest. Called on all ranks alike."""
         source = self._opened
         upcoming = self._upcoming(cursor)
-        inner = source.join(agree.on_all(lambda: source.state(upcoming))) if source.is_stream else {}
+        inner = source.join(rank_sync.on_all(lambda: source.state(upcoming))) if source.is_stream else {}
         return {"fingerprint": source.fingerprint, "source": inner}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -237,7 +237,7 @@ class Feed:
             own_s = waited if mine else own_s
             if ask_stop_at is not None and waited >= ask_stop_at:
                 stop, ask_stop_at = self._stop.asked() is not None, waited + _LONGEST_LOOK_S
-            waiting, failing, stopping, longest = agree.highest([mine, failed, stop, int(waited)])
+            waiting, failing, stopping, longest = rank_sync.highest([mine, failed, stop, int(waited)])
             if failing:
                 self._fail(jobs)
             if stopping or not waiting:
@@ -266,14 +266,14 @@ class Feed:
             trouble = self._patience.trouble or (self._source.trouble if self._source is not None else None)
             return f"rank {place.rank} (node {place.node_rank}): {trouble or f'reading {self._name}'}" if mine else None
 
-        return [words for words in agree.on_all(mine_is) if words]
+        return [words for words in rank_sync.on_all(mine_is) if words]
 
     def _fail(self, jobs: Sequence[Future[Any]]) -> None:
         """The failures of all ranks, raised on all of them: as a wrong config if that is what every one is."""
         wrong = next((job.exception() for job in jobs if job.done() and job.exception()), None)
         faults = [
             (f"rank {rank} (node {node}): {text}", usage)
-            for rank, (node, text, usage) in enumerate(agree.on_all(lambda: _told(wrong, self._place.node_rank)))
+            for rank, (node, text, usage) in enumerate(rank_sync.on_all(lambda: _told(wrong, self._place.node_rank)))
             if text is not None
         ]
         kind: type[TrainmasterError] = UsageError if all(usage for _, usage in faults) else DataError

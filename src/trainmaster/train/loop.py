@@ -21,26 +21,26 @@ from trainmaster.core.schedule import learning_rate
 from trainmaster.core.schema import to_plain
 from trainmaster.core.train_config import TrainConfig
 from trainmaster.models.llama import count_parameters
-from trainmaster.train import agree
+from trainmaster.train.checkpoint.checkpointing import Keeper
 from trainmaster.train.checkpoint.load import load_weights
 from trainmaster.train.checkpoint.manager import Run, open_checkpoints
 from trainmaster.train.compute import build_model, forward_backward
+from trainmaster.train.drill.failpoints import reach
+from trainmaster.train.drill.sample_log import Witness
 from trainmaster.train.evaluate import evaluate
 from trainmaster.train.feed import Feed, StoppedWaiting
-from trainmaster.train.keeper import Keeper
-from trainmaster.train.late import Flight, Late
-from trainmaster.train.lookout import Lookout
-from trainmaster.train.numbers import Numbers
+from trainmaster.train.metrics.async_scalars import Flight, Late
+from trainmaster.train.metrics.metrics import Numbers
+from trainmaster.train.metrics.rate import measure_peak
+from trainmaster.train.metrics.trackers import open_trackers
 from trainmaster.train.optimizer import build_optimizer, configure, update
-from trainmaster.train.points import reach
-from trainmaster.train.rate import measure_peak
+from trainmaster.train.parallel import rank_sync
+from trainmaster.train.parallel.shard import World, pick_precision
 from trainmaster.train.report import Report
-from trainmaster.train.shard import World, pick_precision
-from trainmaster.train.sick import Decision, Range, decide, limits, pass_over
 from trainmaster.train.state import State, seed_step
-from trainmaster.train.stop import Stop
-from trainmaster.train.track import open_trackers
-from trainmaster.train.witness import Witness
+from trainmaster.train.watch.bad_steps import Decision, Range, decide, limits, pass_over
+from trainmaster.train.watch.stop import Stop
+from trainmaster.train.watch.watchdog import Lookout
 
 _PATIENCE_S = 60.0  # for the others to end their part of a save, when training has failed
 
@@ -216,7 +216,7 @@ class Trainer:
         batches = self.feed.take(state.cursor)
         self.meter.wait_for_data(self.feed.own_waited_s)
         self.witness.note(batches, step=state.step + 1, cursor=state.cursor)
-        loss = agree.mean(forward_backward(self.model, batches))
+        loss = rank_sync.mean(forward_backward(self.model, batches))
         reach("step:backward")
         self.keeper.before_update()
         lr = learning_rate(config.optimizer, step=state.step, steps=config.steps, plateau=state.plateau)

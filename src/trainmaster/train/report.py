@@ -12,8 +12,8 @@ from typing import Any
 from trainmaster.core import heartbeat
 from trainmaster.core.heartbeat import At
 from trainmaster.node.emit import Emitter
-from trainmaster.train.place import Place
-from trainmaster.train.track import Tracker
+from trainmaster.train.metrics.trackers import Tracker
+from trainmaster.train.parallel.rank_info import Place
 
 # Log readers on nodes may know no more than ASCII, and one of them ends at the first byte it does not know.
 _PLAIN = str.maketrans({"×": "x", "→": "to", "–": "-", "…": "..."})

@@ -12,7 +12,7 @@ import torch
 
 from trainmaster.core.optimizer_config import OptimizerConfig
 from trainmaster.core.schedule import Plateau
-from trainmaster.train.sick import History, Range
+from trainmaster.train.watch.bad_steps import History, Range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,10 @@ from pydantic import BaseModel
 
 from trainmaster.control.logs import LogStream
 from trainmaster.core.states import Reason, Stage, Status
-from trainmaster.store.fleet import NodeRow
+from trainmaster.store.audit import AuditRow
+from trainmaster.store.nodes import NodeRow
 from trainmaster.store.rows import ArtifactRow, AttemptRow, CheckRow, EpochRow, EventRow, InstanceRow, JobRow
 from trainmaster.store.tokens import Role, TokenRow
-from trainmaster.store.trail import AuditRow
 from trainmaster.store.webhooks import WebhookRow
 
 

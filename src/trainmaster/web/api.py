@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
-from trainmaster.web.routes import access, artifacts, events, fleet, health, hooks, jobs, logs, money, records
+from trainmaster.web.routes import artifacts, costs, events, health, iterations, jobs, logs, nodes, tokens, webhooks
 
-ROUTERS = tuple(part.router for part in (jobs, records, events, logs, artifacts, fleet, money, hooks, access, health))
+ROUTERS = tuple(
+    part.router for part in (jobs, iterations, events, logs, artifacts, nodes, costs, webhooks, tokens, health)
+)

@@ -13,17 +13,18 @@ import anyio.to_thread
 from fastapi import FastAPI
 
 from trainmaster import __version__, control
-from trainmaster.control import budget, outbox
+from trainmaster.control import budget
+from trainmaster.control.notify import outbox
 from trainmaster.control.reconcile import STORAGE_FOLDER
 from trainmaster.storage import Store, open_store
 from trainmaster.store import Database
-from trainmaster.web import api, errors, frame, login, openapi, views
+from trainmaster.web import api, errors, login, openapi, templating, views
 from trainmaster.web.auth import Door
-from trainmaster.web.follow import Followers
 from trainmaster.web.guard import Guard
-from trainmaster.web.limit import ASKING, Rate
-from trainmaster.web.live import LivePages
-from trainmaster.web.measure import Measured, Meter
+from trainmaster.web.metrics import Measured, Meter
+from trainmaster.web.page_cache import LivePages
+from trainmaster.web.rate_limit import ASKING, Rate
+from trainmaster.web.streaming import Followers
 
 _THREADS = 8
 _M_ARENA_MAX = -8  # of malloc.h
@@ -69,7 +70,7 @@ def create_app(
     app.state.live = LivePages(db)
     app.state.followers = followers if followers is not None else Followers()
     app.state.reconciler = lambda: "off"
-    for router in (views.router, login.router, *api.ROUTERS, frame.router):
+    for router in (views.router, login.router, *api.ROUTERS, templating.router):
         app.include_router(router)
     app.openapi = openapi.document(app, loopback=not require_token)  # type: ignore[method-assign]
     errors.install(app)

@@ -20,11 +20,11 @@ from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trainmaster.core.errors import UsageError
-from trainmaster.store import Database, pulse, tokens
+from trainmaster.store import Database, backlog, tokens
 from trainmaster.store.tokens import Role
 from trainmaster.web.errors import Refused, answer, for_programs, unavailable
 from trainmaster.web.guard import SAFE_METHODS
-from trainmaster.web.limit import ASKING, GUESSING, Limiter, Rate
+from trainmaster.web.rate_limit import ASKING, GUESSING, Limiter, Rate
 
 COOKIE = "trainmaster"
 LOOPBACK = "loopback"
@@ -88,7 +88,7 @@ class Door:
         except Refused as wrong:
             await self._refuse(request, wrong)(scope, receive, send)
             return
-        except pulse.GONE as wrong:
+        except backlog.GONE as wrong:
             await answer(request, unavailable(wrong))(scope, receive, send)
             return
         await self._app(scope, receive, send)

@@ -11,8 +11,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from trainmaster.core.errors import Fault, StorageError, StoreError, TargetError, UsageError
-from trainmaster.store import pulse
-from trainmaster.web.frame import render
+from trainmaster.store import backlog
+from trainmaster.web.templating import render
 
 log = logging.getLogger(__name__)
 _PROGRAM = ("/v1/", "/api/", "/healthz", "/readyz", "/metrics")
@@ -46,7 +46,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(UsageError, _unusable)
-    for kind in (*pulse.GONE, StoreError, StorageError, TargetError):
+    for kind in (*backlog.GONE, StoreError, StorageError, TargetError):
         app.add_exception_handler(kind, _unavailable)
 
 
@@ -90,7 +90,7 @@ def broken(request: Request, wrong: Exception) -> Response:
 def unavailable(wrong: Exception) -> Refused:
     """The answer when something we rest on is away: a database, a storage, a target. Later may be better."""
     log.warning("unavailable: %s", wrong)
-    if isinstance(wrong, pulse.GONE):
+    if isinstance(wrong, backlog.GONE):
         # The driver's own words hold the statement and its values.
         return Refused(503, "database_away", "the database cannot be asked now; nothing was changed", headers=_LATER)
     code = {StorageError: "storage_away", TargetError: "target_away"}

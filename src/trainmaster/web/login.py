@@ -12,10 +12,10 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import RedirectResponse, Response
 
 from trainmaster.store import tokens
-from trainmaster.web import ask
+from trainmaster.web import dependencies
 from trainmaster.web.auth import COOKIE, count_guess
 from trainmaster.web.errors import Refused
-from trainmaster.web.frame import render
+from trainmaster.web.templating import render
 
 _HOURS = 12
 router = APIRouter(include_in_schema=False)
@@ -27,7 +27,7 @@ def login_page(after: Annotated[str, Query(alias="next")] = "/") -> Response:
 
 
 @router.post("/login")
-async def log_in(request: Request, db: ask.Db) -> Response:
+async def log_in(request: Request, db: dependencies.Db) -> Response:
     """A good token is kept in a cookie for half a day; a wrong one counts against the address it came from."""
     try:
         form = parse_qs((await request.body()).decode("utf-8", errors="replace"), max_num_fields=10)

@@ -14,10 +14,10 @@ from trainmaster.pages import jobs as jobs_page
 from trainmaster.pages.job import JobPage
 from trainmaster.report import html
 from trainmaster.store.tokens import Role
-from trainmaster.web import ask
+from trainmaster.web import dependencies
 from trainmaster.web.auth import Who
 from trainmaster.web.errors import not_found
-from trainmaster.web.frame import render
+from trainmaster.web.templating import render
 
 FINAL = "Trainmaster-Final"  # a header that tells live.js to ask no more
 router = APIRouter(include_in_schema=False)
@@ -26,17 +26,17 @@ router = APIRouter(include_in_schema=False)
 @router.get("/")
 def jobs(
     *,
-    db: ask.Db,
-    who: ask.Viewer,
-    status: ask.StatusWord = None,
-    project: Annotated[str | None, Query(pattern=ask.NAME)] = None,
+    db: dependencies.Db,
+    who: dependencies.Viewer,
+    status: dependencies.StatusWord = None,
+    project: Annotated[str | None, Query(pattern=dependencies.NAME)] = None,
     find: str = "",
-    limit: ask.Limit = 50,
-    offset: ask.Offset = 0,
+    limit: dependencies.Limit = 50,
+    offset: dependencies.Offset = 0,
     part: bool = False,
 ) -> Response:
     """The list; with `part`, only what the open page swaps in."""
-    seen = ask.scope(who, project)
+    seen = dependencies.scope(who, project)
     find = find.replace("\x00", "").strip()[:63]  # PostgreSQL has no NUL in a text
     page = jobs_page.read(db, status=status, project=seen, find=find or None, limit=limit, offset=offset)
 
@@ -55,18 +55,18 @@ def jobs(
 
 
 @router.get("/jobs/{uuid}")
-def job(row: ask.Job, live: ask.Live, who: ask.Viewer) -> Response:
+def job(row: dependencies.Job, live: dependencies.Live, who: dependencies.Viewer) -> Response:
     return _job("job_page.html", live.read(row.id), row.id, who)
 
 
 @router.get("/jobs/{uuid}/part")
-def job_part(row: ask.Job, live: ask.Live, who: ask.Viewer) -> Response:
+def job_part(row: dependencies.Job, live: dependencies.Live, who: dependencies.Viewer) -> Response:
     """What the open page swaps in every two seconds."""
     return _job("job_part.html", live.read(row.id), row.id, who)
 
 
 @router.get("/jobs/{uuid}/report")
-def report(row: ask.Job, live: ask.Live) -> Response:
+def report(row: dependencies.Job, live: dependencies.Live) -> Response:
     """The self-contained file, as `trainmaster report` writes it."""
     page = live.read(row.id)
     if page is None:
@@ -80,14 +80,14 @@ def report(row: ask.Job, live: ask.Live) -> Response:
 
 
 @router.post("/jobs/{uuid}/cancel")
-def cancel(row: ask.Job, db: ask.Db, who: ask.User) -> Response:
-    ask.cancel(db, row, who)
+def cancel(row: dependencies.Job, db: dependencies.Db, who: dependencies.User) -> Response:
+    dependencies.cancel(db, row, who)
     return RedirectResponse(f"/jobs/{row.id}", status_code=303)
 
 
 @router.post("/jobs/{uuid}/resume")
-def resume(row: ask.Job, db: ask.Db, who: ask.User) -> Response:
-    with ask.creating():
+def resume(row: dependencies.Job, db: dependencies.Db, who: dependencies.User) -> Response:
+    with dependencies.creating():
         following, _ = control.resume(db, row.id, by=who.name)
     return RedirectResponse(f"/jobs/{following.id}", status_code=303)
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from sqlalchemy import func, select
 
 from trainmaster import control
-from trainmaster.control import points
+from trainmaster.control import failpoints
 from trainmaster.core.plan import ATTEMPT_VARIABLE
 from trainmaster.core.spec import parse_spec
 from trainmaster.storage import open_store
-from trainmaster.store import Database, deliveries, read_records, reads, records
+from trainmaster.store import Database, iterations, outbox, reads, records
 from trainmaster.store.rows import JobRow
 
 from . import ledger, workload
@@ -45,15 +45,15 @@ class Case:
         self.env = {"PYTHONPATH": str(SOURCE), "TRAINMASTER_DATABASE": url, **env}
 
     def undisturbed(self) -> Told:
-        return self._live({points.PLACES_VARIABLE: str(self.home / "places")}, first_life_only=False)
+        return self._live({failpoints.PLACES_VARIABLE: str(self.home / "places")}, first_life_only=False)
 
     def killed_at(self, place: str) -> Told:
         """Dies once, at this place and time (`commit lines: after 3`)."""
-        return self._live({points.KILL_AT_VARIABLE: place}, first_life_only=True)
+        return self._live({failpoints.KILL_AT_VARIABLE: place}, first_life_only=True)
 
     def killed_everywhere(self) -> Told:
         """Each life goes a little further than the last: it dies at the first place where none has died before."""
-        return self._live({points.KILL_ONCE_VARIABLE: str(self.home / "places")}, first_life_only=False)
+        return self._live({failpoints.KILL_ONCE_VARIABLE: str(self.home / "places")}, first_life_only=False)
 
     def _live(self, drill: Mapping[str, str], *, first_life_only: bool) -> Told:
         self.home.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ class Case:
         lives: list[int] = []
         deaths, opened, until = 0, 0, time.monotonic() + LIMIT_S
         while (now := reads.find_job(db, job.id)) is not None and (
-            not now.status.final or deliveries.has_unspread(db)  # its last news is on the way too
+            not now.status.final or outbox.has_unspread(db)  # its last news is on the way too
         ):
             assert time.monotonic() < until, f"{now.stage} {now.message!r} after {LIMIT_S:g} s\n{self.log()}"
             while len(lives) < self.planes:
@@ -106,7 +106,7 @@ class Case:
     def _compare_storage(self, db: Database, job: JobRow) -> None:
         """Every artifact is in storage with the bytes its row says, and is what the attempt left."""
         store = open_store(self.home / "storage")
-        for row in read_records.list_artifacts(db, job.id):
+        for row in iterations.list_artifacts(db, job.id):
             content = store.get(f"jobs/{job.id}/{row.path}")
             assert (len(content), sha256(content).hexdigest()) == (row.size_bytes, row.sha256), row.path
             if row.kind != "project":

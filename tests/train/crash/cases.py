@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainmaster.core.train_config import TrainConfig
-from trainmaster.train.points import FIRST_RANK, PLACES
+from trainmaster.train.drill.failpoints import FIRST_RANK, PLACES
 
 from ..runs import tiny
 from . import damage

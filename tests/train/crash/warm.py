@@ -66,7 +66,8 @@ def serve() -> None:
     import torch._dynamo  # noqa: F401
 
     from trainmaster.train import __main__ as entry
-    from trainmaster.train import loop, shard  # noqa: F401
+    from trainmaster.train import loop  # noqa: F401
+    from trainmaster.train.parallel import shard  # noqa: F401
 
     assert len(list(Path("/proc/self/task").iterdir())) == 1, (
         "a second thread: children could inherit a lock that nobody opens"

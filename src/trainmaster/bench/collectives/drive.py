@@ -39,8 +39,8 @@ def drive(
         raise UsageError(f"--processes: {ranks.launcher} has started the ranks already; leave it out")
     import torch
 
-    from trainmaster.bench.collectives.spread import take_part
-    from trainmaster.train.place import find_place
+    from trainmaster.bench.collectives.launch_nodes import take_part
+    from trainmaster.train.parallel.rank_info import find_place
 
     place = find_place(ranks)
     backend = sweep.backend or ("nccl" if torch.cuda.device_count() else "gloo")

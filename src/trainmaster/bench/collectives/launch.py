@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from trainmaster.bench.collectives.board import Reader
 from trainmaster.bench.collectives.gather import Heard, Told, row_of, sum_up
-from trainmaster.bench.collectives.missing import View, find_missing
+from trainmaster.bench.collectives.hang import View, find_missing
+from trainmaster.bench.collectives.progress import Reader
 from trainmaster.bench.collectives.result import Row
 from trainmaster.bench.collectives.sweep import Backend, Point, Sweep, cut, points
 from trainmaster.core import schema

@@ -23,9 +23,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from trainmaster.bench.collectives.board import Board, FileBoard
 from trainmaster.bench.collectives.operations import Operation
 from trainmaster.bench.collectives.pattern import Ruler
+from trainmaster.bench.collectives.progress import Board, FileBoard
 from trainmaster.bench.collectives.result import Timing, Wrong
 from trainmaster.bench.collectives.sweep import (
     DEFAULT_MAX,

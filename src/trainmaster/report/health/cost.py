@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trainmaster.core.health import ClusterHealth
-from trainmaster.report.figures import duration, trim
-from trainmaster.report.health import clean
+from trainmaster.report.formats import duration, trim
+from trainmaster.report.health import sanitise
 
 # A working day: a run started in the morning, found dead in the evening.
 ASSUMED_HOURS = 8.0
@@ -56,9 +56,9 @@ def estimate(health: ClusterHealth, prices: Prices | None) -> Cost:
         rate = prices.every or (prices.by_profile.get(profile) if profile is not None else None)
         if rate is None:
             continue
-        priced[(clean.line(profile or "node"), rate.usd_per_hour)] += 1
+        priced[(sanitise.line(profile or "node"), rate.usd_per_hour)] += 1
         if rate.source:
-            sources[clean.line(rate.source)] = None
+            sources[sanitise.line(rate.source)] = None
     known = sum(priced.values())
     common = {"nodes": len(names), "nodes_priced": known, "assumed_hours": prices.assumed_hours}
     if not known:

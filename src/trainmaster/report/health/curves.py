@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainmaster.report.health import clean
+from trainmaster.report.health import sanitise
 from trainmaster.report.health.view import Row
 
 # What lies beyond is no measurement, and no axis could hold it. It stays in the finding's values.
@@ -61,7 +61,7 @@ def find(rows: Iterable[Row]) -> list[Curve]:
         points = _first(row, _POINTS)
         if not points:
             continue
-        ranks = clean.number(row.values.get("ranks", row.values.get("world_size")))
+        ranks = sanitise.number(row.values.get("ranks", row.values.get("world_size")))
         found.append(
             Curve(
                 collective=str(row.values.get("collective") or row.check),
@@ -93,11 +93,11 @@ def _points(value: object) -> tuple[Point, ...]:
 
 
 def _point(item: Mapping[str, Any]) -> Point | None:
-    size = clean.number(item.get("size_bytes"))
-    rate = next((rate for name in _RATES if (rate := clean.number(item.get(name))) is not None), None)
+    size = sanitise.number(item.get("size_bytes"))
+    rate = next((rate for name in _RATES if (rate := sanitise.number(item.get(name))) is not None), None)
     if size is None or rate is None or not 1 <= size <= MAX_BYTES or not 0 <= rate <= MAX_GBPS:
         return None
-    latency_us, latency_ms = clean.number(item.get("latency_us")), clean.number(item.get("latency_ms"))
+    latency_us, latency_ms = sanitise.number(item.get("latency_us")), sanitise.number(item.get("latency_ms"))
     if latency_us is None and latency_ms is not None:
         latency_us = latency_ms * 1000
-    return Point(size_bytes=size, gbps=rate, latency_us=latency_us, source=clean.line(str(item.get("source") or "")))
+    return Point(size_bytes=size, gbps=rate, latency_us=latency_us, source=sanitise.line(str(item.get("source") or "")))

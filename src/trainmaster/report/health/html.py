@@ -10,11 +10,11 @@ from markupsafe import Markup
 
 from trainmaster import __version__
 from trainmaster.core.results import Verdict
-from trainmaster.report import chart, figures
+from trainmaster.report import chart, formats
 from trainmaster.report.health import curves, heatmap
 from trainmaster.report.health.view import Node, View
 from trainmaster.report.html import asset, environment
-from trainmaster.report.words import Figure
+from trainmaster.report.phrases import Figure
 
 MOST_CURVES = 12
 MOST_PLACES = 24
@@ -59,19 +59,19 @@ def _figures(view: View) -> list[Figure]:
         ),
         Figure(
             name="Checks that reported",
-            value=f"{figures.count(covered.checks_reported)} / {figures.count(covered.checks_planned)}",
+            value=f"{formats.count(covered.checks_reported)} / {formats.count(covered.checks_planned)}",
             note=f"{covered.not_measured} could not be measured" if covered.not_measured else "none is missing",
             share=covered.checks_reported / covered.checks_planned if covered.checks_planned else None,
         ),
         Figure(
             name="Measurements",
-            value=figures.count(covered.measured),
-            note=f"{figures.count(covered.skipped)} not applicable here",
+            value=formats.count(covered.measured),
+            note=f"{formats.count(covered.skipped)} not applicable here",
         ),
-        Figure(name="Time taken", value=figures.duration(view.took_s)),
+        Figure(name="Time taken", value=formats.duration(view.took_s)),
     ]
     if cost.wasted_usd is not None and cost.check_usd is not None:
-        note = f"{figures.trim(f'{cost.assumed_hours:.1f}')} h of {cost.nodes_priced} nodes"
+        note = f"{formats.trim(f'{cost.assumed_hours:.1f}')} h of {cost.nodes_priced} nodes"
         found.append(Figure(name="A lost run would waste", value=_usd(cost.wasted_usd), note=note))
         found.append(Figure(name="This check cost", value=_usd(cost.check_usd), note="at the same price"))
     return found
@@ -94,7 +94,7 @@ def _chart(place: int, curve: curves.Curve) -> Markup:
         x_name="message size",
         lines=lines,
         zero=True,
-        x_axis=chart.Axis(ticks=xs[::every], text=lambda x: figures.size(2.0**x)),
+        x_axis=chart.Axis(ticks=xs[::every], text=lambda x: formats.size(2.0**x)),
     )
 
 

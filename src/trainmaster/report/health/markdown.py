@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainmaster.core.results import Verdict
-from trainmaster.report.figures import duration, short, size
+from trainmaster.report.formats import duration, short, size
 from trainmaster.report.health import curves
 from trainmaster.report.health.view import BAD, View
 from trainmaster.report.markdown import escape
-from trainmaster.report.words import value_text
+from trainmaster.report.phrases import value_text
 
 MOST_ROWS = 200  # of what is wrong; a ticket holds 65,536 characters, and report.html holds everything
 MOST_PLACES = 12

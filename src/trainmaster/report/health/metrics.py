@@ -10,14 +10,14 @@ import json
 from typing import Any
 
 from trainmaster.core.results import Overall
-from trainmaster.report.health import clean, curves
+from trainmaster.report.health import curves, sanitise
 from trainmaster.report.health.metrics_node import bad_rows, describe_node, gpus_expected, issue_text, summarise
 from trainmaster.report.health.view import Row, View
 
 
 def render(view: View) -> str:
     """The whole document."""
-    return json.dumps(clean.plain(document(view)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(sanitise.plain(document(view)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def document(view: View) -> dict[str, Any]:

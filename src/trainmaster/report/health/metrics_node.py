@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from trainmaster.core.results import Overall, Verdict
-from trainmaster.report.health import clean, curves
+from trainmaster.report.health import curves, sanitise
 from trainmaster.report.health.view import BAD, Node, Row, View, worst
 
 NOT_MEASURED = "NOT_MEASURED"
@@ -24,7 +24,7 @@ def describe_node(view: View, node: Node) -> dict[str, Any]:
     rows = list(node.rows)
     heard = node.heard
     return {
-        "timestamp": clean.line(heard.started_at) or None if heard else None,
+        "timestamp": sanitise.line(heard.started_at) or None if heard else None,
         "node_info": {
             "world_size": None,
             "rank": None,
@@ -54,7 +54,7 @@ def describe_node(view: View, node: Node) -> dict[str, Any]:
 def gpus_expected(node: Node) -> int | None:
     told = _value(list(node.rows), "gpu_count", "expected", "listed")
     if told is None and node.heard is not None:
-        told = clean.number(node.heard.expect.get("gpus"))
+        told = sanitise.number(node.heard.expect.get("gpus"))
     return int(told) if told is not None else None
 
 
@@ -179,7 +179,7 @@ def _value(rows: list[Row], check: str, *names: str) -> float | None:
             for row in rows
             if row.check.startswith(check)
             for name in names
-            if (value := clean.number(row.values.get(name))) is not None
+            if (value := sanitise.number(row.values.get(name))) is not None
         ),
         None,
     )
@@ -199,7 +199,7 @@ def _text(rows: list[Row], check: str, *names: str) -> str | None:
 
 
 def _mib(gib: float | None) -> int | None:
-    found = clean.number(gib * 1024) if gib is not None else None
+    found = sanitise.number(gib * 1024) if gib is not None else None
     return round(found) if found is not None else None
 
 

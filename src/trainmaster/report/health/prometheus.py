@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 
 from trainmaster.core.results import Overall, Verdict
-from trainmaster.report.health import clean
+from trainmaster.report.health import sanitise
 from trainmaster.report.health.view import CLUSTER, WEIGHT, View
 
 VERDICTS = {Verdict.SKIP: -1, Verdict.PASS: 0, Verdict.WARN: 1, Verdict.FAIL: 2, Verdict.ERROR: 3}
@@ -54,7 +54,7 @@ def _families(view: View) -> Iterator[str]:
         worst[labels] = max(worst.get(labels, row.verdict), row.verdict, key=WEIGHT.__getitem__)
         seconds[where] = row.took_s
         for name, value in row.values.items():
-            measured = clean.number(value)
+            measured = sanitise.number(value)
             if measured is not None:
                 values[(*labels, ("name", name))] = measured
     told = {labels: float(VERDICTS[verdict]) for labels, verdict in worst.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainmaster.report.figures import duration
+from trainmaster.report.formats import duration
 from trainmaster.report.health.view import View
 
 MOST = 12  # actions and places; the rest is in the report

@@ -15,7 +15,7 @@ from typing import Any
 
 from trainmaster.core.health import ClusterHealth, NodeHealth
 from trainmaster.core.results import CheckResult, Finding, Overall, Verdict
-from trainmaster.report.health import clean
+from trainmaster.report.health import sanitise
 from trainmaster.report.health.cost import Cost, Prices, estimate
 
 WEIGHT = {Verdict.SKIP: 0, Verdict.PASS: 1, Verdict.WARN: 2, Verdict.ERROR: 3, Verdict.FAIL: 4}
@@ -159,9 +159,9 @@ def build(health: ClusterHealth, prices: Prices | None = None) -> View:
         actions=_actions(rows),
         coverage=coverage,
         cost=estimate(health, prices),
-        started_at=clean.line(health.started_at),
+        started_at=sanitise.line(health.started_at),
         took_s=health.took_s,
-        version=clean.line(next((node.version for node in health.nodes if node.version), "")),
+        version=sanitise.line(next((node.version for node in health.nodes if node.version), "")),
     )
 
 
@@ -171,7 +171,7 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict | None:
 
 
 def _name(node: str) -> str:
-    return clean.line(node) or "?"
+    return sanitise.line(node) or "?"
 
 
 def _names(health: ClusterHealth) -> Iterator[str]:
@@ -197,7 +197,7 @@ def _heard(node: NodeHealth, between: Iterable[Row]) -> Node:
 
 def _silent(name: str, reason: str, action: str, took_s: float = 0.0) -> Node:
     name = _name(name)
-    row = _missing(name, _ANSWER, clean.line(reason) or "no answer", clean.line(action), took_s)
+    row = _missing(name, _ANSWER, sanitise.line(reason) or "no answer", sanitise.line(action), took_s)
     return Node(name=name, place=0, overall=Overall.INCOMPLETE, rows=(row,), silent=True, heard=None)
 
 
@@ -208,18 +208,18 @@ def _rows(node: str | None, results: Iterable[CheckResult]) -> Iterator[Row]:
         for finding in result.findings:
             yield _row(node, result, finding)
         if result.check not in spoken:
-            yield _missing(node, clean.line(result.check), "it ran and said nothing", "report it, with this bundle")
+            yield _missing(node, sanitise.line(result.check), "it ran and said nothing", "report it, with this bundle")
 
 
 def _row(node: str | None, result: CheckResult, finding: Finding) -> Row:
     return Row(
         node=node,
-        check=clean.line(result.check) or "?",
-        device=clean.line(finding.device) or None if finding.device else None,
+        check=sanitise.line(result.check) or "?",
+        device=sanitise.line(finding.device) or None if finding.device else None,
         verdict=finding.verdict,
-        reason=clean.line(finding.reason),
-        action=clean.line(finding.action) or None if finding.action else None,
-        values=clean.plain(finding.values),
+        reason=sanitise.line(finding.reason),
+        action=sanitise.line(finding.action) or None if finding.action else None,
+        values=sanitise.plain(finding.values),
         took_s=result.took_s,
     )
 
@@ -229,7 +229,7 @@ def _unreported(name: str, node: NodeHealth) -> Iterator[Row]:
     for check in dict.fromkeys(node.planned):
         if check not in there:
             action = "run it again on this node; its log says why it ended"
-            yield _missing(name, clean.line(check) or "?", "it was planned and did not report", action)
+            yield _missing(name, sanitise.line(check) or "?", "it was planned and did not report", action)
 
 
 def _missing(node: str | None, check: str, reason: str, action: str, took_s: float = 0.0) -> Row:
@@ -250,7 +250,7 @@ def _between(health: ClusterHealth, names: set[str]) -> tuple[Row, ...]:
     found = []
     for row in _rows(None, health.cluster):
         on = row.values.get("on")
-        device = clean.line(on) or None if isinstance(on, str) else None
+        device = sanitise.line(on) or None if isinstance(on, str) else None
         found.append(dataclasses.replace(row, node=row.device, device=device) if row.device in names else row)
     return tuple(found)
 
@@ -313,7 +313,7 @@ def _coverage(health: ClusterHealth, nodes: list[Node], rows: list[Row]) -> Cove
 
 
 def _columns(health: ClusterHealth, nodes: list[Node]) -> tuple[str, ...]:
-    planned = (clean.line(name) or "?" for node in health.nodes for name in node.planned)
+    planned = (sanitise.line(name) or "?" for node in health.nodes for name in node.planned)
     seen = (row.check for node in nodes for row in node.rows if not node.silent)
     return tuple(dict.fromkeys([*planned, *seen])) or (_ANSWER,)
 

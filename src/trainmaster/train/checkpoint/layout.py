@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 
-from trainmaster.train import agree
+from trainmaster.train.parallel import rank_sync
 
 INDEX = ".metadata"
 # What the index holds for each tensor. torch's reader asks for exactly this class, and gives it no public name.
@@ -62,13 +62,13 @@ class Layout:
         """Agree with the other ranks; `files` is how many this rank may write at once."""
         rank = dist.get_rank()
         planner = _flatten(state, first=rank == 0)
-        plans = agree.on_all(planner.create_local_plan, group=group)
-        everything = agree.on_first(lambda: _plan(planner, plans), group=group)
+        plans = rank_sync.on_all(planner.create_local_plan, group=group)
+        everything = rank_sync.on_first(lambda: _plan(planner, plans), group=group)
         self._tensors = [item for item in everything[rank].items if item.type != WriteItemType.BYTE_IO]
         # Small things that all ranks have alike (the optimizer's settings): rank 0 writes them, into its first file.
         self._things = [item for plan in everything for item in plan.items if item.type == WriteItemType.BYTE_IO]
         self.shards, placed, things_at = _arrange(self._tensors, rank=rank, files=files)
-        self.placed = [part for parts in agree.on_all(lambda: placed, group=group) for part in parts]
+        self.placed = [part for parts in rank_sync.on_all(lambda: placed, group=group) for part in parts]
         self._things_at = things_at
         self._metadata: Metadata | None = planner.metadata if rank == 0 else None
         self._index: tuple[list[int], bytes] | None = None

@@ -23,12 +23,12 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from trainmaster.core import schema
 from trainmaster.core.errors import CheckpointError, SpecError
 from trainmaster.core.train_config import DataConfig, ModelConfig
-from trainmaster.train import agree
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.checkpoint.layout import INDEX
 from trainmaster.train.checkpoint.manifest import Manifest
 from trainmaster.train.checkpoint.read import Reader, share_out
-from trainmaster.train.points import reach
+from trainmaster.train.drill.failpoints import reach
+from trainmaster.train.parallel import rank_sync
 from trainmaster.train.state import State
 
 
@@ -82,14 +82,14 @@ class Folder:
         self._folder = folder
 
     def list_steps(self) -> list[int]:
-        return agree.on_first(lambda: manifests.list_steps(self._folder))
+        return rank_sync.on_first(lambda: manifests.list_steps(self._folder))
 
     def where(self, step: int) -> str:
         return str(manifests.path_of(self._folder, step))
 
     def fetch(self, step: int) -> tuple[Path, Manifest]:
         path = manifests.path_of(self._folder, step)
-        return path, agree.on_first(lambda: _read_manifest(path))
+        return path, rank_sync.on_first(lambda: _read_manifest(path))
 
     def __str__(self) -> str:
         return str(self._folder)
@@ -117,7 +117,7 @@ def load_newest(
     for number, place in enumerate(places):
         try:
             found += [(-step, number) for step in place.list_steps()]
-        except agree.RankError as wrong:
+        except rank_sync.RankError as wrong:
             unread[number] = f"{place} cannot be read, so nobody knows whether it holds checkpoints: {wrong}"
             if len(places) > 1:
                 rejected(str(place), f"cannot be read: {wrong}", place.tier)
@@ -137,8 +137,8 @@ def load_newest(
             reach("load:verified")
             _fill(path, manifest, model, optimizer, verify=not place.verifies, threads=threads)
             reach("load:filled")
-        except (agree.RankError, CheckpointException, SpecError) as wrong:
-            rejected(place.where(step), agree.cause(wrong), place.tier)
+        except (rank_sync.RankError, CheckpointException, SpecError) as wrong:
+            rejected(place.where(step), rank_sync.cause(wrong), place.tier)
             newest_bad = max(newest_bad, step)
             continue
         return Loaded(
@@ -167,14 +167,14 @@ def load_weights(path: Path, *, config: ModelConfig, model: nn.Module, threads: 
     """
     started = time.perf_counter()
     try:
-        manifest = agree.on_first(lambda: _read_manifest(path))
+        manifest = rank_sync.on_first(lambda: _read_manifest(path))
         saved = schema.build(ModelConfig, manifest.run.get("model"))
         must_match(path, {"model": _meaning(saved)}, {"model": _meaning(config)})
         weights = get_model_state_dict(model)
         load_shards({"model": weights}, storage_reader=_reader(path, manifest, verify=True, threads=threads))
         set_model_state_dict(model, weights)
-    except (agree.RankError, CheckpointException, SpecError) as wrong:
-        raise CheckpointError(f"init_from: {path} cannot be used: {agree.cause(wrong)}") from wrong
+    except (rank_sync.RankError, CheckpointException, SpecError) as wrong:
+        raise CheckpointError(f"init_from: {path} cannot be used: {rank_sync.cause(wrong)}") from wrong
     return time.perf_counter() - started
 
 

@@ -24,15 +24,15 @@ from trainmaster.core.errors import CheckpointError
 from trainmaster.core.train_config import TrainConfig
 from trainmaster.models.llama import Llama
 from trainmaster.node.host import Host
-from trainmaster.train import agree
-from trainmaster.train.checkpoint.bound import Bound
+from trainmaster.train.checkpoint.host_copy import Stage
 from trainmaster.train.checkpoint.layout import Layout
 from trainmaster.train.checkpoint.load import Folder, Loaded, Place, Rejected, load_newest
-from trainmaster.train.checkpoint.origin import trace
+from trainmaster.train.checkpoint.provenance import trace
 from trainmaster.train.checkpoint.save import Content, Retries, Save, prune, save
-from trainmaster.train.checkpoint.stage import Stage
+from trainmaster.train.checkpoint.tiers.loss_bound import Bound
 from trainmaster.train.feed import Feed
-from trainmaster.train.shard import World
+from trainmaster.train.parallel import rank_sync
+from trainmaster.train.parallel.shard import World
 from trainmaster.train.state import State
 
 _BACKGROUND_TIMEOUT = timedelta(hours=1)
@@ -168,7 +168,7 @@ class OnDisk:
         self._stage.fence()
 
     def look(self) -> list[Ended]:
-        if self._save is not None and not agree.any_rank(not self._save.done):
+        if self._save is not None and not rank_sync.any_rank(not self._save.done):
             self._collect()
         ended, self._ended = self._ended, []
         return ended
@@ -275,10 +275,10 @@ class OnDisk:
 def open_checkpoints(run: Run, folder: Path) -> Checkpoints:
     """The kind that the config asks for."""
     if run.config.checkpoint.managed is not None:
-        from trainmaster.train.checkpoint.managed import Managed
+        from trainmaster.train.checkpoint.managed.checkpoints import Managed
 
         return Managed(run, run.config.checkpoint.managed)
-    from trainmaster.train.checkpoint.tiers import Tiered
+    from trainmaster.train.checkpoint.tiers.tiered import Tiered
 
     return Tiered(run, folder)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from trainmaster.core import schema
 from trainmaster.core.errors import CheckpointError, SpecError
-from trainmaster.train.points import reach
+from trainmaster.train.drill.failpoints import reach
 
 MANIFEST = "manifest.json"
 _COMMITTED = re.compile(r"step-(\d{8,})")

@@ -21,12 +21,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainmaster.train import agree
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.checkpoint.layout import INDEX, Layout
 from trainmaster.train.checkpoint.manifest import FileRecord, Manifest
 from trainmaster.train.checkpoint.write import write
-from trainmaster.train.points import reach
+from trainmaster.train.drill.failpoints import reach
+from trainmaster.train.parallel import rank_sync
 from trainmaster.train.state import State
 
 T = TypeVar("T")
@@ -130,7 +130,7 @@ def retry(action: Callable[[], T], retries: Retries) -> T:
     for attempt in range(retries.count + 1):
         try:
             return action()
-        except agree.RankError as wrong:
+        except rank_sync.RankError as wrong:
             if attempt == retries.count:
                 times = f" ({attempt + 1} attempts)" if attempt else ""
                 raise SaveError(f"{wrong}{times}") from wrong
@@ -149,10 +149,10 @@ def prune(
 ) -> str | None:
     """Delete old checkpoints, only ever after a newer one is committed; returns what went wrong, if anything did."""
     try:
-        agree.on_first(
+        rank_sync.on_first(
             lambda: manifests.prune(folder, keep=keep, keep_every=keep_every, newest=newest, spare=spare), group=group
         )
-    except agree.RankError as wrong:
+    except rank_sync.RankError as wrong:
         return f"old checkpoints could not be deleted: {wrong}"
     reach("save:pruned")
     return None
@@ -169,11 +169,11 @@ def _attempt(
         return records
 
     try:
-        agree.on_first(lambda: manifests.begin(draft), group=group)
-        parts = agree.on_all(write_mine, group=group)
+        rank_sync.on_first(lambda: manifests.begin(draft), group=group)
+        parts = rank_sync.on_all(write_mine, group=group)
         reach("save:hashed")
-        return agree.on_first(lambda: commit(draft, describe(content, parts)), group=group)
-    except agree.RankError:
+        return rank_sync.on_first(lambda: commit(draft, describe(content, parts)), group=group)
+    except rank_sync.RankError:
         if dist.get_rank() == 0:
             with contextlib.suppress(OSError):  # the disk may be full: give back what the failed save took
                 shutil.rmtree(draft)

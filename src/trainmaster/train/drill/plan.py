@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from trainmaster.core.errors import UsageError
 from trainmaster.core.train_config import TrainConfig
-from trainmaster.train import points
+from trainmaster.train.drill import failpoints
 
 STEPS = 40  # enough for eight saves, and minutes at most
 _SAVES = 8
@@ -27,8 +27,8 @@ class Strike:
     @property
     def environment(self) -> dict[str, str]:
         when = "1" if self.place.startswith("load:") else f"@{self.step}"
-        only = {} if self.rank is None else {points.KILL_RANK_VARIABLE: str(self.rank)}
-        return {points.KILL_AT_VARIABLE: f"{self.place} {when}", **only}
+        only = {} if self.rank is None else {failpoints.KILL_RANK_VARIABLE: str(self.rank)}
+        return {failpoints.KILL_AT_VARIABLE: f"{self.place} {when}", **only}
 
     def __str__(self) -> str:
         who = "every rank" if self.rank is None else f"rank {self.rank}"
@@ -159,7 +159,7 @@ def _legs(config: TrainConfig, *, processes: int, other: int | None, kills: int,
     first, last = 2 * every + 1, config.steps - every  # two checkpoints to fall back on; room for what follows
     for number, place in enumerate(_places(config, kills, dice)):
         step = first + int((last - first) * (number + dice.uniform(0.1, 0.9)) / kills)
-        rank = dice.choice([None, 0] if place in points.FIRST_RANK else [None, *range(processes)])
+        rank = dice.choice([None, 0] if place in failpoints.FIRST_RANK else [None, *range(processes)])
         # Before the last resume on as many ranks; with one kill, before the only one.
         damage = number == max(1, kills - 1)
         legs.append(Leg(ranks=processes, strike=Strike(place=place, step=step, rank=rank), damage=damage))
@@ -177,6 +177,6 @@ def _places(config: TrainConfig, kills: int, dice: random.Random) -> list[str]:
     if config.checkpoint.remote is not None:
         kinds.append("remote")
     return [
-        dice.choice([place for place in points.PLACES if place.startswith(f"{kinds[number % len(kinds)]}:")])
+        dice.choice([place for place in failpoints.PLACES if place.startswith(f"{kinds[number % len(kinds)]}:")])
         for number in range(kills)
     ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainmaster.train import witness
+from trainmaster.train.drill import sample_log
 
 Samples = Mapping[int, Mapping[int, str]]  # step → sample number → digest
 
@@ -90,4 +90,4 @@ def read(events: Path, samples: Path, *, ranks: int, codes: tuple[int, ...]) -> 
             continue
         if isinstance(item, dict):
             found.append(item)
-    return Attempt(ranks=ranks, codes=codes, events=tuple(found), samples=witness.read(samples))
+    return Attempt(ranks=ranks, codes=codes, events=tuple(found), samples=sample_log.read(samples))

@@ -21,9 +21,8 @@ from trainmaster.core.plan import EVENTS_FILE, EXIT_FILE, PLAN_FILE, Plan, rank_
 from trainmaster.core.results import CheckResult, Finding, Overall, error, fail, judge_overall, ok, skip
 from trainmaster.core.spec import JobSpec, Limits, Preflight, Resources
 from trainmaster.core.train_config import TrainConfig
-from trainmaster.train import witness
 from trainmaster.train.checkpoint import manifest as manifests
-from trainmaster.train.drill import judge, record
+from trainmaster.train.drill import judge, record, sample_log
 from trainmaster.train.drill.judge import Damaged, Resume
 from trainmaster.train.drill.plan import DrillPlan, Leg
 from trainmaster.train.drill.record import Attempt
@@ -150,7 +149,7 @@ class Drill:
         folder.mkdir(parents=True)
         path = folder / PLAN_FILE
         path.write_text(plan.to_json())
-        environment = {**os.environ, **strike, witness.WITNESS_VARIABLE: str(folder / "samples")}
+        environment = {**os.environ, **strike, sample_log.WITNESS_VARIABLE: str(folder / "samples")}
         command = [sys.executable, "-m", "trainmaster.agent", str(path)]
         agent = subprocess.Popen(
             command,

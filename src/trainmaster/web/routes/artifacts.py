@@ -14,9 +14,9 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from trainmaster.control.logs import read_stored
 from trainmaster.core.errors import NoSignedUrls
 from trainmaster.storage import Store
-from trainmaster.store import read_records
+from trainmaster.store import iterations
 from trainmaster.store.rows import ArtifactRow
-from trainmaster.web import answers, ask
+from trainmaster.web import answers, dependencies
 from trainmaster.web.errors import Refused
 from trainmaster.web.routes import TRAINING, group, reply
 
@@ -26,9 +26,9 @@ _SIGNED_S = 900  # long enough to begin a download, too short to be worth passin
 
 
 @router.get("", response_model=answers.Artifacts)
-def list_artifacts(job: ask.Job, db: ask.Db) -> Response:
+def list_artifacts(job: dependencies.Job, db: dependencies.Db) -> Response:
     """Everything that is kept of a job: its project file, logs, events, outputs."""
-    rows = read_records.list_artifacts(db, job.id)
+    rows = iterations.list_artifacts(db, job.id)
     return reply(answers.Artifacts(artifacts=tuple(answers.artifact(row, _url(row)) for row in rows)))
 
 
@@ -43,9 +43,9 @@ def list_artifacts(job: ask.Job, db: ask.Db) -> Response:
 )  # fmt: skip
 async def read_artifact(
     *,
-    job: ask.Job,
-    db: ask.Db,
-    storage: ask.Storage,
+    job: dependencies.Job,
+    db: dependencies.Db,
+    storage: dependencies.Storage,
     path: Annotated[str, Path(description="as the list names it")],
     offset: Annotated[int, Query(ge=0, le=2**62, description="first byte: goes on with a download cut off")] = 0,
     signed: Annotated[bool, Query(description="to the object store's own URL, where it has them")] = False,
@@ -54,7 +54,7 @@ async def read_artifact(
 
     With `signed`, an object store gives it out itself: the answer leads to a URL that is good for a quarter of an hour.
     """
-    row = await run_in_threadpool(read_records.find_artifact, db, job.id, path) if "\x00" not in path else None
+    row = await run_in_threadpool(iterations.find_artifact, db, job.id, path) if "\x00" not in path else None
     if row is None:
         raise Refused(404, "not_found", f"job {job.id} keeps no {path[:200]!r}")
     if signed:

@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
 from trainmaster.store import reads
-from trainmaster.web import answers, ask, follow
+from trainmaster.web import answers, dependencies, streaming
 from trainmaster.web.errors import Refused
 from trainmaster.web.routes import TRAINING, group, reply
 
@@ -32,9 +32,9 @@ Phase = Annotated[str | None, Query(pattern=r"^[^\x00]{1,64}$", description="onl
 async def list_events(
     *,
     request: Request,
-    job: ask.Job,
-    db: ask.Db,
-    who: ask.Viewer,
+    job: dependencies.Job,
+    db: dependencies.Db,
+    who: dependencies.Viewer,
     after: After = None,
     phase: Phase = None,
     limit: Annotated[int, Query(ge=1, le=1000, description="at most so many (not when following)")] = 1000,
@@ -46,12 +46,12 @@ async def list_events(
     final. `Last-Event-ID` goes on where an earlier answer was cut off: nothing is missed and nothing comes twice.
     """
     if _STREAM in request.headers.get("accept", ""):
-        followers: follow.Followers = request.app.state.followers
-        if last_event_id == follow.END and job.status.final:
+        followers: streaming.Followers = request.app.state.followers
+        if last_event_id == streaming.END and job.status.final:
             return Response(status_code=204)
         followers.refuse_when_full()
-        place = _cursor(last_event_id if last_event_id not in (None, "", follow.END) else after)
-        body = follow.events(followers, db, job.id, who, after=place)
+        place = _cursor(last_event_id if last_event_id not in (None, "", streaming.END) else after)
+        body = streaming.events(followers, db, job.id, who, after=place)
         # A proxy that gathers an answer before it passes it on would hold the events back.
         return StreamingResponse(body, media_type=_STREAM, headers={"X-Accel-Buffering": "no"})
     rows = await run_in_threadpool(reads.list_events, db, job.id, phase=phase, after=_cursor(after), limit=limit)

@@ -6,9 +6,9 @@ from fastapi import Request
 from starlette.responses import Response
 
 from trainmaster import __version__
-from trainmaster.store import pulse
-from trainmaster.web import answers, ask
-from trainmaster.web.measure import Meter
+from trainmaster.store import backlog
+from trainmaster.web import answers, dependencies
+from trainmaster.web.metrics import Meter
 from trainmaster.web.routes import group, reply
 
 router = group("health")
@@ -37,23 +37,23 @@ def health(request: Request) -> Response:
     response_model=answers.Ready,
     responses={503: {"model": answers.Ready, "description": "Not ready, and why"}},
 )
-def ready(request: Request, db: ask.Db) -> Response:
+def ready(request: Request, db: dependencies.Db) -> Response:
     """Whether work can be given to it: the database answers, its schema is ours, the reconciler looks at the jobs."""
-    faults = [fault for fault in (pulse.find_fault(db), _reconciler_fault(request)) if fault is not None]
+    faults = [fault for fault in (backlog.find_fault(db), _reconciler_fault(request)) if fault is not None]
     return reply(answers.Ready(ready=not faults, faults=tuple(faults)), status_code=503 if faults else 200)
 
 
 @router.get(
     "/metrics",
-    dependencies=[ask.everywhere],
+    dependencies=[dependencies.everywhere],
     response_class=Response,
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Prometheus text"}},
 )
-def metrics(request: Request, db: ask.Db) -> Response:
+def metrics(request: Request, db: dependencies.Db) -> Response:
     """Jobs by status, event lag, ticks of the reconciler, request times, what waits to be told."""
     meter: Meter = request.app.state.meter
     return Response(
-        meter.render(pulse.read(db), following=request.app.state.followers.open), media_type=meter.media_type
+        meter.render(backlog.read(db), following=request.app.state.followers.open), media_type=meter.media_type
     )
 
 

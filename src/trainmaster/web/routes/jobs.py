@@ -18,7 +18,7 @@ from trainmaster.pages.jobs import JobsPage
 from trainmaster.store import reads
 from trainmaster.store.rows import JobRow
 from trainmaster.store.tokens import Role
-from trainmaster.web import answers, ask
+from trainmaster.web import answers, dependencies
 from trainmaster.web.auth import need
 from trainmaster.web.errors import Refused, not_found
 from trainmaster.web.openapi import SPEC_BODY
@@ -34,12 +34,12 @@ Key = Annotated[
 @router.get("", response_model=JobsPage)
 def list_jobs(
     *,
-    db: ask.Db,
-    project: ask.Project,
-    status: ask.StatusWord = None,
-    find: ask.Find = None,
-    limit: ask.Limit = 50,
-    offset: ask.Offset = 0,
+    db: dependencies.Db,
+    project: dependencies.Project,
+    status: dependencies.StatusWord = None,
+    find: dependencies.Find = None,
+    limit: dependencies.Limit = 50,
+    offset: dependencies.Offset = 0,
 ) -> Response:
     """Jobs, newest first, and how many there are of each status."""
     return reply(jobs_page.read(db, status=status, project=project, find=find, limit=limit, offset=offset))
@@ -52,7 +52,9 @@ def list_jobs(
     openapi_extra=SPEC_BODY,
     responses={200: {"model": answers.Job, "description": "It was submitted before, with this key"}},
 )
-async def submit_job(request: Request, db: ask.Db, who: ask.User, idempotency_key: Key = None) -> Response:
+async def submit_job(
+    request: Request, db: dependencies.Db, who: dependencies.User, idempotency_key: Key = None
+) -> Response:
     """A spec as JSON becomes a queued job; every fault of it is named at once.
 
     With `Idempotency-Key` it can be sent again safely: the same spec gives the same job (200), another gives 409.
@@ -63,7 +65,7 @@ async def submit_job(request: Request, db: ask.Db, who: ask.User, idempotency_ke
         body = await request.body()
     except ClientDisconnect as gone:
         raise Refused(413, "too_large", "the body is too large, or was cut off") from gone
-    with ask.creating():
+    with dependencies.creating():
         spec = parse_spec(_parse(body))
         need(who, Role.USER, project=spec.project)
         row, new = await run_in_threadpool(control.submit_once, db, spec, key=idempotency_key, by=who.name)
@@ -71,7 +73,7 @@ async def submit_job(request: Request, db: ask.Db, who: ask.User, idempotency_ke
 
 
 @router.get("/{uuid}", response_model=JobPage)
-def find_job(job: ask.Job, live: ask.Live) -> Response:
+def find_job(job: dependencies.Job, live: dependencies.Live) -> Response:
     """Everything the page of a job shows."""
     page = live.read(job.id)
     if page is None:
@@ -80,9 +82,9 @@ def find_job(job: ask.Job, live: ask.Live) -> Response:
 
 
 @router.post("/{uuid}/cancel", response_model=answers.Job)
-def cancel_job(job: ask.Job, db: ask.Db, who: ask.User) -> Response:
+def cancel_job(job: dependencies.Job, db: dependencies.Db, who: dependencies.User) -> Response:
     """Ask a job to save and stop. 400 if it is over."""
-    return reply(_job(ask.cancel(db, job, who)))
+    return reply(_job(dependencies.cancel(db, job, who)))
 
 
 @router.post(
@@ -91,15 +93,17 @@ def cancel_job(job: ask.Job, db: ask.Db, who: ask.User) -> Response:
     status_code=201,
     responses={200: {"model": answers.Job, "description": "It was resumed before, with this key"}},
 )
-def resume_job(job: ask.Job, db: ask.Db, who: ask.User, idempotency_key: Key = None) -> Response:
+def resume_job(
+    job: dependencies.Job, db: dependencies.Db, who: dependencies.User, idempotency_key: Key = None
+) -> Response:
     """A new job with the spec of one that is over, which goes on from its last checkpoint. 409 while that one runs."""
-    with ask.creating():
+    with dependencies.creating():
         row, new = control.resume(db, job.id, key=idempotency_key, by=who.name)
     return _created(row, new=new)
 
 
 @router.get("/{uuid}/attempts", response_model=answers.Attempts)
-def list_attempts(job: ask.Job, db: ask.Db) -> Response:
+def list_attempts(job: dependencies.Job, db: dependencies.Db) -> Response:
     """Every try of a job, and how it ended."""
     rows = reads.list_attempts(db, job.id)
     return reply(answers.Attempts(attempts=tuple(answers.attempt(row) for row in rows)))

@@ -10,7 +10,7 @@ from starlette.responses import Response, StreamingResponse
 
 from trainmaster.control import logs
 from trainmaster.store import reads
-from trainmaster.web import answers, ask, follow
+from trainmaster.web import answers, dependencies, streaming
 from trainmaster.web.errors import Refused
 from trainmaster.web.routes import TRAINING, group, reply
 
@@ -22,7 +22,7 @@ Number = Annotated[int | None, Query(ge=1, le=1_000_000, description="which atte
 
 
 @router.get("", response_model=answers.Logs)
-async def list_logs(job: ask.Job, db: ask.Db) -> Response:
+async def list_logs(job: dependencies.Job, db: dependencies.Db) -> Response:
     """Every stream that can be read, with its size."""
     attempts = await run_in_threadpool(reads.list_attempts, db, job.id)
     return reply(answers.Logs(streams=tuple(await logs.list_streams(db, job, attempts))))
@@ -45,10 +45,10 @@ async def list_logs(job: ask.Job, db: ask.Db) -> Response:
 async def read_log(
     *,
     request: Request,
-    job: ask.Job,
-    db: ask.Db,
-    storage: ask.Storage,
-    who: ask.Viewer,
+    job: dependencies.Job,
+    db: dependencies.Db,
+    storage: dependencies.Storage,
+    who: dependencies.Viewer,
     stream: Stream,
     attempt: Number = None,
     offset: Annotated[int, Query(ge=0, le=2**62, description="first byte")] = 0,
@@ -63,9 +63,9 @@ async def read_log(
         raise Refused(404, "not_found", f"job {job.id} has no {which}")
     headers = {"Trainmaster-Attempt": str(found.number)}
     if follow_it:
-        followers: follow.Followers = request.app.state.followers
+        followers: streaming.Followers = request.app.state.followers
         followers.refuse_when_full()
-        body = follow.log(followers, db, storage, job, found, who=who, stream=stream, offset=offset)
+        body = streaming.log(followers, db, storage, job, found, who=who, stream=stream, offset=offset)
         return StreamingResponse(body, media_type=_TEXT, headers={**headers, "X-Accel-Buffering": "no"})
     piece = await logs.read(db, storage, job, found, stream, offset=offset, limit=limit)
     return Response(piece, media_type=_TEXT, headers={**headers, "Trainmaster-Next-Offset": str(offset + len(piece))})

@@ -1,0 +1,61 @@
+"""What this machine offers a run: its torch, the GPUs torch sees, where others reach it, ports where ranks can meet.
+
+`python -m trainmaster.bench.collectives.capabilities --ports N` prints it as one JSON object. Asked of a node before
+any rank is started on it, because a rank that cannot come keeps all others waiting.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import os
+import random
+import socket
+import sys
+
+_PORTS = range(20_000, 30_000)  # below the kernel's ephemeral ports, where outgoing connections would take them again
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m trainmaster.bench.collectives.capabilities", description=__doc__)
+    parser.add_argument("--ports", type=int, default=1)
+    options = parser.parse_args()
+    told = {"host": socket.gethostname(), "address": _address(), "ports": free_ports(options.ports), **_torch()}
+    sys.stdout.write(json.dumps(told) + "\n")
+
+
+def _torch() -> dict[str, object]:
+    try:
+        torch = importlib.import_module("torch")
+    except ModuleNotFoundError as wrong:
+        why = "torch is not installed" if wrong.name == "torch" else f"torch cannot be imported: {wrong}"
+        return {"torch": None, "gpus": 0, "why": why}
+    except Exception as wrong:  # a library that is missing or damaged
+        return {"torch": None, "gpus": 0, "why": f"torch cannot be imported: {type(wrong).__name__}: {wrong}"[:300]}
+    return {"torch": str(torch.__version__), "gpus": int(torch.cuda.device_count()), "why": ""}
+
+
+def _address() -> str | None:
+    """Where the one who asks reached us: of several addresses, and behind a translated one, it is our own."""
+    words = os.environ.get("SSH_CONNECTION", "").split()
+    return words[2] if len(words) == 4 else None
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens at now."""
+    with contextlib.ExitStack() as held:  # all at once, so that no two are the same
+        found: list[int] = []
+        for port in random.sample(_PORTS, len(_PORTS)):
+            if len(found) == count:
+                break
+            probe = held.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                probe.bind(("", port))
+                found.append(port)
+        return found
+
+
+if __name__ == "__main__":
+    main()

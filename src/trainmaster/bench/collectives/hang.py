@@ -1,0 +1,119 @@
+"""Who is missing: from what each rank was last seen doing, the one that keeps the others waiting. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainmaster.bench.collectives.progress import Pulse
+from trainmaster.bench.collectives.result import Lost
+from trainmaster.bench.collectives.sweep import Point
+
+# Ends that a rank comes to because another one is gone: the backend noticed and gave up.
+_DRAGGED = frozenset({signal.SIGABRT})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What is known of one rank."""
+
+    rank: int
+    host: str
+    pid: int | None
+    pulse: Pulse
+    exit_code: int | None = None  # None: it lives, as far as anybody knows
+    state: str | None = None  # the letter of /proc/PID/stat; None: it cannot be asked
+    error: str | None = None  # what it said before it failed
+    failed_at: float | None = None
+    done: bool = False
+    silent_s: float | None = None  # it should speak by itself and has not for so long; None: it does
+
+
+def find_missing(views: Sequence[View], points: Sequence[Point], *, waited_s: float) -> list[Lost]:
+    """Who does not come along, and why; the surest evidence first.
+
+    1. gone without a word: killed, or ended early. 2. stopped, or silent. 3. the first that failed by itself.
+    4. alive, but behind: it has not entered what the others wait in. 5. nobody: all went in, none came out.
+    """
+    left = [view for view in views if not view.done]
+    gone = [view for view in left if _vanished(view)]
+    halted = [view for view in left if view.exit_code is None and (view.state in ("T", "t") or view.silent_s)]
+    if gone or halted:
+        return [_lost(view, points) for view in sorted([*gone, *halted], key=lambda view: view.rank)]
+    failed = [view for view in left if view.error is not None or view.exit_code is not None]
+    if failed:
+        # What failed later may have failed because the first one left.
+        return [_lost(min(failed, key=lambda view: view.failed_at or float("inf")), points)]
+    furthest = max((view.pulse.place for view in left), default=None)
+    behind = [view for view in left if view.pulse.place != furthest]
+    if furthest is None:
+        return []
+    if behind and len(behind) < len(left):
+        least = min(view.pulse.place for view in behind)
+        return [_lost(view, points, waited_s=waited_s) for view in behind if view.pulse.place == least]
+    where = _where(left[0], points)
+    hosts = ", ".join(dict.fromkeys(view.host for view in left))
+    return [
+        Lost(
+            rank=None, host=hosts, pid=None, state="hung", collective=where.collective if where else None,
+            size_bytes=where.size_bytes if where else None, seq=where.seq if where else None,
+            reason=f"all {len(left)} ranks {_doing(left[0], points)} and none came back within {waited_s:.0f} s; no "
+            "process is stopped or gone, so the network or a GPU hangs",
+        )
+    ]  # fmt: skip
+
+
+def _vanished(view: View) -> bool:
+    if view.exit_code is None or view.error is not None:
+        return False
+    return not (view.exit_code < 0 and -view.exit_code in _DRAGGED)
+
+
+def _lost(view: View, points: Sequence[Point], *, waited_s: float | None = None) -> Lost:
+    where = _where(view, points)
+    state, reason = _why(view, waited_s)
+    return Lost(
+        rank=view.rank,
+        host=view.host,
+        pid=view.pid,
+        state=state,
+        reason=f"rank {view.rank} on {view.host} (pid {view.pid}) {reason}; it {_doing(view, points)}",
+        collective=where.collective if where else None,
+        size_bytes=where.size_bytes if where else None,
+        seq=where.seq if where else None,
+    )
+
+
+def _why(view: View, waited_s: float | None) -> tuple[str, str]:
+    if view.error is not None:
+        return "failed", f"failed: {view.error.splitlines()[0][:300]}"
+    if view.exit_code is not None:
+        if view.exit_code < 0:
+            return "killed", f"was killed by {_signal(-view.exit_code)}"
+        return "failed", f"ended with exit code {view.exit_code} before it was done"
+    if view.state in ("T", "t"):
+        return "stopped", "is stopped (SIGSTOP, or a debugger holds it)"
+    if view.silent_s:
+        return "silent", f"has not been heard of for {view.silent_s:.0f} s: it is stopped, dead or cut off"
+    kernel = "; its process waits in the kernel for a device (state D)" if view.state == "D" else ""
+    return "behind", f"kept the others waiting for {waited_s or 0:.0f} s{kernel}"
+
+
+def _doing(view: View, points: Sequence[Point]) -> str:
+    where = _where(view, points)
+    if where is None:
+        return "had not met the others yet" if view.pulse.seq < 0 else "was done"
+    inside = "had entered" if view.pulse.inside else "had left"
+    return f"{inside} round {view.pulse.op} of {where}"
+
+
+def _where(view: View, points: Sequence[Point]) -> Point | None:
+    return points[view.pulse.seq] if 0 <= view.pulse.seq < len(points) else None
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

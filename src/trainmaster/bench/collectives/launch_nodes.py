@@ -1,0 +1,288 @@
+"""A rank among others that somebody else started (torchrun, Slurm, MPI), on one machine or many.
+
+The collectives run in a thread; the main thread stays free to speak. Twice a second it puts how far the rank is into
+the store that all ranks share, by a connection of its own. Rank 0's main thread reads them all and is the judge: a
+rank that was stopped, died or was cut off falls silent, one that hangs in a collective goes on speaking.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import socket
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from trainmaster.bench.collectives import rank as worker
+from trainmaster.bench.collectives import report
+from trainmaster.bench.collectives.gather import Heard, Told, row_of, sum_up
+from trainmaster.bench.collectives.hang import View, find_missing
+from trainmaster.bench.collectives.launch import NCCL_DEBUG
+from trainmaster.bench.collectives.progress import Pulse, pack, unpack
+from trainmaster.bench.collectives.result import Lost, Report, Row
+from trainmaster.bench.collectives.route import lead_gloo
+from trainmaster.bench.collectives.sweep import Backend, Point, Sweep, cut, points
+from trainmaster.bench.collectives.transport import Expected
+from trainmaster.core.errors import TrainmasterError
+from trainmaster.node.parse import ParseError
+from trainmaster.node.parse.nccl_debug import NcclLog, parse_lines
+from trainmaster.train.parallel.rank_info import Place
+
+_SPEAK_S = 0.5
+_SILENT_S = 5.0  # ten times as long as a rank is ever quiet
+# After one failed: its neighbours fail with it, and a dead one is known only by its silence.
+_GRACE_S = _SILENT_S + 1.0
+_LOG_BYTES = 32 << 20  # a log larger than that is not sent; then nothing is proven by it
+
+
+@dataclass(slots=True)
+class _Memory:
+    """The board of a rank whose judge is in another process: kept here until it is sent."""
+
+    lines: list[str] = field(default_factory=list)
+    now: Pulse = field(default_factory=Pulse)
+    done: bool = False
+
+    def tell(self, what: str, **words: Any) -> None:
+        self.lines.append(json.dumps({"what": what, "at": time.time(), **words}))
+        self.done |= what == "done"
+
+    def pulse(self, seq: int, op: int, *, inside: bool) -> None:
+        self.now = Pulse(seq=seq, op=op, inside=inside, beats=self.now.beats + 1, at=time.time())
+
+    def close(self) -> None:
+        pass
+
+
+def take_part(
+    sweep: Sweep,
+    place: Place,
+    backend: Backend,
+    *,
+    folder: Path,
+    expected: Expected | None = None,
+    least_gbps: float | None = None,
+    on_row: Callable[[Row], None] = lambda _: None,
+) -> Report | int:
+    """The report where this is rank 0; elsewhere the exit code that rank 0 decided on.
+
+    After a loss the thread is still in its collective: the caller ends the process with `os._exit`.
+    """
+    begun = time.monotonic()
+    log = folder / f"nccl-{place.rank}.log"
+    if backend == "nccl":
+        os.environ.update({**NCCL_DEBUG, "NCCL_DEBUG_FILE": str(log)})
+    elif place.nodes > 1 and place.master is not None:
+        lead_gloo(os.environ, place.master[0])
+    store = _meet(sweep, place)
+    memory = _Memory()
+    seat = worker.Seat(
+        rank=place.rank,
+        world=place.world_size,
+        local_rank=place.local_rank,
+        local_world=place.local_world_size,
+        backend=backend,
+    )
+    own = store.clone()  # one connection waits in the collectives' thread; it must not keep us from speaking
+    thread = threading.Thread(target=_work, args=(sweep, seat, store, memory), daemon=True, name="collectives")
+    thread.start()
+    desk = _Desk(sweep, seat, own, memory, log)
+    if place.rank != 0:
+        return desk.speak_until_told()
+    told, logs, hosts = desk.judge(on_row)
+    found = report(
+        sweep,
+        told,
+        backend=backend,
+        world=place.world_size,
+        nodes=max(hosts, place.nodes),  # a host that was never heard of counts
+        log=logs,
+        expected=expected,
+        least_gbps=least_gbps,
+        took_s=time.monotonic() - begun,
+    )
+    desk.dismiss(found)
+    return found
+
+
+def _meet(sweep: Sweep, place: Place) -> Any:
+    """The store of all ranks. (torch types neither `clone` nor values that are bytes.)"""
+    if place.master is not None:
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = place.master[0], str(place.master[1])
+    patience = datetime.timedelta(seconds=sweep.start_timeout_s)
+    try:
+        met = next(iter(rendezvous("env://", rank=place.rank, world_size=place.world_size, timeout=patience)))
+    except RuntimeError as wrong:
+        raise TrainmasterError(
+            f"rank {place.rank} on {socket.gethostname()} cannot reach rank 0 at {place.master}: "
+            f"{str(wrong).splitlines()[0][:300]}"
+        ) from None
+    return PrefixStore("trainmaster-bandwidth", met[0])
+
+
+def _work(sweep: Sweep, seat: worker.Seat, store: Store, memory: _Memory) -> None:
+    try:
+        worker.run(sweep, seat, store, memory)
+    except Exception as wrong:
+        memory.tell("failed", why=f"{type(wrong).__name__}: {wrong}"[:2000])
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What rank 0 knows of a rank."""
+
+    heard: Heard
+    lines: int = 0
+    beat: int = -1  # of its main thread
+    changed: float = field(default_factory=time.monotonic)
+    pulse: Pulse = field(default_factory=Pulse)
+    host: str = "an unknown host"
+    pid: int | None = None
+
+
+class _Desk:
+    """What a rank's main thread does: speak, and at rank 0 also listen and judge."""
+
+    def __init__(self, sweep: Sweep, seat: worker.Seat, store: Any, memory: _Memory, log: Path) -> None:
+        self._sweep, self._seat, self._backend = sweep, seat, seat.backend
+        self._store, self._memory, self._log = store, memory, log
+        self._sent = self._beat = 0
+        self._log_sent = False
+
+    def speak_until_told(self) -> int:
+        quiet: float | None = None
+        while True:
+            try:
+                self._speak()
+                quiet = None
+                if self._store.check(["verdict"]):
+                    return int(self._store.get("verdict"))
+            except RuntimeError as wrong:  # torch's DistError and its kin
+                quiet = quiet or time.monotonic()
+                if time.monotonic() - quiet > _SILENT_S:
+                    raise TrainmasterError(
+                        f"rank 0, which judges, does not answer rank {self._seat.rank} on {socket.gethostname()}: "
+                        f"it is gone or cut off ({str(wrong).splitlines()[0][:200]})"
+                    ) from None
+            time.sleep(_SPEAK_S)
+
+    def _speak(self) -> None:
+        rank = self._seat.rank
+        while self._sent < len(self._memory.lines):
+            self._store.set(f"line/{rank}/{self._sent}", self._memory.lines[self._sent])
+            self._sent += 1
+        if self._memory.done and not self._log_sent:
+            self._log_sent = True
+            self._store.set(f"log/{rank}", _squeeze(self._log))
+        self._beat += 1
+        head = json.dumps({"beat": self._beat, "lines": self._sent, "host": socket.gethostname(), "pid": os.getpid()})
+        self._store.set(f"pulse/{rank}", pack(self._memory.now) + head.encode())
+
+    def judge(self, on_row: Callable[[Row], None]) -> tuple[Told, NcclLog | None, int]:
+        world = self._seat.world
+        seen = [_Seen(heard=Heard(rank=rank)) for rank in range(world)]
+        plan, shown = points(self._sweep, self._backend), 0
+        signs: object = None
+        since = time.monotonic()
+        broken: float | None = None
+        while True:
+            self._speak()
+            self._listen(seen)
+            now = time.monotonic()
+            planned = next((item.heard.points for item in seen if item.heard.points is not None), None)
+            if planned is not None and planned != len(plan):
+                plan = cut(self._sweep, plan, planned)
+            shown = _show(seen, plan, shown, on_row)
+            if (new := [(item.pulse.beats, len(item.heard.timings)) for item in seen]) != signs:
+                signs, since = new, now
+            lost: list[Lost] = []
+            if not all(item.heard.done for item in seen):
+                if any(item.heard.error for item in seen) and broken is None:
+                    broken = now
+                limit = self._sweep.timeout_s if all(i.heard.met for i in seen) else self._sweep.start_timeout_s
+                if now - since <= limit and (broken is None or now - broken <= _GRACE_S):
+                    time.sleep(_SPEAK_S)
+                    continue
+                lost = find_missing([_view(item, now) for item in seen], plan, waited_s=now - since)
+            told = sum_up([item.heard for item in seen], plan, lost)
+            hosts = {item.host for item in seen if item.beat >= 0}
+            return told, self._logs(seen), len(hosts)
+
+    def _listen(self, seen: list[_Seen]) -> None:
+        for rank, item in enumerate(seen):
+            if not self._store.check([f"pulse/{rank}"]):
+                continue
+            raw = self._store.get(f"pulse/{rank}")
+            size = len(pack(Pulse()))
+            head = json.loads(raw[size:])
+            item.pulse, item.host, item.pid = unpack(raw[:size]), str(head["host"]), int(head["pid"])
+            if head["beat"] != item.beat:
+                item.beat, item.changed = head["beat"], time.monotonic()
+            for number in range(item.lines, int(head["lines"])):
+                item.heard.take(json.loads(self._store.get(f"line/{rank}/{number}")))
+                item.lines = number + 1
+
+    def _logs(self, seen: list[_Seen]) -> NcclLog | None:
+        if self._backend != "nccl":
+            return None
+        deadline = time.monotonic() + _SILENT_S
+        lines: list[str] = []
+        for rank in range(len(seen)):
+            while not self._store.check([f"log/{rank}"]) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            if self._store.check([f"log/{rank}"]):
+                lines += zlib.decompress(self._store.get(f"log/{rank}")).decode("utf-8", "replace").splitlines()
+        try:
+            return parse_lines(lines)
+        except ParseError:
+            return None
+
+    def dismiss(self, found: Report) -> None:
+        """Tell the others how it ended, and stay until those who live have had the time to read it."""
+        from trainmaster.core.results import exit_code
+
+        with contextlib.suppress(RuntimeError):
+            self._store.set("verdict", str(exit_code(found.overall)))
+            time.sleep(3 * _SPEAK_S)
+
+
+def _show(seen: list[_Seen], plan: list[Point], shown: int, on_row: Callable[[Row], None]) -> int:
+    while shown < len(plan):
+        told = [item.heard.timings[shown] for item in seen if shown in item.heard.timings]
+        if len(told) < len(seen):
+            break
+        on_row(row_of(plan[shown], told, len(seen)))
+        shown += 1
+    return shown
+
+
+def _view(item: _Seen, now: float) -> View:
+    quiet = now - item.changed
+    return View(
+        rank=item.heard.rank,
+        host=item.host,
+        pid=item.pid,
+        pulse=item.pulse,
+        error=item.heard.error,
+        failed_at=item.heard.failed_at,
+        done=item.heard.done,
+        silent_s=quiet if quiet > _SILENT_S else None,
+    )
+
+
+def _squeeze(path: Path) -> bytes:
+    try:
+        raw = path.read_bytes()
+    except OSError:
+        return zlib.compress(b"")
+    return zlib.compress(raw if len(raw) <= _LOG_BYTES else b"")

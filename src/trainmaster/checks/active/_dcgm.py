@@ -1,0 +1,136 @@
+"""`dcgmi diag` at one of its levels, judged GPU by GPU: what dcgm.py and dcgm_stress.py share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trainmaster.checks import nvidia
+from trainmaster.core.errors import CommandMissing, HostError
+from trainmaster.core.expect import Expect
+from trainmaster.core.results import Finding, Verdict, error, fail, ok, skip, warn
+from trainmaster.node.host import Host, Ran
+from trainmaster.node.parse import ParseError, dcgm, shorten
+
+_ISOLATE = "take the GPU out of service and have it replaced"
+# What DCGM asks for (dcgm_errors.h), as one action.
+_ACTIONS = {
+    "monitor": "watch the GPU and test it again",
+    "isolate": _ISOLATE,
+    "triage": "run --level 3 on the node, then decide",
+    "config": "mend the setting that DCGM names",
+    "reset": "drain the node and reset the GPU",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """`ran` None: it is not installed, or `trouble` says why there is no answer."""
+
+    gpus: nvidia.Gpus
+    level: int
+    ran: Ran | None
+    trouble: str | None
+
+
+def read(host: Host, level: int, timeout_s: float) -> Evidence:
+    gpus = nvidia.read(host)
+    try:
+        ran = host.run("dcgmi", "diag", "-r", str(level), "-j", timeout_s=timeout_s)
+    except CommandMissing:
+        return Evidence(gpus=gpus, level=level, ran=None, trouble=None)
+    except HostError as wrong:
+        return Evidence(gpus=gpus, level=level, ran=None, trouble=str(wrong))
+    return Evidence(gpus=gpus, level=level, ran=ran, trouble=None)
+
+
+def judge(evidence: Evidence, expect: Expect) -> list[Finding]:
+    refused = nvidia.refuse(evidence.gpus, expect)
+    if refused is not None:
+        return [refused]
+    if evidence.trouble is not None:
+        return [error(evidence.trouble, action="run it by hand; if it hangs there too, reboot the node")]
+    if evidence.ran is None:
+        if expect.dcgm:
+            return [error("DCGM is not installed", action="install datacenter-gpu-manager")]
+        return [skip("DCGM is not installed")]
+    meant = dcgm.read_exit(evidence.ran.exit_code)
+    try:
+        diag = dcgm.parse(evidence.ran.stdout)
+    except ParseError as wrong:
+        return [_nothing(evidence.ran, meant, str(wrong))]
+    if not diag.tests:
+        return [_nothing(evidence.ran, meant, diag.runtime_error or "it names no test")]
+    found = list(_judge_gpus(evidence, diag, expect))
+    return [*found, *_judge_run(evidence, diag, meant, found)]
+
+
+def _nothing(ran: Ran, meant: dcgm.ExitCode, why: str) -> Finding:
+    """The one finding of a run that tested nothing."""
+    if meant.isolate:
+        return fail(f"dcgmi: {meant.meaning}", action=_ISOLATE, exit_code=ran.exit_code)
+    said = shorten(f"{ran.stdout} {ran.stderr}")
+    reason = f"DCGM tested nothing ({why}); {meant.meaning}; it said: {said}"
+    action = "start the host engine (systemctl start nvidia-dcgm) and run dcgmi diag by hand"
+    return error(reason, action=action, exit_code=ran.exit_code)
+
+
+def _judge_gpus(evidence: Evidence, diag: dcgm.Diag, expect: Expect) -> Iterator[Finding]:
+    """One finding per GPU that should be here. DCGM numbers those that the driver lists, in the order of the bus."""
+    number = 0
+    for slot in nvidia.slots(evidence.gpus, nvidia.expected(evidence.gpus, expect)):
+        if slot.gpu is None:
+            yield nvidia.missing_gpu(slot)
+            continue
+        yield _judge_gpu(diag, number, slot.device)
+        number += 1
+
+
+def _judge_gpu(diag: dcgm.Diag, number: int, device: str) -> Finding:
+    tests = {
+        test.name: str(result.status) for test in diag.tests for result in test.results if result.gpu in (number, None)
+    }
+    status = dcgm.worst(diag, number)
+    if status is dcgm.Status.PASS:
+        return ok(f"{sum(word == 'Pass' for word in tests.values())} tests of DCGM pass", device=device, tests=tests)
+    bad = _bad(diag, number)
+    values = {"tests": tests, "problems": [problem.text for _, problem in bad if problem][:10]}
+    name, problem = bad[0] if bad else ("the diagnostic", None)
+    why = f": {problem.text}" if problem else ""
+    severity = dcgm.SEVERITIES.get(problem.severity or 0, "unknown") if problem else "unknown"
+    action = _ACTIONS.get(severity, "drain the node and look at what DCGM says of this GPU")
+    if status is dcgm.Status.FAIL:
+        return fail(f"{name} of DCGM fails{why}", action=action, device=device, **values)
+    if status is dcgm.Status.WARN:
+        return warn(f"{name} of DCGM warns{why}", action=action, device=device, **values)
+    said = diag.runtime_error or next(iter(diag.faults), None) or f"its result is {status}{why}"
+    return error(f"DCGM did not test it: {said}", action="run dcgmi diag by hand", device=device, **values)
+
+
+def _bad(diag: dcgm.Diag, number: int) -> list[tuple[str, dcgm.Problem | None]]:
+    """The tests that speak against a GPU, failures first, each with what DCGM says."""
+    rows = [(test.name, result) for test in diag.tests for result in test.results if result.gpu in (number, None)]
+    order = {dcgm.Status.FAIL: 0, dcgm.Status.UNKNOWN: 1, dcgm.Status.NOT_RUN: 2, dcgm.Status.WARN: 3}
+    chosen = sorted((row for row in rows if row[1].status in order), key=lambda row: order[row[1].status])
+    return [(name, problem) for name, result in chosen for problem in (result.problems or (None,))]
+
+
+def _judge_run(evidence: Evidence, diag: dcgm.Diag, meant: dcgm.ExitCode, found: list[Finding]) -> Iterator[Finding]:
+    """What holds for the whole run: it failed where no GPU was named, it was cut short, or tests are missing."""
+    assert evidence.ran is not None
+    code = evidence.ran.exit_code
+    named = any(finding.verdict is Verdict.FAIL for finding in found)
+    if dcgm.worst(diag) is dcgm.Status.FAIL and not named:
+        failed = next((test.name for test in diag.tests if _fails(test)), "a test")
+        yield fail(f"{failed} of DCGM fails on this node", action="run dcgmi diag by hand", exit_code=code)
+    elif meant.isolate and not named:
+        yield fail(f"dcgmi: {meant.meaning}", action=_ISOLATE, exit_code=code)
+    elif code and not named:
+        yield error(f"dcgmi ended with {code}: {meant.meaning}", action="run dcgmi diag by hand", exit_code=code)
+    elif not named and (missing := dcgm.missing_tests(diag, evidence.level)):
+        action = "run dcgmi diag by hand: it was cut short, or this GPU cannot run them"
+        yield error(f"DCGM did not run {', '.join(missing)}", action=action, exit_code=code)
+
+
+def _fails(test: dcgm.Test) -> bool:
+    return test.summary is dcgm.Status.FAIL or any(result.status is dcgm.Status.FAIL for result in test.results)

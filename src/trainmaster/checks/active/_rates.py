@@ -1,0 +1,145 @@
+"""Is a measured rate good enough: against what was stated, what this GPU model is known to reach, and its peers here.
+
+A pass means measured and compared. A rate that could be compared with nothing warns: it says what was measured and how
+to state what should be. A rate is too low only if the best of its rounds is, so one disturbed moment fails nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainmaster.checks.active._probe import Report, number
+from trainmaster.core.results import Finding, Verdict
+
+LEAST_PEERS = 3  # GPUs of one model in the node; with two, nobody knows which one is odd
+OUTLIER_Z = 5.0  # scaled MADs below the median
+PEER_WARN, PEER_FAIL = 0.93, 0.80  # of the median; equal GPUs differ by some 3 % in clock at one power limit
+NOISE = 0.005  # of the median: GPUs that agree to the last digit must not make a rounding error an outlier
+UNSTEADY = 0.85  # the middle round below this share of the best: something disturbs it
+IMPOSSIBLE = 1.25  # of a datasheet's peak: the clock that timed it is wrong
+
+_WEIGHT = {Verdict.SKIP: 0, Verdict.PASS: 1, Verdict.WARN: 2, Verdict.ERROR: 3, Verdict.FAIL: 4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Yardstick:
+    """A known rate, and from which share of it on a measured one is suspect or bad."""
+
+    rate: float
+    words: str  # "best measured", "datasheet"
+    fail_below: float
+    warn_below: float = 0.0
+    peak: float | None = None  # nothing can be faster than that
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """One rate's verdict in words."""
+
+    verdict: Verdict
+    words: str
+    action: str | None = None
+    compared: bool = True
+
+
+def rounds_of(rates: Mapping[str, Any]) -> tuple[float, ...]:
+    """The rounds of a rate as a probe prints it (bench/probe/_timing.py), each checked to be a number above zero."""
+    rounds = rates.get("rounds")
+    if not isinstance(rounds, list) or not rounds:
+        raise ValueError(f"rounds is {rounds!r:.40}")
+    found = tuple(number({"a round": value}, "a round") for value in rounds)
+    if min(found) <= 0:
+        raise ValueError(f"a round is {min(found):g}")
+    return found
+
+
+def peers_of(report: Report, every: Mapping[str, Report], pick: Callable[[Mapping[str, Any]], float]) -> list[float]:
+    """A rate of every GPU of this model. One whose report makes no sense is its own finding, and no peer."""
+    found = []
+    for other in every.values():
+        if other.name == report.name:
+            with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+                found.append(pick(other.results))
+    return found
+
+
+def judge(
+    rounds: Sequence[float],
+    what: str,
+    *,
+    stated: float | None,
+    state_as: str,
+    known: Yardstick | None,
+    peers: Sequence[float],
+    slow: str,
+) -> Judged:
+    """One rate. `peers` are the best rounds of the equal GPUs here, itself among them; `slow` is what to do then."""
+    best, middle = max(rounds), statistics.median(rounds)
+    if known is not None and known.peak is not None and best > IMPOSSIBLE * known.peak:
+        words = f"{best:,.4g} {what} is more than the chip can do ({known.peak:g}): the timing is wrong"
+        return Judged(verdict=Verdict.ERROR, words=words, action="check the machine's clock, then run this again")
+    found = []
+    if stated is not None:
+        found.append(_against(best, what, Yardstick(rate=stated, words="stated", fail_below=1.0), slow))
+    elif known is not None:
+        found.append(_against(best, what, known, slow))
+    if len(peers) >= LEAST_PEERS:
+        found.append(_among(best, what, peers, slow))
+    if not found:
+        words = f"{best:,.4g} {what}, compared with nothing: no baseline for this GPU, and no {LEAST_PEERS} of it here"
+        return Judged(
+            verdict=Verdict.WARN,
+            words=words,
+            action=f"state what it should reach: --expect {state_as}=N",
+            compared=False,
+        )
+    if middle < UNSTEADY * best:
+        shown = ", ".join(f"{rate:,.4g}" for rate in rounds)
+        words = f"{what} is unsteady: {shown} in {len(rounds)} rounds"
+        action = "see what else runs on the node, and whether the GPU throttles; then run this again"
+        found.append(Judged(verdict=Verdict.WARN, words=words, action=action))
+    return worst(found)
+
+
+def worst(found: Sequence[Judged]) -> Judged:
+    """The first of the worst."""
+    return max(found, key=lambda judged: _WEIGHT[judged.verdict])
+
+
+def combine(device: str, found: Sequence[Judged], *, note: str = "", **values: Any) -> Finding:
+    """One finding of several judgements: those that are not well are told, or all if all are."""
+    top = worst(found)
+    told = [judged for judged in found if judged.verdict is not Verdict.PASS] or list(found)
+    told.sort(key=lambda judged: -_WEIGHT[judged.verdict])
+    reason = "; ".join(dict.fromkeys(judged.words for judged in told))
+    if top.verdict is not Verdict.PASS:
+        reason += note
+    return Finding(verdict=top.verdict, reason=reason, action=top.action, device=device, values=values)
+
+
+def _against(best: float, what: str, known: Yardstick, slow: str) -> Judged:
+    share = best / known.rate
+    words = f"{best:,.4g} {what}, {share:.0%} of the {known.rate:,.4g} {known.words}"
+    if share < known.fail_below:
+        words += " in the best round"
+        return Judged(verdict=Verdict.FAIL, words=words, action=slow)
+    if share < known.warn_below:
+        return Judged(verdict=Verdict.WARN, words=words, action=slow)
+    return Judged(verdict=Verdict.PASS, words=words)
+
+
+def _among(best: float, what: str, peers: Sequence[float], slow: str) -> Judged:
+    median = statistics.median(peers)
+    spread = 1.4826 * statistics.median(abs(peer - median) for peer in peers)
+    far = (median - best) / max(spread, NOISE * median) > OUTLIER_Z
+    share = best / median
+    words = f"{best:,.4g} {what}, {share:.0%} of the median of the {len(peers)} equal GPUs here"
+    if share < PEER_FAIL and far:
+        return Judged(verdict=Verdict.FAIL, words=words, action=slow)
+    if share < PEER_WARN and far:
+        return Judged(verdict=Verdict.WARN, words=words, action=slow)
+    return Judged(verdict=Verdict.PASS, words=words)

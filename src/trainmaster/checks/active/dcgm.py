@@ -1,0 +1,20 @@
+"""DCGM's short diagnostic passes on every GPU: libraries, permissions, memory pages, graphics processes."""
+
+from __future__ import annotations
+
+from trainmaster.checks.active import _dcgm
+from trainmaster.core.expect import Expect
+from trainmaster.core.results import Finding
+from trainmaster.node.host import Host
+
+LEVEL = 2
+RUN_S = 180.0  # `-r 1` takes seconds; a cold host engine up to a minute
+TIMEOUT_S = RUN_S + 120
+
+
+def read(host: Host) -> _dcgm.Evidence:
+    return _dcgm.read(host, 1, RUN_S)
+
+
+def judge(evidence: _dcgm.Evidence, expect: Expect) -> list[Finding]:
+    return _dcgm.judge(evidence, expect)

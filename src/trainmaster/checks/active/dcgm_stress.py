@@ -1,0 +1,20 @@
+"""DCGM's long diagnostic passes on every GPU: memory, PCIe, compute and power under load."""
+
+from __future__ import annotations
+
+from trainmaster.checks.active import _dcgm
+from trainmaster.core.expect import Expect
+from trainmaster.core.results import Finding
+from trainmaster.node.host import Host
+
+LEVEL = 3
+RUN_S = 3600.0  # `-r 3` takes 10 to 35 minutes on 8 GPUs (NVIDIA, DCGM diagnostics)
+TIMEOUT_S = RUN_S + 120
+
+
+def read(host: Host) -> _dcgm.Evidence:
+    return _dcgm.read(host, 3, RUN_S)
+
+
+def judge(evidence: _dcgm.Evidence, expect: Expect) -> list[Finding]:
+    return _dcgm.judge(evidence, expect)

@@ -1,0 +1,128 @@
+"""Every GPU multiplies matrices as fast as its model does, and rightly. One slow GPU slows the whole job to its pace.
+
+All GPUs at once: they share the server's power and air, and train at once too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from trainmaster.checks import profiles
+from trainmaster.checks.active import _probe, _rates
+from trainmaster.checks.active._rates import Judged, Yardstick
+from trainmaster.core.expect import Expect
+from trainmaster.core.results import Finding, Verdict
+from trainmaster.node.host import Host
+
+LEVEL = 2
+TIMEOUT_S = _probe.CHECK_TIMEOUT_S
+# Of the best measured, which is a burst.
+WARN_BELOW, FAIL_BELOW = 0.90, 0.82
+# Held for seconds, at the power limit: an H100 keeps 92 % of its best (gpu-fryer), an H200 84 % (docs/LOG.md).
+HELD_WARN_BELOW, HELD_FAIL_BELOW = 0.78, 0.70
+# Of a datasheet's peak. A chip with a low power limit (L4) is healthy at half of it.
+DATASHEET_BELOW = 0.40
+# ‖product − exact‖ / ‖exact‖: the rounding of the result, some times over. Hopper adds 8-bit products with 14 bits,
+# which costs up to 2 % (DeepSeek-V3 report, §3.3.2); one wrong tile of 64 costs 12 %.
+TOLERANCE = {"bf16": 1e-2, "fp16": 2e-3, "tf32": 2e-3, "fp8": 8e-2}
+SLOW = "see its throttle reasons, power limit and clocks, and what else runs on it; replace it if it stays slow"
+
+
+def read(host: Host) -> _probe.Probed:
+    return _probe.read(host, "gemm")
+
+
+def judge(probed: _probe.Probed, expect: Expect) -> list[Finding]:
+    return _probe.judge_all(
+        probed, "gemm", expect, lambda device, report, every: _judge_one(device, report, every, expect.gemm_tflops)
+    )
+
+
+def _judge_one(device: str, report: _probe.Report, every: Mapping[str, _probe.Report], stated: float | None) -> Finding:
+    found: list[Judged] = []
+    values: dict[str, Any] = {**report.software, "size": _probe.count(report.results, "size")}
+    if not _measured(report, "bf16"):
+        raise ValueError("bf16 was not measured")
+    for name, tolerance in TOLERANCE.items():
+        if not _measured(report, name):
+            values[f"{name}_tflops"] = None
+            continue
+        told = report.results["precisions"][name]
+        held = _rates.rounds_of(told)
+        rounds = _rates.rounds_of(report.results["burst"]) if name == "bf16" else held
+        wrong = _probe.number(told, "relative_error")
+        values |= {f"{name}_tflops": max(rounds), f"{name}_rounds": list(rounds), f"{name}_error": wrong}
+        if wrong > tolerance:
+            words = f"its {name} products are wrong: relative error {wrong:g}, at most {tolerance:g} is rounding"
+            found.append(Judged(verdict=Verdict.FAIL, words=words, action="drain the node and replace the GPU"))
+        judged = _rates.judge(
+            rounds,
+            f"TFLOPS {name}",
+            stated=stated if name == "bf16" else None,
+            state_as="gemm_tflops",
+            known=_yardstick(report.name, name),
+            peers=_rates.peers_of(report, every, _burst if name == "bf16" else partial(_best, name)),
+            slow=SLOW,
+        )
+        # Only bf16 is trained in everywhere; for the others a number without a comparison is told and not judged.
+        if judged.compared or name == "bf16":
+            found.append(judged)
+        if name == "bf16":
+            values |= {"bf16_held_tflops": max(held), "bf16_held_rounds": list(held)}
+            found += _judge_held(held, report, every)
+    for moment in ("before", "after"):
+        values[f"clocks_{moment}"] = report.results.get(moment)
+    return _rates.combine(device, found, note=_probe.foreign(report), **values)
+
+
+def _judge_held(held: tuple[float, ...], report: _probe.Report, every: Mapping[str, _probe.Report]) -> list[Judged]:
+    """What it holds under its power limit; told only where there is something to compare it with."""
+    known = _yardstick(report.name, "bf16")
+    if known is not None and known.warn_below:
+        known = replace(known, words="best measured in a burst", warn_below=HELD_WARN_BELOW, fail_below=HELD_FAIL_BELOW)
+    judged = _rates.judge(
+        held,
+        "TFLOPS bf16 held",
+        stated=None,
+        state_as="gemm_tflops",
+        known=known,
+        peers=_rates.peers_of(report, every, partial(_best, "bf16")),
+        slow=SLOW,
+    )
+    return [judged] if judged.compared else []
+
+
+def _measured(report: _probe.Report, name: str) -> bool:
+    return report.results["precisions"].get(name, {}).get("available") is True
+
+
+def _yardstick(gpu: str, name: str) -> Yardstick | None:
+    model = profiles.of_gpu(gpu)
+    if model is None:
+        return None
+    peak = {"bf16": model.bf16_tflops, "tf32": model.tf32_tflops, "fp8": model.fp8_tflops}.get(name)
+    if name == "bf16" and model.bf16_measured_tflops is not None:
+        return Yardstick(
+            rate=model.bf16_measured_tflops,
+            words="best measured",
+            fail_below=FAIL_BELOW,
+            warn_below=WARN_BELOW,
+            peak=peak,
+        )
+    return (
+        None if peak is None else Yardstick(rate=peak, words="of its datasheet", fail_below=DATASHEET_BELOW, peak=peak)
+    )
+
+
+def _burst(results: Mapping[str, Any]) -> float:
+    return max(_rates.rounds_of(results["burst"]))
+
+
+def _best(name: str, results: Mapping[str, Any]) -> float:
+    told = results["precisions"][name]
+    if told["available"] is not True:
+        raise ValueError(f"{name} was not measured")
+    return max(_rates.rounds_of(told))

@@ -1,0 +1,195 @@
+"""Every pair of GPUs in the node exchanges data at its links' rate, unchanged. One weak link slows every collective.
+
+All disjoint pairs of a round copy at once, as collectives do. A pair is judged by its links where an NVSwitch joins
+them, and each GPU by its peers: the median over its partners is alike for all GPUs of a symmetric board.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainmaster.checks import nvidia, profiles
+from trainmaster.checks.active import _probe, _rates
+from trainmaster.checks.active._rates import Judged, Yardstick
+from trainmaster.core.errors import HostError
+from trainmaster.core.expect import Expect
+from trainmaster.core.results import Finding, Verdict, error, skip
+from trainmaster.node.host import Host
+
+LEVEL = 2
+TIMEOUT_S = _probe.CHECK_TIMEOUT_S
+NVLINK_GBPS = 25.0  # one link, one way: NVLink 2, 3 and 4; NVLink 5 has twice that
+LINKS_WARN, LINKS_FAIL = 0.75, 0.60  # of all of a GPU's links together: H200 reach 88 % (396 of 450)
+SLOW = "see the NVLink state and error counters of both, and the fabric manager's log"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchanged:
+    """What the one probe of all GPUs answered; None where there were not two to ask."""
+
+    probed: _probe.Probed
+    uuids: tuple[str, ...]  # in the order the probe numbers them
+    answer: _probe.Answer | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """One direction of one pair."""
+
+    sender: str
+    receiver: str
+    gbps: float
+    direct: bool
+    wrong: int
+
+
+def read(host: Host) -> Exchanged:
+    gpus = nvidia.read(host)
+    every = [str(gpu.uuid) for gpu in gpus.smi.gpus] if gpus.smi else []
+    visible = host.env("CUDA_VISIBLE_DEVICES") if every else None
+    hidden = _probe.hidden_from(every, visible)
+    uuids = tuple(uuid for uuid in every if uuid not in hidden)
+    answer: _probe.Answer | None = None
+    if len(uuids) > 1:
+        try:
+            answer = host.run(*_probe.command("p2p", ",".join(uuids)), timeout_s=_probe.TIMEOUT_S)
+        except HostError as wrong:
+            answer = wrong
+    probed = _probe.Probed(gpus=gpus, visible=visible, hidden=hidden, answers={})
+    return Exchanged(probed=probed, uuids=uuids, answer=answer)
+
+
+def judge(exchanged: Exchanged, expect: Expect) -> list[Finding]:
+    gpus = exchanged.probed.gpus
+    refused = nvidia.refuse(gpus, expect)
+    if refused is not None:
+        return [refused]
+    slots = nvidia.slots(gpus, nvidia.expected(gpus, expect))
+    if len(slots) == 1:
+        return [skip("one GPU: it has nobody to exchange data with")]
+    device_of = {str(slot.gpu.uuid): slot.device for slot in slots if slot.gpu}
+    found = [nvidia.missing_gpu(slot) for slot in slots if slot.gpu is None]
+    found += [_probe.hidden_gpu(exchanged.probed, device_of[uuid], expect) for uuid in exchanged.probed.hidden]
+    asked = [device_of[uuid] for uuid in exchanged.uuids]
+    if len(asked) == 1:
+        found.append(skip("one GPU may be used: it has nobody to exchange data with", device=asked[0]))
+    elif asked:
+        found += _judge_pairs(exchanged, asked, expect)
+    return _probe.in_order(found)
+
+
+def _judge_pairs(exchanged: Exchanged, asked: list[str], expect: Expect) -> list[Finding]:
+    judged = _probe.judge_answer(exchanged.answer, "p2p", asked[0], None)
+    why = judged.reason if isinstance(judged, Finding) else "the probe left it out"
+    try:
+        document = _probe.results_of(exchanged.answer, "p2p")
+        ways = _ways(document, exchanged.uuids, asked)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as wrong:
+        ways, why = [], why if isinstance(judged, Finding) else f"the report cannot be understood: {wrong}"
+    middle = {}
+    for device in asked:
+        mine = [way for way in ways if device in (way.sender, way.receiver)]
+        if len(mine) == 2 * (len(asked) - 1):
+            middle[device] = statistics.median(way.gbps for way in mine)
+    models = dict(zip(asked, _models(exchanged), strict=True))
+    switched = bool(exchanged.probed.gpus.switches)
+    found = []
+    for device in asked:
+        mine = [way for way in ways if device in (way.sender, way.receiver)]
+        if device in middle:
+            peers = [middle[other] for other in middle if models[other] == models[device]]
+            found.append(_judge_one(device, mine, peers, _yardstick(models[device], switched), expect))
+        elif isinstance(judged, Finding) and judged.verdict is Verdict.FAIL and _at_work(device, asked, judged):
+            found.append(
+                Finding(verdict=Verdict.FAIL, reason=why, action=judged.action, device=device, values=judged.values)
+            )
+        else:
+            action = judged.action if isinstance(judged, Finding) and judged.action else "run the p2p probe by hand"
+            reason = f"{len(mine)} of {2 * (len(asked) - 1)} ways were measured: {why}"
+            found.append(error(reason, action=action, device=device, measured=_row(device, mine)))
+    return found
+
+
+def _judge_one(device: str, mine: list[Way], peers: list[float], known: Yardstick | None, expect: Expect) -> Finding:
+    middle = statistics.median(way.gbps for way in mine)
+    lowest = min(mine, key=lambda way: way.gbps)
+    found = [
+        _rates.judge(
+            [middle],
+            "GB/s to and from its peers",
+            stated=expect.p2p_gbps,
+            state_as="p2p_gbps",
+            known=known,
+            peers=peers,
+            slow=SLOW,
+        )
+    ]
+    floor = expect.p2p_gbps if expect.p2p_gbps is not None else known.rate * known.fail_below if known else None
+    if floor is not None and lowest.gbps < floor:
+        words = f"{lowest.gbps:,.4g} GB/s from {lowest.sender} to {lowest.receiver}, at least {floor:,.4g} are expected"
+        found.append(Judged(verdict=Verdict.FAIL, words=words, action=SLOW))
+    for way in mine:
+        if way.wrong:
+            words = f"{way.wrong:,} words changed on their way from {way.sender} to {way.receiver}"
+            action = "turn off PCIe ACS and IOMMU between the GPUs, or mend the link; do not train on it before"
+            found.append(Judged(verdict=Verdict.FAIL, words=words, action=action))
+        if known is not None and not way.direct:
+            words = f"no direct way from {way.sender} to {way.receiver}"
+            found.append(
+                Judged(verdict=Verdict.FAIL, words=words, action="see the fabric manager and the NVLink state")
+            )
+    return _rates.combine(device, found, p2p_gbps=round(middle, 1), p2p_lowest_gbps=lowest.gbps, row=_row(device, mine))
+
+
+def _ways(results: Mapping[str, Any], uuids: tuple[str, ...], asked: list[str]) -> list[Way]:
+    told = [gpu.get("uuid") for gpu in results["gpus"]]
+    types = {gpu.get("type") for gpu in results["gpus"]}
+    if (
+        types != {"cuda"}
+        or len(told) != len(uuids)
+        or any(a not in (b, None) for a, b in zip(told, uuids, strict=True))
+    ):
+        raise ValueError("it speaks of other GPUs than it was asked about")
+    found = {}
+    for pair in results["pairs"]:
+        sender, receiver = asked[_probe.count(pair, "from")], asked[_probe.count(pair, "to")]
+        rate = _probe.number(pair, "gbps")
+        if rate <= 0 or sender == receiver:
+            raise ValueError(f"{rate:g} GB/s from {sender} to {receiver}")
+        found[sender, receiver] = Way(
+            sender=sender,
+            receiver=receiver,
+            gbps=rate,
+            direct=pair.get("direct") is True,
+            wrong=_probe.count(pair, "wrong"),
+        )
+    return list(found.values())
+
+
+def _row(device: str, mine: list[Way]) -> dict[str, float]:
+    return {f"{way.sender}->{way.receiver}": way.gbps for way in mine if way.sender == device}
+
+
+def _models(exchanged: Exchanged) -> list[str | None]:
+    smi = exchanged.probed.gpus.smi
+    names = {str(gpu.uuid): gpu.name for gpu in smi.gpus} if smi else {}
+    return [names.get(uuid) for uuid in exchanged.uuids]
+
+
+def _yardstick(model: str | None, switched: bool) -> Yardstick | None:
+    """Through an NVSwitch any pair has all links of both. Without one, boards differ, and peers must do."""
+    known = profiles.of_gpu(model)
+    if known is None or not known.nvlinks or not switched:
+        return None
+    rate = known.nvlinks * NVLINK_GBPS
+    return Yardstick(rate=rate, words="of its NVLinks", warn_below=LINKS_WARN, fail_below=LINKS_FAIL)
+
+
+def _at_work(device: str, asked: list[str], judged: Finding) -> bool:
+    """Whether the step at which the probe hung names this GPU."""
+    step = str(judged.values.get("step", ""))
+    number = asked.index(device)
+    return any(str(number) in pair.split("->") for pair in step.partition(": ")[2].split())

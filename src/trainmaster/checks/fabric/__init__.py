@@ -1,0 +1,1 @@
+"""InfiniBand, RoCE, EFA and NCCL settings: one file per check."""

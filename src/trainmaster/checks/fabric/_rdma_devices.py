@@ -1,0 +1,100 @@
+"""The RDMA devices of a machine, as /sys/class/infiniband shows them: InfiniBand, RoCE and EFA alike.
+
+The kernel's own files need no tool and no right, and are there in containers too. What kind a device is follows from
+its driver (EFA) and from the link layer of its ports.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from trainmaster.checks import system_files
+from trainmaster.core.errors import FileMissing
+from trainmaster.node.host import Host
+from trainmaster.node.parse import ibstat
+
+FOLDER = "/sys/class/infiniband"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Port:
+    """One port of one device. None: its file cannot be understood."""
+
+    device: str
+    number: int
+    state: str | None  # ACTIVE, DOWN, INIT, ARMED
+    physical_state: str | None  # LinkUp, Polling, Disabled
+    rate_gbps: float | None
+    link_layer: str
+
+    @property
+    def up(self) -> bool:
+        return self.state == "ACTIVE" and self.physical_state == "LinkUp"
+
+    @property
+    def name(self) -> str:
+        return f"{self.device}:{self.number}"
+
+    @property
+    def folder(self) -> str:
+        return f"{FOLDER}/{self.device}/ports/{self.number}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One RDMA device."""
+
+    name: str  # mlx5_0, rdmap79s0
+    driver: str | None  # efa, mlx5_core; None where it does not sit on a bus (soft RoCE)
+    board: str  # its model: devices of one model are alike
+    ports: tuple[Port, ...]
+    interfaces: tuple[str, ...]  # its network interfaces, as far as this network namespace shows them
+
+    @property
+    def efa(self) -> bool:
+        return self.driver == "efa"
+
+
+def read(host: Host) -> tuple[Device, ...]:
+    """Every RDMA device; none where the machine has no such class."""
+    return tuple(_device(host, name) for name in system_files.list_optional(host, FOLDER) or ())
+
+
+def ports(devices: tuple[Device, ...]) -> list[Port]:
+    """The ports of InfiniBand and RoCE devices; EFA has its own check."""
+    return [port for device in devices if not device.efa for port in device.ports]
+
+
+def _device(host: Host, name: str) -> Device:
+    folder = f"{FOLDER}/{name}"
+    driver = re.search(
+        r"^DRIVER=(\S+)$", system_files.read_optional(host, f"{folder}/device/uevent") or "", re.MULTILINE
+    )
+    numbers = [text for text in system_files.list_optional(host, f"{folder}/ports") or () if text.isdecimal()]
+    return Device(
+        name=name,
+        driver=driver[1] if driver else None,
+        board=(system_files.read_optional(host, f"{folder}/board_id") or "").strip(),
+        ports=tuple(_port(host, name, int(number)) for number in sorted(numbers, key=int)),
+        interfaces=system_files.list_optional(host, f"{folder}/device/net") or (),
+    )
+
+
+def _port(host: Host, device: str, number: int) -> Port:
+    folder = f"{FOLDER}/{device}/ports/{number}"
+
+    def text(name: str) -> str:
+        try:
+            return host.read(f"{folder}/{name}")
+        except FileMissing:
+            return ""  # every port has these; one without is not understood, and so not up
+
+    return Port(
+        device=device,
+        number=number,
+        state=ibstat.parse_state(text("state")),
+        physical_state=ibstat.parse_state(text("phys_state")),
+        rate_gbps=ibstat.parse_rate(text("rate")),
+        link_layer=text("link_layer").strip() or "unknown",
+    )

@@ -1,0 +1,115 @@
+"""Every EFA device is there, up, and offered by libfabric. One that is not makes NCCL fall back to TCP, or hang."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from trainmaster.checks import system_files
+from trainmaster.checks.fabric import _rdma_devices
+from trainmaster.core.errors import CommandMissing
+from trainmaster.core.expect import Expect
+from trainmaster.core.results import Finding, error, fail, ok, skip
+from trainmaster.node.host import Host
+from trainmaster.node.parse import ParseError, fi_info
+
+LEVEL = 1
+# Amazon's installer puts it where no PATH looks unless a login shell set it.
+TOOLS = ("fi_info", "/opt/amazon/efa/bin/fi_info")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Efa:
+    on_bus: tuple[str, ...]  # PCI addresses of EFA devices
+    devices: tuple[_rdma_devices.Device, ...]  # those with a driver
+    told: fi_info.FiInfo | None
+    trouble: str | None  # why fi_info says nothing
+
+
+def read(host: Host) -> Efa:
+    told, trouble = _ask(host)
+    return Efa(
+        on_bus=tuple(
+            address
+            for address in system_files.read_pci(host, system_files.AMAZON, kind="0x02")
+            if host.read(f"{system_files.PCI}/{address}/device").strip().startswith("0xefa")
+        ),
+        devices=tuple(device for device in _rdma_devices.read(host) if device.efa),
+        told=told,
+        trouble=trouble,
+    )
+
+
+def judge(efa: Efa, expect: Expect) -> list[Finding]:
+    if expect.efa_devices == 0:
+        return [skip("the profile expects no EFA")]
+    there = max(len(efa.on_bus), len(efa.devices))
+    wanted = there if expect.efa_devices is None else expect.efa_devices
+    if not wanted:
+        return [skip("no EFA device here and none expected")]
+    names = [device.name for device in efa.devices]
+    offered = list(efa.told.devices("efa")) if efa.told else None
+    values: dict[str, Any] = {"expected": wanted, "on_bus": len(efa.on_bus), "devices": names, "offered": offered}
+    findings = []
+    if len(names) < wanted:
+        findings.append(_judge_few(efa, wanted, values))
+    findings += [_judge_down(device) for device in efa.devices if not all(port.up for port in device.ports)]
+    if names or len(efa.on_bus) >= wanted:
+        findings += _judge_provider(efa, names, values)
+    return findings or [ok(f"{len(names)} devices, all offered by libfabric's efa provider", **values)]
+
+
+def _judge_few(efa: Efa, wanted: int, values: dict[str, Any]) -> Finding:
+    names = [device.name for device in efa.devices]
+    told = f"{len(names)} of {wanted} EFA devices"
+    if len(efa.on_bus) > len(names):
+        reason = f"{told}: the bus shows {len(efa.on_bus)}, and the rest have no driver"
+        return fail(reason, action="load it (`modprobe efa`) and see dmesg for the device it refuses", **values)
+    shown = f": there are {', '.join(names)}" if names else ": there is none"
+    action = "launch the instance with all its EFA interfaces, or give the pod all of vpc.amazonaws.com/efa"
+    return fail(told + shown, action=action, **values)
+
+
+def _judge_down(device: _rdma_devices.Device) -> Finding:
+    states = ", ".join(f"{port.state} and {port.physical_state}" for port in device.ports) or "no port"
+    return fail(f"{states}, not ACTIVE and LinkUp", action="stop and start the instance", device=device.name)
+
+
+def _judge_provider(efa: Efa, names: list[str], values: dict[str, Any]) -> list[Finding]:
+    """What libfabric says of them. Without its word the devices are not known to be of use."""
+    if efa.told is None:
+        action = "install the EFA installer's libfabric, or put fi_info on PATH"
+        return [error(f"{efa.trouble}: whether libfabric offers EFA cannot be known", action=action, **values)]
+    if efa.told.error is not None:
+        code = efa.told.error
+        reason = f"fi_info -p efa gives {code} ({efa.told.error_text})"
+        if code == fi_info.NO_DATA:
+            reason += ": libfabric has no EFA provider, or may not open the devices"
+        action = "install the EFA installer's libfabric, and give the container /dev/infiniband"
+        return [fail(reason, action=action, code=code, **values)]
+    if efa.told.faults:
+        action = "run `fi_info -p efa` by hand"
+        return [error(f"fi_info cannot be understood: {efa.told.faults[0]}", action=action, **values)]
+    offered = set(efa.told.devices("efa"))
+    return [
+        fail(
+            "libfabric does not offer it",
+            action=f"see `fi_info -p efa -d {name}-rdm`; if it stays away, stop and start the instance",
+            device=name,
+        )
+        for name in names
+        if name not in offered
+    ]
+
+
+def _ask(host: Host) -> tuple[fi_info.FiInfo | None, str | None]:
+    for tool in TOOLS:
+        try:
+            ran = host.run(tool, "-p", "efa")
+        except CommandMissing:
+            continue
+        try:
+            return fi_info.parse(ran.stdout + ran.stderr), None
+        except ParseError as wrong:
+            return None, f"fi_info ended with {ran.exit_code}, {wrong}"
+    return None, "fi_info is not installed"

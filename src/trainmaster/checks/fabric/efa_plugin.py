@@ -1,0 +1,43 @@
+"""NCCL finds the plugin that speaks EFA (aws-ofi-nccl). Without it NCCL uses TCP on a node full of EFA devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainmaster.checks import system_files
+from trainmaster.checks.fabric import _rdma_devices
+from trainmaster.core.expect import Expect
+from trainmaster.core.results import Finding, fail, ok, skip, warn
+from trainmaster.node.host import Host
+
+LEVEL = 1
+# Where Amazon's installer, its images and the plugin's own build put it.
+PLACES = ("/opt/amazon/ofi-nccl/lib", "/opt/amazon/aws-ofi-nccl/lib", "/opt/aws-ofi-nccl/lib", "/usr/local/lib")
+_BELOW = ("", "/x86_64-linux-gnu", "/aarch64-linux-gnu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plugin:
+    efa: bool
+    path: str | None
+
+
+def read(host: Host) -> Plugin:
+    if not any(device.efa for device in _rdma_devices.read(host)):
+        return Plugin(efa=False, path=None)
+    told = [folder for folder in (host.env("LD_LIBRARY_PATH") or "").split(":") if folder.startswith("/")]
+    for folder in dict.fromkeys([*told, *(place + below for place in PLACES for below in _BELOW)]):
+        for name in system_files.list_optional(host, folder) or ():
+            if name.startswith(("libnccl-net", "libnccl-ofi")) and ".so" in name:
+                return Plugin(efa=True, path=f"{folder}/{name}")
+    return Plugin(efa=True, path=None)
+
+
+def judge(plugin: Plugin, expect: Expect) -> Finding:
+    if not plugin.efa:
+        return skip("no EFA device here")  # one that is expected is missed by efa
+    if plugin.path is None:
+        action = "install aws-ofi-nccl (the EFA installer has it) and put its folder into LD_LIBRARY_PATH"
+        reason = "no libnccl-net is in LD_LIBRARY_PATH or where the EFA installer puts it"
+        return (fail if expect.efa_devices else warn)(reason, action=action)
+    return ok(plugin.path, path=plugin.path)

@@ -1,0 +1,64 @@
+"""The network reaches GPU memory by itself (GPUDirect RDMA). Otherwise every byte goes through the CPU's memory.
+
+Two ways lead there: a peer-memory module, or DMA-BUF, which needs Linux 5.12 and NVIDIA's open kernel modules.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from trainmaster.checks import system_files
+from trainmaster.core.expect import Expect
+from trainmaster.core.results import Finding, error, fail, ok, skip, warn
+from trainmaster.node.host import Host
+
+LEVEL = 1
+PEER_MODULES = ("nvidia_peermem", "nv_peer_mem", "efa_nv_peermem")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gdr:
+    gpus: bool
+    rdma: bool
+    modules: tuple[str, ...] | None  # peer-memory modules that are loaded; None: this machine shows none at all
+    kernel: tuple[int, int] | None
+    open_driver: bool | None  # None: the driver does not tell
+
+
+def read(host: Host) -> Gdr:
+    shown = system_files.list_optional(host, "/sys/module")
+    driver = system_files.read_optional(host, "/proc/driver/nvidia/version")
+    match = re.match(r"(\d+)\.(\d+)", host.read("/proc/sys/kernel/osrelease"), flags=re.ASCII)
+    return Gdr(
+        gpus=system_files.has_gpus(host),
+        rdma=bool(system_files.list_optional(host, "/sys/class/infiniband")),
+        modules=None if shown is None else tuple(name for name in PEER_MODULES if name in shown),
+        kernel=(int(match[1]), int(match[2])) if match else None,
+        open_driver=None if driver is None else "Open Kernel Module" in driver,
+    )
+
+
+def judge(gdr: Gdr, expect: Expect) -> Finding:
+    if expect.gdr is False:
+        return skip("the profile expects no GPUDirect RDMA")
+    values: dict[str, Any] = {
+        "modules": list(gdr.modules or ()),
+        "kernel": ".".join(map(str, gdr.kernel)) if gdr.kernel else None,
+        "open_driver": gdr.open_driver,
+    }
+    if not gdr.gpus or not gdr.rdma:
+        missing = "RDMA device" if gdr.gpus else "GPU"
+        if expect.gdr:
+            return fail(f"there is no {missing} here for GPUDirect RDMA", action="see gpu_count, ib_ports and efa")
+        return skip(f"no {missing} here that GPUDirect RDMA could join")
+    if gdr.modules:
+        return ok(f"by {gdr.modules[0]}", **values)
+    if gdr.kernel is not None and gdr.kernel >= (5, 12) and gdr.open_driver:
+        return ok("by DMA-BUF: Linux 5.12 or later and NVIDIA's open kernel modules", **values)
+    action = "load nvidia_peermem (`modprobe nvidia_peermem`) and name it in /etc/modules-load.d"
+    if gdr.modules is None or gdr.open_driver is None:
+        return error("neither the kernel's modules nor the driver's kind can be seen here", action=action, **values)
+    reason = "no peer-memory module is loaded, and DMA-BUF needs Linux 5.12 and NVIDIA's open kernel modules"
+    return (fail if expect.gdr else warn)(reason, action=action, **values)

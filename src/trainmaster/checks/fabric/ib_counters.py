@@ -1,0 +1,125 @@
+"""No port of the fabric counts errors or flaps. A marginal cable works in every test and stalls the job at night.
+
+Counters run from the driver's start, so they are judged per day of uptime; where somebody has cleared them since, the
+true rate is higher than the one judged here, never lower.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from trainmaster.checks import system_files
+from trainmaster.checks.fabric import _rdma_devices
+from trainmaster.core.errors import HostError
+from trainmaster.core.expect import Expect
+from trainmaster.core.results import Finding, error, fail, ok, skip, warn
+from trainmaster.node.host import Host
+from trainmaster.node.parse import ibstat
+
+LEVEL = 1
+DAY_S = 86_400
+# Bit errors that remain after correction. 1e-12 is the most the InfiniBand specification allows a link to have;
+# 1e-15 is what links with forward error correction (HDR, NDR) hold in practice.
+FAIL_BER, WARN_BER = 1e-12, 1e-15
+LEAST_SYMBOL_ERRORS = 10  # ibcheckerrs' default: fewer are the traces of a plug that was put in
+# A link goes down when its driver, its cable or its switch is served: some are no fault, one every day is.
+FLAPS_FREE, FLAPS_PER_DAY = 3, 1.0
+FLAPS_WARN_PER_DAY = 1 / 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A counter whose rise means trouble, with the daily number that infiniband-diags' ibcheckerrs calls an error."""
+
+    per_day: int
+    meaning: str
+
+
+RULES = {
+    "link_error_recovery": Rule(per_day=10, meaning="the link retrained itself"),
+    "port_rcv_errors": Rule(per_day=10, meaning="damaged packets came in"),
+    "port_rcv_remote_physical_errors": Rule(per_day=100, meaning="packets came in that were damaged further away"),
+    "port_xmit_constraint_errors": Rule(per_day=100, meaning="packets were refused on their way out"),
+    "port_rcv_constraint_errors": Rule(per_day=100, meaning="packets were refused on their way in"),
+    "local_link_integrity_errors": Rule(per_day=10, meaning="the link failed too often in a row"),
+    "excessive_buffer_overrun_errors": Rule(per_day=10, meaning="its buffers overran"),
+    "rx_icrc_encapsulated": Rule(per_day=10, meaning="damaged RoCE packets came in"),
+}
+_ACTION = "clean or replace its cable and transceiver, clear the counters (`perfquery -R`), and look again in a day"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    port: _rdma_devices.Port
+    counters: dict[str, int]
+    unread: tuple[str, ...]  # counters that are there and give no number
+
+
+def read(host: Host) -> tuple[list[Counted], float]:
+    """Every port with its error counters, and the machine's uptime in days."""
+    counted = [_count(host, port) for port in _rdma_devices.ports(_rdma_devices.read(host))]
+    match = re.match(r"(\d+\.\d+) ", host.read("/proc/uptime"), flags=re.ASCII) if counted else None
+    if counted and not match:
+        raise HostError("/proc/uptime cannot be understood")
+    return counted, float(match[1]) / DAY_S if match else 0.0
+
+
+def judge(data: tuple[list[Counted], float], expect: Expect) -> list[Finding]:
+    counted, days = data
+    if not counted:
+        if expect.ib_ports:
+            return [error("there is no port whose errors could be counted", action="see ib_ports")]
+        return [skip("no InfiniBand or RoCE device here and none expected")]
+    return [_judge_port(one, max(days, 1.0)) for one in counted]
+
+
+def _judge_port(one: Counted, days: float) -> Finding:
+    name, found = one.port.name, one.counters
+    values: dict[str, Any] = {"days": round(days, 2), **found}
+    if one.unread:
+        action = f"read {one.port.folder}/counters by hand"
+        return error(f"{', '.join(one.unread)} cannot be read", action=action, device=name, **values)
+    if not found:
+        return skip("it keeps no error counters", device=name)
+    bad, worst = _excess(one.port, found, days)
+    if bad:
+        return (fail if worst else warn)("; ".join(bad), action=_ACTION, device=name, **values)
+    shown = {key: number for key, number in found.items() if number}
+    told = ", ".join(f"{key} {number}" for key, number in shown.items())
+    return ok(f"no more errors than a sound link has ({told})" if told else "no errors", device=name, **values)
+
+
+def _excess(port: _rdma_devices.Port, found: dict[str, int], days: float) -> tuple[list[str], bool]:
+    """What is too much, in words, and whether it is bad enough to keep the node from work."""
+    bad: list[str] = []
+    worst = False
+    flaps = found.get("link_downed", 0)
+    if flaps > FLAPS_FREE + FLAPS_WARN_PER_DAY * days:
+        bad.append(f"the link went down {flaps} times in {days:.0f} days (link_downed)")
+        worst = flaps > FLAPS_FREE + FLAPS_PER_DAY * days
+    symbols = found.get("symbol_error", 0)
+    ber = symbols / ((port.rate_gbps or 100.0) * 1e9 * days * DAY_S)
+    if symbols > LEAST_SYMBOL_ERRORS and ber > WARN_BER:
+        bad.append(f"{symbols} bit errors in {days:.0f} days, one in {1 / ber:.0e} bits (symbol_error)")
+        worst = worst or ber > FAIL_BER
+    for name, rule in RULES.items():
+        if found.get(name, 0) > rule.per_day * days:
+            bad.append(f"{rule.meaning} {found[name]} times in {days:.0f} days ({name})")
+    return bad, worst
+
+
+def _count(host: Host, port: _rdma_devices.Port) -> Counted:
+    counters: dict[str, int] = {}
+    unread: list[str] = []
+    wanted = {"symbol_error", "link_downed", *RULES}
+    for folder in ("counters", "hw_counters"):
+        for name in sorted(wanted & set(system_files.list_optional(host, f"{port.folder}/{folder}") or ())):
+            text = host.read(f"{port.folder}/{folder}/{name}")
+            number = ibstat.parse_counter(text)
+            if number is not None:
+                counters[name] = number
+            elif "no PMA" not in text:  # a virtual port, whose counters are its hypervisor's
+                unread.append(name)
+    return Counted(port=port, counters=counters, unread=tuple(unread))

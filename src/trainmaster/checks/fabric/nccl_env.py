@@ -1,0 +1,230 @@
+"""No variable holds NCCL back from the fabric that is here. One forgotten debugging switch costs 100 × the bandwidth.
+
+Variables count from the environment and from NCCL's own files (~/.nccl.conf, then /etc/nccl.conf), as NCCL reads them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from trainmaster.checks import system_files
+from trainmaster.checks.fabric import _rdma_devices
+from trainmaster.core.expect import Expect
+from trainmaster.core.results import Finding, fail, ok, warn
+from trainmaster.node.host import Host
+
+LEVEL = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    value: str
+    where: str  # "the environment", or the file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """What is set, and what it is set against."""
+
+    settings: dict[str, Setting]
+    gpus: int
+    ports: tuple[str, ...]  # InfiniBand and RoCE ports that are up
+    efa: int  # EFA devices
+    topology: bool  # whether the file of NCCL_TOPO_FILE is there
+
+    @property
+    def fabric(self) -> bool:
+        return bool(self.ports or self.efa)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """When a value does harm here, and what harm. `grave`: a fail where the profile expects what it breaks."""
+
+    harms: Callable[[str, Scene], bool]
+    reason: str
+    action: str
+    grave: Literal["fabric", "links"] | None = None
+
+
+def _on(value: str) -> bool:
+    return value.strip().lower() not in ("", "0", "false", "no", "n")
+
+
+def _takes_no_port(value: str, scene: Scene) -> bool:
+    """NCCL_IB_HCA: prefixes of devices, exact after `=`, all others after `^`, each with or without a port."""
+    other, names = value.startswith("^"), value.removeprefix("^")
+    exact, names = names.startswith("="), names.removeprefix("=")
+
+    def hit(port: str) -> bool:
+        device, _, number = port.partition(":")
+        for word in filter(None, names.split(",")):
+            name, _, wanted = word.partition(":")
+            if (device == name if exact else device.startswith(name)) and wanted.split(":")[0] in ("", number):
+                return True
+        return False
+
+    return bool(scene.ports) and not any(hit(port) != other for port in scene.ports)
+
+
+RULES: dict[str, Rule] = {
+    "NCCL_IB_DISABLE": Rule(
+        harms=lambda value, scene: _on(value) and bool(scene.ports),
+        reason="switches off the InfiniBand or RoCE ports that are up; all traffic goes over TCP",
+        action="unset it",
+        grave="fabric",
+    ),
+    "NCCL_IB_HCA": Rule(
+        harms=_takes_no_port,
+        reason="fits no InfiniBand or RoCE port that is up; all traffic goes over TCP",
+        action="name devices that are there, or unset it",
+        grave="fabric",
+    ),
+    "NCCL_NET": Rule(
+        harms=lambda value, scene: (
+            (value.lower() == "socket" and scene.fabric)
+            or (value.lower() == "ib" and scene.efa > 0 and not scene.ports)
+        ),
+        reason="keeps NCCL from the fabric that is here",
+        action="unset it",
+        grave="fabric",
+    ),
+    "NCCL_NET_PLUGIN": Rule(
+        harms=lambda value, scene: value.lower() == "none" and scene.efa > 0,
+        reason="keeps NCCL from loading the plugin that speaks EFA",
+        action="unset it",
+        grave="fabric",
+    ),
+    "FI_PROVIDER": Rule(
+        harms=lambda value, scene: scene.efa > 0 and "efa" not in value.split(","),
+        reason="makes libfabric use another provider than efa",
+        action="set FI_PROVIDER=efa, or unset it",
+        grave="fabric",
+    ),
+    "FI_EFA_USE_DEVICE_RDMA": Rule(
+        harms=lambda value, scene: scene.efa > 0 and not _on(value),
+        reason="switches off EFA's RDMA reads, and with them GPUDirect",
+        action="unset it",
+    ),
+    "NCCL_P2P_DISABLE": Rule(
+        harms=lambda value, scene: _on(value) and scene.gpus > 1,
+        reason="sends the traffic between this node's GPUs through the CPU's memory instead of NVLink",
+        action="unset it",
+        grave="links",
+    ),
+    "NCCL_P2P_LEVEL": Rule(
+        harms=lambda value, scene: value.upper() in ("LOC", "0") and scene.gpus > 1,
+        reason="forbids GPUs to reach each other, as NCCL_P2P_DISABLE does",
+        action="unset it",
+        grave="links",
+    ),
+    "NCCL_SHM_DISABLE": Rule(
+        harms=lambda value, scene: _on(value) and scene.gpus > 1,
+        reason="sends what shared memory would carry over the network",
+        action="unset it, and give the container a larger /dev/shm if that was the reason",
+    ),
+    "NCCL_NET_GDR_LEVEL": Rule(
+        harms=lambda value, scene: value.upper() in ("LOC", "0") and scene.fabric and scene.gpus > 0,
+        reason="switches off GPUDirect RDMA; every byte goes through the CPU's memory",
+        action="unset it",
+    ),
+    "NCCL_NVLS_ENABLE": Rule(
+        # 8 × H200: 482 GB/s with NVLink SHARP, 367 as a ring (stas00/ml-engineering, network).
+        harms=lambda value, scene: value.strip() == "0" and scene.gpus >= 8,
+        reason="switches off NVLink SHARP, a quarter of the all_reduce bandwidth of 8 GPUs that have it",
+        action="unset it",
+    ),
+    "NCCL_ALGO": Rule(
+        harms=lambda _value, scene: scene.gpus > 0,
+        reason="fixes the algorithm for every message size; NCCL knows better for most",
+        action="unset it after measuring",
+    ),
+    "NCCL_PROTO": Rule(
+        # Old images for EFA set `simple`, which was right for their plugin.
+        harms=lambda value, scene: scene.gpus > 0 and not (scene.efa and value.lower() == "simple"),
+        reason="fixes the protocol for every message size; small messages lose most",
+        action="unset it after measuring",
+    ),
+    "NCCL_MAX_NCHANNELS": Rule(
+        harms=lambda value, scene: value.isdecimal() and int(value) < 4 and scene.gpus > 1,
+        reason="leaves NCCL too few channels to fill NVLink or the network",
+        action="unset it",
+    ),
+    "NCCL_IB_TIMEOUT": Rule(
+        # 4.096 µs × 2^14 is 67 ms: shorter than a switch needs to reroute. NCCL's own is 20.
+        harms=lambda value, scene: value.isdecimal() and 0 < int(value) < 14 and bool(scene.ports),
+        reason="gives up on a packet sooner than a switch can reroute it",
+        action="unset it: NCCL's own is 20",
+    ),
+    "NCCL_TOPO_FILE": Rule(
+        harms=lambda _value, scene: not scene.topology,
+        reason="names a file that is not there; NCCL guesses the topology",
+        action="name the file of this instance type, or unset it",
+    ),
+    "NCCL_DEBUG": Rule(
+        harms=lambda value, _scene: value.upper() == "TRACE",
+        reason="logs every call: gigabytes, and slower",
+        action="use NCCL_DEBUG=WARN, or INFO for one run",
+    ),
+    "CUDA_LAUNCH_BLOCKING": Rule(
+        harms=lambda value, scene: _on(value) and scene.gpus > 0,
+        reason="makes every kernel wait for the one before to end",
+        action="unset it",
+    ),
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": Rule(
+        harms=lambda value, scene: value.strip() == "0" and scene.gpus > 0,
+        reason="lets a collective that lost a peer hang for ever",
+        action="unset it",
+    ),
+}
+
+
+def read(host: Host) -> Scene:
+    devices = _rdma_devices.read(host)
+    settings = _settings(host)
+    topology = settings.get("NCCL_TOPO_FILE")
+    return Scene(
+        settings=settings,
+        gpus=sum(bool(re.fullmatch(r"nvidia\d+", name)) for name in host.list("/dev")),
+        ports=tuple(port.name for port in _rdma_devices.ports(devices) if port.up),
+        efa=sum(device.efa for device in devices),
+        topology=topology is not None and system_files.read_optional(host, topology.value) is not None,
+    )
+
+
+def judge(scene: Scene, expect: Expect) -> list[Finding]:
+    findings = []
+    expected = {"fabric": bool(expect.ib_ports or expect.efa_devices), "links": bool(expect.nvlinks)}
+    for name, setting in scene.settings.items():
+        rule = RULES[name]
+        if not rule.harms(setting.value, scene):
+            continue
+        verdict = fail if rule.grave is not None and expected[rule.grave] else warn
+        reason = f"{name}={setting.value} ({setting.where}) {rule.reason}"
+        findings.append(verdict(reason, action=rule.action, device=name, value=setting.value))
+    if findings:
+        return findings
+    told = ", ".join(f"{name}={setting.value}" for name, setting in scene.settings.items())
+    return [ok(f"nothing harmful in {told}" if told else "no variable is set that could hold NCCL back")]
+
+
+def _settings(host: Host) -> dict[str, Setting]:
+    """The first who says it wins: the environment, the user's file, the system's."""
+    home = host.env("HOME")
+    files = [path for path in (home and f"{home}/.nccl.conf", "/etc/nccl.conf") if path and path.startswith("/")]
+    told = [(path, _conf(system_files.read_optional(host, path) or "")) for path in files]
+    found: dict[str, Setting] = {}
+    for name in RULES:
+        sources = [("the environment", host.env(name)), *((path, conf.get(name)) for path, conf in told)]
+        first = next(((value, where) for where, value in sources if value), None)
+        if first is not None:
+            found[name] = Setting(value=first[0], where=first[1])
+    return found
+
+
+def _conf(text: str) -> dict[str, str]:
+    lines = [line.split("#")[0].strip() for line in text.splitlines()]
+    return {name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines if "=" in line)}

@@ -1,0 +1,49 @@
+"""This process may open the RDMA devices. A container without /dev/infiniband sees them and falls back to TCP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainmaster.checks import system_files
+from trainmaster.checks.fabric import _rdma_devices
+from trainmaster.core.errors import FileMissing
+from trainmaster.core.expect import Expect
+from trainmaster.core.results import Finding, fail, ok, skip, warn
+from trainmaster.node.host import Host
+
+LEVEL = 1
+VERBS = "/sys/class/infiniband_verbs"
+_ACTION = "start the container with --device=/dev/infiniband (Kubernetes: ask for the RDMA device plugin's resource)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    devices: tuple[str, ...]
+    closed: tuple[str, ...]  # devices without a file in /dev
+
+
+def read(host: Host) -> Access:
+    devices = system_files.list_optional(host, _rdma_devices.FOLDER) or ()
+    if not devices:
+        return Access(devices=(), closed=())
+    files = system_files.list_optional(host, "/dev/infiniband") or ()
+    opened = {_behind(host, name) for name in files if name.startswith("uverbs")}
+    return Access(devices=devices, closed=tuple(name for name in devices if name not in opened))
+
+
+def judge(access: Access, expect: Expect) -> Finding:
+    if not access.devices:
+        return skip("no RDMA device on this machine")  # expected ones are missed by ib_ports and efa
+    if access.closed:
+        reason = f"no file in /dev/infiniband opens {', '.join(access.closed)}"
+        needed = bool(expect.ib_ports or expect.efa_devices)
+        return (fail if needed else warn)(reason, action=_ACTION, device=access.closed[0], closed=list(access.closed))
+    return ok(f"{len(access.devices)} devices may be opened", devices=list(access.devices))
+
+
+def _behind(host: Host, verbs: str) -> str | None:
+    """The RDMA device behind uverbs0."""
+    try:
+        return host.read(f"{VERBS}/{verbs}/ibdev").strip()
+    except FileMissing:
+        return None

@@ -1,0 +1,47 @@
+"""Each GPU may reach its full clock. Clocks that somebody lowered make it slow without any error."""
+
+from __future__ import annotations
+
+from trainmaster.checks import nvidia
+from trainmaster.core.expect import Expect
+from trainmaster.core.results import Finding, fail, ok, warn
+from trainmaster.node.host import Host
+
+LEVEL = 1
+TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
+UTIL = "utilization/gpu_util"
+BUSY_PERCENT = 90.0
+SLOW_SHARE = 0.5  # of the highest clock; heavy matrix work takes an H100 down to about 0.7
+
+
+def read(host: Host) -> nvidia.Gpus:
+    return nvidia.read(host)
+
+
+def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
+    return nvidia.judge_each(gpus, expect, lambda gpu, device: _judge_one(gpu, device, expect.gpu_clock_mhz))
+
+
+def _judge_one(gpu: nvidia.Gpu, device: str, wanted: float | None) -> Finding:
+    most, now = gpu.number(" MHz", "max_clocks/sm_clock"), gpu.number(" MHz", "clocks/sm_clock")
+    allowed, usual = _set(gpu, "applications_clocks"), _set(gpu, "default_applications_clocks")
+    reach = min(most, allowed if allowed is not None else most)
+    values = {"now_mhz": now, "max_mhz": most, "allowed_mhz": allowed, "default_mhz": usual}
+    if wanted is not None and reach < wanted:
+        reason = f"it may reach {reach:g} MHz, not {wanted:g}"
+        return fail(reason, action="reset its clocks: nvidia-smi -rac -rgc", device=device, **values)
+    if allowed is not None and usual is not None and allowed < usual:
+        reason = f"somebody lowered its clock to {allowed:g} MHz; its default is {usual:g}"
+        return warn(reason, action="reset its clocks: nvidia-smi -rac", device=device, **values)
+    busy = gpu.tells(UTIL) and gpu.number(" %", UTIL) >= BUSY_PERCENT
+    if busy and now < most * SLOW_SHARE:
+        reason = f"{now:g} of {most:g} MHz while it is busy"
+        return warn(
+            reason, action="see gpu_throttle and gpu_power; reset its clocks: nvidia-smi -rgc", device=device, **values
+        )
+    return ok(f"{now:g} of {most:g} MHz", device=device, **values)
+
+
+def _set(gpu: nvidia.Gpu, name: str) -> float | None:
+    path = f"{name}/graphics_clock"
+    return gpu.number(" MHz", path) if gpu.tells(path) else None

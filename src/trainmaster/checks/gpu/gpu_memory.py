@@ -1,0 +1,47 @@
+"""Each GPU has the memory it should have, and nobody else is using it."""
+
+from __future__ import annotations
+
+from trainmaster.checks import nvidia, profiles
+from trainmaster.core.expect import Expect
+from trainmaster.core.results import Finding, error, fail, ok, warn
+from trainmaster.node.host import Host
+
+LEVEL = 1
+TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
+# A desktop or an idle CUDA context takes less; a forgotten training process takes more.
+USED_WARN_GIB = 2.0
+
+
+def read(host: Host) -> nvidia.Gpus:
+    return nvidia.read(host)
+
+
+def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
+    return nvidia.judge_each(gpus, expect, lambda gpu, device: _judge_one(gpu, device, expect.gpu_memory_gib))
+
+
+def _judge_one(gpu: nvidia.Gpu, device: str, wanted_gib: float | None) -> Finding:
+    if not gpu.memory_total_mib or gpu.memory_used_mib is None:
+        told = f"it tells no memory size: total {gpu.texts['memory_total']}, used {gpu.texts['memory_used']}"
+        return error(told, action="reset the GPU or reboot the node", device=device)
+    total, used = gpu.memory_total_mib / 1024, gpu.memory_used_mib / 1024
+    model = profiles.of_gpu(gpu.name)
+    if wanted_gib is None and model is not None:
+        wanted_gib = model.memory_gb * profiles.MEMORY_SHARE
+    if wanted_gib is not None and total < wanted_gib:
+        return fail(
+            f"{total:.1f} GiB, not {wanted_gib:.4g} GiB",
+            action="use a GPU with more memory; if ECC or MIG takes it, state less",
+            device=device,
+            total_gib=round(total, 2),
+        )
+    if used > USED_WARN_GIB:
+        return warn(
+            f"{used:.1f} of {total:.1f} GiB are in use before the start",
+            action="see `nvidia-smi` for the process that holds it and end it",
+            device=device,
+            total_gib=round(total, 2),
+            used_gib=round(used, 2),
+        )
+    return ok(f"{total:.1f} GiB, {used:.1f} in use", device=device, total_gib=round(total, 2), used_gib=round(used, 2))

@@ -1,0 +1,33 @@
+"""Each GPU is the model it should be, and all are alike. One slower GPU slows every step of all the others."""
+
+from __future__ import annotations
+
+from trainmaster.checks import nvidia, profiles
+from trainmaster.core.expect import Expect
+from trainmaster.core.results import Finding, error, fail, ok, warn
+from trainmaster.node.host import Host
+
+LEVEL = 1
+TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
+
+
+def read(host: Host) -> nvidia.Gpus:
+    return nvidia.read(host)
+
+
+def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
+    found = nvidia.judge_each(gpus, expect, lambda gpu, device: _judge_one(gpu, device, expect.gpu_model))
+    models = {gpu.name for gpu in gpus.smi.gpus if gpu.name} if gpus.smi else set()
+    if expect.gpu_model is None and len(models) > 1:
+        reason = f"the GPUs differ: {', '.join(sorted(models))}"
+        found.append(warn(reason, action="train on GPUs of one model, or state the model: --expect gpu_model=NAME"))
+    return found
+
+
+def _judge_one(gpu: nvidia.Gpu, device: str, wanted: str | None) -> Finding:
+    if gpu.name is None:
+        return error("it does not tell its model", action="reset the GPU or reboot the node", device=device)
+    values = {"model": gpu.name, "uuid": gpu.uuid, "bus": gpu.bus, "serial": gpu.said("serial")}
+    if wanted is not None and not profiles.is_model(gpu.name, wanted):
+        return fail(f"{gpu.name}, not {wanted}", action="use a node of the right type", device=device, **values)
+    return ok(gpu.name, device=device, **values)

@@ -1,0 +1,43 @@
+"""Each GPU may draw the power it was built for. A lowered limit makes it slow under load and shows nowhere else."""
+
+from __future__ import annotations
+
+from trainmaster.checks import nvidia
+from trainmaster.core.expect import Expect
+from trainmaster.core.results import Finding, error, fail, ok, warn
+from trainmaster.node.host import Host
+
+LEVEL = 1
+TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
+# Schema v11 calls the part power_readings; the draw is an average or a moment from v12 on.
+LIMIT = ("gpu_power_readings/current_power_limit", "gpu_power_readings/power_limit", "power_readings/power_limit")
+DEFAULT = ("gpu_power_readings/default_power_limit", "power_readings/default_power_limit")
+DRAW = (
+    "gpu_power_readings/instant_power_draw",
+    "gpu_power_readings/average_power_draw",
+    "gpu_power_readings/power_draw",
+    "power_readings/power_draw",
+)
+MOST_W = 5000.0  # no GPU draws as much; a sensor that says so is broken
+
+
+def read(host: Host) -> nvidia.Gpus:
+    return nvidia.read(host)
+
+
+def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
+    return nvidia.judge_each(gpus, expect, lambda gpu, device: _judge_one(gpu, device, expect.gpu_power_w))
+
+
+def _judge_one(gpu: nvidia.Gpu, device: str, wanted: float | None) -> Finding:
+    limit, usual, draw = (gpu.number(" W", *paths) for paths in (LIMIT, DEFAULT, DRAW))
+    values = {"draw_w": draw, "limit_w": limit, "default_w": usual}
+    if not 0 < limit < MOST_W or not 0 <= draw < MOST_W:
+        reason = f"its sensors say {draw:g} W of {limit:g} W, which cannot be"
+        return error(reason, action="reset the GPU or reboot the node", device=device, **values)
+    action = f"raise the limit again: nvidia-smi -pl {usual:g}"
+    if wanted is not None and limit < wanted:
+        return fail(f"its limit is {limit:g} W, not {wanted:g} W", action=action, device=device, **values)
+    if limit < usual:
+        return warn(f"its limit was lowered to {limit:g} W from {usual:g} W", action=action, device=device, **values)
+    return ok(f"{draw:g} W of {limit:g} W", device=device, **values)

@@ -1,0 +1,36 @@
+"""No other program computes on the GPUs. It would take memory and time from the job, or end in an out-of-memory."""
+
+from __future__ import annotations
+
+from trainmaster.checks import nvidia
+from trainmaster.core.expect import Expect
+from trainmaster.core.results import Finding, ok, warn
+from trainmaster.node.host import Host
+
+LEVEL = 1
+TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
+
+
+def read(host: Host) -> nvidia.Gpus:
+    return nvidia.read(host)
+
+
+def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
+    return nvidia.judge_each(gpus, expect, _judge_one)
+
+
+def _judge_one(gpu: nvidia.Gpu, device: str) -> Finding:
+    # Graphics (G) is a display. A container that may not see other processes shows none: gpu_memory then tells of them.
+    foreign = [process for process in gpu.processes if "C" in process.kind.upper() or process.kind == "unknown"]
+    if not foreign:
+        return ok("no process computes on it", device=device, processes=len(gpu.processes))
+    first = foreign[0]
+    more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
+    return warn(
+        f"{first.name[:80]} (pid {first.pid}) computes on it with {first.memory}{more}",
+        action=f"end process {first.pid}, or wait for it",
+        device=device,
+        processes=[
+            {"pid": process.pid, "name": process.name[:200], "memory": process.memory} for process in foreign[:20]
+        ],
+    )

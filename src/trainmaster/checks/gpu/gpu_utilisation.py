@@ -1,0 +1,28 @@
+"""The GPUs are idle before the work starts. One that is busy works for somebody else."""
+
+from __future__ import annotations
+
+from trainmaster.checks import nvidia
+from trainmaster.core.expect import Expect
+from trainmaster.core.results import Finding, ok, warn
+from trainmaster.node.host import Host
+
+LEVEL = 1
+TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
+WARN_PERCENT = 10.0  # reading the GPU alone shows a few percent
+
+
+def read(host: Host) -> nvidia.Gpus:
+    return nvidia.read(host)
+
+
+def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
+    return nvidia.judge_each(gpus, expect, _judge_one)
+
+
+def _judge_one(gpu: nvidia.Gpu, device: str) -> Finding:
+    busy = gpu.number(" %", "utilization/gpu_util")
+    if busy > WARN_PERCENT:
+        reason = f"{busy:g} % busy before the start"
+        return warn(reason, action="see gpu_processes; end that work or wait for it", device=device, percent=busy)
+    return ok(f"{busy:g} % busy", device=device, percent=busy)

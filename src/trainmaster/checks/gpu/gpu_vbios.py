@@ -1,0 +1,47 @@
+"""The GPUs carry the same, whole firmware. A mixed or damaged one behaves differently under load."""
+
+from __future__ import annotations
+
+from trainmaster.checks import nvidia
+from trainmaster.core.expect import Expect
+from trainmaster.core.results import Finding, fail, ok, warn
+from trainmaster.node.host import Host
+
+LEVEL = 1
+TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
+
+
+def read(host: Host) -> nvidia.Gpus:
+    return nvidia.read(host)
+
+
+def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
+    found = nvidia.judge_each(gpus, expect, lambda gpu, device: _judge_one(gpu, device, gpus, expect.vbios))
+    versions: dict[str | None, set[str]] = {}
+    for gpu in gpus.smi.gpus if gpus.smi else ():
+        versions.setdefault(gpu.name, set()).add(gpu.said("vbios_version"))
+    if expect.vbios is None and any(len(of_model) > 1 for of_model in versions.values()):
+        mixed = sorted(version for of_model in versions.values() if len(of_model) > 1 for version in of_model)
+        action = "bring every GPU to the same firmware"
+        found.append(warn(f"GPUs of one model have different VBIOS: {', '.join(mixed)}", action=action))
+    return found
+
+
+def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus, wanted: str | None) -> Finding:
+    version = gpu.word("vbios_version")
+    values = {
+        "vbios": version,
+        "inforom": gpu.said("inforom_version/img_version"),
+        "gsp": gpu.said("gsp_firmware_version"),
+    }
+    assert gpus.smi is not None
+    if gpu.bus in gpus.smi.broken_inforom:
+        action = "take the GPU out of service and have it replaced"
+        return fail("its InfoROM is corrupted: it forgets errors and limits", action=action, device=device, **values)
+    if wanted is not None and version.lower() != wanted.lower():
+        return fail(f"VBIOS {version}, not {wanted}", action=f"update it to {wanted}", device=device, **values)
+    gsp = values["gsp"]
+    if gpu.tells("gsp_firmware_version") and gpus.smi.driver is not None and gsp != gpus.smi.driver:
+        reason = f"its GSP firmware {gsp} is not the driver's {gpus.smi.driver}"
+        return warn(reason, action="reboot the node so that driver and firmware match", device=device, **values)
+    return ok(f"VBIOS {version}", device=device, **values)

@@ -1,0 +1,1 @@
+"""CPU, memory, disks, clock and kernel: one file per check."""

@@ -1,0 +1,76 @@
+"""CPUs may run at full speed. A governor that saves power slows kernel launches and collectives by half and more.
+
+The word `powersave` has two meanings: with intel_pstate or amd-pstate-epp the CPU still speeds up under load, as far as
+its energy preference lets it; with every other driver it stays at its lowest frequency.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from trainmaster.checks import system_files
+from trainmaster.core.expect import Expect
+from trainmaster.core.results import Finding, fail, ok, skip, warn
+from trainmaster.node.host import Host
+
+LEVEL = 1
+FOLDER = "/sys/devices/system/cpu/cpufreq"
+_SELF_STEERED = ("intel_pstate", "amd-pstate-epp")
+_SAVING = ("power", "balance_power")  # energy preferences that hold the CPU back under load
+_ACTION = "run `cpupower frequency-set -g performance` and make it permanent"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How one group of CPUs is steered."""
+
+    name: str  # policy0
+    driver: str
+    governor: str
+    preference: str | None  # the energy preference, where the driver has one
+
+
+def read(host: Host) -> list[Policy]:
+    names = [name for name in system_files.list_optional(host, FOLDER) or () if name.startswith("policy")]
+    return [
+        Policy(
+            name=name,
+            driver=host.read(f"{FOLDER}/{name}/scaling_driver").strip(),
+            governor=host.read(f"{FOLDER}/{name}/scaling_governor").strip(),
+            preference=(
+                system_files.read_optional(host, f"{FOLDER}/{name}/energy_performance_preference") or ""
+            ).strip()
+            or None,
+        )
+        for name in names
+    ]
+
+
+def judge(policies: list[Policy], expect: Expect) -> Finding:
+    if not policies:
+        # A virtual machine: its hypervisor steers the frequency, and nothing in here can.
+        return skip("this machine does not steer its CPUs' frequency")
+    counts = Counter(policy.governor for policy in policies)
+    told = ", ".join(f"{count} × {governor}" for governor, count in counts.most_common())
+    values: dict[str, Any] = {"governors": dict(counts), "driver": policies[0].driver}
+    if expect.governor is not None:
+        other = [policy.name for policy in policies if policy.governor != expect.governor]
+        if other:
+            reason = f"{len(other)} of {len(policies)} CPU groups are not {expect.governor}: {told}"
+            return fail(reason, action=_ACTION, first=other[0], **values)
+        return ok(told, **values)
+    slow = [policy for policy in policies if _saves(policy)]
+    if slow:
+        first = slow[0]
+        how = f"{first.governor} with {first.driver}" + (f", preference {first.preference}" if first.preference else "")
+        reason = f"{len(slow)} of {len(policies)} CPU groups are held back ({how})"
+        return warn(reason, action=_ACTION, first=first.name, **values)
+    return ok(told, **values)
+
+
+def _saves(policy: Policy) -> bool:
+    if policy.driver in _SELF_STEERED:
+        return policy.governor == "powersave" and policy.preference in _SAVING
+    return policy.governor in ("powersave", "conservative")

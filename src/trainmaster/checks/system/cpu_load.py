@@ -1,0 +1,52 @@
+"""The CPUs are free before the work starts. Foreign load starves data loaders, and one slow rank slows every rank."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from trainmaster.checks import system_files
+from trainmaster.core.errors import HostError
+from trainmaster.core.expect import Expect
+from trainmaster.core.results import Finding, fail, ok, skip, warn
+from trainmaster.node.host import Host
+
+LEVEL = 1
+WARN_PER_CPU = 1.0  # every CPU already has something to run: what we start waits for its turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    one_minute: float
+    five_minutes: float
+    cpus: int  # online in the whole machine, as the load is the whole machine's
+    gpus: bool
+
+
+def read(host: Host) -> Load:
+    text = host.read("/proc/loadavg")
+    match = re.match(r"(\d+\.\d+) (\d+\.\d+) \d+\.\d+ ", text, flags=re.ASCII)
+    if not match:
+        raise HostError(f"/proc/loadavg cannot be understood: {text.strip()[:80]!r}")
+    cpus = len(system_files.parse_numbers(host.read("/sys/devices/system/cpu/online")))
+    if not cpus:
+        raise HostError("the kernel shows no CPU online")
+    return Load(one_minute=float(match[1]), five_minutes=float(match[2]), cpus=cpus, gpus=system_files.has_gpus(host))
+
+
+def judge(load: Load, expect: Expect) -> Finding:
+    # The smaller one: neither a burst of this minute nor the echo of a job that has ended is foreign load.
+    steady = min(load.one_minute, load.five_minutes)
+    told = f"load {steady:g} on {load.cpus} CPUs"
+    values: dict[str, Any] = {"load_1m": load.one_minute, "load_5m": load.five_minutes, "cpus": load.cpus}
+    action = "end what else runs here (`top`), or give the job a node of its own"
+    if expect.load_per_cpu is not None:
+        if steady > expect.load_per_cpu * load.cpus:
+            return fail(f"{told}, more than {expect.load_per_cpu:g} per CPU", action=action, **values)
+        return ok(told, **values)
+    if not load.gpus:
+        return skip(f"{told}; no GPU waits for them and no limit is stated", **values)
+    if steady > WARN_PER_CPU * load.cpus:
+        return warn(f"{told} before the work starts", action=action, **values)
+    return ok(told, **values)

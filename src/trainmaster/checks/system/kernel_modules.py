@@ -1,0 +1,62 @@
+"""The kernel modules that the work needs are loaded. CUDA cannot start without nvidia_uvm, RDMA without ib_uverbs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainmaster.checks import system_files
+from trainmaster.core.expect import Expect
+from trainmaster.core.results import Finding, error, fail, ok, skip, warn
+from trainmaster.node.host import Host
+
+LEVEL = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Modules:
+    loaded: frozenset[str] | None  # None: this machine does not show its modules
+    loadable: bool  # False: a kernel in one piece; what it does not show may be built in
+    gpus: bool
+    rdma: bool
+
+
+def read(host: Host) -> Modules:
+    shown = system_files.list_optional(host, "/sys/module")
+    listed = system_files.read_optional(host, "/proc/modules")
+    loaded = frozenset([*(shown or ()), *(line.split()[0] for line in (listed or "").splitlines() if line.strip())])
+    return Modules(
+        loaded=loaded if shown is not None or listed is not None else None,
+        loadable=listed is not None,
+        gpus=system_files.has_gpus(host),
+        rdma=bool(system_files.list_optional(host, "/sys/class/infiniband")),
+    )
+
+
+def judge(modules: Modules, expect: Expect) -> list[Finding]:
+    stated = [name.replace("-", "_") for name in expect.kernel_modules or ()]
+    needed = dict.fromkeys(stated)
+    if modules.gpus:
+        needed |= dict.fromkeys(("nvidia", "nvidia_uvm"))
+    if modules.rdma:
+        needed |= dict.fromkeys(("ib_core", "ib_uverbs"))
+    if not needed:
+        return [skip("no GPU, no RDMA device and no module expected")]
+    if modules.loaded is None:
+        reason = f"this machine does not show its kernel modules; {', '.join(needed)} cannot be looked for"
+        return [error(reason, action="make /sys/module readable") if stated else skip(reason)]
+    missing = [name for name in needed if name not in modules.loaded]
+    findings = [_judge_missing(name, modules, stated=name in stated) for name in missing]
+    return findings or [ok(f"{', '.join(needed)} loaded", modules=list(needed))]
+
+
+def _judge_missing(name: str, modules: Modules, *, stated: bool) -> Finding:
+    action = f"load it (`modprobe {name}`) and name it in /etc/modules-load.d"
+    reason = f"the kernel module {name} is not loaded"
+    if not modules.loadable and modules.loaded is not None:
+        # Its devices work or their own checks fail; this one cannot tell.
+        told = f"this kernel has no loadable modules and does not show {name}"
+        if not stated:
+            return skip(told, device=name)
+        return error(told, action="see that the kernel was built with it", device=name)
+    # The driver's helper loads nvidia_uvm when CUDA first starts; after a boot it may not have been needed yet.
+    return (fail if stated or name != "nvidia_uvm" else warn)(reason, action=action, device=name)

@@ -1,0 +1,1 @@
+"""Operations over many nodes: gather, compare, evidence, collectives, isolate, remedy, history."""

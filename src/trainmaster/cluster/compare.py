@@ -1,0 +1,324 @@
+"""What only a comparison shows: a node that differs from the rest, is slower than its peers, or computes other bits.
+
+Pure: it looks at the values in the nodes' findings, asks nobody, and gives one result per comparison. Which values are
+compared, and why so far, is data (cluster/compared_values.py). A finding's device names the node. A majority is
+more than half of the nodes that told the value; without one the difference is told and nobody is blamed.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainmaster.cluster.compared_values import SOFTWARE, Peer, Same, peer, same
+from trainmaster.core.health import NodeHealth
+from trainmaster.core.results import CheckResult, Finding, Verdict, fail, ok, skip, warn
+
+NAMES = ("drift", "peers", "digests")
+LEAST_PEERS = 5  # nodes: with four, two odd ones are half of all and the median lies between right and wrong
+# Scaled MADs from the median. 64 nodes × 8 GPUs × 10 measures are 5,000 samples, of which normal noise puts 0.003
+# beyond 5; the tails of real measurements are longer, hence the least difference that each measure asks for as well.
+OUTLIER_Z = 5.0
+NOISE_FLOOR = 0.005  # of the median: machines that agree to the last digit must not make a rounding error an outlier
+SHOWN = 8  # names written out in a reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """One value that one node told of itself or of one of its devices."""
+
+    node: str
+    check: str
+    device: str | None
+    name: str
+    value: Any
+    kind: str  # the GPU model it speaks of, or those of the node
+
+    @property
+    def where(self) -> str:
+        return f"{self.node} {self.device}" if self.device else self.node
+
+
+def compare(nodes: Sequence[NodeHealth]) -> tuple[CheckResult, ...]:
+    """Every comparison between these nodes, one result each."""
+    nodes = sorted(nodes, key=lambda node: node.node)  # who answered first must not change a byte of the verdict
+    facts = _facts(nodes)
+    found = {"drift": drift(nodes, facts), "peers": peers(facts), "digests": digests(facts)}
+    return tuple(CheckResult(check=name, findings=tuple(found[name]), took_s=0.0) for name in NAMES)
+
+
+def _facts(nodes: Iterable[NodeHealth]) -> list[Fact]:
+    found = []
+    for node in nodes:
+        models = {
+            finding.device: str(finding.values["model"])
+            for result in node.results
+            for finding in result.findings
+            if result.check in ("gpu_count", "gpu_model") and finding.device and finding.values.get("model")
+        }
+        whole = " + ".join(sorted(set(models.values()))) or "no GPU"
+        found += [
+            Fact(
+                node=node.node,
+                check=result.check,
+                device=finding.device,
+                name=name,
+                value=value,
+                kind=models.get(finding.device or "", whole),
+            )
+            for result in node.results
+            for finding in result.findings
+            for name, value in _flat(finding.values)
+        ]
+    return found
+
+
+def _flat(values: Mapping[str, Any], head: str = "") -> Iterable[tuple[str, Any]]:
+    """Every value with its name; one inside a mapping is called `outer.inner`."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{head}{name}.")
+        else:
+            yield f"{head}{name}", value
+
+
+# --- drift: nodes that should be alike and are not -----------------------------------------------------------------
+
+
+def drift(nodes: Sequence[NodeHealth], facts: Sequence[Fact]) -> list[Finding]:
+    """Each node that differs from the majority, by name; agreement is one finding."""
+    if len(nodes) < 2:
+        return [skip(f"{len(nodes)} node answered: there is nothing to compare it with")]
+    found, agreed = _skipped_alone(nodes), {}
+    for (name, check, kind), told in _by(facts, lambda fact: (fact.name, fact.check, _alike(fact))).items():
+        rule = same(check, name)
+        values = _per_node(told, rule) if rule else {}
+        if rule is None or len(values) < 2:
+            continue
+        groups = _groups(values, rule.tolerance)
+        if len(groups) == 1:
+            agreed[rule.words] = _show(groups[0][0], rule)
+            continue
+        total, (common, having) = len(values), groups[0]
+        # Among nodes of one kind the kind is told with it: 3 of 16 nodes may be all that have this GPU.
+        of = f"nodes with {kind}" if rule.alike else "nodes"
+        if len(having) * 2 <= total:
+            sides = "; ".join(f"{_show(value, rule)} on {_list(names)}" for value, names in groups)
+            action = f"decide which {rule.words} is right and bring all nodes to it"
+            found.append(warn(f"{rule.words} differs and none has a majority: {sides}", action=action, total=total))
+            continue
+        for value, names in groups[1:]:
+            for node in names:
+                reason = f"{rule.words} {_show(value, rule)}{_odd_devices(told, node, common, rule)}; "
+                reason += f"{len(having)} of {total} {of} have {_show(common, rule)}"
+                say = fail if rule.verdict is Verdict.FAIL else warn
+                finding = say(
+                    reason,
+                    action=rule.action,
+                    device=node,
+                    what=name,
+                    value=_plain(value),
+                    majority=_plain(common),
+                    having=len(having),
+                    total=total,
+                )
+                found.append(finding)
+    if found:
+        return _distinct(found)
+    if not agreed:
+        return [skip("no two nodes told a value that could be compared")]
+    return [ok(f"{len(nodes)} nodes agree in {', '.join(sorted(agreed))}", nodes=len(nodes), agreed=agreed)]
+
+
+def _alike(fact: Fact) -> str:
+    rule = same(fact.check, fact.name)
+    return fact.kind if rule is not None and rule.alike else ""
+
+
+def _skipped_alone(nodes: Sequence[NodeHealth]) -> list[Finding]:
+    """A check that applies on most nodes and not on this one: its device is gone, and nothing else would say so."""
+    found = []
+    for check in sorted({result.check for node in nodes for result in node.results}):
+        told = {node.node: r for node in nodes for r in node.results if r.check == check}
+        skipped = [name for name, result in told.items() if result.verdict is Verdict.SKIP]
+        measured = [name for name, result in told.items() if result.verdict in (Verdict.PASS, Verdict.WARN)]
+        if not skipped or len(measured) * 2 <= len(told):
+            continue
+        for name in skipped:
+            reason = f"{check} does not apply here ({told[name].findings[0].reason}), "
+            reason += f"while {len(measured)} of {len(told)} nodes have it"
+            action = "find out what this node lacks; if it should be different, check it apart from the others"
+            found.append(warn(reason, action=action, device=name, what=check, having=len(measured), total=len(told)))
+    return found
+
+
+def _per_node(told: Sequence[Fact], rule: Same) -> dict[str, Hashable]:
+    """One comparable value per node: the value all its devices share, or the set of those they have."""
+    found: dict[str, Hashable] = {}
+    for node, facts in _by(told, lambda fact: fact.node).items():
+        values = {_hashable(fact.value) for fact in facts if fact.value is not None or rule.none}
+        if values:
+            found[str(node)] = next(iter(values)) if len(values) == 1 else frozenset(values)
+    return found
+
+
+def _groups(values: Mapping[str, Hashable], tolerance: float) -> list[tuple[Hashable, list[str]]]:
+    """Nodes by value, the largest group first. Numbers no further apart than the tolerance are one value."""
+    groups: dict[Hashable, list[str]] = defaultdict(list)
+    last: float | None = None
+    key: Hashable = None
+    for node, value in sorted(values.items(), key=lambda item: (not _number(item[1]), _order(item[1]), item[0])):
+        near = tolerance and _number(value) and last is not None and abs(value - last) <= tolerance * abs(last)  # type: ignore[operator]
+        if not near:
+            key = value
+        last = float(value) if _number(value) else None  # type: ignore[arg-type]
+        groups[key].append(node)
+    return sorted(groups.items(), key=lambda group: (-len(group[1]), _order(group[0])))
+
+
+def _odd_devices(told: Sequence[Fact], node: str, common: Hashable, rule: Same) -> str:
+    """` on gpu3`, where only some of the node's devices are different."""
+    of_node = [fact for fact in told if fact.node == node and fact.device]
+    odd = [fact for fact in of_node if _hashable(fact.value) != common]
+    if not odd or len(odd) == len(of_node):
+        return ""
+    return f" ({', '.join(f'{fact.device}: {_show(_hashable(fact.value), rule)}' for fact in odd[:SHOWN])})"
+
+
+# --- peers: nodes that should perform alike and do not -------------------------------------------------------------
+
+
+def peers(facts: Sequence[Fact]) -> list[Finding]:
+    """Each device far from the median of its equals, by node; median and MAD, which a few odd ones cannot move."""
+    found, compared = [], []
+    for (name, check, kind), told in _by(facts, lambda fact: (fact.name, fact.check, fact.kind)).items():
+        rule = peer(check, name)
+        numbers = [fact for fact in told if _number(fact.value)] if rule else []
+        if rule is None or len({fact.node for fact in numbers}) < LEAST_PEERS:
+            continue
+        compared.append(rule.words)
+        median = statistics.median(float(fact.value) for fact in numbers)
+        spread = 1.4826 * statistics.median(abs(float(fact.value) - median) for fact in numbers)
+        scale = max(spread, NOISE_FLOOR * abs(median))
+        for fact in numbers:
+            far = float(fact.value) - median
+            if scale and abs(far) / scale > OUTLIER_Z and abs(far) >= rule.least(median) and rule.matters(far):
+                found.append(
+                    _outlier(fact, rule, median=median, z=far / scale, count=len(numbers), among=f"{kind}, {check}")
+                )
+    if found:
+        return sorted(found, key=lambda finding: (finding.verdict is not Verdict.FAIL, -abs(finding.values["z"])))
+    if not compared:
+        return [skip(f"fewer than {LEAST_PEERS} nodes told a number to compare")]
+    return [ok(f"no outlier in {', '.join(sorted(set(compared)))}", compared=sorted(set(compared)))]
+
+
+def _outlier(fact: Fact, rule: Peer, *, median: float, z: float, count: int, among: str) -> Finding:
+    far = float(fact.value) - median
+    share = f" ({abs(far) / abs(median):.0%} {'above' if far > 0 else 'below'})" if median and rule.share else ""
+    at = f"{fact.device}: " if fact.device else ""
+    reason = f"{at}{fact.value:g} {rule.unit} {rule.words}, the median of {count} ({among}) is {median:g}{share}"
+    say = fail if rule.fails(far, median) else warn
+    return say(
+        reason,
+        action=rule.action,
+        device=fact.node,
+        what=fact.name,
+        on=fact.device,
+        value=fact.value,
+        median=round(median, 4),
+        z=round(z, 1),
+        peers=count,
+    )
+
+
+# --- digests: equal chips under equal software compute equal bits --------------------------------------------------
+
+
+def digests(facts: Sequence[Fact]) -> list[Finding]:
+    """Each GPU whose results differ in a bit from those of its equals."""
+    software = {
+        node: tuple(sorted({f"{fact.name} {fact.value}" for fact in told if fact.name in SOFTWARE}))
+        for node, told in _by(facts, lambda fact: fact.node).items()
+    }
+    told = [(fact, fact.name, str(fact.value)) for fact in facts if "digest" in fact.name and fact.value]
+    found, compared = [], 0
+    alike = _by(told, lambda item: (item[0].check, item[1], item[0].kind, software[item[0].node]))
+    for (_check, what, kind, _software), items in alike.items():
+        if len(items) < 2:
+            continue
+        compared += len(items)
+        by_digest = sorted(_by(items, lambda item: item[2]).values(), key=len, reverse=True)
+        majority = by_digest[0]
+        if len(majority) == len(items):
+            continue
+        action = "take the node out and run the corruption test on this GPU alone; if it repeats, replace the GPU"
+        if len(majority) * 2 <= len(items):
+            sides = "; ".join(_list([item[0].where for item in side]) for side in by_digest)
+            reason = f"{what}: equal GPUs ({kind}) give different bits and none has a majority: {sides}"
+            found.append(fail(reason, action="run the corruption test on each of these GPUs alone", what=what))
+            continue
+        for fact, _, digest in (item for side in by_digest[1:] for item in side):
+            reason = f"{fact.device or 'it'} gives other bits in {what} than {len(majority)} of {len(items)} equal GPUs"
+            found.append(fail(reason, action=action, device=fact.node, what=what, on=fact.device, digest=digest))
+    if found:
+        return found
+    if not compared:
+        return [skip("no two equal GPUs told a digest: level 2 computes them")]
+    return [ok(f"{compared} digests of equal GPUs are the same", compared=compared)]
+
+
+# --- small things --------------------------------------------------------------------------------------------------
+
+
+def _by(items: Iterable[Any], key: Any) -> dict[Any, list[Any]]:
+    found: dict[Any, list[Any]] = defaultdict(list)
+    for item in items:
+        found[key(item)].append(item)
+    return found
+
+
+def _distinct(findings: list[Finding]) -> list[Finding]:
+    """Two checks that tell the same value tell the same drift; the worst comes first."""
+    seen: dict[tuple[str | None, str], Finding] = {}
+    for finding in findings:
+        seen.setdefault((finding.device, finding.reason), finding)
+    return sorted(seen.values(), key=lambda finding: finding.verdict is not Verdict.FAIL)
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _hashable(value: object) -> Hashable:
+    if isinstance(value, Mapping):
+        return tuple(sorted((str(key), _hashable(item)) for key, item in value.items()))
+    if isinstance(value, (list, tuple)):
+        return tuple(_hashable(item) for item in value)
+    return value if isinstance(value, Hashable) else str(value)
+
+
+def _order(value: object) -> tuple[float, str]:
+    return (float(value), "") if _number(value) else (0.0, repr(_plain(value)))  # type: ignore[arg-type]
+
+
+def _plain(value: object) -> object:
+    """A value for JSON: sets become sorted lists."""
+    return sorted(value, key=repr) if isinstance(value, frozenset) else value
+
+
+def _show(value: object, rule: Same) -> str:
+    if isinstance(value, (frozenset, tuple)):
+        return " and ".join(_show(item, rule) for item in (sorted(value, key=repr)))
+    if value is None:
+        return rule.none or "none"
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{text} {rule.unit}".rstrip()
+
+
+def _list(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

@@ -1,0 +1,102 @@
+"""What changed between two runs: worse, better, new, gone. A run is judged by itself; this only compares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from trainmaster.cluster.compared_values import same
+from trainmaster.core.health import ClusterHealth
+from trainmaster.core.results import Finding, Verdict, error
+
+Kind = Literal["worse", "new", "gone", "better", "changed"]
+KINDS: tuple[Kind, ...] = ("worse", "new", "gone", "better", "changed")  # in the order a reader wants them
+# Between two runs, to be measured no more is nearly as bad as to fail.
+_WEIGHT = {Verdict.PASS: 0, Verdict.SKIP: 1, Verdict.WARN: 2, Verdict.ERROR: 3, Verdict.FAIL: 4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One (node, check, device) that is not as it was. None on a side: nobody spoke of it there."""
+
+    kind: Kind
+    node: str
+    check: str
+    device: str | None
+    before: Verdict | None
+    after: Verdict | None
+    reason: str  # of the later run, or of the earlier one for what is gone
+    action: str | None = None
+
+
+Key = tuple[str, str, str | None]
+
+
+def compare(before: ClusterHealth, after: ClusterHealth) -> list[Change]:
+    """Every change, the worst first. What passes or skips on both sides and is otherwise equal is none."""
+    old, new = _findings(before), _findings(after)
+    found = [change for key in {**old, **new} if (change := _change(key, old.get(key), new.get(key)))]
+    return sorted(found, key=lambda c: (KINDS.index(c.kind), -_weight(c.after), c.node, c.check, c.device or ""))
+
+
+def _change(key: Key, old: Finding | None, new: Finding | None) -> Change | None:
+    kind: Kind
+    moved = ""
+    if old is None or new is None:
+        kind = "new" if old is None else "gone"
+    elif _weight(old.verdict) != _weight(new.verdict):
+        kind = "worse" if _weight(new.verdict) > _weight(old.verdict) else "better"
+    else:
+        moved = _moved(key[1], old, new)
+        if not moved:
+            return None
+        kind = "changed"
+    said = new or old
+    assert said is not None
+    node, check, device = key
+    return Change(
+        kind=kind,
+        node=node,
+        check=check,
+        device=device,
+        before=old.verdict if old else None,
+        after=new.verdict if new else None,
+        reason=moved if kind == "changed" else said.reason,
+        action=said.action if new else None,
+    )
+
+
+def _moved(check: str, old: Finding, new: Finding) -> str:
+    """What nodes are compared by, a driver for example, and is another now."""
+    return "; ".join(
+        f"{rule.words} {old.values[name]} → {new.values.get(name)}"
+        for name in old.values
+        if (rule := same(check, name)) and old.values[name] != new.values.get(name)
+    )
+
+
+def _findings(health: ClusterHealth) -> Mapping[Key, Finding]:
+    """The worst finding of each (node, check, device); silence is one, and so is each comparison of a node."""
+    found: dict[Key, Finding] = {}
+
+    def keep(key: Key, finding: Finding) -> None:
+        if key not in found or _weight(finding.verdict) > _weight(found[key].verdict):
+            found[key] = finding
+
+    for node in health.nodes:
+        for result in node.results:
+            for finding in result.findings:
+                keep((node.node, result.check, finding.device), finding)
+    for silent in health.silent:
+        keep((silent.node, "answer", None), error(silent.reason, action=silent.action))
+    for result in health.cluster:
+        for finding in result.findings:
+            # Agreement speaks of no node, and comes and goes with the differences: only those are told.
+            if finding.device or finding.verdict not in (Verdict.PASS, Verdict.SKIP):
+                keep((finding.device or "", result.check, str(finding.values.get("what") or "") or None), finding)
+    return found
+
+
+def _weight(verdict: Verdict | None) -> int:
+    return -1 if verdict is None else _WEIGHT[verdict]

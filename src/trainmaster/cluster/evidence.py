@@ -1,0 +1,126 @@
+"""The evidence bundle of a run: what was found, and everything it was found from, so that it can be judged again.
+
+    health.json         the whole ClusterHealth, with its times
+    verdict.json        the judged part alone: the same document with every time taken out (`judged`)
+    nodes/NAME/         the capture of that node (node/recorded.py)
+
+Judging a bundle again under the same version and the same expectations gives verdict.json byte for byte: what a check
+says rests on the captured answers and on nothing else, so only the times of the two runs differ.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainmaster import __version__, checks
+from trainmaster.checks.document import clean
+from trainmaster.cluster import compare
+from trainmaster.core.errors import SpecError, UsageError
+from trainmaster.core.expect import Expect
+from trainmaster.core.health import ClusterHealth, NodeHealth, Silent
+from trainmaster.core.results import CheckResult, Verdict, error
+from trainmaster.core.schema import build
+from trainmaster.node.recorded import RecordedHost
+
+HEALTH = "health.json"
+VERDICT = "verdict.json"
+
+
+def capture_folder(bundle: Path, node: str) -> Path:
+    """Where a node's capture lies. A machine names itself as it likes; a folder may not be named so."""
+    return bundle / "nodes" / (re.sub(r"[^A-Za-z0-9._:-]", "_", node).lstrip(".") or "node")
+
+
+def refuse_used(bundle: Path) -> None:
+    """One folder holds one run: two would mix their captures."""
+    if (bundle / HEALTH).exists() or (bundle / "nodes").exists():
+        raise UsageError(f"{bundle} already holds a run; name another folder")
+
+
+def save(bundle: Path, health: ClusterHealth) -> None:
+    """Write the run down beside its captures."""
+    bundle.mkdir(parents=True, exist_ok=True)
+    # health.json last: a reader that sees it may trust what lies beside it.
+    for name, text in ((VERDICT, judged(health)), (HEALTH, health.to_json() + "\n")):
+        part = bundle / f"{name}.part"
+        part.write_text(text, encoding="utf-8")
+        part.replace(bundle / name)
+
+
+def load(bundle: Path) -> ClusterHealth:
+    """What the run found, as it was found then."""
+    try:
+        text = (bundle / HEALTH).read_text(encoding="utf-8")
+    except OSError:
+        raise UsageError(
+            f"{bundle} holds no run: there is no {HEALTH} in it; `trainmaster check --out` makes one"
+        ) from (None)
+    try:
+        return ClusterHealth.from_json(text)
+    except (SpecError, ValueError, RecursionError) as wrong:
+        raise UsageError(f"{bundle / HEALTH} is damaged: {str(wrong)[:300]}") from None
+
+
+def judged(health: ClusterHealth) -> str:
+    """The verdict and all that it rests on, as text that holds no time: the bytes of verdict.json."""
+    return _timeless(health).to_json() + "\n"
+
+
+def rejudge(bundle: Path, overrides: Mapping[str, Any] | None = None) -> ClusterHealth:
+    """Judge the captures again under today's rules; what is in `overrides` is expected instead of what was then."""
+    before = load(bundle)
+    nodes: list[NodeHealth] = []
+    silent = list(before.silent)
+    for node in before.nodes:
+        again = _rejudge_node(capture_folder(bundle, node.node), node, overrides or {})
+        if isinstance(again, NodeHealth):
+            nodes.append(again)
+        else:
+            silent.append(again)
+    # What was measured between nodes (collectives) is in no node's capture: it stays as it was found.
+    measured = tuple(result for result in before.cluster if result.check not in compare.NAMES)
+    compared = compare.compare(nodes) if len(before.asked) > 1 else ()
+    return dataclasses.replace(before, nodes=tuple(nodes), silent=tuple(silent), cluster=compared + measured)
+
+
+def _rejudge_node(capture: Path, node: NodeHealth, overrides: Mapping[str, Any]) -> NodeHealth | Silent:
+    try:
+        host = RecordedHost(capture)
+    except UsageError as wrong:
+        action = "find the bundle as the run wrote it, or check the node again"
+        return Silent(node=node.node, verdict=Verdict.ERROR, reason=str(wrong), action=action)
+    expect = build(Expect, {**node.expect, **overrides})
+    there = [name for name in node.planned if name in checks.names()]
+    results = checks.run(host, expect, level=max(checks.LEVELS), only=there) if there else []
+    found = {result.check: result for result in clean(results)}
+    return dataclasses.replace(
+        node,
+        results=tuple(found.get(name) or _no_such_check(name, node.version) for name in node.planned),
+        expect={**node.expect, **overrides},
+        version=__version__,
+    )
+
+
+def _no_such_check(name: str, version: str) -> CheckResult:
+    finding = error("this version has no check of that name", action=f"judge it with version {version}, which had it")
+    return CheckResult(check=name, findings=(finding,), took_s=0.0)
+
+
+def _timeless(health: ClusterHealth) -> ClusterHealth:
+    def results(found: tuple[CheckResult, ...]) -> tuple[CheckResult, ...]:
+        return tuple(dataclasses.replace(result, took_s=0.0) for result in found)
+
+    return dataclasses.replace(
+        health,
+        nodes=tuple(
+            dataclasses.replace(node, results=results(node.results), started_at="", took_s=0.0) for node in health.nodes
+        ),
+        silent=tuple(dataclasses.replace(node, took_s=0.0) for node in health.silent),
+        cluster=results(health.cluster),
+        started_at="",
+        took_s=0.0,
+    )

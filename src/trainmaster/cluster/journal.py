@@ -1,0 +1,84 @@
+"""Append-only files of JSON lines in the home folder: the history of verdicts, and what was done about them."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainmaster.core import schema
+from trainmaster.core.errors import SpecError, UsageError
+
+if TYPE_CHECKING:
+    from trainmaster.cluster.history import Entry
+    from trainmaster.core.health import ClusterHealth
+
+HISTORY = "history.jsonl"
+REMEDIES = "remedies.jsonl"
+
+
+def append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Add rows, whole and on disk before this returns; two writers wait for each other."""
+    text = "".join(json.dumps(row, sort_keys=True) + "\n" for row in rows)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with path.open("ab+") as out:
+            fcntl.flock(out, fcntl.LOCK_EX)
+            if out.seek(0, os.SEEK_END) > 0:
+                out.seek(-1, os.SEEK_END)
+                if out.read(1) != b"\n":
+                    text = "\n" + text  # whoever wrote half a line is dead; ours must not be joined to it
+            out.write(text.encode())
+            out.flush()
+            os.fsync(out.fileno())
+    except OSError as wrong:
+        raise UsageError(
+            f"{path} cannot be written: {wrong.strerror or wrong}; give another folder with --home"
+        ) from None
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Every whole row. Half a line, left by a writer that died, is passed over."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    except OSError as wrong:
+        raise UsageError(f"{path} cannot be read: {wrong.strerror or wrong}") from None
+    found = []
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict):
+            found.append(row)
+    return found
+
+
+def record(home: Path, health: ClusterHealth) -> int:
+    """Add a run to the history; 0 if it is there already."""
+    from trainmaster.cluster.history import entries
+
+    new = entries(health)
+    known = {entry.run for entry in history(home)}
+    if not new or new[0].run in known:
+        return 0
+    append(home / HISTORY, [schema.to_plain(entry) for entry in new])
+    return len(new)
+
+
+def history(home: Path) -> list[Entry]:
+    """Every entry that can be understood."""
+    from trainmaster.cluster.history import Entry
+
+    found = []
+    for row in read(home / HISTORY):
+        try:
+            found.append(schema.build(Entry, row))
+        except SpecError:
+            continue
+    return found

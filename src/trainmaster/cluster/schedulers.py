@@ -1,0 +1,112 @@
+"""The words of Slurm and Kubernetes for taking a node out of service and back. Pure: commands as argument lists.
+
+What their answers mean stops here: `parse` turns them into `Place`. Who runs the commands is the caller.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Protocol
+
+from trainmaster.cluster.remedy import PREFIX
+from trainmaster.core.errors import TargetError, UsageError
+
+KEY = "trainmaster/health"  # taint and label
+WHY = "trainmaster/reason"  # annotation: a label's value may not hold a sentence
+
+Command = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Whether the scheduler gives work to a node, and what is said if it does not."""
+
+    out: bool
+    reason: str
+
+    @property
+    def ours(self) -> bool:
+        return self.out and self.reason.startswith(PREFIX)
+
+
+class Scheduler(Protocol):
+    def drain(self, node: str, reason: str) -> list[Command]: ...
+
+    def resume(self, node: str) -> list[Command]: ...
+
+    def ask(self, node: str) -> Command: ...
+
+    def parse(self, node: str, answer: str) -> Place: ...
+
+
+class Slurm:
+    """scontrol. A drained node finishes its jobs and gets no new one."""
+
+    def drain(self, node: str, reason: str) -> list[Command]:
+        return [("scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}")]
+
+    def resume(self, node: str) -> list[Command]:
+        return [("scontrol", "update", f"nodename={node}", "state=resume")]
+
+    def ask(self, node: str) -> Command:
+        return ("scontrol", "show", "node", node, "--oneliner")
+
+    def parse(self, node: str, answer: str) -> Place:
+        if len(re.findall(r"^NodeName=", answer, flags=re.MULTILINE)) != 1 or f"NodeName={node} " not in answer:
+            raise TargetError(f"scontrol does not speak of the node {node} alone: {answer.strip()[:200]!r}")
+        state = re.search(r"\bState=(\S+)", answer)
+        if state is None:
+            raise TargetError(f"scontrol does not tell the state of {node}")
+        # IDLE+DRAIN, MIXED+DRAIN, DOWN*+DRAIN; FAIL and DOWN are the scheduler's own and are not ours to change.
+        out = "DRAIN" in re.split(r"[+*~#!%$@^-]", state[1])
+        # The reason ends with who set it and when: `trainmaster: … [root@2026-03-01T12:00:00]`.
+        reason = re.search(r"\bReason=(.*?)(?: \[[^\[\]]*@[^\[\]]*\])?\s*(?: Comment=.*)?$", answer.strip())
+        return Place(out=out, reason=reason[1] if reason and out else "")
+
+
+class Kubernetes:
+    """kubectl. Cordoned, tainted and labelled; pods that run stay until they end."""
+
+    def drain(self, node: str, reason: str) -> list[Command]:
+        return [
+            # The reason first: a node that is out without one looks like somebody else's.
+            ("kubectl", "annotate", "node", node, f"{WHY}={reason}", "--overwrite"),
+            ("kubectl", "cordon", node),
+            ("kubectl", "taint", "node", node, f"{KEY}=fail:NoSchedule", "--overwrite"),
+            ("kubectl", "label", "node", node, f"{KEY}=fail", "--overwrite"),
+        ]
+
+    def resume(self, node: str) -> list[Command]:
+        return [
+            ("kubectl", "taint", "node", node, f"{KEY}:NoSchedule-"),
+            ("kubectl", "label", "node", node, f"{KEY}-"),
+            ("kubectl", "uncordon", node),
+            ("kubectl", "annotate", "node", node, f"{WHY}-"),
+        ]
+
+    def ask(self, node: str) -> Command:
+        return ("kubectl", "get", "node", node, "--output=json")
+
+    def parse(self, node: str, answer: str) -> Place:
+        try:
+            found = json.loads(answer)
+            metadata, spec = found["metadata"], found["spec"]
+            if metadata["name"] != node:
+                raise TargetError(f"kubectl speaks of {metadata['name']!r:.80}, not of {node}")
+            reason = (metadata.get("annotations") or {}).get(WHY, "")
+            return Place(out=spec.get("unschedulable") is True, reason=str(reason))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise TargetError(f"kubectl does not describe the node {node}: {answer.strip()[:200]!r}") from None
+
+
+_ALL: dict[str, type[Slurm] | type[Kubernetes]] = {"slurm": Slurm, "kubernetes": Kubernetes}
+NAMES = tuple(_ALL)
+
+
+def load(name: str) -> Scheduler:
+    """The scheduler of that name."""
+    if name not in _ALL:
+        raise UsageError(f"{name}: there are {', '.join(_ALL)}")
+    return _ALL[name]()

@@ -1,0 +1,89 @@
+"""What every step has in hand, and the two doors through which it acts: `call` on the world, `apply` on the rows."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+from trainmaster.control import failpoints
+from trainmaster.control.deadlines import Deadlines
+from trainmaster.core.errors import Unreachable
+from trainmaster.core.states import Reason
+from trainmaster.storage import Store
+from trainmaster.store import Connection, Database, leases
+from trainmaster.store.rows import JobRow
+from trainmaster.targets import Placement, Submission, Target
+
+T = TypeVar("T")
+_LONGEST_REST_S = 900.0
+
+# Longest wait for one call of a target, in seconds; then we could not ask, and ask again later.
+TIMEOUTS_S = {"submit": 300.0, "poll": 30.0, "read": 60.0, "list": 60.0, "cancel": 30.0, "release": 120.0}
+# Those that change something out there; to ask twice is nothing, so a drill need not strike around asking.
+_EFFECTS = frozenset({"submit", "cancel", "release"})
+
+
+class LeaseLost(Exception):
+    """Another reconciler holds this job by now; nothing was written."""
+
+
+def rest_after(reason: Reason, attempt: int) -> float:
+    """Seconds between an attempt that ended so and the next one: longer each time, and never the same for two jobs."""
+    longest = min(reason.rule.rest_s * 2.0 ** min(attempt - 1, 20), _LONGEST_REST_S)
+    return longest * random.uniform(0.5, 1)  # noqa: S311 (not a secret)
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plane:
+    """The rows, the folder, the targets, the storage, the clock, and how long to wait for each."""
+
+    db: Database
+    home: Path
+    load: Callable[[str], Target]
+    token: str  # whose leases we write under
+    storage: Store
+    timeouts_s: Mapping[str, float] = field(default_factory=lambda: TIMEOUTS_S)
+    rest_s: Callable[[Reason, int], float] = rest_after
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    now: Callable[[], datetime] = _utc_now
+
+    async def call(self, name: str, answer: Awaitable[T]) -> T:
+        """Ask or tell a target, for so long as it may take."""
+        limit = self.timeouts_s[name]
+        if name in _EFFECTS:
+            failpoints.before(f"call {name}")
+        try:
+            async with asyncio.timeout(limit):
+                found = await answer
+        except TimeoutError as wrong:
+            raise Unreachable(f"the target did not answer `{name}` within {limit:g} s") from wrong
+        if name in _EFFECTS:
+            failpoints.after(f"call {name}")
+        return found
+
+    async def apply(self, job_id: str, change: Callable[[Connection], T], *, what: str) -> T:
+        """Write for a job, in one transaction that holds only if the job is still ours. `what` names it for drills."""
+
+        def commit() -> T:
+            failpoints.before(f"commit {what}")
+            with self.db.write() as conn:
+                if not leases.holds(conn, job_id, self.token):
+                    raise LeaseLost(job_id)
+                changed = change(conn)
+            failpoints.after(f"commit {what}")
+            return changed
+
+        return await asyncio.to_thread(commit)
+
+    def plan(self, job: JobRow, number: int) -> Submission:
+        folder = self.home / "jobs" / job.id
+        return self.load(job.target).plan(Placement(attempt=f"{job.id}.{number}", spec=job.spec, job_folder=folder))

@@ -1,0 +1,1 @@
+"""Notifications: the outbox, the dispatcher, webhooks and other channels."""

@@ -1,0 +1,38 @@
+"""What people are told of a job, in the words of its row. Put in with the change that makes it true."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from trainmaster.control.notify import outbox
+from trainmaster.core.states import Reason, Status
+from trainmaster.store import Connection
+from trainmaster.store.rows import JobRow
+
+
+def tell(
+    conn: Connection,
+    job: JobRow,
+    topic: str,
+    *,
+    at: datetime,
+    about: str = "",
+    status: Status | None = None,
+    reason: Reason | None = None,
+    message: str = "",
+) -> None:
+    """One piece of news on a job. `about` tells apart what may happen to a job more than once."""
+    status = status if status is not None else job.status
+    payload = {
+        "job": job.id,
+        "name": job.name,
+        "project": job.project,
+        "status": status.value,
+        "reason": reason and reason.value,
+        "message": message,
+        "action": reason.rule.action if reason is not None else None,
+        "url": f"/jobs/{job.id}",
+        "at": at.isoformat(timespec="milliseconds"),
+    }
+    key = f"{topic} {job.id} {about}".rstrip()
+    outbox.put(conn, key=key, topic=topic, project=job.project, job_id=job.id, payload=payload, at=at)

@@ -1,0 +1,150 @@
+"""How a stage, an attempt and a job come to their end: the moves of a job, each with its news, and what happens late.
+
+Every change here goes through `Plane.apply`, and through the two doors of store.writes (advance, finish).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+from trainmaster.control.context import Plane
+from trainmaster.control.notify.job_news import tell
+from trainmaster.core.errors import StorageError
+from trainmaster.core.states import Reason, Report, Stage, Status
+from trainmaster.store import Connection, reads, stops, writes
+from trainmaster.store.rows import AttemptRow, JobRow
+from trainmaster.targets import Poll
+
+
+async def last_attempt(plane: Plane, job: JobRow) -> AttemptRow:
+    return (await asyncio.to_thread(reads.list_attempts, plane.db, job.id))[-1]
+
+
+def judge(poll: Poll) -> tuple[Reason | None, str]:
+    """Why an attempt is over, from the best evidence there is."""
+    if poll.report is Report.SUCCEEDED:
+        return None, ""
+    if poll.exit is not None:
+        return poll.exit.reason or Reason.SCRIPT_FAILED, poll.exit.message or poll.note
+    if poll.report is Report.LOST:
+        return Reason.NODE_LOST, poll.note or "the attempt is gone and left no exit record"
+    return Reason.TARGET_ERROR, poll.note or "the target says that it failed, and there is no exit record"
+
+
+async def give_up(plane: Plane, job: JobRow, attempt: AttemptRow, reason: Reason, message: str) -> bool:
+    """End an attempt that never came to run: there is nothing to collect."""
+    return await over(plane, job, attempt, poll=None, reason=reason, message=message, to=Stage.RELEASING)
+
+
+async def over(
+    plane: Plane,
+    job: JobRow,
+    attempt: AttemptRow,
+    *,
+    poll: Poll | None,
+    reason: Reason | None,
+    message: str,
+    to: Stage = Stage.COLLECTING,
+) -> bool:
+    """Note how an attempt ended. Without a poll the target did not say so: we end it."""
+    report, exit_record = (poll.report, poll.exit) if poll is not None else (attempt.report, None)
+
+    def change(conn: Connection) -> bool:
+        if not move(conn, plane, job, to, reason=reason, message=message):
+            return False
+        writes.end_attempt(
+            conn, attempt.id, report=report, reason=reason, message=message, exit_record=exit_record, at=plane.now()
+        )
+        return True
+
+    return await plane.apply(job.id, change, what="over")
+
+
+async def finish(plane: Plane, job: JobRow, attempt: AttemptRow, message: str) -> bool:
+    """An attempt is over and holds nothing: the job ends with it, or is queued again."""
+    reason = attempt.reason
+    if attempt.report is Report.SUCCEEDED:
+        return await end(plane, job, Status.COMPLETED, None, message)
+    if job.cancel_requested or reason is Reason.USER_CANCELLED:
+        return await end(plane, job, Status.CANCELLED, Reason.USER_CANCELLED, message)
+    assert reason is not None, "an attempt that did not succeed has a reason"
+    if not reason.rule.retry or job.attempts >= job.spec.limits.attempts:
+        return await end(plane, job, Status.FAILED, reason, message)
+    again = f"attempt {attempt.number} ended: {message}"
+    until = plane.now() + timedelta(seconds=plane.rest_s(reason, attempt.number))
+
+    def change(conn: Connection) -> bool:
+        at = plane.now()
+        if not writes.advance(
+            conn, job.id, seen=Stage.RELEASING, to=Stage.QUEUED, at=at, reason=reason, message=again, rest_until=until
+        ):
+            return False
+        tell(conn, job, "job.retried", about=str(attempt.number), reason=reason, message=again, at=at)
+        return True
+
+    return await plane.apply(job.id, change, what="queued again")
+
+
+async def end(plane: Plane, job: JobRow, status: Status, reason: Reason | None, message: str) -> bool:
+    seen = job.stage
+    assert seen is not None
+
+    def change(conn: Connection) -> bool:
+        at = plane.now()
+        if not writes.finish(conn, job.id, seen=seen, status=status, reason=reason, message=message, at=at):
+            return False
+        tell(conn, job, f"job.{status.value}", status=status, reason=reason, message=message, at=at)
+        return True
+
+    return await plane.apply(job.id, change, what=status.value)
+
+
+def move(
+    conn: Connection, plane: Plane, job: JobRow, to: Stage, *, reason: Reason | None = None, message: str = ""
+) -> bool:
+    assert job.stage is not None
+    at = plane.now()
+    if not writes.advance(conn, job.id, seen=job.stage, to=to, at=at, reason=reason, message=message):
+        return False
+    if to is Stage.RUNNING:
+        tell(conn, job, "job.started", status=Status.RUNNING, at=at)  # once: the next attempt is told as a retry
+    return True
+
+
+async def give_up_late(plane: Plane, job: JobRow, wrong: Exception) -> bool:
+    """After a step that failed: end what has had its time. True if the job moved; releasing is only ever told."""
+    if job.stage in (None, Stage.QUEUED):
+        return False
+    attempt = await last_attempt(plane, job)
+    if job.stage is Stage.RELEASING and attempt.released_at is None:
+        await _alarm(plane, job, attempt, wrong)
+        return False
+    if not plane.deadlines.is_late(job, plane.now()):
+        return False
+    if job.stage in (Stage.PLACING, Stage.STAGING):
+        reason = Reason.STORAGE_ERROR if isinstance(wrong, StorageError) else Reason.TARGET_ERROR
+        return await give_up(plane, job, attempt, reason, f"{job.stage} did not come to an end: {wrong}")
+    note = f"{attempt.message}; not all that it left could be kept: {wrong}".removeprefix("; ")
+    if job.stage is Stage.RELEASING:
+        return await finish(plane, job, attempt, note)
+
+    def change(conn: Connection) -> bool:
+        stops.note_attempt(conn, attempt.id, note)
+        return move(conn, plane, job, Stage.RELEASING, reason=attempt.reason, message=note)
+
+    return await plane.apply(job.id, change, what="leave collecting")
+
+
+async def _alarm(plane: Plane, job: JobRow, attempt: AttemptRow, wrong: Exception) -> None:
+    """Releasing fails. It is tried for ever, but somebody should look: something may be running, and costing."""
+    now = plane.now()
+    times = plane.deadlines.leaks(job, now)
+    if times:
+        text = f"attempt {attempt.number} could not be released and may still hold what it was given: {wrong}"
+        about = f"{attempt.number} {times}"
+        await plane.apply(
+            job.id,
+            lambda conn: tell(conn, job, "instance.leaked", about=about, reason=attempt.reason, message=text, at=now),
+            what="leaked",
+        )

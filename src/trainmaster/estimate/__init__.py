@@ -1,0 +1,80 @@
+"""How much memory, how fast, how long: arithmetic over a config and what is known of a GPU. No torch, no GPU.
+
+shapes        every weight of a model, counted
+setting       what one rank holds and computes
+memory        the fullest moment of a step, tensor by tensor
+speed         seconds of a step, kind of work by kind of work
+calibration   what was measured, for what cannot be derived
+choose        the fastest setting that fits, and which GPUs would do
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainmaster.core.gpus import GpuModel
+from trainmaster.core.train_config import TrainConfig
+from trainmaster.estimate import memory as memories
+from trainmaster.estimate import speed as speeds
+from trainmaster.estimate.calibration import MemoryFacts, load
+from trainmaster.estimate.memory import Memory
+from trainmaster.estimate.setting import Setting, faults_on, setting_of
+from trainmaster.estimate.speed import Speed
+
+__all__ = ["Cluster", "Estimate", "Memory", "Setting", "Speed", "estimate", "faults_on", "gpu_bytes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """The GPUs of a run. A model of None: only its memory can be told."""
+
+    gpu: GpuModel | None
+    gpus: int
+    gpus_per_node: int
+    bus_gbps: float | None = None  # between all of them, as an all-reduce measures it; None: nobody has published it
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.gpus // self.gpus_per_node)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """One config on one cluster."""
+
+    setting: Setting
+    memory: Memory
+    gpu_bytes: int | None  # what CUDA hands out on such a GPU
+    speed: Speed | None
+    speed_unknown: str | None  # why there is none
+
+    @property
+    def fits(self) -> bool | None:
+        """None where nobody knows how much memory there is."""
+        return self.memory.needed <= self.gpu_bytes if self.gpu_bytes is not None else None
+
+
+def estimate(config: TrainConfig, cluster: Cluster) -> Estimate:
+    """What this run needs and how fast it is there. `faults_on` tells first whether it can be laid out so."""
+    facts, gpu = load(), cluster.gpu
+    size = gpu_bytes(gpu, facts.memory) if gpu is not None else None
+    setting = setting_of(config, ranks=cluster.gpus, ranks_per_node=cluster.gpus_per_node, gpu_bytes=size)
+    unknown = speeds.missing(gpu, setting) if gpu is not None else "no GPU model was named"
+    speed = None
+    if gpu is not None and unknown is None:
+        speed = speeds.measure(config.model, setting, gpu, facts.speed, bus_gbps=cluster.bus_gbps)
+    return Estimate(
+        setting=setting,
+        memory=memories.measure(config.model, setting, facts.memory),
+        gpu_bytes=size,
+        speed=speed,
+        speed_unknown=unknown,
+    )
+
+
+def gpu_bytes(gpu: GpuModel, facts: MemoryFacts | None = None) -> int:
+    """What CUDA can hand out. Vendors count in units of 2³⁰; GDDR boards keep a sixteenth for error correction."""
+    facts = facts or load().memory
+    inline = gpu.hbm_gbps is not None and gpu.hbm_gbps < facts.inline_ecc_below_gbps
+    share = facts.visible_share_inline_ecc if inline else facts.visible_share
+    return round(gpu.memory_gb * 2**30 * share)

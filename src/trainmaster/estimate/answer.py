@@ -1,0 +1,266 @@
+"""What `trainmaster plan` answers: one mapping, printed as JSON or as tables. Its fields are described in
+docs/how/plan.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainmaster.core.gpus import GpuModel
+    from trainmaster.core.train_config import TrainConfig
+    from trainmaster.estimate import Cluster, Estimate
+
+_CURVE_POINTS = 120
+
+
+def answer(
+    config: TrainConfig,
+    cluster: Cluster,
+    *,
+    words: Sequence[str],
+    tokens: int | None,
+    usd_per_gpu_hour: float | None,
+    instance: str | None,
+    disk_gbps: float | None,
+) -> dict[str, Any]:
+    """The whole plan of a config on a cluster. `words` name the config on a command line."""
+    from trainmaster.estimate import estimate, shapes
+
+    found = estimate(config, cluster)
+    counts = shapes.count(config.model)
+    step_tokens = config.batch_sequences * config.sequence_tokens
+    steps = -(-tokens // step_tokens) if tokens is not None else config.steps
+    checkpoint = _checkpoint(config, cluster, found, disk_gbps=disk_gbps)
+    return {
+        "model": config.model.name,
+        "parameters": counts.all,
+        "active_parameters": counts.active,
+        "flops_per_token": shapes.flops_per_token(config.model, sequence_tokens=config.sequence_tokens),
+        "step_tokens": step_tokens,
+        "sequence_tokens": config.sequence_tokens,
+        "batch_sequences": config.batch_sequences,
+        "gpu": cluster.gpu.name if cluster.gpu is not None else None,
+        "gpus": cluster.gpus,
+        "nodes": cluster.nodes,
+        "instance": instance,
+        "setting": _setting(found),
+        "memory": _memory(found),
+        "fits": found.fits,
+        "speed": _speed(found),
+        "speed_unknown": found.speed_unknown,
+        "run": _run(config, found, steps=steps, step_tokens=step_tokens, usd_per_gpu_hour=usd_per_gpu_hour),
+        "checkpoint": checkpoint,
+        "suggestion": _suggestion(config, cluster, words),
+        "would_fit": _would_fit(config, cluster) if found.fits is False else [],
+        "table": _table(config),
+        "peak_learning_rate": config.optimizer.lr,
+        "learning_rates": _learning_rates(config, steps),
+        "notes": _notes(config, cluster, found, checkpoint),
+    }
+
+
+def _setting(found: Estimate) -> dict[str, Any]:
+    setting = found.setting
+    return {
+        "shard_ranks": setting.shard_ranks,
+        "micro_sequences": setting.micro_sequences,
+        "passes": setting.passes,
+        "recompute": setting.recompute,
+        "compiled": setting.compiled,
+        "float8": setting.float8,
+        "compute_bytes": setting.compute_bytes,
+        "master_bytes": setting.master_bytes,
+        "cpu_offload": setting.cpu_offload,
+    }
+
+
+def _memory(found: Estimate) -> dict[str, Any]:
+    memory = found.memory
+    return {
+        "moment": memory.moment,
+        "parts_bytes": dict(memory.parts),
+        "peak_bytes": memory.peak,
+        "reserve_bytes": memory.reserve,
+        "needed_bytes": memory.needed,
+        "gpu_bytes": found.gpu_bytes,
+        "host_pinned_bytes": memory.host_pinned,
+    }
+
+
+def _speed(found: Estimate) -> dict[str, Any] | None:
+    if found.speed is None:
+        return None
+    return {
+        "tokens_per_s": found.speed.tokens_per_s,
+        "tokens_per_s_per_gpu": found.speed.tokens_per_s / found.setting.ranks,
+        "mfu": found.speed.mfu,
+        "step_s": found.speed.step_s,
+        "parts_s": dict(found.speed.parts),
+    }
+
+
+def _run(
+    config: TrainConfig, found: Estimate, *, steps: int, step_tokens: int, usd_per_gpu_hour: float | None
+) -> dict[str, Any]:
+    """The whole run: its steps, and its evaluations at a third of a step's cost a token (no backward pass)."""
+    row: dict[str, Any] = {"steps": steps, "tokens": steps * step_tokens, "usd_per_gpu_hour": usd_per_gpu_hour}
+    if found.speed is None:
+        return row | {"seconds": None, "days": None, "gpu_hours": None, "usd": None}
+    evaluated = -(-steps // config.epoch_steps) * config.eval_sequences * config.sequence_tokens
+    seconds = steps * found.speed.step_s + evaluated / (3 * found.speed.tokens_per_s)
+    hours = seconds / 3600 * found.setting.ranks
+    usd = hours * usd_per_gpu_hour if usd_per_gpu_hour is not None else None
+    return row | {"seconds": seconds, "days": seconds / 86400, "gpu_hours": hours, "usd": usd}
+
+
+def _checkpoint(config: TrainConfig, cluster: Cluster, found: Estimate, *, disk_gbps: float | None) -> dict[str, Any]:
+    from trainmaster.estimate import calibration
+
+    size, per_node = found.memory.checkpoint, disk_gbps or calibration.load().save_gbps
+    link = cluster.gpu.d2h_gbps if cluster.gpu is not None else None
+    write_s = size / (1e9 * per_node * cluster.nodes)
+    step_s = found.speed.step_s if found.speed is not None else None
+    return {
+        "bytes": size,
+        "kept_bytes": size * (config.checkpoint.keep + 1),  # one more while it is written
+        "stage_s": size / cluster.gpus / (1e9 * link) if link is not None else None,
+        "write_s": write_s,
+        "write_gbps_per_node": per_node,
+        "every_steps": config.checkpoint.every_steps,
+        "least_every_steps": -(-write_s // step_s) if step_s is not None else None,
+    }
+
+
+def _suggestion(config: TrainConfig, cluster: Cluster, words: Sequence[str]) -> dict[str, Any] | None:
+    from trainmaster.estimate import choose
+
+    found = choose.fastest(config, cluster) if cluster.gpu is not None else None
+    if found is None:
+        return None
+    fast, memory = found.estimate.speed, found.estimate.memory
+    named = [word for word in words if not word.startswith(tuple(f"{item.split('=')[0]}=" for item in found.overrides))]
+    return {
+        "overrides": list(found.overrides),
+        "command": " ".join(["trainmaster train", *named, *found.overrides]),
+        "tokens_per_s": fast.tokens_per_s if fast is not None else None,
+        "mfu": fast.mfu if fast is not None else None,
+        "needed_bytes": memory.needed,
+        "micro_sequences": found.estimate.setting.micro_sequences,
+        "recompute": found.estimate.setting.recompute,
+    }
+
+
+def _would_fit(config: TrainConfig, cluster: Cluster) -> list[str]:
+    """Ways out for a config that does not fit, nearest first; the suggestion, where there is one, comes before all."""
+    from trainmaster.core import gpus
+    from trainmaster.estimate import choose
+
+    ways = []
+    if cluster.gpu is not None:
+        more = [item for item in _sizes(config, cluster.gpu) if item.gpus > cluster.gpus]
+        found = choose.fewest(config, more)
+        if found is not None:
+            ways.append(f"{found[0].gpus} × {cluster.gpu.name}{_with(found[1].overrides)}")
+    larger = sorted(gpus.gpus().values(), key=lambda gpu: gpu.memory_gb)
+    for gpu in larger:
+        if cluster.gpu is None or gpu.memory_gb <= cluster.gpu.memory_gb or gpu.bf16_tflops is None:
+            continue
+        other = choose.fastest(config, replace(cluster, gpu=gpu, bus_gbps=None))
+        if other is not None:
+            ways.append(f"{cluster.gpus} × {gpu.name}{_with(other.overrides)}")
+            break
+    for word, changed in (
+        (
+            "master=bf16 (half the memory of weights and optimizer; small updates are lost)",
+            replace(config, master="bf16"),
+        ),
+        ("parallel.cpu_offload=true (slow)", replace(config, parallel=replace(config.parallel, cpu_offload=True))),
+    ):
+        way = choose.fastest(changed, cluster) if changed != config else None
+        if way is not None:
+            ways.append(f"{word}{_with(way.overrides)}")
+    return ways
+
+
+def _table(config: TrainConfig) -> list[dict[str, Any]]:
+    """Every known GPU in every number: the fastest setting that fits there."""
+    from trainmaster.core import gpus
+    from trainmaster.estimate import choose, gpu_bytes
+
+    rows = []
+    for gpu in gpus.gpus().values():
+        if gpu.bf16_tflops is None and config.precision != "fp32":
+            continue  # T4, V100: no bfloat16
+        cells = []
+        for cluster in _sizes(config, gpu):
+            found = choose.fastest(config, cluster)
+            speed = found.estimate.speed if found is not None else None
+            cells.append(
+                {
+                    "gpus": cluster.gpus,
+                    "fits": found is not None,
+                    "overrides": list(found.overrides) if found is not None else None,
+                    "needed_bytes": found.estimate.memory.needed if found is not None else None,
+                    "tokens_per_s": speed.tokens_per_s if speed is not None else None,
+                    "bus_known": cluster.gpus == 1 or cluster.bus_gbps is not None,
+                }
+            )
+        rows.append({"gpu": gpu.name, "gpu_bytes": gpu_bytes(gpu), "counts": cells})
+    return rows
+
+
+def _sizes(config: TrainConfig, gpu: GpuModel) -> list[Cluster]:
+    """Clusters of this GPU that the batch divides over."""
+    from trainmaster.estimate import Cluster, choose
+    from trainmaster.estimate import bus as _bus
+
+    sizes = []
+    for count in choose.COUNTS:
+        if config.batch_sequences % count == 0:
+            bus = _bus.find(gpu, nodes=-(-count // 8)) if count > 1 else None
+            gbps = bus.gbps if bus is not None else None
+            sizes.append(Cluster(gpu=gpu, gpus=count, gpus_per_node=min(8, count), bus_gbps=gbps))
+    return sizes
+
+
+def _learning_rates(config: TrainConfig, steps: int) -> list[list[float]]:
+    from trainmaster.core.schedule import learning_rate
+
+    top = min(config.optimizer.warmup_steps, steps - 1)
+    shown = sorted({top, *(round(i * (steps - 1) / _CURVE_POINTS) for i in range(_CURVE_POINTS + 1))})
+    return [[step + 1, learning_rate(config.optimizer, step=step, steps=steps)] for step in shown]
+
+
+def _notes(config: TrainConfig, cluster: Cluster, found: Estimate, checkpoint: dict[str, Any]) -> list[str]:
+    """What a reader must know before trusting the figures."""
+    from trainmaster.estimate import bus as _bus
+    from trainmaster.estimate import calibration
+
+    notes, facts = [], calibration.load()
+    if cluster.gpu is not None and cluster.gpu.name != facts.measured_on:
+        notes.append(f"calibrated on {facts.measured_on}; {cluster.gpu.name} by its datasheet alone")
+    if cluster.gpus > 1 and cluster.gpu is not None:
+        bus = _bus.find(cluster.gpu, nodes=cluster.nodes)
+        if cluster.bus_gbps is None or bus is None:
+            notes.append("nobody has published the bandwidth between these GPUs: speed is an upper bound")
+        else:
+            notes.append(f"between GPUs: {bus.source}; several GPUs were never measured here")
+    if config.model.experts is not None:
+        notes.append("mixtures of experts were never measured here; experts are taken as evenly used")
+    if config.optimizer.schedule == "plateau":
+        notes.append("plateau: the learning rate follows the evaluations; shown as if all of them improved")
+    least = checkpoint["least_every_steps"]
+    if least is not None and config.checkpoint.every_steps < least:
+        notes.append(
+            f"a save takes {checkpoint['write_s']:.0f} s to write, longer than {config.checkpoint.every_steps} steps; "
+            f"use checkpoint.every_steps={least:.0f} or more, or a faster disk (--disk)"
+        )
+    if found.setting.cpu_offload:
+        notes.append("cpu_offload: the host's part of a step was never measured here")
+    return notes
+
+
+def _with(overrides: Sequence[str]) -> str:
+    return f" with {' '.join(overrides)}" if overrides else ""

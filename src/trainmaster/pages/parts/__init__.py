@@ -1,0 +1,1 @@
+"""Parts of pages that are no page themselves."""

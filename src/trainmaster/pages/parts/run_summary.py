@@ -1,0 +1,384 @@
+"""What the events of a job say: one pass over them, in order, into figures, checks, checkpoints and curves.
+
+Everything in an event was written by a node and may be wrong or hostile. A number that is not one becomes None, a
+verdict nobody knows becomes `error`, a check that was planned and never spoke is shown as not measured.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainmaster.core.events import Phase
+from trainmaster.core.results import CheckResult, Finding, Overall, Verdict, judge_overall
+from trainmaster.pages.parts.downsample import Curve, Point, number, text, whole
+from trainmaster.store.rows import EventRow
+from trainmaster.store.walk import Told
+
+_LOSS_POINTS = 600  # of the large chart; a screen shows no more
+_SIDE_POINTS = 300  # of each other one
+_CHECKPOINTS_KEPT = 500  # the newest
+_RATE_WINDOW = 50  # steps whose median is "the rate now": one slow step (a save, a first compile) does not move it
+_GARBAGE_SHOWN = 20
+_WARNINGS_KEPT = 5
+_TEXT_SHOWN = 400  # characters of a garbage line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One finding of one check, as a row of the pre-flight table."""
+
+    check: str
+    device: str | None
+    verdict: Verdict
+    reason: str
+    action: str | None
+    values: Mapping[str, Any]
+    took_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preflight:
+    """The checks before the workload, of the last attempt that began them. `overall` is judged here, not believed."""
+
+    attempt: int
+    overall: Overall | None  # None while they run
+    checks: tuple[Check, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """One thing that happened to a checkpoint: saved, loaded, rejected, failed."""
+
+    attempt: int
+    event: str
+    step: int | None
+    path: str | None
+    seconds: float | None
+    size_bytes: float | None
+    why: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Garbage:
+    """A line of the event stream that was not an event, kept as it came."""
+
+    attempt: int
+    offset: int
+    fault: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curves:
+    """Points over steps, downsampled with their extremes kept. A step back in x is a new attempt."""
+
+    loss: tuple[Point, ...] = ()
+    eval_loss: tuple[Point, ...] = ()
+    tokens_per_s: tuple[Point, ...] = ()
+    lr: tuple[Point, ...] = ()
+    grad_norm: tuple[Point, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """The figures of a job so far. None is "not said"."""
+
+    events: int
+    step: int | None
+    steps: int | None
+    progress: float | None  # share of the planned steps
+    loss_first: float | None
+    loss_last: float | None
+    loss_ratio: float | None  # last over first
+    eval_loss: float | None
+    perplexity: float | None
+    sick_steps: int  # steps whose loss was not a number
+    tokens_per_s: float | None
+    left_s: float | None  # to the last planned step, at this rate
+    mfu: float | None  # against the datasheet
+    mfu_measured: float | None  # against what these GPUs reached in a burst at the start
+    data_share: float | None  # of the time of a step
+    compute_share: float | None
+    comm_share: float | None
+    skipped_steps: int  # sick ones, whose update was not made
+    rollbacks: int
+    warnings: tuple[str, ...]  # the newest: roll-backs, stragglers, hangs
+    memory_gib: float | None
+    ranks: int | None
+    device: str | None
+    device_name: str | None
+    precision: str | None
+    parameters: int | None
+    sequence_tokens: int | None
+    batch_sequences: int | None
+    data_source: str | None
+    resumed_from: int | None
+    host: str | None
+    agent_version: str | None
+    torch: str | None
+    preflight: Preflight | None
+    checkpoints: tuple[Checkpoint, ...]  # the newest, oldest first
+    checkpoint_events: Mapping[str, int]  # how many of each, all of them
+    garbage_lines: int
+    garbage: tuple[Garbage, ...]
+    curves: Curves
+
+
+def progress(step: int | None, steps: int | None) -> float | None:
+    """Share of the planned steps, at most 1; None where either is unknown."""
+    return None if step is None or not steps else min(1.0, step / steps)
+
+
+_PER_STEP = ("loss", "tokens_per_s", "lr", "grad_norm")
+_LIMITS = tuple((name, _LOSS_POINTS if name == "loss" else _SIDE_POINTS) for name in (*_PER_STEP, "eval_loss"))
+_URGENCY = {Verdict.FAIL: 0, Verdict.ERROR: 1, Verdict.WARN: 2}
+
+
+@dataclass(slots=True)
+class Fold:
+    """Takes events one by one, in (attempt, offset) order; `run` says what they came to.
+
+    It can go on later from `cursor`, so that a page that refreshes reads only what is new.
+    """
+
+    cursor: tuple[int, int] | None = None
+    _events: int = 0
+    _attempt: int = 0
+    _step: int | None = None
+    _last: Mapping[str, Any] = field(default_factory=dict)  # data of the newest STEP
+    _start: Mapping[str, Any] = field(default_factory=dict)  # of the newest TRAINING start
+    _start_of: int = 0  # and its attempt
+    _end: Mapping[str, Any] = field(default_factory=dict)  # of the newest TRAINING end
+    _eval: Mapping[str, Any] = field(default_factory=dict)
+    _project: Mapping[str, Any] = field(default_factory=dict)
+    _rates: deque[float] = field(default_factory=lambda: deque(maxlen=_RATE_WINDOW))
+    _losses: list[float] = field(default_factory=list)  # the first and the last
+    _sick_steps: int = 0
+    _watch_events: Counter[str] = field(default_factory=Counter)
+    _warnings: deque[str] = field(default_factory=lambda: deque(maxlen=_WARNINGS_KEPT))
+    _curves: dict[str, Curve] = field(default_factory=lambda: {name: Curve(limit=limit) for name, limit in _LIMITS})
+    _planned: list[str] = field(default_factory=list)
+    _checks: dict[str, tuple[CheckResult, float | None]] = field(default_factory=dict)
+    _checks_of: int = 0  # the attempt whose checks are held; 0: none began
+    _checks_over: bool = False
+    _checkpoints: deque[Checkpoint] = field(default_factory=lambda: deque(maxlen=_CHECKPOINTS_KEPT))
+    _checkpoint_events: Counter[str] = field(default_factory=Counter)
+    _garbage_lines: int = 0
+    _garbage: list[Garbage] = field(default_factory=list)
+
+    def add(self, row: EventRow | Told) -> None:
+        """One row of an event stream."""
+        self.cursor = row.cursor
+        self._attempt = attempt = self.cursor[0]
+        if row.phase is None:
+            self._add_garbage(row)
+            return
+        self._events += 1
+        match row.phase, row.event:
+            case Phase.STEP, "metrics":
+                self._add_step(row.data)
+            case Phase.EVAL_MODEL, "metrics":
+                self._add_eval(row.data)
+            case Phase.TRAINING, "start":
+                self._start, self._start_of, self._end = row.data, attempt, {}
+                self._rates.clear()
+            case Phase.TRAINING, "end":
+                self._end = row.data
+            case Phase.WATCH, _:
+                self._add_watch(row)
+            case Phase.CHECKPOINT, _:
+                self._add_checkpoint(row)
+            case Phase.PREFLIGHT, _:
+                self._add_preflight(row)
+            case Phase.PROJECT, "start":
+                self._project = row.data
+
+    def run(self, *, steps: int | None = None, over: bool = False) -> Run:
+        """The figures so far. `steps` is what the spec planned; `over`: no more events will come."""
+        first, last = self._losses or (number(self._end, "loss_first"), number(self._end, "loss_last"))
+        rate = number(self._end, "tokens_per_s") or (statistics.median(self._rates) if self._rates else None)
+        step = whole(self._end, "step") if self._end else self._step
+        steps = whole(self._start, "steps") or steps
+        per_step = (number(self._start, "batch_sequences") or 0) * (number(self._start, "sequence_tokens") or 0)
+        left = steps - step if not over and not self._end and step is not None and steps is not None else 0
+        return Run(
+            events=self._events,
+            step=step,
+            steps=steps,
+            progress=progress(step, steps),
+            loss_first=first,
+            loss_last=last,
+            loss_ratio=last / first if last is not None and first else None,
+            eval_loss=number(self._eval, "loss"),
+            perplexity=number(self._eval, "perplexity"),
+            sick_steps=self._sick_steps,
+            tokens_per_s=rate,
+            left_s=left * per_step / rate if left > 0 and rate and per_step else None,
+            mfu=number(self._last, "mfu"),
+            mfu_measured=number(self._last, "mfu_measured"),
+            data_share=number(self._last, "data_share"),
+            compute_share=number(self._last, "compute_share"),
+            comm_share=number(self._last, "comm_share"),
+            skipped_steps=self._watch_events["skipped"],
+            rollbacks=self._watch_events["rollback"],
+            warnings=tuple(self._warnings),
+            memory_gib=number(self._last, "memory_gib"),
+            ranks=whole(self._start, "ranks"),
+            device=text(self._start, "device"),
+            device_name=text(self._start, "device_name"),
+            precision=text(self._start, "precision"),
+            parameters=whole(self._start, "parameters"),
+            sequence_tokens=whole(self._start, "sequence_tokens"),
+            batch_sequences=whole(self._start, "batch_sequences"),
+            data_source=text(self._start, "data_source"),
+            resumed_from=whole(self._start, "resumed_from"),
+            host=text(self._project, "host"),
+            agent_version=text(self._project, "version"),
+            torch=text(self._start, "torch"),
+            preflight=self._preflight(over=over),
+            checkpoints=tuple(self._checkpoints),
+            checkpoint_events=dict(self._checkpoint_events),
+            garbage_lines=self._garbage_lines,
+            garbage=tuple(self._garbage),
+            curves=Curves(**{name: curve.points() for name, curve in self._curves.items()}),
+        )
+
+    def _add_step(self, data: Mapping[str, Any]) -> None:
+        step = whole(data, "step")
+        if step is None:
+            return
+        self._step, self._last = step, data
+        # A loss that is there and is no number is a gap in the curve; one that was never written is no point at all.
+        values = {name: number(data, name) for name in _PER_STEP if data.get(name) is not None}
+        for name, value in values.items():
+            self._curves[name].add(step, value)
+        rate, loss = values.get("tokens_per_s"), values.get("loss")
+        if rate is not None:
+            self._rates.append(rate)
+        if loss is not None:
+            self._losses = [self._losses[0] if self._losses else loss, loss]
+        self._sick_steps += "loss" in values and loss is None
+
+    def _add_eval(self, data: Mapping[str, Any]) -> None:
+        self._eval, step = data, whole(data, "step")
+        if step is not None:
+            self._curves["eval_loss"].add(step, number(data, "loss"))
+
+    def _add_watch(self, row: EventRow | Told) -> None:
+        self._watch_events[str(row.event)] += 1
+        step, why = whole(row.data, "step"), text(row.data, "why")
+        if row.event == "rollback":
+            self._warnings.append(f"went back from step {step} to {whole(row.data, 'to_step')}: {why}")
+        elif row.event == "straggler":
+            rank, score = whole(row.data, "rank"), number(row.data, "score")
+            name = f"node {whole(row.data, 'node')}" if rank is None else f"rank {rank}"
+            share = "" if score is None else f" by {score:.0%} of a step"
+            self._warnings.append(f"{name} is slow{share} ({text(row.data, 'what')}), since step {step}")
+        elif row.event == "hang" and why is not None and why not in self._warnings:  # told early, and again at the end
+            self._warnings.append(why)
+
+    def _add_checkpoint(self, row: EventRow | Told) -> None:
+        self._checkpoint_events[str(row.event)] += 1
+        self._checkpoints.append(
+            Checkpoint(
+                attempt=self._attempt,
+                event=str(row.event),
+                step=whole(row.data, "step"),
+                path=text(row.data, "path"),
+                seconds=number(row.data, "seconds"),
+                size_bytes=number(row.data, "bytes"),
+                why=text(row.data, "why"),
+            )
+        )
+
+    def _add_preflight(self, row: EventRow | Told) -> None:
+        if self._attempt != self._checks_of:
+            self._checks_of, self._planned, self._checks, self._checks_over = self._attempt, [], {}, False
+        if row.event == "start":
+            planned = row.data.get("planned")
+            self._planned += [str(name) for name in planned] if isinstance(planned, list) else []
+        elif row.event == "end":
+            self._checks_over = True
+        elif row.event == "check":
+            name = text(row.data, "check") or "(unnamed)"
+            took_s = number(row.data, "took_s")
+            result = CheckResult(check=name, findings=_findings(row.data.get("findings")), took_s=took_s or 0.0)
+            self._checks[name] = (result, took_s)
+
+    def _preflight(self, *, over: bool) -> Preflight | None:
+        if not self._checks_of:
+            return None
+        over = over or self._checks_over or self._checks_of < self._attempt or self._start_of == self._checks_of
+        silent = [name for name in self._planned if name not in self._checks] if over else []
+        rows = [
+            Check(
+                check=name,
+                device=finding.device,
+                verdict=finding.verdict,
+                reason=finding.reason,
+                action=finding.action,
+                values=finding.values,
+                took_s=took_s,
+            )
+            for name, (result, took_s) in self._checks.items()
+            for finding in result.findings
+        ]
+        rows += [_silent(name) for name in silent]
+        # What is wrong stands first; the rest in the order it was planned.
+        order = {name: place for place, name in enumerate(self._planned)}
+        rows.sort(key=lambda row: (_URGENCY.get(row.verdict, 3), order.get(row.check, len(order))))
+        results = [result for result, _ in self._checks.values()]
+        overall = judge_overall(results, planned=self._planned) if over else None
+        return Preflight(attempt=self._checks_of, overall=overall, checks=tuple(rows))
+
+    def _add_garbage(self, row: EventRow | Told) -> None:
+        self._garbage_lines += 1
+        if len(self._garbage) < _GARBAGE_SHOWN:
+            self._garbage.append(
+                Garbage(
+                    attempt=self._attempt,
+                    offset=row.offset,
+                    fault=row.fault or "",
+                    text=(row.text or "")[:_TEXT_SHOWN],
+                )
+            )
+
+
+def _findings(raw: object) -> tuple[Finding, ...]:
+    """The findings of a check event; one that cannot be read counts as not measured."""
+    if not isinstance(raw, list) or not raw:
+        return (_error("the check reported no findings"),)
+    return tuple(_finding(item) if isinstance(item, dict) else _error("a finding that cannot be read") for item in raw)
+
+
+def _finding(item: Mapping[str, Any]) -> Finding:
+    word = item.get("verdict")
+    known = word in tuple(Verdict)
+    values = item.get("values")
+    return Finding(
+        verdict=Verdict(str(word)) if known else Verdict.ERROR,
+        reason=(text(item, "reason") or "") if known else f"unknown verdict {word!r}: {text(item, 'reason') or ''}",
+        action=text(item, "action"),
+        device=text(item, "device"),
+        values=values if isinstance(values, dict) else {},
+    )
+
+
+def _error(reason: str) -> Finding:
+    return Finding(verdict=Verdict.ERROR, reason=reason, action="see the agent's log")
+
+
+def _silent(name: str) -> Check:
+    return Check(
+        check=name,
+        device=None,
+        verdict=Verdict.ERROR,
+        reason="planned, but it never reported",
+        action="see the agent's log",
+        values={},
+        took_s=None,
+    )

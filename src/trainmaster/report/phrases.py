@@ -1,0 +1,208 @@
+"""A job page in words: its tone, title, one sentence, the figures in order, and the spec as text.
+
+HTML and Markdown say the same because both take it from here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainmaster.core.cost import dollars
+from trainmaster.core.results import Overall, Verdict
+from trainmaster.core.states import Stage, Status
+from trainmaster.pages.job import Attempt, JobPage
+from trainmaster.pages.parts.run_summary import Preflight
+from trainmaster.report.formats import count, duration, percent, short
+
+TONES = {
+    Status.COMPLETED: "good",
+    Status.FAILED: "bad",
+    Status.CANCELLED: "idle",
+    Status.CANCELLING: "warn",
+    Status.RUNNING: "live",
+    Status.PENDING: "idle",
+}
+VERDICT_TONES = {
+    Verdict.PASS: "good",
+    Verdict.WARN: "warn",
+    Verdict.FAIL: "bad",
+    Verdict.ERROR: "bad",
+    Verdict.SKIP: "idle",
+}
+OVERALL_TONES = {Overall.PASS: "good", Overall.WARN: "warn", Overall.FAIL: "bad", Overall.INCOMPLETE: "bad"}
+_STAGES = {
+    Stage.QUEUED: "Waiting for its turn.",
+    Stage.PLACING: "Choosing where to run.",
+    Stage.PROVISIONING: "Waiting for machines.",
+    Stage.CONNECTING: "Connecting to the machines.",
+    Stage.STAGING: "Copying what it needs to the machines.",
+    Stage.CHECKING: "Checking the machines before the start.",
+    Stage.RUNNING: "Running; no step has been reported yet.",
+    Stage.COLLECTING: "Collecting logs and results.",
+    Stage.RELEASING: "Giving the machines back.",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One number of the summary: what it is, how much, and a short note under it."""
+
+    name: str
+    value: str
+    note: str = ""
+    share: float | None = None  # draws a bar
+
+
+def title(page: JobPage) -> str:
+    """The verdict in a few words: "Failed: check failed"."""
+    word = page.status.value.capitalize()
+    reason = page.reason.value.replace("_", " ") if page.reason and page.status is Status.FAILED else ""
+    return f"{word}: {reason}" if reason else word
+
+
+def sentence(page: JobPage) -> str:
+    """What happened, or what is happening."""
+    run = page.run
+    done = f"{count(run.step)} of {count(run.steps)} steps" if run.step is not None and run.steps else ""
+    if page.status is Status.COMPLETED:
+        took = f" in {duration(page.duration_s)}" if page.duration_s is not None else ""
+        loss = f" Loss {loss_words(page)}." if run.loss_ratio is not None else ""
+        return f"{done.capitalize() or 'Finished'}{took}.{loss}"
+    if page.status.final or page.message:
+        return page.message or (f"Stopped after {done}." if done else "It left no message.")
+    if page.status is Status.CANCELLING:
+        return "Asked to save and stop."
+    if done and page.stage is Stage.RUNNING:
+        left = f", about {duration(math.ceil(run.left_s))} left" if run.left_s is not None else ""
+        return f"{done.capitalize()}{left}."
+    return _STAGES[page.stage] if page.stage else "Waiting."
+
+
+def loss_words(page: JobPage) -> str:
+    """First → last, with their ratio."""
+    run = page.run
+    ratio = f" (×{short(run.loss_ratio)})" if run.loss_ratio is not None else ""
+    return f"{short(run.loss_first)} → {short(run.loss_last)}{ratio}"
+
+
+def figures(page: JobPage) -> list[Figure]:
+    """The summary, most wanted first; what a job never said is left out."""
+    return list(_figures(page))
+
+
+def _figures(page: JobPage) -> Iterator[Figure]:
+    run = page.run
+    if run.loss_first is not None:
+        note = f"×{short(run.loss_ratio)} of the first step" if run.loss_ratio is not None else ""
+        sick = f"{count(run.sick_steps)} steps without a number" if run.sick_steps else ""
+        yield Figure(name="Loss", value=f"{short(run.loss_first)} → {short(run.loss_last)}", note=sick or note)
+    if run.eval_loss is not None:
+        note = f"perplexity {short(run.perplexity)}" if run.perplexity is not None else ""
+        yield Figure(name="Held-out loss", value=short(run.eval_loss), note=note)
+    if run.tokens_per_s is not None:
+        note = f"MFU {percent(run.mfu)}" if run.mfu is not None else "MFU unknown for this device"
+        note += f", {percent(run.mfu_measured)} of the measured peak" if run.mfu_measured is not None else ""
+        yield Figure(name="Tokens per second", value=short(run.tokens_per_s), note=note)
+    if run.step is not None or run.steps is not None:
+        value = f"{count(run.step or 0)} / {count(run.steps)}" if run.steps else count(run.step)
+        left = f"about {duration(math.ceil(run.left_s))} left" if run.left_s is not None else percent(run.progress)
+        yield Figure(name="Steps", value=value, note=left if run.progress is not None else "", share=run.progress)
+    if run.compute_share is not None:
+        parts = (("data", run.data_share), ("communication", run.comm_share))
+        note = " · ".join(f"{name} {percent(share)}" for name, share in parts if share is not None)
+        yield Figure(name="Time computing", value=percent(run.compute_share), note=note)
+    if run.skipped_steps:
+        note = (
+            f"{count(run.rollbacks)} roll-back{'s' if run.rollbacks > 1 else ''}" if run.rollbacks else "no roll-back"
+        )
+        yield Figure(name="Skipped steps", value=count(run.skipped_steps), note=note)
+    if page.duration_s is not None:
+        yield Figure(
+            name="Duration", value=duration(page.duration_s), note="from start to end" if page.ended_at else "so far"
+        )
+    if page.cost_cents:  # nothing to say of what is free or unknown
+        ahead = page.forecast_cents is not None and not page.status.final
+        note = f"about {dollars(page.forecast_cents)} at the end" if ahead else ""
+        yield Figure(name="Cost", value=dollars(page.cost_cents), note=note)
+    if run.device is not None or run.ranks is not None:
+        device = {"cpu": "CPU", "cuda": "GPU"}.get(run.device or "", run.device)
+        value = f"{count(run.ranks)} × {device}" if device else count(run.ranks)
+        note = " · ".join(word for word in (run.device_name, run.precision) if word and word != run.device)
+        yield Figure(name="Ranks and device", value=value, note=note)
+    if run.parameters is not None:
+        note = (
+            f"{short(run.memory_gib)} GiB of GPU memory"
+            if run.memory_gib is not None
+            else f"trained on {run.data_source}"
+            if run.data_source
+            else ""
+        )
+        yield Figure(name="Parameters", value=short(run.parameters), note=note)
+    saved = [one for one in run.checkpoints if one.event == "saved"]
+    if run.checkpoints:
+        events = run.checkpoint_events
+        bad = events.get("failed", 0) + events.get("rejected", 0)
+        last = f"last at step {count(saved[-1].step)}" if saved and saved[-1].step is not None else ""
+        note = f"{bad} failed or rejected" if bad else last
+        yield Figure(name="Checkpoints saved", value=count(events.get("saved", 0)), note=note)
+    if page.attempts:
+        resumed = f"resumed from step {count(run.resumed_from)}" if run.resumed_from is not None else ""
+        yield Figure(name="Attempts", value=count(len(page.attempts)), note=resumed)
+
+
+def tally(preflight: Preflight) -> str:
+    """How many of each verdict: "7 pass, 1 warn"."""
+    verdicts = [row.verdict for row in preflight.checks]
+    return ", ".join(f"{verdicts.count(word)} {word.value}" for word in Verdict if word in verdicts)
+
+
+def evidence(attempt: Attempt) -> list[tuple[str, str]]:
+    """What an attempt left as proof, as (name, text) in its own order. Text of one short line is a plain fact."""
+    return [
+        (name.replace("_", " "), _proof(value))
+        for name, value in attempt.evidence.items()
+        if value not in (None, [], "")
+    ]
+
+
+def _proof(value: object) -> str:
+    if isinstance(value, (list, tuple)):
+        return "\n".join(item if isinstance(item, str) else json.dumps(item, ensure_ascii=False) for item in value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1)
+
+
+def value_text(value: object) -> str:
+    """One measured value, short."""
+    if isinstance(value, float):
+        return short(value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def spec_text(value: Mapping[str, Any]) -> str:
+    """The spec as YAML that reads back to the same data."""
+    return "\n".join(_yaml(value, 0)) + "\n"
+
+
+def _yaml(value: Mapping[str, Any], depth: int) -> Iterator[str]:
+    for key, item in value.items():
+        head = "  " * depth + _scalar(key) + ":"
+        if isinstance(item, Mapping) and item:
+            yield head
+            yield from _yaml(item, depth + 1)
+        else:
+            yield f"{head} {_scalar(item)}"
+
+
+_PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
+_WORDS = {"true", "false", "yes", "no", "on", "off", "null", "none", "y", "n"}
+
+
+def _scalar(value: object) -> str:
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
+        return value
+    return json.dumps(value, ensure_ascii=False)  # JSON is YAML

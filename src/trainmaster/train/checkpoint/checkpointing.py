@@ -1,0 +1,118 @@
+"""The run's checkpoints as the loop sees them: when a save is due, what was kept, and what is said of it."""
+
+from __future__ import annotations
+
+from trainmaster.train.checkpoint.load import Loaded
+from trainmaster.train.checkpoint.manager import Checkpoints, Ended, Failed, Saved
+from trainmaster.train.checkpoint.tiers.loss_bound import Bound
+from trainmaster.train.report import Report
+from trainmaster.train.state import State
+
+
+class Keeper:
+    """Begins saves, waits for them where it must, and tells of each."""
+
+    def __init__(self, checkpoints: Checkpoints, report: Report) -> None:
+        self._checkpoints, self._report = checkpoints, report
+        self.newest: str | None = None  # checkpoint of this run
+        self.saved_step: int | None = None
+        self._begun_step: int | None = None  # the newest save that was begun
+        self._waits: int | None = None  # the step whose save waits for the one before it
+        self._bound: Bound | None = None  # what was last said of it
+        self._failed: list[str] = []  # since the last save that was kept
+
+    def load(self) -> Loaded | None:
+        """Fill the run from the newest good checkpoint, if there has ever been one."""
+        found = self._checkpoints.resume()
+        self._waits = None
+        if found is not None:
+            self.newest = found.path
+            self.saved_step = self._begun_step = found.state.step
+        return found
+
+    def wants(self, step: int, *, last: bool) -> bool:
+        """Whether to begin a save at this step. While another is under way it waits for a later step boundary."""
+        due = self._checkpoints.due(step) or last
+        if self._waits is None and step != self._begun_step and due:
+            self._waits = step
+        return self._waits is not None and not self._checkpoints.busy
+
+    def begin(self, state: State) -> None:
+        """A save of this step: the copy is begun, not awaited."""
+        every, late = self._checkpoints.every_steps, state.step - (self._waits or state.step)
+        if late:
+            self._report.line(
+                f"saves take longer than the {every} steps between them: step {state.step} is saved instead of "
+                f"{state.step - late}; checkpoint.every_steps: {every + late} would hold"
+            )
+        self._waits, self._begun_step = None, state.step
+        self._checkpoints.save(state)
+        self.look()
+
+    def before_update(self) -> None:
+        self._checkpoints.before_update()
+
+    def look(self) -> None:
+        """Tell of saves that ended since."""
+        self._tell(self._checkpoints.look())
+
+    def hold_bound(self, step: int) -> None:
+        """Let no step begin that could make a crash cost more than was said: a save that is late is waited for.
+
+        The times that a bound is made from are of the past, and a promise is about the next save.
+        """
+        held = self._bound.losses["process"].lost_steps if self._bound is not None else None
+        if held is not None:
+            self._tell(self._checkpoints.hold(step + 1 - held))
+
+    def finish(self, patience_s: float | None = None) -> None:
+        """Wait for everything under way."""
+        self._tell(self._checkpoints.finish(patience_s=patience_s))
+
+    def keep_last(self, state: State) -> str | None:
+        """See to it that this step is kept; why it could not be, or None."""
+        self.finish()
+        if state.step != self.saved_step:
+            self._failed.clear()
+            self._checkpoints.save(state)
+        self.finish()  # now that nothing more comes, far tiers are waited for too
+        return None if state.step == self.saved_step else "; ".join(self._failed)
+
+    def _tell(self, ended: list[Ended]) -> None:
+        """Say which saves were committed and which failed; after a failure the one before is still there."""
+        for one in ended:
+            if isinstance(one, Saved):
+                self._tell_saved(one)
+            else:
+                self._tell_failed(one)
+        bound = self._checkpoints.bound
+        if bound is not None and bound.differs(self._bound):
+            self._bound = bound
+            self._report.event("CHECKPOINT", "bound", **bound.event())
+            for line in bound.lines():
+                self._report.line(line)
+
+    def _tell_saved(self, one: Saved) -> None:
+        if one.kept:
+            self.newest, self.saved_step = one.path, one.step
+        self._report.event(
+            "CHECKPOINT",
+            "saved",
+            step=one.step,
+            path=one.path,
+            seconds=round(one.seconds, 3),
+            bytes=one.size_bytes,
+            tier=one.tier,
+            stall_s=round(one.stall_s, 4),
+        )
+        self._report.line(
+            f"saved step {one.step} ({one.tier}: {one.path}, {one.size_bytes:,} bytes, {one.seconds:.2f} s, "
+            f"training held {one.stall_s:.3f} s)"
+        )
+        if one.warning is not None:
+            self._report.line(one.warning)
+
+    def _tell_failed(self, one: Failed) -> None:
+        self._failed.append(one.why)
+        self._report.event("CHECKPOINT", "failed", step=one.step, why=one.why, tier=one.tier)
+        self._report.line(f"checkpoint of step {one.step} failed ({one.tier}): {one.why}")

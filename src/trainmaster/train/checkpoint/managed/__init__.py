@@ -1,0 +1,1 @@
+"""Checkpoints in the managed tiers of SageMaker HyperPod."""

@@ -1,0 +1,1 @@
+"""Memory, disk and remote tiers of checkpoints, and how often each is saved to."""

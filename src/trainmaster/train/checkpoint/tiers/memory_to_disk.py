@@ -1,0 +1,50 @@
+"""From the memory of the nodes to the disk that they share: the same files under the same manifest."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch.distributed as dist
+
+from trainmaster.core.errors import CheckpointError
+from trainmaster.train.checkpoint import manifest as manifests
+from trainmaster.train.checkpoint.manifest import FileRecord, Manifest
+from trainmaster.train.checkpoint.save import Written, commit
+from trainmaster.train.checkpoint.write import write
+from trainmaster.train.drill.failpoints import reach
+from trainmaster.train.parallel import rank_sync
+
+_PIECE_BYTES = 8 << 20
+
+
+def copy_to_disk(
+    source: Path, folder: Path, manifest: Manifest, mine: Mapping[str, FileRecord], *, group: dist.ProcessGroup | None
+) -> Written:
+    """Every rank copies the files that it wrote, from its own node; rank 0 commits. RankError on all ranks alike."""
+    final = manifests.path_of(folder, manifest.step)
+    draft = final.with_name(f"{final.name}.tmp")
+    try:
+        rank_sync.on_first(lambda: manifests.begin(draft), group=group)
+        rank_sync.on_all(lambda: _copy_mine(source, draft, mine), group=group)
+        return rank_sync.on_first(lambda: commit(draft, manifest), group=group)
+    except rank_sync.RankError:
+        if dist.get_rank() == 0:
+            with contextlib.suppress(OSError):  # the disk may be full: give back what the failed copy took
+                shutil.rmtree(draft)
+        raise
+
+
+def _copy_mine(source: Path, draft: Path, mine: Mapping[str, FileRecord]) -> None:
+    for name, record in mine.items():
+        if write(draft / name, _pieces(source / name)) != record:
+            raise CheckpointError(f"{source / name} does not match its SHA-256 any more")
+    reach("save:shards")
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            yield piece

@@ -1,0 +1,199 @@
+"""The memory tier over all nodes: each file lies in the memory of the node that wrote it and of the node after it.
+
+A lost node takes two kinds of files with it: its own, which the next node has too, and copies of the node before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+import torch.distributed as dist
+
+from trainmaster.train.checkpoint import manifest as manifests
+from trainmaster.train.checkpoint.layout import INDEX
+from trainmaster.train.checkpoint.manifest import FileRecord, Manifest
+from trainmaster.train.checkpoint.tiers import memory
+from trainmaster.train.checkpoint.tiers.loss_bound import MEMORY
+from trainmaster.train.checkpoint.tiers.send import Transfer, exchange
+from trainmaster.train.drill.failpoints import reach
+from trainmaster.train.parallel import rank_sync
+
+# Given a folder with the index of a checkpoint: the files that this rank will read of it.
+Needs = Callable[[Path], Collection[str]]
+
+
+class Replicas:
+    """Every method is called on all ranks alike, and fails on all alike (RankError)."""
+
+    tier = MEMORY
+    verifies = True
+
+    def __init__(
+        self, folder: Path, *, group: dist.ProcessGroup | None, check: Callable[[Manifest], None], needs: Needs
+    ) -> None:
+        """`check` raises CheckpointError where a manifest is of another run, before anything is moved for it."""
+        self._folder, self._group, self._check, self._needs = folder, group, check, needs
+        self._rank = dist.get_rank()
+        words = rank_sync.on_all(lambda: memory.open_folder(folder), group=group)
+        names = list(dict.fromkeys(words))
+        # What shares its memory is one node, whatever the launcher calls it: it would be lost together.
+        self._node_of = [names.index(word) for word in words]
+        self._node = self._node_of[self._rank]
+        self._ranks_on = [[rank for rank, node in enumerate(self._node_of) if node == n] for n in range(len(names))]
+        self._leads = self._ranks_on[self._node][0] == self._rank
+
+    @property
+    def nodes(self) -> int:
+        """Memories that can be lost one by one. With one there is nowhere to put a copy."""
+        return len(self._ranks_on)
+
+    def save(
+        self,
+        step: int,
+        *,
+        size_bytes: int,
+        write: Callable[[Path], Mapping[str, FileRecord]],
+        describe: Callable[[Sequence[Mapping[str, FileRecord]]], Manifest],
+        spare: Collection[int],
+    ) -> Manifest:
+        """Write this rank's files with `write`, copy them to the next node, commit on every node.
+
+        `size_bytes` is about what `write` will write; `describe` makes the manifest, on rank 0, from all ranks' files.
+        """
+        path = manifests.path_of(self._folder, step)
+        try:
+            sizes = rank_sync.on_all(lambda: size_bytes, group=self._group)
+            rank_sync.on_all(lambda: self._begin(step, sizes, spare), group=self._group)
+            parts = rank_sync.on_all(lambda: write(path), group=self._group)
+            reach("memory:local")
+            written = [(name, rank, record) for rank, part in enumerate(parts) for name, record in part.items()]
+            self._exchange(
+                path,
+                [Transfer(name=n, source=r, target=self._peer(r), record=f) for n, r, f in written]
+                if self.nodes > 1
+                else [],
+            )
+            reach("memory:peer")
+            manifest = rank_sync.on_first(lambda: describe(parts), group=self._group)
+            rank_sync.on_all(lambda: memory.commit(self._folder, manifest) if self._leads else None, group=self._group)
+        except rank_sync.RankError:
+            if self._leads:
+                with contextlib.suppress(OSError):
+                    memory.discard(self._folder, step)
+            raise
+        self.prune(newest=step, spare=spare)
+        return manifest
+
+    def prune(self, *, newest: int, spare: Collection[int]) -> None:
+        """Keep the two newest complete steps."""
+        rank_sync.on_all(
+            lambda: memory.prune(self._folder, newest=newest, spare=spare) if self._leads else None, group=self._group
+        )
+
+    def forget(self, *, before: int) -> None:
+        """Drop what is older than a step that another tier has and this one could not take."""
+        if self._leads:
+            memory.prune(self._folder, newest=before - 1, keep=0)
+
+    def drop(self) -> None:
+        """Give everything back, at the end of a run that nobody will resume."""
+        if self._leads:
+            memory.drop(self._folder)
+
+    def where(self, step: int) -> str:
+        return str(manifests.path_of(self._folder, step))
+
+    def __str__(self) -> str:
+        return f"the memory of {self.nodes} node(s) ({self._folder})"
+
+    def list_steps(self) -> list[int]:
+        """Every step that is committed on one node or more."""
+        return sorted({step for part in self._inventories() for step in part}, reverse=True)
+
+    def fetch(self, step: int) -> tuple[Path, Manifest]:
+        """The folder on this rank's node, with all its ranks need, verified; the rest comes from other nodes."""
+        path = manifests.path_of(self._folder, step)
+        manifest = self._choose(step)
+        self._check(manifest)
+        rank_sync.on_all(lambda: path.mkdir(mode=0o700, exist_ok=True), group=self._group)
+        here = self._verify(path, manifest)
+        lost = sorted(set(manifest.files) - {name for names in here for name in names})
+        if lost:
+            raise rank_sync.RankError(f"{len(lost)} of {len(manifest.files)} files are on no node, as {lost[0]}")
+        self._bring(path, manifest, here, [{INDEX} & set(manifest.files)] * len(self._node_of))
+        needed = rank_sync.on_all(lambda: set(self._needs(path)), group=self._group)
+        self._bring(path, manifest, here, needed)
+        rank_sync.on_all(lambda: memory.commit(self._folder, manifest) if self._leads else None, group=self._group)
+        return path, manifest
+
+    def _begin(self, step: int, sizes: Sequence[int], spare: Collection[int]) -> None:
+        if not self._leads:
+            return
+        need = self._size_on(self._node, sizes)
+        if self.nodes > 1:
+            need += self._size_on((self._node - 1) % self.nodes, sizes)  # copies of the node before this one
+        memory.discard(self._folder, step)
+        memory.make_room(self._folder, need, newest=step, spare=spare)
+        memory.begin(self._folder, step)
+
+    def _size_on(self, node: int, sizes: Sequence[int]) -> int:
+        return sum(sizes[rank] for rank in self._ranks_on[node])
+
+    def _peer(self, rank: int) -> int:
+        """The rank on the next node that takes the copies of this one's files."""
+        node = self._node_of[rank]
+        there = self._ranks_on[(node + 1) % self.nodes]
+        return there[self._ranks_on[node].index(rank) % len(there)]
+
+    def _exchange(self, path: Path, transfers: Sequence[Transfer]) -> None:
+        faults = rank_sync.on_all(lambda: exchange(path, transfers, group=self._group), group=self._group)
+        told = [f"rank {rank}: {fault}" for rank, found in enumerate(faults) for fault in found]
+        if told:
+            raise rank_sync.RankError("; ".join(told))
+
+    def _inventories(self) -> list[dict[int, Manifest | str]]:
+        return rank_sync.on_all(lambda: memory.list_steps(self._folder) if self._leads else {}, group=self._group)
+
+    def _choose(self, step: int) -> Manifest:
+        """Of a step that was saved twice, by a run and by one that went back before it, the later."""
+        found = [part[step] for part in self._inventories() if step in part]
+        good = [one for one in found if isinstance(one, Manifest)]
+        if not good:
+            raise rank_sync.RankError("; ".join(str(one) for one in found) or "it is gone")
+        return max(good, key=lambda one: one.saved_at)
+
+    def _verify(self, path: Path, manifest: Manifest) -> list[set[str]]:
+        """Per node, the files there that are as the manifest says. Read whole, shared out over the node's ranks."""
+        mine = self._ranks_on[self._node]
+        names = sorted(manifest.files)[mine.index(self._rank) :: len(mine)]
+        good = rank_sync.on_all(
+            lambda: {
+                name for name in names if manifests.find_fault(path, {name: manifest.files[name]}, deep=True) is None
+            },
+            group=self._group,
+        )
+        return [set().union(*(good[rank] for rank in ranks)) for ranks in self._ranks_on]
+
+    def _bring(self, path: Path, manifest: Manifest, here: list[set[str]], needed: Sequence[Collection[str]]) -> None:
+        """Copy to every node what its ranks need and it has not; `here` is kept up to date."""
+        transfers = []
+        for node, ranks in enumerate(self._ranks_on):
+            wanted = sorted({name for rank in ranks for name in needed[rank]} - here[node])
+            for number, name in enumerate(wanted):
+                holder = next(other for other, names in enumerate(here) if name in names and other != node)
+                sources = self._ranks_on[holder]
+                transfers.append(
+                    Transfer(
+                        name=name,
+                        source=sources[number % len(sources)],
+                        target=ranks[number % len(ranks)],
+                        record=manifest.files[name],
+                    )
+                )
+        coming = sum(one.record.size_bytes for one in transfers if self._node_of[one.target] == self._node)
+        rank_sync.on_all(lambda: memory.must_have(self._folder, coming) if self._leads else None, group=self._group)
+        self._exchange(path, transfers)
+        for one in transfers:
+            here[self._node_of[one.target]].add(one.name)

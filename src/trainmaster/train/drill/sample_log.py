@@ -1,0 +1,81 @@
+"""A record of every sample a rank has consumed, for a drill to compare. Without a drill nothing is written.
+
+TRAINMASTER_WITNESS=FOLDER     each rank appends one line a step to FOLDER/rank-N.jsonl: the number of its first sample,
+                               a digest of each of its rows in order, and what its random numbers begin with
+
+Digests are taken from what the model is given, after shuffling, packing and prefetching, so they cannot agree by
+mistake; one line a rank and no collective, so that the run under test is the run users have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainmaster.core.train_config import TrainConfig
+from trainmaster.train.parallel.rank_info import Place
+
+if TYPE_CHECKING:  # torch stays out: who reads the record need not wait seconds for it
+    from trainmaster.train.feed import Batch
+
+WITNESS_VARIABLE = "TRAINMASTER_WITNESS"
+
+
+class Witness:
+    """Writes down what one rank consumes."""
+
+    def __init__(self, place: Place, config: TrainConfig) -> None:
+        folder = os.environ.get(WITNESS_VARIABLE)
+        self._path = Path(folder) / f"rank-{place.rank}.jsonl" if folder else None
+        self._first = place.share(config.batch_sequences).start
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+
+    def note(self, batches: Sequence[Batch], *, step: int, cursor: int) -> None:
+        """These are this rank's rows of the step that makes the run `step` steps long, its first sample `cursor`."""
+        if self._path is None:
+            return
+        import torch
+
+        rows = [digest for batch in batches for digest in _digests(batch)]
+        line = {"step": step, "first": cursor + self._first, "rows": rows, "draws": torch.initial_seed()}
+        with self._path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def _digests(batch: Batch) -> list[str]:
+    tokens, targets = batch.tokens.cpu().numpy(), batch.targets.cpu().numpy()
+    # What begins where belongs to a packed sample: the same tokens under another mask are another lesson.
+    documents = getattr(batch, "documents", None)
+    borders = documents.cpu().numpy() if documents is not None else None
+    found = []
+    for row in range(len(tokens)):
+        digest = hashlib.sha256(tokens[row].tobytes() + targets[row].tobytes())
+        if borders is not None:
+            digest.update(borders[row].tobytes())
+        found.append(digest.hexdigest()[:16])
+    return found
+
+
+def read(folder: Path) -> dict[int, dict[int, str]]:
+    """Every step's samples of one attempt, all ranks together: step → sample number → digest.
+
+    A step whose last line was cut off by a kill was not finished either, and counts for nothing.
+    """
+    steps: dict[int, dict[int, str]] = {}
+    for path in sorted(folder.glob("rank-*.jsonl")):
+        for text in path.read_text().splitlines():
+            try:
+                line = json.loads(text)
+            except ValueError:
+                continue
+            samples = steps.setdefault(line["step"], {})
+            for offset, digest in enumerate(line["rows"]):
+                number = line["first"] + offset
+                # Two ranks that both took it would hide each other in a mapping.
+                samples[number] = f"{samples[number]}+{digest}" if number in samples else digest
+    return {step: dict(sorted(samples.items())) for step, samples in sorted(steps.items())}

@@ -1,0 +1,1 @@
+"""Metrics of a run: rates, scalars from the device, trackers."""

@@ -1,0 +1,1 @@
+"""Ranks: process group, sharding, compilation, float8, agreement between ranks."""

@@ -1,0 +1,1 @@
+"""Watching a run: watchdog, hangs, stragglers, bad steps, out of memory, stop requests."""

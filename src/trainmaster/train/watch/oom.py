@@ -1,0 +1,83 @@
+"""Out of memory, explained: what a rank held, and what to change, in one line that the agent finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from trainmaster.core.train_config import TrainConfig
+
+if TYPE_CHECKING:
+    from trainmaster.train.parallel.shard import World
+
+MARK = "out of memory:"  # how the line begins (agent/diagnose.py)
+_GIB = 2**30
+# torch's own words for a host that has none left: c10/core/impl/alloc_cpu.cpp
+_HOST_WORDS = ("DefaultCPUAllocator: not enough memory", "DefaultCPUAllocator: can't allocate memory")
+
+
+def explain_memory(wrong: BaseException, config: TrainConfig, world: World) -> str | None:
+    """The line, or None where memory is not what failed."""
+    import torch
+
+    on_device = isinstance(wrong, torch.OutOfMemoryError)
+    if not on_device and not isinstance(wrong, MemoryError) and not any(word in str(wrong) for word in _HOST_WORDS):
+        return None
+    place = world.place
+    said = (str(wrong).splitlines() or [type(wrong).__name__])[0].split(". GPU ")[0]
+    held = ""
+    if on_device and world.device.type == "cuda":
+        parts = hold(config, ranks_sharing(config, place.world_size, place.local_world_size))
+        peak = torch.cuda.max_memory_allocated(world.device)
+        total = torch.cuda.get_device_properties(world.device).total_memory
+        known = "".join(f"{name} {size / _GIB:.1f} + " for name, size in parts.items())
+        rest = max(0.0, peak - sum(parts.values()))
+        held = (
+            f" it held {peak / _GIB:.1f} of {total / _GIB:.1f} GiB: about {known}activations and buffers "
+            f"{rest / _GIB:.1f} GiB;"
+        )
+    advice = ", or ".join(change(config, place.world_size)) or "use a larger GPU, or more of them"
+    where = f"rank {place.rank} (node {place.node_rank}, {world.device_name})"
+    return f"{MARK} {where}: {said};{held} {advice}"
+
+
+def hold(config: TrainConfig, sharing: int) -> dict[str, float]:
+    """Bytes that one rank holds for as long as it trains, by part."""
+    from trainmaster.models.llama import weight_shapes
+
+    each = 4 if config.master == "fp32" else 2
+    count = 0
+    for shape in weight_shapes(config.model).values():
+        size = 1
+        for length in shape:
+            size *= length
+        count += size
+    weights = each * count / sharing
+    return {"weights": weights, "gradients": weights, "optimizer": 2 * weights}
+
+
+def ranks_sharing(config: TrainConfig, world_size: int, local_world_size: int) -> int:
+    """Over how many ranks one copy of the weights is spread."""
+    if config.parallel.sharding == "full":
+        return world_size
+    return config.parallel.shard_ranks or local_world_size
+
+
+def change(config: TrainConfig, ranks: int) -> Iterator[str]:
+    """What could be changed in this config, what costs least first."""
+    parallel = config.parallel
+    at_once = config.micro_sequences or max(1, config.batch_sequences // ranks)
+    if at_once > 1:
+        yield f"lower micro_sequences from {at_once} to {at_once // 2} (the batch stays the same)"
+    if parallel.recompute == "none":
+        yield "set parallel.recompute to ops or full (now none)"
+    elif parallel.recompute != "full":
+        yield f"set parallel.recompute to full (now {parallel.recompute})"
+    if parallel.sharding != "full":
+        yield "set parallel.sharding to full"
+    if config.master == "fp32":
+        yield "set master to bf16 (half the weights and optimizer)"
+    if not parallel.cpu_offload:
+        yield "set parallel.cpu_offload to true"
+    if at_once == 1:
+        yield f"lower sequence_tokens from {config.sequence_tokens}"

@@ -1,0 +1,160 @@
+"""Which rank or node holds the others up: each one's own time against the median of all.
+
+Ranks of one run meet in every layer, so their steps take equally long whoever is slow. What differs is the time that is
+a rank's own: computing, and waiting for its samples. On a CPU the kernel tells it; on a GPU a short burst of matrix
+products, timed on the device every few seconds, tells a card that runs below the others.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from trainmaster.train.metrics.rate import Reading
+
+if TYPE_CHECKING:
+    from trainmaster.train.parallel.shard import World
+
+EXCHANGE_S = 5.0  # at least so long between two exchanges
+_SIZE, _PRODUCTS = 4096, 4  # of the burst: less than a millisecond on an H200
+_LEAST_S = 0.002  # differences below this are no rank's fault
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """One rank's own time in a step."""
+
+    rank: int
+    node: int
+    step_s: float
+    data_s: float
+    compute_s: float | None = None
+    burst_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """How much slower than the median a rank or a node is, as a share of a step, and in what."""
+
+    name: str  # "rank 3 (node 1)" or "node 1"
+    rank: int | None
+    node: int
+    score: float
+    what: str
+
+
+def score(all_ranks: Sequence[Own]) -> list[Score]:
+    """Every rank, slowest first, and before them every node of several ranks that are all slow."""
+    step_s = max(statistics.median(one.step_s for one in all_ranks), 1e-9)
+    found = []
+    for one in all_ranks:
+        parts = {
+            "data": _excess(one.data_s, [other.data_s for other in all_ranks]) / step_s,
+            "compute": _excess(one.compute_s, [other.compute_s for other in all_ranks]) / step_s,
+            "compute (burst)": _relative(one.burst_s, [other.burst_s for other in all_ranks]),
+        }
+        what = max(parts, key=lambda name: parts[name])
+        name = f"rank {one.rank} (node {one.node})"
+        found.append(Score(name=name, rank=one.rank, node=one.node, score=max(0.0, parts[what]), what=what))
+    found.sort(key=lambda item: -item.score)
+    return [*_nodes(found), *found]
+
+
+def _nodes(ranks: Sequence[Score]) -> list[Score]:
+    nodes: dict[int, list[Score]] = {}
+    for one in ranks:
+        nodes.setdefault(one.node, []).append(one)
+    if len(nodes) < 2:
+        return []
+    # Its best rank: a node is slow when all of it is.
+    least = {node: min(members, key=lambda one: one.score) for node, members in nodes.items() if len(members) > 1}
+    found = [
+        Score(name=f"node {node}", rank=None, node=node, score=one.score, what=one.what) for node, one in least.items()
+    ]
+    return sorted((one for one in found if one.score > 0), key=lambda item: -item.score)
+
+
+def _excess(value: float | None, values: Sequence[float | None]) -> float:
+    known = [other for other in values if other is not None]
+    if value is None or len(known) < 2:
+        return 0.0
+    above = value - statistics.median_low(known)
+    return above if above > _LEAST_S else 0.0
+
+
+def _relative(value: float | None, values: Sequence[float | None]) -> float:
+    known = [other for other in values if other is not None]
+    return value / statistics.median_low(known) - 1 if value is not None and len(known) > 1 else 0.0
+
+
+class Persistent:
+    """Who was slow in so many readings in a row. Told once, until it is well again."""
+
+    def __init__(self, *, share: float, readings: int) -> None:
+        self._share, self._readings = share, readings
+        self._row: dict[str, int] = {}
+
+    def add(self, scores: Sequence[Score]) -> list[Score]:
+        """Those that have just become stragglers."""
+        slow = {one.name: one for one in scores if one.score >= self._share}
+        self._row = {name: self._row.get(name, 0) + 1 for name in slow}
+        return [one for name, one in slow.items() if self._row[name] == self._readings]
+
+
+class Exchange:
+    """Exchanges the ranks' own times; on every rank alike."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._burst: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        self._matrix: torch.Tensor | None = None
+
+    def run(self, reading: Reading) -> list[Own]:
+        place = self._world.place
+        nan = math.nan
+        mine = torch.tensor(
+            [
+                float(place.node_rank),
+                reading.step_s,
+                reading.data_s,
+                nan if reading.compute_s is None else reading.compute_s,
+                self._read_burst(),
+            ],
+            dtype=torch.float64,
+        )
+        parts = [torch.empty_like(mine) for _ in range(place.world_size)]
+        dist.all_gather(parts, mine)
+        self._begin_burst()
+        return [_own(rank, part.tolist()) for rank, part in enumerate(parts)]
+
+    def _begin_burst(self) -> None:
+        if self._world.device.type != "cuda":
+            return
+        if self._matrix is None:
+            self._matrix = torch.ones(_SIZE, _SIZE, device=self._world.device, dtype=torch.bfloat16)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        for _ in range(_PRODUCTS):
+            torch.mm(self._matrix, self._matrix)
+        end.record()
+        self._burst = begin, end
+
+    def _read_burst(self) -> float:
+        """Of the exchange before this one: it is done by now, and nobody waits for it."""
+        if self._burst is None or not self._burst[1].query():  # type: ignore[no-untyped-call]
+            return math.nan
+        return float(self._burst[0].elapsed_time(self._burst[1])) / 1e3
+
+
+def _own(rank: int, numbers: Sequence[float]) -> Own:
+    node, step_s, data_s, compute_s, burst_s = numbers
+    known: Mapping[str, float] = {
+        name: value for name, value in (("compute_s", compute_s), ("burst_s", burst_s)) if not math.isnan(value)
+    }
+    return Own(rank=rank, node=int(node), step_s=step_s, data_s=data_s, **known)

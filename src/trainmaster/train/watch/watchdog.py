@@ -1,0 +1,280 @@
+"""What a rank does beside its training thread: say that it lives, hear of others, name who keeps them waiting.
+
+Every rank writes a pulse into the store that the ranks met at, over a connection of its own, once a second: what it
+does, its step, and from torch's flight recorder the collectives it has begun. It costs nothing to the training thread.
+A rank that waits in one collective for a quarter of the time its group allows looks at all pulses, looks again at the
+half and says who is missing; shortly before the whole it says so again, as its last words, and ends.
+
+The same threads carry a stop to all ranks, and end a run at once that is told to stop before its first step is done: in
+a long compilation nobody would ask, and there is nothing to save.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+from trainmaster.core.plan import RESUMABLE_EXIT
+from trainmaster.train.parallel.rank_info import Place
+from trainmaster.train.report import Report
+from trainmaster.train.watch import flight_recorder, hang
+from trainmaster.train.watch.hang import Blame, Pulse, View, Who
+from trainmaster.train.watch.stop import Stop
+
+_BEAT_S = 1.0
+# Shares of the time that a collective may take. Before the last of them the group itself would raise, or NCCL abort.
+_LOOK_AT, _SAY_AT, _GIVE_UP_AT = 0.25, 0.5, 0.9
+_PARTING_S = 5.0  # how long the keeper of the store waits for the others to have read the verdict
+_STOP, _LEAVE, _STAY, _LEFT = "lookout/stop", "lookout/leave", "lookout/stay", "lookout/left"
+
+
+_Look = tuple[float, list[Pulse | None]]  # when, and every rank's pulse then
+
+
+class Store(Protocol):
+    """What is used of torch's TCPStore."""
+
+    def set(self, key: str, value: str) -> None: ...
+    def get(self, key: str) -> bytes: ...
+    def add(self, key: str, amount: int) -> int: ...
+    def check(self, keys: list[str]) -> bool: ...
+    def multi_get(self, keys: list[str]) -> list[bytes]: ...
+
+
+class Lookout:
+    """Inert until `start`: a run inside a test needs no threads."""
+
+    def __init__(self, place: Place, *, stop: Stop, report: Report, timeout_s: float = 120.0) -> None:
+        self._place, self._stop, self._report, self._timeout_s = place, stop, report, timeout_s
+        self.doing = "load"  # written by the training thread, at no cost
+        self.step = 0
+        self._beat_s = min(_BEAT_S, timeout_s / 20)
+        self._beats = 0
+        self._everyone: list[Who] = []
+        self._over = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._connect: Callable[[], Store] | None = None
+        self._first: _Look | None = None
+        self._blame: Blame | None = None
+        # The time in which a stop may end the process at once.
+        self._window = threading.Lock()
+        self._window_open = self._voted = False
+        self._verdict = threading.Event()
+        self._farewell: Callable[[str], None] = lambda _: None
+
+    def start(self, everyone: Sequence[Who], connect: Callable[[], Store] | None) -> None:
+        """Begin, once all ranks have met; `connect` opens a new connection to the store, None for a lone rank."""
+        self._everyone, self._connect = list(everyone), connect
+        for work in (self._beat, self._watch):
+            thread = threading.Thread(target=self._guarded, args=(work,), name=f"lookout {work.__name__}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def end(self) -> None:
+        """Before the ranks part: whoever leaves now is not missing."""
+        self._over.set()
+        for thread in self._threads:
+            thread.join(timeout=2 * self._beat_s)
+
+    # The first step: nothing has been computed since the resume, so a stop may end the process where it is.
+
+    def open_window(self, farewell: Callable[[str], None]) -> None:
+        """From here on a stop may end this process at once; `farewell` is called with the reason before it does."""
+        with self._window:
+            self._farewell, self._window_open = farewell, True
+
+    def close_window(self) -> None:
+        """A step is done and there is something to lose. If the ranks are just agreeing to leave, wait for that."""
+        with self._window:
+            self._window_open = False
+        self.await_verdict()
+
+    def await_verdict(self) -> None:
+        """Where this rank has agreed to leave, wait for the others: the process ends in here, or they stay."""
+        if self._voted:
+            self._verdict.wait(timeout=self._timeout_s)
+
+    def _vote(self, store: Store | None, why: str) -> None:
+        with self._window:
+            if self._window_open and not self._voted:
+                self._voted = True
+                if store is not None:
+                    store.add(_LEAVE, 1)
+            elif not self._voted and store is not None and not store.check([_STAY]):
+                store.set(_STAY, "1")
+        if not self._voted or self._verdict.is_set():
+            return
+        if store is None:
+            self._leave(why)
+        elif store.check([_STAY]):
+            self._verdict.set()
+        elif store.add(_LEAVE, 0) == self._place.world_size:
+            store.add(_LEFT, 1)
+            end = time.monotonic() + _PARTING_S
+            # Rank 0 may keep the store: if it left first, the others would never know the verdict.
+            while self._place.rank == 0 and time.monotonic() < end and store.add(_LEFT, 0) < self._place.world_size:
+                time.sleep(0.02)
+            self._leave(why)
+
+    def _leave(self, why: str) -> None:
+        self._farewell(why)
+        _exit(RESUMABLE_EXIT)
+
+    # Saying that it lives, and hearing of a stop.
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as wrong:  # the store went with its keeper, or this torch writes its records otherwise
+            if not self._over.is_set():
+                self._report.alarm(f"lookout ended: {type(wrong).__name__}: {(str(wrong).splitlines() or [''])[0]}")
+
+    def _beat(self) -> None:
+        store = self._connect() if self._connect is not None else None
+        told = False
+        while not self._over.wait(self._beat_s):
+            self._beats += 1
+            if store is not None:
+                pulse = Pulse(beats=self._beats, doing=self.doing, step=self.step, trace=flight_recorder.read())
+                store.set(_key(self._place.rank), hang.render(pulse))
+            why = self._stop.asked()
+            if why is not None and store is not None and not told:
+                store.set(_STOP, f"{why} on rank {self._place.rank}")
+                told = True
+            elif why is None and store is not None and store.check([_STOP]):
+                self._stop.pass_on(store.get(_STOP).decode())
+                told = True
+            if self._stop.asked() is not None:
+                self._vote(store, str(self._stop.asked()))
+
+    # Watching the training thread, and naming who keeps it waiting.
+
+    def _watch(self) -> None:
+        if self._connect is None:
+            return
+        said = False
+        while not self._over.wait(self._beat_s):
+            trace, now = flight_recorder.read(), time.time()
+            share = trace.waiting[0].share_waited(now) if trace.waiting else 0.0
+            if share < _LOOK_AT:
+                self._first, said, self._blame = None, False, None
+            elif self._first is None:
+                self._first = time.monotonic(), self._pulses()
+            elif share >= _GIVE_UP_AT:
+                self._give_up(trace, self._first)
+            elif share >= _SAY_AT and not said:
+                self._blame = self._find(trace, self._first)
+                self._tell(self._blame)
+                self._report.line(self._blame.line.replace(hang.MARK, "waiting:", 1))
+                said = True
+
+    def _find(self, trace: flight_recorder.Trace, first: _Look) -> Blame:
+        (since, before), now = first, self._pulses()
+        quiet_s = time.monotonic() - since
+        views = [
+            View(who=who, pulse=new, silent_s=quiet_s if _same(old, new) else 0.0, state=_state(who))
+            for who, old, new in zip(self._everyone, before, now, strict=True)
+        ]
+        return hang.find(views, trace, step=self.step, now=time.time())
+
+    def _pulses(self) -> list[Pulse | None]:
+        """The pulse of every rank; only rank 0's missing where the store does not answer: it keeps it."""
+        keys = [_key(who.rank) for who in self._everyone]
+        box: list[list[bytes]] = []
+
+        def read() -> None:
+            assert self._connect is not None
+            store = self._connect()
+            # A rank that has not spoken yet has no key, and the store would wait for it.
+            known = [key if store.check([key]) else None for key in keys]
+            values = iter(store.multi_get([key for key in known if key]))
+            box.append([next(values) if key else b"" for key in known])
+
+        # In a thread of its own: a store whose process is stopped takes the question and never answers.
+        reader = threading.Thread(target=_quietly, args=(read,), daemon=True)
+        reader.start()
+        reader.join(timeout=max(2.0, self._timeout_s / 10))
+        if not box:
+            alive = Pulse(beats=time.monotonic_ns(), doing="train", step=self.step, trace=flight_recorder.read())
+            return [None if who.rank == 0 else alive for who in self._everyone]
+        return [hang.parse(value) for value in box[0]]
+
+    def _tell(self, found: Blame) -> None:
+        self._report.event(
+            "WATCH", "hang", ranks=found.ranks, nodes=found.nodes, collective=found.collective, why=found.line
+        )
+
+    def _give_up(self, trace: flight_recorder.Trace, first: _Look) -> None:
+        # Not asked again: another rank may have given up a moment ago and taken the store with it.
+        found = self._blame or self._find(trace, first)
+        self._tell(found)
+        self._report.alarm(f"{found.line}; gave up after {time.time() - trace.waiting[0].since:.0f} s")
+        _exit(1)
+
+    def explain(self) -> str | None:
+        """Who is gone, after the training thread has failed in a collective; None where nobody is found."""
+        if self._connect is None:
+            return None
+        first = time.monotonic(), self._pulses()
+        time.sleep(3 * self._beat_s)
+        found = self._find(flight_recorder.Trace(), first)
+        return found.line.removeprefix(hang.MARK).split("; ")[0].strip() if found.ranks else None
+
+
+def meet(place: Place) -> tuple[list[Who], Callable[[], Store] | None]:
+    """Every rank's place, told by itself, and how to open another connection to the store they met at."""
+    import torch.distributed as dist
+
+    mine = Who(rank=place.rank, node=place.node_rank, host=socket.gethostname(), pid=os.getpid())
+    if place.master is None or place.world_size == 1:
+        return [mine], None
+    everyone: list[Any] = [None] * place.world_size
+    dist.all_gather_object(everyone, mine)
+    host, port = place.master
+
+    def connect() -> Store:
+        store: Store = dist.TCPStore(  # type: ignore[attr-defined]
+            host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=30)
+        )
+        return store
+
+    return everyone, connect
+
+
+def _key(rank: int) -> str:
+    return f"lookout/pulse/{rank}"
+
+
+def _same(old: Pulse | None, new: Pulse | None) -> bool:
+    return old is not None and new is not None and old.beats == new.beats
+
+
+def _state(who: Who) -> str | None:
+    """The letter of a process on this machine."""
+    if who.host != socket.gethostname():
+        return None
+    try:
+        return Path(f"/proc/{who.pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return "gone"
+    except OSError:
+        return None
+
+
+def _quietly(work: Callable[[], None]) -> None:
+    with contextlib.suppress(Exception):  # no answer is the answer
+        work()
+
+
+def _exit(code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,93 @@
+"""Figures for Prometheus: how long requests take, and how the control plane stands."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from trainmaster import __version__
+from trainmaster.store.backlog import Pulse
+
+# Seconds. The middle ones stand around what is promised: 50 ms for most answers.
+_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"})  # any word may be sent as one
+
+
+class Meter:
+    """The figures of one application. Its registry is its own: two applications in one process do not mix."""
+
+    media_type = CONTENT_TYPE_LATEST
+
+    def __init__(self) -> None:
+        own: dict[str, Any] = {"registry": (registry := CollectorRegistry()), "namespace": "trainmaster"}
+        self._registry = registry
+        self.requests = Histogram(
+            "request_seconds", "Time to the first byte of an answer.", ["method", "path", "status"],
+            buckets=_BUCKETS, **own,
+        )  # fmt: skip
+        self.ticks = Counter("reconciler_ticks", "Looks at the jobs that went well.", **own)
+        self._jobs = Gauge("jobs", "Jobs by status.", ["status"], **own)
+        self._lag = Gauge(
+            "event_lag_seconds", "From the writing of the newest event of each running job until it was kept.",
+            ["quantile"], **own,
+        )  # fmt: skip
+        self._news = Gauge("outbox_waiting", "News that nobody was told of yet.", **own)
+        self._deliveries = Gauge("deliveries_waiting", "Messages on their way or to be tried again.", **own)
+        self._instances = Gauge("instances", "Rented machines by state.", ["state"], **own)
+        self._following = Gauge("following", "Answers that are being followed.", **own)
+        self._age = Gauge("reconciler_tick_age_seconds", "Since the last look at the jobs; -1 before the first.", **own)
+        Gauge("build", "Which version this is.", ["version"], **own).labels(__version__).set(1)
+        self._ticked: float | None = None
+
+    def tick(self) -> None:
+        self.ticks.inc()
+        self._ticked = time.monotonic()
+
+    @property
+    def tick_age_s(self) -> float | None:
+        return None if self._ticked is None else time.monotonic() - self._ticked
+
+    def render(self, pulse: Pulse, *, following: int) -> bytes:
+        for status, count in pulse.jobs.items():
+            self._jobs.labels(status).set(count)
+        lags = sorted(pulse.event_lags_s)
+        for share in (0.5, 0.95, 1.0):
+            self._lag.labels(f"{share:g}").set(lags[min(len(lags) - 1, int(share * len(lags)))] if lags else 0.0)
+        self._news.set(pulse.news_waiting)
+        self._deliveries.set(pulse.deliveries_waiting)
+        self._instances.clear()
+        for state, count in pulse.instances.items():
+            self._instances.labels(state).set(count)
+        self._following.set(following)
+        age = self.tick_age_s
+        self._age.set(-1.0 if age is None else age)
+        return generate_latest(self._registry)
+
+
+class Measured:
+    """The layer that times every request."""
+
+    def __init__(self, app: ASGIApp, *, meter: Meter) -> None:
+        self._app, self._meter = app, meter
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, status = time.perf_counter(), 0
+
+        async def send_timed(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start" and not status:
+                status = message["status"]
+                # By the route and not by the address: a figure for each job id would never end.
+                path = getattr(scope.get("route"), "path", None) or "(none)"
+                took = time.perf_counter() - began
+                method = scope["method"] if scope["method"] in _METHODS else "(other)"
+                self._meter.requests.labels(method, path, str(status)).observe(took)
+            await send(message)
+
+        await self._app(scope, receive, send_timed)

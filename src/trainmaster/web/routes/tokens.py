@@ -1,0 +1,93 @@
+"""Who may ask: tokens, who the caller is, and the trail of what was changed."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+from fastapi import Path, Query
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
+
+from trainmaster.store import audit, tokens
+from trainmaster.store.tokens import Role
+from trainmaster.web import answers, dependencies
+from trainmaster.web.auth import Who, need
+from trainmaster.web.errors import Refused
+from trainmaster.web.routes import group, reply
+
+router = group("access", prefix="/v1")
+
+
+class TokenWish(BaseModel):
+    """A token to be made."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: str = Field(pattern=dependencies.NAME, description="whom the audit trail will name; never given out twice")
+    role: Role
+    project: str | None = Field(default=None, pattern=dependencies.NAME, description="only this project; null for all")
+
+
+@router.get("/me", response_model=answers.Me)
+def find_me(who: dependencies.Viewer) -> Response:
+    """Who the server takes you for."""
+    return reply(answers.Me(name=who.name, role=who.role, project=who.project))
+
+
+@router.get("/tokens", response_model=answers.Tokens)
+def list_tokens(
+    db: dependencies.Db, who: dependencies.Admin, limit: dependencies.Limit = 200, offset: dependencies.Offset = 0
+) -> Response:
+    """Tokens by name, revoked ones too. What they are is not kept anywhere."""
+    rows = tokens.list_tokens(db, project=who.project, limit=limit, offset=offset)
+    return reply(answers.Tokens(tokens=tuple(rows)))
+
+
+@router.post("/tokens", response_model=answers.NewToken, status_code=201)
+def create_token(wish: TokenWish, db: dependencies.Db, who: dependencies.Admin) -> Response:
+    """A new token. Its text is in this answer and nowhere else. 409 if the name was ever used."""
+    _need_all_of(who, wish.project)
+    with db.write() as conn:
+        token = tokens.issue(conn, name=wish.name, role=wish.role, project=wish.project, at=datetime.now(UTC))
+        if token is not None:
+            detail = {"role": wish.role.value, "project": wish.project}
+            audit.record(conn, who=who.name, action="token.create", subject=f"token:{wish.name}", detail=detail)
+    if token is None:
+        raise Refused(409, "name_taken", f"the name {wish.name} was given to another token; take a new one")
+    return reply(answers.NewToken(name=wish.name, role=wish.role, project=wish.project, token=token), status_code=201)
+
+
+@router.delete("/tokens/{name}", status_code=204, response_class=Response)
+def revoke_token(
+    name: Annotated[str, Path(pattern=dependencies.NAME)], db: dependencies.Db, who: dependencies.Admin
+) -> Response:
+    """Make a token useless from now on. A second time changes nothing."""
+    found = tokens.find_by_name(db, name)
+    if found is None or (who.project is not None and found.project != who.project):
+        raise Refused(404, "not_found", f"there is no token {name}")
+    with db.write() as conn:
+        tokens.revoke(conn, name, at=datetime.now(UTC))
+        if found.revoked_at is None:
+            audit.record(conn, who=who.name, action="token.revoke", subject=f"token:{name}")
+    return Response(status_code=204)
+
+
+@router.get("/audit", response_model=answers.Audit, dependencies=[dependencies.admins, dependencies.everywhere])
+def list_audit(
+    db: dependencies.Db,
+    subject: Annotated[
+        str | None, Query(pattern=r"^[^\x00]{1,256}$", description="only of this, as job:<id> or token:<name>")
+    ] = None,
+    limit: dependencies.Limit = 50,
+    offset: dependencies.Offset = 0,
+) -> Response:
+    """Who changed what, newest first."""
+    rows = audit.list_audit(db, subject=subject, limit=limit, offset=offset)
+    return reply(answers.Audit(entries=tuple(rows), limit=limit, offset=offset))
+
+
+def _need_all_of(who: Who, project: str | None) -> None:
+    """Nobody gives out more than they have."""
+    if project is None and who.project is not None:
+        raise Refused(403, "forbidden", f"{who.name} has a part in {who.project} only; name that project")
+    need(who, Role.ADMIN, project=project)

@@ -1,0 +1,110 @@
+"""Webhooks: addresses that are told of news, each message signed."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime
+from typing import Annotated, Literal
+
+from fastapi import Path, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
+
+from trainmaster.control.notify import channels
+from trainmaster.control.notify.send import check_url
+from trainmaster.control.notify.signing import signing_key
+from trainmaster.core.errors import Fault, UsageError
+from trainmaster.store import Database, audit, webhooks
+from trainmaster.store.tokens import Role
+from trainmaster.store.webhooks import WebhookRow
+from trainmaster.web import answers, dependencies
+from trainmaster.web.auth import Who, need
+from trainmaster.web.errors import Refused
+from trainmaster.web.routes import group, reply
+
+router = group("webhooks", prefix="/v1/webhooks")
+Topic = Literal[
+    "job.started", "job.completed", "job.failed", "job.cancelled", "job.stalled", "job.retried", "budget.warning",
+    "budget.exceeded", "instance.leaked",
+]  # fmt: skip
+HookId = Annotated[str, Path(alias="id", pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
+
+
+class HookWish(BaseModel):
+    """A webhook to be made."""
+
+    model_config = ConfigDict(extra="forbid")
+    url: str = Field(min_length=1, max_length=2048, description="https, or http on this machine; without credentials")
+    topics: list[Topic] = Field(default=[], max_length=32, description="none: all")
+    project: str | None = Field(default=None, pattern=dependencies.NAME, description="only this project; null for all")
+
+
+class Switch(BaseModel):
+    """Whether a webhook is told anything."""
+
+    model_config = ConfigDict(extra="forbid")
+    enabled: bool = Field(strict=True)
+
+
+@router.get("", response_model=answers.Webhooks, dependencies=[dependencies.admins])
+def list_webhooks(db: dependencies.Db, project: dependencies.Project) -> Response:
+    """Webhooks, oldest first."""
+    with db.read() as conn:
+        rows = webhooks.list_webhooks(conn, project=project)
+    return reply(answers.Webhooks(webhooks=tuple(rows)))
+
+
+@router.post("", response_model=answers.NewWebhook, status_code=201)
+def create_webhook(wish: HookWish, request: Request, db: dependencies.Db, who: dependencies.Admin) -> Response:
+    """A new webhook. Its signing key is in this answer and nowhere else."""
+    if wish.project is None and who.project is not None:
+        raise Refused(403, "forbidden", f"{who.name} has a part in {who.project} only; name that project")
+    need(who, Role.ADMIN, project=wish.project)
+    try:
+        check_url(wish.url, allow_hosts=channels.load(request.app.state.home).allow_hosts)
+    except UsageError as wrong:
+        fault = Fault(path="url", message=str(wrong))
+        raise Refused(422, "bad_url", str(wrong), faults=[fault]) from wrong
+    hook_id = str(uuid.uuid4())
+    key = signing_key(request.app.state.home, hook_id)  # first: without it the webhook would be of no use
+    with db.write() as conn:
+        at = datetime.now(UTC)
+        webhooks.insert_webhook(conn, hook_id, url=wish.url, project=wish.project, topics=wish.topics, at=at)
+        detail = {"url": wish.url, "project": wish.project, "topics": list(wish.topics)}
+        audit.record(conn, who=who.name, action="webhook.create", subject=f"webhook:{hook_id}", detail=detail)
+        row = webhooks.find_webhook(conn, hook_id)
+    assert row is not None
+    made = answers.NewWebhook(
+        id=row.id, project=row.project, url=row.url, topics=row.topics, created_at=row.created_at, enabled=row.enabled,
+        signing_key=key,
+    )  # fmt: skip
+    return reply(made, status_code=201)
+
+
+@router.patch("/{id}", response_model=WebhookRow)
+def switch_webhook(hook_id: HookId, switch: Switch, db: dependencies.Db, who: dependencies.Admin) -> Response:
+    """Switch a webhook on or off."""
+    _find(db, hook_id, who)
+    with db.write() as conn:
+        webhooks.enable_webhook(conn, hook_id, enabled=switch.enabled)
+        action = "webhook.enable" if switch.enabled else "webhook.disable"
+        audit.record(conn, who=who.name, action=action, subject=f"webhook:{hook_id}")
+    return reply(_find(db, hook_id, who))
+
+
+@router.delete("/{id}", status_code=204, response_class=Response)
+def remove_webhook(hook_id: HookId, db: dependencies.Db, who: dependencies.Admin) -> Response:
+    """Forget a webhook; what is on its way to it is given up."""
+    _find(db, hook_id, who)
+    with db.write() as conn:
+        webhooks.remove_webhook(conn, hook_id)
+        audit.record(conn, who=who.name, action="webhook.remove", subject=f"webhook:{hook_id}")
+    return Response(status_code=204)
+
+
+def _find(db: Database, hook_id: str, who: Who) -> WebhookRow:
+    with db.read() as conn:
+        row = webhooks.find_webhook(conn, hook_id)
+    if row is None or (who.project is not None and row.project != who.project):
+        raise Refused(404, "not_found", f"there is no webhook {hook_id}")
+    return row

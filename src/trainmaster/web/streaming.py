@@ -1,0 +1,130 @@
+"""Answers that go on for as long as a job does: look, send what is new, wait, look again.
+
+Each open answer costs a task and a query a moment, so there is a most of them. A token that is revoked meanwhile ends
+the answer at its next sign of life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterator
+
+from starlette.concurrency import run_in_threadpool
+
+from trainmaster.control import logs
+from trainmaster.core.errors import StorageError, TargetError
+from trainmaster.pages import to_json
+from trainmaster.storage import Store
+from trainmaster.store import Database, backlog, reads, tokens
+from trainmaster.store.rows import AttemptRow, JobRow
+from trainmaster.web.auth import Who
+from trainmaster.web.errors import Refused
+
+END = "end"  # id and name of the last message of a job's events: behind it there is nothing
+_AWAY: tuple[type[Exception], ...] = (TargetError, StorageError, *backlog.GONE)
+_LOOK_S = 0.5
+_BATCH = 500  # events of one look
+_CHUNK = 1 << 18  # bytes of a log in one piece
+_MOST = 256  # open at once
+
+
+class Followers:
+    """How many answers are open, and how they behave."""
+
+    def __init__(self, *, look_s: float = _LOOK_S, alive_s: float = 15.0, most: int = _MOST) -> None:
+        self.look_s, self.alive_s, self._most = look_s, alive_s, most
+        self.open = 0
+
+    @contextlib.contextmanager
+    def one_more(self) -> Iterator[None]:
+        self.open += 1
+        try:
+            yield
+        finally:
+            self.open -= 1
+
+    def refuse_when_full(self) -> None:
+        if self.open >= self._most:
+            raise Refused(503, "too_many_open", "too many answers are being followed", headers={"Retry-After": "10"})
+
+
+async def events(
+    followers: Followers, db: Database, job_id: str, who: Who, *, after: tuple[int, int] | None
+) -> AsyncIterator[str]:
+    """A job's events as server-sent events, from behind `after` until the job is final. Its `id` is where to go on."""
+    with followers.one_more():
+        spoke = time.monotonic()
+        yield "retry: 2000\n\n"
+        while True:
+            try:
+                # The job first: an event that came before its end is then among those read after.
+                job = await run_in_threadpool(reads.find_job, db, job_id)
+                rows = await run_in_threadpool(reads.list_events, db, job_id, after=after, limit=_BATCH)
+            except backlog.GONE:
+                job, rows = None, []  # away for a while: the reader waits with us and misses nothing
+            for row in rows:
+                after = row.cursor
+                yield _message("event", row, "{}:{}".format(*after))
+            if rows:
+                spoke = time.monotonic()
+                continue
+            if job is not None and job.status.final:
+                yield _message(END, {"status": job.status.value, "reason": job.reason and job.reason.value}, END)
+                return
+            if time.monotonic() - spoke >= followers.alive_s:
+                if not await _still_welcome(db, who):
+                    return
+                yield ": alive\n\n"
+                spoke = time.monotonic()
+            await asyncio.sleep(followers.look_s)
+
+
+async def log(
+    followers: Followers, db: Database, storage: Store, job: JobRow, attempt: AttemptRow, *, who: Who, stream: str,
+    offset: int,
+) -> AsyncIterator[bytes]:  # fmt: skip
+    """The bytes of a stream from an offset on, until nobody writes it any more."""
+    with followers.one_more():
+        looked = time.monotonic()
+        over = logs.is_over(job, attempt)
+        while True:
+            try:
+                piece = await logs.read(db, storage, job, attempt, stream, offset=offset, limit=_CHUNK)
+                if piece:
+                    offset += len(piece)
+                    yield piece
+                    continue
+                if over:
+                    return
+                now, found = await run_in_threadpool(_again, db, job.id, attempt.number)
+                if now is None or found is None:
+                    return
+                # Read once more after it is known to be over: what came in between is taken too.
+                job, attempt, over = now, found, logs.is_over(now, found)
+            except _AWAY:
+                if over:
+                    return
+            if time.monotonic() - looked >= followers.alive_s:
+                looked = time.monotonic()
+                if not await _still_welcome(db, who):
+                    return
+            if not over:
+                await asyncio.sleep(followers.look_s)
+
+
+async def _still_welcome(db: Database, who: Who) -> bool:
+    try:
+        return who.token_id is None or await run_in_threadpool(tokens.is_live, db, who.token_id)
+    except backlog.GONE:
+        return True
+
+
+def _again(db: Database, job_id: str, number: int) -> tuple[JobRow | None, AttemptRow | None]:
+    attempts = reads.list_attempts(db, job_id)
+    return reads.find_job(db, job_id), next((row for row in attempts if row.number == number), None)
+
+
+def _message(name: str, value: object, place: str) -> str:
+    return f"id: {place}\nevent: {name}\ndata: {to_json(value)}\n\n"

@@ -1,0 +1,1 @@
+"""Stand-ins that only tests and benchmarks use."""

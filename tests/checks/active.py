@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 from machines import Machine
-
 from trainmaster.checks.active import _probe
 
 TORCH = {"torch": "2.11.0+cu130", "cuda": "13.0"}

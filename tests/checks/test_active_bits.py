@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from active import Report, answer, only
-from machines import Machine
 
+from machines import Machine
 from trainmaster.core.results import Verdict
 
 OTHER = "f" * 32

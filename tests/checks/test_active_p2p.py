@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from active import TORCH, uuid
-from machines import PCI, Machine
 
+from machines import PCI, Machine
 from trainmaster.checks.active import _probe
 from trainmaster.core.results import Verdict
 

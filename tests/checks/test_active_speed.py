@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from active import Report, answer, only, rates
-from machines import Machine
 
+from machines import Machine
 from trainmaster.core.results import Verdict
 
 RATES = ("gemm", "hbm", "pcie_copy")

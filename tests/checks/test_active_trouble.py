@@ -12,8 +12,8 @@ import pytest
 from active import PROBE, answer, line, only, report, uuid
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from machines import H200, Machine
 
+from machines import H200, Machine
 from trainmaster import checks
 from trainmaster.checks.active import _probe, gemm
 from trainmaster.core.expect import Expect

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from machines import H200, Machine
 from typer.testing import CliRunner
 
+from machines import H200, Machine
 from trainmaster.checks import __main__ as plain
 from trainmaster.checks import plan
 from trainmaster.cli.main import build

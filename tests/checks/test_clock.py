@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from machines import Machine
 
+from machines import Machine
 from trainmaster.checks.system.clock import parse_chronyc, parse_ntpq, parse_timedatectl
 
 CHRONYC = "A9FEA97B,169.254.169.123,4,1767323045.1,{offset},0.1,0.1,-5.2,0.0,0.01,0.0003,0.0002,16.2,{leap}\n"

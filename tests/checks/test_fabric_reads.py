@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from machines import Machine
 from nodes import IB, NET, efa, infiniband, interface, put, rdma, roce
 
+from machines import Machine
 from trainmaster import checks
 from trainmaster.checks.fabric.nccl_interfaces import matches
 from trainmaster.core.expect import Expect

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from machines import H200, Machine
 
+from machines import H200, Machine
 from trainmaster.checks import names
 from trainmaster.node.recorded import RecordedHost
 

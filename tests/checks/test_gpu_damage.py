@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from machines import edit_smi, smi_text
 from test_gpu_faults import FABRIC
 
+from machines import edit_smi, smi_text
 from trainmaster import checks
 from trainmaster.checks import nvidia
 from trainmaster.core.expect import Expect

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from machines import H200, Machine
 
+from machines import H200, Machine
 from trainmaster import checks
 from trainmaster.checks.gpu import gpu_compat
 from trainmaster.core.expect import Expect

@@ -7,8 +7,8 @@ import xml.etree.ElementTree as ET
 from dataclasses import dataclass, replace
 
 import pytest
-from machines import Machine, edit_smi, smi_text
 
+from machines import Machine, edit_smi, smi_text
 from trainmaster import checks
 from trainmaster.checks.gpu import gpu_compat
 from trainmaster.core.expect import Expect

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from machines import Machine
 
+from machines import Machine
 from trainmaster.checks.gpu import gpu_nvlink
 
 UUIDS = [f"GPU-00000000-1111-2222-3333-{n:012x}" for n in range(2)]

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from machines import H200, Machine
 
+from machines import H200, Machine
 from trainmaster.checks import __main__ as plain
 from trainmaster.core.results import CheckResult, Overall, exit_code, judge_overall, ok, warn
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from machines import H200, Machine, smi_text
 
+from machines import H200, Machine, smi_text
 from trainmaster.checks import nvidia
 from trainmaster.checks.gpu import gpu_count, gpu_memory, gpu_temperature
 from trainmaster.core.expect import Expect

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from machines import H200, Machine
 from typer.testing import CliRunner
 
+from machines import H200, Machine
 from trainmaster.checks import profiles
 from trainmaster.cli.main import build
 from trainmaster.core.errors import SpecError

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from machines import Machine
 
+from machines import Machine
 from trainmaster.core.errors import HostError
 
 GIB = 1 << 30

@@ -6,10 +6,10 @@ import json
 import re
 
 import pytest
-from machines import Machine
 from nodes import bare_metal, efa, put, roce
 from test_system_faults import MINE
 
+from machines import Machine
 from trainmaster import checks
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Verdict

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from machines import Machine
 from nodes import CHRONYC, HEALTHY, IB, MOUNTS, NET, bare_metal, efa, ibstat_text, infiniband, interface, put, roce
 
+from machines import Machine
 from trainmaster import checks
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Verdict, judge_overall

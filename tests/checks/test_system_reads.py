@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from machines import Machine
 from nodes import HEALTHY, MOUNTS, bare_metal, container_v1, put
 
+from machines import Machine
 from trainmaster import checks
 from trainmaster.checks import system_files
 from trainmaster.checks.system.mounts import parse

@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from machines import H200, Machine
 from typer.testing import CliRunner
 
+from machines import H200, Machine
 from trainmaster.cli.main import build
 from trainmaster.cluster import diff, evidence
 from trainmaster.core.errors import NotCaptured, UsageError

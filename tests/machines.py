@@ -15,7 +15,7 @@ from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding
 from trainmaster.node.recorded import RecordedHost
 
-H200 = Path(__file__).parents[1] / "hosts" / "h200"
+H200 = Path(__file__).parent / "hosts" / "h200"
 PCI = "/sys/bus/pci/devices"
 
 

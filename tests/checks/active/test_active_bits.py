@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from active import Report, answer, only
+from probe_answers import Report, answer, only
 
 from machines import Machine
 from trainmaster.core.results import Verdict

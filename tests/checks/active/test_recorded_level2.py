@@ -11,7 +11,7 @@ from trainmaster.core.expect import Expect
 from trainmaster.core.results import Overall, Verdict, judge_overall
 from trainmaster.node.recorded import RecordedHost
 
-H200 = Path(__file__).parents[1] / "hosts" / "h200"
+H200 = Path(__file__).parents[2] / "hosts" / "h200"
 
 
 def test_level_2_of_the_recorded_h200_passes() -> None:

@@ -18,7 +18,7 @@ from trainmaster.core.expect import Expect
 from trainmaster.core.results import judge_overall
 
 CHECKS = [name for name in checks.names() if name.startswith("gpu_")] + ["xid", "dcgm"]
-SAMPLES = Path(__file__).parents[1] / "node" / "parse" / "samples"
+SAMPLES = Path(__file__).parents[2] / "node" / "parse" / "samples"
 SMI = "nvidia-smi -q -x"
 FABRIC: dict[str, str | None] = {
     "fabric/state": "Completed",

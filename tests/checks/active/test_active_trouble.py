@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from active import PROBE, answer, line, only, report, uuid
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from probe_answers import PROBE, answer, line, only, report, uuid
 
 from machines import H200, Machine
 from trainmaster import checks

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from active import TORCH, uuid
+from probe_answers import TORCH, uuid
 
 from machines import PCI, Machine
 from trainmaster.checks.active import _probe

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainmaster import checks
-from trainmaster.checks import system
+from trainmaster.checks import active, fabric, gpu, system
 from trainmaster.core.errors import UsageError
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import CheckResult, Overall, Verdict, judge_overall
@@ -20,9 +20,9 @@ Add = Callable[[str, str], None]
 
 @pytest.fixture
 def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Add:
-    """Put a check into the registry, which is a folder: here a second one."""
-    monkeypatch.setattr(system, "__path__", [str(tmp_path / "system")])
-    monkeypatch.setattr(checks, "__path__", [str(tmp_path)])
+    """Put a check into the registry, which is its folders: here four others, all but one empty."""
+    for folder in (active, fabric, gpu, system):
+        monkeypatch.setattr(folder, "__path__", [str(tmp_path / folder.__name__.rpartition(".")[2])])
     (tmp_path / "system").mkdir()
 
     def write(name: str, text: str) -> None:
@@ -79,7 +79,7 @@ def test_a_check_that_hangs_is_left_behind(add: Add) -> None:
     add("z_good", GOOD)
     try:
         hung, good = run()
-        assert "no answer in 0.2 s" in hung.findings[0].reason
+        assert "no answer within 0.2 s" in hung.findings[0].reason
         assert hung.verdict is Verdict.ERROR
         assert good.verdict is Verdict.PASS
     finally:
@@ -150,7 +150,7 @@ def test_wrong_names_are_refused_with_the_right_one() -> None:
 def test_a_plan_of_nothing_is_refused(add: Add) -> None:
     add("a_one", GOOD)
     add("b_two", GOOD + "LEVEL = 2\n")
-    with pytest.raises(UsageError, match="nothing is left"):
+    with pytest.raises(UsageError, match="no check is left"):
         checks.plan(1, skip=["a_one"])
     with pytest.raises(UsageError, match="b_two needs --level 2"):
         checks.plan(1, only=["b_two"])

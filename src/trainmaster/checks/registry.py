@@ -1,0 +1,72 @@
+"""Registry of the checks: the modules of four folders, and the plan of a run over them.
+
+The folder is the registry: a module of gpu/, active/, fabric/ or system/ without a leading underscore is a check.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Sequence
+from typing import cast
+
+from trainmaster.checks.contract import LEVELS, TIMEOUT_S, Check
+from trainmaster.core.errors import UsageError
+
+FOLDERS = ("gpu", "active", "fabric", "system")
+_PACKAGE = "trainmaster.checks"
+
+
+def names() -> list[str]:
+    """Names of all checks, sorted."""
+    return sorted(_folders())
+
+
+def load(name: str) -> Check:
+    """Import the check of that name."""
+    return cast(Check, importlib.import_module(f"{_PACKAGE}.{_folders()[name]}.{name}"))
+
+
+def level_of(name: str) -> int:
+    """Level of a check. One that cannot be imported is planned at every level, so that its error is reported."""
+    try:
+        return int(load(name).LEVEL)
+    except Exception:
+        return LEVELS[0]
+
+
+def timeout_of(name: str) -> float:
+    """Seconds that the runner waits for a check."""
+    try:
+        return float(getattr(load(name), "TIMEOUT_S", TIMEOUT_S))
+    except Exception:
+        return TIMEOUT_S
+
+
+def plan(level: int, only: Sequence[str] = (), skip: Sequence[str] = ()) -> list[str]:
+    """Names that `runner.run` will report on, in order. Level 0 plans none."""
+    known = names()
+    for word in (*only, *skip):
+        if word not in known:
+            close = difflib.get_close_matches(word, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+            raise UsageError(f"there is no check {word}; {hint}")
+    wanted = [name for name in known if (not only or name in only) and name not in skip]
+    above = [name for name in wanted if level_of(name) > level]
+    if only and above:
+        raise UsageError(f"{above[0]} needs --level {level_of(above[0])}; this is level {level}")
+    planned = [name for name in wanted if name not in above]
+    if level and not planned:
+        raise UsageError("no check is left; skip fewer checks, or use level 0 to run none on purpose")
+    return planned
+
+
+def _folders() -> dict[str, str]:
+    """Folder of each check."""
+    return {
+        module.name: folder
+        for folder in FOLDERS
+        for module in pkgutil.iter_modules(importlib.import_module(f"{_PACKAGE}.{folder}").__path__)
+        if not module.name.startswith("_")
+    }

@@ -112,11 +112,11 @@ def measure(case: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]
     from trainmaster.estimate import Cluster, estimate
     from trainmaster.train import loop
     from trainmaster.train.parallel import shard
-    from trainmaster.train.parallel.rank_info import Place
-    from trainmaster.train.report import Report
+    from trainmaster.train.parallel.rank_info import RankInfo
+    from trainmaster.train.run_log import RunLog
     from trainmaster.train.watch.stop import Stop
 
-    class Watch(Report):
+    class Watch(RunLog):
         """Times steps by the events that end them, and leaves the loop after the last: nothing is saved."""
 
         started = ended = 0.0
@@ -149,14 +149,14 @@ def measure(case: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]
     steps = 100 * (options.warm_up + options.steps)
     quiet = {"steps": steps, "epoch_steps": steps, "eval_sequences": 0, "checkpoint": {"every_steps": steps}}
     config = build(TrainConfig, {**quiet, **case, "log_every_steps": 1})
-    place = Place(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, nodes=1, master=None)
-    device = shard.pick_device(config.device, place)
-    world = shard.join(place, device, timeout_s=120)
+    rank_info = RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, nodes=1, master=None)
+    device = shard.pick_device(config.device, rank_info)
+    world = shard.join(rank_info, device, timeout_s=120)
     on_gpu = device.type == "cuda"
-    watch = Watch(place, None)
+    watch = Watch(rank_info, None)
     quiet_out, enough = contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(Enough)
     with tempfile.TemporaryDirectory() as folder, quiet_out, enough:
-        loop.run(config, world, folder=Path(folder), stop=Stop(None), report=watch)
+        loop.run(config, world, folder=Path(folder), stop=Stop(None), run_log=watch)
     step_s = (watch.ended - watch.started) / options.steps
     gpu = gpus.of_gpu(torch.cuda.get_device_name()) if on_gpu else None
     plan = estimate(config, Cluster(gpu=gpu, gpus=1, gpus_per_node=1))

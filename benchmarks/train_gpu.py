@@ -177,16 +177,16 @@ def run_ours(case: Case, *, steps: int, device: str) -> None:
     from trainmaster.node.emit import Emitter
     from trainmaster.train import loop
     from trainmaster.train.parallel import shard
-    from trainmaster.train.parallel.rank_info import Place
-    from trainmaster.train.report import Report
+    from trainmaster.train.parallel.rank_info import RankInfo
+    from trainmaster.train.run_log import RunLog
     from trainmaster.train.watch.stop import Stop
 
     config = _config(case, device)
-    place = Place(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, nodes=1, master=None)
-    world = shard.join(place, shard.pick_device(device, place), timeout_s=600)
+    rank_info = RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, nodes=1, master=None)
+    world = shard.join(rank_info, shard.pick_device(device, rank_info), timeout_s=600)
     folder = Path(tempfile.mkdtemp())
 
-    class Enough(Report):
+    class Enough(RunLog):
         """Every step is told; after the last that is wanted the process ends, before a 48 GB checkpoint is written."""
 
         at: ClassVar[list[float]] = []
@@ -204,7 +204,7 @@ def run_ours(case: Case, *, steps: int, device: str) -> None:
                 os._exit(0)
 
     with Emitter(folder / "events.jsonl") as emitter:
-        loop.run(config, world, folder=folder / "checkpoints", stop=Stop(None), report=Enough(place, emitter))
+        loop.run(config, world, folder=folder / "checkpoints", stop=Stop(None), run_log=Enough(rank_info, emitter))
 
 
 def run_settings(names: Any, *, steps: int, device: str) -> Iterator[dict[str, Any]]:
@@ -212,10 +212,10 @@ def run_settings(names: Any, *, steps: int, device: str) -> Iterator[dict[str, A
     import torch
 
     from trainmaster.train.parallel import shard
-    from trainmaster.train.parallel.rank_info import Place
+    from trainmaster.train.parallel.rank_info import RankInfo
 
-    place = Place(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, nodes=1, master=None)
-    world = shard.join(place, shard.pick_device(device, place), timeout_s=600)
+    rank_info = RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, nodes=1, master=None)
+    world = shard.join(rank_info, shard.pick_device(device, rank_info), timeout_s=600)
     for name, batch, recompute, master in SETTINGS:
         if name not in names:
             continue

@@ -16,7 +16,7 @@ from trainmaster.core.train_config import TrainConfig
 from trainmaster.node.emit import Emitter
 from trainmaster.train import loop
 from trainmaster.train.parallel import shard
-from trainmaster.train.report import Report
+from trainmaster.train.run_log import RunLog
 from trainmaster.train.watch.stop import Stop
 
 from .managed_runs import Managed
@@ -82,7 +82,7 @@ def run_here() -> Iterator[RunHere]:
                     world,
                     folder=Path(config.checkpoint.folder or folder / "checkpoints"),
                     stop=stop or Stop(None),
-                    report=Report(ALONE, emitter),
+                    run_log=RunLog(ALONE, emitter),
                 )
         finally:
             dist.destroy_process_group()

@@ -15,7 +15,7 @@ from typing import Any
 
 from trainmaster.core.schema import build, to_plain
 from trainmaster.core.train_config import TrainConfig
-from trainmaster.train.parallel.rank_info import Place
+from trainmaster.train.parallel.rank_info import RankInfo
 from trainmaster.train.watch.stop import Stop
 
 TINY = {
@@ -32,7 +32,7 @@ TINY = {
     "checkpoint": {"every_steps": 4, "mode": "sync", "retry_s": 0.01},
 }
 # As if a second rank shared the machine: one thread. Two would wait for each other longer than they compute.
-ALONE = Place(rank=0, world_size=1, local_rank=0, local_world_size=2, node_rank=0, nodes=1, master=None)
+ALONE = RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=2, node_rank=0, nodes=1, master=None)
 
 
 def tiny(**changes: Any) -> TrainConfig:

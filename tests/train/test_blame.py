@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch.distributed as dist
 
-from trainmaster.train.parallel.rank_info import Place
-from trainmaster.train.report import Report
+from trainmaster.train.parallel.rank_info import RankInfo
+from trainmaster.train.run_log import RunLog
 from trainmaster.train.watch import flight_recorder, hang, watchdog
 from trainmaster.train.watch.flight_recorder import Collective, Trace
 from trainmaster.train.watch.hang import Pulse, View, Who
 from trainmaster.train.watch.stop import Stop
-from trainmaster.train.watch.watchdog import Lookout
+from trainmaster.train.watch.watchdog import Watchdog
 
 ENTRY = {
     "collective_seq_id": 25, "input_dtypes": ["Float"], "input_sizes": [[4, 8], [3]], "is_p2p": False, "op_id": 25,
@@ -59,10 +59,10 @@ def test_a_record_is_read_and_a_strange_one_is_passed_over() -> None:
 def test_a_stopped_process_is_named_with_its_node_and_the_collective() -> None:
     found = find(view(0, 25), view(1, 25), view(2, 24, state="T"), view(3, 25))
     assert (found.ranks, found.nodes) == ((2,), (1,))
-    place = "of gloo:default_pg.0 (35 elements)"
+    group = "of gloo:default_pg.0 (35 elements)"
     assert found.line == (
         "hang: rank 2 (node 1, gpu-1, pid 102) is stopped (SIGSTOP, or a debugger holds it), last seen in all_reduce "
-        f"#24 {place}; 3 of 4 ranks wait in all_reduce #25 {place} in step 12 since 60 s"
+        f"#24 {group}; 3 of 4 ranks wait in all_reduce #25 {group} in step 12 since 60 s"
     )
 
 
@@ -102,10 +102,10 @@ def test_a_pulse_survives_the_store_and_garbage_is_no_pulse() -> None:
 def test_one_rank_that_has_something_to_lose_keeps_all_of_them() -> None:
     store = dist.HashStore()  # type: ignore[attr-defined]
     places = [
-        Place(rank=rank, world_size=2, local_rank=rank, local_world_size=2, node_rank=0, nodes=1, master=None)
+        RankInfo(rank=rank, world_size=2, local_rank=rank, local_world_size=2, node_rank=0, nodes=1, master=None)
         for rank in range(2)
     ]
-    first, second = (Lookout(place, stop=Stop(None), report=Report(place, None)) for place in places)
+    first, second = (Watchdog(rank_info, stop=Stop(None), run_log=RunLog(rank_info, None)) for rank_info in places)
     left: list[str] = []
     first.open_window(left.append)
     first._vote(store, "SIGTERM")
@@ -117,12 +117,12 @@ def test_one_rank_that_has_something_to_lose_keeps_all_of_them() -> None:
 
 
 def test_a_lone_rank_leaves_by_itself_and_only_inside_its_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Place(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, nodes=1, master=None)
+    rank_info = RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, nodes=1, master=None)
     codes: list[int] = []
     monkeypatch.setattr(watchdog, "_exit", codes.append)
     left: list[str] = []
     for closed in (True, False):
-        one = Lookout(place, stop=Stop(None), report=Report(place, None))
+        one = Watchdog(rank_info, stop=Stop(None), run_log=RunLog(rank_info, None))
         one.open_window(left.append)
         if closed:
             one.close_window()

@@ -65,7 +65,7 @@ def test_kills_come_in_order_with_room_before_and_after(kills: int, seed: int) -
     assert steps == sorted(steps)
     assert steps[0] > 2 * 5
     assert steps[-1] <= 40 - 5
-    assert {strike.place for strike in strikes} <= set(failpoints.PLACES)
+    assert {strike.place for strike in strikes} <= set(failpoints.FAILPOINTS)
     assert strikes[0].place.startswith("save:")
     assert [leg.ranks for leg in plan.legs] == [4] * kills + [2]
     assert sum(leg.damage for leg in plan.legs) == 1

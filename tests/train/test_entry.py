@@ -11,7 +11,7 @@ import pytest
 
 from trainmaster.node.ranks import detect
 from trainmaster.train.__main__ import main, read_config
-from trainmaster.train.parallel.rank_info import find_place
+from trainmaster.train.parallel.rank_info import find_rank_info
 from trainmaster.train.watch.stop import SIGNALS
 
 
@@ -49,7 +49,7 @@ def test_a_pod_is_not_a_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_a_lone_process_is_the_whole_run(tmp_path: Path) -> None:
-    place = find_place(detect({}))
-    assert (place.rank, place.world_size, place.master) == (0, 1, None)
+    rank_info = find_rank_info(detect({}))
+    assert (rank_info.rank, rank_info.world_size, rank_info.master) == (0, 1, None)
     (tmp_path / "config.json").write_text("{}")
     assert read_config([str(tmp_path / "config.json")]).steps == 200

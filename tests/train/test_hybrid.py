@@ -13,7 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trainmaster.core.errors import UsageError
 from trainmaster.core.parallel_config import ParallelConfig
-from trainmaster.train.parallel.rank_info import Place
+from trainmaster.train.parallel.rank_info import RankInfo
 from trainmaster.train.parallel.shard import World, build_mesh
 
 from .runs import RunHere, Start, tiny
@@ -43,8 +43,8 @@ def test_two_by_two_draws_the_curve_of_one_and_of_four(start: Start, run_here: R
 def rank_of_four() -> Iterator[World]:
     """Rank 3 of four on two nodes, with a group that moves nothing."""
     dist.init_process_group("fake", store=FakeStore(), rank=3, world_size=4)
-    place = Place(rank=3, world_size=4, local_rank=1, local_world_size=2, node_rank=1, nodes=2, master=None)
-    yield World(place=place, device=torch.device("cpu"))
+    rank_info = RankInfo(rank=3, world_size=4, local_rank=1, local_world_size=2, node_rank=1, nodes=2, master=None)
+    yield World(rank_info=rank_info, device=torch.device("cpu"))
     dist.destroy_process_group()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trainmaster.core import heartbeat
-from trainmaster.train.parallel.rank_info import Place
+from trainmaster.train.parallel.rank_info import RankInfo
 
 from .runs import RunHere, Start, tiny
 
@@ -15,10 +15,11 @@ from .runs import RunHere, Start, tiny
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
 def test_each_sample_goes_to_exactly_one_rank(world: int) -> None:
     shares = [
-        Place(rank=rank, world_size=world, local_rank=rank, local_world_size=world, node_rank=0, nodes=1, master=None)
-        .share(48)
+        RankInfo(
+            rank=rank, world_size=world, local_rank=rank, local_world_size=world, node_rank=0, nodes=1, master=None
+        ).share(48)
         for rank in range(world)
-    ]  # fmt: skip
+    ]
     assert [index for share in shares for index in share] == list(range(48))
 
 

@@ -12,12 +12,12 @@ import pytest
 from trainmaster.core.errors import UsageError
 from trainmaster.core.watch_config import WatchConfig
 from trainmaster.train.metrics import trackers
-from trainmaster.train.parallel.rank_info import Place
-from trainmaster.train.report import Report
+from trainmaster.train.parallel.rank_info import RankInfo
+from trainmaster.train.run_log import RunLog
 
 from .runs import RunHere, tiny
 
-ALONE = Place(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, nodes=1, master=None)
+ALONE = RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, nodes=1, master=None)
 
 
 def records(path: Path) -> Iterator[bytes]:
@@ -98,11 +98,11 @@ class Failing:
 
 
 def test_a_tracker_that_fails_is_left_out_and_told_once(capsys: pytest.CaptureFixture[str]) -> None:
-    report, failing = Report(ALONE, None), Failing()
-    report.track([failing])
+    run_log, failing = RunLog(ALONE, None), Failing()
+    run_log.track([failing])
     for step in range(3):
-        report.event("STEP", "metrics", step=step, loss=1.0)
-    report.close()
+        run_log.event("STEP", "metrics", step=step, loss=1.0)
+    run_log.close()
     assert failing.calls == 1
     assert capsys.readouterr().out == "[rank 0 node 0] failing is left out from here on: ConnectionError: gone\n"
 

@@ -29,11 +29,11 @@ from trainmaster.core.train_config import TrainConfig
 from trainmaster.node.emit import Emitter
 from trainmaster.node.ranks import detect
 from trainmaster.train.metrics.trackers import check_trackers
-from trainmaster.train.parallel.rank_info import Place, find_place
-from trainmaster.train.report import Report
+from trainmaster.train.parallel.rank_info import RankInfo, find_rank_info
+from trainmaster.train.run_log import RunLog
 from trainmaster.train.watch.oom import explain_memory
 from trainmaster.train.watch.stop import Stop
-from trainmaster.train.watch.watchdog import Lookout, meet
+from trainmaster.train.watch.watchdog import Watchdog, meet
 
 TIMEOUT_VARIABLE = "TRAINMASTER_COLLECTIVE_TIMEOUT_S"
 _TIMEOUT_S = 120.0  # long enough for the slowest save of one rank, short enough that a dead peer costs two minutes
@@ -46,30 +46,30 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     stop = Stop(environ.get(STOP_VARIABLE))
     stop.listen()
     try:
-        config, place = read_config(arguments), find_place(detect(environ))
-        faults = list(config.faults_on(place.world_size))
+        config, rank_info = read_config(arguments), find_rank_info(detect(environ))
+        faults = list(config.faults_on(rank_info.world_size))
         if faults:
             raise SpecError(faults)
         check_trackers(config.watch)
     except UsageError as wrong:
         sys.stderr.write(f"{wrong}\n")
         return wrong.exit_code
-    events = environ.get(EVENTS_VARIABLE) if place.rank == 0 else None
-    report = Report(place, Emitter(events) if events else None)
+    events = environ.get(EVENTS_VARIABLE) if rank_info.rank == 0 else None
+    run_log = RunLog(rank_info, Emitter(events) if events else None)
     try:
-        return train(config, place, environ, stop=stop, report=report)
+        return train(config, rank_info, environ, stop=stop, run_log=run_log)
     except CheckpointError as wrong:
-        report.alarm(f"checkpoint error: {wrong}")
+        run_log.alarm(f"checkpoint error: {wrong}")
         return _BAD_CHECKPOINT
     except DataError as wrong:
-        report.alarm(f"data error: {wrong}")
+        run_log.alarm(f"data error: {wrong}")
         return _BAD_DATA
     except TrainmasterError as wrong:
-        report.alarm(f"error: {wrong}")
+        run_log.alarm(f"error: {wrong}")
         return wrong.exit_code
     except Exception as wrong:
         traceback.print_exc()
-        report.alarm(_last_words(wrong))
+        run_log.alarm(_last_words(wrong))
         return 1
 
 
@@ -83,7 +83,7 @@ def read_config(arguments: Sequence[str]) -> TrainConfig:
         raise UsageError(f"{arguments[0]}: {wrong}") from None
 
 
-def train(config: TrainConfig, place: Place, environ: Mapping[str, str], *, stop: Stop, report: Report) -> int:
+def train(config: TrainConfig, rank_info: RankInfo, environ: Mapping[str, str], *, stop: Stop, run_log: RunLog) -> int:
     """Join the other ranks, train, part. After a failure there is no parting: the others may be gone."""
     # Imported here, after the signals are taken: torch takes seconds, and a stop in them must count.
     from trainmaster.train import loop
@@ -92,34 +92,34 @@ def train(config: TrainConfig, place: Place, environ: Mapping[str, str], *, stop
 
     flight_recorder.prepare()
     folder = Path(config.checkpoint.folder or environ.get(CHECKPOINTS_VARIABLE) or "checkpoints").absolute()
-    device = shard.pick_device(config.device, place)
+    device = shard.pick_device(config.device, rank_info)
     timeout_s = float(environ.get(TIMEOUT_VARIABLE) or _TIMEOUT_S)
-    world = shard.join(place, device, timeout_s=timeout_s)
-    lookout = Lookout(place, stop=stop, report=report, timeout_s=timeout_s)
-    lookout.start(*meet(place))
+    world = shard.join(rank_info, device, timeout_s=timeout_s)
+    watchdog = Watchdog(rank_info, stop=stop, run_log=run_log, timeout_s=timeout_s)
+    watchdog.start(*meet(rank_info))
     try:
         outcome = loop.run(
-            config, world, folder=folder, stop=stop, report=report, lookout=lookout,
+            config, world, folder=folder, stop=stop, run_log=run_log, watchdog=watchdog,
             resume_from=environ.get(RESUME_VARIABLE),
         )  # fmt: skip
     except TrainmasterError:
         raise
     except Exception as wrong:
-        lookout.await_verdict()  # the others may be leaving together, and so should this one
-        report.close()
+        watchdog.await_verdict()  # the others may be leaving together, and so should this one
+        run_log.close()
         traceback.print_exc()
-        report.alarm(explain_memory(wrong, config, world) or _last_words(wrong, lookout))
+        run_log.alarm(explain_memory(wrong, config, world) or _last_words(wrong, watchdog))
         return 1
-    lookout.end()
+    watchdog.end()
     shard.leave()
     return RESUMABLE_EXIT if outcome.stopped else 0
 
 
-def _last_words(wrong: Exception, lookout: Lookout | None = None) -> str:
+def _last_words(wrong: Exception, watchdog: Watchdog | None = None) -> str:
     text = (str(wrong).splitlines() or [""])[0]
     # torch has no one type for it: gloo raises RuntimeError, the store DistNetworkError, NCCL DistBackendError.
     if any(word in f"{type(wrong).__name__} {wrong}".lower() for word in ("gloo", "nccl", "distnetwork", "diststore")):
-        who = lookout.explain() if lookout is not None else None
+        who = watchdog.explain() if watchdog is not None else None
         return f"failed: another rank is gone or hangs, see its log: {f'{who}: ' if who else ''}{text}"
     return f"failed: {type(wrong).__name__}: {text}"
 

@@ -25,8 +25,8 @@ def evaluate(
     beat: Callable[[], None] = lambda: None,  # called at each batch, to say that it goes on
 ) -> float | None:
     """Mean loss per counted token over the same held-out samples each time; None if told to stop on the way."""
-    mine = world.place.share(config.eval_sequences)
-    at_once = config.micro_sequences or len(world.place.share(config.batch_sequences))  # what is known to fit
+    mine = world.rank_info.share(config.eval_sequences)
+    at_once = config.micro_sequences or len(world.rank_info.share(config.batch_sequences))  # what is known to fit
     model.eval()
     total = torch.zeros(2, dtype=torch.float64)  # losses added up, tokens they are of
     for start in mine[::at_once]:

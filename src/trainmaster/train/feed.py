@@ -21,7 +21,7 @@ from trainmaster.datasets import Rows, Source
 from trainmaster.datasets._retry import Patience, brief
 from trainmaster.train.parallel import rank_sync
 from trainmaster.train.parallel.shard import World
-from trainmaster.train.report import Report
+from trainmaster.train.run_log import RunLog
 from trainmaster.train.watch.stop import Stop
 
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.001, 0.25  # between two looks at data that is not there yet
@@ -42,10 +42,10 @@ class Feed:
     """Where this rank's part of every batch comes from."""
 
     def __init__(
-        self, config: TrainConfig, world: World, *, stop: Stop | None = None, report: Report | None = None
+        self, config: TrainConfig, world: World, *, stop: Stop | None = None, run_log: RunLog | None = None
     ) -> None:
-        self._config, self._place, self._device = config, world.place, world.device
-        self._stop, self._report = stop or Stop(None), report
+        self._config, self._rank_info, self._device = config, world.rank_info, world.device
+        self._stop, self._run_log = stop or Stop(None), run_log
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="feed")
         self._name = f"{config.data.source} {config.data.dataset or config.data.path or ''}".strip()
         self._patience = Patience(self._name)
@@ -63,8 +63,8 @@ class Feed:
 
         Raw files are tokenised here. Rank 0 goes first: where the cache is shared by all nodes nobody does it twice.
         """
-        place = self._place
-        for turn in (place.rank == 0, place.local_rank == 0, True):
+        rank_info = self._rank_info
+        for turn in (rank_info.rank == 0, rank_info.local_rank == 0, True):
             jobs = [self._worker.submit(self._load)] if turn and self._source is None else []
             # Tokenising has no limit of time: it works, it does not wait.
             if not self._wait(jobs, what="opening the data", limit_s=None, heed_stop_after_s=_OPENING_S):
@@ -76,8 +76,8 @@ class Feed:
         if other is not None:
             raise DataError(f"rank {other} reads other data than rank 0 ({prints[other]}; {prints[0]}); copy it again")
         self._check(self._source)
-        if self._source.summary and self._report is not None:
-            self._report.line(f"data: {self._source.summary}")
+        if self._source.summary and self._run_log is not None:
+            self._run_log.line(f"data: {self._source.summary}")
         return True
 
     def ready(self, cursor: int) -> bool:
@@ -156,7 +156,7 @@ class Feed:
         have = source.held_out_rows
         if have is not None and have < config.eval_sequences:
             # Fewer, but still the same number for each rank; none at all is an answer too.
-            fit = have - have % self._place.world_size
+            fit = have - have % self._rank_info.world_size
             message = (
                 f"{config.eval_sequences}, but the data holds out {have} rows of {config.sequence_tokens} tokens; use "
                 f"{fit}, or hold out more (data.held_out_path, or `trainmaster data prepare --held-out-share`)"
@@ -172,7 +172,7 @@ class Feed:
         wanted = [first for first in ahead if first < self._upto or first == cursor]
         for key in [key for key in self._asked if not key[0] and key[1] not in wanted]:
             self._asked.pop(key).cancel()
-        mine = self._place.share(batch)
+        mine = self._rank_info.share(batch)
         at_once = self._config.micro_sequences or len(mine)
         for first in wanted:
             if (False, first) not in self._asked:
@@ -255,16 +255,20 @@ class Feed:
 
     def _tell(self, what: str, longest: int, mine: bool) -> None:
         waiting = self._who_waits(mine)
-        if self._report is not None:
-            self._report.line(f"{what} waits for data since {longest} s: {'; '.join(waiting)}")
+        if self._run_log is not None:
+            self._run_log.line(f"{what} waits for data since {longest} s: {'; '.join(waiting)}")
 
     def _who_waits(self, mine: bool) -> list[str]:
         """Asked on all ranks: each that waits, with its node and what is wrong there."""
-        place = self._place
+        rank_info = self._rank_info
 
         def mine_is() -> str | None:
             trouble = self._patience.trouble or (self._source.trouble if self._source is not None else None)
-            return f"rank {place.rank} (node {place.node_rank}): {trouble or f'reading {self._name}'}" if mine else None
+            return (
+                f"rank {rank_info.rank} (node {rank_info.node_rank}): {trouble or f'reading {self._name}'}"
+                if mine
+                else None
+            )
 
         return [words for words in rank_sync.on_all(mine_is) if words]
 
@@ -273,11 +277,13 @@ class Feed:
         wrong = next((job.exception() for job in jobs if job.done() and job.exception()), None)
         faults = [
             (f"rank {rank} (node {node}): {text}", usage)
-            for rank, (node, text, usage) in enumerate(rank_sync.on_all(lambda: _told(wrong, self._place.node_rank)))
+            for rank, (node, text, usage) in enumerate(
+                rank_sync.on_all(lambda: _told(wrong, self._rank_info.node_rank))
+            )
             if text is not None
         ]
         kind: type[TrainmasterError] = UsageError if all(usage for _, usage in faults) else DataError
-        if isinstance(wrong, kind) and self._place.world_size == 1:
+        if isinstance(wrong, kind) and self._rank_info.world_size == 1:
             raise wrong  # alone: as it was, a config's faults one by one
         raise kind("; ".join(text for text, _ in faults)) from wrong
 

@@ -26,21 +26,21 @@ from trainmaster.train.checkpoint.load import load_weights
 from trainmaster.train.checkpoint.manager import Run, open_checkpoints
 from trainmaster.train.compute import build_model, forward_backward
 from trainmaster.train.drill.failpoints import reach
-from trainmaster.train.drill.sample_log import Witness
+from trainmaster.train.drill.sample_log import SampleLog
 from trainmaster.train.evaluate import evaluate
 from trainmaster.train.feed import Feed, StoppedWaiting
-from trainmaster.train.metrics.async_scalars import Flight, Late
-from trainmaster.train.metrics.metrics import Numbers
+from trainmaster.train.metrics.async_scalars import PendingScalars, StepInFlight
+from trainmaster.train.metrics.metrics import Metrics
 from trainmaster.train.metrics.rate import measure_peak
 from trainmaster.train.metrics.trackers import open_trackers
 from trainmaster.train.optimizer import build_optimizer, configure, update
 from trainmaster.train.parallel import rank_sync
 from trainmaster.train.parallel.shard import World, pick_precision
-from trainmaster.train.report import Report
+from trainmaster.train.run_log import RunLog
 from trainmaster.train.state import State, seed_step
 from trainmaster.train.watch.bad_steps import Decision, Range, decide, limits, pass_over
 from trainmaster.train.watch.stop import Stop
-from trainmaster.train.watch.watchdog import Lookout
+from trainmaster.train.watch.watchdog import Watchdog
 
 _PATIENCE_S = 60.0  # for the others to end their part of a save, when training has failed
 
@@ -63,25 +63,25 @@ def run(
     *,
     folder: Path,
     stop: Stop,
-    report: Report,
-    lookout: Lookout | None = None,
+    run_log: RunLog,
+    watchdog: Watchdog | None = None,
     resume_from: str | None = None,
 ) -> Outcome:
     """Train to the last step, or until told to stop; whatever it ends with is saved.
 
     `resume_from` names the job whose run this is: it is then gone on with, or nothing begins.
     """
-    lookout = lookout or Lookout(world.place, stop=stop, report=report)
-    if world.place.rank == 0:
-        report.track(open_trackers(config.watch, to_plain(config), report.alarm))
+    watchdog = watchdog or Watchdog(world.rank_info, stop=stop, run_log=run_log)
+    if world.rank_info.rank == 0:
+        run_log.track(open_trackers(config.watch, to_plain(config), run_log.alarm))
     try:
-        trainer = Trainer(config, world, folder=folder, stop=stop, report=report, lookout=lookout)
+        trainer = Trainer(config, world, folder=folder, stop=stop, run_log=run_log, watchdog=watchdog)
     except StoppedWaiting:
         return Outcome(state=State(), stopped=True)
     trainer.resume(resume_from)
     trainer.announce()
     # Until the first step is done there is nothing to save, and a compilation may take minutes.
-    lookout.open_window(lambda why: trainer.say_end(stopped=why))
+    watchdog.open_window(lambda why: trainer.say_end(stopped=why))
     try:
         stopped = trainer.train()
     except DataError:
@@ -98,23 +98,23 @@ class Trainer:
     """The parts of one run and how far it is."""
 
     def __init__(
-        self, config: TrainConfig, world: World, *, folder: Path, stop: Stop, report: Report, lookout: Lookout
+        self, config: TrainConfig, world: World, *, folder: Path, stop: Stop, run_log: RunLog, watchdog: Watchdog
     ) -> None:
-        self.config, self.world, self.folder, self.stop, self.report = config, world, folder, stop, report
-        self.lookout = lookout
+        self.config, self.world, self.folder, self.stop, self.run_log = config, world, folder, stop, run_log
+        self.watchdog = watchdog
         self.state = State()
-        self.flight: Flight | None = None
+        self.flight: StepInFlight | None = None
         self.resumed_from: int | None = None
         self.started = time.perf_counter()
-        self.feed = Feed(config, world, stop=stop, report=report)
-        self.witness = Witness(world.place, config)
+        self.feed = Feed(config, world, stop=stop, run_log=run_log)
+        self.sample_log = SampleLog(world.rank_info, config)
         self.precision = pick_precision(config, world.device)
         peak = measure_peak(world.device, self.precision)  # before the model takes the memory
         self.model = build_model(config, world, self.precision)
         self.optimizer = build_optimizer(self.model, config.optimizer)
         self.parameters = count_parameters(self.model)
-        self.numbers = Numbers(config, world, report, parameters=self.parameters, precision=self.precision, peak=peak)
-        self.meter = self.numbers.meter
+        self.metrics = Metrics(config, world, run_log, parameters=self.parameters, precision=self.precision, peak=peak)
+        self.meter = self.metrics.meter
         # What a checkpoint must share with the run that reads it.
         self.identity: Mapping[str, Any] = {"model": to_plain(config.model), "data": to_plain(config.data.identity)}
         parts = Run(
@@ -125,9 +125,9 @@ class Trainer:
             feed=self.feed,
             identity=self.identity,
             rejected=self.tell_rejected,
-            say=report.line,
+            say=run_log.line,
         )
-        self.keeper = Keeper(open_checkpoints(parts, folder), report)
+        self.keeper = Keeper(open_checkpoints(parts, folder), run_log)
 
     def resume(self, job: str | None = None) -> None:
         """Go on from the newest good checkpoint, if there has ever been one; there must be one where a job is named."""
@@ -139,7 +139,7 @@ class Trainer:
             return
         configure(self.optimizer, self.config.optimizer)
         self.state, self.resumed_from = found.state, found.state.step
-        self.report.event(
+        self.run_log.event(
             "CHECKPOINT",
             "loaded",
             step=found.state.step,
@@ -147,23 +147,23 @@ class Trainer:
             seconds=round(found.seconds, 3),
             tier=found.tier,
         )
-        self.report.line(f"resumed from step {found.state.step} ({found.tier}: {found.path}, {found.seconds:.1f} s)")
+        self.run_log.line(f"resumed from step {found.state.step} ({found.tier}: {found.path}, {found.seconds:.1f} s)")
 
     def start(self) -> None:
         """A new run: with first weights, or with those of the checkpoint that the config names."""
         if self.config.init_from is not None:
             path = Path(self.config.init_from).absolute()
             seconds = load_weights(path, config=self.config.model, model=self.model)
-            self.report.line(f"starting at step 0 with the weights of {path} ({seconds:.1f} s)")
+            self.run_log.line(f"starting at step 0 with the weights of {path} ({seconds:.1f} s)")
 
     def announce(self) -> None:
-        config, place = self.config, self.world.place
-        self.report.event(
+        config, rank_info = self.config, self.world.rank_info
+        self.run_log.event(
             "TRAINING",
             "start",
             steps=config.steps,
             parameters=self.parameters,
-            ranks=place.world_size,
+            ranks=rank_info.world_size,
             device=self.world.device.type,
             device_name=self.world.device_name,
             precision=self.precision,
@@ -173,8 +173,8 @@ class Trainer:
             torch=torch.__version__,
             data_source=config.data.source,
         )
-        self.report.line(
-            f"training {self.parameters:,} parameters on {place.world_size} rank(s) ({self.world.device_name}, "
+        self.run_log.line(
+            f"training {self.parameters:,} parameters on {rank_info.world_size} rank(s) ({self.world.device_name}, "
             f"{self.precision}), {config.batch_sequences} × {config.sequence_tokens} tokens a step"
         )
 
@@ -190,7 +190,7 @@ class Trainer:
                 reach("stop:heard")
                 return True
             self.step()
-            self.lookout.close_window()
+            self.watchdog.close_window()
             self.keeper.look()
             if self.epoch_is_over():
                 if not self.close_epoch():
@@ -205,17 +205,17 @@ class Trainer:
         state = self.state
         cursor = pass_over(state.cursor, self.config.batch_sequences, state.passed_over)
         self.state = replace(state, cursor=cursor)
-        self.lookout.step, self.lookout.doing = state.step, "data"
+        self.watchdog.step, self.watchdog.doing = state.step, "data"
 
     def step(self) -> None:
         """One batch over all ranks, one update. Begun, not awaited: meanwhile the numbers of the step before arrive."""
-        config, place, state = self.config, self.world.place, self.state
-        self.lookout.doing = "train"
+        config, rank_info, state = self.config, self.world.rank_info, self.state
+        self.watchdog.doing = "train"
         reach("step:start", step=state.step)
-        seed_step(config.seed, state.step, place.rank)
+        seed_step(config.seed, state.step, rank_info.rank)
         batches = self.feed.take(state.cursor)
         self.meter.wait_for_data(self.feed.own_waited_s)
-        self.witness.note(batches, step=state.step + 1, cursor=state.cursor)
+        self.sample_log.note(batches, step=state.step + 1, cursor=state.cursor)
         loss = rank_sync.mean(forward_backward(self.model, batches))
         reach("step:backward")
         self.keeper.before_update()
@@ -232,8 +232,8 @@ class Trainer:
         )
         reach("step:updated")
         samples = range(state.cursor, state.cursor + config.batch_sequences)
-        numbers = Late(loss, grad_norm, sick)
-        begun = Flight(step=state.step + 1, samples=samples, lr=lr, bounds=bounds, numbers=numbers)
+        numbers = PendingScalars(loss, grad_norm, sick)
+        begun = StepInFlight(step=state.step + 1, samples=samples, lr=lr, bounds=bounds, numbers=numbers)
         self.state = state.after_step(samples=config.batch_sequences)
         if not self.settle():
             self.flight = begun
@@ -265,16 +265,16 @@ class Trainer:
         else:
             self.tell_skipped(flight, decision, loss=loss, grad_norm=grad_norm)
         if flight.step % config.log_every_steps == 0 or flight.step == config.steps or decision.act != "move":
-            self.numbers.tell(flight, loss=loss, grad_norm=grad_norm)
+            self.metrics.tell(flight, loss=loss, grad_norm=grad_norm)
         if decision.act == "roll back":
             self.roll_back(flight, decision)
             return True
         return False
 
-    def tell_skipped(self, flight: Flight, decision: Decision, *, loss: float, grad_norm: float) -> None:
+    def tell_skipped(self, flight: StepInFlight, decision: Decision, *, loss: float, grad_norm: float) -> None:
         """Which samples moved nothing, and why."""
         first, last = flight.samples[0], flight.samples[-1]
-        self.report.event(
+        self.run_log.event(
             "WATCH",
             "skipped",
             step=flight.step,
@@ -284,9 +284,9 @@ class Trainer:
             grad_norm=grad_norm,
             why=decision.why,
         )
-        self.report.line(f"step {flight.step} skipped: {decision.why} (samples {first} to {last})")
+        self.run_log.line(f"step {flight.step} skipped: {decision.why} (samples {first} to {last})")
 
-    def roll_back(self, flight: Flight, decision: Decision) -> None:
+    def roll_back(self, flight: StepInFlight, decision: Decision) -> None:
         """Back to the newest good checkpoint, or to the start, and from there past the samples that were sick."""
         before, history = self.state, decision.history
         assert history.sick_from is not None, "only a row of sick steps leads here"
@@ -302,7 +302,7 @@ class Trainer:
             )
         self.meter.pause()
         self.keeper.finish()
-        self.lookout.doing = "load"
+        self.watchdog.doing = "load"
         found = self.keeper.load()
         if found is not None:
             configure(self.optimizer, self.config.optimizer)
@@ -319,7 +319,7 @@ class Trainer:
             passed_over=(*before.passed_over, bad),
             rollbacks=before.rollbacks + 1,
         )
-        self.report.event(
+        self.run_log.event(
             "WATCH",
             "rollback",
             step=flight.step,
@@ -329,7 +329,7 @@ class Trainer:
             rollbacks=self.state.rollbacks,
             why=what,
         )
-        self.report.line(f"rolled back from step {flight.step} to {well.step} and past these samples: {what}")
+        self.run_log.line(f"rolled back from step {flight.step} to {well.step} and past these samples: {what}")
         self.meter.resume()
 
     def epoch_is_over(self) -> bool:
@@ -341,14 +341,14 @@ class Trainer:
         """Evaluate, save if due, say so; False if told to stop on the way: the epoch is then still open."""
         if self.settle():
             return True  # back at an earlier step, where this epoch is still under way
-        self.lookout.close_window()
+        self.watchdog.close_window()
         if not self.evaluate():
             return False
         avg_loss = self.state.epoch_mean
         # Before the save: a run resumed from it must not close this epoch again.
         self.state = self.state.after_epoch()
         self.save_if_due()
-        self.report.event(
+        self.run_log.event(
             "TRAINING",
             "epoch_complete",
             epoch=self.state.epoch,
@@ -365,18 +365,18 @@ class Trainer:
             return True
         step, started = self.state.step, time.perf_counter()
         self.meter.pause()
-        self.report.event("EVAL_TRAINING", "start", step=step)
-        self.lookout.doing = "eval"
-        beat = partial(self.numbers.beat, "eval")
+        self.run_log.event("EVAL_TRAINING", "start", step=step)
+        self.watchdog.doing = "eval"
+        beat = partial(self.metrics.beat, "eval")
         loss = evaluate(self.model, self.feed, self.config, self.world, beat=beat)
-        self.lookout.doing = "train"
+        self.watchdog.doing = "train"
         if loss is not None:
             perplexity = math.exp(loss) if loss < 700 else math.inf
-            self.report.event("EVAL_MODEL", "metrics", step=step, loss=loss, perplexity=perplexity)
-            self.report.line(f"eval at step {step}: Loss: {loss:.4f} perplexity {perplexity:.2f}")
+            self.run_log.event("EVAL_MODEL", "metrics", step=step, loss=loss, perplexity=perplexity)
+            self.run_log.line(f"eval at step {step}: Loss: {loss:.4f} perplexity {perplexity:.2f}")
             # Counted once: a run that is stopped in here has no loss yet, and evaluates again.
             self.state = self.state.after_evaluation(loss, self.config.optimizer)
-        self.report.event("EVAL_TRAINING", "end", step=step, duration=round(time.perf_counter() - started, 3))
+        self.run_log.event("EVAL_TRAINING", "end", step=step, duration=round(time.perf_counter() - started, 3))
         self.meter.resume()
         return loss is not None
 
@@ -385,15 +385,15 @@ class Trainer:
         wanted = self.keeper.wants(self.state.step, last=self.state.step == self.config.steps)
         if not wanted or self.state.history.sick_steps or self.settle():
             return
-        self.lookout.doing = "save"
+        self.watchdog.doing = "save"
         self.meter.pause()
         self.keeper.begin(self.state)
-        self.lookout.doing = "train"
+        self.watchdog.doing = "train"
         self.meter.resume()
 
     def tell_rejected(self, path: str, why: str, tier: str = "disk") -> None:
-        self.report.event("CHECKPOINT", "rejected", path=path, why=why, tier=tier)
-        self.report.line(f"checkpoint {path} rejected: {why}")
+        self.run_log.event("CHECKPOINT", "rejected", path=path, why=why, tier=tier)
+        self.run_log.line(f"checkpoint {path} rejected: {why}")
 
     def keep(self) -> None:
         """No more data, but the run itself is sound: what it reached is saved for when the data is back."""
@@ -403,7 +403,7 @@ class Trainer:
             if self.state.step != self.keeper.saved_step:
                 self.keeper.begin(self.state)
         except Exception as wrong:  # must not hide that the data ended
-            self.report.alarm(f"step {self.state.step} could not be saved: {wrong}")
+            self.run_log.alarm(f"step {self.state.step} could not be saved: {wrong}")
         self.part()
 
     def part(self) -> None:
@@ -412,11 +412,11 @@ class Trainer:
         try:
             self.keeper.finish(patience_s=_PATIENCE_S)
         except Exception as wrong:  # must not hide why training failed
-            self.report.alarm(f"a save under way could not be finished: {wrong}")
+            self.run_log.alarm(f"a save under way could not be finished: {wrong}")
 
     def finish(self, stopped: bool) -> None:
         """Keep what was reached and say how it went; a result that cannot be kept is a failed run."""
-        self.lookout.doing = "save"
+        self.watchdog.doing = "save"
         self.settle()
         fault = self.keeper.keep_last(self.state)
         if fault is not None:
@@ -426,7 +426,7 @@ class Trainer:
 
     def say_end(self, *, stopped: str | None) -> None:
         state = self.state
-        self.report.event(
+        self.run_log.event(
             "TRAINING",
             "end",
             step=state.step,
@@ -437,5 +437,7 @@ class Trainer:
             stopped=stopped is not None,
         )
         why = "done" if stopped is None else f"stopped ({stopped})"
-        self.report.line(f"{why} at step {state.step}/{self.config.steps}, loss {state.loss_first} → {state.loss_last}")
-        self.report.close()
+        self.run_log.line(
+            f"{why} at step {state.step}/{self.config.steps}, loss {state.loss_first} → {state.loss_last}"
+        )
+        self.run_log.close()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainmaster.core.train_config import TrainConfig
-from trainmaster.train.drill.failpoints import FIRST_RANK, PLACES
+from trainmaster.train.drill.failpoints import FAILPOINTS, FIRST_RANK
 
 from ..runs import tiny
 from . import damage
@@ -97,11 +97,11 @@ def _told(case: Case, dice: random.Random) -> Case:
     return replace(case, when=f"@{step - 1}" if case.place != "stop:heard" else "1", term=f"step:start @{step - 1}")
 
 
-LOCAL = [place for place in PLACES if not place.startswith(("memory:", "remote:"))]
+LOCAL = [place for place in FAILPOINTS if not place.startswith(("memory:", "remote:"))]
 
 
 def tiered(seed: int) -> Iterator[Case]:
     """Kills between the tiers: memory, disk and a remote store all in use."""
-    places = [place for place in PLACES if place.startswith(("memory:", "remote:"))]
+    places = [place for place in FAILPOINTS if place.startswith(("memory:", "remote:"))]
     for case in kills(seed + 1, places=places):
         yield replace(case, tiers=True)

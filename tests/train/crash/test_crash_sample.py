@@ -55,14 +55,14 @@ def test_this_machine_can_be_damaged_in_every_way(kind: str) -> None:
 
 def test_the_matrix_has_25_places_to_be_killed_at_and_8_kinds_of_damage() -> None:
     assert len({case.name for case in KILLS}) >= 25
-    assert {case.place for case in KILLS} == set(failpoints.PLACES)
+    assert {case.place for case in KILLS} == set(failpoints.FAILPOINTS)
     assert len(damage.KINDS) == 8
 
 
 def test_every_place_is_in_the_code_and_every_place_in_the_code_is_listed() -> None:
     sources = [path.read_text() for path in Path(trainmaster.train.__file__).parent.rglob("*.py")]
     reached = {place for text in sources for place in re.findall(r'reach\(\s*"([a-z]+:[a-z]+)"', text)}
-    assert reached == set(failpoints.PLACES)
+    assert reached == set(failpoints.FAILPOINTS)
 
 
 def test_the_oracle_sees_a_kill_that_did_not_happen(matrix: Matrix) -> None:

@@ -40,14 +40,16 @@ def drive(
     import torch
 
     from trainmaster.bench.collectives.launch_nodes import take_part
-    from trainmaster.train.parallel.rank_info import find_place
+    from trainmaster.train.parallel.rank_info import find_rank_info
 
-    place = find_place(ranks)
+    rank_info = find_rank_info(ranks)
     backend = sweep.backend or ("nccl" if torch.cuda.device_count() else "gloo")
     with tempfile.TemporaryDirectory(prefix="trainmaster-bandwidth-") as own:
         where = folder if folder is not None else Path(own)
         where.mkdir(parents=True, exist_ok=True)
-        return take_part(sweep, place, backend, folder=where, expected=expected, least_gbps=least_gbps, on_row=on_row)
+        return take_part(
+            sweep, rank_info, backend, folder=where, expected=expected, least_gbps=least_gbps, on_row=on_row
+        )
 
 
 def document(report: Report) -> dict[str, object]:

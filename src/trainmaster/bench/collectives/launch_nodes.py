@@ -36,7 +36,7 @@ from trainmaster.bench.collectives.transport import Expected
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.node.parse import ParseError
 from trainmaster.node.parse.nccl_debug import NcclLog, parse_lines
-from trainmaster.train.parallel.rank_info import Place
+from trainmaster.train.parallel.rank_info import RankInfo
 
 _SPEAK_S = 0.5
 _SILENT_S = 5.0  # ten times as long as a rank is ever quiet
@@ -66,7 +66,7 @@ class _Memory:
 
 def take_part(
     sweep: Sweep,
-    place: Place,
+    rank_info: RankInfo,
     backend: Backend,
     *,
     folder: Path,
@@ -79,33 +79,33 @@ def take_part(
     After a loss the thread is still in its collective: the caller ends the process with `os._exit`.
     """
     begun = time.monotonic()
-    log = folder / f"nccl-{place.rank}.log"
+    log = folder / f"nccl-{rank_info.rank}.log"
     if backend == "nccl":
         os.environ.update({**NCCL_DEBUG, "NCCL_DEBUG_FILE": str(log)})
-    elif place.nodes > 1 and place.master is not None:
-        lead_gloo(os.environ, place.master[0])
-    store = _meet(sweep, place)
+    elif rank_info.nodes > 1 and rank_info.master is not None:
+        lead_gloo(os.environ, rank_info.master[0])
+    store = _meet(sweep, rank_info)
     memory = _Memory()
     seat = worker.Seat(
-        rank=place.rank,
-        world=place.world_size,
-        local_rank=place.local_rank,
-        local_world=place.local_world_size,
+        rank=rank_info.rank,
+        world=rank_info.world_size,
+        local_rank=rank_info.local_rank,
+        local_world=rank_info.local_world_size,
         backend=backend,
     )
     own = store.clone()  # one connection waits in the collectives' thread; it must not keep us from speaking
     thread = threading.Thread(target=_work, args=(sweep, seat, store, memory), daemon=True, name="collectives")
     thread.start()
     desk = _Desk(sweep, seat, own, memory, log)
-    if place.rank != 0:
+    if rank_info.rank != 0:
         return desk.speak_until_told()
     told, logs, hosts = desk.judge(on_row)
     found = report(
         sweep,
         told,
         backend=backend,
-        world=place.world_size,
-        nodes=max(hosts, place.nodes),  # a host that was never heard of counts
+        world=rank_info.world_size,
+        nodes=max(hosts, rank_info.nodes),  # a host that was never heard of counts
         log=logs,
         expected=expected,
         least_gbps=least_gbps,
@@ -115,16 +115,16 @@ def take_part(
     return found
 
 
-def _meet(sweep: Sweep, place: Place) -> Any:
+def _meet(sweep: Sweep, rank_info: RankInfo) -> Any:
     """The store of all ranks. (torch types neither `clone` nor values that are bytes.)"""
-    if place.master is not None:
-        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = place.master[0], str(place.master[1])
+    if rank_info.master is not None:
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = rank_info.master[0], str(rank_info.master[1])
     patience = datetime.timedelta(seconds=sweep.start_timeout_s)
     try:
-        met = next(iter(rendezvous("env://", rank=place.rank, world_size=place.world_size, timeout=patience)))
+        met = next(iter(rendezvous("env://", rank=rank_info.rank, world_size=rank_info.world_size, timeout=patience)))
     except RuntimeError as wrong:
         raise TrainmasterError(
-            f"rank {place.rank} on {socket.gethostname()} cannot reach rank 0 at {place.master}: "
+            f"rank {rank_info.rank} on {socket.gethostname()} cannot reach rank 0 at {rank_info.master}: "
             f"{str(wrong).splitlines()[0][:300]}"
         ) from None
     return PrefixStore("trainmaster-bandwidth", met[0])

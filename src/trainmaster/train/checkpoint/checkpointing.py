@@ -5,15 +5,15 @@ from __future__ import annotations
 from trainmaster.train.checkpoint.load import Loaded
 from trainmaster.train.checkpoint.manager import Checkpoints, Ended, Failed, Saved
 from trainmaster.train.checkpoint.tiers.loss_bound import Bound
-from trainmaster.train.report import Report
+from trainmaster.train.run_log import RunLog
 from trainmaster.train.state import State
 
 
 class Keeper:
     """Begins saves, waits for them where it must, and tells of each."""
 
-    def __init__(self, checkpoints: Checkpoints, report: Report) -> None:
-        self._checkpoints, self._report = checkpoints, report
+    def __init__(self, checkpoints: Checkpoints, run_log: RunLog) -> None:
+        self._checkpoints, self._run_log = checkpoints, run_log
         self.newest: str | None = None  # checkpoint of this run
         self.saved_step: int | None = None
         self._begun_step: int | None = None  # the newest save that was begun
@@ -41,7 +41,7 @@ class Keeper:
         """A save of this step: the copy is begun, not awaited."""
         every, late = self._checkpoints.every_steps, state.step - (self._waits or state.step)
         if late:
-            self._report.line(
+            self._run_log.line(
                 f"saves take longer than the {every} steps between them: step {state.step} is saved instead of "
                 f"{state.step - late}; checkpoint.every_steps: {every + late} would hold"
             )
@@ -88,14 +88,14 @@ class Keeper:
         bound = self._checkpoints.bound
         if bound is not None and bound.differs(self._bound):
             self._bound = bound
-            self._report.event("CHECKPOINT", "bound", **bound.event())
+            self._run_log.event("CHECKPOINT", "bound", **bound.event())
             for line in bound.lines():
-                self._report.line(line)
+                self._run_log.line(line)
 
     def _tell_saved(self, one: Saved) -> None:
         if one.kept:
             self.newest, self.saved_step = one.path, one.step
-        self._report.event(
+        self._run_log.event(
             "CHECKPOINT",
             "saved",
             step=one.step,
@@ -105,14 +105,14 @@ class Keeper:
             tier=one.tier,
             stall_s=round(one.stall_s, 4),
         )
-        self._report.line(
+        self._run_log.line(
             f"saved step {one.step} ({one.tier}: {one.path}, {one.size_bytes:,} bytes, {one.seconds:.2f} s, "
             f"training held {one.stall_s:.3f} s)"
         )
         if one.warning is not None:
-            self._report.line(one.warning)
+            self._run_log.line(one.warning)
 
     def _tell_failed(self, one: Failed) -> None:
         self._failed.append(one.why)
-        self._report.event("CHECKPOINT", "failed", step=one.step, why=one.why, tier=one.tier)
-        self._report.line(f"checkpoint of step {one.step} failed ({one.tier}): {one.why}")
+        self._run_log.event("CHECKPOINT", "failed", step=one.step, why=one.why, tier=one.tier)
+        self._run_log.line(f"checkpoint of step {one.step} failed ({one.tier}): {one.why}")

@@ -127,9 +127,9 @@ class OnDisk:
         self._config = run.config.checkpoint
         # Its own timeout: a slow disk is no dead peer. Training never waits in a collective for a writer.
         self._group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=_BACKGROUND_TIMEOUT)
-        self._origin = trace(run.config, run.world.place, Host(), group=self._group)
+        self._origin = trace(run.config, run.world.rank_info, Host(), group=self._group)
         self._stage = Stage(run.world.device, _sizes(run.optimizer))
-        self._threads = max(1, min(_THREADS, len(os.sched_getaffinity(0)) // run.world.place.local_world_size))
+        self._threads = max(1, min(_THREADS, len(os.sched_getaffinity(0)) // run.world.rank_info.local_world_size))
         self._retries = Retries(count=self._config.retries, pause_s=self._config.retry_s)
         self._layout: Layout | None = None
         self._save: Save | None = None

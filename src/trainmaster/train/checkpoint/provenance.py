@@ -20,15 +20,15 @@ from trainmaster.core.schema import to_plain
 from trainmaster.core.train_config import TrainConfig
 from trainmaster.node.host import Host
 from trainmaster.train.parallel import rank_sync
-from trainmaster.train.parallel.rank_info import Place
+from trainmaster.train.parallel.rank_info import RankInfo
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
 
 
-def trace(config: TrainConfig, place: Place, host: Host, *, group: dist.ProcessGroup) -> dict[str, Any]:
+def trace(config: TrainConfig, rank_info: RankInfo, host: Host, *, group: dist.ProcessGroup) -> dict[str, Any]:
     """The same on all ranks; asked once a run."""
     ranks = rank_sync.on_all(
-        lambda: {"rank": place.rank, "node": place.node_rank, "host": host.hostname()}, group=group
+        lambda: {"rank": rank_info.rank, "node": rank_info.node_rank, "host": host.hostname()}, group=group
     )
     git, driver = rank_sync.on_first(lambda: (_commit(host), _driver(host)), group=group)
     return {

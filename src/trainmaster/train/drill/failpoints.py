@@ -16,7 +16,7 @@ TERM_AT_VARIABLE = "TRAINMASTER_TERM_AT"
 KILL_RANK_VARIABLE = "TRAINMASTER_KILL_RANK"
 
 # Every place there is: drills and the crash matrix draw from here, and a test holds the code to it in both directions.
-PLACES = {
+FAILPOINTS = {
     "load:listed": "checkpoints found, none read yet",
     "load:verified": "every byte of one compared, nothing filled yet",
     "load:filled": "weights and optimizer filled, nothing trained yet",

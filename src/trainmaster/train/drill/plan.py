@@ -177,6 +177,6 @@ def _places(config: TrainConfig, kills: int, dice: random.Random) -> list[str]:
     if config.checkpoint.remote is not None:
         kinds.append("remote")
     return [
-        dice.choice([place for place in failpoints.PLACES if place.startswith(f"{kinds[number % len(kinds)]}:")])
+        dice.choice([place for place in failpoints.FAILPOINTS if place.startswith(f"{kinds[number % len(kinds)]}:")])
         for number in range(kills)
     ]

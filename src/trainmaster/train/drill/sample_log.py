@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainmaster.core.train_config import TrainConfig
-from trainmaster.train.parallel.rank_info import Place
+from trainmaster.train.parallel.rank_info import RankInfo
 
 if TYPE_CHECKING:  # torch stays out: who reads the record need not wait seconds for it
     from trainmaster.train.feed import Batch
@@ -25,13 +25,13 @@ if TYPE_CHECKING:  # torch stays out: who reads the record need not wait seconds
 WITNESS_VARIABLE = "TRAINMASTER_WITNESS"
 
 
-class Witness:
+class SampleLog:
     """Writes down what one rank consumes."""
 
-    def __init__(self, place: Place, config: TrainConfig) -> None:
+    def __init__(self, rank_info: RankInfo, config: TrainConfig) -> None:
         folder = os.environ.get(WITNESS_VARIABLE)
-        self._path = Path(folder) / f"rank-{place.rank}.jsonl" if folder else None
-        self._first = place.share(config.batch_sequences).start
+        self._path = Path(folder) / f"rank-{rank_info.rank}.jsonl" if folder else None
+        self._first = rank_info.share(config.batch_sequences).start
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
 

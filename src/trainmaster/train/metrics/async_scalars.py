@@ -14,7 +14,7 @@ from torch import Tensor
 from trainmaster.train.watch.bad_steps import Limits
 
 
-class Late:
+class PendingScalars:
     """Scalars of one device, copied to the host in the background."""
 
     def __init__(self, *numbers: Tensor) -> None:
@@ -37,11 +37,11 @@ class Late:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flight:
+class StepInFlight:
     """A step that is under way on the device, or done there and not yet accounted for."""
 
     step: int  # its number, from 1
     samples: range
     lr: float
     bounds: Limits  # that its loss and norm were held against
-    numbers: Late  # loss, gradient norm, and 1 if it moved nothing
+    numbers: PendingScalars  # loss, gradient norm, and 1 if it moved nothing

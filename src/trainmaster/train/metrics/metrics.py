@@ -11,36 +11,36 @@ import torch
 from trainmaster.core.heartbeat import At
 from trainmaster.core.train_config import TrainConfig
 from trainmaster.models.llama import flops_per_token
-from trainmaster.train.metrics.async_scalars import Flight
+from trainmaster.train.metrics.async_scalars import StepInFlight
 from trainmaster.train.metrics.rate import Meter, Reading, peak_flops, thread_busy_s
 from trainmaster.train.parallel import rank_sync
 from trainmaster.train.parallel.shard import World
-from trainmaster.train.report import Report
+from trainmaster.train.run_log import RunLog
 from trainmaster.train.watch.stragglers import EXCHANGE_S, Exchange, Persistent, score
 
 _BEAT_S = 5.0  # between heartbeats where there are no steps
 
 
-class Numbers:
+class Metrics:
     """Measures on every rank, speaks through the report."""
 
     def __init__(
         self,
         config: TrainConfig,
         world: World,
-        report: Report,
+        run_log: RunLog,
         *,
         parameters: int,
         precision: str,
         peak: float | None,  # of this rank's GPU, as measured
     ) -> None:
-        self._config, self._world, self._report = config, world, report
+        self._config, self._world, self._run_log = config, world, run_log
         self.meter = Meter(
             flops_per_token=flops_per_token(
                 config.model, parameters=parameters, sequence_tokens=config.sequence_tokens
             ),
             peak=peak_flops(world.device_name, precision),
-            devices=world.place.world_size,
+            devices=world.rank_info.world_size,
             measured=None if peak is None else rank_sync.total(peak),
             busy=thread_busy_s if world.device.type == "cpu" else lambda: None,
         )
@@ -50,11 +50,11 @@ class Numbers:
         self._step, self._loss, self._grad_norm = 0, math.nan, math.nan  # of the newest step that is accounted for
         self._beaten = time.monotonic()
 
-    def tell(self, flight: Flight, *, loss: float, grad_norm: float) -> None:
+    def tell(self, flight: StepInFlight, *, loss: float, grad_norm: float) -> None:
         """The numbers of a step, and of those since the last call."""
         self._step, self._loss, self._grad_norm = flight.step, loss, grad_norm
         reading = self._reading = self.meter.read()
-        self._report.event(
+        self._run_log.event(
             "STEP",
             "metrics",
             step=flight.step,
@@ -62,7 +62,7 @@ class Numbers:
             lr=flight.lr,
             grad_norm=grad_norm,
             tokens_per_s=round(reading.tokens_per_s, 1),
-            tokens_per_s_per_gpu=round(reading.tokens_per_s / self._world.place.world_size, 1),
+            tokens_per_s_per_gpu=round(reading.tokens_per_s / self._world.rank_info.world_size, 1),
             samples_per_s=round(reading.tokens_per_s / self._config.sequence_tokens, 3),
             step_s=round(reading.step_s, 6),
             mfu=reading.mfu,
@@ -73,14 +73,14 @@ class Numbers:
             **memory(self._world.device),
         )
         self.beat("train", force=True)
-        if self._world.place.rank == 0:
+        if self._world.rank_info.rank == 0:
             shares = (("mfu", reading.mfu), ("of measured peak", reading.mfu_measured), ("data", reading.data_share))
             told = "".join(f" {name} {share:.1%}" for name, share in shares if share is not None)
-            self._report.line(
+            self._run_log.line(
                 f"step {flight.step}/{self._config.steps} Loss: {loss:.4f} lr {flight.lr:.1e} gnorm {grad_norm:.2f} "
                 f"{reading.tokens_per_s:,.0f} tok/s{told}"
             )
-        if self._world.place.world_size > 1 and flight.step >= self._exchange_at:
+        if self._world.rank_info.world_size > 1 and flight.step >= self._exchange_at:
             self._name_stragglers(reading)
 
     def beat(self, at: At, *, force: bool = False) -> None:
@@ -89,7 +89,7 @@ class Numbers:
         if not force and now - self._beaten < _BEAT_S:
             return
         self._beaten = now
-        self._report.beat(
+        self._run_log.beat(
             step=self._step,
             steps=self._config.steps,
             loss=self._loss,
@@ -104,7 +104,7 @@ class Numbers:
         # From what all ranks know alike, so that they meet at the same step again; their clocks differ.
         self._exchange_at = self._step + math.ceil(EXCHANGE_S / max(1e-3, min(one.step_s for one in everyone)))
         for one in self._slow.add(score(everyone)):
-            self._report.event(
+            self._run_log.event(
                 "WATCH",
                 "straggler",
                 step=self._step,
@@ -113,7 +113,9 @@ class Numbers:
                 score=round(one.score, 3),
                 what=one.what,
             )
-            self._report.line(f"straggler: {one.name} takes {one.score:.0%} of a step more than the median: {one.what}")
+            self._run_log.line(
+                f"straggler: {one.name} takes {one.score:.0%} of a step more than the median: {one.what}"
+            )
 
 
 def memory(device: torch.device) -> dict[str, Any]:

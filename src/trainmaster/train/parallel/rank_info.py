@@ -9,7 +9,7 @@ from trainmaster.node.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RankInfo:
     """Which rank of how many, on which node of how many."""
 
     rank: int
@@ -27,7 +27,7 @@ class Place:
         return range(self.rank * each, (self.rank + 1) * each)
 
 
-def find_place(ranks: Ranks) -> Place:
+def find_rank_info(ranks: Ranks) -> RankInfo:
     """The place a launcher gave; UsageError where it started one process per node and left the ranks to be started."""
     if (
         ranks.rank is None
@@ -41,7 +41,7 @@ def find_place(ranks: Ranks) -> Place:
             "or with `python -m trainmaster.agent`"
         )
     alone = ranks.master_addr is None or ranks.master_port is None
-    return Place(
+    return RankInfo(
         rank=ranks.rank,
         world_size=ranks.world_size,
         local_rank=ranks.local_rank,

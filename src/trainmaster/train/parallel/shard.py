@@ -21,7 +21,7 @@ from trainmaster.core.errors import UsageError
 from trainmaster.core.parallel_config import ParallelConfig
 from trainmaster.core.train_config import TrainConfig
 from trainmaster.models.llama import Llama, count_parameters
-from trainmaster.train.parallel.rank_info import Place
+from trainmaster.train.parallel.rank_info import RankInfo
 
 Precision = Literal["fp32", "bf16"]
 
@@ -30,7 +30,7 @@ Precision = Literal["fp32", "bf16"]
 class World:
     """This rank's place among all of them, and the device it computes on."""
 
-    place: Place
+    rank_info: RankInfo
     device: torch.device
 
     @property
@@ -38,17 +38,17 @@ class World:
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
 
 
-def pick_device(word: str, place: Place) -> torch.device:
+def pick_device(word: str, rank_info: RankInfo) -> torch.device:
     """The device of this rank; a GPU that was asked for and is not there is refused, never replaced by the CPU."""
     count = torch.cuda.device_count()
     if word == "cpu" or (word == "auto" and count == 0):
         return torch.device("cpu")
-    if place.local_rank >= count:
+    if rank_info.local_rank >= count:
         raise UsageError(
-            f"device: rank {place.rank} needs GPU {place.local_rank}, and this node shows {count}; "
+            f"device: rank {rank_info.rank} needs GPU {rank_info.local_rank}, and this node shows {count}; "
             "start at most one process per GPU, or set device: cpu"
         )
-    return torch.device("cuda", place.local_rank)
+    return torch.device("cuda", rank_info.local_rank)
 
 
 def pick_precision(config: TrainConfig, device: torch.device) -> Precision:
@@ -58,33 +58,33 @@ def pick_precision(config: TrainConfig, device: torch.device) -> Precision:
     return config.precision
 
 
-def join(place: Place, device: torch.device, *, timeout_s: float) -> World:
+def join(rank_info: RankInfo, device: torch.device, *, timeout_s: float) -> World:
     """Wait for the other place. No collective waits longer than `timeout_s`: a dead peer ends the run."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
         # One rank's threads on another rank's cores slow both down several times over.
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // place.local_world_size))
-    if place.nodes == 1:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // rank_info.local_world_size))
+    if rank_info.nodes == 1:
         # Gloo otherwise takes the interface of the host's own name, which need not exist or may be filtered.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store: Store | None = None
-    if place.master is None or place.world_size == 1:
+    if rank_info.master is None or rank_info.world_size == 1:
         # A lone rank needs no port, and two lone runs on one machine cannot meet by mistake.
         store = dist.HashStore()  # type: ignore[attr-defined]
     else:
         # Through the environment, not by a store of our own: under torchrun the agent already holds this port.
-        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = place.master[0], str(place.master[1])
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = rank_info.master[0], str(rank_info.master[1])
     dist.init_process_group(
         # Gloo stays beside NCCL for what lives on the CPU: stop flags, file lists, checkpoint plans.
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
         store=store,
-        rank=place.rank,
-        world_size=place.world_size,
+        rank=rank_info.rank,
+        world_size=rank_info.world_size,
         timeout=timedelta(seconds=timeout_s),
         device_id=device if device.type == "cuda" else None,
     )
-    return World(place=place, device=device)
+    return World(rank_info=rank_info, device=device)
 
 
 def leave() -> None:
@@ -96,7 +96,7 @@ def leave() -> None:
 def shard(model: Llama, world: World, config: TrainConfig, precision: Precision) -> None:
     """Spread the weights over the ranks: each block by itself, then what is left (embedding, last norm, head)."""
     parallel = config.parallel
-    if world.place.world_size == 1 and config.master == precision and not parallel.cpu_offload:
+    if world.rank_info.world_size == 1 and config.master == precision and not parallel.cpu_offload:
         return
     policy = MixedPrecisionPolicy()
     if precision == "bf16":
@@ -114,10 +114,10 @@ def shard(model: Llama, world: World, config: TrainConfig, precision: Precision)
 
 def build_mesh(world: World, parallel: ParallelConfig) -> DeviceMesh:
     """All ranks in a row; or rows of ranks that share one copy of the weights, as many rows as there are copies."""
-    ranks = world.place.world_size
+    ranks = world.rank_info.world_size
     if parallel.sharding == "full":
         return init_device_mesh(world.device.type, (ranks,))
-    each = parallel.shard_ranks or world.place.local_world_size
+    each = parallel.shard_ranks or world.rank_info.local_world_size
     if ranks % each:
         raise UsageError(
             f"parallel.sharding: hybrid needs as many ranks on every node; {ranks} are not a multiple of {each}"

@@ -23,11 +23,11 @@ def explain_memory(wrong: BaseException, config: TrainConfig, world: World) -> s
     on_device = isinstance(wrong, torch.OutOfMemoryError)
     if not on_device and not isinstance(wrong, MemoryError) and not any(word in str(wrong) for word in _HOST_WORDS):
         return None
-    place = world.place
+    rank_info = world.rank_info
     said = (str(wrong).splitlines() or [type(wrong).__name__])[0].split(". GPU ")[0]
     held = ""
     if on_device and world.device.type == "cuda":
-        parts = hold(config, ranks_sharing(config, place.world_size, place.local_world_size))
+        parts = hold(config, ranks_sharing(config, rank_info.world_size, rank_info.local_world_size))
         peak = torch.cuda.max_memory_allocated(world.device)
         total = torch.cuda.get_device_properties(world.device).total_memory
         known = "".join(f"{name} {size / _GIB:.1f} + " for name, size in parts.items())
@@ -36,8 +36,8 @@ def explain_memory(wrong: BaseException, config: TrainConfig, world: World) -> s
             f" it held {peak / _GIB:.1f} of {total / _GIB:.1f} GiB: about {known}activations and buffers "
             f"{rest / _GIB:.1f} GiB;"
         )
-    advice = ", or ".join(change(config, place.world_size)) or "use a larger GPU, or more of them"
-    where = f"rank {place.rank} (node {place.node_rank}, {world.device_name})"
+    advice = ", or ".join(change(config, rank_info.world_size)) or "use a larger GPU, or more of them"
+    where = f"rank {rank_info.rank} (node {rank_info.node_rank}, {world.device_name})"
     return f"{MARK} {where}: {said};{held} {advice}"
 
 

@@ -116,11 +116,11 @@ class Exchange:
         self._matrix: torch.Tensor | None = None
 
     def run(self, reading: Reading) -> list[Own]:
-        place = self._world.place
+        rank_info = self._world.rank_info
         nan = math.nan
         mine = torch.tensor(
             [
-                float(place.node_rank),
+                float(rank_info.node_rank),
                 reading.step_s,
                 reading.data_s,
                 nan if reading.compute_s is None else reading.compute_s,
@@ -128,7 +128,7 @@ class Exchange:
             ],
             dtype=torch.float64,
         )
-        parts = [torch.empty_like(mine) for _ in range(place.world_size)]
+        parts = [torch.empty_like(mine) for _ in range(rank_info.world_size)]
         dist.all_gather(parts, mine)
         self._begin_burst()
         return [_own(rank, part.tolist()) for rank, part in enumerate(parts)]

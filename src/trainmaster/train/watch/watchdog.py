@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trainmaster.core.plan import RESUMABLE_EXIT
-from trainmaster.train.parallel.rank_info import Place
-from trainmaster.train.report import Report
+from trainmaster.train.parallel.rank_info import RankInfo
+from trainmaster.train.run_log import RunLog
 from trainmaster.train.watch import flight_recorder, hang
 from trainmaster.train.watch.hang import Blame, Pulse, View, Who
 from trainmaster.train.watch.stop import Stop
@@ -33,7 +33,7 @@ _BEAT_S = 1.0
 # Shares of the time that a collective may take. Before the last of them the group itself would raise, or NCCL abort.
 _LOOK_AT, _SAY_AT, _GIVE_UP_AT = 0.25, 0.5, 0.9
 _PARTING_S = 5.0  # how long the keeper of the store waits for the others to have read the verdict
-_STOP, _LEAVE, _STAY, _LEFT = "lookout/stop", "lookout/leave", "lookout/stay", "lookout/left"
+_STOP, _LEAVE, _STAY, _LEFT = "watchdog/stop", "watchdog/leave", "watchdog/stay", "watchdog/left"
 
 
 _Look = tuple[float, list[Pulse | None]]  # when, and every rank's pulse then
@@ -49,11 +49,11 @@ class Store(Protocol):
     def multi_get(self, keys: list[str]) -> list[bytes]: ...
 
 
-class Lookout:
+class Watchdog:
     """Inert until `start`: a run inside a test needs no threads."""
 
-    def __init__(self, place: Place, *, stop: Stop, report: Report, timeout_s: float = 120.0) -> None:
-        self._place, self._stop, self._report, self._timeout_s = place, stop, report, timeout_s
+    def __init__(self, rank_info: RankInfo, *, stop: Stop, run_log: RunLog, timeout_s: float = 120.0) -> None:
+        self._rank_info, self._stop, self._run_log, self._timeout_s = rank_info, stop, run_log, timeout_s
         self.doing = "load"  # written by the training thread, at no cost
         self.step = 0
         self._beat_s = min(_BEAT_S, timeout_s / 20)
@@ -74,7 +74,7 @@ class Lookout:
         """Begin, once all ranks have met; `connect` opens a new connection to the store, None for a lone rank."""
         self._everyone, self._connect = list(everyone), connect
         for work in (self._beat, self._watch):
-            thread = threading.Thread(target=self._guarded, args=(work,), name=f"lookout {work.__name__}", daemon=True)
+            thread = threading.Thread(target=self._guarded, args=(work,), name=f"watchdog {work.__name__}", daemon=True)
             thread.start()
             self._threads.append(thread)
 
@@ -116,11 +116,15 @@ class Lookout:
             self._leave(why)
         elif store.check([_STAY]):
             self._verdict.set()
-        elif store.add(_LEAVE, 0) == self._place.world_size:
+        elif store.add(_LEAVE, 0) == self._rank_info.world_size:
             store.add(_LEFT, 1)
             end = time.monotonic() + _PARTING_S
             # Rank 0 may keep the store: if it left first, the others would never know the verdict.
-            while self._place.rank == 0 and time.monotonic() < end and store.add(_LEFT, 0) < self._place.world_size:
+            while (
+                self._rank_info.rank == 0
+                and time.monotonic() < end
+                and store.add(_LEFT, 0) < self._rank_info.world_size
+            ):
                 time.sleep(0.02)
             self._leave(why)
 
@@ -135,7 +139,7 @@ class Lookout:
             work()
         except Exception as wrong:  # the store went with its keeper, or this torch writes its records otherwise
             if not self._over.is_set():
-                self._report.alarm(f"lookout ended: {type(wrong).__name__}: {(str(wrong).splitlines() or [''])[0]}")
+                self._run_log.alarm(f"watchdog ended: {type(wrong).__name__}: {(str(wrong).splitlines() or [''])[0]}")
 
     def _beat(self) -> None:
         store = self._connect() if self._connect is not None else None
@@ -144,10 +148,10 @@ class Lookout:
             self._beats += 1
             if store is not None:
                 pulse = Pulse(beats=self._beats, doing=self.doing, step=self.step, trace=flight_recorder.read())
-                store.set(_key(self._place.rank), hang.render(pulse))
+                store.set(_key(self._rank_info.rank), hang.render(pulse))
             why = self._stop.asked()
             if why is not None and store is not None and not told:
-                store.set(_STOP, f"{why} on rank {self._place.rank}")
+                store.set(_STOP, f"{why} on rank {self._rank_info.rank}")
                 told = True
             elif why is None and store is not None and store.check([_STOP]):
                 self._stop.pass_on(store.get(_STOP).decode())
@@ -173,7 +177,7 @@ class Lookout:
             elif share >= _SAY_AT and not said:
                 self._blame = self._find(trace, self._first)
                 self._tell(self._blame)
-                self._report.line(self._blame.line.replace(hang.MARK, "waiting:", 1))
+                self._run_log.line(self._blame.line.replace(hang.MARK, "waiting:", 1))
                 said = True
 
     def _find(self, trace: flight_recorder.Trace, first: _Look) -> Blame:
@@ -208,7 +212,7 @@ class Lookout:
         return [hang.parse(value) for value in box[0]]
 
     def _tell(self, found: Blame) -> None:
-        self._report.event(
+        self._run_log.event(
             "WATCH", "hang", ranks=found.ranks, nodes=found.nodes, collective=found.collective, why=found.line
         )
 
@@ -216,7 +220,7 @@ class Lookout:
         # Not asked again: another rank may have given up a moment ago and taken the store with it.
         found = self._blame or self._find(trace, first)
         self._tell(found)
-        self._report.alarm(f"{found.line}; gave up after {time.time() - trace.waiting[0].since:.0f} s")
+        self._run_log.alarm(f"{found.line}; gave up after {time.time() - trace.waiting[0].since:.0f} s")
         _exit(1)
 
     def explain(self) -> str | None:
@@ -229,16 +233,16 @@ class Lookout:
         return found.line.removeprefix(hang.MARK).split("; ")[0].strip() if found.ranks else None
 
 
-def meet(place: Place) -> tuple[list[Who], Callable[[], Store] | None]:
-    """Every rank's place, told by itself, and how to open another connection to the store they met at."""
+def meet(rank_info: RankInfo) -> tuple[list[Who], Callable[[], Store] | None]:
+    """Every rank's rank_info, told by itself, and how to open another connection to the store they met at."""
     import torch.distributed as dist
 
-    mine = Who(rank=place.rank, node=place.node_rank, host=socket.gethostname(), pid=os.getpid())
-    if place.master is None or place.world_size == 1:
+    mine = Who(rank=rank_info.rank, node=rank_info.node_rank, host=socket.gethostname(), pid=os.getpid())
+    if rank_info.master is None or rank_info.world_size == 1:
         return [mine], None
-    everyone: list[Any] = [None] * place.world_size
+    everyone: list[Any] = [None] * rank_info.world_size
     dist.all_gather_object(everyone, mine)
-    host, port = place.master
+    host, port = rank_info.master
 
     def connect() -> Store:
         store: Store = dist.TCPStore(  # type: ignore[attr-defined]
@@ -250,7 +254,7 @@ def meet(place: Place) -> tuple[list[Who], Callable[[], Store] | None]:
 
 
 def _key(rank: int) -> str:
-    return f"lookout/pulse/{rank}"
+    return f"watchdog/pulse/{rank}"
 
 
 def _same(old: Pulse | None, new: Pulse | None) -> bool:

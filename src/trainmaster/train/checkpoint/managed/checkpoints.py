@@ -62,9 +62,9 @@ class Managed:
     """Every save goes to the daemon's memory, and to S3 when that is due; one that a tier refuses goes to the other."""
 
     def __init__(self, run: Run, config: ManagedConfig) -> None:
-        place = run.world.place
+        rank_info = run.world.rank_info
         self._run, self._config = run, config
-        self._library = Library(config, rank=place.rank, ranks=place.world_size)
+        self._library = Library(config, rank=rank_info.rank, ranks=rank_info.world_size)
         self._records = Records(self._library, config)
         # A group of its own, on the CPU: its collectives run beside those of training, and may take longer.
         self._group = dist.new_group(backend="gloo", timeout=_GROUP_TIMEOUT)

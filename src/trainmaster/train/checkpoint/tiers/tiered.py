@@ -156,7 +156,7 @@ class Tiered(OnDisk):
             return None
         folder = memory.folder_of(self._folder, config=config.folder, environ=os.environ)
         # A run that had more nodes may have left its newest step in the memory of the one that is left.
-        if config.use == "auto" and run.world.place.nodes < 2 and not rank_sync.any_rank(folder.exists()):
+        if config.use == "auto" and run.world.rank_info.nodes < 2 and not rank_sync.any_rank(folder.exists()):
             return None
         try:
             opened = Replicas(folder, group=self._group, check=self._must_match, needs=self._needs)

@@ -13,23 +13,23 @@ from trainmaster.core import heartbeat
 from trainmaster.core.heartbeat import At
 from trainmaster.node.emit import Emitter
 from trainmaster.train.metrics.trackers import Tracker
-from trainmaster.train.parallel.rank_info import Place
+from trainmaster.train.parallel.rank_info import RankInfo
 
 # Log readers on nodes may know no more than ASCII, and one of them ends at the first byte it does not know.
 _PLAIN = str.maketrans({"×": "x", "→": "to", "–": "-", "…": "..."})
 
 
-class Report:
+class RunLog:
     """One rank's voice."""
 
-    def __init__(self, place: Place, emitter: Emitter | None) -> None:
-        self._place = place
-        self._emitter = emitter if place.rank == 0 else None
+    def __init__(self, rank_info: RankInfo, emitter: Emitter | None) -> None:
+        self._rank_info = rank_info
+        self._emitter = emitter if rank_info.rank == 0 else None
         self._trackers: list[Tracker] = []
 
     def track(self, trackers: list[Tracker]) -> None:
         """Numbers go there too from now on, from rank 0."""
-        self._trackers = trackers if self._place.rank == 0 else []
+        self._trackers = trackers if self._rank_info.rank == 0 else []
 
     def event(self, phase: str, event: str, *, epoch: int | None = None, **data: Any) -> None:
         """An event, from rank 0. Training goes on without it when its file cannot be written."""
@@ -44,7 +44,7 @@ class Report:
 
     def line(self, text: str) -> None:
         """A line for people and log rules, from local rank 0 of each node."""
-        if self._place.local_rank == 0:
+        if self._rank_info.local_rank == 0:
             self.alarm(text)
 
     def beat(
@@ -52,8 +52,8 @@ class Report:
     ) -> None:
         """The line that log rules wait for, from local rank 0 of each node and from the thread that trains."""
         beat = heartbeat.Beat(
-            rank=self._place.rank,
-            node=self._place.node_rank,
+            rank=self._rank_info.rank,
+            node=self._rank_info.node_rank,
             step=step,
             steps=steps,
             loss=loss,
@@ -67,7 +67,7 @@ class Report:
     def alarm(self, text: str) -> None:
         """A line from whichever rank it is, in one write: who reads along takes half a line for a whole one."""
         plain = text.translate(_PLAIN).encode("ascii", "backslashreplace").decode()
-        sys.stdout.write(heartbeat.prefix(self._place.rank, self._place.node_rank) + plain + "\n")
+        sys.stdout.write(heartbeat.prefix(self._rank_info.rank, self._rank_info.node_rank) + plain + "\n")
         sys.stdout.flush()
 
     def close(self) -> None:

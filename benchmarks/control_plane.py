@@ -38,7 +38,9 @@ from trainmaster.core.events import Event, render, split
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Report, Stage, Status
-from trainmaster.store import Database, writes
+from trainmaster.store import Database, attempts, open_database
+from trainmaster.store.events import append_events
+from trainmaster.store.jobs import advance, finish, insert_job
 from trainmaster.targets import Submission
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -95,7 +97,7 @@ def _serve(options: argparse.Namespace) -> None:
     from trainmaster.control.notify import outbox
     from trainmaster.web.app import create_app
 
-    db = Database.open(options.home / "trainmaster.db")
+    db = open_database(options.home / "trainmaster.db")
     place = Place(parse(options.shape))
 
     async def run() -> None:
@@ -148,21 +150,21 @@ def _measure(options: argparse.Namespace) -> int:
 
 def _fill(path: Path, *, kept: int, jobs: int, begun: bool = False) -> tuple[list[str], list[str]]:
     """Finished jobs with their events, and queued ones."""
-    db = Database.open(path)
+    db = open_database(path)
     spec = parse_spec({"name": "load", "target": NAME, "command": ["true"], "preflight": {"level": 1}})
     done, queued = [str(uuid.uuid4()) for _ in range(kept)], [str(uuid.uuid4()) for _ in range(jobs)]
     now = datetime.now(UTC)
     with db.write() as conn:
         for first in done[:1]:
-            writes.insert_job(conn, first, spec, at=now - timedelta(minutes=kept))
+            insert_job(conn, first, spec, at=now - timedelta(minutes=kept))
             _finish(conn, first, now - timedelta(minutes=kept))
         for job_id in queued:
-            writes.insert_job(conn, job_id, spec, at=now)
+            insert_job(conn, job_id, spec, at=now)
             if begun:
                 handle = {"attempt": f"{job_id}.1", "submitted": True}
-                attempt = writes.insert_attempt(conn, job_id, 1, handle=handle, at=now)
-                writes.record_poll(conn, attempt, Report.RUNNING, at=now)
-                writes.advance(conn, job_id, seen=Stage.QUEUED, to=Stage.RUNNING, at=now)
+                attempt = attempts.insert_attempt(conn, job_id, 1, handle=handle, at=now)
+                attempts.record_poll(conn, attempt, Report.RUNNING, at=now)
+                advance(conn, job_id, seen=Stage.QUEUED, to=Stage.RUNNING, at=now)
     db.close()
     _copy(path, done)
     return done, queued
@@ -170,17 +172,17 @@ def _fill(path: Path, *, kept: int, jobs: int, begun: bool = False) -> tuple[lis
 
 def _finish(conn: Connection, job_id: str, at: datetime) -> None:
     """The rows of a job that ran: moves, one attempt and its lines."""
-    attempt = writes.insert_attempt(conn, job_id, 1, handle={"attempt": f"{job_id}.1"}, at=at)
+    attempt = attempts.insert_attempt(conn, job_id, 1, handle={"attempt": f"{job_id}.1"}, at=at)
     seen = Stage.QUEUED
     for to in (Stage.RUNNING, Stage.COLLECTING, Stage.RELEASING):
-        writes.advance(conn, job_id, seen=seen, to=to, at=at)
+        advance(conn, job_id, seen=seen, to=to, at=at)
         seen = to
     step = {"loss": 2.1, "lr": 0.0003, "grad_norm": 0.71, "tokens_per_s": 64_447.0, "step_s": 1.016}
     events = [Event(phase="STEP", event="metrics", ts=at, seq=n, data={"step": n, **step}) for n in range(_KEPT_EVENTS)]
     lines = split("".join(render(event) + "\n" for event in events).encode(), offset=0, zone=UTC)
-    writes.append_events(conn, attempt, EVENTS_FILE, seen_offset=0, lines=lines)
-    writes.end_attempt(conn, attempt, report=Report.SUCCEEDED, reason=None, message="", exit_record=None, at=at)
-    writes.finish(conn, job_id, seen=seen, status=Status.COMPLETED, at=at)
+    append_events(conn, attempt, EVENTS_FILE, seen_offset=0, lines=lines)
+    attempts.end_attempt(conn, attempt, report=Report.SUCCEEDED, reason=None, message="", exit_record=None, at=at)
+    finish(conn, job_id, seen=seen, status=Status.COMPLETED, at=at)
 
 
 def _copy(path: Path, done: Sequence[str]) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from trainmaster.control.ingest import ingest
 from trainmaster.core.spec import JobSpec
-from trainmaster.store import Database, writes
+from trainmaster.store import Database, attempts, jobs, open_database
 
 MIB = 1 << 20
 
@@ -44,7 +44,7 @@ def main() -> None:
             f"{count:,} events, {file.stat().st_size / 1e6:,.0f} MB; core {options.core}, load {os.getloadavg()[0]:.1f}"
         )
         for number in range(1 if options.bytes else options.rounds):
-            db = Database.open(options.url or Path(name) / f"{number}.db")
+            db = open_database(options.url or Path(name) / f"{number}.db")
             try:
                 asyncio.run(_measure(db, file, count, size=file.stat().st_size, sampled=options.bytes is not None))
             finally:
@@ -70,8 +70,8 @@ def _write(file: Path, *, events: int, size: int | None) -> int:
 async def _measure(db: Database, file: Path, count: int, *, size: int, sampled: bool) -> None:
     job_id, at = str(uuid.uuid4()), datetime.now(UTC)
     with db.write() as conn:
-        writes.insert_job(conn, job_id, JobSpec(name="backlog", command=("true",)), at=at)
-        attempt = writes.insert_attempt(conn, job_id, 1, handle={}, at=at)
+        jobs.insert_job(conn, job_id, JobSpec(name="backlog", command=("true",)), at=at)
+        attempt = attempts.insert_attempt(conn, job_id, 1, handle={}, at=at)
     tenth, next_sample = size // 10, 0
     with file.open("rb") as source:
 

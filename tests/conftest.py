@@ -12,7 +12,7 @@ import pytest
 
 from postgres import Postgres, binaries
 from s3_server import S3, serve
-from trainmaster.store import Database
+from trainmaster.store import Database, open_database
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Request
@@ -89,6 +89,6 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def any_db(database_url: str) -> Iterator[Database]:
     """An open database of each kind."""
-    db = Database.open(database_url)
+    db = open_database(database_url)
     yield db
     db.close()

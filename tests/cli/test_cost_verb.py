@@ -23,7 +23,8 @@ from trainmaster.pages import cost as page
 from trainmaster.pages import job as job_page
 from trainmaster.pages import jobs as jobs_page
 from trainmaster.report import phrases
-from trainmaster.store import Database, audit, costs, stops, writes
+from trainmaster.store import Database, attempts, audit, costs, jobs, open_database
+from trainmaster.store.events import append_events
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -31,7 +32,7 @@ HOUR = timedelta(hours=1)
 
 @pytest.fixture
 def db(tmp_path: Path) -> Iterator[Database]:
-    database = Database.open(tmp_path / "trainmaster.db")
+    database = open_database(tmp_path / "trainmaster.db")
     yield database
     database.close()
 
@@ -43,16 +44,16 @@ def a_job(
     """A job that ran for so many hours, or still does; with these event lines."""
     job = control.submit(db, parse_spec({"name": name, "command": ["true"], "project": "lab", **more}))
     with db.write() as conn:
-        writes.advance(conn, job.id, seen=Stage.QUEUED, to=Stage.RUNNING, at=start)
-        attempt = writes.insert_attempt(conn, job.id, 1, handle={}, at=start)
+        jobs.advance(conn, job.id, seen=Stage.QUEUED, to=Stage.RUNNING, at=start)
+        attempt = attempts.insert_attempt(conn, job.id, 1, handle={}, at=start)
         costs.set_price(conn, attempt, cents)
         if lines:
-            writes.append_events(conn, attempt, "events.jsonl", seen_offset=0, lines=split(lines, offset=0, zone=UTC))
+            append_events(conn, attempt, "events.jsonl", seen_offset=0, lines=split(lines, offset=0, zone=UTC))
         if hours is not None:
             end = start + hours * HOUR
-            stops.mark_released(conn, attempt, at=end)
-            writes.advance(conn, job.id, seen=Stage.RUNNING, to=Stage.RELEASING, at=end)
-            writes.finish(conn, job.id, seen=Stage.RELEASING, status=Status.COMPLETED, at=end)
+            attempts.mark_released(conn, attempt, at=end)
+            jobs.advance(conn, job.id, seen=Stage.RUNNING, to=Stage.RELEASING, at=end)
+            jobs.finish(conn, job.id, seen=Stage.RELEASING, status=Status.COMPLETED, at=end)
     return job.id
 
 

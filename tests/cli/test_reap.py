@@ -16,7 +16,7 @@ import trainmaster
 from trainmaster.cli.main import build
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Stage, Status
-from trainmaster.store import Database, reads, writes
+from trainmaster.store import attempts, jobs, open_database
 from trainmaster.targets import Handle, Placement
 from trainmaster.targets.local import Local
 
@@ -56,15 +56,15 @@ def mine(done: Result, job_id: str) -> list[dict[str, object]]:
 
 def test_a_live_job_is_left_alone_and_a_finished_one_is_reaped(running: Handle, job_id: str, tmp_path: Path) -> None:
     home = str(tmp_path / "home")
-    db = Database.open(tmp_path / "home" / "trainmaster.db")
+    db = open_database(tmp_path / "home" / "trainmaster.db")
     with db.write() as conn:
-        writes.insert_job(conn, job_id, parse_spec({"name": "a", "command": ["sleep", "600"]}), at=AT)
-        writes.insert_attempt(conn, job_id, 1, handle=dict(running), at=AT)
-        writes.advance(conn, job_id, seen=Stage.QUEUED, to=Stage.RUNNING, at=AT)
+        jobs.insert_job(conn, job_id, parse_spec({"name": "a", "command": ["sleep", "600"]}), at=AT)
+        attempts.insert_attempt(conn, job_id, 1, handle=dict(running), at=AT)
+        jobs.advance(conn, job_id, seen=Stage.QUEUED, to=Stage.RUNNING, at=AT)
     assert mine(run("--json", "--yes", "--home", home), job_id) == [] and is_running(running)
     with db.write() as conn:
-        writes.advance(conn, job_id, seen=Stage.RUNNING, to=Stage.RELEASING, at=AT)
-        writes.finish(conn, job_id, seen=Stage.RELEASING, status=Status.CANCELLED, reason=None, message="", at=AT)
+        jobs.advance(conn, job_id, seen=Stage.RUNNING, to=Stage.RELEASING, at=AT)
+        jobs.finish(conn, job_id, seen=Stage.RELEASING, status=Status.CANCELLED, reason=None, message="", at=AT)
     listed = run("--json", "--home", home)
     assert listed.exit_code == 1 and is_running(running), "without --yes it only lists"
     (item,) = mine(listed, job_id)
@@ -72,7 +72,7 @@ def test_a_live_job_is_left_alone_and_a_finished_one_is_reaped(running: Handle, 
     ended = run("--json", "--yes", "--home", home)
     assert ended.exit_code == 0 and mine(ended, job_id)[0]["result"] == "ended", ended.output
     assert not is_running(running)
-    assert reads.list_attempts(db, job_id)[0].released_at is not None
+    assert attempts.list_attempts(db, job_id)[0].released_at is not None
     assert mine(run("--json", "--home", home), job_id) == []
     db.close()
 

@@ -18,7 +18,7 @@ from trainmaster.core.events import split
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Stage, Status
 from trainmaster.storage import open_store
-from trainmaster.store import Database, artifacts, writes
+from trainmaster.store import artifacts, attempts, events, jobs, open_database
 
 JOB = "6f1c1f0e-95b8-4d6b-8a43-0d6b1b0f7a11"
 AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -34,15 +34,15 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder.mkdir(parents=True)
     (folder / "rank-0.log").write_bytes(LOG)
     open_store(home / "storage").put(f"jobs/{JOB}/outputs/model.bin", b"weights")
-    db = Database.open(home / "trainmaster.db")
+    db = open_database(home / "trainmaster.db")
     with db.write() as conn:
-        writes.insert_job(conn, JOB, JobSpec(name="trial", project="lab", command=("true",)), at=AT)
-        attempt = writes.insert_attempt(conn, JOB, 1, handle={"attempt": f"{JOB}.1", "folder": str(folder)}, at=AT)
-        writes.append_events(
+        jobs.insert_job(conn, JOB, JobSpec(name="trial", project="lab", command=("true",)), at=AT)
+        attempt = attempts.insert_attempt(conn, JOB, 1, handle={"attempt": f"{JOB}.1", "folder": str(folder)}, at=AT)
+        events.append_events(
             conn, attempt, "events.jsonl", seen_offset=0, lines=split(EVENT, offset=0, zone=UTC)
         )  # fmt: skip
-        writes.advance(conn, JOB, seen=Stage.QUEUED, to=Stage.RELEASING, at=AT)
-        writes.finish(conn, JOB, seen=Stage.RELEASING, status=Status.COMPLETED, reason=None, message="", at=AT)
+        jobs.advance(conn, JOB, seen=Stage.QUEUED, to=Stage.RELEASING, at=AT)
+        jobs.finish(conn, JOB, seen=Stage.RELEASING, status=Status.COMPLETED, reason=None, message="", at=AT)
         artifacts.insert_artifact(
             conn, job_id=JOB, attempt=attempt, kind="output", path="outputs/model.bin", size_bytes=7,
             sha256=hashlib.sha256(b"weights").hexdigest(), at=AT,
@@ -53,7 +53,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(home: Path) -> Iterator[str]:
-    db = Database.open(home / "trainmaster.db")
+    db = open_database(home / "trainmaster.db")
     with serve(db, home) as address:
         yield address
     db.close()
@@ -127,7 +127,7 @@ def test_tokens_are_shown_once_and_open_a_server_that_wants_one(home: Path, tmp_
     file = tmp_path / "token"
     file.write_text(secret + "\n")
     file.chmod(0o600)
-    db = Database.open(home / "trainmaster.db")
+    db = open_database(home / "trainmaster.db")
     with serve(db, home, require_token=True) as closed:
         refused = run("jobs", "--server", closed)
         assert isinstance(refused.exception, TrainmasterError) and "no_token" in str(refused.exception)

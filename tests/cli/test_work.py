@@ -19,7 +19,7 @@ import trainmaster
 from trainmaster import control
 from trainmaster.cli.serve import _listen
 from trainmaster.core.spec import parse_spec
-from trainmaster.store import Database, reads
+from trainmaster.store import jobs, open_database
 
 
 @pytest.fixture
@@ -35,11 +35,11 @@ def start(*words: str, env: dict[str, str]) -> subprocess.Popen[str]:
 
 def test_work_drives_jobs_and_stops_when_told(environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
-    db = Database.open(tmp_path / "home" / "trainmaster.db")
+    db = open_database(tmp_path / "home" / "trainmaster.db")
     job = control.submit(db, parse_spec({"name": "a", "preflight": {"level": 0}, "command": ["true"]}))
     with start("work", "--tick-s", "0.1", env=environment) as worker:
         end = time.monotonic() + 120
-        while not (row := reads.find_job(db, job.id)) or not row.status.final:
+        while not (row := jobs.find_job(db, job.id)) or not row.status.final:
             assert worker.poll() is None and time.monotonic() < end, row
             time.sleep(0.1)
         worker.send_signal(signal.SIGTERM)

@@ -20,7 +20,7 @@ from trainmaster.core.events import split
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Stage, Status
 from trainmaster.storage import open_store
-from trainmaster.store import Database, artifacts, writes
+from trainmaster.store import Database, artifacts, attempts, events, jobs, open_database
 
 SPEC = {"name": "trial", "project": "lab", "command": ["true"]}
 JOB = "6f1c1f0e-95b8-4d6b-8a43-0d6b1b0f7a11"
@@ -30,7 +30,7 @@ EVENTS = 200
 
 @pytest.fixture
 def db(tmp_path: Path) -> Iterator[Database]:
-    database = Database.open(tmp_path / "trainmaster.db")
+    database = open_database(tmp_path / "trainmaster.db")
     yield database
     database.close()
 
@@ -46,9 +46,9 @@ def a_running_job(db: Database, tmp_path: Path) -> Path:
     folder = tmp_path / "attempt"
     folder.mkdir()
     with db.write() as conn:
-        writes.insert_job(conn, JOB, JobSpec(name="trial", command=("true",)), at=AT)
-        writes.insert_attempt(conn, JOB, 1, handle={"attempt": f"{JOB}.1", "folder": str(folder)}, at=AT)
-        assert writes.advance(conn, JOB, seen=Stage.QUEUED, to=Stage.RUNNING, at=AT)
+        jobs.insert_job(conn, JOB, JobSpec(name="trial", command=("true",)), at=AT)
+        attempts.insert_attempt(conn, JOB, 1, handle={"attempt": f"{JOB}.1", "folder": str(folder)}, at=AT)
+        assert jobs.advance(conn, JOB, seen=Stage.QUEUED, to=Stage.RUNNING, at=AT)
     return folder
 
 
@@ -60,14 +60,14 @@ def tell(db: Database, first: int, last: int, *, offset: int) -> int:
     )
     with db.write() as conn:
         lines = split(text, offset=offset, zone=UTC)
-        assert writes.append_events(conn, f"{JOB}.1", "events.jsonl", seen_offset=offset, lines=lines)
+        assert events.append_events(conn, f"{JOB}.1", "events.jsonl", seen_offset=offset, lines=lines)
     return offset + len(text)
 
 
 def finish(db: Database) -> None:
     with db.write() as conn:
-        assert writes.advance(conn, JOB, seen=Stage.RUNNING, to=Stage.RELEASING, at=AT)
-        assert writes.finish(conn, JOB, seen=Stage.RELEASING, status=Status.COMPLETED, reason=None, message="", at=AT)
+        assert jobs.advance(conn, JOB, seen=Stage.RUNNING, to=Stage.RELEASING, at=AT)
+        assert jobs.finish(conn, JOB, seen=Stage.RELEASING, status=Status.COMPLETED, reason=None, message="", at=AT)
 
 
 def test_the_package_imports_no_http_library() -> None:

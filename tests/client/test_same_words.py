@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trainmaster.client import answers
-from trainmaster.store import Database
+from trainmaster.store import open_database
 from trainmaster.web.app import create_app
 
 # What the document calls each of them.
@@ -50,7 +50,7 @@ OF_THE_CLIENT = {(answers.Submitted, "new")}  # told by the status code
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder: Path = tmp_path_factory.mktemp("home")
-    app = create_app(Database.open(folder / "trainmaster.db"), folder, reconcile=False)
+    app = create_app(open_database(folder / "trainmaster.db"), folder, reconcile=False)
     found: dict[str, Any] = app.openapi()["components"]["schemas"]
     return found
 

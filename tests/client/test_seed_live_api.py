@@ -19,7 +19,7 @@ import pytest
 import trainmaster
 from client.served import serve
 from trainmaster.client import Client, Details, Epoch, Evaluation, Job, Jobs, NotFound, Submitted
-from trainmaster.store import Database
+from trainmaster.store import open_database
 from trainmaster.targets.local import Local
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ def until(read: Callable[[], T], fits: Callable[[T], object]) -> T:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     home = tmp_path_factory.mktemp("live")
-    db = Database.open(home / "trainmaster.db")
+    db = open_database(home / "trainmaster.db")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(trainmaster.__file__).parents[1]))
         with serve(db, home, reconcile=True) as url, Client(url) as client:

@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 
 from trainmaster.control.ingest import Read, ingest
 from trainmaster.core.spec import JobSpec
-from trainmaster.store import Database, iterations, reads, writes
+from trainmaster.store import Database, attempts, iterations, jobs, nodes
 from trainmaster.store.rows import JobRow
 
 IST = ZoneInfo("Asia/Kolkata")
@@ -35,8 +35,8 @@ def new_job(db: Database) -> tuple[str, str]:
     """A job and its first attempt, which nobody works on."""
     job_id = str(uuid.uuid4())
     with db.write() as conn:
-        writes.insert_job(conn, job_id, JobSpec(name="a", command=("true",)), at=datetime.now(UTC))
-        return job_id, writes.insert_attempt(conn, job_id, 1, handle={}, at=datetime.now(UTC))
+        jobs.insert_job(conn, job_id, JobSpec(name="a", command=("true",)), at=datetime.now(UTC))
+        return job_id, attempts.insert_attempt(conn, job_id, 1, handle={}, at=datetime.now(UTC))
 
 
 def take_in(db: Database, attempt: str, content: bytes, *, chunk: int = 1 << 20, last: bool = False) -> None:
@@ -57,7 +57,7 @@ def said(db: Database, *lines: bytes) -> str:
 
 
 def job_of(db: Database, job_id: str) -> JobRow:
-    found = reads.find_job(db, job_id)
+    found = jobs.find_job(db, job_id)
     assert found is not None
     return found
 
@@ -86,5 +86,5 @@ def records(db: Database, job_id: str) -> dict[str, Any]:
         "steps": plain(iterations.list_steps(db, job_id)),
         "epochs": plain(epochs),
         "evals": plain(evals),
-        "checks": plain(iterations.list_checks(db, job_id)),
+        "checks": plain(nodes.list_checks(db, job_id)),
     }

@@ -18,7 +18,7 @@ from trainmaster.core.cost import add_up, month_of
 from trainmaster.core.errors import OverBudget
 from trainmaster.core.spec import JobSpec, parse_spec
 from trainmaster.core.states import Reason, Stage, Status
-from trainmaster.store import Database, outbox, reads, stops, tables, writes
+from trainmaster.store import Database, attempts, jobs, outbox, tables
 from trainmaster.store import costs as money
 from trainmaster.store.rows import AttemptRow, JobRow
 
@@ -40,14 +40,14 @@ def run_since(
     """A job that runs since then, as the reconciler would have written it; the id of the job."""
     job = control.submit(db, job_spec)
     with db.write() as conn:
-        writes.advance(conn, job.id, seen=Stage.QUEUED, to=Stage.RUNNING, at=start)
-        attempt = writes.insert_attempt(conn, job.id, 1, handle={}, at=start)
+        jobs.advance(conn, job.id, seen=Stage.QUEUED, to=Stage.RUNNING, at=start)
+        attempt = attempts.insert_attempt(conn, job.id, 1, handle={}, at=start)
         money.set_price(conn, attempt, cents)
         if released is not None:
-            writes.end_attempt(conn, attempt, report=None, reason=None, message="", exit_record=None, at=released)
-            stops.mark_released(conn, attempt, at=released)
-            writes.advance(conn, job.id, seen=Stage.RUNNING, to=Stage.RELEASING, at=released)
-            writes.finish(conn, job.id, seen=Stage.RELEASING, status=Status.COMPLETED, at=released)
+            attempts.end_attempt(conn, attempt, report=None, reason=None, message="", exit_record=None, at=released)
+            attempts.mark_released(conn, attempt, at=released)
+            jobs.advance(conn, job.id, seen=Stage.RUNNING, to=Stage.RELEASING, at=released)
+            jobs.finish(conn, job.id, seen=Stage.RELEASING, status=Status.COMPLETED, at=released)
     return job.id
 
 
@@ -57,7 +57,7 @@ def cap(db: Database, project: str, period: str, cents: int) -> None:
 
 
 def attempt_of(db: Database, job_id: str) -> AttemptRow:
-    return reads.list_attempts(db, job_id)[-1]
+    return attempts.list_attempts(db, job_id)[-1]
 
 
 def told(db: Database) -> list[tuple[str, str]]:
@@ -104,7 +104,7 @@ def test_a_submit_into_a_spent_project_leaves_no_row(db: Database) -> None:
     cap(db, "lab", "month", 0)
     with pytest.raises(OverBudget, match=r"\$0.00 of \$0.00"):
         control.submit(db, spec("lab", price=1))
-    assert reads.count_jobs(db) == 0
+    assert jobs.count_jobs(db) == 0
     assert control.submit(db, spec("lab")).status is Status.PENDING, "this machine costs nothing"
 
 
@@ -206,7 +206,7 @@ def drive(db: Database, home: Path, job: JobRow, act: Callable[[JobRow], None]) 
             asyncio.create_task(budget.run(db, stop=stop, look_s=0.1)),
         ]
         while True:
-            now = reads.find_job(db, job.id)
+            now = jobs.find_job(db, job.id)
             assert now is not None
             if now.status.final:
                 break
@@ -236,7 +236,7 @@ def test_a_real_job_over_its_budget_saves_and_stops(
 
     job = drive(db, tmp_path, job, act)
     assert (job.status, job.reason, job.attempts) == (Status.FAILED, Reason.OVER_BUDGET, 1), "and is not tried again"
-    (attempt,) = reads.list_attempts(db, job.id)
+    (attempt,) = attempts.list_attempts(db, job.id)
     assert attempt.exit is not None and attempt.exit.resumable and attempt.exit.exit_codes == {"0": 75}
     assert "the budget of project lab (total) is spent" in job.message
     assert int((tmp_path / "jobs" / job.id / "checkpoints" / "step").read_text()) > 0, "it had its grace to save"

@@ -17,7 +17,7 @@ from trainmaster.core.errors import StorageUnreachable
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Report, Stage, Status
 from trainmaster.storage.folder import FolderStore
-from trainmaster.store import Database, iterations, reads
+from trainmaster.store import Database, artifacts, jobs
 from trainmaster.store.rows import JobRow
 
 from .scripted import GOOD, RUNNING, Scripted, at_once, ended, take_over
@@ -50,7 +50,7 @@ def begin(db: Database, home: Path, target: Scripted, *, attempts: int = 1) -> t
 
 def walk(plane: Plane, job_id: str, stage: Stage | None) -> JobRow:
     async def walk() -> JobRow:
-        while (job := reads.find_job(plane.db, job_id)) is not None and job.stage is not stage:
+        while (job := jobs.find_job(plane.db, job_id)) is not None and job.stage is not stage:
             await step(plane, job)
         assert job is not None
         return job
@@ -63,7 +63,7 @@ def test_everything_an_attempt_left_is_kept_once_with_its_checksum(db: Database,
     target.outputs = {"outputs/a/model.bin": BIG, "outputs/empty": b"", "rank-0.log": b"hello\n", "exit.json": b"{}"}
     plane, store, job_id = begin(db, tmp_path, target)
     walk(plane, job_id, Stage.RELEASING)
-    kept = {row.path: row for row in iterations.list_artifacts(db, job_id)}
+    kept = {row.path: row for row in artifacts.list_artifacts(db, job_id)}
     assert {path: row.kind for path, row in kept.items()} == {
         "project.yaml": "project",
         "attempts/1/events.jsonl": "events",
@@ -84,7 +84,7 @@ def test_nothing_starts_before_its_project_file_is_stored(db: Database, tmp_path
     plane, store, job_id = begin(db, tmp_path, target)
     walk(plane, job_id, Stage.STAGING)
     store.away = True
-    job = reads.find_job(db, job_id)
+    job = jobs.find_job(db, job_id)
     assert job is not None
     with pytest.raises(StorageUnreachable):
         asyncio.run(step(plane, job))
@@ -122,7 +122,7 @@ def test_what_a_lost_attempt_wrote_until_its_release_is_kept_too(db: Database, t
     assert walk(plane, job_id, None).reason is Reason.NODE_LOST
     assert store.get(f"jobs/{job_id}/outputs/model.bin") == b"after!"
     assert store.get(f"jobs/{job_id}/attempts/1/events.jsonl") == target.events
-    kept = {row.path: row.sha256 for row in iterations.list_artifacts(db, job_id)}
+    kept = {row.path: row.sha256 for row in artifacts.list_artifacts(db, job_id)}
     assert kept["outputs/model.bin"] == sha256(b"after!").hexdigest()
 
 
@@ -137,7 +137,7 @@ def test_of_two_attempts_the_outputs_of_the_last_are_kept(db: Database, tmp_path
     target.before["submit"] = second
     plane, store, job_id = begin(db, tmp_path, target, attempts=2)
     assert walk(plane, job_id, None).status is Status.COMPLETED
-    contents = {row.path: store.get(f"jobs/{job_id}/{row.path}") for row in iterations.list_artifacts(db, job_id)}
+    contents = {row.path: store.get(f"jobs/{job_id}/{row.path}") for row in artifacts.list_artifacts(db, job_id)}
     assert contents["outputs/model.bin"] == b"two"
     assert (contents["attempts/1/rank-0.log"], contents["attempts/2/rank-0.log"]) == (b"1", b"2")
 
@@ -154,7 +154,7 @@ def test_copies_never_take_the_threads_that_their_own_reads_need(db: Database, t
 
     async def main() -> None:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
-        while (job := reads.find_job(db, job_id)) is not None and job.stage is not None:
+        while (job := jobs.find_job(db, job_id)) is not None and job.stage is not None:
             await step(plane, job)
 
     asyncio.run(main())

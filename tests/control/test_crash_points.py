@@ -15,7 +15,7 @@ from trainmaster.control.steps import step
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Report, Status
 from trainmaster.storage import open_store
-from trainmaster.store import Connection, Database, reads
+from trainmaster.store import Connection, Database, attempts, events, jobs, open_database
 
 from .scripted import GOOD, RUNNING, Scripted, at_once, ended, take_over
 
@@ -26,7 +26,7 @@ SPEC = parse_spec({"name": "a", "target": "scripted", "command": ["true"], "limi
 @pytest.fixture
 def db(tmp_path: Path) -> Iterator[Database]:
     """SQLite alone: test_kill_everywhere.py kills real processes at every place on PostgreSQL too."""
-    database = Database.open(tmp_path / "trainmaster.db")
+    database = open_database(tmp_path / "trainmaster.db")
     yield database
     database.close()
 
@@ -79,7 +79,7 @@ def live(db: Database, home: Path, target: Scripted, job_id: str) -> None:
     )
 
     async def main() -> None:
-        while (job := reads.find_job(db, job_id)) is not None and job.stage is not None:
+        while (job := jobs.find_job(db, job_id)) is not None and job.stage is not None:
             await step(plane, job)
 
     asyncio.run(main())
@@ -94,14 +94,14 @@ def story(db: Database, home: Path, target: Scripted, *, kill_at: int | None) ->
     except Killed:
         FUSE[0].blow_at = None
         live(db, home, target, job.id)
-    found = reads.find_job(db, job.id)
+    found = jobs.find_job(db, job.id)
     assert found is not None
     return (
         found.status,
         found.reason,
-        [(row.number, row.report, row.reason) for row in reads.list_attempts(db, job.id)],
-        [(move.stage_from, move.stage_to, move.status) for move in reads.list_transitions(db, job.id)],
-        [(row.cursor, row.length, row.phase, row.event) for row in reads.list_events(db, job.id)],
+        [(row.number, row.report, row.reason) for row in attempts.list_attempts(db, job.id)],
+        [(move.stage_from, move.stage_to, move.status) for move in jobs.list_transitions(db, job.id)],
+        [(row.cursor, row.length, row.phase, row.event) for row in events.list_events(db, job.id)],
         sorted(target.alive),
         len(target.started),
     )

@@ -18,7 +18,7 @@ from trainmaster.core.errors import StorageUnreachable, Unreachable
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Report, Stage, Status
 from trainmaster.storage import open_store
-from trainmaster.store import Database, house, reads, stops, writes
+from trainmaster.store import Database, attempts, jobs, tables
 from trainmaster.store.rows import JobRow
 from trainmaster.targets import Poll
 
@@ -41,7 +41,7 @@ class World:
 
     @property
     def job(self) -> JobRow:
-        found = reads.find_job(self.db, self.id)
+        found = jobs.find_job(self.db, self.id)
         assert found is not None
         return found
 
@@ -61,12 +61,12 @@ class World:
     def fail(self, wrong: Exception) -> bool:
         """The step of the present stage has just failed, not for the first time."""
         with self.db.write() as conn:
-            writes.rest(conn, self.id, until=None, tries=9, message="")
+            jobs.rest(conn, self.id, until=None, tries=9, message="")
         return asyncio.run(give_up_late(self.plane, self.job, wrong))
 
     def news(self) -> list[str]:
         with self.db.read() as conn:
-            return list(conn.execute(select(house.outbox.c.topic).order_by(house.outbox.c.id)).scalars())
+            return list(conn.execute(select(tables.outbox.c.topic).order_by(tables.outbox.c.id)).scalars())
 
 
 @pytest.mark.parametrize(("stage", "limit"), [(Stage.PLACING, HOUR / 12), (Stage.STAGING, HOUR)])
@@ -98,10 +98,10 @@ def test_checks_that_never_end_are_stopped_and_tried_again(db: Database, tmp_pat
     world.target.events = b'{"phase":"PREFLIGHT","event":"start"}\n'
     world.walk(Stage.CHECKING)
     asyncio.run(step(world.plane, world.job))
-    assert reads.list_attempts(db, world.id)[0].started_at is not None
+    assert attempts.list_attempts(db, world.id)[0].started_at is not None
     world.late = HOUR
     job = world.walk(Stage.QUEUED)
-    (attempt,) = reads.list_attempts(db, world.id)
+    (attempt,) = attempts.list_attempts(db, world.id)
     assert (attempt.reason, attempt.stop_reason) == (Reason.CHECK_INCOMPLETE, Reason.CHECK_INCOMPLETE)
     assert world.target.made("cancel") == 1 and job.attempts == 1
 
@@ -202,11 +202,11 @@ def test_a_silent_job_is_stopped_where_its_spec_says_so(db: Database, tmp_path: 
 def test_the_first_reason_to_stop_counts_and_a_user_comes_before_it(db: Database, tmp_path: Path) -> None:
     world = World(db, tmp_path)
     world.walk(Stage.RUNNING)
-    attempt = reads.list_attempts(db, world.id)[0].id
+    attempt = attempts.list_attempts(db, world.id)[0].id
     now = datetime.now(UTC)
     with db.write() as conn:
-        assert stops.request_stop(conn, attempt, reason=Reason.OVER_BUDGET, message="the cap", at=now)
-        assert not stops.request_stop(conn, attempt, reason=Reason.STALLED, message="silent", at=now)
+        assert attempts.request_stop(conn, attempt, reason=Reason.OVER_BUDGET, message="the cap", at=now)
+        assert not attempts.request_stop(conn, attempt, reason=Reason.STALLED, message="silent", at=now)
     control.cancel(db, world.id)
     job = world.walk(None)
     assert (job.status, job.reason) == (Status.CANCELLED, Reason.USER_CANCELLED)
@@ -217,6 +217,6 @@ def test_news_tells_each_turn_of_a_job_once(db: Database, tmp_path: Path) -> Non
     world.walk(None, most=80)
     assert world.news() == ["job.started", "job.retried", "job.failed"]
     with db.read() as conn:
-        payloads = list(conn.execute(select(house.outbox.c.payload).order_by(house.outbox.c.id)).scalars())
+        payloads = list(conn.execute(select(tables.outbox.c.payload).order_by(tables.outbox.c.id)).scalars())
     assert [row["status"] for row in payloads] == ["running", "running", "failed"]
     assert payloads[-1]["reason"] == "node_lost" and payloads[-1]["job"] == world.id

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trainmaster.store import Database
+from trainmaster.store import Database, open_database
 
 from .lines import line, new_job, records, take_in
 
@@ -46,7 +46,7 @@ pieces: st.SearchStrategy[Piece] = st.one_of(
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
-    database = Database.open(tmp_path_factory.mktemp("order") / "trainmaster.db")
+    database = open_database(tmp_path_factory.mktemp("order") / "trainmaster.db")
     yield database
     database.close()
 

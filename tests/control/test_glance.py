@@ -17,8 +17,9 @@ from trainmaster.core.events import split
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Stage, Status
-from trainmaster.store import Database, iterations, leases, reads, stops, watch, writes
-from trainmaster.store.watch import Chunk
+from trainmaster.store import Database, attempts, iterations, leases
+from trainmaster.store.events import Chunk, append_chunks, append_events, find_stream, list_events
+from trainmaster.store.jobs import advance, find_job, insert_job, list_open, mark_stalled, request_cancel
 
 SPEC = parse_spec({"name": "many", "target": "sim", "command": ["true"], "preflight": {"level": 0}})
 LINES = [
@@ -31,9 +32,9 @@ LINES = [
 def insert_running(db: Database) -> str:
     job_id, at = str(uuid.uuid4()), datetime.now(UTC)
     with db.write() as conn:
-        writes.insert_job(conn, job_id, SPEC, at=at)
-        writes.insert_attempt(conn, job_id, 1, handle={"attempt": f"{job_id}.1"}, at=at)
-        writes.advance(conn, job_id, seen=Stage.QUEUED, to=Stage.RUNNING, at=at)
+        insert_job(conn, job_id, SPEC, at=at)
+        attempts.insert_attempt(conn, job_id, 1, handle={"attempt": f"{job_id}.1"}, at=at)
+        advance(conn, job_id, seen=Stage.QUEUED, to=Stage.RUNNING, at=at)
     return job_id
 
 
@@ -43,20 +44,20 @@ def chunk(job_id: str, raw: bytes, *, offset: int) -> Chunk:
 
 
 def rows(db: Database, job_id: str) -> object:
-    events = [(row.offset, row.phase, row.data, row.text) for row in reads.list_events(db, job_id)]
+    events = [(row.offset, row.phase, row.data, row.text) for row in list_events(db, job_id)]
     epochs = [
         (epoch.number, epoch.avg_loss)
         for iteration in iterations.list_iterations(db, job_id)
         for epoch in iterations.list_epochs(db, iteration.id)
     ]
-    job = reads.find_job(db, job_id)
+    job = find_job(db, job_id)
     assert job is not None
-    return events, epochs, reads.find_stream(db, f"{job_id}.1", EVENTS_FILE).offset, job.heard_at is not None
+    return events, epochs, find_stream(db, f"{job_id}.1", EVENTS_FILE).offset, job.heard_at is not None
 
 
 def append(db: Database, chunks: Sequence[Chunk]) -> list[bool]:
     with db.write() as conn:
-        return watch.append_chunks(conn, chunks)
+        return append_chunks(conn, chunks)
 
 
 def test_lines_of_many_jobs_are_kept_as_those_of_one(db: Database) -> None:
@@ -66,7 +67,7 @@ def test_lines_of_many_jobs_are_kept_as_those_of_one(db: Database) -> None:
         assert append(db, [chunk(job_id, raw, offset=offset) for job_id in together]) == [True] * 3
         with db.write() as conn:
             lines = split(raw, offset=offset, zone=UTC)
-            assert writes.append_events(conn, f"{alone}.1", EVENTS_FILE, seen_offset=offset, lines=lines)
+            assert append_events(conn, f"{alone}.1", EVENTS_FILE, seen_offset=offset, lines=lines)
         offset += len(raw)
     assert [rows(db, job_id) for job_id in together] == [rows(db, alone)] * 3
 
@@ -77,7 +78,7 @@ def test_a_reader_that_was_second_keeps_nothing_and_harms_nobody(db: Database) -
     before, end = rows(db, first), len(LINES[1])
     assert append(db, [chunk(first, LINES[1], offset=0), chunk(second, LINES[0], offset=end)]) == [False, True]
     assert rows(db, first) == before
-    assert reads.find_stream(db, f"{second}.1", EVENTS_FILE).offset == end + len(LINES[0])
+    assert find_stream(db, f"{second}.1", EVENTS_FILE).offset == end + len(LINES[0])
 
 
 def test_lines_that_come_together_are_committed_together_or_not_at_all(db: Database) -> None:
@@ -102,13 +103,13 @@ def test_jobs_that_run_are_listened_to_until_each_has_ended_its_own_way(db: Data
         stop = asyncio.Event()
         task = asyncio.create_task(control.run(db, tmp_path, stop=stop, tick_s=0.1, load=place.load))
         async with asyncio.timeout(120):
-            while await asyncio.to_thread(reads.list_open, db):  # noqa: ASYNC110 (rows do not call back)
+            while await asyncio.to_thread(list_open, db):  # noqa: ASYNC110 (rows do not call back)
                 await asyncio.sleep(0.1)
         stop.set()
         await task
 
     asyncio.run(go())
-    found = [reads.find_job(db, job_id) for job_id in jobs]
+    found = [find_job(db, job_id) for job_id in jobs]
     ends = {(job.status, job.reason) for job in found if job is not None}
     assert ends <= {
         (Status.COMPLETED, None),
@@ -116,7 +117,7 @@ def test_jobs_that_run_are_listened_to_until_each_has_ended_its_own_way(db: Data
         (Status.FAILED, Reason.NODE_LOST),
     }
     for job_id in jobs:
-        offsets = [row.offset for row in reads.list_events(db, job_id)]
+        offsets = [row.offset for row in list_events(db, job_id)]
         assert offsets == [number * LINE_BYTES for number in range(len(offsets))] and offsets
 
 
@@ -125,8 +126,8 @@ def test_only_jobs_of_which_nothing_else_is_wanted_are_merely_listened_to(db: Da
     token, at = str(uuid.uuid4()), datetime.now(UTC)
     with db.write() as conn:
         leases.take(conn, token, owner="a test")
-        writes.request_cancel(conn, cancelled, at=at)
-        stops.request_stop(conn, f"{stopped}.1", reason=Reason.OVER_BUDGET, message="enough", at=at)
-        stops.mark_stalled(conn, stalled, at=at)
-    assert [row.job_id for row in watch.list_running(db, token)] == [quiet]
-    assert watch.list_running(db, str(uuid.uuid4())) == []
+        request_cancel(conn, cancelled, at=at)
+        attempts.request_stop(conn, f"{stopped}.1", reason=Reason.OVER_BUDGET, message="enough", at=at)
+        mark_stalled(conn, stalled, at=at)
+    assert [row.job_id for row in leases.list_running(db, token)] == [quiet]
+    assert leases.list_running(db, str(uuid.uuid4())) == []

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from trainmaster.control.ingest import Read, cut, ingest
 from trainmaster.core.events import split
 from trainmaster.core.spec import JobSpec
-from trainmaster.store import Database, reads, writes
+from trainmaster.store import Database, attempts, events, jobs, open_database
 from trainmaster.store.rows import EventRow
 
 LIMIT = 64  # a line's limit in these tests, so that lines beyond it are cheap
@@ -35,7 +35,7 @@ files = st.lists(
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
     """One database for all the examples of a property: each takes a job of its own."""
-    database = Database.open(tmp_path_factory.mktemp("ingest") / "trainmaster.db")
+    database = open_database(tmp_path_factory.mktemp("ingest") / "trainmaster.db")
     yield database
     database.close()
 
@@ -46,8 +46,8 @@ _numbers = itertools.count()
 def new_attempt(db: Database) -> tuple[str, str]:
     job_id = f"job-{next(_numbers)}"
     with db.write() as conn:
-        writes.insert_job(conn, job_id, JobSpec(name="a", command=("true",)), at=datetime.now(UTC))
-        return job_id, writes.insert_attempt(conn, job_id, 1, handle={}, at=datetime.now(UTC))
+        jobs.insert_job(conn, job_id, JobSpec(name="a", command=("true",)), at=datetime.now(UTC))
+        return job_id, attempts.insert_attempt(conn, job_id, 1, handle={}, at=datetime.now(UTC))
 
 
 def reader(content: bytes, *, short: list[int] | None = None) -> Read:
@@ -68,7 +68,7 @@ def read_at_once(db: Database, content: bytes) -> list[object]:
     job_id, attempt = new_attempt(db)
     done = asyncio.run(ingest(db, attempt, reader(content), zone=UTC, last=True, chunk=1 << 20, line_limit=LIMIT))
     assert done
-    return plain(reads.list_events(db, job_id))
+    return plain(events.list_events(db, job_id))
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
@@ -93,10 +93,10 @@ def test_any_reads_and_restarts_give_the_rows_of_the_file_read_at_once(
         )
     for _ in range(2):  # a second pass at the end finds nothing more
         asyncio.run(ingest(shared, attempt, reader(content), zone=UTC, last=True, line_limit=LIMIT))
-    rows = reads.list_events(shared, job_id)
+    rows = events.list_events(shared, job_id)
     assert plain(rows) == read_at_once(shared, content)
     assert [row.offset for row in rows] == [0, *itertools.accumulate(row.length for row in rows)][: len(rows)]
-    assert sum(row.length for row in rows) == len(content) == reads.find_stream(shared, attempt, STREAM).offset
+    assert sum(row.length for row in rows) == len(content) == events.find_stream(shared, attempt, STREAM).offset
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
@@ -105,7 +105,7 @@ def test_rows_are_the_lines_that_split_gives(shared: Database, content: bytes) -
     job_id, attempt = new_attempt(shared)
     asyncio.run(ingest(shared, attempt, reader(content), zone=UTC, last=True, chunk=11))
     lines = split(content, offset=0, zone=UTC, last=True)
-    assert plain(reads.list_events(shared, job_id)) == [
+    assert plain(events.list_events(shared, job_id)) == [
         (
             line.offset,
             line.length,
@@ -124,9 +124,9 @@ def test_half_a_line_waits_until_nobody_writes(db: Database) -> None:
     job_id, attempt = new_attempt(db)
     half = b'{"phase":"A","event":"b"}\n{"phase":"A"'
     assert asyncio.run(ingest(db, attempt, reader(half), zone=UTC))
-    assert [row.phase for row in reads.list_events(db, job_id)] == ["A"]
+    assert [row.phase for row in events.list_events(db, job_id)] == ["A"]
     assert asyncio.run(ingest(db, attempt, reader(half), zone=UTC, last=True))
-    assert [(row.phase, row.text) for row in reads.list_events(db, job_id)] == [("A", None), (None, '{"phase":"A"')]
+    assert [(row.phase, row.text) for row in events.list_events(db, job_id)] == [("A", None), (None, '{"phase":"A"')]
 
 
 def test_two_readers_at_once_keep_each_line_once(db: Database) -> None:
@@ -145,7 +145,7 @@ def test_two_readers_at_once_keep_each_line_once(db: Database) -> None:
         return await asyncio.gather(*(ingest(db, attempt, read, zone=UTC, chunk=200) for _ in range(2)))
 
     assert sorted(asyncio.run(both())) == [False, True]
-    assert [row.offset for row in reads.list_events(db, job_id)] == [26 * n for n in range(50)]
+    assert [row.offset for row in events.list_events(db, job_id)] == [26 * n for n in range(50)]
 
 
 def test_a_reader_cut_off_in_the_middle_loses_nothing(db: Database) -> None:
@@ -164,7 +164,7 @@ def test_a_reader_cut_off_in_the_middle_loses_nothing(db: Database) -> None:
             done = asyncio.run(ingest(db, attempt, read, zone=UTC, chunk=30, last=True))
         except ConnectionResetError:
             continue
-    assert [row.offset for row in reads.list_events(db, job_id)] == [26 * n for n in range(20)]
+    assert [row.offset for row in events.list_events(db, job_id)] == [26 * n for n in range(20)]
 
 
 def test_a_line_that_is_too_long_keeps_a_bounded_text_and_the_lines_behind_it() -> None:
@@ -190,7 +190,7 @@ def test_a_real_file_is_read_through_the_same_path(db: Database, tmp_path: Path)
 
     job_id, attempt = new_attempt(db)
     assert asyncio.run(ingest(db, attempt, read, zone=UTC))
-    rows = reads.list_events(db, job_id)
+    rows = events.list_events(db, job_id)
     assert [(row.phase, row.length) for row in rows] == [
         ("A", 26),
         (None, 8 << 20),

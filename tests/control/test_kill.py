@@ -18,7 +18,8 @@ from trainmaster import control
 from trainmaster.core.events import Line, split
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Report, Status
-from trainmaster.store import Database, reads
+from trainmaster.store import Database, attempts, events
+from trainmaster.store.jobs import find_job
 from trainmaster.store.rows import EventRow, JobRow
 
 from .drill.warm import Warm
@@ -74,7 +75,7 @@ def warm() -> Iterator[Warm]:
 
 
 def find(db: Database, job: JobRow) -> JobRow:
-    found = reads.find_job(db, job.id)
+    found = find_job(db, job.id)
     assert found is not None
     return found
 
@@ -110,10 +111,10 @@ def told(rows: list[EventRow]) -> list[object]:
 def check(db: Database, home: Path, job: JobRow) -> list[EventRow]:
     """The job is completed in one attempt, and its rows are its file: offset by offset, value by value."""
     assert find(db, job).status is Status.COMPLETED, (home / "control.log").read_text()
-    (attempt,) = reads.list_attempts(db, job.id)
+    (attempt,) = attempts.list_attempts(db, job.id)
     assert attempt.report is Report.SUCCEEDED
     content = (home / "jobs" / job.id / "attempts" / "1" / "events.jsonl").read_bytes()
-    rows = reads.list_events(db, job.id, limit=100_000)
+    rows = events.list_events(db, job.id, limit=100_000)
     assert [as_line(row) for row in rows] == [
         from_file(line)
         for line in split(content, offset=0, zone=rows[0].ts.tzinfo, last=True)  # type: ignore[union-attr]
@@ -140,10 +141,10 @@ def test_killed_at_any_moments_the_job_is_told_as_if_undisturbed(db: Database, t
         controller.end(signal.SIGKILL)
     # While events flow: somewhere behind the first new row that this life kept.
     for block in range(BLOCKS):
-        before = len(reads.list_events(db, job.id, limit=100_000))
+        before = len(events.list_events(db, job.id, limit=100_000))
         controller = Controller(warm, db, tmp_path)
         open_gates(tmp_path, job, block)
-        while len(reads.list_events(db, job.id, limit=100_000)) == before:
+        while len(events.list_events(db, job.id, limit=100_000)) == before:
             controller.check()
             time.sleep(0.005)
         time.sleep(moments.uniform(0, 0.3))

@@ -16,7 +16,8 @@ from trainmaster import control
 from trainmaster.core.plan import ATTEMPT_VARIABLE
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Report, Stage, Status
-from trainmaster.store import Database, reads
+from trainmaster.store import Database, attempts, events
+from trainmaster.store.jobs import find_job, list_transitions
 from trainmaster.store.rows import JobRow
 
 SOURCE = str(Path(__file__).parents[2] / "src")
@@ -33,7 +34,7 @@ def submit(db: Database, program: str, **more: Any) -> JobRow:
 
 
 def find(db: Database, job: JobRow) -> JobRow:
-    found = reads.find_job(db, job.id)
+    found = find_job(db, job.id)
     assert found is not None
     return found
 
@@ -77,12 +78,12 @@ def test_a_good_job_completes_and_a_bad_one_says_why(db: Database, tmp_path: Pat
     good, bad = reconcile(db, tmp_path, good, bad)
     assert (good.status, good.reason, good.attempts) == (Status.COMPLETED, None, 1)
     assert (bad.status, bad.reason, bad.attempts) == (Status.FAILED, Reason.SCRIPT_FAILED, 1)
-    (attempt,) = reads.list_attempts(db, bad.id)
+    (attempt,) = attempts.list_attempts(db, bad.id)
     assert attempt.exit is not None and attempt.exit.exit_codes == {"0": 3}
     assert "no such thing" in str(attempt.exit.evidence)
-    ends = [reads.find_event(db, f"{job.id}.1", phase="PROJECT", event="end") for job in (good, bad)]
+    ends = [events.find_event(db, f"{job.id}.1", phase="PROJECT", event="end") for job in (good, bad)]
     assert [end.data["ok"] for end in ends if end is not None] == [True, False]
-    assert reads.count_faults(db, good.id) == 0
+    assert events.count_faults(db, good.id) == 0
 
 
 def test_cancel_stops_what_runs(db: Database, tmp_path: Path) -> None:
@@ -96,7 +97,7 @@ def test_cancel_stops_what_runs(db: Database, tmp_path: Path) -> None:
     (job,) = reconcile(db, tmp_path, job, act=act)
     assert (job.status, job.reason) == (Status.CANCELLED, Reason.USER_CANCELLED)
     assert processes_of(f"{job.id}.1") == []
-    assert [move.status for move in reads.list_transitions(db, job.id)][-2:] == [Status.CANCELLING, Status.CANCELLED]
+    assert [move.status for move in list_transitions(db, job.id)][-2:] == [Status.CANCELLING, Status.CANCELLED]
 
 
 def test_a_job_cancelled_before_its_start_never_starts(db: Database, tmp_path: Path) -> None:
@@ -121,7 +122,7 @@ def test_a_lost_attempt_is_cleared_away_and_the_next_one_completes(db: Database,
 
     (job,) = reconcile(db, tmp_path, job, act=act)
     assert killed and (job.status, job.attempts) == (Status.COMPLETED, 2)
-    first, second = reads.list_attempts(db, job.id)
+    first, second = attempts.list_attempts(db, job.id)
     assert (first.report, first.reason) == (Report.LOST, Reason.NODE_LOST)
     assert second.report is Report.SUCCEEDED
     assert processes_of(first.id) == []
@@ -149,7 +150,7 @@ def test_odd_lines_are_kept_as_they_are(db: Database, tmp_path: Path, zone: dict
     job = submit(db, ODD_LINES, **zone)
     (job,) = reconcile(db, tmp_path, job)
     assert job.status is Status.COMPLETED
-    rows = [row for row in reads.list_events(db, job.id) if row.phase not in ("PROJECT", "HEARTBEAT")]
+    rows = [row for row in events.list_events(db, job.id) if row.phase not in ("PROJECT", "HEARTBEAT")]
     *whole, half = rows
     assert [(row.phase, row.event) for row in whole] == [
         ("TRAINING", "start"),

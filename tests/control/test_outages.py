@@ -23,7 +23,7 @@ from trainmaster.core.events import split
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Status
 from trainmaster.storage import Store, open_store
-from trainmaster.store import Database, iterations, reads
+from trainmaster.store import Database, artifacts, events, iterations, jobs, open_database
 from trainmaster.store.rows import JobRow
 
 from .drill import workload
@@ -44,7 +44,7 @@ def epochs(db: Database, job: JobRow) -> int:
 
 
 def is_final(db: Database, job: JobRow) -> bool:
-    found = reads.find_job(db, job.id)
+    found = jobs.find_job(db, job.id)
     return found is not None and found.status.final
 
 
@@ -68,18 +68,18 @@ def through(db: Database, home: Path, store: Store, outage: Callable[[Callable[[
 
 def check(db: Database, home: Path, store: Store, job: JobRow) -> None:
     """One attempt, every line of its file once, every record, and every artifact as it was left."""
-    found = reads.find_job(db, job.id)
+    found = jobs.find_job(db, job.id)
     assert found is not None
     assert (found.status, found.attempts, found.message, found.tries) == (Status.COMPLETED, 1, "", 0)
     folder = home / "jobs" / job.id / "attempts" / "1"
     content = (folder / "events.jsonl").read_bytes()
-    rows = reads.list_events(db, job.id, limit=10_000)
+    rows = events.list_events(db, job.id, limit=10_000)
     zone = rows[0].ts.tzinfo if rows[0].ts else None
     assert zone is not None
     lines = split(content, offset=0, zone=zone, last=True)
     assert [(row.offset, row.length) for row in rows] == [(line.offset, line.length) for line in lines]
     assert epochs(db, job) == ALL and len(iterations.list_evals(db, job_id=job.id)) == workload.ITERATIONS
-    kept = iterations.list_artifacts(db, job.id)
+    kept = artifacts.list_artifacts(db, job.id)
     assert {row.path for row in kept} >= {"project.yaml", "attempts/1/events.jsonl", "outputs/model-3/weights.bin"}
     for row in kept:
         stored = store.get(f"jobs/{job.id}/{row.path}")
@@ -89,7 +89,7 @@ def check(db: Database, home: Path, store: Store, job: JobRow) -> None:
 
 def test_the_database_is_gone_for_a_while(postgres: Postgres, tmp_path: Path) -> None:
     # The shared server of the tests may lose what it said was committed when it is cut off; a real one may not.
-    db = Database.open(postgres.create() + "?options=-csynchronous_commit%3Don")
+    db = open_database(postgres.create() + "?options=-csynchronous_commit%3Don")
     store = open_store(tmp_path / "storage")
 
     def outage(go_on: Callable[[], None]) -> None:
@@ -113,7 +113,7 @@ def own_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
 
 def test_the_storage_is_gone_for_a_while(own_s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own_s3.use(monkeypatch)
-    db = Database.open(tmp_path / "trainmaster.db")
+    db = open_database(tmp_path / "trainmaster.db")
     store = open_store(f"s3://{own_s3.bucket}/outage-{tmp_path.name}")
     waited: list[str] = []
 
@@ -134,7 +134,7 @@ def test_the_storage_is_gone_for_a_while(own_s3: S3, tmp_path: Path, monkeypatch
 
 
 def job_message(db: Database) -> str:
-    (job,) = reads.list_jobs(db)
+    (job,) = jobs.list_jobs(db)
     return job.message
 
 
@@ -148,7 +148,7 @@ def test_the_disk_is_full_for_a_while(tmp_path: Path) -> None:
         pytest.skip("this machine lets even root mount nothing")
     try:
         (home / "jobs").symlink_to(nodes)
-        db, store = Database.open(home / "trainmaster.db"), open_store(home / "storage")
+        db, store = open_database(home / "trainmaster.db"), open_store(home / "storage")
         ballast = home / "ballast"
 
         def outage(go_on: Callable[[], None]) -> None:
@@ -156,7 +156,7 @@ def test_the_disk_is_full_for_a_while(tmp_path: Path) -> None:
                 while True:
                     file.write(b"x" * 4096)
             go_on()
-            assert epochs(db, reads.list_jobs(db)[0]) < ALL, "it was not full"
+            assert epochs(db, jobs.list_jobs(db)[0]) < ALL, "it was not full"
             ballast.unlink()
 
         job = through(db, home, store, outage)

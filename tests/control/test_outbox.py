@@ -23,7 +23,7 @@ import pytest
 from trainmaster.control import failpoints
 from trainmaster.control.notify import outbox, signing
 from trainmaster.control.notify.outbox import Pace
-from trainmaster.store import Database, webhooks
+from trainmaster.store import Database, open_database, webhooks
 from trainmaster.store import outbox as deliveries
 from trainmaster.store.outbox import DeliveryRow
 
@@ -192,16 +192,16 @@ def test_two_dispatchers_at_once_send_nothing_twice(db: Database, tmp_path: Path
 DISPATCHER = """
 import asyncio, sys
 from pathlib import Path
-from trainmaster.control import outbox
-from trainmaster.store import Database
+from trainmaster.control.notify import outbox
+from trainmaster.store import open_database
 pace = outbox.Pace(tick_s=0.02, claim_s=1.0)
-asyncio.run(outbox.run(Database.open(sys.argv[1]), Path(sys.argv[2]), stop=asyncio.Event(), pace=pace))
+asyncio.run(outbox.run(open_database(sys.argv[1]), Path(sys.argv[2]), stop=asyncio.Event(), pace=pace))
 """
 
 
 def test_killed_between_the_sending_and_the_mark(database_url: str, tmp_path: Path, receiver: Receiver) -> None:
     """At least once: what was sent and not noted is sent again, and the receiver sees that it is the same."""
-    db = Database.open(database_url)
+    db = open_database(database_url)
     hook(db, receiver.url)
     put(db, "once")
     command = [sys.executable, "-c", DISPATCHER, database_url, str(tmp_path)]
@@ -234,7 +234,7 @@ PLACES = [f"{what}: {when}" for what in ("commit spread", "commit claim", "call 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_killed_at_every_commit_and_effect(place: str, tmp_path: Path, receiver: Receiver) -> None:
-    db = Database.open(tmp_path / "trainmaster.db")
+    db = open_database(tmp_path / "trainmaster.db")
     hook(db, receiver.url)
     put(db, "once")
     command = [sys.executable, "-c", DISPATCHER, str(tmp_path / "trainmaster.db"), str(tmp_path)]

@@ -17,7 +17,9 @@ from trainmaster.core.errors import TargetError, Unreachable, UsageError
 from trainmaster.core.spec import JobSpec, parse_spec
 from trainmaster.core.states import Reason, Report, Stage, Status
 from trainmaster.storage import open_store
-from trainmaster.store import Database, leases, reads
+from trainmaster.store import Database, events, leases
+from trainmaster.store.attempts import list_attempts
+from trainmaster.store.jobs import count_jobs, find_job, list_transitions
 from trainmaster.store.rows import JobRow
 from trainmaster.targets import Poll
 
@@ -31,7 +33,7 @@ def spec(*, attempts: int = 1) -> JobSpec:
 
 
 def find(db: Database, job: JobRow) -> JobRow:
-    found = reads.find_job(db, job.id)
+    found = find_job(db, job.id)
     assert found is not None
     return found
 
@@ -69,7 +71,7 @@ def settle(db: Database, home: Path, target: Scripted, *jobs: JobRow) -> list[Jo
 
 
 def stages(db: Database, job: JobRow) -> list[Stage | None]:
-    return [move.stage_to for move in reads.list_transitions(db, job.id)]
+    return [move.stage_to for move in list_transitions(db, job.id)]
 
 
 def test_the_happy_path_goes_through_its_stages_and_keeps_every_line(db: Database, tmp_path: Path) -> None:
@@ -90,8 +92,8 @@ def test_the_happy_path_goes_through_its_stages_and_keeps_every_line(db: Databas
         Stage.RELEASING,
         None,
     ]
-    assert [row.phase for row in reads.list_events(db, job.id)] == ["PREFLIGHT", "STEP", None]
-    (attempt,) = reads.list_attempts(db, job.id)
+    assert [row.phase for row in events.list_events(db, job.id)] == ["PREFLIGHT", "STEP", None]
+    (attempt,) = list_attempts(db, job.id)
     assert (attempt.report, attempt.handle) == (Report.SUCCEEDED, {"attempt": attempt.id, "submitted": True})
     assert target.alive == set() and target.made("submit") == 1
 
@@ -111,7 +113,7 @@ def test_a_job_is_tried_again_only_where_its_reason_allows(
     target = Scripted(RUNNING, poll)
     (job,) = settle(db, tmp_path, target, control.submit(db, spec(attempts=3), load=target.load))
     assert (job.status, job.reason, job.attempts) == (Status.FAILED, reason, attempts)
-    assert [row.reason for row in reads.list_attempts(db, job.id)] == [reason] * attempts
+    assert [row.reason for row in list_attempts(db, job.id)] == [reason] * attempts
     assert target.alive == set()
     # Each attempt was given back before the next was begun.
     order = [call for call in target.calls if call[0] in ("submit", "release")]
@@ -128,7 +130,7 @@ def test_an_attempt_that_is_lost_is_followed_by_one_that_succeeds(db: Database, 
     target.before["submit"] = heal
     (job,) = settle(db, tmp_path, target, control.submit(db, spec(attempts=5), load=target.load))
     assert (job.status, job.reason, job.attempts) == (Status.COMPLETED, None, 2)
-    assert [row.cursor[0] for row in reads.list_events(db, job.id)] == [1, 1, 2, 2]
+    assert [row.cursor[0] for row in events.list_events(db, job.id)] == [1, 1, 2, 2]
 
 
 def test_unknown_is_not_failed(db: Database, tmp_path: Path) -> None:
@@ -144,7 +146,7 @@ def test_unknown_is_not_failed(db: Database, tmp_path: Path) -> None:
     reconcile_until(db, tmp_path, target, watch)
     assert find(db, job).status is Status.COMPLETED
     assert "no route to host" in said
-    assert len(reads.list_attempts(db, job.id)) == 1
+    assert len(list_attempts(db, job.id)) == 1
     assert stages(db, job).count(Stage.RUNNING) == 1
 
 
@@ -165,7 +167,7 @@ def test_a_call_that_raises_is_told_and_tried_again(db: Database, tmp_path: Path
     (job,) = settle(db, tmp_path, target, job)
     assert (job.status, job.attempts, job.message) == (Status.COMPLETED, 1, "")
     assert any(str(wrong) in message for message in said)
-    assert len(reads.list_events(db, job.id)) == 2
+    assert len(events.list_events(db, job.id)) == 2
 
 
 def test_a_refused_submit_ends_the_attempt_and_gives_back_what_there_is(db: Database, tmp_path: Path) -> None:
@@ -292,7 +294,7 @@ def test_what_cannot_be_run_is_refused_before_there_is_a_row(db: Database) -> No
         control.submit(db, parse_spec({"name": "a", "command": ["true"], "resources": {"nodes": 2}}))
     with pytest.raises(UsageError, match="no job nobody"):
         control.cancel(db, "nobody")
-    assert reads.count_jobs(db) == 0
+    assert count_jobs(db) == 0
 
 
 def _walk(db: Database, home: Path, target: Scripted, job: JobRow, stage: Stage) -> None:

@@ -13,7 +13,7 @@ from trainmaster import control
 from trainmaster.core.errors import JobFinal, JobMissing, JobOpen, SpecError
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Status
-from trainmaster.store import Database, reads, writes
+from trainmaster.store import Database, events, jobs
 from trainmaster.store.rows import JobRow
 
 from .test_local_jobs import SOURCE, reconcile
@@ -37,7 +37,7 @@ def end(db: Database, job: JobRow) -> None:
     """As if it had been cancelled before it began."""
     with db.write() as conn:
         assert job.stage is not None
-        writes.finish(conn, job.id, seen=job.stage, status=Status.CANCELLED, at=job.created_at)
+        jobs.finish(conn, job.id, seen=job.stage, status=Status.CANCELLED, at=job.created_at)
 
 
 def test_a_cancelled_training_goes_on_where_it_saved(db: Database, tmp_path: Path) -> None:
@@ -52,19 +52,19 @@ def test_a_cancelled_training_goes_on_where_it_saved(db: Database, tmp_path: Pat
     (first,) = reconcile(db, tmp_path, first, act=cancel_after_a_save)
     assert first.status is Status.CANCELLED and first.reason is not None
     assert "trainmaster resume" in first.reason.rule.action
-    saved = max(event.data["step"] for event in reads.list_events(db, first.id) if event.phase == "STEP")
+    saved = max(event.data["step"] for event in events.list_events(db, first.id) if event.phase == "STEP")
 
     longer = {**spec, "train": {**TRAIN, "steps": saved + 10}, "resume_from": first.id}
     (second,) = reconcile(db, tmp_path, control.submit(db, parse_spec(longer)))
     assert second.status is Status.COMPLETED, second.message
-    steps = [event.data["step"] for event in reads.list_events(db, second.id) if event.phase == "STEP"]
+    steps = [event.data["step"] for event in events.list_events(db, second.id) if event.phase == "STEP"]
     assert steps == list(range(saved + 1, saved + 11))  # a stop saves: not one step is done twice
 
     third, _ = control.resume(db, second.id)  # nothing is left to do, and it is the same run
     assert third.spec.resume_from == first.id
     (third,) = reconcile(db, tmp_path, third)
     assert third.status is Status.COMPLETED
-    assert not [event for event in reads.list_events(db, third.id) if event.phase == "STEP"]
+    assert not [event for event in events.list_events(db, third.id) if event.phase == "STEP"]
 
 
 def test_without_a_checkpoint_there_is_no_new_run_in_its_place(db: Database, tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_file_that_is_no_checkpoint_is_none(db: Database, tmp_path: Path) -> N
     (second,) = reconcile(db, tmp_path, control.submit(db, parse_spec(spec)))
     assert (second.status, second.reason) == (Status.FAILED, Reason.BAD_CHECKPOINT), second.message
     assert f"job {first.id} left no checkpoint" in second.message
-    assert not [event for event in reads.list_events(db, second.id) if event.phase == "STEP"]
+    assert not [event for event in events.list_events(db, second.id) if event.phase == "STEP"]
 
 
 def test_two_jobs_never_write_the_same_checkpoints(db: Database) -> None:
@@ -95,7 +95,7 @@ def test_two_jobs_never_write_the_same_checkpoints(db: Database) -> None:
     for job in (first, second):
         with pytest.raises(JobOpen, match=second.id):
             control.resume(db, job.id)
-    assert reads.count_jobs(db) == 2
+    assert jobs.count_jobs(db) == 2
     end(db, second)
     assert control.resume(db, second.id)[0].spec.resume_from == first.id
 
@@ -119,4 +119,4 @@ def test_what_cannot_be_resumed_is_named(db: Database) -> None:
         submit(db, resume_from=first.id, project="other")
     with pytest.raises(SpecError, match="resume_from"):
         submit(db, resume_from="../../etc")
-    assert reads.count_jobs(db) == 1
+    assert jobs.count_jobs(db) == 1

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainmaster.store import Database, iterations
+from trainmaster.store import Database, iterations, open_database
 
 from .lines import job_of, line, records, said, utc
 
@@ -23,7 +23,7 @@ def db(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory)
         where = str(tmp_path_factory.mktemp("events") / "trainmaster.db")
     else:
         where = request.getfixturevalue("postgres").create()
-    database = Database.open(where)
+    database = open_database(where)
     yield database
     database.close()
 

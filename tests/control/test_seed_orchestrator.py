@@ -27,7 +27,7 @@ from trainmaster.core.errors import JobFinal, JobMissing, KeyTaken, SpecError, T
 from trainmaster.core.spec import JobSpec, parse_spec
 from trainmaster.core.states import Reason, Report, Stage, Status
 from trainmaster.storage import Store, open_store
-from trainmaster.store import Database, house, reads
+from trainmaster.store import Database, artifacts, attempts, jobs, open_database, tables
 from trainmaster.store import iterations as read_records
 from trainmaster.store.rows import JobRow
 
@@ -41,7 +41,7 @@ ALL = workload.ITERATIONS * workload.EPOCHS
 
 
 def find(db: Database, job_id: str) -> JobRow:
-    found = reads.find_job(db, job_id)
+    found = jobs.find_job(db, job_id)
     assert found is not None
     return found
 
@@ -78,7 +78,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory, s3: S3) -> Iterator[Seen]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", SOURCE)
         s3.use(patch)
-        db, store = Database.open(home / "trainmaster.db"), open_store(f"s3://{s3.bucket}/orchestrator")
+        db, store = open_database(home / "trainmaster.db"), open_store(f"s3://{s3.bucket}/orchestrator")
         job = control.submit(db, parse_spec(workload.spec()))
         found = Seen(db=db, store=store, job=job, as_made=job)
         with driven(db, home, store):
@@ -111,20 +111,20 @@ def test_create_training_job_record_creates_db_entry(seen: Seen) -> None:
 
 
 def test_build_and_upload_yaml_works_end_to_end(seen: Seen) -> None:
-    (row,) = [row for row in read_records.list_artifacts(seen.db, seen.job.id) if row.path == "project.yaml"]
+    (row,) = [row for row in artifacts.list_artifacts(seen.db, seen.job.id) if row.path == "project.yaml"]
     content = seen.store.get(f"jobs/{seen.job.id}/project.yaml")
     assert (row.kind, row.size_bytes) == ("project", len(content)) and seen.job.id in content.decode()
 
 
 def test_launch_gpu_instance_returns_valid_instance(seen: Seen) -> None:
-    (attempt,) = reads.list_attempts(seen.db, seen.job.id)
+    (attempt,) = attempts.list_attempts(seen.db, seen.job.id)
     assert attempt.handle is not None and attempt.handle["attempt"] == attempt.id
     found = asyncio.run(targets.load("local").poll(attempt.handle))
     assert found.report is Report.SUCCEEDED, "the handle of the row finds what was launched"
 
 
 def test_setup_ssh_connection_with_retry_logic(tmp_path: Path) -> None:
-    db, target, left = Database.open(tmp_path / "t.db"), Scripted(RUNNING, RUNNING, GOOD), [1, 2, 3]
+    db, target, left = open_database(tmp_path / "t.db"), Scripted(RUNNING, RUNNING, GOOD), [1, 2, 3]
 
     async def refuse(_attempt: str) -> None:
         if left:
@@ -138,7 +138,7 @@ def test_setup_ssh_connection_with_retry_logic(tmp_path: Path) -> None:
 
 
 def test_transfer_training_files_transfers_all_files(seen: Seen) -> None:
-    (attempt,) = reads.list_attempts(seen.db, seen.job.id)
+    (attempt,) = attempts.list_attempts(seen.db, seen.job.id)
     assert attempt.handle is not None
     home = Path(str(attempt.handle["folder"])).parents[2]
     plane = Plane(db=seen.db, home=home.parent, load=targets.load, token="", storage=seen.store)
@@ -155,7 +155,7 @@ def test_execute_training_script_runs_non_blocking(seen: Seen) -> None:
 
 
 def test_wait_for_completion_polls_correctly(tmp_path: Path) -> None:
-    db, target = Database.open(tmp_path / "t.db"), Scripted(*[RUNNING] * 6, GOOD)
+    db, target = open_database(tmp_path / "t.db"), Scripted(*[RUNNING] * 6, GOOD)
     job = settle(db, tmp_path, target, scripted_spec())
     assert job.status is Status.COMPLETED and target.made("poll") >= 7, "asked until it was over"
     names = [name for name, _ in target.calls]
@@ -167,18 +167,18 @@ def test_download_outputs_transfers_results_to_s3(seen: Seen) -> None:
     stored = {item.path.removeprefix(f"jobs/{seen.job.id}/") for item in seen.store.list(f"jobs/{seen.job.id}")}
     outputs = {f"outputs/model-{number}/weights.bin" for number in (1, 2, 3)}
     logs = {f"attempts/1/{name}" for name in ("events.jsonl", "agent.log", "rank-0.log", "exit.json")}
-    assert stored == {row.path for row in read_records.list_artifacts(seen.db, seen.job.id)} >= outputs | logs
+    assert stored == {row.path for row in artifacts.list_artifacts(seen.db, seen.job.id)} >= outputs | logs
     assert seen.store.get(f"jobs/{seen.job.id}/outputs/model-2/weights.bin") == b"\2" * 100_000
     assert seen.store.get(f"jobs/{seen.job.id}/attempts/1/rank-0.log") == b"done\n"
 
 
 def test_cleanup_instance_terminates_gpu(seen: Seen) -> None:
-    (attempt,) = reads.list_attempts(seen.db, seen.job.id)
+    (attempt,) = attempts.list_attempts(seen.db, seen.job.id)
     assert attempt.released_at is not None and processes_of(seen.job.id) == []
 
 
 def test_mark_job_failed_updates_status(tmp_path: Path) -> None:
-    db = Database.open(tmp_path / "t.db")
+    db = open_database(tmp_path / "t.db")
     target = Scripted(RUNNING, RUNNING, ended(Report.FAILED, Reason.SCRIPT_FAILED))
     job = settle(db, tmp_path, target, scripted_spec())
     assert (job.status, job.reason, job.message) == (Status.FAILED, Reason.SCRIPT_FAILED, "m")
@@ -188,15 +188,15 @@ def test_mark_job_failed_updates_status(tmp_path: Path) -> None:
 
 def test_cancel_job_stops_everything_cleanly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", SOURCE)
-    db = Database.open(tmp_path / "t.db")
+    db = open_database(tmp_path / "t.db")
     job = control.submit(db, parse_spec(workload.spec(limits={"grace_s": 1})))
     with driven(db, tmp_path, open_store(tmp_path / "storage")):
         wait(lambda: find(db, job.id).stage is Stage.RUNNING and len(processes_of(job.id)) >= 2)
         assert control.cancel(db, job.id).status is Status.CANCELLING
         wait(lambda: find(db, job.id).status.final)
     assert (find(db, job.id).status, processes_of(job.id)) == (Status.CANCELLED, [])
-    assert reads.list_attempts(db, job.id)[0].released_at is not None
-    assert [row.path for row in read_records.list_artifacts(db, job.id) if row.kind == "events"], "its log is kept"
+    assert attempts.list_attempts(db, job.id)[0].released_at is not None
+    assert [row.path for row in artifacts.list_artifacts(db, job.id) if row.kind == "events"], "its log is kept"
     db.close()
 
 
@@ -209,7 +209,7 @@ def test_complete_run_from_start_to_finish(seen: Seen) -> None:
 
 
 def test_all_steps_execute_in_correct_order(seen: Seen) -> None:
-    moves = [move.stage_to for move in reads.list_transitions(seen.db, seen.job.id)]
+    moves = [move.stage_to for move in jobs.list_transitions(seen.db, seen.job.id)]
     wanted = "queued placing staging checking running collecting releasing".split()
     assert moves == [*(Stage(word) for word in wanted), None]
 
@@ -220,25 +220,25 @@ def test_database_updates_happen_in_real_time(seen: Seen) -> None:
 
 
 def test_outputs_are_downloaded_to_s3(seen: Seen) -> None:
-    for row in read_records.list_artifacts(seen.db, seen.job.id):
+    for row in artifacts.list_artifacts(seen.db, seen.job.id):
         assert seen.store.stat(f"jobs/{seen.job.id}/{row.path}").size_bytes == row.size_bytes
 
 
 def test_gpu_instance_is_terminated(seen: Seen) -> None:
-    released = reads.list_attempts(seen.db, seen.job.id)[0].released_at
+    released = attempts.list_attempts(seen.db, seen.job.id)[0].released_at
     assert released is not None and seen.job.ended_at is not None and released <= seen.job.ended_at
 
 
 def test_no_resource_leaks(seen: Seen) -> None:
     assert processes_of(seen.job.id) == []
     with seen.db.read() as conn:
-        topics = list(conn.execute(select(house.outbox.c.topic)).scalars())
+        topics = list(conn.execute(select(tables.outbox.c.topic)).scalars())
     assert topics == ["job.started", "job.completed"]
 
 
 @pytest.mark.parametrize("call", ["submit", "poll", "read", "list", "release"])
 def test_error_handling_at_each_step(tmp_path: Path, call: str) -> None:
-    db, target, left = Database.open(tmp_path / "t.db"), Scripted(RUNNING, RUNNING, GOOD), [1, 2]
+    db, target, left = open_database(tmp_path / "t.db"), Scripted(RUNNING, RUNNING, GOOD), [1, 2]
 
     async def fail(_attempt: str) -> None:
         if left:
@@ -264,7 +264,7 @@ def test_can_run_multiple_iterations(seen: Seen) -> None:
 def test_empty_dataset_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", SOURCE)
     (tmp_path / "empty.jsonl").touch()
-    db = Database.open(tmp_path / "t.db")
+    db = open_database(tmp_path / "t.db")
     train = {"data": {"source": "jsonl", "path": str(tmp_path / "empty.jsonl")}, "steps": 20}
     job = control.submit(db, parse_spec({"name": "empty", "train": train, "preflight": {"level": 0}}))
     with driven(db, tmp_path, open_store(tmp_path / "storage")):
@@ -283,13 +283,13 @@ def test_invalid_yaml_configuration(tmp_path: Path) -> None:
 
 
 def test_duplicate_job_submission(tmp_path: Path) -> None:
-    db, target = Database.open(tmp_path / "t.db"), Scripted(GOOD)
+    db, target = open_database(tmp_path / "t.db"), Scripted(GOOD)
     first, new = control.submit_once(db, scripted_spec(), key="one", load=target.load)
     second, again = control.submit_once(db, scripted_spec(), key="one", load=target.load)
     assert (first.id, new, again) == (second.id, True, False)
     with pytest.raises(KeyTaken):
         control.submit_once(db, scripted_spec(attempts=2), key="one", load=target.load)
-    assert reads.count_jobs(db) == 1
+    assert jobs.count_jobs(db) == 1
     db.close()
 
 
@@ -300,7 +300,7 @@ def test_cancel_already_completed_job(seen: Seen) -> None:
 
 
 def test_cancel_already_failed_job(tmp_path: Path) -> None:
-    db, target = Database.open(tmp_path / "t.db"), Scripted()
+    db, target = open_database(tmp_path / "t.db"), Scripted()
 
     async def refuse(_attempt: str) -> None:
         raise TargetError("no")
@@ -313,14 +313,14 @@ def test_cancel_already_failed_job(tmp_path: Path) -> None:
 
 
 def test_query_non_existent_job(seen: Seen) -> None:
-    assert reads.find_job(seen.db, "nobody") is None
+    assert jobs.find_job(seen.db, "nobody") is None
     with pytest.raises(JobMissing):
         control.cancel(seen.db, "nobody")
 
 
 def test_very_long_training_over_24_hours(tmp_path: Path) -> None:
     """Ten days, a look every few hours: nothing runs out, and a look at which nothing is new writes nothing."""
-    db, target, late = Database.open(tmp_path / "t.db"), Scripted(RUNNING), [timedelta()]
+    db, target, late = open_database(tmp_path / "t.db"), Scripted(RUNNING), [timedelta()]
     spec = scripted_spec(stall_minutes=None)
     job = control.submit(db, spec, load=target.load)
     plane = Plane(

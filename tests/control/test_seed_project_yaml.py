@@ -19,7 +19,7 @@ from trainmaster.core.errors import SpecError
 from trainmaster.core.spec import parse_spec
 from trainmaster.storage import open_store
 from trainmaster.storage.transfer import Receipt, verify
-from trainmaster.store import Database, iterations, leases
+from trainmaster.store import Database, artifacts, leases, open_database
 from trainmaster.store.rows import JobRow
 from trainmaster.targets import load
 
@@ -41,7 +41,7 @@ TRAIN = json.dumps(
 
 @pytest.fixture
 def sqlite(tmp_path: Path) -> Any:
-    db = Database.open(tmp_path / "trainmaster.db")
+    db = open_database(tmp_path / "trainmaster.db")
     yield db
     db.close()
 
@@ -120,7 +120,7 @@ def test_can_upload_yaml_to_s3(
         leases.take(conn, "me", owner="test")
     for _ in range(2):  # a second time changes nothing
         asyncio.run(collect.keep_project(plane, job))
-    rows = {row.path: row for row in iterations.list_artifacts(sqlite, job.id)}
+    rows = {row.path: row for row in artifacts.list_artifacts(sqlite, job.id)}
     assert set(rows) == set(project_yaml.build(job, store.url))
     for path, row in rows.items():
         verify(store, f"jobs/{job.id}/{path}", Receipt(size_bytes=row.size_bytes, sha256=row.sha256))

@@ -18,7 +18,7 @@ import pytest
 from trainmaster import control
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Status
-from trainmaster.store import Database, reads
+from trainmaster.store import Database, events, open_database
 
 from .lines import job_of, records
 
@@ -56,7 +56,7 @@ class Seen:
 
 @pytest.fixture(scope="module")
 def db(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
-    database = Database.open(tmp_path_factory.mktemp("watched") / "trainmaster.db")
+    database = open_database(tmp_path_factory.mktemp("watched") / "trainmaster.db")
     yield database
     database.close()
 
@@ -100,7 +100,7 @@ async def _watch(db: Database, home: Path, seen: Seen, until: Any) -> None:
 
 def test_project_end_marks_job_completed(db: Database, seen: Seen) -> None:
     """The agent writes PROJECT end; the job is completed on its exit record, and says how long the project took."""
-    (end,) = reads.list_events(db, seen.job_id, phase="PROJECT")[1:]
+    (end,) = events.list_events(db, seen.job_id, phase="PROJECT")[1:]
     assert end.event == "end" and end.data["ok"] is True
     job = job_of(db, seen.job_id)
     assert job.status is Status.COMPLETED and job.ended_at is not None
@@ -130,12 +130,12 @@ def test_evaluation_results_stored_correctly(seen: Seen) -> None:
 def test_monitor_can_be_stopped_gracefully(db: Database, seen: Seen) -> None:
     """It was stopped four times, went on where it was, and took every line in once."""
     assert seen.stops == 4
-    lines = [row for row in reads.list_events(db, seen.job_id) if row.phase not in ("PROJECT", "HEARTBEAT")]
+    lines = [row for row in events.list_events(db, seen.job_id) if row.phase not in ("PROJECT", "HEARTBEAT")]
     assert [row.event for row in lines if row.phase == "TRAINING"] == ["epoch_complete"] * 2
     assert len({row.offset for row in lines}) == len(lines) == 6
 
 
 def test_global_json_is_read_as_the_event_stream(db: Database, seen: Seen) -> None:
     """A program that only knows `global.json` needs one link to the file that TRAINMASTER_EVENTS names."""
-    rows = reads.list_events(db, seen.job_id, phase="GROUP_ITERATION")
+    rows = events.list_events(db, seen.job_id, phase="GROUP_ITERATION")
     assert [(row.stream, row.extra) for row in rows] == [("events.jsonl", {"timestamp": "x"})]

@@ -12,7 +12,8 @@ from trainmaster.core.events import Event, render, split
 from trainmaster.core.plan import EVENTS_FILE, ExitRecord
 from trainmaster.core.spec import JobSpec, parse_spec
 from trainmaster.core.states import Reason, Report, Stage, Status
-from trainmaster.store import Database, reads, writes
+from trainmaster.store import Database, attempts, jobs
+from trainmaster.store.events import append_events
 
 T0 = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 STEPS = 200
@@ -104,19 +105,19 @@ class Story:
         self._offset = 0
         self.attempt = ""
         with db.write() as conn:
-            writes.insert_job(conn, self.id, self.spec, at=at)
+            jobs.insert_job(conn, self.id, self.spec, at=at)
 
     def start(self, number: int = 1) -> Story:
         with self.db.write() as conn:
-            self.attempt = writes.insert_attempt(conn, self.id, number, handle={"folder": "/x"}, at=self.at)
-            writes.record_poll(conn, self.attempt, Report.RUNNING, at=self._later(2))
+            self.attempt = attempts.insert_attempt(conn, self.id, number, handle={"folder": "/x"}, at=self.at)
+            attempts.record_poll(conn, self.attempt, Report.RUNNING, at=self._later(2))
         self._offset = 0
         self.move(Stage.PLACING)
         return self.move(Stage.CHECKING)
 
     def move(self, to: Stage, **why: Any) -> Story:
         with self.db.write() as conn:
-            assert writes.advance(conn, self.id, seen=self.stage, to=to, at=self._later(1), **why)
+            assert jobs.advance(conn, self.id, seen=self.stage, to=to, at=self._later(1), **why)
         self.stage = to
         return self
 
@@ -124,7 +125,7 @@ class Story:
         raw = encode(events)
         lines = split(raw, offset=self._offset, zone=UTC, last=True)
         with self.db.write() as conn:
-            assert writes.append_events(conn, self.attempt, EVENTS_FILE, seen_offset=self._offset, lines=lines)
+            assert append_events(conn, self.attempt, EVENTS_FILE, seen_offset=self._offset, lines=lines)
         self._offset += len(raw)
         return self
 
@@ -134,7 +135,7 @@ class Story:
             message=message, **record,
         )  # fmt: skip
         with self.db.write() as conn:
-            writes.end_attempt(
+            attempts.end_attempt(
                 conn, self.attempt, report=Report.FAILED if reason else Report.SUCCEEDED, reason=reason,
                 message=message, exit_record=exit_record, at=self.at,
             )  # fmt: skip
@@ -142,7 +143,7 @@ class Story:
 
     def finish(self, status: Status, reason: Reason | None = None, message: str = "") -> Story:
         with self.db.write() as conn:
-            assert writes.finish(
+            assert jobs.finish(
                 conn, self.id, seen=self.stage, status=status, at=self._later(1), reason=reason, message=message
             )
         return self
@@ -210,6 +211,6 @@ def pending(db: Database, **changes: Any) -> Story:
 
 
 def job_row(story: Story) -> Any:
-    row = reads.find_job(story.db, story.id)
+    row = jobs.find_job(story.db, story.id)
     assert row is not None
     return row

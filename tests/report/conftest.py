@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.store import Database
+from trainmaster.store import Database, open_database
 
 
 @pytest.fixture
 def db(tmp_path: Path) -> Iterator[Database]:
-    database = Database.open(tmp_path / "trainmaster.db")
+    database = open_database(tmp_path / "trainmaster.db")
     yield database
     database.close()

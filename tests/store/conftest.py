@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.store import Database
+from trainmaster.store import Database, open_database
 
 
 @pytest.fixture
@@ -17,6 +17,6 @@ def db(any_db: Database) -> Database:
 @pytest.fixture
 def sqlite_db(tmp_path: Path) -> Iterator[Database]:
     """For what only SQLite has: its pragmas, its file, its query plans."""
-    database = Database.open(tmp_path / "trainmaster.db")
+    database = open_database(tmp_path / "trainmaster.db")
     yield database
     database.close()

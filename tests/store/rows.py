@@ -8,7 +8,7 @@ from trainmaster.core.events import split
 from trainmaster.core.plan import ExitRecord
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Reason, Report, Stage, Status
-from trainmaster.store import Database, writes
+from trainmaster.store import Database, attempts, events, jobs
 
 JOB = "6f1c1f0e-95b8-4d6b-8a43-0d6b1b0f7a11"
 AT = datetime(2025, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
@@ -23,12 +23,12 @@ def a_job_with_everything(db: Database) -> str:
     """A failed job with one attempt, an exit record and three lines; returns the attempt's id."""
     spec = JobSpec(name="trial", command=("false",))
     with db.write() as conn:
-        writes.insert_job(conn, JOB, spec, at=AT)
-        attempt = writes.insert_attempt(conn, JOB, 1, handle={"folder": "/x"}, at=AT)
-        assert writes.advance(conn, JOB, seen=Stage.QUEUED, to=Stage.RUNNING, at=AT)
+        jobs.insert_job(conn, JOB, spec, at=AT)
+        attempt = attempts.insert_attempt(conn, JOB, 1, handle={"folder": "/x"}, at=AT)
+        assert jobs.advance(conn, JOB, seen=Stage.QUEUED, to=Stage.RUNNING, at=AT)
         lines = split(LINES, offset=0, zone=UTC)
-        assert writes.append_events(conn, attempt, "events.jsonl", seen_offset=0, lines=lines)
-        writes.end_attempt(
+        assert events.append_events(conn, attempt, "events.jsonl", seen_offset=0, lines=lines)
+        attempts.end_attempt(
             conn,
             attempt,
             report=Report.FAILED,
@@ -39,8 +39,8 @@ def a_job_with_everything(db: Database) -> str:
             ),
             at=AT,
         )
-        assert writes.advance(conn, JOB, seen=Stage.RUNNING, to=Stage.RELEASING, at=AT)
-        assert writes.finish(
+        assert jobs.advance(conn, JOB, seen=Stage.RUNNING, to=Stage.RELEASING, at=AT)
+        assert jobs.finish(
             conn, JOB, seen=Stage.RELEASING, status=Status.FAILED, reason=Reason.SCRIPT_FAILED, message="no", at=AT
         )
     return attempt

@@ -16,9 +16,9 @@ from sqlalchemy.schema import CreateTable
 
 from trainmaster.core.errors import StoreError
 from trainmaster.core.spec import JobSpec
-from trainmaster.store import Database, reads, tables, writes
+from trainmaster.store import Database, events, jobs, migrate, open_database, tables
 from trainmaster.store.database import connect
-from trainmaster.store.migrations import downgrade, upgrade
+from trainmaster.store.migrate import downgrade, upgrade
 
 from .rows import AT, JOB, a_job_with_everything
 
@@ -62,7 +62,7 @@ def test_down_and_up_again_on_real_rows(sqlite_db: Database) -> None:
     assert left == ["alembic_version"]
     upgrade(sqlite_db)
     a_job_with_everything(sqlite_db)
-    assert reads.find_job(sqlite_db, JOB) is not None
+    assert jobs.find_job(sqlite_db, JOB) is not None
 
 
 def test_the_tables_can_be_made_on_postgresql() -> None:
@@ -79,8 +79,8 @@ def test_the_tables_can_be_made_on_postgresql() -> None:
 
 def test_opening_again_keeps_what_was_written(sqlite_db: Database, tmp_path: Path) -> None:
     a_job_with_everything(sqlite_db)
-    again = Database.open(tmp_path / "trainmaster.db")
-    assert reads.list_events(again, JOB) == reads.list_events(sqlite_db, JOB) != []
+    again = open_database(tmp_path / "trainmaster.db")
+    assert events.list_events(again, JOB) == events.list_events(sqlite_db, JOB) != []
     again.close()
 
 
@@ -88,13 +88,13 @@ def test_a_newer_database_is_refused_with_what_to_do(sqlite_db: Database, tmp_pa
     with sqlite_db.write() as conn:
         conn.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     with pytest.raises(StoreError, match=r"'9999' is newer .*pip install -U trainmaster"):
-        Database.open(tmp_path / "trainmaster.db")
+        open_database(tmp_path / "trainmaster.db")
 
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.db").write_text("these are not the bytes you are looking for " * 100)
     with pytest.raises(StoreError, match="cannot be opened"):
-        Database.open(tmp_path / "x.db")
+        open_database(tmp_path / "x.db")
 
 
 def test_a_read_sees_one_moment(sqlite_db: Database) -> None:
@@ -109,26 +109,26 @@ def test_a_read_sees_one_moment(sqlite_db: Database) -> None:
 
 def test_a_read_inside_a_read_is_the_same_view(db: Database) -> None:
     with db.read() as conn:
-        assert reads.count_jobs(db) == 0
+        assert jobs.count_jobs(db) == 0
         with ThreadPoolExecutor() as others:
             others.submit(_insert_a_job, db).result()
-            assert others.submit(reads.count_jobs, db).result() == 1  # another thread has a view of its own
-        assert reads.count_jobs(db) == 0
+            assert others.submit(jobs.count_jobs, db).result() == 1  # another thread has a view of its own
+        assert jobs.count_jobs(db) == 0
         with db.read() as inner:
             assert inner is conn
-    assert reads.count_jobs(db) == 1
+    assert jobs.count_jobs(db) == 1
 
 
 def _insert_a_job(db: Database) -> None:
     with db.write() as conn:
-        writes.insert_job(conn, JOB, JobSpec(name="a", command=("true",)), at=AT)
+        jobs.insert_job(conn, JOB, JobSpec(name="a", command=("true",)), at=AT)
 
 
 def test_an_error_takes_the_whole_transaction_back(sqlite_db: Database) -> None:
     with pytest.raises(RuntimeError), sqlite_db.write() as conn:
-        writes.insert_job(conn, JOB, JobSpec(name="a", command=("true",)), at=AT)
+        jobs.insert_job(conn, JOB, JobSpec(name="a", command=("true",)), at=AT)
         raise RuntimeError
-    assert reads.count_jobs(sqlite_db) == 0
+    assert jobs.count_jobs(sqlite_db) == 0
 
 
 def test_writers_in_threads_wait_for_each_other(sqlite_db: Database) -> None:
@@ -162,13 +162,13 @@ def test_a_migration_is_named_for_its_revision() -> None:
     config.set_main_option("script_location", str(Path(migrations.__file__).parent))
     config.set_main_option("path_separator", "os")
     in_order = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()][::-1]
-    assert migrations.revisions() == in_order
+    assert migrate.revisions() == in_order
 
 
 def test_databases_may_be_made_at_the_same_time(tmp_path: Path) -> None:
     """Each in a thread of its own; what makes and migrates them works on one thing at a time."""
     with ThreadPoolExecutor(4) as pool:
-        made = list(pool.map(lambda number: Database.open(tmp_path / f"{number}.db"), range(4)))
+        made = list(pool.map(lambda number: open_database(tmp_path / f"{number}.db"), range(4)))
     for db in made:
         with db.read() as conn:
             assert inspect(conn).has_table("outbox")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, func, select, text
 
-from trainmaster.store import Database, reads, tables, writes
+from trainmaster.store import Database, jobs, tables
 
 from .rows import AT, JOB, a_job_with_everything
 
@@ -34,7 +34,7 @@ def test_a_write_after_a_read_on_the_same_connection_sees_the_newest(db: Databas
             seen = count(conn)
             with db.read() as other:
                 assert count(other) == seen
-            writes.set_message(conn, JOB, f"{round_}")
+            jobs.set_message(conn, JOB, f"{round_}")
         if db.engine.dialect.name == "postgresql":
             with db.write() as conn:
                 assert conn.exec_driver_sql("SHOW transaction_isolation").scalar_one() == "read committed"
@@ -44,5 +44,5 @@ def test_what_a_read_writes_is_rolled_back(db: Database) -> None:
     a_job_with_everything(db)
     with db.read() as conn:
         conn.execute(text("UPDATE jobs SET name = 'other'"))
-    job = reads.find_job(db, JOB)
+    job = jobs.find_job(db, JOB)
     assert job is not None and job.name == "trial" and job.created_at == AT

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, event, insert
 from trainmaster.core.schema import to_plain
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Reason, Report, Stage, Status
-from trainmaster.store import Database, reads, tables, writes
+from trainmaster.store import Database, attempts, events, jobs, tables
 
 from .rows import AT, JOB, LINES, a_job_with_everything
 
@@ -20,7 +20,7 @@ SPEC = JobSpec(name="trial", command=("true",))
 
 def test_a_job_and_its_attempt_come_back_as_they_were(db: Database) -> None:
     attempt = a_job_with_everything(db)
-    job = reads.find_job(db, JOB)
+    job = jobs.find_job(db, JOB)
     assert job is not None
     assert (job.status, job.stage, job.reason, job.message) == (Status.FAILED, None, Reason.SCRIPT_FAILED, "no")
     assert (job.spec, job.attempts, job.created_at, job.ended_at) == (
@@ -29,35 +29,35 @@ def test_a_job_and_its_attempt_come_back_as_they_were(db: Database) -> None:
         AT,
         AT,
     )
-    (row,) = reads.list_attempts(db, JOB)
+    (row,) = attempts.list_attempts(db, JOB)
     assert (row.id, row.number, row.handle, row.report) == (attempt, 1, {"folder": "/x"}, Report.FAILED)
     assert row.exit is not None
     assert (row.exit.exit_codes, row.exit.reason) == ({"0": 1}, Reason.SCRIPT_FAILED)
-    assert reads.find_job(db, "nobody") is None
-    assert reads.list_open(db) == []
+    assert jobs.find_job(db, "nobody") is None
+    assert jobs.list_open(db) == []
 
 
 def test_events_come_back_with_every_field_and_garbage_is_kept(db: Database) -> None:
     attempt = a_job_with_everything(db)
-    first, garbage, last = reads.list_events(db, JOB)
+    first, garbage, last = events.list_events(db, JOB)
     assert (first.phase, first.event, first.seq, first.data) == ("TRAINING", "start", 1, {"steps": 4})
     assert first.ts is not None and first.ts.isoformat() == "2025-03-01T12:00:00+00:00"
     assert (garbage.phase, garbage.text, garbage.data) == (None, "not json", {})
     assert (last.epoch, last.ts, last.extra, last.fault) == (1, None, {"who": "me"}, None)
     assert last.offset + last.length == len(LINES)
-    assert reads.count_faults(db, JOB) == 1
-    assert reads.list_events(db, JOB, phase="STEP") == [last]
-    assert reads.find_event(db, attempt, phase="STEP", event="metrics") == last
-    assert reads.find_event(db, attempt, phase="STEP", event="start") is None
+    assert events.count_faults(db, JOB) == 1
+    assert events.list_events(db, JOB, phase="STEP") == [last]
+    assert events.find_event(db, attempt, phase="STEP", event="metrics") == last
+    assert events.find_event(db, attempt, phase="STEP", event="start") is None
 
 
 @pytest.fixture
 def three_attempts(db: Database) -> Database:
     """20 lines in each of three attempts; the second attempt wrote nothing."""
     with db.write() as conn:
-        writes.insert_job(conn, JOB, SPEC, at=AT)
+        jobs.insert_job(conn, JOB, SPEC, at=AT)
         for number in (1, 2, 3):
-            attempt = writes.insert_attempt(conn, JOB, number, handle=None, at=AT)
+            attempt = attempts.insert_attempt(conn, JOB, number, handle=None, at=AT)
             rows = [
                 {"attempt": attempt, "stream": "events.jsonl", "offset": n * 10, "length": 10}
                 | {"phase": "STEP" if n % 2 else "EVAL_MODEL", "event": "metrics"}
@@ -75,7 +75,7 @@ def test_pages_of_events_join_to_the_whole_across_attempts(
 ) -> None:
     whole = [(n, o * 10) for n in (1, 3) for o in range(20) if phase is None or o % 2]
     found: list[tuple[int, int]] = []
-    while rows := reads.list_events(three_attempts, JOB, phase=phase, limit=page, after=found[-1] if found else None):
+    while rows := events.list_events(three_attempts, JOB, phase=phase, limit=page, after=found[-1] if found else None):
         assert len(rows) <= page
         found += [row.cursor for row in rows]
     assert found == whole
@@ -83,13 +83,13 @@ def test_pages_of_events_join_to_the_whole_across_attempts(
 
 def test_jobs_are_listed_newest_first_filtered_and_counted(db: Database) -> None:
     _many_jobs(db, 30)
-    pages = [reads.list_jobs(db, limit=7, offset=start) for start in range(0, 35, 7)]
+    pages = [jobs.list_jobs(db, limit=7, offset=start) for start in range(0, 35, 7)]
     assert [job.id for page in pages for job in page] == [f"job-{n:05}" for n in reversed(range(30))]
-    failed = reads.list_jobs(db, status=Status.FAILED, project="p1")
+    failed = jobs.list_jobs(db, status=Status.FAILED, project="p1")
     assert {(job.status, job.project) for job in failed} == {(Status.FAILED, "p1")}
-    assert len(failed) == reads.count_jobs(db, status=Status.FAILED, project="p1") == 5
-    assert reads.count_jobs(db) == 30
-    assert reads.list_open(db) == [f"job-{n:05}" for n in range(0, 30, 3)]
+    assert len(failed) == jobs.count_jobs(db, status=Status.FAILED, project="p1") == 5
+    assert jobs.count_jobs(db) == 30
+    assert jobs.list_open(db) == [f"job-{n:05}" for n in range(0, 30, 3)]
 
 
 def test_no_query_of_a_page_scans_or_sorts_a_table(sqlite_db: Database) -> None:
@@ -105,16 +105,16 @@ def test_no_query_of_a_page_scans_or_sorts_a_table(sqlite_db: Database) -> None:
             plans.extend(row[3] for row in cursor.fetchall())
 
     event.listen(sqlite_db.engine, "before_cursor_execute", explain)
-    reads.list_jobs(sqlite_db)
-    reads.list_jobs(sqlite_db, status=Status.FAILED)
-    reads.list_jobs(sqlite_db, project="p1")
-    reads.count_jobs(sqlite_db, status=Status.RUNNING)
-    reads.list_open(sqlite_db)
-    reads.list_events(sqlite_db, JOB, after=(1, 0))
-    reads.list_events(sqlite_db, JOB, phase="STEP", after=(1, 0))
-    reads.find_event(sqlite_db, f"{JOB}.1", phase="STEP", event="metrics")
-    reads.count_faults(sqlite_db, JOB)
-    reads.list_transitions(sqlite_db, JOB)
+    jobs.list_jobs(sqlite_db)
+    jobs.list_jobs(sqlite_db, status=Status.FAILED)
+    jobs.list_jobs(sqlite_db, project="p1")
+    jobs.count_jobs(sqlite_db, status=Status.RUNNING)
+    jobs.list_open(sqlite_db)
+    events.list_events(sqlite_db, JOB, after=(1, 0))
+    events.list_events(sqlite_db, JOB, phase="STEP", after=(1, 0))
+    events.find_event(sqlite_db, f"{JOB}.1", phase="STEP", event="metrics")
+    events.count_faults(sqlite_db, JOB)
+    jobs.list_transitions(sqlite_db, JOB)
     event.remove(sqlite_db.engine, "before_cursor_execute", explain)
     # The two that must not walk all events of an attempt to find a few of them.
     assert sum("ix_events_attempt_stream_phase_offset" in plan for plan in plans) == 2

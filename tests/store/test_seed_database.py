@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from trainmaster.core.events import split
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Stage, Status
-from trainmaster.store import Database, iterations, reads, records, writes
+from trainmaster.store import Database, attempts, events, iterations, jobs, open_database, tables
 
 AT = datetime(2025, 11, 4, 10, 0, 0, tzinfo=UTC)
 
@@ -25,7 +25,7 @@ def db(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory)
         where = str(tmp_path_factory.mktemp("seed") / "trainmaster.db")
     else:
         where = request.getfixturevalue("postgres").create()
-    database = Database.open(where)
+    database = open_database(where)
     yield database
     database.close()
 
@@ -33,17 +33,17 @@ def db(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory)
 def new_job(db: Database, *, project: str = "default", at: datetime = AT, status: Status = Status.PENDING) -> str:
     job_id = str(uuid.uuid4())
     with db.write() as conn:
-        writes.insert_job(conn, job_id, JobSpec(name="a", project=project, command=("true",)), at=at)
+        jobs.insert_job(conn, job_id, JobSpec(name="a", project=project, command=("true",)), at=at)
         if status is Status.FAILED:
-            assert writes.finish(conn, job_id, seen=Stage.QUEUED, status=status, at=at)
+            assert jobs.finish(conn, job_id, seen=Stage.QUEUED, status=status, at=at)
     return job_id
 
 
 def tell(db: Database, job_id: str, *lines: bytes) -> None:
     with db.write() as conn:
-        attempt = writes.insert_attempt(conn, job_id, 1, handle={}, at=AT)
+        attempt = attempts.insert_attempt(conn, job_id, 1, handle={}, at=AT)
         cut = split(b"\n".join(lines) + b"\n", offset=0, zone=UTC)
-        assert writes.append_events(conn, attempt, "events.jsonl", seen_offset=0, lines=cut)
+        assert events.append_events(conn, attempt, "events.jsonl", seen_offset=0, lines=cut)
 
 
 ITERATION = b'{"phase":"ITERATION","event":"start","iteration":1}'
@@ -57,7 +57,7 @@ def test_database_connection_works(db: Database) -> None:
 
 
 def test_can_create_training_job_records(db: Database) -> None:
-    job = reads.find_job(db, new_job(db))
+    job = jobs.find_job(db, new_job(db))
     assert job is not None and (job.name, job.status, job.created_at) == ("a", Status.PENDING, AT)
 
 
@@ -85,9 +85,9 @@ def test_foreign_key_relationships_work_correctly(db: Database) -> None:
     (epoch,), (judged,) = iterations.list_epochs(db, iteration.id), iterations.list_evals(db, job_id=job_id)
     assert (iteration.job_id, epoch.iteration_id, judged.iteration_id) == (job_id, iteration.id, iteration.id)
     for orphan in (
-        insert(records.iterations).values(job_id="nobody", number=1),
-        insert(records.epochs).values(iteration_id=10**9, number=1, attempt=f"{job_id}.1"),
-        insert(records.steps).values(iteration_id=10**9, kind="training"),
+        insert(tables.iterations).values(job_id="nobody", number=1),
+        insert(tables.epochs).values(iteration_id=10**9, number=1, attempt=f"{job_id}.1"),
+        insert(tables.steps).values(iteration_id=10**9, kind="training"),
     ):
         with pytest.raises(IntegrityError), db.write() as conn:
             conn.execute(orphan)
@@ -97,22 +97,22 @@ def test_query_filtering_works(db: Database) -> None:
     """By status and by project."""
     one, two = new_job(db, project="filter"), new_job(db, project="filter", status=Status.FAILED)
     new_job(db, project="other", status=Status.FAILED)
-    assert {job.id for job in reads.list_jobs(db, project="filter")} == {one, two}
-    assert [job.id for job in reads.list_jobs(db, project="filter", status=Status.FAILED)] == [two]
-    assert reads.count_jobs(db, project="filter", status=Status.RUNNING) == 0
-    assert reads.list_jobs(db, project="none") == []
+    assert {job.id for job in jobs.list_jobs(db, project="filter")} == {one, two}
+    assert [job.id for job in jobs.list_jobs(db, project="filter", status=Status.FAILED)] == [two]
+    assert jobs.count_jobs(db, project="filter", status=Status.RUNNING) == 0
+    assert jobs.list_jobs(db, project="none") == []
 
 
 def test_pagination_works(db: Database) -> None:
     """By limit and offset: every job on exactly one page."""
     made = {new_job(db, project="pages", at=AT + timedelta(seconds=n // 2)) for n in range(7)}
-    pages = [reads.list_jobs(db, project="pages", limit=3, offset=start) for start in (0, 3, 6, 9)]
+    pages = [jobs.list_jobs(db, project="pages", limit=3, offset=start) for start in (0, 3, 6, 9)]
     assert [len(page) for page in pages] == [3, 3, 1, 0]
     assert {job.id for page in pages for job in page} == made
-    assert reads.count_jobs(db, project="pages") == 7
+    assert jobs.count_jobs(db, project="pages") == 7
 
 
 def test_ordering_works(db: Database) -> None:
     """By created_at, newest first."""
     made = [new_job(db, project="order", at=AT + timedelta(microseconds=n)) for n in (2, 0, 1)]
-    assert [job.id for job in reads.list_jobs(db, project="order")] == [made[0], made[2], made[1]]
+    assert [job.id for job in jobs.list_jobs(db, project="order")] == [made[0], made[2], made[1]]

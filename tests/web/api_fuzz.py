@@ -26,7 +26,7 @@ from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.generation import GenerationMode
 
 from pages import samples
-from trainmaster.store import Database, costs, tokens, webhooks
+from trainmaster.store import Database, costs, open_database, tokens, webhooks
 from trainmaster.store.tokens import Role
 from trainmaster.web.app import create_app
 from web.furnished import iterated, keep, serving
@@ -82,7 +82,7 @@ def fire(where: str | Path, *, cases: int, seed: int, callers: tuple[str, ...] =
     tally = Tally()
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
-        db = Database.open(where)
+        db = open_database(where)
         known = furnish(db, home)
         passes = {}
         with db.write() as conn:

@@ -11,7 +11,8 @@ from pages import samples
 from trainmaster import __version__, pages
 from trainmaster.core.schema import to_plain
 from trainmaster.pages import job, jobs
-from trainmaster.store import Database, reads
+from trainmaster.store import Database, events
+from trainmaster.store.jobs import count_jobs, find_job
 
 JOBS = "/v1/training/jobs"
 NOBODY = "00000000-0000-4000-8000-000000000000"
@@ -69,7 +70,7 @@ def test_submit_queues_a_job(client: TestClient, db: Database) -> None:
     body = answer.json()
     assert (body["status"], body["stage"], body["name"]) == ("pending", "queued", spec.name)
     assert answer.headers["location"] == f"{JOBS}/{body['id']}"
-    row = reads.find_job(db, body["id"])
+    row = find_job(db, body["id"])
     assert row is not None
     assert row.spec == spec
 
@@ -81,14 +82,14 @@ def test_every_fault_of_a_spec_is_named_and_nothing_is_created(client: TestClien
     assert wrong["code"] == "bad_spec"
     assert {"name", "trian", "limits.attempts"} <= {fault["path"] for fault in wrong["faults"]}
     assert all(fault["message"] for fault in wrong["faults"])
-    assert reads.count_jobs(db) == 0
+    assert count_jobs(db) == 0
 
 
 def test_a_target_nobody_knows_is_a_fault_of_the_spec(client: TestClient, db: Database) -> None:
     answer = client.post(JOBS, json={**to_plain(samples.spec()), "target": "moon"})
     assert answer.status_code == 422
     assert [fault["path"] for fault in answer.json()["error"]["faults"]] == ["target"]
-    assert reads.count_jobs(db) == 0
+    assert count_jobs(db) == 0
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_cancel_asks_once_and_again(client: TestClient, db: Database) -> None:
     for _ in range(2):
         answer = client.post(f"{JOBS}/{story.id}/cancel")
         assert (answer.status_code, answer.json()["status"]) == (200, "cancelling")
-    row = reads.find_job(db, story.id)
+    row = find_job(db, story.id)
     assert row is not None
     assert row.cancel_requested
 
@@ -140,7 +141,7 @@ def test_events_come_page_by_page_each_once(client: TestClient, db: Database) ->
             break
         found += got["events"]
         after = f"&after={got['next']}"
-    rows = reads.list_events(db, story.id, limit=10_000)
+    rows = events.list_events(db, story.id, limit=10_000)
     assert found == pages.to_plain(rows)
     assert got["next"] == after.removeprefix("&after=")
 

@@ -16,7 +16,7 @@ from report.test_hostile import HOSTILE, hostile_events
 from trainmaster import report
 from trainmaster.core.states import Reason, Stage, Status
 from trainmaster.pages import job
-from trainmaster.store import Database, reads
+from trainmaster.store import Database, jobs
 from trainmaster.store.tokens import Role
 from trainmaster.web.app import create_app
 from web.furnished import issue, serving
@@ -108,13 +108,13 @@ def test_cancel_asks_first(tab: Page, db: Database, url: str) -> None:
     tab.goto(f"{url}/jobs/{story.id}")
     tab.once("dialog", lambda dialog: dialog.dismiss())
     tab.locator("#cancel").click()
-    row = reads.find_job(db, story.id)
+    row = jobs.find_job(db, story.id)
     assert row is not None
     assert not row.cancel_requested
     tab.once("dialog", lambda dialog: dialog.accept())
     tab.locator("#cancel").click()
     expect(tab.locator(".verdict .word")).to_have_text("Cancelling")
-    row = reads.find_job(db, story.id)
+    row = jobs.find_job(db, story.id)
     assert row is not None
     assert row.cancel_requested
 

@@ -15,7 +15,7 @@ import pytest
 from pages import samples
 from trainmaster.core.events import Event
 from trainmaster.core.states import Stage, Status
-from trainmaster.store import Database, reads, tokens, writes
+from trainmaster.store import Database, attempts, events, tokens
 from trainmaster.store.tokens import Role
 from trainmaster.web.app import create_app
 from trainmaster.web.streaming import Followers
@@ -76,7 +76,7 @@ def test_events_are_followed_to_the_end_of_the_job(db: Database, web: httpx.Clie
 
 def test_a_follower_goes_on_where_it_was_cut_off(db: Database, web: httpx.Client) -> None:
     story = samples.resumed(db)  # two attempts
-    rows = reads.list_events(db, story.id, limit=10_000)
+    rows = events.list_events(db, story.id, limit=10_000)
     story.end_attempt().finish(Status.COMPLETED)
     seen: list[str] = []
     last = ""
@@ -127,7 +127,7 @@ def placed(db: Database, folder: Path) -> samples.Story:
     story = going(db)
     folder.mkdir(parents=True)
     with db.write() as conn:
-        writes.set_handle(conn, story.attempt, {"attempt": story.attempt, "folder": str(folder)})
+        attempts.set_handle(conn, story.attempt, {"attempt": story.attempt, "folder": str(folder)})
     return story
 
 

@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from pages import samples
-from trainmaster.store import Database, reads
+from trainmaster.store import Database, jobs
 from trainmaster.web.app import create_app
 
 JOBS = "/v1/training/jobs"
@@ -47,10 +47,10 @@ def test_a_foreign_page_changes_nothing(client: TestClient, db: Database, header
     for path in (f"/jobs/{story.id}/cancel", f"{JOBS}/{story.id}/cancel", JOBS):
         answer = client.post(path, headers=headers, json={})
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "cross_site")
-    row = reads.find_job(db, story.id)
+    row = jobs.find_job(db, story.id)
     assert row is not None
     assert not row.cancel_requested
-    assert reads.count_jobs(db) == 1
+    assert jobs.count_jobs(db) == 1
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from pages import samples
 from trainmaster.core.events import Event
 from trainmaster.core.states import Stage
-from trainmaster.store import Database, news
+from trainmaster.store import Database, outbox
 from trainmaster.store.database import connect
 from trainmaster.web.app import create_app
 from web.conftest import BASE, LOCAL
@@ -42,7 +42,7 @@ def test_metrics_count_what_is_there(any_db: Database, tmp_path: Path) -> None:
     story = samples.Story(any_db).start().move(Stage.RUNNING)
     story.tell([Event(phase="STEP", event="metrics", ts=samples.T0, data={"step": 1})])
     with any_db.write() as conn:
-        news.insert_news(conn, key="k", topic="job.failed", project="p", job_id=None, payload={}, at=samples.T0)
+        outbox.insert_news(conn, key="k", topic="job.failed", project="p", job_id=None, payload={}, at=samples.T0)
     for _ in range(3):
         client.get(f"{JOBS}/{story.id}")
     client.get(f"{JOBS}/x")

@@ -13,7 +13,7 @@ from pages import samples
 from s3_server import S3
 from trainmaster.core.states import Status
 from trainmaster.storage import open_store
-from trainmaster.store import Database, reads, walk
+from trainmaster.store import Database, events
 from trainmaster.web.app import create_app
 from trainmaster.web.page_cache import LivePages
 from web.conftest import BASE, LOCAL
@@ -72,10 +72,10 @@ def test_an_object_store_gives_it_out_itself(
 def test_walking_gives_the_events_that_listing_gives(any_db: Database) -> None:
     story = samples.resumed(any_db)  # two attempts
     story.tell([b"garbage\n"])
-    found: list[walk.Told] = []
-    while rows := walk.walk_events(any_db, story.id, after=found[-1].cursor if found else None, limit=37):
+    found: list[events.ScannedEvent] = []
+    while rows := events.scan_events(any_db, story.id, after=found[-1].cursor if found else None, limit=37):
         found += rows
-    listed = reads.list_events(any_db, story.id, limit=10_000)
+    listed = events.list_events(any_db, story.id, limit=10_000)
     assert [(row.cursor, row.phase, row.event, row.data, row.fault, row.text) for row in listed] == found
 
 

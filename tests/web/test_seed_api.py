@@ -11,7 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from pages import samples
-from trainmaster.store import Database
+from trainmaster.store import Database, open_database
 from trainmaster.web.app import create_app
 from web.conftest import BASE, LOCAL
 from web.furnished import JOBS, NOBODY, iterated
@@ -24,7 +24,7 @@ def db(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory)
         where: Any = tmp_path_factory.mktemp("seed") / "trainmaster.db"
     else:
         where = request.getfixturevalue("postgres").create()
-    database = Database.open(where)
+    database = open_database(where)
     yield database
     database.close()
 

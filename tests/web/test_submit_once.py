@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from pages import samples
 from trainmaster.core.schema import to_plain
-from trainmaster.store import Database, costs, reads
+from trainmaster.store import Database, costs, jobs
 from trainmaster.web.app import create_app
 from web.conftest import BASE, LOCAL
 from web.furnished import JOBS
@@ -40,7 +40,7 @@ def test_duplicate_job_submission(client: TestClient, any_db: Database) -> None:
     assert send(client, "k1", project="infra").status_code == 201  # a key names something within its project
     assert send(client, "k2").status_code == 201
     assert send(client, None).status_code == send(client, None).status_code == 201
-    assert reads.count_jobs(any_db) == 5
+    assert jobs.count_jobs(any_db) == 5
 
 
 def test_many_at_once_make_one_job(client: TestClient, any_db: Database) -> None:
@@ -48,7 +48,7 @@ def test_many_at_once_make_one_job(client: TestClient, any_db: Database) -> None
         answers = list(senders.map(lambda _: send(client, "k"), range(8)))
     assert sorted(answer.status_code for answer in answers) == [200] * 7 + [201]
     assert len({answer.json()["id"] for answer in answers}) == 1
-    assert reads.count_jobs(any_db) == 1
+    assert jobs.count_jobs(any_db) == 1
 
 
 def test_a_key_is_a_word(client: TestClient) -> None:
@@ -63,4 +63,4 @@ def test_a_project_that_has_spent_its_budget_gets_no_job(client: TestClient, any
         costs.set_budget(conn, "research", "total", 0, at=samples.T0)
     answer = send(client, None, resources={"price_per_hour": 2.0})
     assert (answer.status_code, answer.json()["error"]["code"]) == (402, "over_budget")
-    assert reads.count_jobs(any_db) == 0
+    assert jobs.count_jobs(any_db) == 0

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 from pages import samples
 from trainmaster import report
 from trainmaster.pages import job
-from trainmaster.store import Database, reads
+from trainmaster.store import Database, jobs
 from trainmaster.store.database import Database as Store
 from trainmaster.web.views import FINAL
 
@@ -108,7 +108,7 @@ def test_cancel_from_the_page(client: TestClient, db: Database) -> None:
     story = samples.resumed(db)
     answer = client.post(f"/jobs/{story.id}/cancel", headers={"origin": "http://127.0.0.1:8470"})
     assert (answer.status_code, answer.headers["location"]) == (303, f"/jobs/{story.id}")
-    row = reads.find_job(db, story.id)
+    row = jobs.find_job(db, story.id)
     assert row is not None
     assert row.cancel_requested
     assert "Cancel job" not in client.get(f"/jobs/{story.id}").text
@@ -118,7 +118,7 @@ def test_resume_from_the_page(client: TestClient, db: Database) -> None:
     story = samples.failed_run(db)
     assert f'action="/jobs/{story.id}/resume"' in client.get(f"/jobs/{story.id}").text
     answer = client.post(f"/jobs/{story.id}/resume", headers={"origin": "http://127.0.0.1:8470"})
-    following = reads.find_job(db, answer.headers["location"].rpartition("/")[2])
+    following = jobs.find_job(db, answer.headers["location"].rpartition("/")[2])
     assert answer.status_code == 303 and following is not None
     assert following.spec.resume_from == story.id
     assert client.post(f"/jobs/{story.id}/resume", headers={"origin": "http://127.0.0.1:8470"}).status_code == 409

@@ -22,16 +22,16 @@ _PLAIN_SHARE = 10  # without a terminal, a line at every tenth of the steps
 
 def follow(db: Database, job_id: str, *, tick: Callable[[], None] = lambda: None) -> JobRow:
     """Show the job until it is final; `tick` is called between looks."""
-    from trainmaster.store import reads
+    from trainmaster.store import events, jobs
 
     view = View()
     after: tuple[int, int] | None = None
     with view.progress:
         while True:
-            job = reads.find_job(db, job_id)
+            job = jobs.find_job(db, job_id)
             assert job is not None, "a job is never deleted"
             # The state is read first: when it says the job is over, all its events are there, and none is missed.
-            while rows := reads.list_events(db, job_id, after=after, limit=1000):
+            while rows := events.list_events(db, job_id, after=after, limit=1000):
                 for row in rows:
                     view.show_event(row)
                 after = (int(rows[-1].attempt.rpartition(".")[2]), rows[-1].offset)

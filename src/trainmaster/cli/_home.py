@@ -41,7 +41,7 @@ def locate(home: Path | None) -> Path:
 def open_home(home: Path | None) -> tuple[Path, Database]:
     """The home folder and its database, both made where they are not there yet."""
     try:
-        from trainmaster.store import Database
+        from trainmaster.store import open_database
     except ModuleNotFoundError as missing:
         raise MissingExtra("the control plane", "server") from missing
     folder = locate(home)
@@ -50,7 +50,7 @@ def open_home(home: Path | None) -> tuple[Path, Database]:
     except OSError as wrong:
         raise UsageError(f"{folder}: cannot be made ({wrong.strerror}); give another with --home") from None
     url = os.environ.get("TRAINMASTER_DATABASE")
-    return folder, Database.open(url or folder / "trainmaster.db")
+    return folder, open_database(url or folder / "trainmaster.db")
 
 
 def open_storage(place: str | None, home: Path) -> Store:
@@ -62,9 +62,9 @@ def open_storage(place: str | None, home: Path) -> Store:
 
 def find(db: Database, word: str) -> JobRow:
     """The job with this id, a unique beginning of it, or the newest with this name."""
-    from trainmaster.store import reads
+    from trainmaster.store import jobs
 
-    found = reads.search_jobs(db, word)
+    found = jobs.search_jobs(db, word)
     if not found:
         raise UsageError(f"no job {word!r}; `trainmaster jobs` lists them")
     if len(found) > 1 and found[0].name != word:

@@ -38,13 +38,14 @@ def events(
                 _print(told, json=json)
         return
     _, db = open_home(home)
-    from trainmaster.store import reads
+    from trainmaster.store import jobs
+    from trainmaster.store.events import list_events
 
     row, after = find(db, job), None
     while True:
-        now = reads.find_job(db, row.id)
+        now = jobs.find_job(db, row.id)
         over = now is None or now.status.final
-        while rows := reads.list_events(db, row.id, phase=phase, after=after, limit=1000):
+        while rows := list_events(db, row.id, phase=phase, after=after, limit=1000):
             for event in rows:
                 _print(event, json=json)
             after = (int(rows[-1].attempt.rpartition(".")[2]), rows[-1].offset)

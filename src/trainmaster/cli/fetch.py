@@ -110,10 +110,11 @@ def _from_server(client: Client, job_id: str) -> _Source:
 
 def _from_home(db: Database, row: JobRow, storage: Store) -> _Source:
     from trainmaster.control import logs
-    from trainmaster.store import iterations, reads
+    from trainmaster.store import artifacts
+    from trainmaster.store.attempts import list_attempts
 
-    kept = {item.path: item for item in iterations.list_artifacts(db, row.id)}
-    attempts = {attempt.number: attempt for attempt in reads.list_attempts(db, row.id)}
+    kept = {item.path: item for item in artifacts.list_artifacts(db, row.id)}
+    attempts = {attempt.number: attempt for attempt in list_attempts(db, row.id)}
 
     def pieces(path: str, offset: int) -> Iterator[bytes]:
         while piece := logs.read_kept(storage, kept[path], offset=offset, limit=_PIECE):

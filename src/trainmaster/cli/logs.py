@@ -44,13 +44,14 @@ def logs(
         return
     _, db = open_home(home)
     from trainmaster import targets
-    from trainmaster.store import reads
+    from trainmaster.store import jobs
+    from trainmaster.store.attempts import list_attempts
 
     row = find(db, job)
     target = targets.load(row.target)
-    chosen = _choose(reads.list_attempts(db, row.id), attempt)
+    chosen = _choose(list_attempts(db, row.id), attempt)
     while True:
-        now = reads.find_job(db, row.id)
+        now = jobs.find_job(db, row.id)
         over = now is None or now.status.final
         while chunk := asyncio.run(target.read(chosen.handle or {}, stream, offset=offset, limit=_CHUNK)):
             sys.stdout.buffer.write(chunk)

@@ -14,7 +14,7 @@ from trainmaster.control import budget
 from trainmaster.control.notify import outbox
 from trainmaster.control.reconcile import STORAGE_FOLDER, run
 from trainmaster.storage import open_store
-from trainmaster.store import Database
+from trainmaster.store import Database, open_database
 
 DATABASE_FILE = "trainmaster.db"
 DATABASE_VARIABLE = "TRAINMASTER_DATABASE"  # a URL may hold a password: it is no argument that others can see
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     options.home.mkdir(parents=True, exist_ok=True)
-    db = Database.open(os.environ.get(DATABASE_VARIABLE) or options.home / DATABASE_FILE)
+    db = open_database(os.environ.get(DATABASE_VARIABLE) or options.home / DATABASE_FILE)
     try:
         asyncio.run(_until_told(db, options.home, storage=options.storage, tick_s=options.tick_s))
     finally:

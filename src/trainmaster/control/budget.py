@@ -25,8 +25,9 @@ from trainmaster.core.cost import Amount, Span, add_up, burn, dollars, reached_a
 from trainmaster.core.errors import OverBudget
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Reason
-from trainmaster.store import Connection, Database, costs, news, stops
+from trainmaster.store import Connection, Database, attempts, costs
 from trainmaster.store.costs import BudgetRow, Spending
+from trainmaster.store.outbox import is_known
 from trainmaster.store.rows import JobRow
 
 WARN_AT = 0.8  # of a cap
@@ -181,7 +182,7 @@ def _stop(db: Database, limit: _Limit, message: str, now: datetime) -> None:
         return
     with failpoints.around("commit cap"), db.write() as conn:
         for job in limit.running:
-            if stops.request_stop(conn, job.attempt, reason=Reason.OVER_BUDGET, message=message, at=now):
+            if attempts.request_stop(conn, job.attempt, reason=Reason.OVER_BUDGET, message=message, at=now):
                 log.warning("job %s is asked to stop: %s", job.job_id, message)
         if not told:
             _tell(conn, limit, "budget.exceeded", message, now)
@@ -198,7 +199,7 @@ def _warn(db: Database, limit: _Limit, message: str, now: datetime) -> None:
 
 def _is_told(db: Database, limit: _Limit, topic: str) -> bool:
     with db.read() as conn:
-        return news.is_known(conn, _key(limit, topic))
+        return is_known(conn, _key(limit, topic))
 
 
 def _tell(conn: Connection, limit: _Limit, topic: str, message: str, now: datetime) -> None:

@@ -21,7 +21,7 @@ from trainmaster.control.context import Plane
 from trainmaster.control.project_yaml import PROJECT_FILE, prefix
 from trainmaster.core.plan import EVENTS_FILE, OUTPUTS_FOLDER
 from trainmaster.storage import Store, transfer
-from trainmaster.store import artifacts, iterations
+from trainmaster.store import artifacts
 from trainmaster.store.rows import ArtifactRow, AttemptRow, JobRow
 from trainmaster.targets import FileSize, Handle
 
@@ -37,7 +37,7 @@ class _CutOff(Exception):
 
 async def keep_project(plane: Plane, job: JobRow) -> None:
     """Build the project file of a job and store it with what it names, once."""
-    rows = await asyncio.to_thread(iterations.list_artifacts, plane.db, job.id)
+    rows = await asyncio.to_thread(artifacts.list_artifacts, plane.db, job.id)
     if any(row.path == PROJECT_FILE for row in rows):
         return
     # The file itself last: what it names is then there.
@@ -50,7 +50,7 @@ async def keep_project(plane: Plane, job: JobRow) -> None:
 async def keep_files(plane: Plane, job: JobRow, attempt: AttemptRow, handle: Handle) -> None:
     """Store every file of an attempt that is not stored yet as it is now."""
     files = await plane.call("list", plane.load(job.target).list_files(handle))
-    rows = {row.path: row for row in await asyncio.to_thread(iterations.list_artifacts, plane.db, job.id)}
+    rows = {row.path: row for row in await asyncio.to_thread(artifacts.list_artifacts, plane.db, job.id)}
     for file in files:
         path = _path(attempt, file.name)
         if _is_kept(rows.get(path), attempt, file):

@@ -17,7 +17,7 @@ from datetime import tzinfo
 from trainmaster.control import failpoints
 from trainmaster.core.events import Line, split
 from trainmaster.core.plan import EVENTS_FILE
-from trainmaster.store import Database, reads, writes
+from trainmaster.store import Database, events
 
 CHUNK = 1 << 20  # bytes asked of a target at a time; also about what one transaction holds
 LINE_LIMIT = 8 << 20  # bytes of one line that are held in memory; our own longest lines are a few kilobytes
@@ -43,7 +43,7 @@ async def ingest(
 
     `last` says that nobody writes any more: then the half line at the end is taken too.
     """
-    seen = await asyncio.to_thread(reads.find_stream, db, attempt, stream)
+    seen = await asyncio.to_thread(events.find_stream, db, attempt, stream)
     start, inside = seen.offset, seen.inside
     held = b""  # what lies behind `start` and is not yet a whole line
     taken = 0
@@ -67,7 +67,7 @@ async def ingest(
 
 def _keep(db: Database, attempt: str, stream: str, lines: list[Line], *, inside: bool) -> bool:
     with failpoints.around("commit lines", lines[0].offset), db.write() as conn:
-        return writes.append_events(conn, attempt, stream, seen_offset=lines[0].offset, lines=lines, inside=inside)
+        return events.append_events(conn, attempt, stream, seen_offset=lines[0].offset, lines=lines, inside=inside)
 
 
 def cut(

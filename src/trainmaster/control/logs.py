@@ -13,7 +13,7 @@ from trainmaster import targets
 from trainmaster.core.errors import StorageError, TargetError, Unreachable
 from trainmaster.core.plan import AGENT_LOG, EVENTS_FILE, EXIT_FILE
 from trainmaster.storage import Store
-from trainmaster.store import Database, iterations
+from trainmaster.store import Database, artifacts
 from trainmaster.store.rows import ArtifactRow, AttemptRow, JobRow
 from trainmaster.targets import Target
 
@@ -47,7 +47,7 @@ async def read(
     """At most `limit` bytes of a stream from `offset`; empty where there is no more."""
     if is_over(job, attempt):
         path = f"attempts/{attempt.number}/{stream}"
-        kept = await asyncio.to_thread(iterations.find_artifact, db, job.id, path)
+        kept = await asyncio.to_thread(artifacts.find_artifact, db, job.id, path)
         if kept is not None:
             try:
                 return await read_stored(storage, kept, offset=offset, limit=limit)
@@ -73,7 +73,7 @@ async def list_streams(
     load: Callable[[str], Target] = targets.load,
 ) -> list[LogStream]:
     """Every stream of a job: what is kept, and what the newest attempt has written so far."""
-    rows = await asyncio.to_thread(iterations.list_artifacts, db, job.id)
+    rows = await asyncio.to_thread(artifacts.list_artifacts, db, job.id)
     found: dict[tuple[int, str], LogStream] = {}
     for row in rows:
         match = re.fullmatch(rf"attempts/(\d+)/({STREAM})", row.path)

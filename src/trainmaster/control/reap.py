@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from trainmaster import targets
-from trainmaster.store import Database, leftovers, reads, stops
+from trainmaster.store import Database, attempts, jobs
 from trainmaster.targets import Handle, Lists, Owned, Target
 
 
@@ -42,7 +42,7 @@ async def find(
             left = _judge(db, home, word, owned)
             if left is not None:
                 found[left.attempt] = left
-    for held in leftovers.list_held(db) if db is not None else ():
+    for held in attempts.list_held(db) if db is not None else ():
         known = found.get(held.attempt)
         found[held.attempt] = Leftover(
             attempt=held.attempt, target=held.target, handle=held.handle, ours=True, why=f"its job is {held.status}",
@@ -57,13 +57,13 @@ async def end(db: Database | None, left: Leftover, *, load: Callable[[str], Targ
     await load(left.target).release(left.handle)
     if db is not None:
         with db.write() as conn:
-            stops.mark_released(conn, left.attempt, at=datetime.now(UTC))
+            attempts.mark_released(conn, left.attempt, at=datetime.now(UTC))
 
 
 def _judge(db: Database | None, home: Path, word: str, owned: Owned) -> Leftover | None:
     """What is wrong with it, or None where a live job owns it."""
     job_id, _, number = owned.attempt.rpartition(".")
-    job = reads.find_job(db, job_id) if db is not None else None
+    job = jobs.find_job(db, job_id) if db is not None else None
     # A target of this machine says in which folder an attempt lies; of another home it is not ours to end.
     folder = owned.handle.get("folder")
     here = job is not None or (folder is not None and Path(str(folder)).is_relative_to(home))

@@ -30,9 +30,9 @@ from trainmaster.control.tail import Glances
 from trainmaster.control.transitions import give_up_late
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.storage import Store, open_store
-from trainmaster.store import Database, leases, reads, watch, writes
+from trainmaster.store import Database, jobs, leases
+from trainmaster.store.leases import RunningRow
 from trainmaster.store.rows import JobRow
-from trainmaster.store.watch import WatchRow
 from trainmaster.targets import Target
 
 STORAGE_FOLDER = "storage"  # of the home, where a server is given no other storage
@@ -93,7 +93,7 @@ async def _loop(plane: Plane, life: Life, *, stop: asyncio.Event, tick_s: float,
         while not stop.is_set():
             working = {job_id: task for job_id, task in working.items() if not task.done()}
             due: list[str] = []
-            running: list[WatchRow] = []
+            running: list[RunningRow] = []
             try:
                 renew = time.monotonic() - renewed > leases.LENGTH_S / 3
                 due, running, renewed_now = await asyncio.to_thread(_look, plane.db, life, renew=renew)
@@ -123,14 +123,14 @@ async def _loop(plane: Plane, life: Life, *, stop: asyncio.Event, tick_s: float,
         await glances.close()
 
 
-def _look(db: Database, life: Life, *, renew: bool) -> tuple[list[str], list[WatchRow], bool]:
+def _look(db: Database, life: Life, *, renew: bool) -> tuple[list[str], list[RunningRow], bool]:
     """Hold our leases, take those that are free, and say which jobs need a step now, and which only an ear."""
     dead = find_dead(leases.others(db, life.token))
     if renew or leases.wanted(db, life.token, dead=dead):
         with failpoints.around("commit lease"), db.write() as conn:
             leases.take(conn, life.token, owner=life.owner, dead=dead)
         renew = True
-    running = watch.list_running(db, life.token)
+    running = leases.list_running(db, life.token)
     listened = {row.job_id for row in running}
     return [job_id for job_id in leases.list_due(db, life.token) if job_id not in listened], running, renew
 
@@ -157,7 +157,7 @@ def _drop(db: Database, token: str) -> None:
         leases.drop(conn, token)
 
 
-async def _glance(glances: Glances, row: WatchRow, work: Callable[[str], Awaitable[None]]) -> None:
+async def _glance(glances: Glances, row: RunningRow, work: Callable[[str], Awaitable[None]]) -> None:
     if await glances.look(row):
         await work(row.job_id)
 
@@ -169,14 +169,14 @@ async def _work(plane: Plane, job_id: str, slots: asyncio.Semaphore, begun: dict
         begun[job_id] = time.monotonic()
         try:
             while True:
-                job = await asyncio.to_thread(reads.find_job, plane.db, job_id)
+                job = await asyncio.to_thread(jobs.find_job, plane.db, job_id)
                 if job is None or job.stage is None or not await step(plane, job):
                     break
                 log.info("job %s left %s", job_id, job.stage)
             if job is not None and job.stage is not None and job.tries:
                 message = job.message
                 await plane.apply(
-                    job_id, lambda conn: writes.rest(conn, job_id, until=None, tries=0, message=message), what="rested"
+                    job_id, lambda conn: jobs.rest(conn, job_id, until=None, tries=0, message=message), what="rested"
                 )
         except LeaseLost:
             log.info("job %s is another reconciler's now", job_id)
@@ -199,7 +199,7 @@ async def _rest(plane: Plane, job: JobRow, wrong: Exception, *, tick_s: float) -
         if not await give_up_late(plane, job, wrong):
             await plane.apply(
                 job.id,
-                lambda conn: writes.rest(conn, job.id, until=until, tries=job.tries + 1, message=text),
+                lambda conn: jobs.rest(conn, job.id, until=until, tries=job.tries + 1, message=text),
                 what="rest",
             )
     except LeaseLost:

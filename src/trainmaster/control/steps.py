@@ -34,7 +34,7 @@ from trainmaster.core.errors import TargetError, TrainmasterError, Unreachable, 
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.results import Overall
 from trainmaster.core.states import Reason, Report, Stage, Status
-from trainmaster.store import Connection, Database, costs, reads, stops, writes
+from trainmaster.store import Connection, Database, attempts, costs, events, jobs
 from trainmaster.store.rows import AttemptRow, JobRow
 from trainmaster.targets import Handle, Poll, Target
 
@@ -65,7 +65,7 @@ async def _queue(plane: Plane, job: JobRow) -> bool:
     def change(conn: Connection) -> bool:
         if not move(conn, plane, job, Stage.PLACING):
             return False
-        attempt = writes.insert_attempt(conn, job.id, number, handle=planned.handle, at=plane.now())
+        attempt = attempts.insert_attempt(conn, job.id, number, handle=planned.handle, at=plane.now())
         costs.set_price(conn, attempt, price)
         return True
 
@@ -92,7 +92,7 @@ async def _stage(plane: Plane, job: JobRow, attempt: AttemptRow, _handle: Handle
         return await give_up(plane, job, attempt, Reason.TARGET_ERROR, str(refused))
 
     def change(conn: Connection) -> bool:
-        writes.set_handle(conn, attempt.id, handle)
+        attempts.set_handle(conn, attempt.id, handle)
         costs.set_price(conn, attempt.id, budget.price_of(job.spec, handle))
         return move(conn, plane, job, Stage.CHECKING)
 
@@ -123,8 +123,8 @@ async def _watch(plane: Plane, job: JobRow, attempt: AttemptRow, handle: Handle)
     note = wish.text if wish else _silence(job) or poll.note
 
     def change(conn: Connection) -> bool:
-        writes.record_poll(conn, attempt.id, poll.report, at=plane.now())
-        writes.set_message(conn, job.id, note)
+        attempts.record_poll(conn, attempt.id, poll.report, at=plane.now())
+        jobs.set_message(conn, job.id, note)
         return go and _begin(conn, plane, job, attempt)
 
     if not go and poll.report is attempt.report and note == job.message:
@@ -145,7 +145,9 @@ async def _collect(plane: Plane, job: JobRow, attempt: AttemptRow, handle: Handl
 async def _release(plane: Plane, job: JobRow, attempt: AttemptRow, handle: Handle) -> bool:
     if attempt.released_at is None:
         await plane.call("release", plane.load(job.target).release(handle))
-        await plane.apply(job.id, lambda conn: stops.mark_released(conn, attempt.id, at=plane.now()), what="released")
+        await plane.apply(
+            job.id, lambda conn: attempts.mark_released(conn, attempt.id, at=plane.now()), what="released"
+        )
         attempt = await last_attempt(plane, job)
     # Only now can nobody write any more: what a lost attempt's last processes wrote, and half a line, are taken here.
     if not await _take_in(plane, job, attempt, handle, last=True):
@@ -187,13 +189,13 @@ async def _object(plane: Plane, job: JobRow, attempt: AttemptRow) -> bool:
         return await plane.apply(job.id, lambda conn: _want_stop(conn, attempt, late), what="overdue")
     if job.stalled_at is not None or not is_stalled(job, now):
         return False
-    fresh = await asyncio.to_thread(reads.find_job, plane.db, job.id)  # it may just have been heard of
+    fresh = await asyncio.to_thread(jobs.find_job, plane.db, job.id)  # it may just have been heard of
     if fresh is None or not is_stalled(fresh, now):
         return False
     text = f"nothing was heard of it for {quiet_s(fresh, now) / 60:.0f} minutes"
 
     def change(conn: Connection) -> bool:
-        if not stops.mark_stalled(conn, job.id, at=now):
+        if not jobs.mark_stalled(conn, job.id, at=now):
             return False
         about = f"{attempt.number} {now.isoformat(timespec='seconds')}"
         tell(conn, job, "job.stalled", about=about, reason=Reason.STALLED, message=text, at=now)
@@ -205,7 +207,7 @@ async def _object(plane: Plane, job: JobRow, attempt: AttemptRow) -> bool:
 
 
 def _want_stop(conn: Connection, attempt: AttemptRow, wish: Wish) -> bool:
-    return stops.request_stop(conn, attempt.id, reason=wish.reason, message=wish.text, at=wish.since)
+    return attempts.request_stop(conn, attempt.id, reason=wish.reason, message=wish.text, at=wish.since)
 
 
 def _silence(job: JobRow) -> str:
@@ -222,7 +224,7 @@ async def _ran_unseen(plane: Plane, job: JobRow, attempt: AttemptRow, handle: Ha
 
 
 def _begin(conn: Connection, plane: Plane, job: JobRow, attempt: AttemptRow) -> bool:
-    stops.mark_started(conn, attempt.id, at=plane.now())
+    attempts.mark_started(conn, attempt.id, at=plane.now())
     return move(conn, plane, job, Stage.RUNNING)
 
 
@@ -230,7 +232,7 @@ def _checked(db: Database, job: JobRow, attempt: AttemptRow) -> bool:
     """Whether the node has said that its checks let the workload start. Read from the rows: a restart forgets."""
     if job.spec.preflight.level == 0:
         return True
-    row = reads.find_event(db, attempt.id, phase="PREFLIGHT", event="end")
+    row = events.find_event(db, attempt.id, phase="PREFLIGHT", event="end")
     go: set[Any] = {Overall.PASS, Overall.WARN}
     if job.spec.preflight.allow_incomplete:
         go.add(Overall.INCOMPLETE)

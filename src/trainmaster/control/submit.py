@@ -13,7 +13,7 @@ from trainmaster.control import budget
 from trainmaster.core.errors import Fault, JobFinal, JobMissing, JobOpen, SpecError
 from trainmaster.core.secrets import find_in_spec
 from trainmaster.core.spec import JobSpec
-from trainmaster.store import Database, audit, reads, submissions, tokens, writes
+from trainmaster.store import Database, audit, jobs, tokens
 from trainmaster.store.rows import JobRow
 from trainmaster.targets import Placement, Target
 
@@ -43,10 +43,10 @@ def submit_once(
     at = datetime.now(UTC)
     name = None if by in tokens.RESERVED else by
     with db.write() as conn:
-        job_id, new = submissions.insert_once(conn, job_id, spec, key=key, by=name, at=at)
+        job_id, new = jobs.insert_once(conn, job_id, spec, key=key, by=name, at=at)
         if new:
             first = spec.resume_from
-            if first is not None and (writer := submissions.find_writer(conn, first, besides=job_id)) is not None:
+            if first is not None and (writer := jobs.find_writer(conn, first, besides=job_id)) is not None:
                 raise JobOpen(f"job {writer} still writes these checkpoints; wait for its end, or cancel it first")
             budget.admit(conn, spec.project, price=budget.price_of(spec, planned.handle), now=at)
             detail = {"name": spec.name, "project": spec.project, "target": spec.target}
@@ -65,7 +65,7 @@ def _find_first(db: Database, spec: JobSpec) -> JobSpec:
     """The spec with the job that began the run in `resume_from`: where its checkpoints are, whoever went on since."""
     if spec.resume_from is None:
         return spec
-    earlier = reads.find_job(db, spec.resume_from)
+    earlier = jobs.find_job(db, spec.resume_from)
     if earlier is None or earlier.project != spec.project:
         message = f"the project {spec.project} has no job {spec.resume_from}"
         raise SpecError([Fault(path="resume_from", message=message)])
@@ -78,7 +78,7 @@ def _find_first(db: Database, spec: JobSpec) -> JobSpec:
 def cancel(db: Database, job_id: str, *, by: str = LOCAL) -> JobRow:
     """Ask a job to save and stop. It is cancelled once the reconciler has seen it end."""
     with db.write() as conn:
-        accepted = writes.request_cancel(conn, job_id, at=datetime.now(UTC))
+        accepted = jobs.request_cancel(conn, job_id, at=datetime.now(UTC))
         if accepted:
             audit.record(conn, who=by, action="job.cancel", subject=f"job:{job_id}")
     job = _known(db, job_id)
@@ -88,7 +88,7 @@ def cancel(db: Database, job_id: str, *, by: str = LOCAL) -> JobRow:
 
 
 def _known(db: Database, job_id: str) -> JobRow:
-    job = reads.find_job(db, job_id)
+    job = jobs.find_job(db, job_id)
     if job is None:
         raise JobMissing(f"there is no job {job_id}; `trainmaster jobs` lists them")
     return job

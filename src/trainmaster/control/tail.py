@@ -24,9 +24,10 @@ from trainmaster.control.ingest import LINE_LIMIT, cut
 from trainmaster.control.transitions import last_attempt
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.states import Stage
-from trainmaster.store import Database, reads, watch
+from trainmaster.store import Database, events, jobs
+from trainmaster.store.events import Chunk
+from trainmaster.store.leases import RunningRow
 from trainmaster.store.rows import AttemptRow, JobRow
-from trainmaster.store.watch import Chunk, WatchRow
 from trainmaster.targets import Handle, Target
 
 _MOST_BYTES = 64 << 10  # of one glance; more is a backlog, and a step's work
@@ -57,7 +58,7 @@ class Glances:
         self._not_before: dict[str, float] = {}  # by attempt
         self._keeper = Keeper(plane.db)
 
-    def choose(self, rows: Collection[WatchRow]) -> list[WatchRow]:
+    def choose(self, rows: Collection[RunningRow]) -> list[RunningRow]:
         """Those of the running jobs that are to be looked at now. What is not among them is forgotten."""
         now, attempts = time.monotonic(), {row.attempt for row in rows}
         self._known = {attempt: known for attempt, known in self._known.items() if attempt in attempts}
@@ -68,7 +69,7 @@ class Glances:
         """Wait for the commit that is under way."""
         await self._keeper.close()
 
-    async def look(self, row: WatchRow) -> bool:
+    async def look(self, row: RunningRow) -> bool:
         """Take in what a job wrote. True if it needs a step."""
         try:
             known = self._known.get(row.attempt) or await self._learn(row)
@@ -79,8 +80,8 @@ class Glances:
             log.debug("job %s: %s", row.job_id, wrong)
             return True  # the step meets it too, and knows what to do
 
-    async def _learn(self, row: WatchRow) -> _Known | None:
-        job = await asyncio.to_thread(reads.find_job, self._plane.db, row.job_id)
+    async def _learn(self, row: RunningRow) -> _Known | None:
+        job = await asyncio.to_thread(jobs.find_job, self._plane.db, row.job_id)
         if job is None or job.stage is not Stage.RUNNING:
             return None
         attempt = await last_attempt(self._plane, job)
@@ -91,7 +92,7 @@ class Glances:
         self._known[row.attempt] = known
         return known
 
-    async def _calls_for_step(self, known: _Known, row: WatchRow) -> bool:
+    async def _calls_for_step(self, known: _Known, row: RunningRow) -> bool:
         poll = await self._plane.call("poll", known.target.poll(known.handle))
         if poll.report is not row.report or poll.note != row.message:
             return True
@@ -100,7 +101,7 @@ class Glances:
             return True
         return is_stalled(known.job, now, heard_at=row.heard_at)
 
-    async def _listen(self, known: _Known, row: WatchRow) -> bool:
+    async def _listen(self, known: _Known, row: RunningRow) -> bool:
         read = known.target.read(known.handle, EVENTS_FILE, offset=row.offset, limit=_MOST_BYTES)
         got = await self._plane.call("read", read)
         if len(got) == _MOST_BYTES:
@@ -157,7 +158,7 @@ def _keep(db: Database, chunks: list[Chunk]) -> list[bool]:
     for chunk in chunks:
         failpoints.before("commit lines", chunk.lines[0].offset)
     with db.write() as conn:
-        kept = watch.append_chunks(conn, chunks)
+        kept = events.append_chunks(conn, chunks)
     for chunk in chunks:
         failpoints.after("commit lines", chunk.lines[0].offset)
     return kept

@@ -12,13 +12,13 @@ from trainmaster.control.context import Plane
 from trainmaster.control.notify.job_news import tell
 from trainmaster.core.errors import StorageError
 from trainmaster.core.states import Reason, Report, Stage, Status
-from trainmaster.store import Connection, reads, stops, writes
+from trainmaster.store import Connection, attempts, jobs
 from trainmaster.store.rows import AttemptRow, JobRow
 from trainmaster.targets import Poll
 
 
 async def last_attempt(plane: Plane, job: JobRow) -> AttemptRow:
-    return (await asyncio.to_thread(reads.list_attempts, plane.db, job.id))[-1]
+    return (await asyncio.to_thread(attempts.list_attempts, plane.db, job.id))[-1]
 
 
 def judge(poll: Poll) -> tuple[Reason | None, str]:
@@ -53,7 +53,7 @@ async def over(
     def change(conn: Connection) -> bool:
         if not move(conn, plane, job, to, reason=reason, message=message):
             return False
-        writes.end_attempt(
+        attempts.end_attempt(
             conn, attempt.id, report=report, reason=reason, message=message, exit_record=exit_record, at=plane.now()
         )
         return True
@@ -76,7 +76,7 @@ async def finish(plane: Plane, job: JobRow, attempt: AttemptRow, message: str) -
 
     def change(conn: Connection) -> bool:
         at = plane.now()
-        if not writes.advance(
+        if not jobs.advance(
             conn, job.id, seen=Stage.RELEASING, to=Stage.QUEUED, at=at, reason=reason, message=again, rest_until=until
         ):
             return False
@@ -92,7 +92,7 @@ async def end(plane: Plane, job: JobRow, status: Status, reason: Reason | None, 
 
     def change(conn: Connection) -> bool:
         at = plane.now()
-        if not writes.finish(conn, job.id, seen=seen, status=status, reason=reason, message=message, at=at):
+        if not jobs.finish(conn, job.id, seen=seen, status=status, reason=reason, message=message, at=at):
             return False
         tell(conn, job, f"job.{status.value}", status=status, reason=reason, message=message, at=at)
         return True
@@ -105,7 +105,7 @@ def move(
 ) -> bool:
     assert job.stage is not None
     at = plane.now()
-    if not writes.advance(conn, job.id, seen=job.stage, to=to, at=at, reason=reason, message=message):
+    if not jobs.advance(conn, job.id, seen=job.stage, to=to, at=at, reason=reason, message=message):
         return False
     if to is Stage.RUNNING:
         tell(conn, job, "job.started", status=Status.RUNNING, at=at)  # once: the next attempt is told as a retry
@@ -130,7 +130,7 @@ async def give_up_late(plane: Plane, job: JobRow, wrong: Exception) -> bool:
         return await finish(plane, job, attempt, note)
 
     def change(conn: Connection) -> bool:
-        stops.note_attempt(conn, attempt.id, note)
+        attempts.note_attempt(conn, attempt.id, note)
         return move(conn, plane, job, Stage.RELEASING, reason=attempt.reason, message=note)
 
     return await plane.apply(job.id, change, what="leave collecting")

@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 
 from trainmaster.core.cost import Amount, Span, Window, add_up, burn, forecast, month_of
 from trainmaster.core.states import Status
-from trainmaster.store import Database, costs, eta, reads
+from trainmaster.store import Database, costs, eta
+from trainmaster.store.jobs import find_job
 from trainmaster.store.rows import JobRow
 
 MOST = 200  # jobs on one page
@@ -92,7 +93,7 @@ def read(
         groups.setdefault(charge.project, {}).setdefault(charge.job_id, []).extend(charge.spans)
     amounts = {job_id: add_up(found, now=now, window=window) for job_id, found in spans.items()}
     dearest = sorted(amounts, key=lambda job_id: (-amounts[job_id].known_cents, job_id))[: max(1, min(limit, MOST))]
-    rows = [row for job_id in dearest if (row := reads.find_job(db, job_id)) is not None]
+    rows = [row for job_id in dearest if (row := find_job(db, job_id)) is not None]
     left = eta.list_left(db, rows, now=now)
     whole = costs.job_costs(db, dearest, now=now) if window is not None else amounts
     return CostPage(

@@ -15,9 +15,10 @@ from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Reason, Report, Stage, Status
 from trainmaster.pages.cost import figures
 from trainmaster.pages.parts.run_summary import Fold, Run
-from trainmaster.store import Database, reads
+from trainmaster.store import Database, jobs
+from trainmaster.store.attempts import list_attempts
+from trainmaster.store.events import scan_events
 from trainmaster.store.rows import AttemptRow, JobRow
-from trainmaster.store.walk import walk_events
 
 _BATCH = 5_000  # events read at once
 
@@ -77,10 +78,10 @@ def read(db: Database, job_id: str, *, fold: Fold | None = None, now: datetime |
     """
     fold = fold if fold is not None else Fold()
     with db.read():
-        job = reads.find_job(db, job_id)
+        job = jobs.find_job(db, job_id)
         if job is None:
             return None
-        while rows := walk_events(db, job_id, after=fold.cursor, limit=_BATCH):
+        while rows := scan_events(db, job_id, after=fold.cursor, limit=_BATCH):
             for row in rows:
                 fold.add(row)
             if len(rows) < _BATCH:
@@ -88,7 +89,7 @@ def read(db: Database, job_id: str, *, fold: Fold | None = None, now: datetime |
         now = now or datetime.now(UTC)
         return build(
             job=job,
-            attempts=reads.list_attempts(db, job_id),
+            attempts=list_attempts(db, job_id),
             fold=fold,
             now=now,
             made_by=f"trainmaster report {job.id}",

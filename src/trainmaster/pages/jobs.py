@@ -9,7 +9,8 @@ from trainmaster.core.states import Reason, Stage, Status
 from trainmaster.pages.cost import figures
 from trainmaster.pages.parts.downsample import number, whole
 from trainmaster.pages.parts.run_summary import progress
-from trainmaster.store import Database, reads
+from trainmaster.store import Database, events
+from trainmaster.store.jobs import count_by_status, count_jobs, list_jobs
 from trainmaster.store.rows import EventRow, JobRow
 
 MOST = 200  # jobs on one page
@@ -71,14 +72,14 @@ def read(
     """The jobs that fit, newest first. Costs a handful of queries, whatever the number of jobs and events."""
     limit = max(1, min(limit, MOST))
     with db.read():  # one view: the number of jobs and the jobs are of one moment
-        rows = reads.list_jobs(db, status=status, project=project, word=find, limit=limit, offset=offset)
-        steps = reads.last_event(db, [row.id for row in rows], phase="STEP")
+        rows = list_jobs(db, status=status, project=project, word=find, limit=limit, offset=offset)
+        steps = events.last_event(db, [row.id for row in rows], phase="STEP")
         now = now or datetime.now(UTC)
         costs = figures(db, rows, now=now)
-        counts = {word.value: count for word, count in reads.count_by_status(db, project=project).items()}
+        counts = {word.value: count for word, count in count_by_status(db, project=project).items()}
         total = counts[status.value] if status else sum(counts.values())
         if find is not None:
-            total = reads.count_jobs(db, status=status, project=project, word=find)
+            total = count_jobs(db, status=status, project=project, word=find)
     return JobsPage(
         jobs=tuple(_line(row, steps.get(row.id), costs[row.id]) for row in rows),
         total=total,

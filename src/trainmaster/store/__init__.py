@@ -1,8 +1,9 @@
-"""The database: tables and migrations, all changes (writes), all queries (reads), frozen rows between them."""
+"""The database: one module per entity with its queries and changes, tables, migrations, frozen rows."""
 
 from sqlalchemy import Connection
 
-from trainmaster.store import house, records  # their tables belong to the same metadata
+from trainmaster.store import tables  # its tables belong to the metadata of every database
 from trainmaster.store.database import Database
+from trainmaster.store.migrate import open_database
 
-__all__ = ["Connection", "Database", "house", "records"]
+__all__ = ["Connection", "Database", "open_database", "tables"]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from trainmaster.store import records as r
+from trainmaster.store import tables as t
+from trainmaster.store.database import Database
+from trainmaster.store.rows import ArtifactRow
 
 
 def insert_artifact(
@@ -24,6 +26,20 @@ def insert_artifact(
     """Note an object that was stored under the job's prefix; one that was stored again replaces its row."""
     dialect = sqlite if conn.dialect.name == "sqlite" else postgresql
     what = {"attempt": attempt, "kind": kind, "size_bytes": size_bytes, "sha256": sha256, "stored_at": at}
-    row = dialect.insert(r.artifacts).values(job_id=job_id, path=path, **what)
+    row = dialect.insert(t.artifacts).values(job_id=job_id, path=path, **what)
     changes = {name: row.excluded[name] for name in what}
     conn.execute(row.on_conflict_do_update(index_elements=["job_id", "path"], set_=changes))
+
+
+def list_artifacts(db: Database, job_id: str) -> list[ArtifactRow]:
+    """What is kept of a job, by path."""
+    query = select(t.artifacts).where(t.artifacts.c.job_id == job_id).order_by(t.artifacts.c.path)
+    with db.read() as conn:
+        return [ArtifactRow(**row) for row in conn.execute(query).mappings()]
+
+
+def find_artifact(db: Database, job_id: str, path: str) -> ArtifactRow | None:
+    query = select(t.artifacts).where(t.artifacts.c.job_id == job_id, t.artifacts.c.path == path)
+    with db.read() as conn:
+        row = conn.execute(query).mappings().first()
+    return ArtifactRow(**row) if row is not None else None

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select
 
-from trainmaster.store import house as h
+from trainmaster.store import tables as t
 from trainmaster.store.database import Database
 
 
@@ -28,13 +28,13 @@ class AuditRow:
 def record(conn: Connection, *, who: str, action: str, subject: str, detail: Mapping[str, Any] | None = None) -> None:
     """Note a change in the transaction that makes it. `detail` holds no secret."""
     row = {"at": datetime.now(UTC), "who": who, "action": action, "subject": subject, "detail": detail}
-    conn.execute(insert(h.audit).values(row))
+    conn.execute(insert(t.audit).values(row))
 
 
 def list_audit(db: Database, *, subject: str | None = None, limit: int = 50, offset: int = 0) -> list[AuditRow]:
     """Changes, newest first: all, or those of one subject (`job:<id>`, `token:<name>`, `budget:<project>/<period>`)."""
-    query = select(h.audit).order_by(h.audit.c.id.desc()).limit(limit).offset(offset)
+    query = select(t.audit).order_by(t.audit.c.id.desc()).limit(limit).offset(offset)
     if subject is not None:
-        query = query.where(h.audit.c.subject == subject)
+        query = query.where(t.audit.c.subject == subject)
     with db.read() as conn:
         return [AuditRow(**row) for row in conn.execute(query).mappings()]

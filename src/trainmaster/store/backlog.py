@@ -11,10 +11,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.states import Status
-from trainmaster.store import house as h
 from trainmaster.store import tables as t
 from trainmaster.store.database import Database
-from trainmaster.store.migrations import revisions
+from trainmaster.store.migrate import revisions
 
 # What a query raises when the database is away, full or busy for too long: nothing is known, and later may be better.
 GONE: tuple[type[Exception], ...] = (OperationalError, InterfaceError, PoolTimeout)
@@ -61,8 +60,8 @@ def read(db: Database) -> Pulse:
         .join(e, (e.c.attempt == s.attempt) & (e.c.stream == s.stream) & (e.c.offset == last))
         .where(t.jobs.c.stage.is_not(None), e.c.ts.is_not(None), s.heard_at.is_not(None))
     )
-    waiting = select(func.count()).select_from(h.outbox).where(h.outbox.c.spread_at.is_(None))
-    sending = select(func.count()).select_from(h.deliveries).where(h.deliveries.c.next_at.is_not(None))
+    waiting = select(func.count()).select_from(t.outbox).where(t.outbox.c.spread_at.is_(None))
+    sending = select(func.count()).select_from(t.deliveries).where(t.deliveries.c.next_at.is_not(None))
     with db.read() as conn:
         statuses = select(t.jobs.c.status, func.count()).group_by(t.jobs.c.status)
         jobs: dict[str, int] = {row[0]: row[1] for row in conn.execute(statuses)}

@@ -54,3 +54,8 @@ def json_column() -> JSON:
 
 def big() -> BigInteger:
     return BigInteger().with_variant(Integer(), "sqlite")
+
+
+def word(kind: Any, value: str | None) -> Any:
+    """A text column as a member of its enum; NULL stays None."""
+    return kind(value) if value is not None else None

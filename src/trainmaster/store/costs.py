@@ -16,8 +16,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from trainmaster.core.cost import Amount, Span, Window, add_up, month_of
 from trainmaster.core.states import Stage
-from trainmaster.store import house as h
 from trainmaster.store import tables as t
+from trainmaster.store.columns import UtcTime
 from trainmaster.store.database import Database
 
 PERIODS = ("total", "month")
@@ -131,7 +131,7 @@ def sum_closed(conn: Connection, *, project: str | None = None, window: Window |
     wanted = [_END.is_not(None), ~_rented()]
     wanted += [_JOBS.project == project] if project is not None else []
     if window is not None:
-        first, last = (literal(when, t.UtcTime()) for when in (window.start, window.end))
+        first, last = (literal(when, UtcTime()) for when in (window.start, window.end))
         wanted += [start < last, end > first]
         start, end = case((start < first, first), else_=start), case((end > last, last), else_=end)
     hours = _hours(conn, start, end)
@@ -194,26 +194,26 @@ def set_budget(conn: Connection, project: str, period: str, cap_cents: int, *, a
     """What a project may spend; a cap that was there is replaced, and its warning forgotten."""
     assert period in PERIODS and cap_cents >= 0, f"no budget: {cap_cents} a {period}"
     dialect = sqlite if conn.dialect.name == "sqlite" else postgresql
-    row = dialect.insert(h.budgets).values(project=project, period=period, cap_cents=cap_cents, created_at=at)
+    row = dialect.insert(t.budgets).values(project=project, period=period, cap_cents=cap_cents, created_at=at)
     changes = {"cap_cents": row.excluded.cap_cents, "created_at": row.excluded.created_at, "warned_at": None}
     conn.execute(row.on_conflict_do_update(index_elements=["project", "period"], set_=changes))
 
 
 def remove_budget(conn: Connection, project: str, period: str) -> bool:
     """Let a project spend what it likes; False if it did already."""
-    gone = delete(h.budgets).where(h.budgets.c.project == project, h.budgets.c.period == period)
+    gone = delete(t.budgets).where(t.budgets.c.project == project, t.budgets.c.period == period)
     return conn.execute(gone).rowcount == 1
 
 
 def mark_warned(conn: Connection, budget_id: int, *, at: datetime) -> None:
-    conn.execute(update(h.budgets).where(h.budgets.c.id == budget_id).values(warned_at=at))
+    conn.execute(update(t.budgets).where(t.budgets.c.id == budget_id).values(warned_at=at))
 
 
 def list_budgets(conn: Connection, *, project: str | None = None) -> list[BudgetRow]:
     """Budgets by project and period."""
-    query = select(h.budgets).order_by(h.budgets.c.project, h.budgets.c.period)
+    query = select(t.budgets).order_by(t.budgets.c.project, t.budgets.c.period)
     if project is not None:
-        query = query.where(h.budgets.c.project == project)
+        query = query.where(t.budgets.c.project == project)
     return [BudgetRow(**row) for row in conn.execute(query).mappings()]
 
 

@@ -1,6 +1,6 @@
-"""Open a database, bring its schema up to date, and hand out short read and write transactions.
+"""Connections to a database, and short read and write transactions on them. migrate.open_database opens one.
 
-    db = Database.open(home / "trainmaster.db")     # or a URL: postgresql+psycopg://…
+    db = open_database(home / "trainmaster.db")     # or a URL: postgresql+psycopg://…
     with db.write() as conn: ...                    # commits at the end, rolls back on an error
 
 SQLite runs in WAL mode: readers never wait for the writer. `synchronous=FULL` costs one fsync per commit and is paid
@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError
 
 from trainmaster.core.errors import StoreError
-from trainmaster.store import migrations
 
 _BUSY_MS = 30_000  # longest wait for another process's write; ours last milliseconds
 _WRITES = "trainmaster_writes"  # an option of a connection: its transaction takes the write lock
@@ -41,21 +40,6 @@ class Database:
         # SQLite has one writer, and those who wait for it look again and again: with a few of them in one process the
         # unlucky one waits for half a minute. Here they stand in line.
         self._line = None if postgresql else threading.Lock()
-
-    @classmethod
-    def open(cls, where: str | Path) -> Database:
-        """The database at a file path or a URL, made or migrated where needed; StoreError if it cannot be used."""
-        engine = connect(where)
-        db = cls(engine)
-        try:
-            migrations.upgrade(db)
-        except SQLAlchemyError as wrong:
-            engine.dispose()
-            raise StoreError(f"{engine.url!r}: cannot be opened: {wrong}") from wrong
-        except StoreError:
-            engine.dispose()
-            raise
-        return db
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:

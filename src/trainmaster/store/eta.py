@@ -10,7 +10,6 @@ from sqlalchemy import func, select
 
 from trainmaster.core.cost import Mark, left_s
 from trainmaster.core.plan import EVENTS_FILE
-from trainmaster.store import records as r
 from trainmaster.store import tables as t
 from trainmaster.store.database import Database
 from trainmaster.store.rows import JobRow
@@ -64,10 +63,10 @@ def _epochs(db: Database, jobs: Sequence[JobRow]) -> dict[str, list[tuple[int, i
     if not jobs:
         return {}
     query = (
-        select(r.iterations.c.job_id, r.iterations.c.number, r.epochs.c.number, r.epochs.c.at)
-        .join(r.epochs, r.epochs.c.iteration_id == r.iterations.c.id)
-        .where(r.iterations.c.job_id.in_([job.id for job in jobs]), r.epochs.c.at.is_not(None))
-        .where(r.epochs.c.attempt.in_([f"{job.id}.{job.attempts}" for job in jobs]))
+        select(t.iterations.c.job_id, t.iterations.c.number, t.epochs.c.number, t.epochs.c.at)
+        .join(t.epochs, t.epochs.c.iteration_id == t.iterations.c.id)
+        .where(t.iterations.c.job_id.in_([job.id for job in jobs]), t.epochs.c.at.is_not(None))
+        .where(t.epochs.c.attempt.in_([f"{job.id}.{job.attempts}" for job in jobs]))
     )
     found: dict[str, list[tuple[int, int, datetime]]] = {}
     with db.read() as conn:

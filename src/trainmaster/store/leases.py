@@ -8,11 +8,13 @@ finds its token gone and drops what it was about to write.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import ColumnElement, Connection, func, or_, select, update
 
-from trainmaster.core.states import Stage
+from trainmaster.core.plan import EVENTS_FILE
+from trainmaster.core.states import Report, Stage
 from trainmaster.store import tables as t
 from trainmaster.store.database import Database
 
@@ -74,6 +76,50 @@ def list_unwanted(db: Database, token: str) -> list[str]:
     with db.read() as conn:
         query = select(_JOBS.id).where(starting, _JOBS.lease_token == token, _JOBS.cancel_requested)
         return list(conn.execute(query).scalars())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningRow:
+    """A job that runs, its attempt, and how far its events are kept."""
+
+    job_id: str
+    attempt: str
+    report: Report | None
+    message: str
+    heard_at: datetime | None
+    offset: int
+    inside: bool
+
+
+def list_running(db: Database, token: str) -> list[RunningRow]:
+    """The jobs of this token that run, that nobody wants to stop, and whose last step went well."""
+    j, a, s = t.jobs.c, t.attempts.c, t.streams.c
+    query = (
+        select(j.id, a.id, a.report, j.message, j.heard_at, s.offset, s.inside)
+        .select_from(t.jobs)
+        .join(t.attempts, (a.job_id == j.id) & (a.number == j.attempts))
+        .outerjoin(t.streams, (s.attempt == a.id) & (s.stream == EVENTS_FILE))
+        .where(
+            j.stage.is_not(None),  # said first: SQLite then walks the open jobs alone
+            j.stage == Stage.RUNNING.value,
+            j.lease_token == token,
+            j.cancel_requested.is_(False),
+            j.stalled_at.is_(None),
+            j.tries == 0,
+            or_(j.rest_until.is_(None), j.rest_until <= datetime.now(UTC)),
+            a.stop_reason.is_(None),
+            a.ended_at.is_(None),
+        )
+    )
+    with db.read() as conn:
+        rows = conn.execute(query).all()
+    return [
+        RunningRow(
+            job_id=job, attempt=attempt, report=Report(report) if report is not None else None, message=message,
+            heard_at=heard, offset=offset or 0, inside=bool(inside),
+        )
+        for job, attempt, report, message, heard, offset, inside in rows
+    ]  # fmt: skip
 
 
 def others(db: Database, token: str) -> dict[str, str]:

@@ -10,10 +10,9 @@ from datetime import datetime
 from sqlalchemy import func, select
 
 from trainmaster.core.results import Verdict
-from trainmaster.store import records as r
 from trainmaster.store import tables as t
 from trainmaster.store.database import Database
-from trainmaster.store.rows import InstanceRow
+from trainmaster.store.rows import CheckRow, InstanceRow
 
 _WORST = (Verdict.FAIL, Verdict.ERROR, Verdict.WARN, Verdict.PASS, Verdict.SKIP)
 
@@ -54,17 +53,29 @@ def list_instances(
         return [InstanceRow(**row) for row in conn.execute(query).mappings()]
 
 
+def list_checks(db: Database, job_id: str) -> list[CheckRow]:
+    """The checks of all attempts of a job, in the order of the attempts."""
+    query = (
+        select(t.check_results)
+        .join(t.attempts, t.attempts.c.id == t.check_results.c.attempt)
+        .where(t.attempts.c.job_id == job_id)
+        .order_by(t.attempts.c.number, t.check_results.c.node, t.check_results.c.id)
+    )
+    with db.read() as conn:
+        return [CheckRow(**row) for row in conn.execute(query).mappings()]
+
+
 def list_nodes(db: Database, *, project: str | None = None, limit: int = 50, offset: int = 0) -> list[NodeRow]:
     """Every node that was ever checked, by name, with what its newest checks said."""
-    c, j = r.check_results.c, t.jobs.c
-    joined = r.check_results.join(t.attempts, t.attempts.c.id == c.attempt).join(t.jobs, j.id == t.attempts.c.job_id)
+    c, j = t.check_results.c, t.jobs.c
+    joined = t.check_results.join(t.attempts, t.attempts.c.id == c.attempt).join(t.jobs, j.id == t.attempts.c.job_id)
     # The row that was written last names the attempt that looked last.
     newest = select(c.node, func.max(c.id).label("id")).select_from(joined).group_by(c.node)
     newest = newest.where(j.project == project) if project is not None else newest
     newest_page = newest.order_by(c.node).limit(limit).offset(offset).subquery()
-    last = r.check_results.alias("last")
+    last = t.check_results.alias("last")
     where = last.join(newest_page, last.c.id == newest_page.c.id)
-    rows = where.join(r.check_results, (c.attempt == last.c.attempt) & (c.node == last.c.node))
+    rows = where.join(t.check_results, (c.attempt == last.c.attempt) & (c.node == last.c.node))
     rows = rows.join(t.attempts, t.attempts.c.id == c.attempt).join(t.jobs, j.id == t.attempts.c.job_id)
     query = select(c.node, c.attempt, j.id, j.project, c.verdict, c.at).select_from(rows).order_by(c.node, c.id)
     with db.read() as conn:

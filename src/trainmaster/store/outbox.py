@@ -12,10 +12,10 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, and_, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from trainmaster.store import house as h
+from trainmaster.store import tables as t
 from trainmaster.store.database import Database
 
-_NEWS, _WAYS = h.outbox.c, h.deliveries.c
+_NEWS, _WAYS = t.outbox.c, t.deliveries.c
 _ERROR_LIMIT = 500  # characters
 
 
@@ -49,9 +49,32 @@ class DeliveryRow:
     news: NewsRow
 
 
+def insert_news(
+    conn: Connection,
+    *,
+    key: str,
+    topic: str,
+    project: str,
+    job_id: str | None,
+    payload: Mapping[str, Any],
+    at: datetime,
+) -> bool:
+    """Put one piece of news in. False where the same key is there: it is told once, however often it is found out."""
+    dialect = sqlite if conn.dialect.name == "sqlite" else postgresql
+    row = dialect.insert(t.outbox).values(
+        key=key, topic=topic, project=project, job_id=job_id, payload=dict(payload), at=at
+    )
+    return conn.execute(row.on_conflict_do_nothing().returning(t.outbox.c.id)).first() is not None
+
+
+def is_known(conn: Connection, key: str) -> bool:
+    """Whether this news was put in before: a look that finds it out again need not write."""
+    return conn.execute(select(t.outbox.c.id).where(t.outbox.c.key == key)).first() is not None
+
+
 def list_unspread(conn: Connection, *, limit: int = 100) -> list[NewsRow]:
     """News that has no deliveries yet, oldest first; held until this transaction ends, so that two do not spread it."""
-    query = select(h.outbox).where(_NEWS.spread_at.is_(None)).order_by(_NEWS.id).limit(limit)
+    query = select(t.outbox).where(_NEWS.spread_at.is_(None)).order_by(_NEWS.id).limit(limit)
     rows = conn.execute(query.with_for_update(skip_locked=True)).mappings()
     return [NewsRow(**row) for row in rows]
 
@@ -65,9 +88,9 @@ def spread(conn: Connection, news: NewsRow, channels: Collection[str], *, at: da
     """Send a piece of news on its way to each channel."""
     dialect = sqlite if conn.dialect.name == "sqlite" else postgresql
     for channel in channels:
-        row = dialect.insert(h.deliveries).values(outbox_id=news.id, channel=channel, tries=0, next_at=at)
+        row = dialect.insert(t.deliveries).values(outbox_id=news.id, channel=channel, tries=0, next_at=at)
         conn.execute(row.on_conflict_do_nothing())
-    conn.execute(update(h.outbox).where(_NEWS.id == news.id).values(spread_at=at))
+    conn.execute(update(t.outbox).where(_NEWS.id == news.id).values(spread_at=at))
 
 
 def list_due(db: Database, channel: str, *, now: datetime, limit: int) -> list[DeliveryRow]:
@@ -84,14 +107,14 @@ def due_channels(db: Database, *, now: datetime) -> list[str]:
 
 def claim(conn: Connection, delivery: DeliveryRow, *, until: datetime) -> bool:
     """Take a delivery that is due, for as long as sending it may last; False if another took it."""
-    row = update(h.deliveries).where(_WAYS.id == delivery.id, _WAYS.next_at == delivery.next_at)
+    row = update(t.deliveries).where(_WAYS.id == delivery.id, _WAYS.next_at == delivery.next_at)
     return conn.execute(row.values(next_at=until, tries=_WAYS.tries + 1)).rowcount == 1
 
 
 def mark_done(conn: Connection, delivery_id: int, *, at: datetime, status: int | None, took_s: float) -> None:
     """It arrived. That holds, whoever has claimed it meanwhile."""
     done = {"next_at": None, "done_at": at, "status": status, "error": None, "took_s": took_s}
-    conn.execute(update(h.deliveries).where(_WAYS.id == delivery_id, _WAYS.done_at.is_(None)).values(done))
+    conn.execute(update(t.deliveries).where(_WAYS.id == delivery_id, _WAYS.done_at.is_(None)).values(done))
 
 
 def mark_failed(
@@ -107,14 +130,14 @@ def mark_failed(
     """It did not arrive: to be tried again then, or given up. Nothing is changed where the claim ran out."""
     failed = {"next_at": next_at, "status": status, "error": _clean(error), "took_s": took_s}
     mine = (_WAYS.id == delivery_id, _WAYS.next_at == claimed_until, _WAYS.done_at.is_(None))
-    conn.execute(update(h.deliveries).where(*mine).values(failed))
+    conn.execute(update(t.deliveries).where(*mine).values(failed))
 
 
 def give_up(conn: Connection, channel: str, error: str, *, before: datetime) -> int:
     """Give up what waits for a channel and is older than this; how many that were."""
     old = select(_NEWS.id).where(_NEWS.at < before)
     waiting = (_WAYS.channel == channel, _WAYS.next_at.is_not(None), _WAYS.outbox_id.in_(old))
-    row = update(h.deliveries).where(*waiting)
+    row = update(t.deliveries).where(*waiting)
     return conn.execute(row.values(next_at=None, error=_clean(error))).rowcount
 
 
@@ -133,8 +156,8 @@ def list_deliveries(
 
 
 def _list(db: Database, wanted: ColumnElement[bool], *, order: Any, limit: int) -> list[DeliveryRow]:
-    query = select(h.deliveries, h.outbox).join(h.outbox, _NEWS.id == _WAYS.outbox_id).where(wanted)
-    ways, told = [column.name for column in h.deliveries.c], [column.name for column in h.outbox.c]
+    query = select(t.deliveries, t.outbox).join(t.outbox, _NEWS.id == _WAYS.outbox_id).where(wanted)
+    ways, told = [column.name for column in t.deliveries.c], [column.name for column in t.outbox.c]
     with db.read() as conn:
         rows = conn.execute(query.order_by(order).limit(limit)).all()
     return [

@@ -24,7 +24,6 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from trainmaster.core.events import Event, Line
 from trainmaster.core.results import Verdict
-from trainmaster.store import records as r
 from trainmaster.store import tables as t
 
 # Phases whose starts and ends are one step of an iteration.
@@ -144,11 +143,11 @@ def _retell_iteration(conn: Connection, job_id: str, _phase: str, number: int | 
         "config": told.config,
         "time_taken": told.seconds[-1] if told.seconds else told.between,
     }
-    _upsert(conn, r.iterations, {"job_id": job_id, "number": number}, values)
+    _upsert(conn, t.iterations, {"job_id": job_id, "number": number}, values)
 
 
 def _retell_step(conn: Connection, job_id: str, phase: str, number: int | None, told: _Told) -> None:
-    iteration = _upsert(conn, r.iterations, {"job_id": job_id, "number": number}, {})
+    iteration = _upsert(conn, t.iterations, {"job_id": job_id, "number": number}, {})
     values = {
         "started_at": told.began,
         "completed_at": told.ended,
@@ -157,7 +156,7 @@ def _retell_step(conn: Connection, job_id: str, phase: str, number: int | None, 
         # the same numbers differ with their order.
         "step_time": math.fsum(told.seconds) if told.seconds else told.between,
     }
-    _upsert(conn, r.steps, {"iteration_id": iteration, "kind": _STEPS[phase]}, values)
+    _upsert(conn, t.steps, {"iteration_id": iteration, "kind": _STEPS[phase]}, values)
 
 
 _RETELL: Mapping[str, Callable[[Connection, str, str, int | None, _Told], None]] = {
@@ -174,7 +173,7 @@ def _epoch(said: _Said) -> None:
         return  # an epoch that has no number is kept as an event and cannot be a row
     _upsert_newest(
         said.conn,
-        r.epochs,
+        t.epochs,
         {"iteration_id": _iteration(said), "number": number},
         {
             "avg_loss": _number(said.data.get("avg_loss")),
@@ -187,7 +186,7 @@ def _epoch(said: _Said) -> None:
     )
 
 
-_NEW_EVAL = insert(r.evals)
+_NEW_EVAL = insert(t.evals)
 
 
 def _eval(said: _Said) -> None:
@@ -212,7 +211,7 @@ def _check(said: _Said) -> None:
     node = _text(said.data.get("node")) or _text(said.event.extra.get("node")) or _host(said) or "0"
     _upsert_newest(
         said.conn,
-        r.check_results,
+        t.check_results,
         {"attempt": said.attempt, "node": node, "check": name[:64]},
         {
             "verdict": str(verdict),
@@ -242,7 +241,7 @@ _PHASES = frozenset(_RETELL) | {phase for phase, _ in _RULES}
 def _iteration(said: _Said) -> int:
     """The id of the iteration an event belongs to, which is made where it is not there yet."""
     number = _number_of(said.event.iteration, said.data)
-    return _upsert(said.conn, r.iterations, {"job_id": said.job_id, "number": number}, {})
+    return _upsert(said.conn, t.iterations, {"job_id": said.job_id, "number": number}, {})
 
 
 def _number_of(stated: int | None, data: Mapping[str, Any]) -> int:

@@ -1,11 +1,18 @@
-"""The tables of a job's way. A change here needs a migration beside it; a test compares the two.
+"""All tables. A change here needs a migration; a test compares the two.
 
-jobs ─┬─ attempts ─┬─ streams    how far each stream of an attempt has been read
-      │            ├─ events     one row per line, named by (attempt, stream, offset): never twice
-      │            └─ instances  what was rented for it: the intent first, gone only when the cloud says so
-      └─ transitions             every move of a job, written with the move; only ever added to
+jobs ─┬─ attempts ─┬─ streams        read offset of each stream of an attempt
+      │            ├─ events         one row per line; key (attempt, stream, offset)
+      │            ├─ instances      rented machines: inserted before the launch, gone when the cloud confirms it
+      │            └─ check_results  one per check and node
+      ├─ transitions                 append-only history of stages
+      ├─ iterations ─┬─ steps        phases of an iteration: traj_gen, training, evaluation
+      │              ├─ epochs
+      │              └─ evals
+      └─ artifacts                   objects in storage
+tokens  audit  budgets  webhooks  outbox ── deliveries
 
-What the lines say of the training is in records.py; who may do what, money and messages are in house.py.
+Iterations, steps, epochs, evals and check_results are derived from events and can be rebuilt from them. No row holds a
+secret: tokens are hashes, and a webhook's signing key is derived from the home folder's key file.
 """
 
 from __future__ import annotations
@@ -25,9 +32,6 @@ from sqlalchemy import (
 )
 
 from trainmaster.store.columns import UtcTime, big, json_column, metadata
-
-__all__ = ["UtcTime", "attempts", "events", "instances", "jobs", "metadata", "streams", "transitions"]
-
 
 jobs = Table(
     "jobs",
@@ -168,3 +172,168 @@ instances = Table(
     Index(None, "attempt"),
     Index(None, "state", "id"),
 )
+
+iterations = Table(
+    "iterations",
+    metadata,
+    Column("id", big(), primary_key=True),
+    Column("job_id", String(36), ForeignKey("jobs.id"), nullable=False),
+    Column("number", big(), nullable=False),  # a run that names none has iteration 1
+    Column("config", json_column()),
+    Column("started_at", UtcTime),
+    Column("completed_at", UtcTime),
+    Column("time_taken", Float),
+    UniqueConstraint("job_id", "number"),
+)
+
+steps = Table(
+    "steps",
+    metadata,
+    Column("id", big(), primary_key=True),
+    Column("iteration_id", big(), ForeignKey("iterations.id"), nullable=False),
+    Column("kind", String(16), nullable=False),  # traj_gen, training, evaluation
+    Column("config", json_column()),
+    Column("started_at", UtcTime),
+    Column("completed_at", UtcTime),
+    Column("step_time", Float),  # seconds
+    UniqueConstraint("iteration_id", "kind"),
+)
+
+epochs = Table(
+    "epochs",
+    metadata,
+    Column("id", big(), primary_key=True),
+    Column("iteration_id", big(), ForeignKey("iterations.id"), nullable=False),
+    Column("number", big(), nullable=False),
+    Column("avg_loss", Float),
+    Column("model_path", Text),
+    Column("optimizer_path", Text),
+    Column("metrics", json_column()),  # all of the event's data
+    Column("at", UtcTime),
+    Column("attempt", String(64), ForeignKey("attempts.id"), nullable=False),  # that told it last
+    UniqueConstraint("iteration_id", "number"),
+)
+
+evals = Table(
+    "evals",
+    metadata,
+    Column("id", big(), primary_key=True),
+    Column("job_id", String(36), ForeignKey("jobs.id"), nullable=False),
+    Column("iteration_id", big(), ForeignKey("iterations.id"), nullable=False),
+    Column("model_id", Text),
+    Column("metrics", json_column()),
+    Column("at", UtcTime),
+    Column("attempt", String(64), ForeignKey("attempts.id"), nullable=False),
+    Column("stream", String(255), nullable=False),
+    Column("offset", big(), nullable=False),
+    UniqueConstraint("attempt", "stream", "offset"),
+    Index(None, "job_id", "id"),
+    Index(None, "model_id", "id"),
+)
+
+check_results = Table(
+    "check_results",
+    metadata,
+    Column("id", big(), primary_key=True),
+    Column("attempt", String(64), ForeignKey("attempts.id"), nullable=False),
+    Column("node", Text, nullable=False),
+    Column("check", String(64), nullable=False),
+    Column("verdict", String(16), nullable=False),
+    Column("took_s", Float),
+    Column("findings", json_column()),
+    Column("at", UtcTime),
+    UniqueConstraint("attempt", "node", "check"),
+)
+
+artifacts = Table(
+    "artifacts",
+    metadata,
+    Column("id", big(), primary_key=True),
+    Column("job_id", String(36), ForeignKey("jobs.id"), nullable=False),
+    Column("attempt", String(64), ForeignKey("attempts.id")),
+    Column("kind", String(16), nullable=False),  # project, log, events, output, report
+    Column("path", Text, nullable=False),  # under the job's own prefix of the storage
+    Column("size_bytes", big(), nullable=False),
+    Column("sha256", String(64), nullable=False),
+    Column("stored_at", UtcTime, nullable=False),
+    UniqueConstraint("job_id", "path"),
+)
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("id", big(), primary_key=True),
+    Column("name", String(63), nullable=False, unique=True),
+    Column("hash", String(64), nullable=False, unique=True),  # SHA-256; the token has 256 random bits, so no salt
+    Column("role", String(16), nullable=False),  # admin, user, viewer
+    Column("project", String(63)),  # NULL: every project
+    Column("created_at", UtcTime, nullable=False),
+    Column("used_at", UtcTime),
+    Column("revoked_at", UtcTime),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", big(), primary_key=True),
+    Column("at", UtcTime, nullable=False),
+    Column("who", String(63), nullable=False),  # a token's name, `loopback`, or `control`
+    Column("action", String(64), nullable=False),  # job.submit, job.cancel, token.create, budget.set, …
+    Column("subject", Text, nullable=False),
+    Column("detail", json_column()),
+    Index(None, "subject", "id"),
+)
+
+budgets = Table(
+    "budgets",
+    metadata,
+    Column("id", big(), primary_key=True),
+    Column("project", String(63), nullable=False),
+    Column("period", String(8), nullable=False),  # total, month
+    Column("cap_cents", big(), nullable=False),
+    Column("created_at", UtcTime, nullable=False),
+    Column("warned_at", UtcTime),
+    UniqueConstraint("project", "period"),
+)
+
+webhooks = Table(
+    "webhooks",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("project", String(63)),  # NULL: every project
+    Column("url", Text, nullable=False),  # without credentials
+    Column("topics", json_column(), nullable=False),  # empty list: all
+    Column("created_at", UtcTime, nullable=False),
+    Column("enabled", Boolean, nullable=False),
+)
+
+outbox = Table(
+    "outbox",
+    metadata,
+    Column("id", big(), primary_key=True),
+    Column("key", String(255), nullable=False, unique=True),  # what it tells of: the same news is never put in twice
+    Column("at", UtcTime, nullable=False),
+    Column("topic", String(32), nullable=False),  # job.completed, job.failed, job.stalled, budget.exceeded, …
+    Column("project", String(63), nullable=False),
+    Column("job_id", String(36), ForeignKey("jobs.id")),
+    Column("payload", json_column(), nullable=False),
+    Column("spread_at", UtcTime),  # when its deliveries were made; NULL: not yet
+    Index("ix_outbox_new", "id", sqlite_where=text("spread_at IS NULL"), postgresql_where=text("spread_at IS NULL")),
+)
+
+deliveries = Table(
+    "deliveries",
+    metadata,
+    Column("id", big(), primary_key=True),
+    Column("outbox_id", big(), ForeignKey("outbox.id"), nullable=False),
+    Column("channel", Text, nullable=False),  # webhook:<id>, or the name of a channel of the server's config
+    Column("tries", Integer, nullable=False),
+    Column("next_at", UtcTime),  # NULL: done, or given up
+    Column("done_at", UtcTime),
+    Column("status", Integer),
+    Column("error", Text),
+    Column("took_s", Float),
+    UniqueConstraint("outbox_id", "channel"),
+    Index("ix_deliveries_due", "channel", "next_at", sqlite_where=text("next_at IS NOT NULL"),
+          postgresql_where=text("next_at IS NOT NULL")),
+)  # fmt: skip

@@ -12,10 +12,10 @@ from enum import StrEnum
 
 from sqlalchemy import Connection, RowMapping, insert, select, update
 
-from trainmaster.store import house as h
+from trainmaster.store import tables as t
 from trainmaster.store.database import Database
 
-_TOKENS = h.tokens.c
+_TOKENS = t.tokens.c
 SHAPE = re.compile(r"tm_[A-Za-z0-9_-]{43}")
 RESERVED = frozenset({"loopback", "local", "control"})  # what the audit trail calls those who have no token
 
@@ -47,7 +47,7 @@ def issue(conn: Connection, *, name: str, role: Role, project: str | None, at: d
         return None
     token = f"tm_{secrets.token_urlsafe(32)}"
     row = {"name": name, "hash": digest(token), "role": role.value, "project": project, "created_at": at}
-    conn.execute(insert(h.tokens).values(row))
+    conn.execute(insert(t.tokens).values(row))
     return token
 
 
@@ -61,7 +61,7 @@ def find_token(db: Database, token: str) -> TokenRow | None:
         return None
     wanted = digest(token)
     with db.read() as conn:
-        row = conn.execute(select(h.tokens).where(_TOKENS.hash == wanted)).mappings().first()
+        row = conn.execute(select(t.tokens).where(_TOKENS.hash == wanted)).mappings().first()
     # The index has compared hashes, which tells nothing of a token; the last word is in constant time all the same.
     if row is None or not hmac.compare_digest(row["hash"], wanted) or row["revoked_at"] is not None:
         return None
@@ -85,7 +85,7 @@ def list_tokens(
     db: Database, *, project: str | None = None, limit: int | None = None, offset: int = 0
 ) -> list[TokenRow]:
     """Tokens by name: all, or those of one project."""
-    query = select(h.tokens).order_by(_TOKENS.name).limit(limit).offset(offset)
+    query = select(t.tokens).order_by(_TOKENS.name).limit(limit).offset(offset)
     if project is not None:
         query = query.where(_TOKENS.project == project)
     with db.read() as conn:
@@ -94,20 +94,20 @@ def list_tokens(
 
 def find_by_name(db: Database, name: str) -> TokenRow | None:
     with db.read() as conn:
-        row = conn.execute(select(h.tokens).where(_TOKENS.name == name)).mappings().first()
+        row = conn.execute(select(t.tokens).where(_TOKENS.name == name)).mappings().first()
     return _row(row) if row is not None else None
 
 
 def revoke(conn: Connection, name: str, *, at: datetime) -> bool:
     """Make a token useless from now on; False where there is no such token. A second time changes nothing."""
-    mine = update(h.tokens).where(_TOKENS.name == name)
+    mine = update(t.tokens).where(_TOKENS.name == name)
     conn.execute(mine.where(_TOKENS.revoked_at.is_(None)).values(revoked_at=at))
     return conn.execute(select(_TOKENS.id).where(_TOKENS.name == name)).first() is not None
 
 
 def touch(conn: Connection, token_id: int, *, at: datetime) -> None:
     """Note when a token was last used."""
-    conn.execute(update(h.tokens).where(_TOKENS.id == token_id).values(used_at=at))
+    conn.execute(update(t.tokens).where(_TOKENS.id == token_id).values(used_at=at))
 
 
 def _row(row: RowMapping) -> TokenRow:

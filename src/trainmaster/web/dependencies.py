@@ -25,7 +25,7 @@ from trainmaster.core.errors import (
 from trainmaster.core.states import Status
 from trainmaster.pages.jobs import MOST
 from trainmaster.storage import Store
-from trainmaster.store import Database, reads
+from trainmaster.store import Database, jobs
 from trainmaster.store.rows import JobRow
 from trainmaster.store.tokens import Role
 from trainmaster.web.auth import Who, need
@@ -89,7 +89,7 @@ def _job(
     uuid: Annotated[str, Path(description="the job's id", json_schema_extra={"format": "uuid"})], who: Viewer, db: Db
 ) -> JobRow:
     # Only what can be an id reaches the database; PostgreSQL would choke on a NUL where SQLite finds nothing.
-    job = reads.find_job(db, uuid) if _UUID.fullmatch(uuid) else None
+    job = jobs.find_job(db, uuid) if _UUID.fullmatch(uuid) else None
     if job is None or not who.sees(job.project):  # of what they may not see, people do not learn that it is there
         raise not_found(uuid[:64])
     return job

@@ -17,7 +17,9 @@ from trainmaster.control import logs
 from trainmaster.core.errors import StorageError, TargetError
 from trainmaster.pages import to_json
 from trainmaster.storage import Store
-from trainmaster.store import Database, backlog, reads, tokens
+from trainmaster.store import Database, backlog, jobs, tokens
+from trainmaster.store.attempts import list_attempts
+from trainmaster.store.events import list_events
 from trainmaster.store.rows import AttemptRow, JobRow
 from trainmaster.web.auth import Who
 from trainmaster.web.errors import Refused
@@ -60,8 +62,8 @@ async def events(
         while True:
             try:
                 # The job first: an event that came before its end is then among those read after.
-                job = await run_in_threadpool(reads.find_job, db, job_id)
-                rows = await run_in_threadpool(reads.list_events, db, job_id, after=after, limit=_BATCH)
+                job = await run_in_threadpool(jobs.find_job, db, job_id)
+                rows = await run_in_threadpool(list_events, db, job_id, after=after, limit=_BATCH)
             except backlog.GONE:
                 job, rows = None, []  # away for a while: the reader waits with us and misses nothing
             for row in rows:
@@ -122,8 +124,8 @@ async def _still_welcome(db: Database, who: Who) -> bool:
 
 
 def _again(db: Database, job_id: str, number: int) -> tuple[JobRow | None, AttemptRow | None]:
-    attempts = reads.list_attempts(db, job_id)
-    return reads.find_job(db, job_id), next((row for row in attempts if row.number == number), None)
+    attempts = list_attempts(db, job_id)
+    return jobs.find_job(db, job_id), next((row for row in attempts if row.number == number), None)
 
 
 def _message(name: str, value: object, place: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Table, select
 
-from trainmaster.store import Database, records
+from trainmaster.store import Database, tables
 from trainmaster.store.columns import UtcTime, metadata
 
 # Measured anew in each run, or of whichever process worked last.
@@ -30,7 +30,7 @@ def read(db: Database, job_id: str, home: Path) -> dict[str, list[str]]:
     """Table → its rows. The database is the job's alone."""
     found: dict[str, list[str]] = {}
     with db.read() as conn:
-        iterations = {row.id: row.number for row in conn.execute(select(records.iterations))}
+        iterations = {row.id: row.number for row in conn.execute(select(tables.iterations))}
         for table in metadata.sorted_tables:
             query = select(table).order_by(table.c.id) if table.name in _ORDERED else select(table)
             rows = [dict(row) for row in conn.execute(query).mappings() if row.get("phase") != "HEARTBEAT"]

@@ -18,7 +18,7 @@ from trainmaster.control import failpoints
 from trainmaster.core.plan import ATTEMPT_VARIABLE
 from trainmaster.core.spec import parse_spec
 from trainmaster.storage import open_store
-from trainmaster.store import Database, iterations, outbox, reads, records
+from trainmaster.store import Database, artifacts, jobs, open_database, outbox, tables
 from trainmaster.store.rows import JobRow
 
 from . import ledger, workload
@@ -57,7 +57,7 @@ class Case:
 
     def _live(self, drill: Mapping[str, str], *, first_life_only: bool) -> Told:
         self.home.mkdir(parents=True, exist_ok=True)
-        db = Database.open(self.url)
+        db = open_database(self.url)
         try:
             job = control.submit(db, parse_spec(workload.spec()))
             deaths = self._drive(db, job, drill, first_life_only=first_life_only)
@@ -68,7 +68,7 @@ class Case:
     def _drive(self, db: Database, job: JobRow, drill: Mapping[str, str], *, first_life_only: bool) -> int:
         lives: list[int] = []
         deaths, opened, until = 0, 0, time.monotonic() + LIMIT_S
-        while (now := reads.find_job(db, job.id)) is not None and (
+        while (now := jobs.find_job(db, job.id)) is not None and (
             not now.status.final or outbox.has_unspread(db)  # its last news is on the way too
         ):
             assert time.monotonic() < until, f"{now.stage} {now.message!r} after {LIMIT_S:g} s\n{self.log()}"
@@ -106,7 +106,7 @@ class Case:
     def _compare_storage(self, db: Database, job: JobRow) -> None:
         """Every artifact is in storage with the bytes its row says, and is what the attempt left."""
         store = open_store(self.home / "storage")
-        for row in iterations.list_artifacts(db, job.id):
+        for row in artifacts.list_artifacts(db, job.id):
             content = store.get(f"jobs/{job.id}/{row.path}")
             assert (len(content), sha256(content).hexdigest()) == (row.size_bytes, row.sha256), row.path
             if row.kind != "project":
@@ -131,7 +131,7 @@ def number(places: Sequence[str]) -> list[str]:
 
 def _count_epochs(db: Database) -> int:
     with db.read() as conn:
-        return int(conn.execute(select(func.count()).select_from(records.epochs)).scalar_one())
+        return int(conn.execute(select(func.count()).select_from(tables.epochs)).scalar_one())
 
 
 def processes_of(job_id: str) -> list[int]:

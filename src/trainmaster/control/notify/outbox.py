@@ -26,7 +26,7 @@ from trainmaster.control.notify import send, signing
 from trainmaster.control.notify.channels import Config, Watched
 from trainmaster.control.notify.send import Sent
 from trainmaster.core.errors import UsageError
-from trainmaster.store import Connection, Database, leases, news, outbox, webhooks
+from trainmaster.store import Connection, Database, leases, outbox, webhooks
 from trainmaster.store.outbox import DeliveryRow, NewsRow
 from trainmaster.store.webhooks import WebhookRow
 
@@ -48,7 +48,7 @@ def put(
 ) -> bool:
     """Put one piece of news in; False where this key was put in before. No payload holds a secret."""
     at = at if at is not None else datetime.now(UTC)
-    return news.insert_news(conn, key=key, topic=topic, project=project, job_id=job_id, payload=payload, at=at)
+    return outbox.insert_news(conn, key=key, topic=topic, project=project, job_id=job_id, payload=payload, at=at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,8 @@ from typing import Any
 from trainmaster.core.events import Phase
 from trainmaster.core.results import CheckResult, Finding, Overall, Verdict, judge_overall
 from trainmaster.pages.parts.downsample import Curve, Point, number, text, whole
+from trainmaster.store.events import ScannedEvent
 from trainmaster.store.rows import EventRow
-from trainmaster.store.walk import Told
 
 _LOSS_POINTS = 600  # of the large chart; a screen shows no more
 _SIDE_POINTS = 300  # of each other one
@@ -170,7 +170,7 @@ class Fold:
     _garbage_lines: int = 0
     _garbage: list[Garbage] = field(default_factory=list)
 
-    def add(self, row: EventRow | Told) -> None:
+    def add(self, row: EventRow | ScannedEvent) -> None:
         """One row of an event stream."""
         self.cursor = row.cursor
         self._attempt = attempt = self.cursor[0]
@@ -268,7 +268,7 @@ class Fold:
         if step is not None:
             self._curves["eval_loss"].add(step, number(data, "loss"))
 
-    def _add_watch(self, row: EventRow | Told) -> None:
+    def _add_watch(self, row: EventRow | ScannedEvent) -> None:
         self._watch_events[str(row.event)] += 1
         step, why = whole(row.data, "step"), text(row.data, "why")
         if row.event == "rollback":
@@ -281,7 +281,7 @@ class Fold:
         elif row.event == "hang" and why is not None and why not in self._warnings:  # told early, and again at the end
             self._warnings.append(why)
 
-    def _add_checkpoint(self, row: EventRow | Told) -> None:
+    def _add_checkpoint(self, row: EventRow | ScannedEvent) -> None:
         self._checkpoint_events[str(row.event)] += 1
         self._checkpoints.append(
             Checkpoint(
@@ -295,7 +295,7 @@ class Fold:
             )
         )
 
-    def _add_preflight(self, row: EventRow | Told) -> None:
+    def _add_preflight(self, row: EventRow | ScannedEvent) -> None:
         if self._attempt != self._checks_of:
             self._checks_of, self._planned, self._checks, self._checks_over = self._attempt, [], {}, False
         if row.event == "start":
@@ -335,7 +335,7 @@ class Fold:
         overall = judge_overall(results, planned=self._planned) if over else None
         return Preflight(attempt=self._checks_of, overall=overall, checks=tuple(rows))
 
-    def _add_garbage(self, row: EventRow | Told) -> None:
+    def _add_garbage(self, row: EventRow | ScannedEvent) -> None:
         self._garbage_lines += 1
         if len(self._garbage) < _GARBAGE_SHOWN:
             self._garbage.append(

@@ -14,7 +14,7 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from trainmaster.control.logs import read_stored
 from trainmaster.core.errors import NoSignedUrls
 from trainmaster.storage import Store
-from trainmaster.store import iterations
+from trainmaster.store import artifacts
 from trainmaster.store.rows import ArtifactRow
 from trainmaster.web import answers, dependencies
 from trainmaster.web.errors import Refused
@@ -28,7 +28,7 @@ _SIGNED_S = 900  # long enough to begin a download, too short to be worth passin
 @router.get("", response_model=answers.Artifacts)
 def list_artifacts(job: dependencies.Job, db: dependencies.Db) -> Response:
     """Everything that is kept of a job: its project file, logs, events, outputs."""
-    rows = iterations.list_artifacts(db, job.id)
+    rows = artifacts.list_artifacts(db, job.id)
     return reply(answers.Artifacts(artifacts=tuple(answers.artifact(row, _url(row)) for row in rows)))
 
 
@@ -54,7 +54,7 @@ async def read_artifact(
 
     With `signed`, an object store gives it out itself: the answer leads to a URL that is good for a quarter of an hour.
     """
-    row = await run_in_threadpool(iterations.find_artifact, db, job.id, path) if "\x00" not in path else None
+    row = await run_in_threadpool(artifacts.find_artifact, db, job.id, path) if "\x00" not in path else None
     if row is None:
         raise Refused(404, "not_found", f"job {job.id} keeps no {path[:200]!r}")
     if signed:

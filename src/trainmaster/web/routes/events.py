@@ -9,7 +9,7 @@ from fastapi import Header, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
-from trainmaster.store import reads
+from trainmaster.store import events
 from trainmaster.web import answers, dependencies, streaming
 from trainmaster.web.errors import Refused
 from trainmaster.web.routes import TRAINING, group, reply
@@ -54,7 +54,7 @@ async def list_events(
         body = streaming.events(followers, db, job.id, who, after=place)
         # A proxy that gathers an answer before it passes it on would hold the events back.
         return StreamingResponse(body, media_type=_STREAM, headers={"X-Accel-Buffering": "no"})
-    rows = await run_in_threadpool(reads.list_events, db, job.id, phase=phase, after=_cursor(after), limit=limit)
+    rows = await run_in_threadpool(events.list_events, db, job.id, phase=phase, after=_cursor(after), limit=limit)
     following = "{}:{}".format(*rows[-1].cursor) if rows else after
     return reply(answers.Events(events=tuple(rows), next=following))
 

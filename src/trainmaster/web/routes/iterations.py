@@ -10,6 +10,7 @@ from starlette.responses import Response
 from trainmaster.pages.job import plain_spec
 from trainmaster.pages.jobs import MOST
 from trainmaster.store import iterations as read_records
+from trainmaster.store import nodes
 from trainmaster.store.rows import EvalRow, StepRow
 from trainmaster.web import answers, dependencies
 from trainmaster.web.errors import Refused
@@ -81,7 +82,7 @@ def list_evaluations(
 @router.get("/jobs/{uuid}/checks", response_model=answers.Checks)
 def list_checks(job: dependencies.Job, db: dependencies.Db) -> Response:
     """What the checks before the workload found, on each node of each attempt."""
-    return reply(answers.Checks(checks=tuple(read_records.list_checks(db, job.id))))
+    return reply(answers.Checks(checks=tuple(nodes.list_checks(db, job.id))))
 
 
 def _step(row: StepRow) -> answers.Step:

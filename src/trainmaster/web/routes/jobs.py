@@ -15,7 +15,7 @@ from trainmaster.core.spec import parse_spec
 from trainmaster.pages import jobs as jobs_page
 from trainmaster.pages.job import JobPage, plain_spec
 from trainmaster.pages.jobs import JobsPage
-from trainmaster.store import reads
+from trainmaster.store import attempts
 from trainmaster.store.rows import JobRow
 from trainmaster.store.tokens import Role
 from trainmaster.web import answers, dependencies
@@ -105,7 +105,7 @@ def resume_job(
 @router.get("/{uuid}/attempts", response_model=answers.Attempts)
 def list_attempts(job: dependencies.Job, db: dependencies.Db) -> Response:
     """Every try of a job, and how it ended."""
-    rows = reads.list_attempts(db, job.id)
+    rows = attempts.list_attempts(db, job.id)
     return reply(answers.Attempts(attempts=tuple(answers.attempt(row) for row in rows)))
 
 

@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
 from trainmaster.control import logs
-from trainmaster.store import reads
+from trainmaster.store.attempts import list_attempts
 from trainmaster.web import answers, dependencies, streaming
 from trainmaster.web.errors import Refused
 from trainmaster.web.routes import TRAINING, group, reply
@@ -24,7 +24,7 @@ Number = Annotated[int | None, Query(ge=1, le=1_000_000, description="which atte
 @router.get("", response_model=answers.Logs)
 async def list_logs(job: dependencies.Job, db: dependencies.Db) -> Response:
     """Every stream that can be read, with its size."""
-    attempts = await run_in_threadpool(reads.list_attempts, db, job.id)
+    attempts = await run_in_threadpool(list_attempts, db, job.id)
     return reply(answers.Logs(streams=tuple(await logs.list_streams(db, job, attempts))))
 
 
@@ -56,7 +56,7 @@ async def read_log(
     follow_it: Annotated[bool, Query(alias="follow", description="go on while it is written")] = False,
 ) -> Response:
     """Bytes of a stream from `offset`; with `follow`, all of them until the attempt is over."""
-    attempts = await run_in_threadpool(reads.list_attempts, db, job.id)
+    attempts = await run_in_threadpool(list_attempts, db, job.id)
     found = next((row for row in reversed(attempts) if attempt is None or row.number == attempt), None)
     if found is None:
         which = f"attempt {attempt}" if attempt is not None else "attempt yet"

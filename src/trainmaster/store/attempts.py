@@ -1,0 +1,148 @@
+"""Attempts of a job: intent, target state, stop request, end, release; and what attempts of final jobs still hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, RowMapping, bindparam, func, insert, literal, select, update
+
+from trainmaster.core.plan import ExitRecord
+from trainmaster.core.schema import build, to_plain
+from trainmaster.core.states import Reason, Report
+from trainmaster.store import tables as t
+from trainmaster.store.columns import UtcTime, word
+from trainmaster.store.database import Database
+from trainmaster.store.rows import AttemptRow
+
+
+def insert_attempt(conn: Connection, job_id: str, number: int, *, handle: Any, at: datetime) -> str:
+    """The intent of a new attempt, committed before anything is started; returns its id.
+
+    Two reconcilers that both take the same number meet at the key: one of the transactions is refused whole.
+    """
+    attempt = f"{job_id}.{number}"
+    conn.execute(
+        insert(t.attempts).values(
+            id=attempt, job_id=job_id, number=number, handle=to_plain(handle), message="", created_at=at
+        )
+    )
+    conn.execute(update(t.jobs).where(t.jobs.c.id == job_id).values(attempts=number))
+    return attempt
+
+
+def set_handle(conn: Connection, attempt: str, handle: Any) -> None:
+    """What the target gave to find the attempt again."""
+    conn.execute(update(t.attempts).where(t.attempts.c.id == attempt).values(handle=to_plain(handle)))
+
+
+def record_poll(conn: Connection, attempt: str, report: Report, *, at: datetime) -> None:
+    """The last thing the target said of an attempt that is not over."""
+    assert not report.over and report is not Report.UNKNOWN, f"{report} is not to be recorded here"
+    values: dict[str, Any] = {"report": report.value}
+    if report is Report.RUNNING:
+        values["started_at"] = func.coalesce(t.attempts.c.started_at, literal(at, UtcTime()))
+    conn.execute(update(t.attempts).where(t.attempts.c.id == attempt, t.attempts.c.ended_at.is_(None)).values(values))
+
+
+def mark_started(conn: Connection, attempt: str, *, at: datetime) -> None:
+    """The workload of the attempt has begun, now or before."""
+    first = func.coalesce(t.attempts.c.started_at, literal(at, UtcTime()))
+    conn.execute(update(t.attempts).where(t.attempts.c.id == attempt).values(started_at=first))
+
+
+def request_stop(conn: Connection, attempt: str, *, reason: Reason, message: str, at: datetime) -> bool:
+    """Want an attempt to save and stop; False if it is over or was told before. The first reason counts."""
+    row = update(t.attempts).where(
+        t.attempts.c.id == attempt, t.attempts.c.ended_at.is_(None), t.attempts.c.stop_reason.is_(None)
+    )
+    return conn.execute(row.values(stop_reason=reason.value, stop_at=at, message=message)).rowcount == 1
+
+
+def end_attempt(
+    conn: Connection,
+    attempt: str,
+    *,
+    report: Report | None,
+    reason: Reason | None,
+    message: str,
+    exit_record: ExitRecord | None,
+    at: datetime,
+) -> None:
+    """How an attempt ended, once: the first evidence stands."""
+    conn.execute(
+        update(t.attempts)
+        .where(t.attempts.c.id == attempt, t.attempts.c.ended_at.is_(None))
+        .values(
+            report=report and report.value,
+            reason=reason and reason.value,
+            message=message,
+            exit=to_plain(exit_record),
+            ended_at=at,
+        )
+    )
+
+
+def mark_released(conn: Connection, attempt: str, *, at: datetime) -> None:
+    """Everything the attempt held was given back; the first time counts, because until then it cost."""
+    first = func.coalesce(t.attempts.c.released_at, literal(at, UtcTime()))
+    conn.execute(update(t.attempts).where(t.attempts.c.id == attempt).values(released_at=first))
+
+
+def note_attempt(conn: Connection, attempt: str, message: str) -> None:
+    """A last word on an attempt that is over, where something of it could not be done."""
+    conn.execute(update(t.attempts).where(t.attempts.c.id == attempt).values(message=message))
+
+
+_ATTEMPTS = select(t.attempts).where(t.attempts.c.job_id == bindparam("job")).order_by(t.attempts.c.number)
+
+
+def list_attempts(db: Database, job_id: str) -> list[AttemptRow]:
+    """The attempts of a job, in their order."""
+    with db.read() as conn:
+        return [_attempt(row) for row in conn.execute(_ATTEMPTS, {"job": job_id}).mappings()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """An attempt of a job that is over, and what it still holds."""
+
+    attempt: str
+    target: str
+    handle: Mapping[str, Any]
+    status: str  # of its job
+    what: str
+
+
+def list_held(db: Database) -> list[Held]:
+    """Attempts that were placed and never given back, and machines that nobody has seen go."""
+    a, j, i = t.attempts.c, t.jobs.c, t.instances.c
+    over, placed = j.stage.is_(None), a.handle.is_not(None)
+    both = t.attempts.join(t.jobs, j.id == a.job_id)
+    columns = (a.id, j.target, a.handle, j.status)
+    unreleased = select(*columns).select_from(both).where(over, placed, a.released_at.is_(None)).order_by(a.id)
+    machines = (
+        select(*columns, i.provider_id, i.nonce)
+        .select_from(both.join(t.instances, i.attempt == a.id))
+        .where(over, placed, i.state.not_in(("gone",)))
+        .order_by(a.id, i.id)
+    )
+    with db.read() as conn:
+        held = [
+            Held(attempt=row[0], target=row[1], handle=row[2], status=row[3], what="never given back")
+            for row in conn.execute(unreleased)
+        ]
+        held += [
+            Held(attempt=row[0], target=row[1], handle=row[2], status=row[3], what=f"machine {row[4] or row[5]}")
+            for row in conn.execute(machines)
+        ]
+    return held
+
+
+def _attempt(row: RowMapping) -> AttemptRow:
+    words = {"report": word(Report, row["report"]), "reason": word(Reason, row["reason"])}
+    words["stop_reason"] = word(Reason, row["stop_reason"])
+    exit_record = build(ExitRecord, row["exit"]) if row["exit"] is not None else None
+    return AttemptRow(**{**row, **words, "exit": exit_record})

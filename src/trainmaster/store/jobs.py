@@ -1,0 +1,367 @@
+"""Jobs: insert, find, list, and every move between stages.
+
+`advance` and `finish` are the only functions that change a job's stage. Both compare and set: they change the row only
+while it is still in the stage the caller saw, and write the transition in the same transaction. False means that
+another worker moved the job first; the caller drops its copy and reads the row again.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from dataclasses import fields
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    RowMapping,
+    Select,
+    Text,
+    bindparam,
+    case,
+    func,
+    insert,
+    literal,
+    or_,
+    select,
+    type_coerce,
+    update,
+)
+
+from trainmaster.core.errors import KeyTaken
+from trainmaster.core.schema import build, to_plain
+from trainmaster.core.spec import JobSpec
+from trainmaster.core.states import Reason, Stage, Status, may_move, status_in
+from trainmaster.store import tables as t
+from trainmaster.store.columns import UtcTime, word
+from trainmaster.store.database import Database
+from trainmaster.store.rows import JobRow, TransitionRow
+
+
+def insert_job(conn: Connection, job_id: str, spec: JobSpec, *, at: datetime) -> None:
+    """A new job, queued."""
+    stage, status = Stage.QUEUED, status_in(Stage.QUEUED)
+    conn.execute(
+        insert(t.jobs).values(
+            id=job_id,
+            name=spec.name,
+            project=spec.project,
+            target=spec.target,
+            status=status.value,
+            stage=stage.value,
+            message="",
+            spec=to_plain(spec),
+            attempts=0,
+            cancel_requested=False,
+            created_at=at,
+            tries=0,
+            stage_since=at,
+        )
+    )
+    _remember(conn, job_id, at=at, seen=None, to=stage, status=status.value)
+
+
+def insert_once(
+    conn: Connection, job_id: str, spec: JobSpec, *, key: str | None, by: str | None, at: datetime
+) -> tuple[str, bool]:
+    """The id of the job that stands for this submission, and whether it was made now. KeyTaken on another spec."""
+    name, content = (_digest(key), _digest(json.dumps(to_plain(spec), sort_keys=True))) if key else (None, None)
+    if name is not None:
+        _hold(conn, spec.project, name)
+        earlier = select(t.jobs.c.id, t.jobs.c.submit_hash).where(
+            t.jobs.c.project == spec.project, t.jobs.c.submit_key == name
+        )
+        row = conn.execute(earlier).first()
+        if row is not None:
+            if row.submit_hash != content:
+                raise KeyTaken(f"this idempotency key stands for job {row.id}, which has another spec; take a new key")
+            return row.id, False
+    insert_job(conn, job_id, spec, at=at)
+    more = {"submit_key": name, "submit_hash": content, "submitted_by": by}
+    conn.execute(update(t.jobs).where(t.jobs.c.id == job_id).values(more))
+    return job_id, True
+
+
+def find_writer(conn: Connection, first: str, *, besides: str) -> str | None:
+    """The open job that writes the checkpoints of this one: itself, or one that goes on with them."""
+    _hold(conn, "checkpoints", first)
+    writes_them = or_(t.jobs.c.id == first, t.jobs.c.spec["resume_from"].as_string() == first)
+    query = select(t.jobs.c.id).where(t.jobs.c.stage.is_not(None), t.jobs.c.id != besides, writes_them)
+    return conn.execute(query.limit(1)).scalar_one_or_none()
+
+
+def advance(
+    conn: Connection,
+    job_id: str,
+    *,
+    seen: Stage,
+    to: Stage,
+    at: datetime,
+    reason: Reason | None = None,
+    message: str = "",
+    rest_until: datetime | None = None,
+) -> bool:
+    """Move a job on from the stage we saw; False if another worker moved it first. It may be told to rest there."""
+    assert may_move(seen, to), f"a job may not go from {seen} to {to}"
+    plain = status_in(to)
+    values: dict[str, Any] = {
+        "stage": to.value,
+        "status": case((t.jobs.c.cancel_requested, Status.CANCELLING.value), else_=plain.value),
+        "reason": reason and reason.value,
+        "message": message,
+        "stage_since": at,
+        "tries": 0,
+        "rest_until": rest_until,
+    }
+    if plain is Status.RUNNING:
+        values["started_at"] = func.coalesce(t.jobs.c.started_at, literal(at, UtcTime()))
+    return _move(conn, job_id, seen=seen, to=to, at=at, reason=reason, message=message, values=values)
+
+
+def finish(
+    conn: Connection,
+    job_id: str,
+    *,
+    seen: Stage,
+    status: Status,
+    at: datetime,
+    reason: Reason | None = None,
+    message: str = "",
+) -> bool:
+    """End a job. Only from RELEASING, where everything was given back, or from QUEUED, where nothing was taken."""
+    assert status.final, f"{status} does not end a job"
+    assert seen in (Stage.QUEUED, Stage.RELEASING), f"a job may not end in {seen}: something may still be held for it"
+    values = {
+        "stage": None,
+        "status": status.value,
+        "reason": reason and reason.value,
+        "message": message,
+        "ended_at": at,
+    }
+    return _move(conn, job_id, seen=seen, to=None, at=at, reason=reason, message=message, values=values)
+
+
+def request_cancel(conn: Connection, job_id: str, *, at: datetime) -> bool:
+    """Note that somebody wants the job to stop; False if it is final or unknown. Asking again changes nothing."""
+    row = conn.execute(
+        select(t.jobs.c.stage, t.jobs.c.cancel_requested).where(t.jobs.c.id == job_id).with_for_update()
+    ).first()
+    if row is None or row.stage is None:
+        return False
+    if not row.cancel_requested:
+        conn.execute(
+            update(t.jobs)
+            .where(t.jobs.c.id == job_id)
+            .values(
+                cancel_requested=True,
+                cancel_at=at,
+                status=Status.CANCELLING.value,
+                message="cancel requested",
+                rest_until=None,  # whatever it was waiting for, it is to stop now
+            )
+        )
+        stage = Stage(row.stage)
+        status = Status.CANCELLING.value
+        _remember(conn, job_id, at=at, seen=stage, to=stage, status=status, message="cancel requested")
+    return True
+
+
+def set_message(conn: Connection, job_id: str, message: str) -> None:
+    """What a user should know of a job that does not move. A final job keeps its last word."""
+    conn.execute(
+        update(t.jobs)
+        .where(t.jobs.c.id == job_id, t.jobs.c.stage.is_not(None), t.jobs.c.message != message)
+        .values(message=message)
+    )
+
+
+def rest(conn: Connection, job_id: str, *, until: datetime | None, tries: int, message: str) -> None:
+    """A step failed and is to be tried again then; or, with no time, it went well again. A restart remembers."""
+    conn.execute(
+        update(t.jobs)
+        .where(t.jobs.c.id == job_id, t.jobs.c.stage.is_not(None))
+        .values(rest_until=until, tries=tries, message=message)
+    )
+
+
+def mark_stalled(conn: Connection, job_id: str, *, at: datetime) -> bool:
+    """Nothing was heard of the job for too long; False if that is known already. The next event takes it back."""
+    row = update(t.jobs).where(t.jobs.c.id == job_id, t.jobs.c.stage.is_not(None), t.jobs.c.stalled_at.is_(None))
+    return conn.execute(row.values(stalled_at=at)).rowcount == 1
+
+
+# Statements that are asked all day are put together once: to do so takes longer than to ask.
+_NAMES = tuple(item.name for item in fields(JobRow))  # a lease is its holder's own business, and no reader's
+
+
+# The spec as text where the driver has it so: those of a thousand jobs are few, and each is parsed once.
+_SELECT = select(
+    *(type_coerce(t.jobs.c[name], Text).label(name) if name == "spec" else t.jobs.c[name] for name in _NAMES)
+)
+
+
+_ONE = _SELECT.where(t.jobs.c.id == bindparam("job"))
+
+
+def find_job(db: Database, job_id: str) -> JobRow | None:
+    with db.read() as conn:
+        row = conn.execute(_ONE, {"job": job_id}).mappings().first()
+    return _job(row) if row is not None else None
+
+
+_NEWEST = (
+    _SELECT.order_by(t.jobs.c.created_at.desc(), t.jobs.c.id.desc()).limit(bindparam("most")).offset(bindparam("skip"))
+)
+
+
+def list_jobs(
+    db: Database,
+    *,
+    status: Status | None = None,
+    project: str | None = None,
+    word: str | None = None,
+    limit: int = 50,
+    offset: int = 0,
+) -> list[JobRow]:
+    """A page of jobs, newest first. A `word` is the beginning of an id, or a part of a name."""
+    query = _filtered(_NEWEST, status=status, project=project, word=word)
+    with db.read() as conn:
+        return [_job(row) for row in conn.execute(query, {"most": limit, "skip": offset}).mappings()]
+
+
+def search_jobs(db: Database, word: str, *, limit: int = 20) -> list[JobRow]:
+    """Jobs whose id begins with the word, or whose name it is; newest first."""
+    match = t.jobs.c.id.startswith(word, autoescape=True) | (t.jobs.c.name == word)
+    query = _SELECT.where(match).order_by(t.jobs.c.created_at.desc(), t.jobs.c.id.desc()).limit(limit)
+    with db.read() as conn:
+        return [_job(row) for row in conn.execute(query).mappings()]
+
+
+def count_jobs(
+    db: Database, *, status: Status | None = None, project: str | None = None, word: str | None = None
+) -> int:
+    query = _filtered(select(func.count()).select_from(t.jobs), status=status, project=project, word=word)
+    with db.read() as conn:
+        return int(conn.execute(query).scalar_one())
+
+
+def _counts(*wanted: ColumnElement[bool]) -> Select[Any]:
+    each = (select(func.count()).select_from(t.jobs).where(t.jobs.c.status == word.value, *wanted) for word in Status)
+    return select(*(one.scalar_subquery() for one in each))
+
+
+_COUNTS, _PROJECT_COUNTS = _counts(), _counts(t.jobs.c.project == bindparam("project"))
+
+
+def count_by_status(db: Database, *, project: str | None = None) -> dict[Status, int]:
+    """How many jobs each status has: one question, and for each status a walk along its index."""
+    with db.read() as conn:
+        query = _COUNTS if project is None else _PROJECT_COUNTS
+        return dict(zip(Status, conn.execute(query, {"project": project}).one(), strict=True))
+
+
+def list_open(db: Database) -> list[str]:
+    """The ids of every job that is not final, oldest first. Ids only: a tick must stay cheap with many of them."""
+    query = select(t.jobs.c.id).where(t.jobs.c.stage.is_not(None)).order_by(t.jobs.c.created_at)
+    with db.read() as conn:
+        return list(conn.execute(query).scalars())
+
+
+def list_transitions(db: Database, job_id: str) -> list[TransitionRow]:
+    """Every move of a job, in its order."""
+    query = select(t.transitions).where(t.transitions.c.job_id == job_id).order_by(t.transitions.c.id)
+    with db.read() as conn:
+        return [_transition(row) for row in conn.execute(query).mappings()]
+
+
+def _hold(conn: Connection, project: str, name: str) -> None:
+    """Let nobody else look for this key until we are done. SQLite has one writer at a time anyway."""
+    if conn.dialect.name == "postgresql":
+        conn.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(f"{project}/{name}", 0))))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _move(
+    conn: Connection,
+    job_id: str,
+    *,
+    seen: Stage,
+    to: Stage | None,
+    at: datetime,
+    reason: Reason | None,
+    message: str,
+    values: dict[str, Any],
+) -> bool:
+    moved = conn.execute(update(t.jobs).where(t.jobs.c.id == job_id, t.jobs.c.stage == seen.value).values(values))
+    if moved.rowcount != 1:
+        return False
+    status = conn.execute(select(t.jobs.c.status).where(t.jobs.c.id == job_id)).scalar_one()
+    _remember(conn, job_id, at=at, seen=seen, to=to, status=status, reason=reason, message=message)
+    return True
+
+
+def _remember(
+    conn: Connection,
+    job_id: str,
+    *,
+    at: datetime,
+    seen: Stage | None,
+    to: Stage | None,
+    status: str,
+    reason: Reason | None = None,
+    message: str = "",
+) -> None:
+    conn.execute(
+        insert(t.transitions).values(
+            job_id=job_id,
+            at=at,
+            stage_from=seen and seen.value,
+            stage_to=to and to.value,
+            status=status,
+            reason=reason and reason.value,
+            message=message,
+        )
+    )
+
+
+def _filtered(
+    query: Select[Any], *, status: Status | None, project: str | None, word: str | None = None
+) -> Select[Any]:
+    wanted: list[ColumnElement[bool]] = []
+    if status is not None:
+        wanted.append(t.jobs.c.status == status.value)
+    if project is not None:
+        wanted.append(t.jobs.c.project == project)
+    if word is not None:
+        in_name = t.jobs.c.name.contains(word, autoescape=True)
+        wanted.append(t.jobs.c.id.startswith(word, autoescape=True) | in_name)
+    return query.where(*wanted)
+
+
+def _job(row: RowMapping) -> JobRow:
+    known = dict(row)
+    spec = known["spec"]
+    known["spec"] = _spec(spec if isinstance(spec, str) else json.dumps(spec))
+    known["status"] = Status(known["status"])
+    known["stage"], known["reason"] = word(Stage, known["stage"]), word(Reason, known["reason"])
+    return JobRow(**known)
+
+
+@functools.lru_cache(maxsize=1024)
+def _spec(text: str) -> JobSpec:
+    """Checking a spec takes longer than reading its row, and the same ones are asked for again and again."""
+    return build(JobSpec, json.loads(text))
+
+
+def _transition(row: RowMapping) -> TransitionRow:
+    values: dict[str, Any] = {name: value for name, value in row.items() if name != "id"}
+    values["status"] = Status(row["status"])
+    values["reason"] = word(Reason, row["reason"])
+    values["stage_from"], values["stage_to"] = word(Stage, row["stage_from"]), word(Stage, row["stage_to"])
+    return TransitionRow(**values)

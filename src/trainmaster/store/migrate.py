@@ -1,0 +1,89 @@
+"""Open a database and migrate its schema. `migrations/versions/` has one file per revision; the newest is current."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Connection, inspect, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from trainmaster.core.errors import StoreError
+from trainmaster.store.database import Database, connect
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+_FOLDER = Path(__file__).parent / "migrations"
+_ONE_AT_A_TIME = threading.Lock()  # Alembic keeps what it works on in a global of the process
+
+
+def open_database(where: str | Path) -> Database:
+    """The database at a file path or a URL, created or migrated where needed; StoreError if it cannot be used."""
+    engine = connect(where)
+    db = Database(engine)
+    try:
+        upgrade(db)
+    except SQLAlchemyError as wrong:
+        engine.dispose()
+        raise StoreError(f"{engine.url!r}: cannot be opened: {wrong}") from wrong
+    except StoreError:
+        engine.dispose()
+        raise
+    return db
+
+
+def upgrade(db: Database) -> None:
+    """Bring the schema to this code's; nothing is touched where it is already so."""
+    with db.read() as conn:
+        if _is_current(conn):
+            return
+    # Imported where it is needed: it takes longer to load than most commands take, and hardly any needs it.
+    from alembic import command
+
+    _run(db, lambda config: command.upgrade(config, "head"))
+
+
+def downgrade(db: Database, revision: str) -> None:
+    """Take the schema back to an older one. Tables that the older one does not have are dropped with their rows."""
+    from alembic import command
+
+    _run(db, lambda config: command.downgrade(config, revision))
+
+
+def _run(db: Database, step: Callable[[Config], None]) -> None:
+    # One write transaction: of two processes that open an old database at once, the second waits and finds it done.
+    with _ONE_AT_A_TIME, db.write() as conn:
+        _is_current(conn)
+        config = _config()
+        config.attributes["connection"] = conn
+        step(config)
+
+
+def _is_current(conn: Connection) -> bool:
+    found = None
+    if inspect(conn).has_table("alembic_version"):
+        found = conn.execute(text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
+    known = revisions()
+    if found is not None and found not in known:
+        raise StoreError(
+            f"{conn.engine.url!r}: its schema {found!r} is newer than this Trainmaster knows; "
+            "install the newer release again (pip install -U trainmaster), or open another database"
+        )
+    return bool(found == known[-1])
+
+
+def revisions() -> list[str]:
+    """Every schema in its order, by the names of the files: 0001_straight_line.py is 0001."""
+    return sorted(path.name.partition("_")[0] for path in (_FOLDER / "versions").glob("[0-9]*.py"))
+
+
+def _config() -> Config:
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(_FOLDER).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config

@@ -74,7 +74,7 @@ def test_memory_of_one_node_outlives_the_process_and_says_no_more(
     plan = config(memory={"every_steps": 2, "use": "on"}, every_steps=100)
     ran = run_here(tmp_path / "run", plan, stop=StopAfter(5))
     assert tiers(ran, "saved") == [(2, "memory"), (4, "memory"), (5, "memory"), (5, "disk")]
-    assert "have no second node to be copied to: they outlive processes alone" in capsys.readouterr().out
+    assert "have no copy on a second node: they survive processes alone" in capsys.readouterr().out
     (bound,) = ran.named("CHECKPOINT", "bound")[:1]
     assert bound["data"]["losses"]["process"]["tier"] == "memory"
     assert bound["data"]["losses"]["node"]["tier"] != "memory"

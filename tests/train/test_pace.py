@@ -6,7 +6,7 @@ from typing import Any
 
 from trainmaster.core.checkpoint_config import CheckpointConfig
 from trainmaster.core.schema import build
-from trainmaster.train.checkpoint.tiers.cadence import Pace
+from trainmaster.train.checkpoint.tiers.cadence import Cadence
 from trainmaster.train.checkpoint.tiers.loss_bound import DISK, MEMORY, REMOTE
 
 
@@ -16,7 +16,7 @@ class Run:
     def __init__(self, tiers: list[str], took: dict[str, float], **config: Any) -> None:
         self.now, self.took, self.begun = 0.0, took, dict[int, set[str]]()
         checkpoint = build(CheckpointConfig, {"every_steps": 50, **config})
-        self.pace = Pace(checkpoint, tiers, replicated=True, clock=lambda: self.now)
+        self.pace = Cadence(checkpoint, tiers, replicated=True, clock=lambda: self.now)
         self.pace.start(0)
 
     def go(self, first: int, last: int) -> dict[int, set[str]]:

@@ -21,9 +21,10 @@ from trainmaster.core.schedule import learning_rate
 from trainmaster.core.schema import to_plain
 from trainmaster.core.train_config import TrainConfig
 from trainmaster.models.llama import count_parameters
-from trainmaster.train.checkpoint.checkpointing import Keeper
+from trainmaster.train.checkpoint import open_checkpoints
+from trainmaster.train.checkpoint.checkpointing import Checkpointing
 from trainmaster.train.checkpoint.load import load_weights
-from trainmaster.train.checkpoint.manager import Run, open_checkpoints
+from trainmaster.train.checkpoint.protocol import Run
 from trainmaster.train.compute import build_model, forward_backward
 from trainmaster.train.drill.failpoints import reach
 from trainmaster.train.drill.sample_log import SampleLog
@@ -127,7 +128,7 @@ class Trainer:
             rejected=self.tell_rejected,
             say=run_log.line,
         )
-        self.keeper = Keeper(open_checkpoints(parts, folder), run_log)
+        self.keeper = Checkpointing(open_checkpoints(parts, folder), run_log)
 
     def resume(self, job: str | None = None) -> None:
         """Go on from the newest good checkpoint, if there has ever been one; there must be one where a job is named."""

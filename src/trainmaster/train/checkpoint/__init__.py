@@ -2,8 +2,8 @@
 
     FOLDER/step-00000050/          committed: its name has no ending
         __0_0.distcp …             shards, one file or more of each rank (torch.distributed.checkpoint)
-        .metadata                  which tensor is where in the shards
-        manifest.json              size and SHA-256 of every file, the run's state, where it comes from; its own digest
+        .metadata                  index: which tensor is where in the shards
+        manifest.json              size and SHA-256 of every file, the run's state, its provenance; its own digest
     FOLDER/step-00000100.tmp/      a save under way, or one that was cut off; never read
 
 Saving, while training goes on: a copy in host memory; shards into the .tmp folder, hashed as they are written, fsync;
@@ -11,11 +11,33 @@ manifest, fsync, rename; fsync the folder; rename the folder; fsync its parent. 
 Loading: newest first, every byte checked against the manifest as it is read, down to the first good one. Where
 checkpoints exist and none is good the run is refused: it never starts over by itself.
 
-    manager   what the loop sees              layout    which rank writes what     load    newest good, or a refusal
-    stage     the copy off the device         write     bytes to disk and hash     read    bytes from disk and hash
-    save      one save, in the background     manifest  what must be where         origin  who, when, with what
+Imports go one way, `protocol` ← `disk` ← `tiers` and `managed`:
 
-    tiers     memory, disk, store in turn     memory    a node's folder of tmpfs   replicas  its copies on other nodes
-    bound     what a loss costs               to_disk   from memory to the disk    send      files from rank to rank
-    pace      which tier is due               remote    the object store           managed*  HyperPod's own tiers
+    protocol       interface of the loop       checkpointing  when to save, what to report
+    host_copy      copy off the device         snapshot       the run at one step
+    layout         which rank writes what      write, read    bytes and their hashes
+    save           one save, in a thread       load           newest good checkpoint, or a refusal
+    manifest       the folder of checkpoints   provenance     config, commit, versions, hosts
+    disk           the disk tier               weights        weights alone, for export and init_from
+    tiers/         memory, disk and remote tiers composed; loss bound and cadence
+    managed/       HyperPod's managed tiers
 """
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainmaster.train.checkpoint.protocol import Checkpoints, Run
+
+
+def open_checkpoints(run: Run, folder: Path) -> Checkpoints:
+    """The checkpoints that the config asks for: managed tiers, or our own around `folder`."""
+    if run.config.checkpoint.managed is not None:
+        from trainmaster.train.checkpoint.managed.checkpoints import Managed
+
+        return Managed(run, run.config.checkpoint.managed)
+    from trainmaster.train.checkpoint.tiers.tiered import Tiered
+
+    return Tiered(run, folder)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from trainmaster.train.checkpoint.load import Loaded
-from trainmaster.train.checkpoint.manager import Checkpoints, Ended, Failed, Saved
+from trainmaster.train.checkpoint.protocol import Checkpoints, Ended, Failed, Loaded, Saved
 from trainmaster.train.checkpoint.tiers.loss_bound import Bound
 from trainmaster.train.run_log import RunLog
 from trainmaster.train.state import State
 
 
-class Keeper:
+class Checkpointing:
     """Begins saves, waits for them where it must, and tells of each."""
 
     def __init__(self, checkpoints: Checkpoints, run_log: RunLog) -> None:

@@ -24,7 +24,7 @@ _SPARE_BYTES = 1 << 28  # left for others
 _PORTABLE = 1  # cudaHostRegisterPortable
 
 
-class Stage:
+class HostCopy:
     """Room for one copy. `copy` begins it, `fence` orders the next update behind it, `wait` is until it has arrived."""
 
     def __init__(self, device: torch.device, sizes: Sequence[int]) -> None:

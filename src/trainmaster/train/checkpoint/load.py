@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,77 +26,39 @@ from trainmaster.core.train_config import DataConfig, ModelConfig
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.checkpoint.layout import INDEX
 from trainmaster.train.checkpoint.manifest import Manifest
+from trainmaster.train.checkpoint.protocol import Loaded, Rejected
 from trainmaster.train.checkpoint.read import Reader, share_out
 from trainmaster.train.drill.failpoints import reach
 from trainmaster.train.parallel import rank_sync
 from trainmaster.train.state import State
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """A checkpoint that the run now continues from."""
+class ReadableTier(Protocol):
+    """A tier to load from: the memory of the nodes, a shared folder, an object store.
 
-    state: State
-    path: str  # a folder, or the URL of one
-    seconds: float
-    feed: Mapping[str, Any] | None = None  # of a data source that has a state of its own
-    tier: str = "disk"
-
-
-class Rejected(Protocol):
-    """Is told of each checkpoint that could not be trusted, and of each place that could not be asked."""
-
-    def __call__(self, path: str, why: str, tier: str = "disk") -> None: ...
-
-
-class Place(Protocol):
-    """Somewhere that checkpoints may be: a folder, the memory of the nodes, an object store.
-
-    Every method is called on all ranks alike and answers all alike, or raises RankError on all.
+    Every method is called on all ranks alike and returns the same on all, or raises RankError on all.
     """
 
     @property
-    def tier(self) -> str: ...
+    def name(self) -> str:
+        """memory, disk or remote."""
 
     def list_steps(self) -> list[int]:
         """Every step committed here, good or bad."""
 
     def where(self, step: int) -> str:
-        """What people call it: a folder, or the URL of one."""
+        """Its name for log lines and events: a folder, or the URL of one."""
 
     def fetch(self, step: int) -> tuple[Path, Manifest]:
-        """A folder that every rank can read from what it needs of it, and its manifest."""
+        """A folder from which this rank can read all that it needs of the step, and the manifest."""
 
     @property
     def verifies(self) -> bool:
-        """Whether `fetch` has compared every byte with the manifest; if not, who loads does."""
-
-
-class Folder:
-    """A folder that all nodes share."""
-
-    tier = "disk"
-    verifies = False  # done while loading, so that the disk is read once
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def list_steps(self) -> list[int]:
-        return rank_sync.on_first(lambda: manifests.list_steps(self._folder))
-
-    def where(self, step: int) -> str:
-        return str(manifests.path_of(self._folder, step))
-
-    def fetch(self, step: int) -> tuple[Path, Manifest]:
-        path = manifests.path_of(self._folder, step)
-        return path, rank_sync.on_first(lambda: _read_manifest(path))
-
-    def __str__(self) -> str:
-        return str(self._folder)
+        """Whether `fetch` compares every byte with the manifest; if not, the reader does."""
 
 
 def load_newest(
-    places: Sequence[Place],
+    tiers: Sequence[ReadableTier],
     *,
     run: Mapping[str, Any],
     model: nn.Module,
@@ -106,51 +68,51 @@ def load_newest(
 ) -> Loaded | None:
     """Fill model and optimizer from the newest good checkpoint; None where there has never been one.
 
-    `places` are nearest first, and of one step in several of them the nearest is taken. Each bad one on the way down
-    goes to `rejected`, and a place that cannot be asked too. CheckpointError where checkpoints exist and none is good,
-    where they belong to another run, or where a place that cannot be asked may hold a newer one: no step is in a place
+    `tiers` are nearest first, and of one step in several of them the nearest is taken. Each bad one on the way down
+    goes to `rejected`, and a tier that cannot be read too. CheckpointError where checkpoints exist and none is good,
+    where they belong to another run, or where a tier that cannot be read may hold a newer one: no step is in a tier
     that was not in the nearer ones first, so that is so unless the newest of a nearer one is good.
     """
     started = time.perf_counter()
     found: list[tuple[int, int]] = []
     unread: dict[int, str] = {}
-    for number, place in enumerate(places):
+    for number, tier in enumerate(tiers):
         try:
-            found += [(-step, number) for step in place.list_steps()]
+            found += [(-step, number) for step in tier.list_steps()]
         except rank_sync.RankError as wrong:
-            unread[number] = f"{place} cannot be read, so nobody knows whether it holds checkpoints: {wrong}"
-            if len(places) > 1:
-                rejected(str(place), f"cannot be read: {wrong}", place.tier)
+            unread[number] = f"{tier} cannot be read, so nobody knows whether it holds checkpoints: {wrong}"
+            if len(tiers) > 1:
+                rejected(str(tier), f"cannot be read: {wrong}", tier.name)
     reach("load:listed")
     newest_bad = -1
     for backwards, number in sorted(found):
-        step, place = -backwards, places[number]
+        step, tier = -backwards, tiers[number]
         if any(other < number or newest_bad > step for other in unread):
             raise CheckpointError(
-                f"{'; '.join(unread.values())}; step {step} in {place} may not be the newest: make that place "
+                f"{'; '.join(unread.values())}; step {step} in {tier} may not be the newest: make that tier "
                 "readable, or take it out of the config to go on without it"
             )
         try:
-            path, manifest = place.fetch(step)
+            path, manifest = tier.fetch(step)
             must_match(path, as_of_today(path, manifest.run), run)
             state = schema.build(State, manifest.state)
             reach("load:verified")
-            _fill(path, manifest, model, optimizer, verify=not place.verifies, threads=threads)
+            _fill(path, manifest, model, optimizer, verify=not tier.verifies, threads=threads)
             reach("load:filled")
         except (rank_sync.RankError, CheckpointException, SpecError) as wrong:
-            rejected(place.where(step), rank_sync.cause(wrong), place.tier)
+            rejected(tier.where(step), rank_sync.cause(wrong), tier.name)
             newest_bad = max(newest_bad, step)
             continue
         return Loaded(
             state=state,
-            path=place.where(step),
+            path=tier.where(step),
             seconds=time.perf_counter() - started,
             feed=manifest.feed,
-            tier=place.tier,
+            tier=tier.name,
         )
     if found:
-        where = " and ".join(str(place) for place in places)
-        away = "the folder" if len(places) == 1 else "all of them"
+        where = " and ".join(str(tier) for tier in tiers)
+        away = "the folder" if len(tiers) == 1 else "all of them"
         raise CheckpointError(
             f"none of the {len(found)} checkpoints in {where} can be trusted; restore one, or move {away} away "
             "to start at step 0"
@@ -167,7 +129,7 @@ def load_weights(path: Path, *, config: ModelConfig, model: nn.Module, threads: 
     """
     started = time.perf_counter()
     try:
-        manifest = rank_sync.on_first(lambda: _read_manifest(path))
+        manifest = rank_sync.on_first(lambda: read_manifest(path))
         saved = schema.build(ModelConfig, manifest.run.get("model"))
         must_match(path, {"model": _meaning(saved)}, {"model": _meaning(config)})
         weights = get_model_state_dict(model)
@@ -184,7 +146,7 @@ def _meaning(config: ModelConfig) -> Mapping[str, Any]:
     return plain
 
 
-def _read_manifest(path: Path) -> Manifest:
+def read_manifest(path: Path) -> Manifest:
     """The manifest of a checkpoint whose files are all there, and whose index may be read: it is a pickle."""
     manifest = manifests.read(path)
     fault = manifests.find_fault(path, manifest.files, deep=False)
@@ -229,7 +191,7 @@ def _fill(
     path: Path, manifest: Manifest, model: nn.Module, optimizer: torch.optim.Optimizer, *, verify: bool, threads: int
 ) -> None:
     weights, moments = get_state_dict(model, optimizer)
-    # Read in place: each rank fetches its own parts, from however many shards they were written in.
+    # Read in tier: each rank fetches its own parts, from however many shards they were written in.
     load_shards(
         {"model": weights, "optimizer": moments},
         storage_reader=_reader(path, manifest, verify=verify, threads=threads),

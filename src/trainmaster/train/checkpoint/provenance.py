@@ -25,7 +25,9 @@ from trainmaster.train.parallel.rank_info import RankInfo
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
 
 
-def trace(config: TrainConfig, rank_info: RankInfo, host: Host, *, group: dist.ProcessGroup) -> dict[str, Any]:
+def collect_provenance(
+    config: TrainConfig, rank_info: RankInfo, host: Host, *, group: dist.ProcessGroup
+) -> dict[str, Any]:
     """The same on all ranks; asked once a run."""
     ranks = rank_sync.on_all(
         lambda: {"rank": rank_info.rank, "node": rank_info.node_rank, "host": host.hostname()}, group=group

@@ -15,19 +15,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from trainmaster.train.checkpoint import manifest as manifests
-from trainmaster.train.checkpoint.layout import INDEX, Layout
+from trainmaster.train.checkpoint.layout import INDEX
 from trainmaster.train.checkpoint.manifest import FileRecord, Manifest
+from trainmaster.train.checkpoint.snapshot import Snapshot
 from trainmaster.train.checkpoint.write import write
 from trainmaster.train.drill.failpoints import reach
 from trainmaster.train.parallel import rank_sync
-from trainmaster.train.state import State
 
 T = TypeVar("T")
 
@@ -37,19 +36,6 @@ _OWN_PART = 10  # times the patience for other ranks: how long this rank may wri
 
 class SaveError(Exception):
     """A save that did not happen; what was saved before is as it was."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Content:
-    """What one save writes: this rank's tensors, copied off the device by the time `arrived` returns."""
-
-    state: State
-    run: Mapping[str, Any]
-    feed: Mapping[str, Any] | None
-    origin: Mapping[str, Any]
-    tensors: Sequence[Tensor]
-    things: Sequence[bytes]
-    arrived: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +99,7 @@ class Save:
 
 def save(
     folder: Path,
-    content: Content,
-    layout: Layout,
+    snapshot: Snapshot,
     *,
     group: dist.ProcessGroup,
     retries: Retries,
@@ -122,7 +107,7 @@ def save(
     written: threading.Event,
 ) -> Written:
     """Write and commit, trying again after a failure; SaveError on every rank once no attempt is left."""
-    return retry(lambda: _attempt(folder, content, layout, group=group, threads=threads, written=written), retries)
+    return retry(lambda: _attempt(folder, snapshot, group=group, threads=threads, written=written), retries)
 
 
 def retry(action: Callable[[], T], retries: Retries) -> T:
@@ -159,12 +144,12 @@ def prune(
 
 
 def _attempt(
-    folder: Path, content: Content, layout: Layout, *, group: dist.ProcessGroup, threads: int, written: threading.Event
+    folder: Path, snapshot: Snapshot, *, group: dist.ProcessGroup, threads: int, written: threading.Event
 ) -> Written:
-    draft = folder / f"{manifests.path_of(folder, content.state.step).name}.tmp"
+    draft = folder / f"{manifests.path_of(folder, snapshot.state.step).name}.tmp"
 
     def write_mine() -> dict[str, FileRecord]:
-        records = write_files(draft, content, layout, threads=threads)
+        records = write_files(draft, snapshot, threads=threads)
         written.set()
         return records
 
@@ -172,7 +157,7 @@ def _attempt(
         rank_sync.on_first(lambda: manifests.begin(draft), group=group)
         parts = rank_sync.on_all(write_mine, group=group)
         reach("save:hashed")
-        return rank_sync.on_first(lambda: commit(draft, describe(content, parts)), group=group)
+        return rank_sync.on_first(lambda: commit(draft, describe(snapshot, parts)), group=group)
     except rank_sync.RankError:
         if dist.get_rank() == 0:
             with contextlib.suppress(OSError):  # the disk may be full: give back what the failed save took
@@ -180,13 +165,14 @@ def _attempt(
         raise
 
 
-def write_files(folder: Path, content: Content, layout: Layout, *, threads: int) -> dict[str, FileRecord]:
+def write_files(folder: Path, snapshot: Snapshot, *, threads: int) -> dict[str, FileRecord]:
     """This rank's files, several at once: a hash keeps one core busy, and the disk wants more than one can hash."""
-    content.arrived()
+    layout = snapshot.layout
+    snapshot.arrived()
     reach("save:staged")
-    pieces = {shard.name: layout.pieces(shard, content.tensors, content.things) for shard in layout.shards}
+    pieces = {shard.name: layout.pieces(shard, snapshot.tensors, snapshot.things) for shard in layout.shards}
     if dist.get_rank() == 0:
-        pieces[INDEX] = [layout.index(content.things)]
+        pieces[INDEX] = [layout.index(snapshot.things)]
     with ThreadPoolExecutor(threads, thread_name_prefix="checkpoint-write") as pool:
         begun = {name: pool.submit(write, folder / name, parts) for name, parts in pieces.items()}
         records = {name: future.result() for name, future in begun.items()}
@@ -194,18 +180,18 @@ def write_files(folder: Path, content: Content, layout: Layout, *, threads: int)
     return records
 
 
-def describe(content: Content, parts: Sequence[Mapping[str, FileRecord]]) -> Manifest:
+def describe(snapshot: Snapshot, parts: Sequence[Mapping[str, FileRecord]]) -> Manifest:
     """The manifest over the files that each rank wrote."""
     return Manifest(
-        step=content.state.step,
-        state=asdict(content.state),
-        run=content.run,
+        step=snapshot.state.step,
+        state=asdict(snapshot.state),
+        run=snapshot.run,
         files={name: record for part in parts for name, record in part.items()},
         ranks=len(parts),
         torch=torch.__version__,
         saved_at=datetime.now(UTC).isoformat(),
-        feed=content.feed,
-        origin={**content.origin, "files": {name: rank for rank, part in enumerate(parts) for name in part}},
+        feed=snapshot.feed,
+        origin={**snapshot.origin, "files": {name: rank for rank, part in enumerate(parts) for name in part}},
     )
 
 

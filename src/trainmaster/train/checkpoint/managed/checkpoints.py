@@ -29,11 +29,12 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from trainmaster.core import schema
 from trainmaster.core.errors import CheckpointError, SpecError
 from trainmaster.core.managed_config import ManagedConfig
-from trainmaster.train.checkpoint.load import Loaded, as_of_today, must_match
+from trainmaster.train.checkpoint.load import as_of_today, must_match
 from trainmaster.train.checkpoint.managed.library import Library, Tier
 from trainmaster.train.checkpoint.managed.record import Record
 from trainmaster.train.checkpoint.managed.survey import Records, Survey, survey
-from trainmaster.train.checkpoint.manager import Ended, Failed, Run, Saved, restore, state_of
+from trainmaster.train.checkpoint.protocol import Ended, Failed, Loaded, Run, Saved
+from trainmaster.train.checkpoint.snapshot import read_feed_state, restore_feed
 from trainmaster.train.checkpoint.tiers.loss_bound import Bound
 from trainmaster.train.drill.failpoints import reach
 from trainmaster.train.parallel import rank_sync
@@ -107,7 +108,7 @@ class Managed:
                 continue
             reach("load:filled")
             if record.feed is not None:
-                restore(self._run.feed, record.feed)
+                restore_feed(self._run.feed, record.feed)
             in_s3 = (one.step for kind, one in found.whole if kind == "s3" and one.step <= state.step)
             self._s3_step = max(in_s3, default=0)
             return Loaded(state=state, path=where, seconds=time.perf_counter() - started, feed=record.feed, tier=tier)
@@ -179,7 +180,7 @@ class Managed:
             to_s3=last or state.step - self._s3_step >= every,
             begun=begun,
             staged=staged,
-            feed=state_of(run.feed, state.cursor),
+            feed=read_feed_state(run.feed, state.cursor),
         )
         self._saving = self._worker.submit(self._save, self._draft)
         if run.config.checkpoint.mode == "sync":

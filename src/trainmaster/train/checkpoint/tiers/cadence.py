@@ -29,7 +29,7 @@ _ROOM = 2.0  # a bound that nobody asked for is stated with room: training waits
 _LONGER = 1.25  # intervals are made longer only if much longer ones do too: they should not change all the time
 
 
-class Pace:
+class Cadence:
     """Which tiers are due, and the bound that holds. Decisions are rank 0's: clocks differ."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Pace:
         self._begun = dict.fromkeys(self._names, step)
         self._last = None
 
-    def follow(self, other: Pace) -> None:
+    def follow(self, other: Cadence) -> None:
         """Take over what another has measured, of the tiers that are left."""
         self._begun |= {name: step for name, step in other._begun.items() if name in self._begun}
         self._busy |= {name: times for name, times in other._busy.items() if name in self._busy}

@@ -33,7 +33,7 @@ _FINISHED = re.compile(rf"step-(\d{{8,}})/{re.escape(MANIFEST)}")
 class Remote:
     """A store of this run's own. Every method is called on all ranks alike, and fails on all alike (RankError)."""
 
-    tier = REMOTE
+    name = REMOTE
     verifies = True
 
     def __init__(

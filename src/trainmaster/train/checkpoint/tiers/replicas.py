@@ -6,14 +6,20 @@ A lost node takes two kinds of files with it: its own, which the next node has t
 from __future__ import annotations
 
 import contextlib
+import os
+import pickle
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch.distributed as dist
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.state_dict import get_state_dict
 
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.checkpoint.layout import INDEX
+from trainmaster.train.checkpoint.load import as_of_today, must_match
 from trainmaster.train.checkpoint.manifest import FileRecord, Manifest
+from trainmaster.train.checkpoint.protocol import Run
 from trainmaster.train.checkpoint.tiers import memory
 from trainmaster.train.checkpoint.tiers.loss_bound import MEMORY
 from trainmaster.train.checkpoint.tiers.send import Transfer, exchange
@@ -27,7 +33,7 @@ Needs = Callable[[Path], Collection[str]]
 class Replicas:
     """Every method is called on all ranks alike, and fails on all alike (RankError)."""
 
-    tier = MEMORY
+    name = MEMORY
     verifies = True
 
     def __init__(
@@ -197,3 +203,36 @@ class Replicas:
         self._exchange(path, transfers)
         for one in transfers:
             here[self._node_of[one.target]].add(one.name)
+
+
+def open_memory(run: Run, checkpoints: Path, *, group: dist.ProcessGroup | None) -> Replicas | None:
+    """The memory tier of a run that saves to the folder `checkpoints`; None where it has none."""
+    config = run.config.checkpoint.memory
+    if config.use == "off":
+        return None
+    folder = memory.folder_of(checkpoints, config=config.folder, environ=os.environ)
+    # A run that had more nodes may have left its newest step in the memory of the one that is left.
+    if config.use == "auto" and run.world.rank_info.nodes < 2 and not rank_sync.any_rank(folder.exists()):
+        return None
+
+    def check(manifest: Manifest) -> None:
+        where = f"step {manifest.step} in memory"
+        must_match(where, as_of_today(where, manifest.run), run.identity)
+
+    try:
+        opened = Replicas(folder, group=group, check=check, needs=lambda path: _find_needed(run, path))
+    except rank_sync.RankError as wrong:
+        run.say(f"no saves to memory, only to {checkpoints}: {wrong}")
+        return None
+    if opened.nodes == 1:
+        run.say(f"saves to memory ({folder}) have no copy on a second node: they survive processes alone")
+    return opened
+
+
+def _find_needed(run: Run, path: Path) -> set[str]:
+    """Files of a checkpoint, of which only the index is here yet, that this rank fills its tensors from."""
+    index = pickle.loads((path / INDEX).read_bytes())  # noqa: S301 (its hash has been verified)
+    weights, moments = get_state_dict(run.model, run.optimizer)
+    planner = DefaultLoadPlanner()
+    planner.set_up_planner({"model": weights, "optimizer": moments}, index, is_coordinator=False)
+    return {index.storage_data[item.storage_index].relative_path for item in planner.create_local_plan().items}

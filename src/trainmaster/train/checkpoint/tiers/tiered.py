@@ -3,104 +3,152 @@
     training ─copy─▶ memory of this node ─▶ memory of the next node ─▶ disk ─▶ object store
                      └─ committed when every file is on two nodes       └─ each a copy of the same files, manifest last
 
-A tier is fed by the one before it, and never has a step that the one before it had not. That is what a resume rests on
-when a tier cannot be asked: what is newest and good in a nearer tier is not older than anything farther away. (Only one
-who puts older files into a folder breaks that.)
+Each tier is fed by the one before it and never holds a step that the nearer one did not hold first. A resume relies on
+that when a tier cannot be read: the newest good step of a nearer tier is not older than any step farther away. (Placing
+older files into a folder by hand breaks the rule.)
 
-Each tier works in a thread of its own with a group of its own. What one has committed, the next takes over at the next
-step boundary; a tier that is still busy then takes the newest that waits for it.
+Each tier works in its own thread with its own process group. A committed step passes to the next tier at the next step
+boundary; a tier that is still busy then takes the newest step that waits.
 """
 
 from __future__ import annotations
 
 import os
-import pickle
 import threading
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.state_dict import get_state_dict
 
 from trainmaster.train.checkpoint import manifest as manifests
-from trainmaster.train.checkpoint.layout import INDEX
-from trainmaster.train.checkpoint.load import Folder, Loaded, Place, as_of_today, must_match
-from trainmaster.train.checkpoint.manager import Ended, Failed, OnDisk, Run, Saved
-from trainmaster.train.checkpoint.manifest import FileRecord, Manifest
-from trainmaster.train.checkpoint.save import Content, Save, SaveError, Written, describe, retry, write_files
-from trainmaster.train.checkpoint.tiers import memory
-from trainmaster.train.checkpoint.tiers.cadence import Pace
+from trainmaster.train.checkpoint.disk import DiskTier
+from trainmaster.train.checkpoint.load import ReadableTier, load_newest
+from trainmaster.train.checkpoint.protocol import Ended, Failed, Loaded, Run, Saved
+from trainmaster.train.checkpoint.save import Save, SaveError, Written, retry
+from trainmaster.train.checkpoint.snapshot import Snapshots, restore_feed
+from trainmaster.train.checkpoint.tiers.cadence import Cadence
+from trainmaster.train.checkpoint.tiers.first import FirstTier
 from trainmaster.train.checkpoint.tiers.follower import Follower, Job
 from trainmaster.train.checkpoint.tiers.loss_bound import DISK, MEMORY, REMOTE, Bound
 from trainmaster.train.checkpoint.tiers.memory_to_disk import copy_to_disk
 from trainmaster.train.checkpoint.tiers.remote import Remote
-from trainmaster.train.checkpoint.tiers.replicas import Replicas
+from trainmaster.train.checkpoint.tiers.replicas import Replicas, open_memory
 from trainmaster.train.parallel import rank_sync
 from trainmaster.train.state import State
 
-_TIMEOUT = timedelta(hours=6)  # of an upload by the slowest rank
-_FRAMES_BYTES = 1 << 20  # what stands around the tensors in the files of one rank, at most
-_REFUSALS = 3  # in a row, and memory is not asked again: a bound that counts on it would be no bound
+# Longer than the limit of training collectives: a slow disk is not a dead peer.
+_SAVE_TIMEOUT = timedelta(hours=1)
+_UPLOAD_TIMEOUT = timedelta(hours=6)  # of an upload by the slowest rank
+_THREADS = 8  # at 0.5 to 2 GB/s of SHA-256 each, more than most disks take
+_REFUSALS = 3  # in a row, then memory is left: a bound that counts on it would not hold
 _STOP_S = 20.0  # Kubernetes gives 30 s from SIGTERM to SIGKILL, and disk and memory come first
-_UPLOADS, _UPLOAD_PAUSE_S = 4, 5.0  # attempts at one step, and the pause before the second; it doubles
+_UPLOADS, _UPLOAD_PAUSE_S = 4, 5.0  # attempts for one step, and the pause before the second; it doubles
 
 
-class Tiered(OnDisk):
-    """The face of OnDisk, with more tiers behind it where the config has them."""
+@dataclass(slots=True, kw_only=True)
+class _Current:
+    """The save under way into the first tier."""
+
+    step: int
+    meant: set[str]  # tiers that it goes to
+    save: Save
+    held_s: float = 0.0  # time that training waited for it
+
+
+class Tiered:
+    """The memory, disk and remote tiers of one run, as far as its config has them."""
 
     def __init__(self, run: Run, folder: Path) -> None:
-        super().__init__(run, folder)
-        remote, self._remote = self._config.remote, None
-        self._memory = self._open_memory()
-        if remote is not None:
-            self._remote = Remote(remote.url, disk=folder, uploads=_group(), asks=_group())
-        self._pace = self._new_pace()
-        self._copies = _group() if self._memory is not None else None
+        config = run.config.checkpoint
+        self._run, self._config = run, config
+        group = _open_group(_SAVE_TIMEOUT)
+        self._threads = max(1, min(_THREADS, len(os.sched_getaffinity(0)) // run.world.rank_info.local_world_size))
+        self._snapshots = Snapshots(run, group=group, threads=self._threads)
+        self._disk = DiskTier(folder, config, threads=self._threads)
+        self._memory = open_memory(run, folder, group=group)
+        self._remote: Remote | None = None
+        if config.remote is not None:
+            uploads, asks = _open_group(_UPLOAD_TIMEOUT), _open_group(_UPLOAD_TIMEOUT)
+            self._remote = Remote(config.remote.url, disk=folder, uploads=uploads, asks=asks)
+        self._first = FirstTier(self._disk, self._memory, group=group, threads=self._threads)
+        self._copies = _open_group(_UPLOAD_TIMEOUT) if self._memory is not None else None
         self._to_disk = Follower(DISK, self._copy_to_disk)
         self._to_remote = Follower(REMOTE, self._upload)
-        self._meant: set[str] = set()  # tiers that the save under way goes to
-        self._mine: Mapping[str, FileRecord] = {}  # files that this rank has written in it
-        self._kept_step = 0  # the newest on the disk
+        self._cadence = self._new_cadence()
+        self._current: _Current | None = None
+        self._step = 0  # of the newest save begun
+        self._committed = 0  # newest step that survives the death of a process
+        self._kept_step = 0  # newest step on the disk
         self._refused = 0  # saves in a row that memory could not take
         self._stale: Replicas | None = None  # memory that is no longer saved to
         self._ending = threading.Event()
         self._is_last = False  # the save under way began after the end had come
+        self._ended: list[Ended] = []
+
+    # The interface of the loop
 
     @property
     def bound(self) -> Bound | None:
-        return self._pace.bound
+        return self._cadence.bound
 
     @property
     def every_steps(self) -> int:
-        return self._pace.every_steps
+        return self._cadence.every_steps
+
+    @property
+    def busy(self) -> bool:
+        return self._current is not None and self._config.mode == "async"
 
     def due(self, step: int) -> bool:
-        return self._pace.due(step)
+        return self._cadence.due(step)
 
     def resume(self) -> Loaded | None:
-        self._drain()  # after a rollback one may still be under way, and be the newest
-        self._ending.clear()  # what ended was only the way that led astray
+        self._drain()  # after a rollback a save may still be under way, and be the newest
+        self._ending.clear()
         self._is_last = False
-        found = super().resume()
-        self._pace.start(found.state.step if found is not None else 0)
+        run = self._run
+        found = load_newest(
+            self._readable(),
+            run=run.identity,
+            model=run.model,
+            optimizer=run.optimizer,
+            rejected=run.rejected,
+            threads=self._threads,
+        )
+        if found is not None and found.feed is not None:
+            restore_feed(run.feed, found.feed)
+        self._committed = found.state.step if found is not None else 0
+        self._cadence.start(self._committed)
         if found is not None and found.tier == DISK:
             self._catch_up(found.state.step)
         return found
 
     def save(self, state: State) -> None:
         self._wait()
-        # The last one, and that of a run which is told to stop, must get as far as it can.
+        # The last save, and that of a run which is stopped, goes to every tier.
         self._is_last = self._ending.is_set() or state.step == self._run.config.steps
-        self._meant = self._pace.begin(state.step, all_tiers=self._is_last)
-        super().save(state)
+        meant = self._cadence.begin(state.step, all_tiers=self._is_last)
+        started = time.perf_counter()
+        self._step = state.step
+        snapshot = self._snapshots.take(state)
+
+        def write(save: Save) -> None:
+            self._first.write(save, snapshot, meant=meant, copying=self._to_disk.steps, uploading=self._to_remote.steps)
+
+        self._current = _Current(step=state.step, meant=meant, save=Save(write))
+        if self._config.mode == "sync":
+            self._current.save.wait()
+        self._current.held_s = time.perf_counter() - started
+
+    def before_update(self) -> None:
+        self._snapshots.fence()
 
     def look(self) -> list[Ended]:
-        self._pace.tick()
-        flying = [self._save, self._to_disk.save, self._to_remote.save]
+        self._cadence.tick()
+        current = self._current.save if self._current is not None else None
+        flying = [current, self._to_disk.save, self._to_remote.save]
         if any(save is not None for save in flying):
             going = rank_sync.any_of([save is not None and not save.done for save in flying])
             over = [save is not None and not on for save, on in zip(flying, going, strict=True)]
@@ -110,222 +158,191 @@ class Tiered(OnDisk):
                 if is_over:
                     self._take(follower)
             if any(over):
-                self._reckon()
-        return self._told()
+                self._plan_cadence()
+        return self._drain_ended()
+
+    def hold(self, least: int) -> list[Ended]:
+        if self._current is None or self._committed >= least:
+            return []
+        started = time.perf_counter()
+        self._current.save.wait()
+        self._current.held_s += time.perf_counter() - started  # before it is collected: reported with the save
+        self._wait()
+        return self._drain_ended()
 
     def finish(self, patience_s: float | None = None) -> list[Ended]:
-        # Asked a second time, the step that was saved last is the run's last, though its save began as any other.
+        # In the second call the step saved last is the run's last, though its save began as any other.
         self._is_last |= self._ending.is_set()
         self._ending.set()
         self._drain(patience_s)
         is_over = self._step == self._kept_step == self._run.config.steps
-        # Nobody waits for a distant store on the way out of a failure, nor while the last step is still to be saved.
+        # A distant store is not waited for after a failure, nor while the last step is still to be saved.
         while self._is_last and patience_s is None and self._to_remote.save is not None:
             if not self._to_remote.save.ends_within(None if is_over else _STOP_S):
-                why = "told to stop before it was there; it is on the disk, and the next run uploads it"
+                why = "stopped before its upload was complete; it is on the disk, and the next run uploads it"
                 self._ended.append(Failed(step=self._step, why=why, tier=REMOTE))
                 break
             self._take(self._to_remote)
         if is_over and self._memory is not None:
             self._memory.drop()
-        return self._told()
+        return self._drain_ended()
 
-    def _drain(self, patience_s: float | None = None) -> None:
-        """Until what was begun is on the disk."""
-        self._wait(patience_s)
-        while self._to_disk.save is not None and self._to_disk.save.wait(patience_s):
-            self._take(self._to_disk)
+    # Work in the background, on every rank
 
-    def _catch_up(self, step: int) -> None:
-        """Upload what a run before this one had no time to."""
-        if self._remote is None:
-            return
-        try:
-            if step in self._remote.list_steps():
-                return
-        except rank_sync.RankError:
-            return  # it has been told of as it was looked for checkpoints
-        path = manifests.path_of(self._folder, step)
-        manifest = rank_sync.on_first(lambda: manifests.read(path))
-        job = Job(step=step, source=path, meant={REMOTE}, manifest=manifest, began=time.perf_counter())
-        self._to_remote.offer(job)
-
-    def _open_memory(self) -> Replicas | None:
-        run, config = self._run, self._config.memory
-        if config.use == "off":
-            return None
-        folder = memory.folder_of(self._folder, config=config.folder, environ=os.environ)
-        # A run that had more nodes may have left its newest step in the memory of the one that is left.
-        if config.use == "auto" and run.world.rank_info.nodes < 2 and not rank_sync.any_rank(folder.exists()):
-            return None
-        try:
-            opened = Replicas(folder, group=self._group, check=self._must_match, needs=self._needs)
-        except rank_sync.RankError as wrong:
-            run.say(f"no saves to memory, only to {self._folder}: {wrong}")
-            return None
-        if opened.nodes == 1:
-            run.say(f"saves to memory ({folder}) have no second node to be copied to: they outlive processes alone")
-        return opened
-
-    def _new_pace(self) -> Pace:
-        names = [MEMORY] if self._memory is not None else []
-        names += [DISK] if self._remote is None else [DISK, REMOTE]
-        return Pace(self._config, names, replicated=self._memory is not None and self._memory.nodes > 1)
-
-    def _places(self) -> list[Place]:
-        found: list[Place] = [Folder(self._folder)]
-        if self._memory is not None:
-            found.insert(0, self._memory)
-        if self._remote is not None:
-            found.append(self._remote)
-        return found
-
-    def _must_match(self, manifest: Manifest) -> None:
-        where = f"step {manifest.step} in memory"
-        must_match(where, as_of_today(where, manifest.run), self._run.identity)
-
-    def _needs(self, path: Path) -> set[str]:
-        """Files of a checkpoint, of which only the index is there yet, that this rank fills its tensors from."""
-        index = pickle.loads((path / INDEX).read_bytes())  # noqa: S301 (its hash has been verified)
-        weights, moments = get_state_dict(self._run.model, self._run.optimizer)
-        planner = DefaultLoadPlanner()
-        planner.set_up_planner({"model": weights, "optimizer": moments}, index, is_coordinator=False)
-        return {index.storage_data[item.storage_index].relative_path for item in planner.create_local_plan().items}
-
-    def _in_use(self) -> Collection[int]:
-        return self._to_remote.steps
-
-    def _write(self, save_: Save, content: Content) -> None:
-        """In the background, on every rank: to memory, or to the disk where there is none or it has no room."""
-        if self._memory is None:
-            super()._write(save_, content)
-            return
-        step, layout = content.state.step, self._layout
-        assert layout is not None
-
-        def write(path: Path) -> Mapping[str, FileRecord]:
-            self._mine = write_files(path, content, layout, threads=self._threads)
-            save_.written.set()
-            return self._mine
-
-        try:
-            manifest = self._memory.save(
-                step,
-                size_bytes=sum(tensor.nbytes for tensor in content.tensors) + _FRAMES_BYTES,
-                write=write,
-                describe=lambda parts: describe(content, parts),
-                spare=self._to_disk.steps,
-            )
-            save_.result = Written(path=Path(self._memory.where(step)), manifest=manifest)
-        except rank_sync.RankError as wrong:
-            if DISK not in self._meant:
-                raise SaveError(f"{wrong}; the next one on disk comes all the same") from wrong
-            super()._write(save_, content)
-            self._memory.forget(before=step)  # or it would pass for the newest where the disk cannot be asked
-            save_.warning = f"step {step} went to the disk alone, memory could not take it: {wrong}"
-
-    def _collect(self) -> None:
-        assert self._save is not None
-        save_, meant = self._save, self._meant
-        super()._collect()
-        ended, in_memory = self._ended.pop(), self._in_memory(save_)
-        tier = MEMORY if in_memory else DISK
-        self._refused = 0 if in_memory and save_.result is not None else self._refused + 1
-        if isinstance(ended, Failed) or save_.result is None:
-            self._ended.append(replace(ended, tier=tier))
-        else:
-            self._ended.append(replace(ended, tier=tier, kept=not in_memory))
-            self._hand_on(save_, save_.result, tier, meant)
-        if self._memory is not None and self._refused == _REFUSALS:
-            self._leave_memory()
-
-    def _hand_on(self, save_: Save, result: Written, tier: str, meant: set[str]) -> None:
-        """What has been committed goes to the next tier, if it was meant to."""
-        step = result.manifest.step
-        self._pace.took(tier, save_.seconds)
-        job = Job(
-            step=step, source=result.path, meant=meant, manifest=result.manifest, mine=self._mine, began=save_.began
+    def _copy_to_disk(self, job: Job, save: Save) -> None:
+        folder, group = self._disk.folder, self._copies
+        save.result = retry(
+            lambda: copy_to_disk(job.source, folder, job.manifest, job.mine, group=group), self._disk.retries
         )
-        if tier == MEMORY and DISK in meant:
-            self._to_disk.offer(job)
-        elif tier == DISK:
-            self._on_disk(job)
+        save.written.set()
+        save.warning = self._disk.prune(job.step, spare=self._to_remote.steps, group=group)
 
-    def _on_disk(self, job: Job) -> None:
-        self._kept_step = job.step
-        if REMOTE in job.meant:
-            self._to_remote.offer(job)
-        if self._stale is not None:
-            # Or it would pass for the newest where the disk cannot be asked.
-            self._stale.drop()
-            self._stale = None
-
-    def _leave_memory(self) -> None:
-        """Memory has refused a few times in a row. Without it the bound must be reckoned anew."""
-        self._run.say(f"no more saves to memory, only to {self._folder}")
-        self._stale, self._memory = self._memory, None
-        pace, self._pace = self._pace, self._new_pace()
-        self._pace.follow(pace)
-
-    def _in_memory(self, save_: Save) -> bool:
-        if save_.result is None:
-            return self._memory is not None and DISK not in self._meant
-        return save_.result.path.parent != self._folder
-
-    def _copy_to_disk(self, job: Job, save_: Save) -> None:
-        """In the background, on every rank."""
-        save_.result = retry(
-            lambda: copy_to_disk(job.source, self._folder, job.manifest, job.mine, group=self._copies), self._retries
-        )
-        save_.written.set()
-        save_.warning = self._prune(job.step, group=self._copies)
-
-    def _upload(self, job: Job, save_: Save) -> None:
-        """In the background, on every rank. A store that is down is tried again, and later with a newer step."""
+    def _upload(self, job: Job, save: Save) -> None:
+        """Upload one step. A store that is down is tried again, and later with a newer step."""
         remote, config = self._remote, self._config.remote
         assert remote is not None and config is not None
         for attempt in range(_UPLOADS):
             try:
-                save_.warning = remote.upload(job.step, keep=config.keep)
-                save_.result = Written(path=Path(), manifest=job.manifest)
+                save.warning = remote.upload(job.step, keep=config.keep)
+                save.result = Written(path=Path(), manifest=job.manifest)
                 return
             except rank_sync.RankError as wrong:
                 if attempt + 1 == _UPLOADS or remote.agreed(self._ending.is_set):
                     raise SaveError(f"{wrong} ({attempt + 1} attempts)") from wrong
                 self._ending.wait(_UPLOAD_PAUSE_S * 2**attempt)
 
+    # Collecting finished saves, on the thread that trains
+
+    def _wait(self, patience_s: float | None = None) -> None:
+        """Wait for the save under way. No collective: every rank's thread ends with the same result."""
+        if self._current is not None and self._current.save.wait(patience_s):
+            self._collect()
+
+    def _drain(self, patience_s: float | None = None) -> None:
+        """Wait until every save that began is on the disk."""
+        self._wait(patience_s)
+        while self._to_disk.save is not None and self._to_disk.save.wait(patience_s):
+            self._take(self._to_disk)
+
+    def _collect(self) -> None:
+        """Report the save that ended, and pass its step to the next tier if it was meant for it."""
+        assert self._current is not None
+        current, self._current = self._current, None
+        save, result = current.save, current.save.result
+        in_memory = self._memory is not None and DISK not in current.meant
+        if result is not None:
+            in_memory = result.path.parent != self._disk.folder
+        tier = MEMORY if in_memory else DISK
+        self._refused = 0 if in_memory and result is not None else self._refused + 1
+        if result is None:
+            self._ended.append(Failed(step=current.step, why=save.fault or "unknown", tier=tier))
+        else:
+            self._committed = current.step
+            self._ended.append(
+                Saved(
+                    step=current.step,
+                    path=str(result.path),
+                    size_bytes=result.manifest.size_bytes,
+                    seconds=save.seconds,
+                    tier=tier,
+                    stall_s=current.held_s + self._snapshots.held_s(),
+                    kept=not in_memory,
+                    warning=save.warning,
+                )
+            )
+            self._pass_on(current, result, tier)
+        if self._memory is not None and self._refused == _REFUSALS:
+            self._leave_memory()
+
+    def _pass_on(self, current: _Current, result: Written, tier: str) -> None:
+        self._cadence.took(tier, current.save.seconds)
+        job = Job(
+            step=current.step,
+            source=result.path,
+            meant=current.meant,
+            manifest=result.manifest,
+            mine=self._first.mine,
+            began=current.save.began,
+        )
+        if tier == MEMORY and DISK in current.meant:
+            self._to_disk.offer(job)
+        elif tier == DISK:
+            self._on_disk(job)
+
     def _take(self, follower: Follower) -> None:
-        job, save_ = follower.take()
-        if save_.result is None:
-            self._ended.append(Failed(step=job.step, why=save_.fault or "unknown", tier=follower.tier))
+        """Report the copy that ended in a farther tier."""
+        job, save = follower.take()
+        if save.result is None:
+            self._ended.append(Failed(step=job.step, why=save.fault or "unknown", tier=follower.tier))
             return
-        self._pace.took(follower.tier, save_.seconds)
-        where = self._remote.where(job.step) if self._remote and follower is self._to_remote else save_.result.path
+        self._cadence.took(follower.tier, save.seconds)
+        where = self._remote.where(job.step) if self._remote and follower is self._to_remote else save.result.path
         self._ended.append(
             Saved(
                 step=job.step,
                 path=str(where),
                 size_bytes=job.manifest.size_bytes,
-                seconds=save_.began + save_.seconds - job.began,
+                seconds=save.began + save.seconds - job.began,
                 tier=follower.tier,
                 kept=follower is self._to_disk,
-                warning=save_.warning,
+                warning=save.warning,
             )
         )
         if follower is self._to_disk:
-            self._on_disk(replace(job, source=save_.result.path))
+            self._on_disk(replace(job, source=save.result.path))
 
-    def _reckon(self) -> None:
-        found = rank_sync.on_first(self._pace.reckon)
+    def _on_disk(self, job: Job) -> None:
+        self._kept_step = job.step
+        if REMOTE in job.meant:
+            self._to_remote.offer(job)
+        if self._stale is not None:
+            # It would pass for the newest where the disk cannot be read.
+            self._stale.drop()
+            self._stale = None
+
+    def _drain_ended(self) -> list[Ended]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    # Choice of tiers
+
+    def _readable(self) -> list[ReadableTier]:
+        """Tiers to load from, nearest first."""
+        tiers: list[ReadableTier | None] = [self._memory, self._disk, self._remote]
+        return [tier for tier in tiers if tier is not None]
+
+    def _new_cadence(self) -> Cadence:
+        names = [tier.name for tier in self._readable()]
+        return Cadence(self._config, names, replicated=self._memory is not None and self._memory.nodes > 1)
+
+    def _plan_cadence(self) -> None:
+        found = rank_sync.on_first(self._cadence.reckon)
         if found is not None:
-            self._pace.adopt(found)
+            self._cadence.adopt(found)
 
-    def _told(self) -> list[Ended]:
-        told, self._ended = self._ended, []
-        return told
+    def _leave_memory(self) -> None:
+        """Stop saving to memory after several refusals in a row, and derive the bound without it."""
+        self._run.say(f"no more saves to memory, only to {self._disk}")
+        self._stale, self._memory, self._first.memory = self._memory, None, None
+        cadence, self._cadence = self._cadence, self._new_cadence()
+        self._cadence.follow(cadence)
+
+    def _catch_up(self, step: int) -> None:
+        """Upload a step that the run before this one had no time to upload."""
+        if self._remote is None:
+            return
+        try:
+            if step in self._remote.list_steps():
+                return
+        except rank_sync.RankError:
+            return  # reported when the tiers were listed
+        path = manifests.path_of(self._disk.folder, step)
+        manifest = rank_sync.on_first(lambda: manifests.read(path))
+        job = Job(step=step, source=path, meant={REMOTE}, manifest=manifest, began=time.perf_counter())
+        self._to_remote.offer(job)
 
 
-def _group() -> dist.ProcessGroup:
-    """For one tier's threads alone: in one group ranks must agree on the order of their calls."""
-    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=_TIMEOUT)
+def _open_group(timeout: timedelta) -> dist.ProcessGroup:
+    """A group for the threads of one tier: within one group all ranks must make their calls in the same order."""
+    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timeout)
     return group

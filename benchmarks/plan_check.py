@@ -124,9 +124,7 @@ def measure(case: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]
         kinds: dict[str, float] | None = None
         profiler: Any = None
 
-        def event(self, phase: str, event: str, *, epoch: int | None = None, **data: Any) -> None:  # noqa: ARG002
-            if (phase, event) != ("STEP", "metrics"):
-                return
+        def step_metrics(self, **data: Any) -> None:
             step, last = data["step"], options.warm_up + options.steps
             if step == options.warm_up:
                 self.started = time.perf_counter()

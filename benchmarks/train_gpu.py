@@ -191,10 +191,8 @@ def run_ours(case: Case, *, steps: int, device: str) -> None:
 
         at: ClassVar[list[float]] = []
 
-        def event(self, phase: str, event: str, *, epoch: int | None = None, **data: Any) -> None:
-            super().event(phase, event, epoch=epoch, **data)
-            if (phase, event) != ("STEP", "metrics"):
-                return
+        def step_metrics(self, **data: Any) -> None:
+            super().step_metrics(**data)
             self.at.append(time.perf_counter())
             if len(self.at) == WARM_STEPS + steps:
                 peak = torch.cuda.max_memory_allocated() if device == "cuda" else 0

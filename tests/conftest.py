@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from postgres import Postgres, binaries
 from s3_server import S3, serve
+from trainmaster.core.event_catalog import CHECK_VARIABLE
 from trainmaster.store import Database, open_database
 
 if TYPE_CHECKING:
@@ -22,6 +24,9 @@ ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
+
+# Every event that an agent or a trainer emits in any test, in this process or in another, is held to the catalogue.
+os.environ[CHECK_VARIABLE] = "1"
 
 # Started in the background by a shell, all of this ignores Ctrl-C, and so would the programs whose Ctrl-C is tested.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

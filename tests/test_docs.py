@@ -25,6 +25,10 @@ def test_the_spec_page_is_what_the_code_says() -> None:
     subprocess.run([sys.executable, str(ROOT / "tools" / "write_spec_doc.py"), "--check"], check=True)
 
 
+def test_the_events_page_is_what_the_catalogue_says() -> None:
+    subprocess.run([sys.executable, str(ROOT / "tools" / "write_events_doc.py"), "--check"], check=True)
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "docs" / "examples").glob("*.yaml")), ids=lambda path: path.name)
 def test_every_example_is_a_valid_spec(path: Path) -> None:
     document = _yaml_file.load(path)

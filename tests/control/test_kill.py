@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from trainmaster import control
+from trainmaster.core.event_catalog import CHECK_VARIABLE
 from trainmaster.core.events import Line, split
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Report, Status
@@ -44,7 +45,8 @@ with Emitter(os.environ["TRAINMASTER_EVENTS"]) as events:
 
 
 def submit(db: Database, *, pause_s: float) -> JobRow:
-    env = {"PYTHONPATH": str(SOURCE), "PAUSE_S": str(pause_s)}
+    # A workload's events are its own: the catalogue does not bind them.
+    env = {"PYTHONPATH": str(SOURCE), "PAUSE_S": str(pause_s), CHECK_VARIABLE: ""}
     resources = {"processes_per_node": 2}
     command = [sys.executable, "-c", WORKLOAD]
     mapping = {"name": "kill", "command": command, "env": env, "resources": resources, "preflight": {"level": 0}}

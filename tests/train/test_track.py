@@ -11,7 +11,7 @@ import pytest
 
 from trainmaster.core.errors import UsageError
 from trainmaster.core.watch_config import WatchConfig
-from trainmaster.train.metrics import trackers
+from trainmaster.train.metrics import tfevents, trackers
 from trainmaster.train.parallel.rank_info import RankInfo
 from trainmaster.train.run_log import RunLog
 
@@ -24,9 +24,9 @@ def records(path: Path) -> Iterator[bytes]:
     data = path.read_bytes()
     while data:
         (length,) = struct.unpack_from("<Q", data)
-        assert struct.unpack_from("<I", data, 8) == (trackers.masked_crc(data[:8]),)
+        assert struct.unpack_from("<I", data, 8) == (tfevents.masked_crc(data[:8]),)
         message = data[12 : 12 + length]
-        assert struct.unpack_from("<I", data, 12 + length) == (trackers.masked_crc(message),)
+        assert struct.unpack_from("<I", data, 12 + length) == (tfevents.masked_crc(message),)
         yield message
         data = data[16 + length :]
 
@@ -63,7 +63,7 @@ def fields(message: bytes) -> list[tuple[int, Any]]:
 def test_the_checksum_is_castagnolis() -> None:
     # RFC 3720, appendix B.4: 32 bytes of zeros give 8A9136AA.
     crc = 0x8A9136AA
-    assert trackers.masked_crc(b"\0" * 32) == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    assert tfevents.masked_crc(b"\0" * 32) == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def test_a_run_writes_its_scalars_for_tensorboard(run_here: RunHere, tmp_path: Path) -> None:
@@ -101,10 +101,11 @@ def test_a_tracker_that_fails_is_left_out_and_told_once(capsys: pytest.CaptureFi
     run_log, failing = RunLog(ALONE, None), Failing()
     run_log.track([failing])
     for step in range(3):
-        run_log.event("STEP", "metrics", step=step, loss=1.0)
+        run_log.evaluated(step=step, loss=1.0, perplexity=2.7)
     run_log.close()
     assert failing.calls == 1
-    assert capsys.readouterr().out == "[rank 0 node 0] failing is left out from here on: ConnectionError: gone\n"
+    told = [line for line in capsys.readouterr().out.splitlines() if "failing" in line]
+    assert told == ["[rank 0 node 0] failing is left out from here on: ConnectionError: gone"]
 
 
 def test_one_that_cannot_be_opened_is_told_and_the_others_open(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from trainmaster.core.event_catalog import CHECK_VARIABLE, list_faults
 from trainmaster.core.events import Event, render
 
 Fsync = Literal["always", "marks", "never"]
@@ -39,6 +40,7 @@ class Emitter:
         self._now = now
         self._end = -1  # file size after our last line; the cached seq holds only while nobody else wrote
         self._seq = 0
+        self._check = bool(os.environ.get(CHECK_VARIABLE))  # in tests: every event of ours is in the catalogue
         self._mutex = threading.Lock()  # the file's lock is the process's: it does not keep threads apart
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -53,6 +55,8 @@ class Emitter:
         **data: Any,
     ) -> Event:
         """Append one event and return it as written."""
+        if self._check and (faults := list_faults(phase, event, data, epoch=epoch)):
+            raise ValueError("; ".join(faults))
         draft = Event(phase=phase, event=event, ts=self._now(), iteration=iteration, epoch=epoch, data=data)
         with self._mutex, _locked(self._fd):
             size = os.fstat(self._fd).st_size

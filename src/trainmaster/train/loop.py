@@ -125,7 +125,7 @@ class Trainer:
             optimizer=self.optimizer,
             feed=self.feed,
             identity=self.identity,
-            rejected=self.tell_rejected,
+            rejected=run_log.checkpoint_rejected,
             say=run_log.line,
         )
         self.keeper = Checkpointing(open_checkpoints(parts, folder), run_log)
@@ -140,15 +140,7 @@ class Trainer:
             return
         configure(self.optimizer, self.config.optimizer)
         self.state, self.resumed_from = found.state, found.state.step
-        self.run_log.event(
-            "CHECKPOINT",
-            "loaded",
-            step=found.state.step,
-            path=found.path,
-            seconds=round(found.seconds, 3),
-            tier=found.tier,
-        )
-        self.run_log.line(f"resumed from step {found.state.step} ({found.tier}: {found.path}, {found.seconds:.1f} s)")
+        self.run_log.checkpoint_loaded(step=found.state.step, path=found.path, tier=found.tier, seconds=found.seconds)
 
     def start(self) -> None:
         """A new run: with first weights, or with those of the checkpoint that the config names."""
@@ -159,9 +151,7 @@ class Trainer:
 
     def announce(self) -> None:
         config, rank_info = self.config, self.world.rank_info
-        self.run_log.event(
-            "TRAINING",
-            "start",
+        self.run_log.training_started(
             steps=config.steps,
             parameters=self.parameters,
             ranks=rank_info.world_size,
@@ -173,10 +163,6 @@ class Trainer:
             resumed_from=self.resumed_from,
             torch=torch.__version__,
             data_source=config.data.source,
-        )
-        self.run_log.line(
-            f"training {self.parameters:,} parameters on {rank_info.world_size} rank(s) ({self.world.device_name}, "
-            f"{self.precision}), {config.batch_sequences} × {config.sequence_tokens} tokens a step"
         )
 
     def train(self) -> bool:
@@ -264,28 +250,15 @@ class Trainer:
         if decision.act == "move":
             self.state = self.state.after_loss(loss)
         else:
-            self.tell_skipped(flight, decision, loss=loss, grad_norm=grad_norm)
+            self.run_log.step_skipped(
+                step=flight.step, samples=flight.samples, loss=loss, grad_norm=grad_norm, why=decision.why
+            )
         if flight.step % config.log_every_steps == 0 or flight.step == config.steps or decision.act != "move":
             self.metrics.tell(flight, loss=loss, grad_norm=grad_norm)
         if decision.act == "roll back":
             self.roll_back(flight, decision)
             return True
         return False
-
-    def tell_skipped(self, flight: StepInFlight, decision: Decision, *, loss: float, grad_norm: float) -> None:
-        """Which samples moved nothing, and why."""
-        first, last = flight.samples[0], flight.samples[-1]
-        self.run_log.event(
-            "WATCH",
-            "skipped",
-            step=flight.step,
-            first_sample=first,
-            last_sample=last,
-            loss=loss,
-            grad_norm=grad_norm,
-            why=decision.why,
-        )
-        self.run_log.line(f"step {flight.step} skipped: {decision.why} (samples {first} to {last})")
 
     def roll_back(self, flight: StepInFlight, decision: Decision) -> None:
         """Back to the newest good checkpoint, or to the start, and from there past the samples that were sick."""
@@ -320,17 +293,13 @@ class Trainer:
             passed_over=(*before.passed_over, bad),
             rollbacks=before.rollbacks + 1,
         )
-        self.run_log.event(
-            "WATCH",
-            "rollback",
+        self.run_log.rolled_back(
             step=flight.step,
             to_step=well.step,
-            first_sample=bad.first,
-            last_sample=bad.end - 1,
+            samples=range(bad.first, bad.end),
             rollbacks=self.state.rollbacks,
             why=what,
         )
-        self.run_log.line(f"rolled back from step {flight.step} to {well.step} and past these samples: {what}")
         self.meter.resume()
 
     def epoch_is_over(self) -> bool:
@@ -349,15 +318,12 @@ class Trainer:
         # Before the save: a run resumed from it must not close this epoch again.
         self.state = self.state.after_epoch()
         self.save_if_due()
-        self.run_log.event(
-            "TRAINING",
-            "epoch_complete",
+        self.run_log.epoch_completed(
             epoch=self.state.epoch,
             step=self.state.step,
             avg_loss=avg_loss,
-            model_path=self.keeper.newest,
-            optimizer_path=self.keeper.newest,
-            tokens_per_s=round(self.meter.mean_tokens_per_s, 1),
+            checkpoint=self.keeper.newest,
+            tokens_per_s=self.meter.mean_tokens_per_s,
         )
         return True
 
@@ -366,18 +332,17 @@ class Trainer:
             return True
         step, started = self.state.step, time.perf_counter()
         self.meter.pause()
-        self.run_log.event("EVAL_TRAINING", "start", step=step)
+        self.run_log.evaluation_started(step=step)
         self.watchdog.doing = "eval"
         beat = partial(self.metrics.beat, "eval")
         loss = evaluate(self.model, self.feed, self.config, self.world, beat=beat)
         self.watchdog.doing = "train"
         if loss is not None:
             perplexity = math.exp(loss) if loss < 700 else math.inf
-            self.run_log.event("EVAL_MODEL", "metrics", step=step, loss=loss, perplexity=perplexity)
-            self.run_log.line(f"eval at step {step}: Loss: {loss:.4f} perplexity {perplexity:.2f}")
+            self.run_log.evaluated(step=step, loss=loss, perplexity=perplexity)
             # Counted once: a run that is stopped in here has no loss yet, and evaluates again.
             self.state = self.state.after_evaluation(loss, self.config.optimizer)
-        self.run_log.event("EVAL_TRAINING", "end", step=step, duration=round(time.perf_counter() - started, 3))
+        self.run_log.evaluation_ended(step=step, seconds=time.perf_counter() - started)
         self.meter.resume()
         return loss is not None
 
@@ -391,10 +356,6 @@ class Trainer:
         self.keeper.begin(self.state)
         self.watchdog.doing = "train"
         self.meter.resume()
-
-    def tell_rejected(self, path: str, why: str, tier: str = "disk") -> None:
-        self.run_log.event("CHECKPOINT", "rejected", path=path, why=why, tier=tier)
-        self.run_log.line(f"checkpoint {path} rejected: {why}")
 
     def keep(self) -> None:
         """No more data, but the run itself is sound: what it reached is saved for when the data is back."""
@@ -427,18 +388,13 @@ class Trainer:
 
     def say_end(self, *, stopped: str | None) -> None:
         state = self.state
-        self.run_log.event(
-            "TRAINING",
-            "end",
+        self.run_log.training_ended(
             step=state.step,
+            steps=self.config.steps,
             loss_first=state.loss_first,
             loss_last=state.loss_last,
-            tokens_per_s=round(self.meter.mean_tokens_per_s, 1),
-            duration=round(time.perf_counter() - self.started, 3),
-            stopped=stopped is not None,
-        )
-        why = "done" if stopped is None else f"stopped ({stopped})"
-        self.run_log.line(
-            f"{why} at step {state.step}/{self.config.steps}, loss {state.loss_first} → {state.loss_last}"
+            tokens_per_s=self.meter.mean_tokens_per_s,
+            seconds=time.perf_counter() - self.started,
+            stopped=stopped,
         )
         self.run_log.close()

@@ -1,26 +1,28 @@
-"""What a run says: events to the event file (rank 0 alone) and lines to standard output.
+"""Log of one rank: events (rank 0 writes them) and lines on standard output. One method per event.
 
-Local rank 0 of every node prints: an operator watches one process a node, and a silent node looks hung.
+Local rank 0 of every node prints: an operator watches one process per node, and a silent node looks hung. The events
+and their fields are in core/event_catalog.py.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainmaster.core import heartbeat
 from trainmaster.core.heartbeat import At
 from trainmaster.node.emit import Emitter
+from trainmaster.train.metrics.rate import Reading
 from trainmaster.train.metrics.trackers import Tracker
 from trainmaster.train.parallel.rank_info import RankInfo
 
-# Log readers on nodes may know no more than ASCII, and one of them ends at the first byte it does not know.
-_PLAIN = str.maketrans({"×": "x", "→": "to", "–": "-", "…": "..."})
+# Log readers on nodes may accept ASCII only, and HyperPod's stops at the first byte it cannot decode.
+_ASCII = str.maketrans({"×": "x", "→": "to", "–": "-", "…": "..."})
 
 
 class RunLog:
-    """One rank's voice."""
+    """Events, lines and tracker metrics of one rank."""
 
     def __init__(self, rank_info: RankInfo, emitter: Emitter | None) -> None:
         self._rank_info = rank_info
@@ -28,29 +30,32 @@ class RunLog:
         self._trackers: list[Tracker] = []
 
     def track(self, trackers: list[Tracker]) -> None:
-        """Numbers go there too from now on, from rank 0."""
+        """Send metrics to these trackers from now on (rank 0 only)."""
         self._trackers = trackers if self._rank_info.rank == 0 else []
 
-    def event(self, phase: str, event: str, *, epoch: int | None = None, **data: Any) -> None:
-        """An event, from rank 0. Training goes on without it when its file cannot be written."""
-        if event == "metrics":
-            self._track("eval" if phase == "EVAL_MODEL" else "train", data)
-        if self._emitter is None:
-            return
-        try:
-            self._emitter.emit(phase, event, epoch=epoch, **data)
-        except OSError as wrong:
-            self.alarm(f"event {phase} {event} could not be written: {wrong}")
+    def close(self) -> None:
+        """Close the trackers."""
+        for tracker in self._trackers:
+            self._guarded(tracker, tracker.close)
+        self._trackers = []
+
+    # Lines.
 
     def line(self, text: str) -> None:
-        """A line for people and log rules, from local rank 0 of each node."""
+        """Print a line on local rank 0 of each node."""
         if self._rank_info.local_rank == 0:
             self.alarm(text)
+
+    def alarm(self, text: str) -> None:
+        """Print a line on this rank, whichever it is, in one write: log readers take half a line for a whole one."""
+        plain = text.translate(_ASCII).encode("ascii", "backslashreplace").decode()
+        sys.stdout.write(heartbeat.prefix(self._rank_info.rank, self._rank_info.node_rank) + plain + "\n")
+        sys.stdout.flush()
 
     def beat(
         self, *, step: int, steps: int, loss: float, grad_norm: float, tokens_per_s: float, step_s: float, at: At
     ) -> None:
-        """The line that log rules wait for, from local rank 0 of each node and from the thread that trains."""
+        """Print the heartbeat line that log rules match, on local rank 0 of each node."""
         beat = heartbeat.Beat(
             rank=self._rank_info.rank,
             node=self._rank_info.node_rank,
@@ -64,31 +69,202 @@ class RunLog:
         )
         self.line(heartbeat.words(beat))
 
-    def alarm(self, text: str) -> None:
-        """A line from whichever rank it is, in one write: who reads along takes half a line for a whole one."""
-        plain = text.translate(_PLAIN).encode("ascii", "backslashreplace").decode()
-        sys.stdout.write(heartbeat.prefix(self._rank_info.rank, self._rank_info.node_rank) + plain + "\n")
-        sys.stdout.flush()
+    # TRAINING, EVAL_TRAINING, EVAL_MODEL, STEP.
 
-    def close(self) -> None:
-        for tracker in self._trackers:
-            self._safely(tracker, tracker.close)
-        self._trackers = []
+    def training_started(self, **data: Any) -> None:
+        """TRAINING start."""
+        self._emit("TRAINING", "start", **data)
+        self.line(
+            f"training {data['parameters']:,} parameters on {data['ranks']} rank(s) ({data['device_name']}, "
+            f"{data['precision']}), {data['batch_sequences']} × {data['sequence_tokens']} tokens a step"
+        )
 
-    def _track(self, group: str, data: Mapping[str, Any]) -> None:
-        step = data.get("step")
-        numbers = {
-            f"{group}/{name}": float(value)
-            for name, value in data.items()
-            if name != "step" and isinstance(value, (int, float)) and not isinstance(value, bool)
+    def training_ended(
+        self,
+        *,
+        step: int,
+        steps: int,
+        loss_first: float | None,
+        loss_last: float | None,
+        tokens_per_s: float,
+        seconds: float,
+        stopped: str | None,  # the request to stop; None: the last step is done
+    ) -> None:
+        """TRAINING end."""
+        self._emit(
+            "TRAINING",
+            "end",
+            step=step,
+            loss_first=loss_first,
+            loss_last=loss_last,
+            tokens_per_s=round(tokens_per_s, 1),
+            duration=round(seconds, 3),
+            stopped=stopped is not None,
+        )
+        how = "done" if stopped is None else f"stopped ({stopped})"
+        self.line(f"{how} at step {step}/{steps}, loss {loss_first} → {loss_last}")
+
+    def epoch_completed(
+        self, *, epoch: int, step: int, avg_loss: float | None, checkpoint: str | None, tokens_per_s: float
+    ) -> None:
+        """TRAINING epoch_complete. A checkpoint holds model and optimizer: both paths are the same."""
+        self._emit(
+            "TRAINING",
+            "epoch_complete",
+            epoch=epoch,
+            step=step,
+            avg_loss=avg_loss,
+            model_path=checkpoint,
+            optimizer_path=checkpoint,
+            tokens_per_s=round(tokens_per_s, 1),
+        )
+
+    def evaluation_started(self, *, step: int) -> None:
+        """EVAL_TRAINING start."""
+        self._emit("EVAL_TRAINING", "start", step=step)
+
+    def evaluated(self, *, step: int, loss: float, perplexity: float) -> None:
+        """EVAL_MODEL metrics."""
+        self._emit("EVAL_MODEL", "metrics", step=step, loss=loss, perplexity=perplexity)
+        self._track("eval", step, {"loss": loss, "perplexity": perplexity})
+        self.line(f"eval at step {step}: Loss: {loss:.4f} perplexity {perplexity:.2f}")
+
+    def evaluation_ended(self, *, step: int, seconds: float) -> None:
+        """EVAL_TRAINING end."""
+        self._emit("EVAL_TRAINING", "end", step=step, duration=round(seconds, 3))
+
+    def step_metrics(
+        self,
+        *,
+        step: int,
+        loss: float,
+        lr: float,
+        grad_norm: float,
+        reading: Reading,
+        sequence_tokens: int,
+        memory: Mapping[str, float | None],
+    ) -> None:
+        """STEP metrics."""
+        data: dict[str, Any] = {
+            "loss": loss,
+            "lr": lr,
+            "grad_norm": grad_norm,
+            "tokens_per_s": round(reading.tokens_per_s, 1),
+            "tokens_per_s_per_gpu": round(reading.tokens_per_s / self._rank_info.world_size, 1),
+            "samples_per_s": round(reading.tokens_per_s / sequence_tokens, 3),
+            "step_s": round(reading.step_s, 6),
+            "mfu": reading.mfu,
+            "mfu_measured": reading.mfu_measured,
+            "data_share": _rounded(reading.data_share),
+            "compute_share": _rounded(reading.compute_share),
+            "comm_share": _rounded(reading.comm_share),
+            **memory,
         }
-        if isinstance(step, int) and numbers:
-            for tracker in list(self._trackers):
-                self._safely(tracker, lambda tracker=tracker: tracker.log(step, numbers))
+        self._emit("STEP", "metrics", step=step, **data)
+        self._track("train", step, data)
 
-    def _safely(self, tracker: Tracker, act: Any) -> None:
+    # CHECKPOINT.
+
+    def checkpoint_saved(
+        self, *, step: int, path: str, tier: str, size_bytes: int, seconds: float, stall_s: float
+    ) -> None:
+        """CHECKPOINT saved."""
+        self._emit(
+            "CHECKPOINT",
+            "saved",
+            step=step,
+            path=path,
+            seconds=round(seconds, 3),
+            bytes=size_bytes,
+            tier=tier,
+            stall_s=round(stall_s, 4),
+        )
+        self.line(
+            f"saved step {step} ({tier}: {path}, {size_bytes:,} bytes, {seconds:.2f} s, training held {stall_s:.3f} s)"
+        )
+
+    def checkpoint_loaded(self, *, step: int, path: str, tier: str, seconds: float) -> None:
+        """CHECKPOINT loaded."""
+        self._emit("CHECKPOINT", "loaded", step=step, path=path, seconds=round(seconds, 3), tier=tier)
+        self.line(f"resumed from step {step} ({tier}: {path}, {seconds:.1f} s)")
+
+    def checkpoint_failed(self, *, step: int, tier: str, why: str) -> None:
+        """CHECKPOINT failed."""
+        self._emit("CHECKPOINT", "failed", step=step, why=why, tier=tier)
+        self.line(f"checkpoint of step {step} failed ({tier}): {why}")
+
+    def checkpoint_rejected(self, path: str, why: str, tier: str = "disk") -> None:
+        """CHECKPOINT rejected."""
+        self._emit("CHECKPOINT", "rejected", path=path, why=why, tier=tier)
+        self.line(f"checkpoint {path} rejected: {why}")
+
+    def loss_bounded(self, data: Mapping[str, Any], lines: Sequence[str]) -> None:
+        """CHECKPOINT bound, with the lines that state it."""
+        self._emit("CHECKPOINT", "bound", **data)
+        for line in lines:
+            self.line(line)
+
+    # WATCH.
+
+    def step_skipped(self, *, step: int, samples: range, loss: float, grad_norm: float, why: str | None) -> None:
+        """WATCH skipped."""
+        first, last = samples[0], samples[-1]
+        self._emit(
+            "WATCH",
+            "skipped",
+            step=step,
+            first_sample=first,
+            last_sample=last,
+            loss=loss,
+            grad_norm=grad_norm,
+            why=why,
+        )
+        self.line(f"step {step} skipped: {why} (samples {first} to {last})")
+
+    def rolled_back(self, *, step: int, to_step: int, samples: range, rollbacks: int, why: str) -> None:
+        """WATCH rollback."""
+        self._emit(
+            "WATCH",
+            "rollback",
+            step=step,
+            to_step=to_step,
+            first_sample=samples[0],
+            last_sample=samples[-1],
+            rollbacks=rollbacks,
+            why=why,
+        )
+        self.line(f"rolled back from step {step} to {to_step} and past these samples: {why}")
+
+    def straggler_found(self, *, step: int, name: str, rank: int | None, node: int, score: float, what: str) -> None:
+        """WATCH straggler."""
+        self._emit("WATCH", "straggler", step=step, rank=rank, node=node, score=round(score, 3), what=what)
+        self.line(f"straggler: {name} takes {score:.0%} of a step more than the median: {what}")
+
+    def hang_found(self, *, ranks: Sequence[int], nodes: Sequence[int], collective: str, why: str) -> None:
+        """WATCH hang. The caller prints the line: it differs between a warning and the end of the run."""
+        self._emit("WATCH", "hang", ranks=list(ranks), nodes=list(nodes), collective=collective, why=why)
+
+    def _emit(self, phase: str, event: str, *, epoch: int | None = None, **data: Any) -> None:
+        """Write an event on rank 0. A file that cannot be written does not stop training."""
+        if self._emitter is None:
+            return
+        try:
+            self._emitter.emit(phase, event, epoch=epoch, **data)
+        except OSError as wrong:
+            self.alarm(f"event {phase} {event} could not be written: {wrong}")
+
+    def _track(self, group: str, step: int, data: Mapping[str, Any]) -> None:
+        scalars = {f"{group}/{name}": float(value) for name, value in data.items() if value is not None}
+        for tracker in list(self._trackers):
+            self._guarded(tracker, lambda tracker=tracker: tracker.log(step, scalars))
+
+    def _guarded(self, tracker: Tracker, act: Any) -> None:
         try:
             act()
         except Exception as wrong:  # a foreign library and a network; training must not end for a chart
             self._trackers = [other for other in self._trackers if other is not tracker]
             self.alarm(f"{tracker.name} is left out from here on: {type(wrong).__name__}: {wrong}")
+
+
+def _rounded(share: float | None) -> float | None:
+    return None if share is None else round(share, 4)

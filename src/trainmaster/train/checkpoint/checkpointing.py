@@ -87,31 +87,22 @@ class Checkpointing:
         bound = self._checkpoints.bound
         if bound is not None and bound.differs(self._bound):
             self._bound = bound
-            self._run_log.event("CHECKPOINT", "bound", **bound.event())
-            for line in bound.lines():
-                self._run_log.line(line)
+            self._run_log.loss_bounded(bound.event(), bound.lines())
 
     def _tell_saved(self, one: Saved) -> None:
         if one.kept:
             self.newest, self.saved_step = one.path, one.step
-        self._run_log.event(
-            "CHECKPOINT",
-            "saved",
+        self._run_log.checkpoint_saved(
             step=one.step,
             path=one.path,
-            seconds=round(one.seconds, 3),
-            bytes=one.size_bytes,
             tier=one.tier,
-            stall_s=round(one.stall_s, 4),
-        )
-        self._run_log.line(
-            f"saved step {one.step} ({one.tier}: {one.path}, {one.size_bytes:,} bytes, {one.seconds:.2f} s, "
-            f"training held {one.stall_s:.3f} s)"
+            size_bytes=one.size_bytes,
+            seconds=one.seconds,
+            stall_s=one.stall_s,
         )
         if one.warning is not None:
             self._run_log.line(one.warning)
 
     def _tell_failed(self, one: Failed) -> None:
         self._failed.append(one.why)
-        self._run_log.event("CHECKPOINT", "failed", step=one.step, why=one.why, tier=one.tier)
-        self._run_log.line(f"checkpoint of step {one.step} failed ({one.tier}): {one.why}")
+        self._run_log.checkpoint_failed(step=one.step, tier=one.tier, why=one.why)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
 
 import torch
 
@@ -54,23 +53,14 @@ class Metrics:
         """The numbers of a step, and of those since the last call."""
         self._step, self._loss, self._grad_norm = flight.step, loss, grad_norm
         reading = self._reading = self.meter.read()
-        self._run_log.event(
-            "STEP",
-            "metrics",
+        self._run_log.step_metrics(
             step=flight.step,
             loss=loss,
             lr=flight.lr,
             grad_norm=grad_norm,
-            tokens_per_s=round(reading.tokens_per_s, 1),
-            tokens_per_s_per_gpu=round(reading.tokens_per_s / self._world.rank_info.world_size, 1),
-            samples_per_s=round(reading.tokens_per_s / self._config.sequence_tokens, 3),
-            step_s=round(reading.step_s, 6),
-            mfu=reading.mfu,
-            mfu_measured=reading.mfu_measured,
-            data_share=_rounded(reading.data_share),
-            compute_share=_rounded(reading.compute_share),
-            comm_share=_rounded(reading.comm_share),
-            **memory(self._world.device),
+            reading=reading,
+            sequence_tokens=self._config.sequence_tokens,
+            memory=read_memory(self._world.device),
         )
         self.beat("train", force=True)
         if self._world.rank_info.rank == 0:
@@ -104,22 +94,13 @@ class Metrics:
         # From what all ranks know alike, so that they meet at the same step again; their clocks differ.
         self._exchange_at = self._step + math.ceil(EXCHANGE_S / max(1e-3, min(one.step_s for one in everyone)))
         for one in self._slow.add(score(everyone)):
-            self._run_log.event(
-                "WATCH",
-                "straggler",
-                step=self._step,
-                rank=one.rank,
-                node=one.node,
-                score=round(one.score, 3),
-                what=one.what,
-            )
-            self._run_log.line(
-                f"straggler: {one.name} takes {one.score:.0%} of a step more than the median: {one.what}"
+            self._run_log.straggler_found(
+                step=self._step, name=one.name, rank=one.rank, node=one.node, score=one.score, what=one.what
             )
 
 
-def memory(device: torch.device) -> dict[str, Any]:
-    """What this rank's GPU holds: the most since the start, now, and with what the allocator keeps for later."""
+def read_memory(device: torch.device) -> dict[str, float | None]:
+    """GPU memory of this rank: peak since the start, allocated now, reserved by the allocator now."""
     if device.type != "cuda":
         return {"memory_gib": None}
     return {
@@ -127,7 +108,3 @@ def memory(device: torch.device) -> dict[str, Any]:
         "memory_allocated_gib": torch.cuda.memory_allocated(device) / 2**30,
         "memory_reserved_gib": torch.cuda.memory_reserved(device) / 2**30,
     }
-
-
-def _rounded(share: float | None) -> float | None:
-    return None if share is None else round(share, 4)

@@ -212,9 +212,7 @@ class Watchdog:
         return [hang.parse(value) for value in box[0]]
 
     def _tell(self, found: Blame) -> None:
-        self._run_log.event(
-            "WATCH", "hang", ranks=found.ranks, nodes=found.nodes, collective=found.collective, why=found.line
-        )
+        self._run_log.hang_found(ranks=found.ranks, nodes=found.nodes, collective=found.collective, why=found.line)
 
     def _give_up(self, trace: flight_recorder.Trace, first: _Look) -> None:
         # Not asked again: another rank may have given up a moment ago and taken the store with it.

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from trainmaster.core.errors import TargetError
+from trainmaster.core.files import sync
 from trainmaster.core.plan import AGENT_LOG, EXIT_FILE, LOCK_FILE, STOP_FILE, ExitRecord
 
 # A run that fills the disk must still be able to say so: the record's blocks are taken at the start. The largest
@@ -86,7 +87,7 @@ class AttemptFolder:
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(self.path / EXIT_FILE)
-        sync_folder(self.path)
+        sync(self.path)  # or a power cut could take the name back
 
 
 _TMP = EXIT_FILE + ".tmp"
@@ -110,12 +111,3 @@ def mark(fd: int, text: str) -> None:
     """Write the lock file's text, safe against a power cut: without it the attempt could begin twice."""
     os.pwrite(fd, (text + "\n").encode(), 0)
     os.fsync(fd)
-
-
-def sync_folder(path: Path) -> None:
-    """Make a rename in the folder survive a power cut."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainmaster.core.errors import UsageError
+from trainmaster.core.ids import is_uuid
 
 if TYPE_CHECKING:
     from trainmaster.client import Client
@@ -24,7 +25,6 @@ ServerOption = Annotated[
     ),
 ]
 TOKEN, TOKEN_FILE = "TRAINMASTER_TOKEN", "TRAINMASTER_TOKEN_FILE"
-_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _WORD = re.compile(r"[A-Za-z0-9.-]{1,63}")
 _MOST = 200  # jobs of one answer
 
@@ -57,7 +57,7 @@ def read_token() -> str | None:
 
 def find(client: Client, word: str) -> str:
     """The id of the job with this id, a unique beginning of it, or the newest with this name."""
-    if _UUID.fullmatch(word):
+    if is_uuid(word):
         return word
     begun: list[str] = []
     if not _WORD.fullmatch(word):

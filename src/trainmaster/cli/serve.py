@@ -16,6 +16,8 @@ import typer
 from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption, StorageOption, open_home, open_storage
 from trainmaster.core.errors import MissingExtra, UsageError
+from trainmaster.core.files import write_whole
+from trainmaster.core.loopback import is_loopback_host
 
 DEFAULT_PORT = 8470
 SERVER_FILE = "server.json"  # in the home folder while a server runs: {"pid", "url"}
@@ -61,9 +63,9 @@ def serve(
     listening = _listen(host, port)
     url = f"{'https' if tls_cert else 'http'}://{_bracket(host)}:{listening.getsockname()[1]}"
     note = folder / SERVER_FILE
-    _write(note, {"pid": os.getpid(), "url": url})
+    write_whole(note, json.dumps({"pid": os.getpid(), "url": url}), durable=False)
     _console.err.print(f"Trainmaster at [bold]{url}[/]  home {folder}  (Ctrl-C ends the server; jobs go on)")
-    if not _is_loopback(host) and tls_cert is None:
+    if not is_loopback_host(host) and tls_cert is None:
         _console.note(
             "tokens travel unencrypted; give --tls-cert and --tls-key, or stand behind a proxy that speaks https"
         )
@@ -71,7 +73,7 @@ def serve(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         # Beyond loopback everybody shows a token: a proxy on this machine would make strangers look like us.
-        asked = require_token or not _is_loopback(host)
+        asked = require_token or not is_loopback_host(host)
         app = create_app(db, folder, reconcile=reconcile, hosts=name or (), storage=kept, require_token=asked)
         config = uvicorn.Config(
             app, log_level="warning", server_header=False, ssl_certfile=tls_cert, ssl_keyfile=tls_key,
@@ -98,20 +100,9 @@ def _listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def _is_loopback(host: str) -> bool:
-    return ipaddress.ip_address(_number(host)).is_loopback
-
-
 def _number(host: str) -> str:
     return "127.0.0.1" if host == "localhost" else host
 
 
 def _bracket(host: str) -> str:
     return f"[{host}]" if ":" in host else host
-
-
-def _write(path: Path, value: object) -> None:
-    """Whole or not at all: a reader never sees half of it."""
-    draft = path.with_suffix(".tmp")
-    draft.write_text(json.dumps(value))
-    draft.replace(path)

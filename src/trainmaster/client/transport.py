@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
-import random
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -13,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from trainmaster.client.errors import Refusal, ServerUnreachable, refusal
+from trainmaster.core.backoff import backoff_s
 from trainmaster.core.errors import MissingExtra, UsageError
+from trainmaster.core.loopback import is_loopback_host
 
 if TYPE_CHECKING:
     import httpx
@@ -40,7 +40,7 @@ class Wire:
                 raise UsageError("the token has characters that no token has; is it the right file?")
             headers["Authorization"] = f"Bearer {token}"
         # A proxy for the outer world cannot reach this machine's own loopback.
-        loopback = _is_loopback(urlsplit(self.url).hostname or "")
+        loopback = is_loopback_host(urlsplit(self.url).hostname or "")
         self._http = httpx.Client(
             base_url=self.url, headers=headers, timeout=timeout_s, follow_redirects=False, trust_env=not loopback
         )
@@ -114,7 +114,7 @@ def worth_waiting(wrong: Refusal | Lost) -> bool:
 
 def rest(turn: int) -> float:
     """Seconds before the next repetition: longer each time, and never the same for two clients at once."""
-    return random.uniform(0.5, 1.0) * min(_LONGEST_S, _REST_S * 2.0 ** min(turn, 10))  # noqa: S311 (spreads load, hides nothing)
+    return backoff_s(turn + 1, first_s=_REST_S, longest_s=_LONGEST_S)
 
 
 def server_sent(lines: Iterator[str]) -> Iterator[tuple[str, str, str]]:
@@ -162,10 +162,3 @@ def _check_url(url: str) -> str:
     if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
         raise UsageError(f"{url!r} is no address of a server; write for example http://127.0.0.1:8470")
     return url.rstrip("/")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -21,6 +21,7 @@ from trainmaster.checks.document import clean
 from trainmaster.cluster import compare
 from trainmaster.core.errors import SpecError, UsageError
 from trainmaster.core.expect import Expect
+from trainmaster.core.files import write_whole
 from trainmaster.core.health import ClusterHealth, NodeHealth, Silent
 from trainmaster.core.results import CheckResult, Verdict, error
 from trainmaster.core.schema import build
@@ -46,9 +47,7 @@ def save(bundle: Path, health: ClusterHealth) -> None:
     bundle.mkdir(parents=True, exist_ok=True)
     # health.json last: a reader that sees it may trust what lies beside it.
     for name, text in ((VERDICT, judged(health)), (HEALTH, health.to_json() + "\n")):
-        part = bundle / f"{name}.part"
-        part.write_text(text, encoding="utf-8")
-        part.replace(bundle / name)
+        write_whole(bundle / name, text, durable=False)
 
 
 def load(bundle: Path) -> ClusterHealth:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -12,6 +11,7 @@ from typing import TypeVar
 
 from trainmaster.control import failpoints
 from trainmaster.control.deadlines import Deadlines
+from trainmaster.core.backoff import backoff_s
 from trainmaster.core.errors import Unreachable
 from trainmaster.core.states import Reason
 from trainmaster.storage import Store
@@ -34,8 +34,7 @@ class LeaseLost(Exception):
 
 def rest_after(reason: Reason, attempt: int) -> float:
     """Seconds between an attempt that ended so and the next one: longer each time, and never the same for two jobs."""
-    longest = min(reason.rule.rest_s * 2.0 ** min(attempt - 1, 20), _LONGEST_REST_S)
-    return longest * random.uniform(0.5, 1)  # noqa: S311 (not a secret)
+    return backoff_s(attempt, first_s=reason.rule.rest_s, longest_s=_LONGEST_REST_S)
 
 
 def _utc_now() -> datetime:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import timedelta
@@ -28,6 +27,7 @@ from trainmaster.control.liveness import Life, find_dead
 from trainmaster.control.steps import step
 from trainmaster.control.tail import Glances
 from trainmaster.control.transitions import give_up_late
+from trainmaster.core.backoff import backoff_s
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.storage import Store, open_store
 from trainmaster.store import Database, jobs, leases
@@ -193,8 +193,7 @@ async def _rest(plane: Plane, job: JobRow, wrong: Exception, *, tick_s: float) -
     """Keep what went wrong where the user sees it, and leave the job alone for a while, unless its time is over."""
     text = str(wrong) if isinstance(wrong, TrainmasterError) else f"{type(wrong).__name__}: {wrong}"
     text = text[:_MESSAGE_LIMIT].replace("\x00", "\ufffd")
-    seconds = min(tick_s * 2 ** min(job.tries, 30), _LONGEST_REST_S) * random.uniform(0.5, 1)  # noqa: S311 (not a secret)
-    until = plane.now() + timedelta(seconds=seconds)
+    until = plane.now() + timedelta(seconds=backoff_s(job.tries + 1, first_s=tick_s, longest_s=_LONGEST_REST_S))
     try:
         if not await give_up_late(plane, job, wrong):
             await plane.apply(

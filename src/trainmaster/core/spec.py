@@ -10,6 +10,7 @@ from typing import Literal
 
 from trainmaster.core.errors import Fault
 from trainmaster.core.expect import Expect
+from trainmaster.core.ids import UUID_PATTERN
 from trainmaster.core.schema import build, field
 from trainmaster.core.train_config import TrainConfig
 
@@ -106,7 +107,7 @@ class JobSpec:
     limits: Limits = field(factory=Limits, doc="time, grace and attempts")
     resume_from: str | None = field(
         default=None,
-        pattern=r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+        pattern=UUID_PATTERN,
         example="0b6c5c4e-53ad-4f0e-9c57-6a4f1f3c2d10",
         doc="a job that is over, whose checkpoints this one goes on with; not stated: a run of its own",
     )

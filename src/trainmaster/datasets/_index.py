@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, Literal
 
 from trainmaster.core import schema
 from trainmaster.core.errors import DataError, SpecError
+from trainmaster.core.files import write_whole
 
 INDEX = "index.json"
 SPLITS = ("train", "held_out")
@@ -128,17 +128,7 @@ def find_faults(folder: Path, index: Index, *, deep: bool) -> Iterator[str]:
 
 def write_json(path: Path, value: object) -> None:
     """Whole or not at all, also after a power cut."""
-    part = path.with_name(path.name + ".part")
-    with part.open("w") as file:
-        file.write(json.dumps(value, indent=1, sort_keys=True) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    write_whole(path, json.dumps(value, indent=1, sort_keys=True) + "\n", durable=True)
 
 
 def hash_file(path: Path) -> str:

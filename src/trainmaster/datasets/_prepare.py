@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 
 from trainmaster.core import schema
 from trainmaster.core.errors import DataError, UsageError
+from trainmaster.core.files import DRAFT_PREFIX
 from trainmaster.datasets import _files, _index, _tokenizer
 from trainmaster.datasets._files import Block, Document, Manner
 from trainmaster.datasets._index import SPLITS, File, Index, Shard, TokenizerRecord
@@ -298,7 +299,7 @@ def _record_path(out: Path, number: int) -> Path:
 
 
 def _clear(out: Path) -> None:
-    for path in [*out.glob("shard-*.json"), *out.glob("*.part"), out / WORK]:
+    for path in [*out.glob("shard-*.json"), *out.glob("*.part"), *out.glob(f"{DRAFT_PREFIX}*"), out / WORK]:
         path.unlink(missing_ok=True)
 
 

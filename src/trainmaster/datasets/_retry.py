@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from trainmaster.core.backoff import backoff_s
 from trainmaster.core.errors import TrainmasterError
 
 T = TypeVar("T")
-_FIRST_S, _LONGEST_S = 0.2, 30.0
+_FIRST_S, _LONGEST_S = 0.4, 30.0
 
 
 class Closed(Exception):
@@ -42,9 +42,7 @@ class Patience:
             else:
                 self.trouble = None
                 return result
-            pause = min(_LONGEST_S, _FIRST_S * 2**tried)
-            # Some jitter: a thousand ranks that failed together must not come back together.
-            self._closed.wait(pause * (0.5 + random.random()))  # noqa: S311 (no secret)
+            self._closed.wait(backoff_s(tried, first_s=_FIRST_S, longest_s=_LONGEST_S))
         raise Closed
 
     def close(self) -> None:

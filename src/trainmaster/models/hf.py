@@ -7,7 +7,6 @@ stacked, are cut apart and put together.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from trainmaster.core.errors import Fault, MissingExtra, SpecError, UsageError
+from trainmaster.core.files import sync
 from trainmaster.core.train_config import ModelConfig
 from trainmaster.models.hf_config import from_hf, to_hf
 from trainmaster.models.hf_names import DERIVED, HEAD, hf_names
@@ -124,7 +124,7 @@ def write(
         # transformers reads only files that say so.
         save_file(tensors, draft / file, metadata={"format": "pt"})
         (draft / file).chmod(mode)
-        _sync(draft / file)
+        sync(draft / file)
         index.update(dict.fromkeys(tensors, file))
         size = sum(tensor.nbytes for tensor in tensors.values())
         total += size
@@ -132,7 +132,7 @@ def write(
     if len(shards) > 1:
         _write_json(draft / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(index.items()))})
     draft.replace(folder)
-    _sync(folder.parent)
+    sync(folder.parent)
     return sorted(folder.iterdir())
 
 
@@ -194,15 +194,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _write_json(path: Path, plain: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(plain, indent=2) + "\n")
-    _sync(path)
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    sync(path)
 
 
 def _safetensors(part: str = "") -> Any:

@@ -21,6 +21,7 @@ from typing import Any
 
 from trainmaster.core import errors
 from trainmaster.core.errors import HostError, NotCaptured, UsageError
+from trainmaster.core.files import write_whole
 from trainmaster.node.host import Disk, Host, KernelClock, Ran, Snapshot
 
 ANSWERS = "answers.json"
@@ -74,9 +75,8 @@ class CapturingHost(Snapshot):
 
     def _save(self) -> None:
         # Whole at every moment: a check that kills this process leaves the evidence of what it asked.
-        part = self._folder / f"{ANSWERS}.part"
-        part.write_text(json.dumps(self._written, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        part.replace(self._folder / ANSWERS)
+        text = json.dumps(self._written, indent=2, sort_keys=True) + "\n"
+        write_whole(self._folder / ANSWERS, text, durable=False)
 
 
 class RecordedHost(Host):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from trainmaster.core.errors import UsageError
+from trainmaster.core.files import write_whole
 from trainmaster.pages import to_json
 from trainmaster.pages.job import JobPage
 from trainmaster.report.html import render_html
@@ -31,13 +30,4 @@ def write(page: JobPage, path: Path) -> Path:
         raise UsageError(f"{path}: a report is one of {', '.join('.' + name for name in FORMATS)}")
     text = render(page)
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(draft, "w", encoding="utf-8") as out:
-            out.write(text)
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    return path
+    return write_whole(path, text, durable=False)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 from trainmaster.core.errors import AccessDenied, NoSignedUrls, ObjectMissing, StorageError
+from trainmaster.core.files import DRAFT_PREFIX, open_whole
 from trainmaster.storage import Stored, check_expiry, check_path
-
-_PART = ".part-"  # a file that is being written; never listed
 
 
 class FolderStore:
@@ -26,25 +23,14 @@ class FolderStore:
         place = self._place(path)
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=place.parent, prefix=_PART)
-            part = Path(name)
-            try:
-                with os.fdopen(handle, "wb") as out:
-                    if isinstance(data, Path):
-                        with data.open("rb") as source:
-                            shutil.copyfileobj(source, out, 1 << 20)
-                    elif isinstance(data, bytes):
-                        out.write(data)
-                    else:
-                        out.writelines(data)
-                    out.flush()
-                    os.fsync(out.fileno())
-                part.chmod(0o644)
-                part.replace(place)
-                _sync(place.parent)  # or a power cut could take the name back
-            except BaseException:
-                part.unlink(missing_ok=True)
-                raise
+            with open_whole(place, durable=True) as out:
+                if isinstance(data, Path):
+                    with data.open("rb") as source:
+                        shutil.copyfileobj(source, out, 1 << 20)
+                elif isinstance(data, bytes):
+                    out.write(data)
+                else:
+                    out.writelines(data)
         except OSError as wrong:
             raise _error(f"{place} cannot be written", wrong) from None
 
@@ -74,7 +60,7 @@ class FolderStore:
     def list(self, prefix: str = "") -> list[Stored]:
         start = self._place(prefix.rstrip("/")) if prefix.rstrip("/") else self._root
         try:
-            files = [place for place in start.rglob("*") if place.is_file() and not place.name.startswith(_PART)]
+            files = [path for path in start.rglob("*") if path.is_file() and not path.name.startswith(DRAFT_PREFIX)]
             found = [
                 Stored(path=place.relative_to(self._root).as_posix(), size_bytes=place.stat().st_size)
                 for place in files
@@ -126,14 +112,6 @@ class FolderStore:
         if not place.resolve().is_relative_to(self._root.resolve()):
             raise StorageError(f"{place} leads out of {self._root}")
         return place
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _error(what: str, wrong: OSError) -> StorageError:

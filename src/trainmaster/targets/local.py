@@ -14,11 +14,11 @@ import os
 import re
 import stat
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from trainmaster.core.errors import SpecError, TargetError, Unreachable, UsageError
+from trainmaster.core.files import write_whole
 from trainmaster.core.plan import (
     AGENT_LOG,
     ATTEMPT_VARIABLE,
@@ -210,23 +210,7 @@ def _submitting(folder: Path) -> Iterator[int]:
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole or not at all, and safe against a power cut."""
-    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with open(fd, "w") as file:  # noqa: PTH123 (already open)
-            file.write(text)
-            file.flush()
-            os.fsync(fd)
-        os.replace(temporary, path)  # noqa: PTH105
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)  # noqa: PTH108
-        raise
-    fd = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    write_whole(path, text, durable=True, mode=0o600)
 
 
 def _is_output(parts: tuple[str, ...]) -> bool:

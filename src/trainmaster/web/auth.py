@@ -20,6 +20,7 @@ from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trainmaster.core.errors import UsageError
+from trainmaster.core.loopback import is_loopback_address
 from trainmaster.store import Database, backlog, tokens
 from trainmaster.store.tokens import Role
 from trainmaster.web.errors import Refused, answer, for_programs, unavailable
@@ -192,14 +193,7 @@ def _address(request: Request) -> str:
 def _from_loopback(request: Request) -> bool:
     """Both ends are this machine, and nobody passed it on."""
     ends = (request.client.host if request.client else "", (request.scope.get("server") or ("",))[0])
-    return all(_is_loopback(end) for end in ends) and not any(name in request.headers for name in _FORWARDED)
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
+    return all(is_loopback_address(end) for end in ends) and not any(name in request.headers for name in _FORWARDED)
 
 
 def _refuse_token_in_query(request: Request) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -22,6 +21,7 @@ from trainmaster.core.errors import (
     Unreachable,
     UsageError,
 )
+from trainmaster.core.ids import is_uuid
 from trainmaster.core.states import Status
 from trainmaster.pages.jobs import MOST
 from trainmaster.storage import Store
@@ -33,7 +33,6 @@ from trainmaster.web.errors import Refused, not_found
 from trainmaster.web.page_cache import LivePages
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"  # of a project, and of a token
-_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 # Async although they wait for nothing: FastAPI sends what is not async to a thread, one by one.
@@ -89,7 +88,7 @@ def _job(
     uuid: Annotated[str, Path(description="the job's id", json_schema_extra={"format": "uuid"})], who: Viewer, db: Db
 ) -> JobRow:
     # Only what can be an id reaches the database; PostgreSQL would choke on a NUL where SQLite finds nothing.
-    job = jobs.find_job(db, uuid) if _UUID.fullmatch(uuid) else None
+    job = jobs.find_job(db, uuid) if is_uuid(uuid) else None
     if job is None or not who.sees(job.project):  # of what they may not see, people do not learn that it is there
         raise not_found(uuid[:64])
     return job

@@ -8,7 +8,6 @@ run our own script files only, should a hostile value ever get past the escaping
 
 from __future__ import annotations
 
-import ipaddress
 import json
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
@@ -17,6 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from trainmaster.core.loopback import is_loopback_address
 from trainmaster.web.errors import broken
 
 MAX_BODY = 1 << 20  # bytes; a spec is a page of text
@@ -88,10 +88,7 @@ class Guard:
 def _reached_by_loopback(scope: Scope) -> bool:
     """The request came in over 127.0.0.1 or ::1, whatever name it used."""
     server = scope.get("server")
-    try:
-        return server is not None and ipaddress.ip_address(server[0]).is_loopback
-    except ValueError:
-        return False
+    return server is not None and is_loopback_address(server[0])
 
 
 def _name(host: str) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from trainmaster.core.errors import CommandMissing, CommandTimedOut, HostError
 from trainmaster.core.expect import Expect
+from trainmaster.core.loopback import is_loopback_address, is_loopback_host
 from trainmaster.core.results import Finding, error, fail, ok, skip, warn
 from trainmaster.node.host import Host
 
@@ -59,8 +60,8 @@ def _judge_peer(peer: Name) -> Finding:
     if not peer.addresses:
         action = "give every node the same /etc/hosts or DNS"
         return fail(f"{peer.name} does not resolve on this node", action=action, device=peer.name)
-    loop = [address for address in peer.addresses if address.startswith("127.") or address == "::1"]
-    if len(loop) == len(peer.addresses) and not re.fullmatch(r"localhost|127\..*|::1", peer.name):
+    loop = [address for address in peer.addresses if is_loopback_address(address)]
+    if len(loop) == len(peer.addresses) and not is_loopback_host(peer.name):
         reason = f"{peer.name} is {loop[0]} on this node: it would call itself"
         return fail(reason, action=f"take {peer.name} off the loopback line of /etc/hosts", device=peer.name)
     return ok(f"{peer.name} is {', '.join(peer.addresses)}", device=peer.name, addresses=list(peer.addresses))

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from trainmaster.control import failpoints
 from trainmaster.control.notify import send, signing
 from trainmaster.control.notify.channels import Config, Watched
 from trainmaster.control.notify.send import Sent
+from trainmaster.core.backoff import backoff_s
 from trainmaster.core.errors import UsageError
 from trainmaster.store import Connection, Database, leases, outbox, webhooks
 from trainmaster.store.outbox import DeliveryRow, NewsRow
@@ -66,8 +66,7 @@ class Pace:
     at_once: int = 64
 
     def rest_s(self, tries: int) -> float:
-        longest = min(self.first_rest_s * 2.0 ** min(tries - 1, 30), self.longest_rest_s)
-        return longest * random.uniform(0.5, 1)  # noqa: S311 (not a secret)
+        return backoff_s(tries, first_s=self.first_rest_s, longest_s=self.longest_rest_s)
 
 
 async def run(db: Database, home: Path, *, stop: asyncio.Event, pace: Pace | None = None) -> None:

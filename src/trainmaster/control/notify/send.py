@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from trainmaster.core.errors import UsageError
+from trainmaster.core.loopback import is_loopback_host
 
 WEBHOOK_S = 10.0  # for looking up, connecting, sending and the first line of the answer, together
 APPRISE_S = 30.0
@@ -63,7 +64,7 @@ def check_url(url: str, *, allow_hosts: Collection[str] = ()) -> SplitResult:
         raise UsageError("not a web address; write for example https://hooks.example.org/trainmaster")
     if parts.username is not None or parts.password is not None:
         raise UsageError("an address with a password in it would be stored; check the signature instead")
-    if parts.scheme == "http" and not _is_loopback_name(host) and host not in allow_hosts:
+    if parts.scheme == "http" and not is_loopback_host(host) and host not in allow_hosts:
         raise UsageError("only https leaves this machine; http goes to 127.0.0.1, ::1 and localhost")
     return parts
 
@@ -202,7 +203,7 @@ def _may_send(text: str, host: str) -> bool:
     address = ipaddress.ip_address(text.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
-    if _is_loopback_name(host):
+    if is_loopback_host(host):
         return address.is_loopback
     return not (
         address.is_loopback
@@ -211,15 +212,6 @@ def _may_send(text: str, host: str) -> bool:
         or address.is_unspecified
         or str(address) in _METADATA
     )
-
-
-def _is_loopback_name(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 @functools.cache

@@ -7,9 +7,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import os
 import secrets
-import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,6 +16,7 @@ from typing import Any
 
 from trainmaster import __version__
 from trainmaster.core.errors import UsageError
+from trainmaster.core.files import write_whole
 
 KEY_FILE = "secret.key"
 BODY_LIMIT = 64 << 10  # bytes; a message that is longer loses its details and says so
@@ -60,16 +59,8 @@ def _home_key(home: Path) -> bytes:
         return _read_key(path)
     except FileNotFoundError:
         pass
-    fd, draft = tempfile.mkstemp(dir=home, prefix=f".{KEY_FILE}.")  # mode 0600
-    try:
-        with open(fd, "wb") as file:  # noqa: PTH123 (already open)
-            file.write(secrets.token_bytes(32))
-            file.flush()
-            os.fsync(fd)
-        with suppress(FileExistsError):  # another process was first, and its key is the key
-            os.link(draft, path)
-    finally:
-        os.unlink(draft)  # noqa: PTH108
+    with suppress(FileExistsError):  # another process was first, and its key is the key
+        write_whole(path, secrets.token_bytes(32), durable=True, mode=0o600, replace=False)
     return _read_key(path)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from trainmaster.core.files import write_whole
 from trainmaster.core.health import ClusterHealth
 from trainmaster.report.health import html, junit, markdown, metrics, prometheus, terminal
 from trainmaster.report.health.cost import Prices, Rate
@@ -43,12 +44,7 @@ def write_bundle(health: ClusterHealth, folder: Path, *, cost: Prices | None = N
     """Write every format into the folder, each whole or not at all; the paths, in order."""
     view = build(health, cost)
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name, render in FILES.items():
-        part = folder / f".{name}.part"
-        part.write_text(render(view), encoding="utf-8")
-        written.append(part.replace(folder / name))
-    return written
+    return [write_whole(folder / name, render(view), durable=False) for name, render in FILES.items()]
 
 
 def render_html(health: ClusterHealth, *, cost: Prices | None = None) -> str:

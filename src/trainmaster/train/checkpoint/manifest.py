@@ -15,6 +15,7 @@ from typing import Any
 
 from trainmaster.core import schema
 from trainmaster.core.errors import CheckpointError, SpecError
+from trainmaster.core.files import sync, write_whole
 from trainmaster.train.drill.failpoints import reach
 
 MANIFEST = "manifest.json"
@@ -125,19 +126,13 @@ def begin(draft: Path) -> None:
 
 def commit(draft: Path, manifest: Manifest) -> Path:
     """Make the draft a checkpoint. After this returns it survives a power cut; before that it does not exist."""
-    part = draft / f"{MANIFEST}.part"
-    with part.open("w") as file:
-        file.write(render(manifest))
-        file.flush()
-        os.fsync(file.fileno())
-    part.rename(draft / MANIFEST)
-    sync_folder(draft)
+    write_whole(draft / MANIFEST, render(manifest), durable=True)
     reach("save:manifest")
     final = path_of(draft.parent, manifest.step)
     # Only one that was rejected can be in the way: a good one would have been resumed from.
     rejected = _set_aside(final) if final.exists() else None
     draft.rename(final)
-    sync_folder(final.parent)
+    sync(final.parent)
     if rejected is not None:
         with contextlib.suppress(OSError):  # the new one is committed all the same, and `prune` comes by again
             _remove(rejected)
@@ -177,14 +172,6 @@ def prune(
         if left and int(left[1]) <= newest and entry.is_dir():
             shutil.rmtree(entry)
     return gone
-
-
-def sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _looks_good(checkpoint: Path) -> bool:

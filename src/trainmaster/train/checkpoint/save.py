@@ -20,6 +20,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from trainmaster.core.backoff import backoff_s
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.checkpoint.layout import INDEX
 from trainmaster.train.checkpoint.manifest import FileRecord, Manifest
@@ -119,7 +120,7 @@ def retry(action: Callable[[], T], retries: Retries) -> T:
             if attempt == retries.count:
                 times = f" ({attempt + 1} attempts)" if attempt else ""
                 raise SaveError(f"{wrong}{times}") from wrong
-            time.sleep(retries.pause_s * 2**attempt)
+            time.sleep(backoff_s(attempt + 1, first_s=retries.pause_s, jitter=False))
     raise AssertionError("unreachable")
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import Path, Query
 from starlette.responses import Response
 
+from trainmaster.core.ids import UUID_PATTERN
 from trainmaster.pages.job import plain_spec
 from trainmaster.pages.jobs import MOST
 from trainmaster.store import iterations as read_records
@@ -20,7 +21,7 @@ router = group("records", prefix=TRAINING)
 Number = Annotated[int, Path(alias="n", ge=0, le=2**63 - 1, description="the iteration's number, from 1")]
 JobFilter = Annotated[
     str | None,
-    Query(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$", description="only of this job"),
+    Query(pattern=f"^{UUID_PATTERN}$", description="only of this job"),
 ]
 ModelFilter = Annotated[
     str | None, Query(pattern=r"^[^\x00]{1,1024}$", description="only of this model")

@@ -14,6 +14,7 @@ from trainmaster.control.notify import channels
 from trainmaster.control.notify.send import check_url
 from trainmaster.control.notify.signing import signing_key
 from trainmaster.core.errors import Fault, UsageError
+from trainmaster.core.ids import UUID_PATTERN
 from trainmaster.store import Database, audit, webhooks
 from trainmaster.store.tokens import Role
 from trainmaster.store.webhooks import WebhookRow
@@ -27,7 +28,7 @@ Topic = Literal[
     "job.started", "job.completed", "job.failed", "job.cancelled", "job.stalled", "job.retried", "budget.warning",
     "budget.exceeded", "instance.leaked",
 ]  # fmt: skip
-HookId = Annotated[str, Path(alias="id", pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
+HookId = Annotated[str, Path(alias="id", pattern=f"^{UUID_PATTERN}$")]
 
 
 class HookWish(BaseModel):

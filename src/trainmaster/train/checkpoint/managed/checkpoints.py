@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
 from trainmaster.core import schema
+from trainmaster.core.backoff import backoff_s
 from trainmaster.core.errors import CheckpointError, SpecError
 from trainmaster.core.managed_config import ManagedConfig
 from trainmaster.train.checkpoint.load import as_of_today, must_match
@@ -225,7 +226,7 @@ class Managed:
         config, ended = self._run.config.checkpoint, list[Ended]()
         for number in range(1 + config.retries):
             if number:
-                time.sleep(config.retry_s * 2 ** (number - 1))
+                time.sleep(backoff_s(number, first_s=config.retry_s, jitter=False))
             ended = self._attempt(draft)
             if any(isinstance(one, Saved) for one in ended):
                 break

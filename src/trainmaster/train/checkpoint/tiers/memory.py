@@ -22,6 +22,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from trainmaster.core.errors import CheckpointError, HostError
+from trainmaster.core.files import write_whole
 from trainmaster.node.host import Host
 from trainmaster.node.memory import free_bytes
 from trainmaster.train.checkpoint import manifest as manifests
@@ -92,9 +93,7 @@ def discard(folder: Path, step: int) -> None:
 def commit(folder: Path, manifest: Manifest) -> None:
     """Now this step counts. Memory needs no fsync: it is gone with the power anyway."""
     path = manifests.path_of(folder, manifest.step)
-    part = path / f"{MANIFEST}.part"
-    part.write_text(manifests.render(manifest))
-    part.rename(path / MANIFEST)
+    write_whole(path / MANIFEST, manifests.render(manifest), durable=False)
 
 
 def prune(folder: Path, *, newest: int, keep: int = KEEP, spare: Collection[int] = ()) -> None:

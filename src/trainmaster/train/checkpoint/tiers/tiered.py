@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from trainmaster.core.backoff import backoff_s
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.checkpoint.disk import DiskTier
 from trainmaster.train.checkpoint.load import ReadableTier, load_newest
@@ -209,7 +210,7 @@ class Tiered:
             except rank_sync.RankError as wrong:
                 if attempt + 1 == _UPLOADS or remote.agreed(self._ending.is_set):
                     raise SaveError(f"{wrong} ({attempt + 1} attempts)") from wrong
-                self._ending.wait(_UPLOAD_PAUSE_S * 2**attempt)
+                self._ending.wait(backoff_s(attempt + 1, first_s=_UPLOAD_PAUSE_S, jitter=False))
 
     # Collecting finished saves, on the thread that trains
 

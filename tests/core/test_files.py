@@ -1,0 +1,57 @@
+"""A file written whole: old or new content, never a part, and no draft left behind."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from trainmaster.core.files import DRAFT_PREFIX, open_whole, write_whole
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_the_new_content_replaces_the_old(tmp_path: Path, durable: bool) -> None:
+    path = tmp_path / "a"
+    path.write_text("old and longer")
+    assert write_whole(path, "né", durable=durable) == path
+    assert path.read_bytes() == "né".encode()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_error_keeps_the_old_content_and_leaves_no_draft(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+    with pytest.raises(ZeroDivisionError), open_whole(path, durable=True) as file:
+        file.write(b"half")
+        assert path.read_bytes() == b"old"
+        (draft,) = (entry for entry in tmp_path.iterdir() if entry != path)
+        assert draft.name.startswith(DRAFT_PREFIX)
+        raise ZeroDivisionError
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_without_replace_the_first_writer_wins(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    write_whole(path, b"first", durable=True, mode=0o600, replace=False)
+    with pytest.raises(FileExistsError):
+        write_whole(path, b"second", durable=True, mode=0o600, replace=False)
+    assert path.read_bytes() == b"first"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_name_as_long_as_the_file_system_allows(tmp_path: Path) -> None:
+    path = tmp_path / ("n" * os.pathconf(tmp_path, "PC_NAME_MAX"))
+    write_whole(path, b"x", durable=False)
+    assert path.read_bytes() == b"x"
+
+
+def test_the_mode_is_reduced_by_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_whole(tmp_path / "a", b"x", durable=False)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o640

@@ -50,7 +50,7 @@ TABLE = {
     "agent": rule(NODE_HALF),
     "storage": rule("core", third_lazy="obstore"),
     "targets": rule("core storage", third_lazy="asyncssh kr8s boto3 httpx"),
-    "cluster": rule("core node checks bench targets storage", third_lazy="asyncssh", ours_lazy="cli report"),
+    "cluster": rule("core node checks bench targets storage", third_lazy="asyncssh"),
     "store": rule("core", "sqlalchemy alembic"),
     "control": rule("core targets storage store", third_lazy="httpx apprise yaml"),
     "pages": rule("core store"),

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from trainmaster.bench.collectives import Sweep, measure
-from trainmaster.bench.collectives.hang import View, find_missing
-from trainmaster.bench.collectives.progress import FileBoard, Pulse, Reader
+from trainmaster.bench.collectives.hang import RankView, find_lost_ranks
+from trainmaster.bench.collectives.progress import Progress, ProgressFile, ProgressReader
 from trainmaster.bench.collectives.sweep import points
 from trainmaster.core.results import Overall
 
@@ -119,8 +119,10 @@ def test_a_rank_that_never_enters_is_told_from_those_that_wait(tmp_path: Path) -
     assert [row.size_bytes for row in report.rows] == [3072]
 
 
-def view(rank: int, seq: int, op: int, inside: bool = True, **words: Any) -> View:
-    return View(rank=rank, host=f"n{rank}", pid=rank, pulse=Pulse(seq=seq, op=op, inside=inside, beats=1), **words)
+def view(rank: int, seq: int, op: int, inside: bool = True, **words: Any) -> RankView:
+    return RankView(
+        rank=rank, host=f"n{rank}", pid=rank, progress=Progress(seq=seq, op=op, inside=inside, beats=1), **words
+    )
 
 
 def test_who_was_dragged_along_is_not_blamed() -> None:
@@ -130,7 +132,7 @@ def test_who_was_dragged_along_is_not_blamed() -> None:
         view(2, 1, 4, exit_code=-6),
         view(3, 1, 4, exit_code=1, error="RuntimeError: Connection closed by peer", failed_at=0.5),
     ]
-    (lost,) = find_missing(views, PLAN, waited_s=1)
+    (lost,) = find_lost_ranks(views, PLAN, waited_s=1)
     assert (lost.rank, lost.state, lost.collective, lost.size_bytes) == (1, "killed", "all_reduce", 2048)
     assert "SIGKILL" in lost.reason
 
@@ -140,7 +142,7 @@ def test_of_several_that_failed_the_first_is_named() -> None:
         view(0, 1, 4, exit_code=1, error="RuntimeError: Connection closed", failed_at=2.0),
         view(1, 1, 4, exit_code=1, error="OutOfMemoryError: CUDA out of memory", failed_at=1.0),
     ]
-    (lost,) = find_missing(views, PLAN, waited_s=1)
+    (lost,) = find_lost_ranks(views, PLAN, waited_s=1)
     assert (lost.rank, lost.state) == (1, "failed")
     assert "out of memory" in lost.reason
 
@@ -154,33 +156,33 @@ def test_of_several_that_failed_the_first_is_named() -> None:
         (view(2, 1, 3, state="D"), "waits in the kernel"),
     ],
 )
-def test_the_one_furthest_behind_is_named_and_where_it_was(late: View, words: str) -> None:
-    (lost,) = find_missing([view(0, 1, 4), view(1, 1, 4), late], PLAN, waited_s=60)
+def test_the_one_furthest_behind_is_named_and_where_it_was(late: RankView, words: str) -> None:
+    (lost,) = find_lost_ranks([view(0, 1, 4), view(1, 1, 4), late], PLAN, waited_s=60)
     assert (lost.rank, lost.state) == (2, "behind")
     assert words in lost.reason
 
 
 def test_where_all_went_in_and_none_came_out_nobody_is_accused() -> None:
-    (lost,) = find_missing([view(0, 1, 4), view(1, 1, 4)], PLAN, waited_s=60)
+    (lost,) = find_lost_ranks([view(0, 1, 4), view(1, 1, 4)], PLAN, waited_s=60)
     assert (lost.rank, lost.state, lost.host) == (None, "hung", "n0, n1")
 
 
 def test_a_rank_that_ended_too_early_without_a_word_is_named() -> None:
-    (lost,) = find_missing([view(0, 1, 4), view(1, 1, 4, exit_code=0)], PLAN, waited_s=1)
+    (lost,) = find_lost_ranks([view(0, 1, 4), view(1, 1, 4, exit_code=0)], PLAN, waited_s=1)
     assert lost.rank == 1
     assert "exit code 0" in lost.reason
 
 
-def test_half_a_line_waits_for_its_rest_and_a_pulse_outlives_its_writer(tmp_path: Path) -> None:
-    board, reader = FileBoard(tmp_path, 0), Reader(tmp_path, 0)
-    assert reader.pulse() == Pulse()
-    board.tell("met", points=3)
+def test_half_a_line_waits_for_its_rest_and_progress_outlives_its_writer(tmp_path: Path) -> None:
+    board, reader = ProgressFile(tmp_path, 0), ProgressReader(tmp_path, 0)
+    assert reader.progress() == Progress()
+    board.record("met", points=3)
     with (tmp_path / "rank-0.jsonl").open("a") as file:
         file.write('{"what": "do')
         file.flush()
         assert [line["what"] for line in reader.lines()] == ["met"]
         file.write('ne"}\nnot json\n')
     assert [line["what"] for line in reader.lines()] == ["done"]
-    board.pulse(2, 7, inside=True)
+    board.advance(2, 7, inside=True)
     board.close()
-    assert reader.pulse().place == (2, 7, True)
+    assert reader.progress().position == (2, 7, True)

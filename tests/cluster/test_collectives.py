@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from trainmaster.cli.check import _plan
-from trainmaster.cluster import collectives
-from trainmaster.cluster.exchange import Ran
+from trainmaster.cluster import check, collective_findings, collective_plan
+from trainmaster.cluster.exchange import ProgramResult
 from trainmaster.cluster.hosts import SshHost
-from trainmaster.cluster.launch import Seat
-from trainmaster.cluster.ssh import CannotAsk
+from trainmaster.cluster.launch import Capabilities
+from trainmaster.cluster.ssh import NodeUnavailable
 from trainmaster.core.errors import UsageError
 from trainmaster.core.health import ClusterHealth, NodeHealth, Silent
 from trainmaster.core.results import CheckResult, Finding, Verdict, error, fail, ok
@@ -30,27 +29,27 @@ def node(name: str, *, expect: dict[str, Any] | None = None, **found: Finding) -
     return NodeHealth(node=name, level=2, planned=tuple(found), results=tuple(results), expect=expect or {})
 
 
-def seat(gpus: int = 0, torch: str | None = "2.11") -> Seat:
+def seat(gpus: int = 0, torch: str | None = "2.11") -> Capabilities:
     why = "" if torch else "torch is not installed"
-    return Seat(host="x", address="10.0.0.9", ports=(20_001,), torch=torch, gpus=gpus, why=why)
+    return Capabilities(host="x", address="10.0.0.9", ports=(20_001,), torch=torch, gpus=gpus, why=why)
 
 
 def plan(
-    seats: dict[str, Seat | CannotAsk], *, level: int = 2, **expect: object
-) -> tuple[collectives.Plan | None, list[Finding]]:
+    seats: dict[str, Capabilities | NodeUnavailable], *, level: int = 2, **expect: object
+) -> tuple[collective_plan.Plan | None, list[Finding]]:
     nodes = [node(name, expect=expect) for name in seats]
     hosts = {name: SshHost(host=f"{name}.example", name=name) for name in seats}
-    return collectives.plan(nodes, seats, hosts, level=level, total_s=600)
+    return collective_plan.plan(nodes, seats, hosts, level=level, total_s=600)
 
 
-def made(seats: dict[str, Seat | CannotAsk], **expect: object) -> collectives.Plan:
+def made(seats: dict[str, Capabilities | NodeUnavailable], **expect: object) -> collective_plan.Plan:
     found, _ = plan(seats, **expect)
     assert found is not None
     return found
 
 
-def ran(code: int | None = 0, *, state: str | None = None, out: str = "", err: str = "") -> list[Ran]:
-    return [Ran(code=code, state=state, out=out, err=err)]
+def ran(code: int | None = 0, *, state: str | None = None, out: str = "", err: str = "") -> list[ProgramResult]:
+    return [ProgramResult(code=code, state=state, out=out, err=err)]
 
 
 def test_silent_and_sick_nodes_are_left_out_by_name() -> None:
@@ -62,7 +61,7 @@ def test_silent_and_sick_nodes_are_left_out_by_name() -> None:
     )
     silent = Silent(node="gone", verdict=Verdict.ERROR, reason="nothing listens", action="look")
     health = ClusterHealth(asked=("well", "sick", "unknown", "slow-disk", "gone"), nodes=nodes, silent=(silent,))
-    fit, out = collectives.choose(health)
+    fit, out = collective_plan.choose(health)
     assert [one.node for one in fit] == ["well", "slow-disk"]
     assert {finding.device: finding.verdict for finding in out} == dict.fromkeys(("gone", "sick", "unknown"), "skip")
     assert "gpu_ecc (fail)" in next(finding.reason for finding in out if finding.device == "sick")
@@ -93,13 +92,13 @@ def test_every_rank_is_told_its_place_as_torchrun_does() -> None:
         ),
         ({"a": seat(1), "b": seat(0)}, {}, ["error", "skip"], "its torch sees no GPU"),
         ({"a": seat(0), "b": seat(0)}, {"gpus": 8}, ["error"] * 3, "its torch sees no GPU"),
-        ({"a": seat()}, {}, ["skip"], "a alone has a rank"),
-        ({"a": seat(), "b": CannotAsk("it hangs", action="look")}, {}, ["error", "skip"], "it hangs"),
-        ({}, {}, ["skip"], "no node is left"),
+        ({"a": seat()}, {}, ["skip"], "only a can take part"),
+        ({"a": seat(), "b": NodeUnavailable("it hangs", action="look")}, {}, ["error", "skip"], "it hangs"),
+        ({}, {}, ["skip"], "no node can take part"),
     ],
 )
 def test_what_cannot_run_says_why(
-    seats: dict[str, Seat | CannotAsk], expect: dict[str, object], verdicts: list[str], words: str
+    seats: dict[str, Capabilities | NodeUnavailable], expect: dict[str, object], verdicts: list[str], words: str
 ) -> None:
     run, found = plan(seats, **expect)
     assert run is None
@@ -116,9 +115,9 @@ def test_one_node_with_two_gpus_is_enough() -> None:
     [
         ([ran(-9, out=json.dumps({"row": ROW})), ran(1)], "a", "killed by signal 9"),
         ([ran(None, state="T"), None], "a", "is stopped"),
-        ([CannotAsk("the connection was lost", action="look"), ran(1)], "a", "connection was lost"),
+        ([NodeUnavailable("the connection was lost", action="look"), ran(1)], "a", "connection was lost"),
         ([ran(1, err="Timed out"), ran(None, state="T")], "b", "rank 1 on b: its process is stopped"),
-        ([ran(1, err="Timed out"), ran(-6, err="dragged")], None, "rank 0 said: Timed out (ended with 1)"),
+        ([ran(1, err="Timed out"), ran(-6, err="dragged")], None, "rank 0 printed: Timed out (ended with 1)"),
         ([ran(0, out='{"report": {"v": 1}}'), ran(0)], None, "gave no report"),
     ],
 )
@@ -126,7 +125,7 @@ def test_without_a_report_the_nodes_own_words_say_who_stopped(
     outcomes: Sequence[Any], named: str | None, words: str
 ) -> None:
     run = made({"a": seat(), "b": seat()})
-    found = collectives.judge(run, outcomes)
+    found = collective_findings.judge(run, outcomes)
     bad = [finding for finding in found if finding.verdict is not Verdict.SKIP]
     assert [(finding.device, str(finding.verdict)) for finding in bad] == [(named, "fail" if named else "error")]
     assert words in bad[0].reason
@@ -134,13 +133,24 @@ def test_without_a_report_the_nodes_own_words_say_who_stopped(
     assert kept == ([{"1024": 1.5}] if words == "killed by signal 9" else [])
 
 
-def test_collectives_are_planned_like_any_other_check() -> None:
-    assert _plan(1, ["cpu"], [], on="ssh:x") == (["cpu"], False)
-    assert _plan(2, [], [], on="ssh:x")[1]
-    assert not _plan(2, [], ["collectives"], on="ssh:x")[1]
-    assert _plan(2, ["cpu", "collectives"], [], on="ssh:x") == (["cpu"], True)
-    assert _plan(2, ["collectives"], [], on="ssh:x") == (["gpu_count", "hostname"], True)
-    assert _plan(2, ["cpu"], ["collectives"], on=None) == (["cpu"], False)
-    for level, on in ((2, None), (1, "ssh:x")):
-        with pytest.raises(UsageError, match="collectives"):
-            _plan(level, ["collectives"], [], on=on)
+@pytest.mark.parametrize(
+    ("level", "only", "skip", "names", "together"),
+    [
+        (1, ["cpu"], [], ("cpu",), False),
+        (2, ["cpu", "collectives"], [], ("cpu",), True),
+        (2, ["collectives"], [], ("gpu_count", "hostname"), True),
+        (2, ["cpu"], ["collectives"], ("cpu",), False),
+    ],
+)
+def test_collectives_are_planned_like_any_other_check(
+    level: int, only: list[str], skip: list[str], names: tuple[str, ...], together: bool
+) -> None:
+    assert check.plan(level, only, skip) == check.ClusterPlan(level=level, names=names, collectives=together)
+
+
+def test_collectives_run_by_default_at_level_2() -> None:
+    assert check.plan(2).collectives
+    assert not check.plan(1).collectives
+    assert not check.plan(2, skip=["collectives"]).collectives
+    with pytest.raises(UsageError, match="collectives needs --level 2"):
+        check.plan(1, ["collectives"])

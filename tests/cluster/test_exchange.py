@@ -11,9 +11,9 @@ import pytest
 
 from trainmaster.cluster.bootstrap import tree_digest
 from trainmaster.cluster.exchange import Answer, _unwrap, clean, pack, write_files
-from trainmaster.cluster.gather import Order, _believe
+from trainmaster.cluster.gather import CheckRequest, accept
 from trainmaster.cluster.hosts import SshHost
-from trainmaster.cluster.ssh import CannotAsk
+from trainmaster.cluster.ssh import NodeUnavailable
 from trainmaster.core.health import NodeHealth, Silent
 
 
@@ -26,8 +26,8 @@ def unwrap(**answer: object) -> tuple[str, dict[str, str]]:
     ["/etc/passwd", "../x", "files/../../x", "files//x", "files/./x", "", "x", "files/a\x00b", "files/a\x1b[2J",
      "answers.json/x", "health.json", "files/" + "a" * 300, "commands/..", "files/" + "a/" * 80 + "b"],
 )  # fmt: skip
-def test_a_file_name_that_could_leave_its_folder_is_rubbish(name: str) -> None:
-    with pytest.raises(CannotAsk, match="rubbish"):
+def test_a_file_name_that_could_leave_its_folder_is_refused(name: str) -> None:
+    with pytest.raises(NodeUnavailable, match="malformed answer"):
         unwrap(health="{}", files={name: "x"})
 
 
@@ -38,8 +38,8 @@ def test_a_file_name_that_could_leave_its_folder_is_rubbish(name: str) -> None:
         b'{"health": 3, "files": {}}', b'{"health": "x", "files": []}', b'{"health": "x", "files": {"files/a": 3}}',
     ],
 )  # fmt: skip
-def test_damaged_answers_are_rubbish(data: bytes) -> None:
-    with pytest.raises(CannotAsk, match="rubbish"):
+def test_damaged_answers_are_refused(data: bytes) -> None:
+    with pytest.raises(NodeUnavailable, match="malformed answer"):
         _unwrap(data)
 
 
@@ -52,7 +52,7 @@ def test_a_file_where_a_folder_must_be_is_refused_and_stays_inside(tmp_path: Pat
 
 
 def test_words_of_a_machine_move_no_cursor() -> None:
-    with pytest.raises(CannotAsk) as caught:
+    with pytest.raises(NodeUnavailable) as caught:
         unwrap(wrong="bad\x1b[2Jthing", at="x\x07")
     assert "\x1b" not in str(caught.value)
     assert "\x07" not in str(caught.value)
@@ -68,8 +68,8 @@ GOOD = {
 
 def believe(tmp_path: Path, **changed: object) -> NodeHealth | Silent:
     answer = Answer(health=json.dumps({**GOOD, **changed}), files={}, sent_bytes=0, received_bytes=0, took_s=0)
-    order = Order(level=1, expect={"cpus": 4}, planned=PLANNED, version="1", timeout_s=1)
-    return _believe(SshHost(host="h", name="n1"), answer, order, tmp_path)
+    order = CheckRequest(level=1, expect={"cpus": 4}, planned=PLANNED, version="1", timeout_s=1)
+    return accept(SshHost(host="h", name="n1"), answer, order, tmp_path)
 
 
 def test_a_node_is_called_as_it_was_asked_and_its_words_are_clean(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from trainmaster.cluster import schedulers
-from trainmaster.cluster.schedulers import Place
+from trainmaster.cluster.schedulers import DrainState
 from trainmaster.core.errors import TargetError, UsageError
 
 HEAD = "NodeName=n1 Arch=x86_64 CPUAlloc=0 CPUTot=8 "
@@ -16,21 +16,21 @@ HEAD = "NodeName=n1 Arch=x86_64 CPUAlloc=0 CPUTot=8 "
 @pytest.mark.parametrize(
     ("line", "place"),
     [
-        (HEAD + "State=IDLE ThreadsPerCore=1", Place(out=False, reason="")),
-        (HEAD + "State=MIXED*+PLANNED ThreadsPerCore=1", Place(out=False, reason="")),
-        (HEAD + "State=DOWN* Reason=Not responding [slurm@2026-03-01T12:00:00]", Place(out=False, reason="")),
+        (HEAD + "State=IDLE ThreadsPerCore=1", DrainState(out=False, reason="")),
+        (HEAD + "State=MIXED*+PLANNED ThreadsPerCore=1", DrainState(out=False, reason="")),
+        (HEAD + "State=DOWN* Reason=Not responding [slurm@2026-03-01T12:00:00]", DrainState(out=False, reason="")),
         (
             HEAD + "State=IDLE+DRAIN Partitions=gpu Reason=trainmaster: xid gpu3: Xid 79 [root@2026-03-01T12:00:00]",
-            Place(out=True, reason="trainmaster: xid gpu3: Xid 79"),
+            DrainState(out=True, reason="trainmaster: xid gpu3: Xid 79"),
         ),
         (
             HEAD + "State=DOWN*+DRAIN Reason=ask Kim [lab 2] [root@2026-03-01T12:00:00]",
-            Place(out=True, reason="ask Kim [lab 2]"),
+            DrainState(out=True, reason="ask Kim [lab 2]"),
         ),
-        (HEAD + "State=IDLE+DRAIN ThreadsPerCore=1", Place(out=True, reason="")),
+        (HEAD + "State=IDLE+DRAIN ThreadsPerCore=1", DrainState(out=True, reason="")),
     ],
 )
-def test_slurm(line: str, place: Place) -> None:
+def test_slurm(line: str, place: DrainState) -> None:
     assert schedulers.Slurm().parse("n1", line + "\n") == place
 
 
@@ -52,7 +52,7 @@ def node(name: str = "n1", *, cordoned: bool | None = None, reason: str | None =
 
 def test_kubernetes() -> None:
     parse = schedulers.Kubernetes().parse
-    assert parse("n1", node()) == Place(out=False, reason="")
+    assert parse("n1", node()) == DrainState(out=False, reason="")
     assert not parse("n1", node(reason="trainmaster: old")).ours  # in service, whatever a note says
     assert parse("n1", node(cordoned=True, reason="trainmaster: xid")).ours
     assert not parse("n1", node(cordoned=True)).ours

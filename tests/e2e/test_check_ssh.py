@@ -143,7 +143,7 @@ def test_each_refusal_is_told_apart_and_the_healthy_host_completes(hosts: Lab) -
         "deaf": "it refuses user",
         "frozen": "no SSH server answered",
         "old": "its Python is 3.6",
-        "rubbish": "answered rubbish",
+        "rubbish": "malformed answer",
         "bare": "no such Python",
         "nokey": "cannot be used",
         "nowhere": "does not resolve",
@@ -181,14 +181,14 @@ def test_the_package_is_sent_once_and_again_when_damaged(hosts: Lab) -> None:
     host = hosts.start("cached")
     hosts.wait()
 
-    order = gather.Order(level=1, expect={}, planned=["cpu"], version=trainmaster.__version__, timeout_s=60)
+    request = gather.CheckRequest(level=1, expect={}, planned=["cpu"], version=trainmaster.__version__, timeout_s=60)
     machine = {"host": "127.0.0.1", "port": host.port, "key": str(hosts.key), "python": sys.executable}
     machines = parse_hosts({"known_hosts": "known_hosts", "hosts": [machine]}, hosts.folder)
 
     def sent() -> int:
-        figures = gather.Figures()
-        assert gather.gather(machines, order, figures=figures).overall is Overall.PASS
-        return figures.sent_bytes
+        stats = gather.TransferStats()
+        assert gather.gather(machines, request, stats=stats).overall is Overall.PASS
+        return stats.sent_bytes
 
     size = sent()
     assert (size > 0, sent()) == (True, 0)

@@ -152,7 +152,7 @@ def _nccl_tests_samples() -> tuple[Sample, ...]:
 def _nccl_debug_healthy(log: nccl_debug.NcclLog) -> frozenset[str]:
     if log.faults or log.missing_ranks():
         return frozenset()
-    fast = log.transports(nccl_debug.Place.INTER)
+    fast = log.transports(nccl_debug.Scope.INTER)
     carried = {"fabric"} if fast and fast <= {nccl_debug.Transport.IB, nccl_debug.Transport.OFI} else set()
     return frozenset({f"rank{rank.rank}" for rank in log.ranks} | carried)
 

@@ -11,8 +11,9 @@ import pytest
 
 from report import healths
 from trainmaster.core.health import ClusterHealth
+from trainmaster.core.prices import Prices, Rate
 from trainmaster.report import health as report
-from trainmaster.report.health import Prices, Rate, heatmap
+from trainmaster.report.health import heatmap
 from trainmaster.storage import upload_bundle
 
 PRICES = Prices(by_profile={"p5.48xlarge": Rate(usd_per_hour=55.04, source="AWS price list, us-east-1")})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +14,10 @@ from trainmaster.core.errors import UsageError
 
 if TYPE_CHECKING:
     from trainmaster.checks.profiles import Resolved
+    from trainmaster.cluster.check import ClusterPlan
     from trainmaster.core.health import ClusterHealth, NodeHealth
+
+_COLLECTIVES = "collectives"
 
 
 def check(
@@ -79,16 +81,16 @@ def check(
     _refuse_contradictions(out=out, capture=capture, on=on, replay=replay, upload=upload)
     wanted = read_words(expect or [])
     # Before anything is written: a wrong name makes no folder.
-    planned, together = _plan(level, _names(only), _names(skip), on=on)
+    here = _plan_here(level, _names(only), _names(skip)) if on is None else []
+    cluster = _plan_cluster(level, _names(only), _names(skip)) if on is not None else None
     if out is not None:
         evidence.refuse_used(out)
     before = evidence.load(diff) if diff is not None else None
     node: NodeHealth | None = None
-    if on is not None:
-        known = profiles.resolve(wanted)
-        health = _cluster(on, known, level=level, planned=planned, together=together, timeout_s=timeout, out=out)
+    if on is not None and cluster is not None:
+        health = _cluster(on, profiles.resolve(wanted), cluster, timeout_s=timeout, out=out)
     else:
-        node = _node(wanted, level=level, planned=planned, replay=replay, capture=capture, out=out)
+        node = _node(wanted, level=level, planned=here, replay=replay, capture=capture, out=out)
         health = ClusterHealth(
             asked=(node.node,), nodes=(node,), started_at=node.started_at, took_s=node.took_s
         )  # a cluster of one: the same bundle, rejudge and diff
@@ -121,20 +123,21 @@ def _refuse_contradictions(
         raise UsageError("--upload sends what --out wrote; give --out DIR too")
 
 
-def _plan(level: int, only: list[str], skip: list[str], *, on: str | None) -> tuple[list[str], bool]:
-    """What every node checks alone, and whether collectives run between them afterwards."""
+def _plan_here(level: int, only: list[str], skip: list[str]) -> list[str]:
+    """The checks of this machine. Collectives run between nodes, so only with --on."""
     from trainmaster import checks
-    from trainmaster.cluster import collectives
 
-    name = collectives.NAME
-    if name in only and on is None:
-        raise UsageError(f"{name} run between nodes: add --on ssh:hosts.yaml, or use `trainmaster bandwidth` here")
-    if name in only and level < collectives.LEVEL:
-        raise UsageError(f"{name} needs --level {collectives.LEVEL}; this is level {level}")
-    together = on is not None and level >= collectives.LEVEL and name not in skip and (not only or name in only)
-    if only == [name]:
-        only = ["gpu_count", "hostname"]  # nobody is taken into a run who was not asked alone
-    return checks.plan(level, [n for n in only if n != name], [n for n in skip if n != name]), together
+    if _COLLECTIVES in only:
+        raise UsageError(
+            f"{_COLLECTIVES} run between nodes: add --on ssh:hosts.yaml, or use `trainmaster bandwidth` here"
+        )
+    return checks.plan(level, only, [name for name in skip if name != _COLLECTIVES])
+
+
+def _plan_cluster(level: int, only: list[str], skip: list[str]) -> ClusterPlan:
+    from trainmaster.cluster.check import plan
+
+    return plan(level, only, skip)
 
 
 def read_words(words: list[str]) -> list[str | Mapping[str, object]]:
@@ -187,31 +190,17 @@ def _node(
 
 
 def _cluster(
-    on: str,
-    known: Resolved,
-    *,
-    level: int,
-    planned: list[str],
-    together: bool,
-    timeout_s: float | None,
-    out: Path | None,
+    on: str, known: Resolved, planned: ClusterPlan, *, timeout_s: float | None, out: Path | None
 ) -> ClusterHealth:
-    """Every node of a target, each alone and all at once; then, if planned, collectives between those fit for it."""
-    from trainmaster import __version__
-    from trainmaster.checks import document
+    """Check every node of a target, with a progress line."""
     from trainmaster.cli import _cluster_table, _console
-    from trainmaster.cluster import collectives, gather
+    from trainmaster.cli._hosts_file import load_hosts
+    from trainmaster.cluster import collectives
+    from trainmaster.cluster.check import check as check_cluster
+    from trainmaster.cluster.gather import TransferStats
 
-    hosts = gather.load_hosts(on)
-    order = gather.Order(
-        level=level,
-        expect=document.stated(known.expect),
-        profile=known.profile,
-        planned=planned,
-        version=__version__,
-        timeout_s=timeout_s or gather.TIMEOUT_S[level],
-    )
-    ahead, silent, figures = [host.name for host in hosts.hosts], [], gather.Figures()
+    hosts = load_hosts(on)
+    ahead, silent, stats = [host.name for host in hosts.hosts], [], TransferStats()
     with _console.err.status("", spinner="dots") if sys.stderr.isatty() else _Quiet() as progress:
 
         def on_answer(name: str, word: str) -> None:
@@ -224,16 +213,15 @@ def _cluster(
             progress.update(f"[dim]{done}/{len(hosts.hosts)} answered[/]{_console.plain(lost + waiting)}")
 
         progress.update(f"[dim]0/{len(hosts.hosts)} answered[/]")
-        health = gather.gather(hosts, order, bundle=out, on_answer=on_answer, figures=figures)
-        if together:
-            progress.update("[dim]collectives[/] between the nodes that are sound")
-            result = collectives.measure(health, hosts, level=level, timeout_s=timeout_s, bundle=out)
-            took_s = round(health.took_s + result.took_s, 3)
-            health = replace(health, cluster=(*health.cluster, result), took_s=took_s)
-    sent, back = figures.sent_bytes / 1024, figures.received_bytes / 1024
-    _console.note(f"{len(hosts.hosts)} hosts in {health.took_s:.1f} s; sent {sent:.0f} KiB, got {back:.0f} KiB back")
-    if together:
-        _console.note(_console.plain(collectives.summary(result)))
+        health = check_cluster(
+            hosts, planned, known, timeout_s=timeout_s, bundle=out, on_answer=on_answer, stats=stats,
+            on_collectives=lambda: progress.update("[dim]collectives[/] between the healthy nodes"),
+        )  # fmt: skip
+    sent, back = stats.sent_bytes / 1024, stats.received_bytes / 1024
+    _console.note(f"{len(hosts.hosts)} hosts in {health.took_s:.1f} s; sent {sent:.0f} KiB, received {back:.0f} KiB")
+    for result in health.cluster:
+        if result.check == collectives.NAME:
+            _console.note(_console.plain(collectives.summary(result)))
     return health
 
 

@@ -97,11 +97,11 @@ def _on_nodes(
     """The diagnosis of the nodes that answered, None where they make no pair; and why the others did not."""
     from trainmaster.bench.isolate import isolate as find
     from trainmaster.bench.limits import parse_size
-    from trainmaster.cluster import gather
+    from trainmaster.cli._hosts_file import load_hosts
     from trainmaster.cluster.pairs import Pairs
 
     parse_size(size)  # its fault is told here, not by every node
-    pairs = Pairs(gather.load_hosts(on), size=size, timeout_s=timeout_s, rounds=rounds)
+    pairs = Pairs(load_hosts(on), size=size, timeout_s=timeout_s, rounds=rounds)
     try:
         if len(pairs.nodes) < 2 and pairs.silent:
             return None, pairs.silent

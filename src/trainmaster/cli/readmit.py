@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from trainmaster.cli import _console, _remedy
 from trainmaster.cli._home import HomeOption, locate
 from trainmaster.cluster import journal
-from trainmaster.core.errors import TargetError
-
-if TYPE_CHECKING:
-    from trainmaster.cluster.schedulers import Scheduler
 
 
 def readmit(
@@ -34,12 +30,12 @@ def readmit(
 
       trainmaster readmit retest/ --with slurm --yes
     """
-    from trainmaster.cluster import schedulers
+    from trainmaster.cluster import drain, schedulers
     from trainmaster.cluster.remedy import readmit as select
     from trainmaster.cluster.remedy import still_out
 
-    scheduler, place = schedulers.load(through), locate(home)
-    out = still_out(journal.read(place / journal.REMEDIES))
+    scheduler, folder = schedulers.load(through), locate(home)
+    out = still_out(journal.read(folder / journal.REMEDIES))
     back, stay = select(_remedy.load(bundle), out, allow_warn=allow_warn)
     for node, why in stay:
         _console.note(f"stays out  {_remedy.plain(node)}: {_remedy.plain(why)}")
@@ -51,26 +47,11 @@ def readmit(
         if back:
             _console.note("dry run: nothing was done; --yes does it")
         raise typer.Exit(1 if stay else 0)
-    faults = [fault for node in back if (fault := _resume(node, scheduler, place, through)) is not None]
-    for fault in faults:
-        _console.err.print(f"[bold red]not done[/] {_remedy.plain(fault)}", soft_wrap=True)
-    raise typer.Exit(1 if stay or faults else 0)
-
-
-def _resume(node: str, scheduler: Scheduler, home: Path, through: str) -> str | None:
-    """Bring one node back; what went wrong, or None."""
-    try:
-        now = _remedy.look(scheduler, node)
-        if now.out and not now.ours:
-            return f"{node} is out for another reason now ({now.reason or 'none told'}); it stays as it is"
-        if now.out:
-            for command in scheduler.resume(node):
-                _remedy.run(command)
-            if _remedy.look(scheduler, node).out:
-                return f"{node} was resumed, and {through} does not show it"
-    except TargetError as wrong:
-        return f"{node}: {wrong}"
-    # After it is done: a node that is written down as back and is out would never be looked at again.
-    _remedy.note(home, "resume", node, through=through)
-    _console.note(f"resumed  {_remedy.plain(node)}")
-    return None
+    failed = bool(stay)
+    for node in back:
+        if (fault := drain.resume(node, scheduler, folder, through)) is None:
+            _console.note(f"resumed  {_remedy.plain(node)}")
+        else:
+            failed = True
+            _console.err.print(f"[bold red]not done[/] {_remedy.plain(fault)}", soft_wrap=True)
+    raise typer.Exit(1 if failed else 0)

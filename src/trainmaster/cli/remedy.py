@@ -10,10 +10,9 @@ import typer
 from trainmaster.cli import _console, _remedy
 from trainmaster.cli._home import HomeOption, locate
 from trainmaster.cluster import journal
-from trainmaster.core.errors import TargetError
 
 if TYPE_CHECKING:
-    from trainmaster.cluster.remedy import Drain, Selection
+    from trainmaster.cluster.remedy import Selection
     from trainmaster.cluster.schedulers import Scheduler
 
 
@@ -42,11 +41,11 @@ def remedy(
 
       trainmaster remedy evidence/ --with kubernetes --max-nodes 2 --yes
     """
-    from trainmaster.cluster import schedulers
+    from trainmaster.cluster import drain, schedulers
     from trainmaster.cluster.remedy import select, still_out
 
-    scheduler, place = schedulers.load(through), locate(home)
-    out = [one.node for one in still_out(journal.read(place / journal.REMEDIES))]
+    scheduler, folder = schedulers.load(through), locate(home)
+    out = [one.node for one in still_out(journal.read(folder / journal.REMEDIES))]
     plan = select(_remedy.load(bundle), limit=max_nodes, include_unknown=include_silent, already_out=out)
     if as_json:
         commands = {one.node: scheduler.drain(one.node, one.reason) for one in plan.drains}
@@ -61,10 +60,14 @@ def remedy(
     if not yes:
         _console.note("dry run: nothing was done; --yes does it")
         return
-    faults = [fault for one in plan.drains if (fault := _drain(one, scheduler, place, through)) is not None]
-    for fault in faults:
-        _console.err.print(f"[bold red]not done[/] {_remedy.plain(fault)}", soft_wrap=True)
-    raise typer.Exit(1 if faults else 0)
+    failed = False
+    for one in plan.drains:
+        if (fault := drain.drain(one, scheduler, folder, through)) is None:
+            _console.note(f"drained  {_remedy.plain(one.node)}")
+        else:
+            failed = True
+            _console.err.print(f"[bold red]not done[/] {_remedy.plain(fault)}", soft_wrap=True)
+    raise typer.Exit(1 if failed else 0)
 
 
 def _show(plan: Selection, scheduler: Scheduler) -> None:
@@ -74,26 +77,3 @@ def _show(plan: Selection, scheduler: Scheduler) -> None:
         _console.note("no node is to be drained")
     for one in plan.drains:
         _remedy.show(scheduler.drain(one.node, one.reason))
-
-
-def _drain(one: Drain, scheduler: Scheduler, home: Path, through: str) -> str | None:
-    """Take one node out; what went wrong, or None."""
-    try:
-        now = _remedy.look(scheduler, one.node)
-        if now.out and not now.ours:
-            return f"{one.node} is out already, and not by us ({now.reason or 'no reason told'}); it stays as it is"
-        # Before it is done: should we die in between, the node is out and known to be.
-        _remedy.note(home, "drain", one.node, checks=list(one.checks), reason=one.reason, through=through)
-        for command in scheduler.drain(one.node, one.reason):
-            _remedy.run(command)
-        if not _remedy.look(scheduler, one.node).ours:
-            return f"{one.node} was drained, and {through} does not show it"
-    except TargetError as wrong:
-        try:
-            if not _remedy.look(scheduler, one.node).out:
-                _remedy.note(home, "undo", one.node)
-        except TargetError:
-            pass  # nobody can tell: it stays in the journal as out, which a later run counts
-        return f"{one.node}: {wrong}"
-    _console.note(f"drained  {_remedy.plain(one.node)}")
-    return None

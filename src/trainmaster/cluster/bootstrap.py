@@ -1,9 +1,8 @@
-"""What runs on a machine before anything of ours is there: sent as text, read by that machine's own Python.
+"""Bootstrap on a node where nothing is installed: sent as text, run by the node's own Python.
 
-It finds the node half in a cache named by its content, or asks for it; runs the checks, or the programs it is given,
-in a folder that is removed again; and prints one answer. It ends, with all that it started, at its deadline and when
-the asking side is gone.
-Standard library only, and nothing of trainmaster: it cannot import what it is about to bring.
+It finds the node half in a content-addressed cache or requests it; runs the checks, or the given programs, in a
+temporary folder; and prints one answer. It ends, with all its descendants, at its deadline and when the connection
+closes. Standard library only: it cannot import the package that it brings.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-MAX_ANSWER_BYTES = 64 << 20  # a capture of 8 GPUs is under 1 MiB; a kernel log may be some
+MAX_ANSWER_BYTES = 64 << 20  # a capture of 8 GPUs is under 1 MiB; a kernel log may be several
 _PR_SET_CHILD_SUBREAPER = 36
-_KILL_S = 2.0  # a process that is still there then hangs in the kernel
-_STOPPED_S = 8.0  # a program stopped for so long (SIGSTOP, a debugger) will not go on by itself
-_OUT_BYTES, _ERR_BYTES = 16 << 20, 8 << 10  # kept of what one program printed
+_KILL_S = 2.0  # a process that survives this hangs in the kernel
+_STOPPED_S = 8.0  # a program stopped this long (SIGSTOP, a debugger) will not continue by itself
+_OUT_BYTES, _ERR_BYTES = 16 << 20, 8 << 10  # kept of one program's output
 
 
 def tree_digest(files: Mapping[str, bytes]) -> str:
-    """One hash of names and contents; the name of the node half in the cache."""
+    """Hash of names and contents: the cache key of the node half."""
     total = hashlib.sha256()
     for name in sorted(files):
         total.update(f"{name}\0{hashlib.sha256(files[name]).hexdigest()}\n".encode())
@@ -45,19 +44,19 @@ def tree_digest(files: Mapping[str, bytes]) -> str:
 def main() -> None:
     order: dict[str, Any] = json.loads(base64.b64decode(sys.argv[1]))
     until = time.monotonic() + float(order["deadline_s"])
-    # What we start and what it leaves behind becomes our child, and so can be found and killed.
+    # Orphaned descendants become children of this process, so they can be found and killed.
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit("told to end"))
+        signal.signal(number, lambda *_: sys.exit("terminated by a signal"))
     work = Path(tempfile.mkdtemp(prefix="trainmaster-"))
     try:
         run = _run_programs if "runs" in order else _run
         answer = run(_node_half(order, work, until), order, work, until)
         text = json.dumps(answer).encode()
         if len(text) > MAX_ANSWER_BYTES:
-            text = json.dumps({"wrong": f"its answer has {len(text) >> 20} MiB, which nobody reads"}).encode()
-        _kill_all()  # before our last word: whoever hears it may end us
+            text = json.dumps({"wrong": f"its answer of {len(text) >> 20} MiB is over the limit"}).encode()
+        _kill_all()  # before the answer: its reader may kill this process
         _say(order, f"answer {len(text)} {hashlib.sha256(text).hexdigest()}\n".encode() + text)
     finally:
         _kill_all()
@@ -65,7 +64,7 @@ def main() -> None:
 
 
 def _node_half(order: Mapping[str, Any], work: Path, until: float) -> Path:
-    """The folder that holds the package: from the cache if it is there and whole, else sent and kept."""
+    """Folder of the package: from the cache if complete, else received and cached."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainmaster" / str(order["digest"])
     if _digest_of(cache) == order["digest"]:
         return cache
@@ -74,13 +73,13 @@ def _node_half(order: Mapping[str, Any], work: Path, until: float) -> Path:
     here = work / "package"
     zipfile.ZipFile(io.BytesIO(data)).extractall(here)
     if _digest_of(here) != order["digest"]:
-        raise SystemExit("the package was damaged on its way")
-    # Renamed whole, from the same file system. Many machines may share this home folder and do so at once; a home that
-    # is full or read-only keeps nobody from being checked.
+        raise SystemExit("the package was damaged in transit")
+    # Renamed in one step, on the same file system: many machines may share this home folder and do so at once. A full
+    # or read-only home does not prevent the check.
     part = cache.with_name(f".{order['nonce']}")
     with contextlib.suppress(OSError):
         shutil.copytree(here, part)
-        if cache.exists():  # damaged: put aside, so that nobody runs half of each
+        if cache.exists():  # damaged: moved aside, so that no process sees a mixture
             cache.rename(cache.with_name(f".old-{order['nonce']}"))
             shutil.rmtree(cache.with_name(f".old-{order['nonce']}"), ignore_errors=True)
         part.rename(cache)
@@ -103,7 +102,7 @@ def _receive(size: int, until: float) -> bytes:
             raise SystemExit("the package did not arrive in time")
         chunk = os.read(0, 1 << 16)
         if not chunk:
-            raise SystemExit("the asking side is gone")
+            raise SystemExit("the connection closed")
         data += chunk
     return data
 
@@ -117,7 +116,7 @@ def _run(package: Path, order: Mapping[str, Any], work: Path, until: float) -> d
             at = [line[6:] for line in _text(err).splitlines() if line.startswith("check ")]
             return {"wrong": "it was not done in time", "at": at[-1] if at else None}
         _breathe()
-    if child.returncode not in (0, 1, 3):  # PASS or WARN, FAIL, INCOMPLETE: those have a verdict
+    if child.returncode not in (0, 1, 3):  # PASS or WARN, FAIL, INCOMPLETE: exit codes with a verdict
         return {"wrong": f"the checks ended with {child.returncode}: {_text(err)[-400:]}"}
     files, size = {}, 0
     for path in sorted(capture.rglob("*")):
@@ -125,16 +124,16 @@ def _run(package: Path, order: Mapping[str, Any], work: Path, until: float) -> d
             files[path.relative_to(capture).as_posix()] = _text(path)
             size += path.stat().st_size
             if size > MAX_ANSWER_BYTES:
-                return {"wrong": f"what it captured is more than {MAX_ANSWER_BYTES >> 20} MiB"}
+                return {"wrong": f"its capture is over {MAX_ANSWER_BYTES >> 20} MiB"}
     return {"health": _text(out), "files": files}
 
 
 def _run_programs(package: Path, order: Mapping[str, Any], work: Path, until: float) -> dict[str, Any]:
-    """Several modules at once, each with its own environment: what each printed, and how it ended or stands."""
+    """Run several modules at once, each with its own environment; the output and end of each."""
     children = []
     for number, run in enumerate(order["runs"]):
         out, err = work / f"{number}.out", work / f"{number}.err"
-        env = {"TMPDIR": str(work), **run["env"]}  # one that is killed cannot clean up behind itself; we do
+        env = {"TMPDIR": str(work), **run["env"]}  # a killed program cannot clean up; the folder is removed here
         children.append((_start(package, [run["module"], *run["words"]], env, out, err), out, err))
     stopped: float | None = None
     while any(child.poll() is None for child, _, _ in children):
@@ -164,16 +163,16 @@ def _start(package: Path, words: list[str], env: Mapping[str, str], out: Path, e
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
-            # In the home folder, where a job would start. Safe path: a clone of ours in it must not be what runs.
+            # In the home folder, where a job would start. Safe path: a clone of trainmaster there must not be imported.
             env={**os.environ, **env, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"},
             start_new_session=True,
         )
 
 
 def _breathe() -> None:
-    """A moment's wait that ends us where nobody waits for our answer any more."""
+    """Wait a moment; exit if the connection closed."""
     if select.select([0], [], [], 0.05)[0] and not os.read(0, 1 << 12):
-        raise SystemExit("the asking side is gone")
+        raise SystemExit("the connection closed")
 
 
 def _state(pid: int) -> str | None:
@@ -188,13 +187,13 @@ def _text(path: Path, most: int = MAX_ANSWER_BYTES) -> str:
 
 
 def _say(order: Mapping[str, Any], data: bytes) -> None:
-    # The mark tells our words from those that a login shell prints.
+    # The mark distinguishes protocol lines from a login shell's output.
     sys.stdout.buffer.write(f"\n{order['nonce']} ".encode() + data)
     sys.stdout.buffer.flush()
 
 
 def _kill_all() -> None:
-    """Kill every descendant, also those that made a session of their own; again until none is left."""
+    """Kill every descendant, including those in sessions of their own, until none is left."""
     until = time.monotonic() + _KILL_S
     while (alive := _descendants()) and time.monotonic() < until:
         for pid in alive:
@@ -210,7 +209,7 @@ def _descendants() -> list[int]:
     parents: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            # The name in brackets may hold spaces and brackets; after the last one come state and parent.
+            # The name in parentheses may contain spaces and parentheses; state and parent follow the last one.
             parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
     found, ahead = [], [os.getpid()]
     while ahead:

@@ -1,8 +1,8 @@
-"""What only a comparison shows: a node that differs from the rest, is slower than its peers, or computes other bits.
+"""Comparison of nodes: configuration drift, performance outliers among peers, and differing digests.
 
-Pure: it looks at the values in the nodes' findings, asks nobody, and gives one result per comparison. Which values are
-compared, and why so far, is data (cluster/compared_values.py). A finding's device names the node. A majority is
-more than half of the nodes that told the value; without one the difference is told and nobody is blamed.
+Pure: reads the values in the nodes' findings and gives one result per comparison. Which values are compared, and with
+what tolerance, is data (cluster/compared_values.py). A finding's device names the node. A majority is more than half of
+the nodes that reported the value; without one the difference is reported and no node is blamed.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from trainmaster.core.health import NodeHealth
 from trainmaster.core.results import CheckResult, Finding, Verdict, fail, ok, skip, warn
 
 NAMES = ("drift", "peers", "digests")
-LEAST_PEERS = 5  # nodes: with four, two odd ones are half of all and the median lies between right and wrong
+LEAST_PEERS = 5  # nodes: among four, two outliers are half, and the median lies between right and wrong
 # Scaled MADs from the median. 64 nodes × 8 GPUs × 10 measures are 5,000 samples, of which normal noise puts 0.003
 # beyond 5; the tails of real measurements are longer, hence the least difference that each measure asks for as well.
 OUTLIER_Z = 5.0
-NOISE_FLOOR = 0.005  # of the median: machines that agree to the last digit must not make a rounding error an outlier
+NOISE_FLOOR = 0.005  # share of the median: among machines that agree to the last digit, rounding must not be an outlier
 SHOWN = 8  # names written out in a reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """One value that one node told of itself or of one of its devices."""
+    """One value reported by a node about itself or one of its devices."""
 
     node: str
     check: str
     device: str | None
     name: str
     value: Any
-    kind: str  # the GPU model it speaks of, or those of the node
+    kind: str  # the GPU model concerned, or all models of the node
 
     @property
     def where(self) -> str:
@@ -44,7 +44,7 @@ class Fact:
 
 def compare(nodes: Sequence[NodeHealth]) -> tuple[CheckResult, ...]:
     """Every comparison between these nodes, one result each."""
-    nodes = sorted(nodes, key=lambda node: node.node)  # who answered first must not change a byte of the verdict
+    nodes = sorted(nodes, key=lambda node: node.node)  # the order of answers must not change the verdict
     facts = _facts(nodes)
     found = {"drift": drift(nodes, facts), "peers": peers(facts), "digests": digests(facts)}
     return tuple(CheckResult(check=name, findings=tuple(found[name]), took_s=0.0) for name in NAMES)
@@ -77,7 +77,7 @@ def _facts(nodes: Iterable[NodeHealth]) -> list[Fact]:
 
 
 def _flat(values: Mapping[str, Any], head: str = "") -> Iterable[tuple[str, Any]]:
-    """Every value with its name; one inside a mapping is called `outer.inner`."""
+    """Every value with its name; a nested one is called `outer.inner`."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{head}{name}.")
@@ -91,7 +91,7 @@ def _flat(values: Mapping[str, Any], head: str = "") -> Iterable[tuple[str, Any]
 def drift(nodes: Sequence[NodeHealth], facts: Sequence[Fact]) -> list[Finding]:
     """Each node that differs from the majority, by name; agreement is one finding."""
     if len(nodes) < 2:
-        return [skip(f"{len(nodes)} node answered: there is nothing to compare it with")]
+        return [skip(f"{len(nodes)} node answered: nothing to compare")]
     found, agreed = _skipped_alone(nodes), {}
     for (name, check, kind), told in _by(facts, lambda fact: (fact.name, fact.check, _alike(fact))).items():
         rule = same(check, name)
@@ -103,7 +103,7 @@ def drift(nodes: Sequence[NodeHealth], facts: Sequence[Fact]) -> list[Finding]:
             agreed[rule.words] = _show(groups[0][0], rule)
             continue
         total, (common, having) = len(values), groups[0]
-        # Among nodes of one kind the kind is told with it: 3 of 16 nodes may be all that have this GPU.
+        # Among nodes of one kind the kind is named: 3 of 16 nodes may be all that have this GPU.
         of = f"nodes with {kind}" if rule.alike else "nodes"
         if len(having) * 2 <= total:
             sides = "; ".join(f"{_show(value, rule)} on {_list(names)}" for value, names in groups)
@@ -129,7 +129,7 @@ def drift(nodes: Sequence[NodeHealth], facts: Sequence[Fact]) -> list[Finding]:
     if found:
         return _distinct(found)
     if not agreed:
-        return [skip("no two nodes told a value that could be compared")]
+        return [skip("no two nodes reported a comparable value")]
     return [ok(f"{len(nodes)} nodes agree in {', '.join(sorted(agreed))}", nodes=len(nodes), agreed=agreed)]
 
 
@@ -139,7 +139,7 @@ def _alike(fact: Fact) -> str:
 
 
 def _skipped_alone(nodes: Sequence[NodeHealth]) -> list[Finding]:
-    """A check that applies on most nodes and not on this one: its device is gone, and nothing else would say so."""
+    """Checks that apply on most nodes but not on this one: its device is missing, and no other check reports it."""
     found = []
     for check in sorted({result.check for node in nodes for result in node.results}):
         told = {node.node: r for node in nodes for r in node.results if r.check == check}
@@ -150,13 +150,13 @@ def _skipped_alone(nodes: Sequence[NodeHealth]) -> list[Finding]:
         for name in skipped:
             reason = f"{check} does not apply here ({told[name].findings[0].reason}), "
             reason += f"while {len(measured)} of {len(told)} nodes have it"
-            action = "find out what this node lacks; if it should be different, check it apart from the others"
+            action = "find the missing device; if the node is meant to differ, check it separately"
             found.append(warn(reason, action=action, device=name, what=check, having=len(measured), total=len(told)))
     return found
 
 
 def _per_node(told: Sequence[Fact], rule: Same) -> dict[str, Hashable]:
-    """One comparable value per node: the value all its devices share, or the set of those they have."""
+    """One comparable value per node: the value shared by its devices, or the set of their values."""
     found: dict[str, Hashable] = {}
     for node, facts in _by(told, lambda fact: fact.node).items():
         values = {_hashable(fact.value) for fact in facts if fact.value is not None or rule.none}
@@ -192,7 +192,7 @@ def _odd_devices(told: Sequence[Fact], node: str, common: Hashable, rule: Same) 
 
 
 def peers(facts: Sequence[Fact]) -> list[Finding]:
-    """Each device far from the median of its equals, by node; median and MAD, which a few odd ones cannot move."""
+    """Each device far from the median of its peers, by median and MAD, which a few outliers cannot move."""
     found, compared = [], []
     for (name, check, kind), told in _by(facts, lambda fact: (fact.name, fact.check, fact.kind)).items():
         rule = peer(check, name)
@@ -212,7 +212,7 @@ def peers(facts: Sequence[Fact]) -> list[Finding]:
     if found:
         return sorted(found, key=lambda finding: (finding.verdict is not Verdict.FAIL, -abs(finding.values["z"])))
     if not compared:
-        return [skip(f"fewer than {LEAST_PEERS} nodes told a number to compare")]
+        return [skip(f"fewer than {LEAST_PEERS} nodes reported a number to compare")]
     return [ok(f"no outlier in {', '.join(sorted(set(compared)))}", compared=sorted(set(compared)))]
 
 
@@ -239,7 +239,7 @@ def _outlier(fact: Fact, rule: Peer, *, median: float, z: float, count: int, amo
 
 
 def digests(facts: Sequence[Fact]) -> list[Finding]:
-    """Each GPU whose results differ in a bit from those of its equals."""
+    """Each GPU whose results differ in any bit from those of equal GPUs."""
     software = {
         node: tuple(sorted({f"{fact.name} {fact.value}" for fact in told if fact.name in SOFTWARE}))
         for node, told in _by(facts, lambda fact: fact.node).items()
@@ -267,7 +267,7 @@ def digests(facts: Sequence[Fact]) -> list[Finding]:
     if found:
         return found
     if not compared:
-        return [skip("no two equal GPUs told a digest: level 2 computes them")]
+        return [skip("no two equal GPUs reported a digest; level 2 computes them")]
     return [ok(f"{compared} digests of equal GPUs are the same", compared=compared)]
 
 
@@ -282,7 +282,7 @@ def _by(items: Iterable[Any], key: Any) -> dict[Any, list[Any]]:
 
 
 def _distinct(findings: list[Finding]) -> list[Finding]:
-    """Two checks that tell the same value tell the same drift; the worst comes first."""
+    """Findings without duplicates (two checks may report the same value), the worst first."""
     seen: dict[tuple[str | None, str], Finding] = {}
     for finding in findings:
         seen.setdefault((finding.device, finding.reason), finding)

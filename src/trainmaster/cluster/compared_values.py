@@ -1,7 +1,7 @@
-"""Which values of findings are compared between nodes: names to agree in, numbers to be alike in, and how far.
+"""Values of findings that are compared between nodes: equal settings, similar numbers, and their tolerances.
 
-A value is found by its name, whichever check tells it, or by `check.name` where the name alone says too little. A new
-check that tells `driver` or `celsius` takes part by itself; a new name needs one row here.
+A value is found by its name in any check, or by `check.name` where the name alone is ambiguous. A new check that
+reports `driver` or `celsius` is compared automatically; a new name needs one row here.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class Same:
     action: str
     alike: bool = False
     tolerance: float = 0.0  # share by which numbers may differ: firmware keeps some memory for itself
-    none: str = ""  # what None means; empty: it means "not told"
+    none: str = ""  # meaning of None; empty: not reported
     unit: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """A number that is alike on equal machines, and the least difference that is worth a person's time."""
+    """A number that is similar on equal machines, and the smallest difference worth reporting."""
 
     words: str
     unit: str
@@ -35,7 +35,7 @@ class Peer:
     least_far: float  # a share of the median, or in the unit itself where `share` is False
     action: str
     share: bool = True
-    fail_far: float | None = None  # from here on it fails, to the bad side; None: it only warns
+    fail_far: float | None = None  # distance to the bad side from which it fails; None: it only warns
 
     def least(self, median: float) -> float:
         return self.least_far * abs(median) if self.share else self.least_far
@@ -49,14 +49,14 @@ class Peer:
         return abs(far) >= (self.fail_far * abs(median) if self.share else self.fail_far)
 
 
-# What decides which kernels run: under other software other bits are right.
+# Software that selects kernels: digests are comparable only where it is equal.
 SOFTWARE = frozenset({"driver", "cuda", "torch", "torch_cuda"})
 
 
 def _software(words: str) -> Same:
-    # Ranks of one job run one software. NCCL refuses or hangs between versions, and a driver of its own makes a node
-    # choose other transports than its partners.
-    action = f"install on this node the {words} that the others have"
+    # All ranks of a job need the same software: NCCL refuses or hangs across versions, and another driver makes a node
+    # choose other transports than its peers.
+    action = f"install the same {words} on this node as on the others"
     return Same(words=words, verdict=Verdict.FAIL, action=action)
 
 
@@ -82,7 +82,7 @@ SAME = {
     "torch": _software("torch"),
     "torch_cuda": _software("torch's CUDA"),
     "model": Same(
-        words="GPU model", verdict=Verdict.FAIL, action="use nodes of one type, or check each type apart"
+        words="GPU model", verdict=Verdict.FAIL, action="use nodes of one type, or check each type separately"
     ),
     "listed": Same(words="GPU count", verdict=Verdict.FAIL, action="see gpu_count on this node"),
     "kernel": Same(
@@ -99,22 +99,22 @@ SAME = {
     "gpu_modes.compute": _setting("compute mode", alike=True),
     "gpu_modes.persistence": _setting("persistence mode", alike=True),
     "gpu_ecc.ecc": _setting("ECC mode", alike=True),
-    "gpu_pcie.max_gen": _part("PCIe generation", "look at the PCIe setting of this node's BIOS"),
+    "gpu_pcie.max_gen": _part("PCIe generation", "check the PCIe setting in this node's BIOS"),
     "gpu_pcie.width": _part("PCIe lanes", "reseat the GPU or its riser; power-cycle the node"),
     "gpu_nvlink.up": _part("NVLinks up", "see gpu_nvlink on this node"),
-    "ib_ports.ports": _part("fabric ports", "look for a network card that is not there"),
+    "ib_ports.ports": _part("fabric ports", "look for a missing network card"),
     "ib_ports.rate_gbps": _part("rate of the fabric ports", "reseat or replace the cable", unit="Gb/s"),
     "memlock.limit_gib": _setting("locked-memory limit", none="unlimited", unit="GiB"),
     "governor": _setting("CPU governor"),
     "open_files.limit": _setting("open-files limit"),
-    "ram.total_gib": _part("memory", "look for a DIMM that is not there", tolerance=0.02, unit="GiB"),
-    "gpu_memory.total_gib": _part("GPU memory", "look at this GPU's ECC and MIG modes", tolerance=0.02, unit="GiB"),
+    "ram.total_gib": _part("memory", "look for a missing DIMM", tolerance=0.02, unit="GiB"),
+    "gpu_memory.total_gib": _part("GPU memory", "check this GPU's ECC and MIG modes", tolerance=0.02, unit="GiB"),
     "numa.nodes": _part("NUMA nodes", "set the BIOS of this node as on the others"),
-    "cpu.schedulable": _part("CPU count", "look for CPUs that are offline, and at hyper-threading in the BIOS"),
+    "cpu.schedulable": _part("CPU count", "check for offline CPUs, and hyper-threading in the BIOS"),
 }  # fmt: skip
 
-_SLOW = "run level 2 again on this node alone; if it repeats, take it out: the whole job runs at its pace"
-# Equal GPUs differ by some 3 % in clock at one power limit; 7 % is beyond that, 20 % is a fault whatever its name.
+_SLOW = "run level 2 again on this node alone; if it repeats, drain it: the whole job runs at its speed"
+# Equal GPUs differ by some 3 % in clock at one power limit; 7 % is beyond that, 20 % is a fault of any cause.
 PEERS = {
     "tflops": Peer(words="", unit="TFLOPS", bad="low", least_far=0.07, fail_far=0.20, action=_SLOW),
     "gbps": Peer(words="", unit="GB/s", bad="low", least_far=0.07, fail_far=0.20, action=_SLOW),
@@ -124,7 +124,7 @@ PEERS = {
         bad="high",
         least_far=12.0,  # intake air differs by some degrees between the bottom and the top of a rack
         share=False,
-        action="look at this node's fans, coolant and airflow",
+        action="check this node's fans, coolant and airflow",
     ),
 }
 
@@ -137,7 +137,7 @@ def same(check: str, name: str) -> Same | None:
 def peer(check: str, name: str) -> Peer | None:
     """The rule for a number that should be alike, if there is one."""
     if same(check, name):
-        return None  # a rate that is a setting, as a port's
+        return None  # a rate that is a setting, such as a port's
     last = name.rpartition(".")[2]
-    rule = PEERS.get(last) or PEERS.get(last.rpartition("_")[2])  # bf16_tflops is a number of TFLOPS
+    rule = PEERS.get(last) or PEERS.get(last.rpartition("_")[2])  # bf16_tflops counts TFLOPS
     return rule if rule is None or rule.words else replace(rule, words=f"of {check} {name}")

@@ -1,4 +1,4 @@
-"""What changed between two runs: worse, better, new, gone. A run is judged by itself; this only compares."""
+"""Changes between two runs: worse, better, new, gone. Runs are judged on their own; this only compares."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from trainmaster.core.health import ClusterHealth
 from trainmaster.core.results import Finding, Verdict, error
 
 Kind = Literal["worse", "new", "gone", "better", "changed"]
-KINDS: tuple[Kind, ...] = ("worse", "new", "gone", "better", "changed")  # in the order a reader wants them
-# Between two runs, to be measured no more is nearly as bad as to fail.
+KINDS: tuple[Kind, ...] = ("worse", "new", "gone", "better", "changed")  # in reading order
+# Between two runs, no longer measured is nearly as bad as failed.
 _WEIGHT = {Verdict.PASS: 0, Verdict.SKIP: 1, Verdict.WARN: 2, Verdict.ERROR: 3, Verdict.FAIL: 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One (node, check, device) that is not as it was. None on a side: nobody spoke of it there."""
+    """One (node, check, device) that changed. None on a side: not in that run."""
 
     kind: Kind
     node: str
@@ -26,7 +26,7 @@ class Change:
     device: str | None
     before: Verdict | None
     after: Verdict | None
-    reason: str  # of the later run, or of the earlier one for what is gone
+    reason: str  # of the later run; of the earlier one for what is gone
     action: str | None = None
 
 
@@ -34,7 +34,7 @@ Key = tuple[str, str, str | None]
 
 
 def compare(before: ClusterHealth, after: ClusterHealth) -> list[Change]:
-    """Every change, the worst first. What passes or skips on both sides and is otherwise equal is none."""
+    """Every change, the worst first."""
     old, new = _findings(before), _findings(after)
     found = [change for key in {**old, **new} if (change := _change(key, old.get(key), new.get(key)))]
     return sorted(found, key=lambda c: (KINDS.index(c.kind), -_weight(c.after), c.node, c.check, c.device or ""))
@@ -68,7 +68,7 @@ def _change(key: Key, old: Finding | None, new: Finding | None) -> Change | None
 
 
 def _moved(check: str, old: Finding, new: Finding) -> str:
-    """What nodes are compared by, a driver for example, and is another now."""
+    """Compared values that differ now, such as the driver."""
     return "; ".join(
         f"{rule.words} {old.values[name]} → {new.values.get(name)}"
         for name in old.values
@@ -77,7 +77,7 @@ def _moved(check: str, old: Finding, new: Finding) -> str:
 
 
 def _findings(health: ClusterHealth) -> Mapping[Key, Finding]:
-    """The worst finding of each (node, check, device); silence is one, and so is each comparison of a node."""
+    """The worst finding of each (node, check, device), including silence and comparisons."""
     found: dict[Key, Finding] = {}
 
     def keep(key: Key, finding: Finding) -> None:
@@ -92,7 +92,7 @@ def _findings(health: ClusterHealth) -> Mapping[Key, Finding]:
         keep((silent.node, "answer", None), error(silent.reason, action=silent.action))
     for result in health.cluster:
         for finding in result.findings:
-            # Agreement speaks of no node, and comes and goes with the differences: only those are told.
+            # Agreement concerns no node and comes and goes with the differences, so only differences count.
             if finding.device or finding.verdict not in (Verdict.PASS, Verdict.SKIP):
                 keep((finding.device or "", result.check, str(finding.values.get("what") or "") or None), finding)
     return found

@@ -1,11 +1,11 @@
-"""The evidence bundle of a run: what was found, and everything it was found from, so that it can be judged again.
+"""Evidence bundle of a run: its findings and everything they rest on, so that it can be judged again.
 
     health.json         the whole ClusterHealth, with its times
-    verdict.json        the judged part alone: the same document with every time taken out (`judged`)
+    verdict.json        the judged part alone: the same document without times (`judged`)
     nodes/NAME/         the capture of that node (node/recorded.py)
 
-Judging a bundle again under the same version and the same expectations gives verdict.json byte for byte: what a check
-says rests on the captured answers and on nothing else, so only the times of the two runs differ.
+Judging a bundle again under the same version and expectations gives verdict.json byte for byte: a finding depends only
+on the captured answers, so only the times of the two runs differ.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ VERDICT = "verdict.json"
 
 
 def capture_folder(bundle: Path, node: str) -> Path:
-    """Where a node's capture lies. A machine names itself as it likes; a folder may not be named so."""
+    """Folder of a node's capture. The node's name is made safe for a path."""
     return bundle / "nodes" / (re.sub(r"[^A-Za-z0-9._:-]", "_", node).lstrip(".") or "node")
 
 
 def refuse_used(bundle: Path) -> None:
-    """One folder holds one run: two would mix their captures."""
+    """UsageError if the folder already holds a run: two would mix their captures."""
     if (bundle / HEALTH).exists() or (bundle / "nodes").exists():
-        raise UsageError(f"{bundle} already holds a run; name another folder")
+        raise UsageError(f"{bundle} already holds a run; use another folder")
 
 
 def save(bundle: Path, health: ClusterHealth) -> None:
-    """Write the run down beside its captures."""
+    """Write the run beside its captures."""
     bundle.mkdir(parents=True, exist_ok=True)
     # health.json last: a reader that sees it may trust what lies beside it.
     for name, text in ((VERDICT, judged(health)), (HEALTH, health.to_json() + "\n")):
@@ -51,13 +51,11 @@ def save(bundle: Path, health: ClusterHealth) -> None:
 
 
 def load(bundle: Path) -> ClusterHealth:
-    """What the run found, as it was found then."""
+    """The run as it was saved."""
     try:
         text = (bundle / HEALTH).read_text(encoding="utf-8")
     except OSError:
-        raise UsageError(
-            f"{bundle} holds no run: there is no {HEALTH} in it; `trainmaster check --out` makes one"
-        ) from (None)
+        raise UsageError(f"{bundle} holds no run: it has no {HEALTH}; `trainmaster check --out` writes one") from (None)
     try:
         return ClusterHealth.from_json(text)
     except (SpecError, ValueError, RecursionError) as wrong:
@@ -65,12 +63,12 @@ def load(bundle: Path) -> ClusterHealth:
 
 
 def judged(health: ClusterHealth) -> str:
-    """The verdict and all that it rests on, as text that holds no time: the bytes of verdict.json."""
+    """The verdict and everything it rests on, without times: the bytes of verdict.json."""
     return _timeless(health).to_json() + "\n"
 
 
 def rejudge(bundle: Path, overrides: Mapping[str, Any] | None = None) -> ClusterHealth:
-    """Judge the captures again under today's rules; what is in `overrides` is expected instead of what was then."""
+    """Judge the captures again under the present rules; `overrides` replace the saved expectations."""
     before = load(bundle)
     nodes: list[NodeHealth] = []
     silent = list(before.silent)
@@ -80,7 +78,7 @@ def rejudge(bundle: Path, overrides: Mapping[str, Any] | None = None) -> Cluster
             nodes.append(again)
         else:
             silent.append(again)
-    # What was measured between nodes (collectives) is in no node's capture: it stays as it was found.
+    # Results between nodes (collectives) are in no node's capture; they are kept unchanged.
     measured = tuple(result for result in before.cluster if result.check not in compare.NAMES)
     compared = compare.compare(nodes) if len(before.asked) > 1 else ()
     return dataclasses.replace(before, nodes=tuple(nodes), silent=tuple(silent), cluster=compared + measured)
@@ -90,7 +88,7 @@ def _rejudge_node(capture: Path, node: NodeHealth, overrides: Mapping[str, Any])
     try:
         host = RecordedHost(capture)
     except UsageError as wrong:
-        action = "find the bundle as the run wrote it, or check the node again"
+        action = "use the complete bundle of the run, or check the node again"
         return Silent(node=node.node, verdict=Verdict.ERROR, reason=str(wrong), action=action)
     expect = build(Expect, {**node.expect, **overrides})
     there = [name for name in node.planned if name in checks.names()]
@@ -105,7 +103,7 @@ def _rejudge_node(capture: Path, node: NodeHealth, overrides: Mapping[str, Any])
 
 
 def _no_such_check(name: str, version: str) -> CheckResult:
-    finding = error("this version has no check of that name", action=f"judge it with version {version}, which had it")
+    finding = error("this version has no check of that name", action=f"judge it with version {version}, which has it")
     return CheckResult(check=name, findings=(finding,), took_s=0.0)
 
 

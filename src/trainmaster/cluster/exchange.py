@@ -1,8 +1,8 @@
-"""Ask one machine over SSH: bring the node half, run the checks or other modules of it there, take back one answer.
+"""One exchange with a node over SSH: send the node half, run checks or other modules of it, receive one answer.
 
-Nothing need be installed on the machine but Python 3.11. One process and one exchange: the machine says whether it
-needs the package, gets it, and prints an answer with its length and hash. What comes back is not trusted: it is
-bounded, its framing is checked, and its files are names and texts, never links, modes or devices.
+The node needs Python 3.11 and nothing else. One process, one exchange: the node requests the package if it lacks it,
+and prints an answer with its length and hash. The answer is untrusted: its size is bounded, its framing is checked, and
+its files are names and texts, never links, modes or devices.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from typing import Any
 
 from trainmaster.cluster import bootstrap
 from trainmaster.cluster.hosts import SshHost
-from trainmaster.cluster.ssh import CONNECT_TIMEOUT_S, CannotAsk, connect, explain
+from trainmaster.cluster.ssh import CONNECT_TIMEOUT_S, NodeUnavailable, connect, explain
 
 FOLDERS = ("core", "node", "checks", "bench", "models", "datasets", "train")  # the node half, with what bench computes
-HANDSHAKES = 64  # at once: each costs this machine some CPU; waiting for a verdict costs it nothing
-_NOISE_BYTES = 1 << 20  # what a login shell may print before our first word
+HANDSHAKES = 64  # concurrent: a handshake costs CPU here; waiting for a verdict costs nothing
+_NOISE_BYTES = 1 << 20  # limit on a login shell's own output before the first marked line
 _END_S = 5.0
 _OLD = "trainmaster-needs-3.11"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """The node half as one zip file; `digest` names its content."""
+    """The node half as a zip file, with the hash of its content."""
 
     digest: str
     data: bytes
@@ -46,7 +46,7 @@ class Package:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a machine said: its health as text, what it captured, and whether the package had to be sent."""
+    """Answer of a node: its health document as text, its capture, and the bytes moved."""
 
     health: str
     files: Mapping[str, str]
@@ -56,8 +56,8 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One program to start on a machine: `python -m MODULE WORDS`, with these variables beside the session's own."""
+class Program:
+    """A program to start on a node: `python -m MODULE WORDS`, with additional environment variables."""
 
     module: str
     words: Sequence[str] = ()
@@ -65,18 +65,18 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
-    """How such a program ended. code None: it was still there at the deadline, or stopped; `state` says which."""
+class ProgramResult:
+    """How a program ended. code None: still running at the deadline, or stopped; see `state`."""
 
     code: int | None
-    state: str | None  # the letter of /proc/PID/stat, where it had not ended
+    state: str | None  # the letter of /proc/PID/stat of a program that had not ended
     out: str
-    err: str  # its end
+    err: str  # the end of standard error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reply:
-    """One whole answer, as bytes."""
+    """One complete answer, as bytes."""
 
     data: bytes
     sent_bytes: int
@@ -109,7 +109,7 @@ async def ask(
     timeout_s: float,
     gate: asyncio.Semaphore,
 ) -> Answer:
-    """Run `python -m trainmaster.checks WORDS` on a machine. CannotAsk where no answer can be had in time."""
+    """Run `python -m trainmaster.checks WORDS` on a node. NodeUnavailable if no answer arrives in time."""
     reply = await _exchange(host, known_hosts, package, {"words": list(words)}, timeout_s=timeout_s, gate=gate)
     health, files = _unwrap(reply.data)
     return Answer(
@@ -125,14 +125,14 @@ async def start(
     host: SshHost,
     known_hosts: bytes,
     package: Package,
-    runs: Sequence[Run],
+    runs: Sequence[Program],
     *,
     timeout_s: float,
     gate: asyncio.Semaphore,
-) -> list[Ran]:
-    """Run these modules of the node half on a machine, all at once, until the last has ended or the time is over.
+) -> list[ProgramResult]:
+    """Run modules of the node half on a node, all at once, until the last has ended or the time is over.
 
-    Cancelling it ends them there: the machine's own half kills what it started when nobody listens any more.
+    Cancelling ends them there: the bootstrap kills its children when the connection closes.
     """
     wanted = [{"module": run.module, "words": list(run.words), "env": dict(run.env)} for run in runs]
     reply = await _exchange(host, known_hosts, package, {"runs": wanted}, timeout_s=timeout_s, gate=gate)
@@ -161,7 +161,7 @@ async def _exchange(
             "digest": package.digest,
             "size": len(package.data),
             "nonce": nonce,
-            "deadline_s": left - min(3.0, left / 5),  # so that its own word, which says where it hung, comes first
+            "deadline_s": left - min(3.0, left / 5),  # so that the node's own report of where it hung arrives first
             **wanted,
         }
         process_id: list[int] = []
@@ -171,35 +171,37 @@ async def _exchange(
                 return await _talk(process, nonce, package, started, process_id)
         except TimeoutError:
             await _end(connection, process_id)
-            action = "log in and see what its Python or its file system waits for; reboot it if it stays"
-            raise CannotAsk(f"it let us in and then gave no answer in {timeout_s:g} s", action=action) from None
-        except CannotAsk:
+            action = "log in and check what its Python or file system waits for; reboot it if it stays"
+            raise NodeUnavailable(
+                f"it accepted the login, then gave no answer in {timeout_s:g} s", action=action
+            ) from None
+        except NodeUnavailable:
             raise
         except Exception as wrong:
             raise explain(wrong, host, known_hosts, timeout_s=timeout_s) from None
 
 
 def _command(python: str, order: Mapping[str, Any]) -> str:
-    """One line for any login shell; its first words are read by every Python there is, old ones too."""
+    """One command line for any login shell; its version test runs under every old Python too."""
     source = base64.b64encode(zlib.compress(Path(bootstrap.__file__).read_bytes(), 9)).decode()
     check = f'import sys;sys.version_info<(3,11) and sys.exit("{_OLD} %d.%d"%sys.version_info[:2])'
     program = f'{check};import base64,zlib;exec(zlib.decompress(base64.b64decode("{source}")))'
     text = base64.b64encode(json.dumps(order).encode()).decode()
-    # The shell tells its number and becomes Python, so that we can end a Python that hangs before it reads a word.
+    # The shell prints its process id and becomes Python, so that a Python that hangs on start can be killed.
     first = f"echo; echo {order['nonce']} pid $$; " + 'exec "$0" "$@"'
     return f"exec sh -c {shlex.quote(first)} {shlex.quote(python)} -c {shlex.quote(program)} {text}"
 
 
 async def _end(connection: Any, process_id: Sequence[int]) -> None:
-    """End what hangs there. A second command, because sshd passes no signals on where root logs in."""
-    with contextlib.suppress(Exception):  # it hangs, after all; that is told already
+    """Kill the hung process. By a second command, because sshd forwards no signals for root logins."""
+    with contextlib.suppress(Exception):  # the hang is reported already
         async with asyncio.timeout(_END_S):
             for number in process_id:
                 await connection.run(f"kill -TERM -- -{number}")
 
 
 async def _talk(process: Any, nonce: str, package: Package, started: float, process_id: list[int]) -> _Reply:
-    """Its words, one after the other, until the answer."""
+    """Read marked lines until the answer."""
     stream, sent = _Stream(process, nonce.encode()), 0
     while True:
         word = await stream.word()
@@ -215,10 +217,10 @@ async def _talk(process: Any, nonce: str, package: Package, started: float, proc
             continue
         match = re.fullmatch(rb"answer (\d{1,9}) ([0-9a-f]{64})", word)
         if not match or int(match[1]) > bootstrap.MAX_ANSWER_BYTES:
-            raise _rubbish(f"it says {word[:60]!r}")
+            raise _malformed(f"unexpected line {word[:60]!r}")
         data = await stream.exactly(int(match[1]))
         if data is None or hashlib.sha256(data).hexdigest().encode() != match[2]:
-            raise _rubbish("its answer was cut off or damaged on its way")
+            raise _malformed("the answer was cut off or damaged in transit")
         return _Reply(
             data=data,
             sent_bytes=sent,
@@ -228,34 +230,34 @@ async def _talk(process: Any, nonce: str, package: Package, started: float, proc
 
 
 def _parse(data: bytes) -> object:
-    """The document of an answer; CannotAsk where it only says what went wrong."""
+    """The document of an answer; NodeUnavailable where it reports an error."""
     try:
         answer = json.loads(data)
     except (ValueError, RecursionError):
-        raise _rubbish("its answer is no JSON") from None
+        raise _malformed("the answer is not JSON") from None
     if isinstance(answer, dict) and isinstance(answer.get("wrong"), str):
         at = answer.get("at")
         where = f"; it was in {at[:60]}" if isinstance(at, str) else ""
         action = f"run `trainmaster check{f' --only {at[:60]}' if isinstance(at, str) else ''}` on it by hand"
-        raise CannotAsk(clean(answer["wrong"])[:600] + clean(where), action=clean(action))
+        raise NodeUnavailable(clean(answer["wrong"])[:600] + clean(where), action=clean(action))
     return answer
 
 
-def _unwrap_runs(data: bytes, wanted: int) -> list[Ran]:
+def _unwrap_runs(data: bytes, wanted: int) -> list[ProgramResult]:
     answer = _parse(data)
     runs = answer.get("runs") if isinstance(answer, dict) else None
     if not isinstance(runs, list) or len(runs) != wanted:
-        raise _rubbish(f"it does not tell of {wanted} programs")
+        raise _malformed(f"not {wanted} program results")
     found = []
     for run in runs:
         code, state, out, err = (
             (run.get(key) for key in ("code", "state", "out", "err")) if isinstance(run, dict) else [0] * 4
         )
         if not isinstance(code, int | None) or not isinstance(state, str | None):
-            raise _rubbish("a program of it ended in no way there is")
+            raise _malformed("a program result without exit code or state")
         if not isinstance(out, str) or not isinstance(err, str):
-            raise _rubbish("a program of it printed no text")
-        found.append(Ran(code=code, state=state, out=out, err=clean(err)))
+            raise _malformed("a program result without text")
+        found.append(ProgramResult(code=code, state=state, out=out, err=clean(err)))
     return found
 
 
@@ -263,22 +265,22 @@ def _unwrap(data: bytes) -> tuple[str, dict[str, str]]:
     answer = _parse(data)
     health, files = (answer.get("health"), answer.get("files")) if isinstance(answer, dict) else (None, None)
     if not isinstance(health, str) or not isinstance(files, dict):
-        raise _rubbish("its answer has no health and no files")
+        raise _malformed("no health document and no files")
     for name, text in files.items():
         if not isinstance(text, str) or not _safe(name):
-            raise _rubbish(f"it names a file {name[:80]!r}")
+            raise _malformed(f"illegal file name {name[:80]!r}")
     return health, files
 
 
 def _safe(name: str) -> bool:
-    """A path that stays inside its folder: what CapturingHost writes, and nothing cleverer."""
+    """Whether a path stays inside its folder and has the form that CapturingHost writes."""
     parts = name.split("/")
     plain = all(part not in ("", ".", "..") and len(part.encode()) <= 255 and part.isprintable() for part in parts)
     return plain and len(parts) <= 64 and (name == "answers.json" or parts[0] in ("files", "commands"))
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> None:
-    """Put a capture into a folder of its own that is not there yet."""
+    """Write a capture into a new folder."""
     folder.mkdir(parents=True)
     for name, text in files.items():
         path = folder / PurePosixPath(name)
@@ -287,43 +289,44 @@ def write_files(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def clean(text: str) -> str:
-    """Text of a machine nobody trusts, for a terminal: what moves the cursor becomes visible."""
+    """Untrusted text made safe for a terminal: control characters are replaced."""
     return "".join(char if char.isprintable() or char in "\n\t" else "�" for char in text)
 
 
 async def _tail(process: Any) -> str:
-    """The last it said on standard error."""
+    """The start of its standard error."""
     with contextlib.suppress(TimeoutError, OSError):
         async with asyncio.timeout(1.0):
             return clean(bytes(await process.stderr.read(4096)).decode("utf-8", errors="replace")).strip()
     return ""
 
 
-def _ended(process: Any, said: str) -> CannotAsk:
-    """It ended before it answered. Exit status None: the connection was lost, nothing ended."""
+def _ended(process: Any, said: str) -> NodeUnavailable:
+    """Error for a process that ended without an answer. Exit status None: the connection was lost."""
     status = process.exit_status
     if _OLD in said:
         version = said.partition(_OLD)[2].split()[0] if said.partition(_OLD)[2].split() else "older"
         action = "install Python 3.11 or newer there and name it: python: /usr/bin/python3.11"
-        return CannotAsk(f"its Python is {version}; the checks need 3.11 or newer", action=action)
+        return NodeUnavailable(f"its Python is {version}; the checks need 3.11 or newer", action=action)
     if status == 127 or (status == 126 and "ermission" in said):
         action = "install Python 3.11 or newer there, or name it in the hosts file: python: /path/to/python3"
-        return CannotAsk(f"there is no such Python on it: {said[-200:]}", action=action)
+        return NodeUnavailable(f"there is no such Python on it: {said[-200:]}", action=action)
     if status is None and process.exit_signal is None:
-        action = "look at its power and network; then check it again"
-        return CannotAsk("the connection was lost before it answered", action=action)
+        action = "check its power and network; then check it again"
+        return NodeUnavailable("the connection was lost before it answered", action=action)
     how = f"with {status}" if status is not None else f"by signal {process.exit_signal[0]}"
-    return CannotAsk(
-        f"its Python ended {how} without an answer: {said[-300:]}", action="see what that says on the node"
+    return NodeUnavailable(
+        f"its Python ended {how} without an answer: {said[-300:]}", action="run its Python on the node by hand"
     )
 
 
-def _rubbish(what: str) -> CannotAsk:
-    return CannotAsk(f"it answered rubbish: {what[:300]}", action="look at what its login shell and its Python print")
+def _malformed(what: str) -> NodeUnavailable:
+    action = "check what its login shell and its Python print"
+    return NodeUnavailable(f"malformed answer: {what[:300]}", action=action)
 
 
 class _Stream:
-    """Standard output, bounded. Our words stand after a mark on a line of their own; the rest is a shell's noise."""
+    """Bounded standard output. Protocol lines begin with a mark; everything else is the shell's own output."""
 
     def __init__(self, process: Any, nonce: bytes) -> None:
         self._stdout = process.stdout
@@ -332,7 +335,7 @@ class _Stream:
         self.received = 0
 
     async def word(self) -> bytes | None:
-        """What stands behind the next mark, to the end of its line; None at the end of the stream."""
+        """The rest of the next marked line; None at the end of the stream."""
         while True:
             at = self._held.find(self._mark)
             end = self._held.find(b"\n", at + 1) if at >= 0 else -1
@@ -341,7 +344,7 @@ class _Stream:
                 del self._held[: end + 1]
                 return word
             if len(self._held) > _NOISE_BYTES:
-                raise _rubbish(f"{len(self._held) >> 20} MiB without a word for us")
+                raise _malformed(f"{len(self._held) >> 20} MiB without a protocol line")
             if not await self._more():
                 return None
 

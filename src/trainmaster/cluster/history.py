@@ -1,7 +1,7 @@
-"""What is remembered of every GPU: its verdict in each run, whichever node it was in. Pure; who calls keeps the file.
+"""History of every GPU: its verdict in each run, on whichever node. Pure; cluster/journal.py keeps the file.
 
-A GPU is known by its serial number, else by its UUID, else by its node and bus address. A GPU that was moved to another
-node takes its history along, so one that fails again and again shows, however often its node was changed.
+A GPU is identified by its serial number, else its UUID, else its node and bus address. A GPU moved to another node
+keeps its history, so a repeat offender shows however often it was moved.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from trainmaster.core.results import Finding, Verdict
 
 _WEIGHT = {Verdict.SKIP: 0, Verdict.PASS: 1, Verdict.WARN: 2, Verdict.ERROR: 3, Verdict.FAIL: 4}
 _GPU = re.compile(r"gpu\d+")
-_SHOWN = 300  # characters of a reason that are kept
+_SHOWN = 300  # characters kept of a reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """One GPU, or the rest of one node, in one run."""
 
-    run: str  # of the same run always the same, so that one which is recorded twice counts once
+    run: str  # hash of the run, so that a run recorded twice counts once
     at: str  # when the run began, ISO, in UTC
     key: str  # serial:1652922…, uuid:GPU-…, bus:NODE/0000:3b:00.0, place:NODE/gpu3, node:NODE
     node: str
     device: str | None
     verdict: Verdict
-    checks: tuple[str, ...] = ()  # those that gave this verdict, if it is a bad one
-    reason: str = ""  # of the first of them
+    checks: tuple[str, ...] = ()  # checks with this verdict, if it is bad
+    reason: str = ""  # of the first such check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offender:
-    """One GPU or node over all its runs."""
+    """One GPU or node over all its runs, with its failures."""
 
     key: str
     runs: int
     failed: int  # runs in which it failed
-    nodes: tuple[str, ...]  # where it failed, in order of time
+    nodes: tuple[str, ...]  # nodes in which it failed, in order of time
     checks: tuple[str, ...]
     first: str
     last: str
@@ -50,7 +50,7 @@ class Offender:
 
 
 def entries(health: ClusterHealth) -> list[Entry]:
-    """What this run adds to the history: one entry per GPU, one per node for all else, one per silent node."""
+    """Entries of a run: one per GPU, one per node for the rest, one per silent node."""
     at = _utc(health.started_at)
     run = hashlib.sha256(health.to_json().encode("utf-8", errors="replace")).hexdigest()[:16]
     found = []
@@ -93,7 +93,7 @@ def entries(health: ClusterHealth) -> list[Entry]:
 
 
 def offenders(history: Iterable[Entry], *, least: int = 1) -> list[Offender]:
-    """Who failed in at least `least` runs, the most often first. `error` is no failure: nobody knows how it was."""
+    """GPUs and nodes that failed in at least `least` runs, most failures first. `error` is unknown, not a failure."""
     once = {(entry.run, entry.key): entry for entry in history}
     by_key: dict[str, list[Entry]] = {}
     for entry in sorted(once.values(), key=lambda entry: entry.at):
@@ -119,7 +119,7 @@ def offenders(history: Iterable[Entry], *, least: int = 1) -> list[Offender]:
 
 
 def _utc(text: str) -> str:
-    """One zone for all, so that the order of texts is the order of time."""
+    """The time in UTC, so that text order is time order."""
     try:
         when = datetime.fromisoformat(text)
         return when.astimezone(UTC).isoformat() if when.tzinfo is not None else text
@@ -130,7 +130,7 @@ def _utc(text: str) -> str:
 def _things(
     node: NodeHealth, between: Sequence[tuple[str, Finding]]
 ) -> list[tuple[str, str | None, list[tuple[str, Finding]]]]:
-    """Each GPU with its findings, and the node with all that speaks of no GPU."""
+    """Findings by GPU, and the node's remaining findings."""
     groups: dict[str | None, list[tuple[str, Finding]]] = {None: []}
     for result in node.results:
         for finding in result.findings:
@@ -160,7 +160,7 @@ def _key(node: str, device: str, findings: Sequence[tuple[str, Finding]]) -> str
 
 
 def _identifies(name: str, values: Mapping[str, Any]) -> bool:
-    """Whether the value tells one GPU from another. Virtual machines are shown N/A or zeros for a serial number."""
+    """Whether the value identifies a GPU. Virtual machines see N/A or zeros as serial number."""
     value = values.get(name)
     if not isinstance(value, (str, int)) or isinstance(value, bool):
         return False

@@ -1,12 +1,12 @@
-"""hosts.yaml: which machines, and how to reach each. Takes the plain mapping; the YAML is read at the border.
+"""The hosts file: machines and how to reach each. Takes a plain mapping; the CLI reads the YAML.
 
-    known_hosts: known_hosts            where their keys are; ~/.ssh/known_hosts if not stated
+    known_hosts: known_hosts            file with their keys; default ~/.ssh/known_hosts
     defaults: {user: ubuntu, key: ~/.ssh/cluster}
     hosts:
       - gpu-01
       - {host: 10.0.0.2, name: gpu-02, port: 2222, rack: r1}
 
-There is no field for a password: keys and the SSH agent do, and no secret lies in the file.
+There is no password field: use keys or the SSH agent. The file holds no secret.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from trainmaster.core.errors import Fault, SpecError, UsageError
 from trainmaster.core.schema import build, field
 
-# A name is also the name of a folder in the bundle, and stands in shell commands that we print.
+# A name is also a folder name in the bundle, and part of the shell commands in messages.
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}"
 
 
@@ -27,21 +27,21 @@ _NAME = r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}"
 class SshHost:
     """One machine."""
 
-    host: str = field(doc="its name or address", pattern=_NAME, example="gpu-01")
-    name: str = field(default="", doc="what to call it, where it differs", pattern=_NAME, example="gpu-01")
-    port: int | None = field(default=None, ge=1, le=65535, doc="not stated: 22, or what ~/.ssh/config says")
-    user: str | None = field(default=None, doc="not stated: the user here, or what ~/.ssh/config says")
-    key: str | None = field(default=None, doc="private key file; not stated: the agent's and the usual ones")
+    host: str = field(doc="host name or address", pattern=_NAME, example="gpu-01")
+    name: str = field(default="", doc="name in results, if it differs from host", pattern=_NAME, example="gpu-01")
+    port: int | None = field(default=None, ge=1, le=65535, doc="default: ~/.ssh/config, else 22")
+    user: str | None = field(default=None, doc="default: ~/.ssh/config, else the current user")
+    key: str | None = field(default=None, doc="private key file; default: the SSH agent and the usual files")
     python: str = field(default="python3", doc="Python 3.11 or newer on that machine")
-    rack: str | None = field(default=None, doc="where it stands, for findings about switches")
+    rack: str | None = field(default=None, doc="rack, for findings about switches")
     address: str | None = field(
-        default=None, doc="where the other nodes reach it; not stated: where SSH did", pattern=_NAME, example="10.0.0.2"
+        default=None, doc="address for the other nodes; default: the one SSH used", pattern=_NAME, example="10.0.0.2"
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SshHosts:
-    """All machines, and the file that holds their keys."""
+    """All machines, and the file with their keys."""
 
     hosts: tuple[SshHost, ...]
     known_hosts: Path
@@ -50,12 +50,12 @@ class SshHosts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _File:
     hosts: tuple[object, ...] = field(doc="names, or mappings with at least `host`", example="[gpu-01, gpu-02]")
-    defaults: Mapping[str, object] = field(factory=dict, doc="what every host has that does not state it itself")
+    defaults: Mapping[str, object] = field(factory=dict, doc="fields for every host that does not state them")
     known_hosts: str = field(default="~/.ssh/known_hosts", doc="the file with the machines' keys")
 
 
 def parse_hosts(document: object, folder: Path) -> SshHosts:
-    """The machines of a document; paths in it are meant from `folder`. SpecError with every fault."""
+    """The machines of a document; relative paths start at `folder`. SpecError lists every fault."""
     file = build(_File, {"hosts": document} if isinstance(document, list) else document)
     hosts: list[SshHost] = []
     faults: list[Fault] = [_no_password(f"defaults.{name}") for name in file.defaults if _secret(name)]
@@ -73,16 +73,16 @@ def parse_hosts(document: object, folder: Path) -> SshHosts:
         hosts.append(replace(host, name=host.name or host.host, key=host.key and str(_path(host.key, folder))))
     for name, times in Counter(host.name for host in hosts).items():
         if times > 1:
-            faults.append(Fault(path="hosts", message=f"{times} are called {name}; give each a `name` of its own"))
+            faults.append(Fault(path="hosts", message=f"{times} hosts are called {name}; give each its own `name`"))
     if not file.hosts:
-        faults.append(Fault(path="hosts", message="no host is named"))
+        faults.append(Fault(path="hosts", message="no host is listed"))
     if faults:
         raise SpecError(faults)
     return SshHosts(hosts=tuple(hosts), known_hosts=_path(file.known_hosts, folder))
 
 
 def read_known_hosts(path: Path) -> bytes:
-    """The keys that are trusted. A file that is not there trusts nobody; one that may not be read is an error."""
+    """Trusted keys. A missing file trusts no host; an unreadable one is an error."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -100,4 +100,4 @@ def _secret(name: object) -> bool:
 
 
 def _no_password(path: str) -> Fault:
-    return Fault(path=path, message="no secret belongs into this file; use a key, or the SSH agent")
+    return Fault(path=path, message="secrets are not allowed in this file; use a key or the SSH agent")

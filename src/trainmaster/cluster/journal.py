@@ -1,4 +1,4 @@
-"""Append-only files of JSON lines in the home folder: the history of verdicts, and what was done about them."""
+"""Append-only JSON-lines files in the home folder: the history of verdicts, and the remedies applied."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REMEDIES = "remedies.jsonl"
 
 
 def append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Add rows, whole and on disk before this returns; two writers wait for each other."""
+    """Append rows, durable on return. Concurrent writers are serialised by a lock."""
     text = "".join(json.dumps(row, sort_keys=True) + "\n" for row in rows)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -30,7 +30,7 @@ def append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
             if out.seek(0, os.SEEK_END) > 0:
                 out.seek(-1, os.SEEK_END)
                 if out.read(1) != b"\n":
-                    text = "\n" + text  # whoever wrote half a line is dead; ours must not be joined to it
+                    text = "\n" + text  # a partial line of a dead writer must not be joined with this one
             out.write(text.encode())
             out.flush()
             os.fsync(out.fileno())
@@ -41,7 +41,7 @@ def append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Every whole row. Half a line, left by a writer that died, is passed over."""
+    """Every complete row. A partial line, left by a dead writer, is skipped."""
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -60,7 +60,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def record(home: Path, health: ClusterHealth) -> int:
-    """Add a run to the history; 0 if it is there already."""
+    """Add a run to the history; the number of rows added, 0 if the run is already there."""
     from trainmaster.cluster.history import entries
 
     new = entries(health)
@@ -72,7 +72,7 @@ def record(home: Path, health: ClusterHealth) -> int:
 
 
 def history(home: Path) -> list[Entry]:
-    """Every entry that can be understood."""
+    """Every entry that can be parsed."""
     from trainmaster.cluster.history import Entry
 
     found = []

@@ -1,7 +1,7 @@
-"""Programs on several nodes that need each other: started at once, ended together, each with what it said.
+"""Programs that need each other on several nodes: started together, ended together, each with its output.
 
-The first one decides: when it has ended, those that are still at work are given a moment and then cut off, and the half
-of ours on each node ends what it started there.
+The first program decides: when it has ended, the others get a grace period and are then cut off, and the bootstrap on
+each node ends what it started there.
 """
 
 from __future__ import annotations
@@ -11,25 +11,22 @@ import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from trainmaster.cluster.exchange import HANDSHAKES, Package, Program, ProgramResult, clean, pack, start
+from trainmaster.cluster.hosts import SshHost, SshHosts, read_known_hosts
+from trainmaster.cluster.ssh import NodeUnavailable, load
 from trainmaster.core.errors import SpecError
 from trainmaster.core.schema import build
 
-if TYPE_CHECKING:
-    from trainmaster.cluster.exchange import Package, Ran, Run
-    from trainmaster.cluster.hosts import SshHost, SshHosts
-    from trainmaster.cluster.ssh import CannotAsk
+Outcome = Sequence[ProgramResult] | NodeUnavailable | None  # None: cut off after the first program had ended
 
-    Outcome = Sequence[Ran] | CannotAsk | None  # None: cut off, as the first one had ended
-
-_GRACE_S = 10.0  # a rank that was told the verdict is gone in two seconds
-SEATS_S = 120.0  # to import torch: a cold network file system takes a minute
+_GRACE_S = 10.0  # a rank that knows the verdict ends within two seconds
+CAPABILITIES_TIMEOUT_S = 120.0  # importing torch from a cold network file system takes a minute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What every exchange with a node needs."""
+    """Shared parts of every exchange with a node."""
 
     known_hosts: bytes
     package: Package
@@ -37,28 +34,26 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
-    """What a node offers a run, as it says itself."""
+class Capabilities:
+    """What a node offers a run, by its own report."""
 
     host: str  # its own name
     address: str | None
     ports: tuple[int, ...]
     torch: str | None
     gpus: int
-    why: str  # torch cannot be used
+    why: str  # reason that torch cannot be used
 
 
 def open_link(hosts: SshHosts) -> Link:
-    from trainmaster.cluster.exchange import HANDSHAKES, pack
-    from trainmaster.cluster.hosts import read_known_hosts
-    from trainmaster.cluster.ssh import load
-
     load()
     return Link(known_hosts=read_known_hosts(hosts.known_hosts), package=pack(), gate=asyncio.Semaphore(HANDSHAKES))
 
 
-async def run_together(jobs: Sequence[tuple[SshHost, Sequence[Run]]], link: Link, *, timeout_s: float) -> list[Outcome]:
-    """What became of each node's programs, in the order of `jobs`."""
+async def run_together(
+    jobs: Sequence[tuple[SshHost, Sequence[Program]]], link: Link, *, timeout_s: float
+) -> list[Outcome]:
+    """Outcome of each node's programs, in the order of `jobs`."""
     tasks = [asyncio.create_task(_start(host, runs, link, timeout_s=timeout_s)) for host, runs in jobs]
     try:
         await asyncio.wait(tasks[:1])
@@ -70,21 +65,19 @@ async def run_together(jobs: Sequence[tuple[SshHost, Sequence[Run]]], link: Link
     return [None if task.cancelled() else task.result() for task in tasks]
 
 
-async def ask_seats(
-    hosts: Sequence[SshHost], link: Link, *, ports: int = 1, timeout_s: float = SEATS_S
-) -> dict[str, Seat | CannotAsk]:
-    """Every node's seats, each asked alone."""
-    from trainmaster.cluster.exchange import Run
-
-    run = Run(module="trainmaster.bench.collectives.capabilities", words=["--ports", str(ports)])
-    told = await asyncio.gather(*(_start(host, [run], link, timeout_s=timeout_s) for host in hosts))
-    return {host.name: _seat(found) for host, found in zip(hosts, told, strict=True)}
+async def ask_capabilities(
+    hosts: Sequence[SshHost], link: Link, *, ports: int = 1, timeout_s: float = CAPABILITIES_TIMEOUT_S
+) -> dict[str, Capabilities | NodeUnavailable]:
+    """Capabilities of every node, each asked alone."""
+    program = Program(module="trainmaster.bench.collectives.capabilities", words=["--ports", str(ports)])
+    answers = await asyncio.gather(*(_start(host, [program], link, timeout_s=timeout_s) for host in hosts))
+    return {host.name: _read_capabilities(found) for host, found in zip(hosts, answers, strict=True)}
 
 
 def environment(
     *, rank: int, world: int, local_rank: int, local_world: int, node: int, nodes: int, master: tuple[str, int]
 ) -> Mapping[str, str]:
-    """A rank's place, as torchrun tells it."""
+    """The rank environment in torchrun's variables."""
     return {
         "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(local_rank),
         "LOCAL_WORLD_SIZE": str(local_world), "GROUP_RANK": str(node), "GROUP_WORLD_SIZE": str(nodes),
@@ -92,34 +85,29 @@ def environment(
     }  # fmt: skip
 
 
-def last_words(text: str) -> str:
+def last_line(text: str) -> str:
     """The last line a program printed, for a sentence."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:300] if lines else "nothing"
 
 
-async def _start(host: SshHost, runs: Sequence[Run], link: Link, *, timeout_s: float) -> Sequence[Ran] | CannotAsk:
-    from trainmaster.cluster.exchange import start
-    from trainmaster.cluster.ssh import CannotAsk
-
+async def _start(
+    host: SshHost, runs: Sequence[Program], link: Link, *, timeout_s: float
+) -> Sequence[ProgramResult] | NodeUnavailable:
     try:
         return await start(host, link.known_hosts, link.package, runs, timeout_s=timeout_s, gate=link.gate)
-    except CannotAsk as wrong:
+    except NodeUnavailable as wrong:
         return wrong
-    except Exception as wrong:  # our own mistake about one node must not hide the others
-        return CannotAsk(f"asking it failed: {type(wrong).__name__}: {wrong}", action="report this; it is our mistake")
+    except Exception as wrong:  # an internal error about one node must not hide the others
+        return NodeUnavailable(f"internal error: {type(wrong).__name__}: {wrong}", action="report it as a bug")
 
 
-def _seat(told: Sequence[Ran] | CannotAsk) -> Seat | CannotAsk:
-    from trainmaster.cluster.exchange import clean
-    from trainmaster.cluster.ssh import CannotAsk
-
-    if isinstance(told, CannotAsk):
-        return told
-    (ran,) = told
+def _read_capabilities(answer: Sequence[ProgramResult] | NodeUnavailable) -> Capabilities | NodeUnavailable:
+    if isinstance(answer, NodeUnavailable):
+        return answer
+    (ran,) = answer
     with contextlib.suppress(ValueError, RecursionError, SpecError):
-        return build(Seat, json.loads(clean(ran.out)))
+        return build(Capabilities, json.loads(clean(ran.out)))
     how = "was not done in time" if ran.code is None else f"ended with {ran.code}"
-    return CannotAsk(
-        f"asking its torch {how}: {last_words(ran.err)}", action="run `python3 -c 'import torch'` on it by hand"
-    )
+    reason = f"importing torch on it {how}: {last_line(ran.err)}"
+    return NodeUnavailable(reason, action="run `python3 -c 'import torch'` on it by hand")

@@ -1,19 +1,14 @@
-"""What the nodes of a run cost: the user's own price, else the list price of the instance type each was judged as."""
+"""Hourly price of each node: the user's own figure, else the list price of the instance type it was judged as."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from trainmaster.core.health import ClusterHealth
-    from trainmaster.report.health import Prices
+from trainmaster.checks import profiles
+from trainmaster.core.health import ClusterHealth
+from trainmaster.core.prices import Prices, Rate
 
 
 def find(health: ClusterHealth, usd_per_hour: float | None = None) -> Prices:
-    """Prices for `report.health.write_bundle`. A profile that is no instance type, or has no price, gets none."""
-    from trainmaster.checks import profiles
-    from trainmaster.report.health import Prices, Rate
-
+    """Prices for the cost section of a report. A profile without an instance type or a price gets none."""
     if usd_per_hour is not None:
         return Prices(every=Rate(usd_per_hour=usd_per_hour, source="as you stated it"))
     found = {}

@@ -1,9 +1,9 @@
-"""Which nodes to take out of service after a check, and which may come back. Pure; nothing here acts.
+"""Selection of nodes to drain after a check, and of nodes that may return. Pure; cluster/drain.py acts.
 
-A node goes out because it failed, never because nobody knows how it is (unless that is asked for), and never more of
-them than a limit: a check that finds half of a cluster bad has most likely found its own mistake, or a fault of the
-fabric that draining nodes does not mend. A node comes back only after a newer run in which it passed, and in which each
-check that put it out was measured again.
+A node is drained because it failed, never because its state is unknown (unless requested), and never more nodes than
+a limit: a check that fails half of a cluster has most likely a fault of its own, or has found a fabric fault that
+draining does not repair. A node returns only after a newer run in which it passed and every check that drained it was
+measured again.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from trainmaster.core.health import ClusterHealth, NodeHealth
 from trainmaster.core.results import CheckResult, Overall, Verdict
 
 LIMIT_SHARE = 0.1
-PREFIX = "trainmaster:"  # every reason of ours begins so; what does not is somebody else's, and is left alone
-# A name that a scheduler could read as more than one node (n[1-9], a,b, ALL) or as an option is never passed on.
+PREFIX = "trainmaster:"  # prefix of every reason set here; a node drained with another reason is left alone
+# A name that a scheduler could expand to several nodes (n[1-9], a,b, ALL) or read as an option is never passed on.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _REASON = 180
-ANSWER = "answer"  # stands for a check, where the fault was that none came
+ANSWER = "answer"  # pseudo-check of a node that gave no answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    """A node to take out, and why."""
+    """A node to drain, and the reason."""
 
     node: str
     reason: str
-    checks: tuple[str, ...]  # to be measured again before it comes back
+    checks: tuple[str, ...]  # to be measured again before it returns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What a run asks for. `refusal` says why none of it may be done."""
+    """Outcome of a selection. `refusal`: the reason that none of it may be done."""
 
     drains: tuple[Drain, ...]
-    left: tuple[tuple[str, str], ...]  # nodes that are not fine and stay, with the reason
+    left: tuple[tuple[str, str], ...]  # nodes with a bad verdict that are not drained, with the reason
     limit: int
     refusal: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Out:
-    """A node that we took out, as the journal has it."""
+    """A node drained by trainmaster, from the journal."""
 
     node: str
     at: str
@@ -56,7 +56,7 @@ class Out:
 def select(
     health: ClusterHealth, *, limit: int | None = None, include_unknown: bool = False, already_out: Iterable[str] = ()
 ) -> Selection:
-    """The nodes to drain. Those that are out already count against the limit: ten runs may not take a whole cluster."""
+    """Nodes to drain. Nodes already drained count against the limit: ten runs cannot drain a whole cluster."""
     asked = tuple(dict.fromkeys(health.asked))
     most = max(1, int(len(asked) * LIMIT_SHARE)) if limit is None else limit
     out = set(already_out)
@@ -67,17 +67,17 @@ def select(
         if overall in (Overall.PASS, Overall.WARN):
             continue
         if name not in asked:
-            left.append((name, "it answered without being asked"))
+            left.append((name, "it answered but was not in the plan"))
         elif not _NAME.fullmatch(name) or name.upper() == "ALL":
-            left.append((name, "its name could be read as more than one node"))
+            left.append((name, "its name could expand to several nodes"))
         elif name in out:
-            left.append((name, "it is out already"))
+            left.append((name, "it is already drained"))
         elif overall is Overall.INCOMPLETE and not include_unknown:
-            left.append((name, f"unknown is not bad: {why}"))
+            left.append((name, f"its state is unknown, not bad: {why}"))
         else:
             drains.append(Drain(node=name, reason=make_reason(why), checks=checks))
     left += [
-        ("cluster", f"{result.check} failed and names no node; `trainmaster isolate` finds which: {finding.reason}")
+        ("cluster", f"{result.check} failed without naming a node; run `trainmaster isolate`: {finding.reason}")
         for result in health.cluster
         for finding in result.findings
         if finding.verdict is Verdict.FAIL and finding.device not in asked
@@ -85,10 +85,10 @@ def select(
     touched = len(drains) + len(out)
     refusal = None
     if drains and touched > most:
-        beside = f" beside {len(out)} that are out already" if out else ""
+        beside = f" beside {len(out)} already drained" if out else ""
         refusal = (
-            f"this would take out {len(drains)} of {len(asked)} nodes{beside}, and the limit is {most}; "
-            "look whether they share a cause, or raise it with --max-nodes"
+            f"this would drain {len(drains)} of {len(asked)} nodes{beside}; the limit is {most}. "
+            "Look for a shared cause, or raise the limit with --max-nodes"
         )
     return Selection(drains=tuple(drains), left=tuple(left), limit=most, refusal=refusal)
 
@@ -96,7 +96,7 @@ def select(
 def readmit(
     health: ClusterHealth, out: Sequence[Out], *, allow_warn: bool = False
 ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-    """Of the nodes that are out: those that may come back, and for each of the others the reason why not."""
+    """Of the drained nodes: those that may return, and the others with the reason why not."""
     back: list[str] = []
     stay: list[tuple[str, str]] = []
     for one in out:
@@ -109,7 +109,7 @@ def readmit(
 
 
 def still_out(journal: Iterable[Mapping[str, object]]) -> list[Out]:
-    """The nodes that the journal of remedies took out and did not bring back, in the order they went."""
+    """Nodes that the journal drained and did not resume, in order."""
     found: dict[str, Out] = {}
     for row in journal:
         node, checks = str(row.get("node", "")), row.get("checks")
@@ -122,13 +122,13 @@ def still_out(journal: Iterable[Mapping[str, object]]) -> list[Out]:
 
 
 def make_reason(why: str) -> str:
-    """A reason for the scheduler: ours by its beginning, one line, no quotes, printable ASCII."""
+    """A reason for the scheduler: with the prefix, one line, no quotes, printable ASCII."""
     plain = re.sub(r"[^\x20-\x7e]|[\"'`\\$]", " ", why)
     return " ".join(f"{PREFIX} {plain}".split())[:_REASON]
 
 
 def _judge(health: ClusterHealth, name: str) -> tuple[Overall, tuple[str, ...], str]:
-    """A node's own verdict together with what the comparison says of it: (overall, the checks that matter, why)."""
+    """A node's verdict including the comparisons about it: (overall, deciding checks, reason)."""
     reports = [node for node in health.nodes if node.node == name]
     said = [
         (result.check, finding)
@@ -143,7 +143,7 @@ def _judge(health: ClusterHealth, name: str) -> tuple[Overall, tuple[str, ...], 
         return Overall.FAIL, _distinct(check for check, _ in failed), f"{check}{device}: {finding.reason}{more}"
     silent = next((node for node in health.silent if node.node == name), None)
     if silent is not None or not reports:
-        why = silent.reason if silent is not None else "it was asked, and nothing is known of it"
+        why = silent.reason if silent is not None else "it was in the plan and has no result"
         return Overall.INCOMPLETE, (ANSWER,), f"no answer: {why}"
     errors = [(check, finding) for check, finding in said if finding.verdict is Verdict.ERROR]
     missing = [check for node in reports for check in node.planned if check not in {r.check for r in node.results}]
@@ -165,9 +165,9 @@ def _about(health: ClusterHealth, name: str) -> list[CheckResult]:
 def _why_not(health: ClusterHealth, out: Out, allow_warn: bool) -> str | None:
     began, went = _moment(health.started_at), _moment(out.at)
     if began is None or went is None:
-        return "it is not known whether this run is newer than its removal"
+        return "it is unknown whether this run began after the drain"
     if began <= went:
-        return f"this run began {health.started_at}, before it was taken out ({out.at}); check it again"
+        return f"this run began {health.started_at}, before the drain ({out.at}); check it again"
     reports = [node for node in health.nodes if node.node == out.node]
     if len(reports) != 1:
         return "it is not in this run" if not reports else "it is in this run more than once"
@@ -175,19 +175,19 @@ def _why_not(health: ClusterHealth, out: Out, allow_warn: bool) -> str | None:
     if overall in (Overall.FAIL, Overall.INCOMPLETE):
         return f"{overall}: {why}"
     if overall is Overall.WARN and not allow_warn:
-        return "WARN: it must pass; --allow-warn lets it back with its warnings"
+        return "WARN: it must pass; --allow-warn accepts warnings"
     again = _measured(health, reports[0])
     missing = [check for check in out.checks if check != ANSWER and check not in again]
     if missing:
-        return f"{', '.join(missing)} put it out and {'was' if len(missing) == 1 else 'were'} not measured again"
+        return f"{', '.join(missing)} drained it and {'was' if len(missing) == 1 else 'were'} not measured again"
     return None
 
 
 def _measured(health: ClusterHealth, node: NodeHealth) -> set[str]:
-    """Checks that really looked: those with a finding that passes or warns. Skipped is not measured."""
+    """Checks with a finding that passes or warns. Skipped is not measured."""
     seen = (Verdict.PASS, Verdict.WARN)
     own = {result.check for result in node.results if any(finding.verdict in seen for finding in result.findings)}
-    # A comparison that looked at anything looked at this node, and what it found wrong with it is told before.
+    # A comparison with any result included this node; its faults are judged above.
     looked = (*seen, Verdict.FAIL)
     return own | {result.check for result in health.cluster if any(f.verdict in looked for f in result.findings)}
 

@@ -1,6 +1,6 @@
-"""The words of Slurm and Kubernetes for taking a node out of service and back. Pure: commands as argument lists.
+"""Commands of Slurm and Kubernetes that drain and resume a node, as argument lists, and parsers of their answers.
 
-What their answers mean stops here: `parse` turns them into `Place`. Who runs the commands is the caller.
+Pure: `parse` turns an answer into a `DrainState`; cluster/drain.py runs the commands.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from trainmaster.cluster.remedy import PREFIX
 from trainmaster.core.errors import TargetError, UsageError
 
 KEY = "trainmaster/health"  # taint and label
-WHY = "trainmaster/reason"  # annotation: a label's value may not hold a sentence
+WHY = "trainmaster/reason"  # annotation: a label value cannot hold a sentence
 
 Command = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Whether the scheduler gives work to a node, and what is said if it does not."""
+class DrainState:
+    """Whether the scheduler keeps work from a node, and its stated reason."""
 
     out: bool
     reason: str
@@ -38,7 +38,7 @@ class Scheduler(Protocol):
 
     def ask(self, node: str) -> Command: ...
 
-    def parse(self, node: str, answer: str) -> Place: ...
+    def parse(self, node: str, answer: str) -> DrainState: ...
 
 
 class Slurm:
@@ -53,17 +53,17 @@ class Slurm:
     def ask(self, node: str) -> Command:
         return ("scontrol", "show", "node", node, "--oneliner")
 
-    def parse(self, node: str, answer: str) -> Place:
+    def parse(self, node: str, answer: str) -> DrainState:
         if len(re.findall(r"^NodeName=", answer, flags=re.MULTILINE)) != 1 or f"NodeName={node} " not in answer:
-            raise TargetError(f"scontrol does not speak of the node {node} alone: {answer.strip()[:200]!r}")
+            raise TargetError(f"scontrol does not describe exactly the node {node}: {answer.strip()[:200]!r}")
         state = re.search(r"\bState=(\S+)", answer)
         if state is None:
-            raise TargetError(f"scontrol does not tell the state of {node}")
-        # IDLE+DRAIN, MIXED+DRAIN, DOWN*+DRAIN; FAIL and DOWN are the scheduler's own and are not ours to change.
+            raise TargetError(f"scontrol shows no state for {node}")
+        # IDLE+DRAIN, MIXED+DRAIN, DOWN*+DRAIN. FAIL and DOWN are the scheduler's own states, never changed here.
         out = "DRAIN" in re.split(r"[+*~#!%$@^-]", state[1])
-        # The reason ends with who set it and when: `trainmaster: … [root@2026-03-01T12:00:00]`.
+        # The reason ends with its author and time: `trainmaster: … [root@2026-03-01T12:00:00]`.
         reason = re.search(r"\bReason=(.*?)(?: \[[^\[\]]*@[^\[\]]*\])?\s*(?: Comment=.*)?$", answer.strip())
-        return Place(out=out, reason=reason[1] if reason and out else "")
+        return DrainState(out=out, reason=reason[1] if reason and out else "")
 
 
 class Kubernetes:
@@ -71,7 +71,7 @@ class Kubernetes:
 
     def drain(self, node: str, reason: str) -> list[Command]:
         return [
-            # The reason first: a node that is out without one looks like somebody else's.
+            # The reason first: a drained node without it would look like somebody else's.
             ("kubectl", "annotate", "node", node, f"{WHY}={reason}", "--overwrite"),
             ("kubectl", "cordon", node),
             ("kubectl", "taint", "node", node, f"{KEY}=fail:NoSchedule", "--overwrite"),
@@ -89,14 +89,14 @@ class Kubernetes:
     def ask(self, node: str) -> Command:
         return ("kubectl", "get", "node", node, "--output=json")
 
-    def parse(self, node: str, answer: str) -> Place:
+    def parse(self, node: str, answer: str) -> DrainState:
         try:
             found = json.loads(answer)
             metadata, spec = found["metadata"], found["spec"]
             if metadata["name"] != node:
-                raise TargetError(f"kubectl speaks of {metadata['name']!r:.80}, not of {node}")
+                raise TargetError(f"kubectl describes {metadata['name']!r:.80} instead of {node}")
             reason = (metadata.get("annotations") or {}).get(WHY, "")
-            return Place(out=spec.get("unschedulable") is True, reason=str(reason))
+            return DrainState(out=spec.get("unschedulable") is True, reason=str(reason))
         except (ValueError, KeyError, TypeError, AttributeError):
             raise TargetError(f"kubectl does not describe the node {node}: {answer.strip()[:200]!r}") from None
 
@@ -108,5 +108,5 @@ NAMES = tuple(_ALL)
 def load(name: str) -> Scheduler:
     """The scheduler of that name."""
     if name not in _ALL:
-        raise UsageError(f"{name}: there are {', '.join(_ALL)}")
+        raise UsageError(f"unknown scheduler {name}; use one of {', '.join(_ALL)}")
     return _ALL[name]()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trainmaster.node.parse import ParseError, fi_info, ibstat, nccl_debug
-from trainmaster.node.parse.nccl_debug import Place, Transport
+from trainmaster.node.parse.nccl_debug import Scope, Transport
 
 SAMPLES = Path(__file__).parent / "samples"
 
@@ -26,9 +26,9 @@ def text(name: str) -> str:
 )
 def test_the_transport_between_nodes_is_proven(name: str, transport: Transport, word: str, gdr: bool) -> None:
     log = nccl_debug.parse(text(f"nccl-debug-{name}.txt"))
-    assert log.transports(Place.INTER) == {transport}
-    assert log.transports(Place.INTRA) == {Transport.P2P}
-    (between,) = [item for item in log.carried if item.place is Place.INTER]
+    assert log.transports(Scope.INTER) == {transport}
+    assert log.transports(Scope.INTRA) == {Transport.P2P}
+    (between,) = [item for item in log.carried if item.scope is Scope.INTER]
     assert (between.word, between.gdr, between.channels) == (word, gdr, 8)
     assert (log.version, log.nvls, log.faults, log.missing_ranks()) == ("2.27.3+cuda12.9", True, (), ())
 

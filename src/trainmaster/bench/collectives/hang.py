@@ -1,4 +1,4 @@
-"""Who is missing: from what each rank was last seen doing, the one that keeps the others waiting. Pure."""
+"""Hang attribution: the rank that blocks the others, from the last known progress of each. Pure."""
 
 from __future__ import annotations
 
@@ -6,35 +6,36 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainmaster.bench.collectives.progress import Pulse
+from trainmaster.bench.collectives.progress import Progress
 from trainmaster.bench.collectives.result import Lost
 from trainmaster.bench.collectives.sweep import Point
 
-# Ends that a rank comes to because another one is gone: the backend noticed and gave up.
-_DRAGGED = frozenset({signal.SIGABRT})
+# Signals by which a rank ends because another one is gone: the backend aborts it.
+_ABORTED_BY_PEER = frozenset({signal.SIGABRT})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
-    """What is known of one rank."""
+class RankView:
+    """Known state of one rank."""
 
     rank: int
     host: str
     pid: int | None
-    pulse: Pulse
-    exit_code: int | None = None  # None: it lives, as far as anybody knows
-    state: str | None = None  # the letter of /proc/PID/stat; None: it cannot be asked
-    error: str | None = None  # what it said before it failed
+    progress: Progress
+    exit_code: int | None = None  # None: still alive as far as is known
+    state: str | None = None  # the letter of /proc/PID/stat; None: not readable
+    error: str | None = None  # its message before it failed
     failed_at: float | None = None
     done: bool = False
-    silent_s: float | None = None  # it should speak by itself and has not for so long; None: it does
+    silent_s: float | None = None  # time without an expected heartbeat; None: heartbeats arrive
 
 
-def find_missing(views: Sequence[View], points: Sequence[Point], *, waited_s: float) -> list[Lost]:
-    """Who does not come along, and why; the surest evidence first.
+def find_lost_ranks(views: Sequence[RankView], points: Sequence[Point], *, waited_s: float) -> list[Lost]:
+    """The ranks that block the run, and why; the strongest evidence first.
 
-    1. gone without a word: killed, or ended early. 2. stopped, or silent. 3. the first that failed by itself.
-    4. alive, but behind: it has not entered what the others wait in. 5. nobody: all went in, none came out.
+    1. Ended without an error message: killed, or ended early. 2. Stopped, or silent. 3. The first one that failed by
+    itself. 4. Alive but behind: not yet inside the collective in which the others wait. 5. None: all ranks entered and
+    none returned.
     """
     left = [view for view in views if not view.done]
     gone = [view for view in left if _vanished(view)]
@@ -43,15 +44,15 @@ def find_missing(views: Sequence[View], points: Sequence[Point], *, waited_s: fl
         return [_lost(view, points) for view in sorted([*gone, *halted], key=lambda view: view.rank)]
     failed = [view for view in left if view.error is not None or view.exit_code is not None]
     if failed:
-        # What failed later may have failed because the first one left.
+        # Later failures may be consequences of the first.
         return [_lost(min(failed, key=lambda view: view.failed_at or float("inf")), points)]
-    furthest = max((view.pulse.place for view in left), default=None)
-    behind = [view for view in left if view.pulse.place != furthest]
+    furthest = max((view.progress.position for view in left), default=None)
+    behind = [view for view in left if view.progress.position != furthest]
     if furthest is None:
         return []
     if behind and len(behind) < len(left):
-        least = min(view.pulse.place for view in behind)
-        return [_lost(view, points, waited_s=waited_s) for view in behind if view.pulse.place == least]
+        least = min(view.progress.position for view in behind)
+        return [_lost(view, points, waited_s=waited_s) for view in behind if view.progress.position == least]
     where = _where(left[0], points)
     hosts = ", ".join(dict.fromkeys(view.host for view in left))
     return [
@@ -64,13 +65,13 @@ def find_missing(views: Sequence[View], points: Sequence[Point], *, waited_s: fl
     ]  # fmt: skip
 
 
-def _vanished(view: View) -> bool:
+def _vanished(view: RankView) -> bool:
     if view.exit_code is None or view.error is not None:
         return False
-    return not (view.exit_code < 0 and -view.exit_code in _DRAGGED)
+    return not (view.exit_code < 0 and -view.exit_code in _ABORTED_BY_PEER)
 
 
-def _lost(view: View, points: Sequence[Point], *, waited_s: float | None = None) -> Lost:
+def _lost(view: RankView, points: Sequence[Point], *, waited_s: float | None = None) -> Lost:
     where = _where(view, points)
     state, reason = _why(view, waited_s)
     return Lost(
@@ -85,7 +86,7 @@ def _lost(view: View, points: Sequence[Point], *, waited_s: float | None = None)
     )
 
 
-def _why(view: View, waited_s: float | None) -> tuple[str, str]:
+def _why(view: RankView, waited_s: float | None) -> tuple[str, str]:
     if view.error is not None:
         return "failed", f"failed: {view.error.splitlines()[0][:300]}"
     if view.exit_code is not None:
@@ -100,16 +101,16 @@ def _why(view: View, waited_s: float | None) -> tuple[str, str]:
     return "behind", f"kept the others waiting for {waited_s or 0:.0f} s{kernel}"
 
 
-def _doing(view: View, points: Sequence[Point]) -> str:
+def _doing(view: RankView, points: Sequence[Point]) -> str:
     where = _where(view, points)
     if where is None:
-        return "had not met the others yet" if view.pulse.seq < 0 else "was done"
-    inside = "had entered" if view.pulse.inside else "had left"
-    return f"{inside} round {view.pulse.op} of {where}"
+        return "had not met the others yet" if view.progress.seq < 0 else "was done"
+    inside = "had entered" if view.progress.inside else "had left"
+    return f"{inside} round {view.progress.op} of {where}"
 
 
-def _where(view: View, points: Sequence[Point]) -> Point | None:
-    return points[view.pulse.seq] if 0 <= view.pulse.seq < len(points) else None
+def _where(view: RankView, points: Sequence[Point]) -> Point | None:
+    return points[view.progress.seq] if 0 <= view.progress.seq < len(points) else None
 
 
 def _signal(number: int) -> str:

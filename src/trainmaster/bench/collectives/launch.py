@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from trainmaster.bench.collectives.gather import Heard, Told, row_of, sum_up
-from trainmaster.bench.collectives.hang import View, find_missing
-from trainmaster.bench.collectives.progress import Reader
+from trainmaster.bench.collectives.hang import RankView, find_lost_ranks
+from trainmaster.bench.collectives.progress import ProgressReader
 from trainmaster.bench.collectives.result import Row
 from trainmaster.bench.collectives.sweep import Backend, Point, Sweep, cut, points
 from trainmaster.core import schema
@@ -112,7 +112,7 @@ class _Watch:
         on_row: Callable[[Row], None],
     ) -> None:
         self._sweep, self._backend, self._running, self._on_row = sweep, backend, running, on_row
-        self._readers = [Reader(folder, rank) for rank in range(len(running))]
+        self._readers = [ProgressReader(folder, rank) for rank in range(len(running))]
         self._heard = [Heard(rank=rank) for rank in range(len(running))]
         self._folder = folder
         self._points: list[Point] = points(sweep, backend)
@@ -141,7 +141,7 @@ class _Watch:
             if (ended is not None and now - ended > _GRACE_S) or now - since > limit:
                 self._look()
                 views = [self._view(rank) for rank in range(len(self._running))]
-                return sum_up(self._heard, self._points, find_missing(views, self._points, waited_s=now - since))
+                return sum_up(self._heard, self._points, find_lost_ranks(views, self._points, waited_s=now - since))
             time.sleep(_LOOK_S)
 
     def _let_go(self) -> None:
@@ -167,19 +167,19 @@ class _Watch:
             self._shown += 1
 
     def _signs(self) -> object:
-        return [(reader.pulse().beats, len(heard.timings), heard.met) for reader, heard in self._both()]
+        return [(reader.progress().beats, len(heard.timings), heard.met) for reader, heard in self._both()]
 
-    def _both(self) -> list[tuple[Reader, Heard]]:
+    def _both(self) -> list[tuple[ProgressReader, Heard]]:
         return list(zip(self._readers, self._heard, strict=True))
 
-    def _view(self, rank: int) -> View:
+    def _view(self, rank: int) -> RankView:
         heard, process = self._heard[rank], self._running[rank]
         code = process.poll()
-        return View(
+        return RankView(
             rank=rank,
             host=heard.member.host if heard.member else os.uname().nodename,
             pid=process.pid,
-            pulse=self._readers[rank].pulse(),
+            progress=self._readers[rank].progress(),
             exit_code=code,
             state=_state(process.pid),
             error=heard.error or (_last_words(self._folder, rank) if code is not None and code > 0 else None),

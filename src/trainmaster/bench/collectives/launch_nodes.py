@@ -1,8 +1,8 @@
-"""A rank among others that somebody else started (torchrun, Slurm, MPI), on one machine or many.
+"""One rank of a run that another launcher started (torchrun, Slurm, MPI), on one machine or many.
 
-The collectives run in a thread; the main thread stays free to speak. Twice a second it puts how far the rank is into
-the store that all ranks share, by a connection of its own. Rank 0's main thread reads them all and is the judge: a
-rank that was stopped, died or was cut off falls silent, one that hangs in a collective goes on speaking.
+The collectives run in a thread; the main thread publishes the rank's progress to the shared store twice a second, over
+a connection of its own. Rank 0's main thread reads all of it and judges: a rank that is stopped, dead or cut off stops
+publishing; one that hangs in a collective goes on.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from torch.distributed.rendezvous import rendezvous
 from trainmaster.bench.collectives import rank as worker
 from trainmaster.bench.collectives import report
 from trainmaster.bench.collectives.gather import Heard, Told, row_of, sum_up
-from trainmaster.bench.collectives.hang import View, find_missing
+from trainmaster.bench.collectives.hang import RankView, find_lost_ranks
 from trainmaster.bench.collectives.launch import NCCL_DEBUG
-from trainmaster.bench.collectives.progress import Pulse, pack, unpack
+from trainmaster.bench.collectives.progress import Progress, pack, unpack
 from trainmaster.bench.collectives.result import Lost, Report, Row
 from trainmaster.bench.collectives.route import lead_gloo
 from trainmaster.bench.collectives.sweep import Backend, Point, Sweep, cut, points
@@ -38,27 +38,27 @@ from trainmaster.node.parse import ParseError
 from trainmaster.node.parse.nccl_debug import NcclLog, parse_lines
 from trainmaster.train.parallel.rank_info import RankInfo
 
-_SPEAK_S = 0.5
-_SILENT_S = 5.0  # ten times as long as a rank is ever quiet
-# After one failed: its neighbours fail with it, and a dead one is known only by its silence.
+_PUBLISH_S = 0.5
+_SILENT_S = 5.0  # ten publish intervals
+# After a failure: its neighbours fail with it, and a dead rank shows only by its silence.
 _GRACE_S = _SILENT_S + 1.0
-_LOG_BYTES = 32 << 20  # a log larger than that is not sent; then nothing is proven by it
+_LOG_BYTES = 32 << 20  # a larger log is not sent, and proves nothing
 
 
 @dataclass(slots=True)
 class _Memory:
-    """The board of a rank whose judge is in another process: kept here until it is sent."""
+    """Progress of this rank, kept until it is published."""
 
     lines: list[str] = field(default_factory=list)
-    now: Pulse = field(default_factory=Pulse)
+    now: Progress = field(default_factory=Progress)
     done: bool = False
 
-    def tell(self, what: str, **words: Any) -> None:
+    def record(self, what: str, **words: Any) -> None:
         self.lines.append(json.dumps({"what": what, "at": time.time(), **words}))
         self.done |= what == "done"
 
-    def pulse(self, seq: int, op: int, *, inside: bool) -> None:
-        self.now = Pulse(seq=seq, op=op, inside=inside, beats=self.now.beats + 1, at=time.time())
+    def advance(self, seq: int, op: int, *, inside: bool) -> None:
+        self.now = Progress(seq=seq, op=op, inside=inside, beats=self.now.beats + 1, at=time.time())
 
     def close(self) -> None:
         pass
@@ -74,9 +74,9 @@ def take_part(
     least_gbps: float | None = None,
     on_row: Callable[[Row], None] = lambda _: None,
 ) -> Report | int:
-    """The report where this is rank 0; elsewhere the exit code that rank 0 decided on.
+    """The report on rank 0; on other ranks the exit code that rank 0 decided on.
 
-    After a loss the thread is still in its collective: the caller ends the process with `os._exit`.
+    After a loss the thread is still inside its collective: the caller must end the process with `os._exit`.
     """
     begun = time.monotonic()
     log = folder / f"nccl-{rank_info.rank}.log"
@@ -86,42 +86,42 @@ def take_part(
         lead_gloo(os.environ, rank_info.master[0])
     store = _meet(sweep, rank_info)
     memory = _Memory()
-    seat = worker.Seat(
+    config = worker.RankConfig(
         rank=rank_info.rank,
         world=rank_info.world_size,
         local_rank=rank_info.local_rank,
         local_world=rank_info.local_world_size,
         backend=backend,
     )
-    own = store.clone()  # one connection waits in the collectives' thread; it must not keep us from speaking
-    thread = threading.Thread(target=_work, args=(sweep, seat, store, memory), daemon=True, name="collectives")
+    own = store.clone()  # the collectives' thread may block on its connection; publishing needs its own
+    thread = threading.Thread(target=_work, args=(sweep, config, store, memory), daemon=True, name="collectives")
     thread.start()
-    desk = _Desk(sweep, seat, own, memory, log)
+    main = _MainThread(sweep, config, own, memory, log)
     if rank_info.rank != 0:
-        return desk.speak_until_told()
-    told, logs, hosts = desk.judge(on_row)
+        return main.publish_until_verdict()
+    told, logs, hosts = main.judge(on_row)
     found = report(
         sweep,
         told,
         backend=backend,
         world=rank_info.world_size,
-        nodes=max(hosts, rank_info.nodes),  # a host that was never heard of counts
+        nodes=max(hosts, rank_info.nodes),  # includes hosts that never published
         log=logs,
         expected=expected,
         least_gbps=least_gbps,
         took_s=time.monotonic() - begun,
     )
-    desk.dismiss(found)
+    main.dismiss(found)
     return found
 
 
 def _meet(sweep: Sweep, rank_info: RankInfo) -> Any:
-    """The store of all ranks. (torch types neither `clone` nor values that are bytes.)"""
+    """The store shared by all ranks. (torch types neither `clone` nor values that are bytes.)"""
     if rank_info.master is not None:
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = rank_info.master[0], str(rank_info.master[1])
-    patience = datetime.timedelta(seconds=sweep.start_timeout_s)
+    timeout = datetime.timedelta(seconds=sweep.start_timeout_s)
     try:
-        met = next(iter(rendezvous("env://", rank=rank_info.rank, world_size=rank_info.world_size, timeout=patience)))
+        met = next(iter(rendezvous("env://", rank=rank_info.rank, world_size=rank_info.world_size, timeout=timeout)))
     except RuntimeError as wrong:
         raise TrainmasterError(
             f"rank {rank_info.rank} on {socket.gethostname()} cannot reach rank 0 at {rank_info.master}: "
@@ -130,40 +130,40 @@ def _meet(sweep: Sweep, rank_info: RankInfo) -> Any:
     return PrefixStore("trainmaster-bandwidth", met[0])
 
 
-def _work(sweep: Sweep, seat: worker.Seat, store: Store, memory: _Memory) -> None:
+def _work(sweep: Sweep, config: worker.RankConfig, store: Store, memory: _Memory) -> None:
     try:
-        worker.run(sweep, seat, store, memory)
+        worker.run(sweep, config, store, memory)
     except Exception as wrong:
-        memory.tell("failed", why=f"{type(wrong).__name__}: {wrong}"[:2000])
+        memory.record("failed", why=f"{type(wrong).__name__}: {wrong}"[:2000])
 
 
 @dataclass(slots=True)
 class _Seen:
-    """What rank 0 knows of a rank."""
+    """State of one rank as rank 0 sees it."""
 
     heard: Heard
     lines: int = 0
     beat: int = -1  # of its main thread
     changed: float = field(default_factory=time.monotonic)
-    pulse: Pulse = field(default_factory=Pulse)
+    progress: Progress = field(default_factory=Progress)
     host: str = "an unknown host"
     pid: int | None = None
 
 
-class _Desk:
-    """What a rank's main thread does: speak, and at rank 0 also listen and judge."""
+class _MainThread:
+    """The main thread of a rank: publishes its progress; at rank 0 it also reads and judges all ranks."""
 
-    def __init__(self, sweep: Sweep, seat: worker.Seat, store: Any, memory: _Memory, log: Path) -> None:
-        self._sweep, self._seat, self._backend = sweep, seat, seat.backend
+    def __init__(self, sweep: Sweep, config: worker.RankConfig, store: Any, memory: _Memory, log: Path) -> None:
+        self._sweep, self._config, self._backend = sweep, config, config.backend
         self._store, self._memory, self._log = store, memory, log
         self._sent = self._beat = 0
         self._log_sent = False
 
-    def speak_until_told(self) -> int:
+    def publish_until_verdict(self) -> int:
         quiet: float | None = None
         while True:
             try:
-                self._speak()
+                self._publish()
                 quiet = None
                 if self._store.check(["verdict"]):
                     return int(self._store.get("verdict"))
@@ -171,13 +171,13 @@ class _Desk:
                 quiet = quiet or time.monotonic()
                 if time.monotonic() - quiet > _SILENT_S:
                     raise TrainmasterError(
-                        f"rank 0, which judges, does not answer rank {self._seat.rank} on {socket.gethostname()}: "
+                        f"rank 0, which judges, does not answer rank {self._config.rank} on {socket.gethostname()}: "
                         f"it is gone or cut off ({str(wrong).splitlines()[0][:200]})"
                     ) from None
-            time.sleep(_SPEAK_S)
+            time.sleep(_PUBLISH_S)
 
-    def _speak(self) -> None:
-        rank = self._seat.rank
+    def _publish(self) -> None:
+        rank = self._config.rank
         while self._sent < len(self._memory.lines):
             self._store.set(f"line/{rank}/{self._sent}", self._memory.lines[self._sent])
             self._sent += 1
@@ -189,21 +189,21 @@ class _Desk:
         self._store.set(f"pulse/{rank}", pack(self._memory.now) + head.encode())
 
     def judge(self, on_row: Callable[[Row], None]) -> tuple[Told, NcclLog | None, int]:
-        world = self._seat.world
+        world = self._config.world
         seen = [_Seen(heard=Heard(rank=rank)) for rank in range(world)]
         plan, shown = points(self._sweep, self._backend), 0
         signs: object = None
         since = time.monotonic()
         broken: float | None = None
         while True:
-            self._speak()
+            self._publish()
             self._listen(seen)
             now = time.monotonic()
             planned = next((item.heard.points for item in seen if item.heard.points is not None), None)
             if planned is not None and planned != len(plan):
                 plan = cut(self._sweep, plan, planned)
             shown = _show(seen, plan, shown, on_row)
-            if (new := [(item.pulse.beats, len(item.heard.timings)) for item in seen]) != signs:
+            if (new := [(item.progress.beats, len(item.heard.timings)) for item in seen]) != signs:
                 signs, since = new, now
             lost: list[Lost] = []
             if not all(item.heard.done for item in seen):
@@ -211,9 +211,9 @@ class _Desk:
                     broken = now
                 limit = self._sweep.timeout_s if all(i.heard.met for i in seen) else self._sweep.start_timeout_s
                 if now - since <= limit and (broken is None or now - broken <= _GRACE_S):
-                    time.sleep(_SPEAK_S)
+                    time.sleep(_PUBLISH_S)
                     continue
-                lost = find_missing([_view(item, now) for item in seen], plan, waited_s=now - since)
+                lost = find_lost_ranks([_view(item, now) for item in seen], plan, waited_s=now - since)
             told = sum_up([item.heard for item in seen], plan, lost)
             hosts = {item.host for item in seen if item.beat >= 0}
             return told, self._logs(seen), len(hosts)
@@ -223,9 +223,9 @@ class _Desk:
             if not self._store.check([f"pulse/{rank}"]):
                 continue
             raw = self._store.get(f"pulse/{rank}")
-            size = len(pack(Pulse()))
+            size = len(pack(Progress()))
             head = json.loads(raw[size:])
-            item.pulse, item.host, item.pid = unpack(raw[:size]), str(head["host"]), int(head["pid"])
+            item.progress, item.host, item.pid = unpack(raw[:size]), str(head["host"]), int(head["pid"])
             if head["beat"] != item.beat:
                 item.beat, item.changed = head["beat"], time.monotonic()
             for number in range(item.lines, int(head["lines"])):
@@ -248,12 +248,12 @@ class _Desk:
             return None
 
     def dismiss(self, found: Report) -> None:
-        """Tell the others how it ended, and stay until those who live have had the time to read it."""
+        """Publish the verdict, and stay until the living ranks have had time to read it."""
         from trainmaster.core.results import exit_code
 
         with contextlib.suppress(RuntimeError):
             self._store.set("verdict", str(exit_code(found.overall)))
-            time.sleep(3 * _SPEAK_S)
+            time.sleep(3 * _PUBLISH_S)
 
 
 def _show(seen: list[_Seen], plan: list[Point], shown: int, on_row: Callable[[Row], None]) -> int:
@@ -266,13 +266,13 @@ def _show(seen: list[_Seen], plan: list[Point], shown: int, on_row: Callable[[Ro
     return shown
 
 
-def _view(item: _Seen, now: float) -> View:
+def _view(item: _Seen, now: float) -> RankView:
     quiet = now - item.changed
-    return View(
+    return RankView(
         rank=item.heard.rank,
         host=item.host,
         pid=item.pid,
-        pulse=item.pulse,
+        progress=item.progress,
         error=item.heard.error,
         failed_at=item.heard.failed_at,
         done=item.heard.done,

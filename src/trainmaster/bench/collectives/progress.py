@@ -1,8 +1,8 @@
-"""The side channel: where each rank says how far it is, so that somebody else can see who stopped.
+"""Progress of each rank, outside the collectives, so that a watcher can attribute a hang.
 
-A collective that hangs hangs in every rank, and a rank that is stopped can report nothing. So each rank keeps two files
-of its own that outlive it: lines for what is worth keeping (it met the others; it finished a point, with its figures),
-and a pulse of five numbers in mapped memory, which costs nothing to move and is written before and after every round.
+A collective that hangs hangs in every rank, and a stopped rank can report nothing. So each rank keeps two files that
+outlive it: JSON lines for milestones (rendezvous done, a point finished with its figures), and five numbers in mapped
+memory that are updated before and after every round at no cost.
 """
 
 from __future__ import annotations
@@ -16,66 +16,66 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-_PULSE = struct.Struct("<qqqqd")
+_LAYOUT = struct.Struct("<qqqqd")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pulse:
-    """How far a rank is: which point, which round of it, inside the collective or between two."""
+class Progress:
+    """Position of a rank: the point, the round of it, inside the collective or between two."""
 
     seq: int = -1  # -1: before the first
     op: int = 0
     inside: bool = False
-    beats: int = 0  # counts every sign of life
-    at: float = 0.0  # of the last one, by its own clock
+    beats: int = 0  # updates so far
+    at: float = 0.0  # time of the last update, by the rank's own clock
 
     @property
-    def place(self) -> tuple[int, int, bool]:
+    def position(self) -> tuple[int, int, bool]:
         return self.seq, self.op, self.inside
 
 
-class Board(Protocol):
-    """What a rank tells while it works. The file below, or the store that ranks of several machines share."""
+class ProgressSink(Protocol):
+    """Destination of a rank's progress: the files below, or the store shared by ranks of several machines."""
 
-    def tell(self, what: str, **words: Any) -> None: ...
-    def pulse(self, seq: int, op: int, *, inside: bool) -> None: ...
+    def record(self, what: str, **words: Any) -> None: ...
+    def advance(self, seq: int, op: int, *, inside: bool) -> None: ...
     def close(self) -> None: ...
 
 
-class FileBoard:
-    """A rank's own two files in a folder that its launcher reads."""
+class ProgressFile:
+    """The two progress files of one rank, in a folder that its launcher reads."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        lines, pulse = files(folder, rank)
+        lines, position = files(folder, rank)
         self._lines = os.open(lines, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        fd = os.open(pulse, os.O_RDWR | os.O_CREAT, 0o644)
-        os.ftruncate(fd, _PULSE.size)
-        self._memory = mmap.mmap(fd, _PULSE.size)
+        fd = os.open(position, os.O_RDWR | os.O_CREAT, 0o644)
+        os.ftruncate(fd, _LAYOUT.size)
+        self._memory = mmap.mmap(fd, _LAYOUT.size)
         os.close(fd)
         self._beats = 0
 
-    def tell(self, what: str, **words: Any) -> None:
-        # One write per line, past every buffer: a killed process leaves whole lines.
+    def record(self, what: str, **words: Any) -> None:
+        # One unbuffered write per line: a killed process leaves whole lines.
         os.write(self._lines, (json.dumps({"what": what, "at": time.time(), **words}) + "\n").encode())
 
-    def pulse(self, seq: int, op: int, *, inside: bool) -> None:
+    def advance(self, seq: int, op: int, *, inside: bool) -> None:
         self._beats += 1
-        _PULSE.pack_into(self._memory, 0, seq, op, int(inside), self._beats, time.time())
+        _LAYOUT.pack_into(self._memory, 0, seq, op, int(inside), self._beats, time.time())
 
     def close(self) -> None:
         self._memory.close()
         os.close(self._lines)
 
 
-class Reader:
-    """The launcher's view of one rank's files; reads what is new."""
+class ProgressReader:
+    """Incremental reader of one rank's progress files."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._paths = files(folder, rank)
         self._offset = 0
 
     def lines(self) -> list[dict[str, Any]]:
-        """Lines since the last call. Half a line waits for its rest; one that cannot be read is skipped."""
+        """Lines since the last call. A partial line waits for its rest; an unreadable one is skipped."""
         try:
             with self._paths[0].open("rb") as file:
                 file.seek(self._offset)
@@ -94,24 +94,24 @@ class Reader:
                 found.append(value)
         return found
 
-    def pulse(self) -> Pulse:
+    def progress(self) -> Progress:
         try:
             raw = self._paths[1].read_bytes()
         except FileNotFoundError:
-            return Pulse()
+            return Progress()
         return unpack(raw)
 
 
-def unpack(raw: bytes) -> Pulse:
-    """A pulse from its bytes; one that was never written is the one before the first point."""
-    if len(raw) != _PULSE.size:
-        return Pulse()
-    seq, op, inside, beats, at = _PULSE.unpack(raw)
-    return Pulse(seq=seq, op=op, inside=bool(inside), beats=beats, at=at) if beats else Pulse()
+def unpack(raw: bytes) -> Progress:
+    """Progress from its bytes; never written means before the first point."""
+    if len(raw) != _LAYOUT.size:
+        return Progress()
+    seq, op, inside, beats, at = _LAYOUT.unpack(raw)
+    return Progress(seq=seq, op=op, inside=bool(inside), beats=beats, at=at) if beats else Progress()
 
 
-def pack(pulse: Pulse) -> bytes:
-    return _PULSE.pack(pulse.seq, pulse.op, int(pulse.inside), pulse.beats, pulse.at)
+def pack(progress: Progress) -> bytes:
+    return _LAYOUT.pack(progress.seq, progress.op, int(progress.inside), progress.beats, progress.at)
 
 
 def files(folder: Path, rank: int) -> tuple[Path, Path]:

@@ -25,7 +25,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from trainmaster.bench.collectives.operations import Operation
 from trainmaster.bench.collectives.pattern import Ruler
-from trainmaster.bench.collectives.progress import Board, FileBoard
+from trainmaster.bench.collectives.progress import ProgressFile, ProgressSink
 from trainmaster.bench.collectives.result import Timing, Wrong
 from trainmaster.bench.collectives.sweep import (
     DEFAULT_MAX,
@@ -46,7 +46,7 @@ _SHARE = 0.8  # of free memory, for two buffers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class RankConfig:
     """This rank's place in the run."""
 
     rank: int
@@ -62,7 +62,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     sweep = schema.build(Sweep, json.loads((folder / SWEEP_FILE).read_text()))
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    seat = Seat(
+    config = RankConfig(
         rank=rank,
         world=world,
         local_rank=int(os.environ["LOCAL_RANK"]),
@@ -71,54 +71,54 @@ def main() -> None:
     )
     # A file, not a port: nobody else can take it between choosing and binding.
     store: Store = dist.FileStore(str(folder / "store"), world)  # type: ignore[attr-defined]
-    board = FileBoard(folder, rank)
-    board.pulse(-1, 0, inside=False)
+    progress = ProgressFile(folder, rank)
+    progress.advance(-1, 0, inside=False)
     try:
-        run(sweep, seat, store, board)
+        run(sweep, config, store, progress)
     except Exception as wrong:
         # Told before anything else can hang: the launcher must know who failed by itself and who was dragged along.
-        board.tell("failed", why=f"{type(wrong).__name__}: {wrong}"[:2000])
+        progress.record("failed", why=f"{type(wrong).__name__}: {wrong}"[:2000])
         raise
-    board.close()
+    progress.close()
 
 
-def run(sweep: Sweep, seat: Seat, store: Store, board: Board) -> None:
+def run(sweep: Sweep, config: RankConfig, store: Store, progress: ProgressSink) -> None:
     """Everything a rank does, from meeting the others to leaving them."""
-    device = _device(seat)
-    board.tell(
+    device = _device(config)
+    progress.record(
         "here",
         host=socket.gethostname(),
         pid=os.getpid(),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        local_rank=seat.local_rank,
+        local_rank=config.local_rank,
         torch=str(torch.__version__),
     )
     # Longer than the judge waits: it names who is missing; the backend could only say that somebody is.
     patience = datetime.timedelta(seconds=2 * max(sweep.timeout_s, sweep.start_timeout_s))
     store.set_timeout(patience)
     dist.init_process_group(
-        seat.backend,
+        config.backend,
         store=PrefixStore("group", store),
-        rank=seat.rank,
-        world_size=seat.world,
+        rank=config.rank,
+        world_size=config.world,
         timeout=patience,
         device_id=device if device.type == "cuda" else None,
     )
-    largest, note = _agree_on_memory(store, seat, device, sweep)
-    plan = points(sweep, seat.backend, largest)
+    largest, note = _agree_on_memory(store, config, device, sweep)
+    plan = points(sweep, config.backend, largest)
     if not plan:
         raise MemoryError(f"not even the smallest size fits: {note}")
-    board.tell("met", points=len(plan), note=note)
-    length = max(point.size_bytes for point in plan) // ELEMENT_BYTES + seat.world
+    progress.record("met", points=len(plan), note=note)
+    length = max(point.size_bytes for point in plan) // ELEMENT_BYTES + config.world
     send, recv = (torch.zeros(length, dtype=torch.int32, device=device) for _ in range(2))
     ruler = Ruler(device, length)
     for point in plan:
         operation = Operation(
-            point.collective, point.size_bytes, rank=seat.rank, world=seat.world, send=send, recv=recv
+            point.collective, point.size_bytes, rank=config.rank, world=config.world, send=send, recv=recv
         )
-        timing = _Stand(sweep, seat, store, board, device, ruler, operation, point).take()
-        board.tell("left", timing=schema.to_plain(timing))
-    board.tell("done")  # before taking leave: that can hang, and nothing depends on it
+        timing = _Stand(sweep, config, store, progress, device, ruler, operation, point).take()
+        progress.record("left", timing=schema.to_plain(timing))
+    progress.record("done")  # before taking leave: that can hang, and nothing depends on it
     with contextlib.suppress(RuntimeError):
         dist.destroy_process_group()
 
@@ -128,9 +128,9 @@ class _Stand:
     """One rank at one point."""
 
     sweep: Sweep
-    seat: Seat
+    config: RankConfig
     store: Store
-    board: Board
+    progress: ProgressSink
     device: torch.device
     ruler: Ruler
     operation: Operation
@@ -145,7 +145,7 @@ class _Stand:
         samples = self._time(count)
         last, last_s = self._verify("after timing", 2 * self.point.seq + 1)
         return Timing(
-            rank=self.seat.rank,
+            rank=self.config.rank,
             seq=self.point.seq,
             repeats=count,
             mean_us=statistics.fmean(samples) * 1e6,
@@ -159,9 +159,9 @@ class _Stand:
 
     def _once(self) -> None:
         self.op += 1
-        self.board.pulse(self.point.seq, self.op, inside=True)
+        self.progress.advance(self.point.seq, self.op, inside=True)
         self.operation.run()
-        self.board.pulse(self.point.seq, self.op, inside=False)
+        self.progress.advance(self.point.seq, self.op, inside=False)
 
     def _verify(self, when: str, salt: int) -> tuple[Wrong | None, float]:
         begun = time.perf_counter()
@@ -176,7 +176,12 @@ class _Stand:
         if found is None:
             return None, took
         wrong = Wrong(
-            rank=self.seat.rank, when=when, index=found.index, expected=found.expected, got=found.got, count=found.count
+            rank=self.config.rank,
+            when=when,
+            index=found.index,
+            expected=found.expected,
+            got=found.got,
+            count=found.count,
         )
         return wrong, took
 
@@ -193,8 +198,8 @@ class _Stand:
     def _agree_on_repeats(self, took_s: float) -> int:
         """Rank 0 decides. By the store and not by a collective: sick data must not make ranks count differently."""
         key = f"repeats/{self.point.seq}"
-        if self.seat.rank == 0:
-            count = repeats(took_s, seconds_of(self.sweep, self.seat.backend))
+        if self.config.rank == 0:
+            count = repeats(took_s, seconds_of(self.sweep, self.config.backend))
             self.store.set(key, str(count))
             return count
         return int(self.store.get(key))
@@ -221,30 +226,30 @@ class _Stand:
             torch.cuda.synchronize(self.device)
 
 
-def _device(seat: Seat) -> torch.device:
-    if seat.backend != "nccl":
+def _device(config: RankConfig) -> torch.device:
+    if config.backend != "nccl":
         torch.set_num_threads(1)  # ranks share the CPUs; each more thread takes from a neighbour's
         return torch.device("cpu")
     # A launcher may show each rank only its own GPU.
-    device = torch.device("cuda", seat.local_rank if torch.cuda.device_count() > 1 else 0)
+    device = torch.device("cuda", config.local_rank if torch.cuda.device_count() > 1 else 0)
     torch.cuda.set_device(device)
     return device
 
 
-def _agree_on_memory(store: Store, seat: Seat, device: torch.device, sweep: Sweep) -> tuple[int, str]:
+def _agree_on_memory(store: Store, config: RankConfig, device: torch.device, sweep: Sweep) -> tuple[int, str]:
     """The largest size that fits everywhere, and who sets it."""
-    store.set(f"free/{seat.rank}", str(_free(device, seat)))
-    if seat.rank == 0:
-        free = [int(store.get(f"free/{rank}")) for rank in range(seat.world)]
+    store.set(f"free/{config.rank}", str(_free(device, config)))
+    if config.rank == 0:
+        free = [int(store.get(f"free/{rank}")) for rank in range(config.world)]
         store.set("free", f"{min(free)} {free.index(min(free))}")
     least, owner = (int(word) for word in store.get("free").split())
     largest = int(least * _SHARE / 2)
-    wanted = sweep.max_bytes or DEFAULT_MAX[seat.backend]
+    wanted = sweep.max_bytes or DEFAULT_MAX[config.backend]
     note = f"sizes end at {largest >> 20} MiB: rank {owner} has {least >> 20} MiB free, and two buffers must fit"
     return largest, note if largest < wanted else ""
 
 
-def _free(device: torch.device, seat: Seat) -> int:
+def _free(device: torch.device, config: RankConfig) -> int:
     """Bytes this rank may take."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
@@ -254,7 +259,7 @@ def _free(device: torch.device, seat: Seat) -> int:
         cgroup = Path("/sys/fs/cgroup")
         limit = int((cgroup / "memory.max").read_text()) - int((cgroup / "memory.current").read_text())
         free = min(free, limit)
-    return max(free, 0) // seat.local_world
+    return max(free, 0) // config.local_world
 
 
 def _die_with_launcher() -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 from trainmaster.core.errors import UsageError
 from trainmaster.core.results import Finding, error, fail, ok, warn
 from trainmaster.node.parse import ParseError
-from trainmaster.node.parse.nccl_debug import NcclLog, Place, Transport, parse_lines
+from trainmaster.node.parse.nccl_debug import NcclLog, Scope, Transport, parse_lines
 
 Expected = Literal["EFA", "IB", "NVLS", "P2P", "Socket"]
 Fabric = Literal["nvlink", "host", "ib", "roce", "efa", "tcp"]
@@ -99,7 +99,7 @@ def prove_nccl(log: NcclLog | None, expected: Expected | None, *, nodes: int, wo
 def _contradiction(log: NcclLog, expected: Expected | None, nodes: int) -> str | None:
     """Why the log does not agree with what was expected; with nothing expected, TCP alone is suspicious."""
     outside = _between(log) if nodes > 1 else frozenset()
-    inside = log.transports(Place.INTRA) - outside
+    inside = log.transports(Scope.INTRA) - outside
     tcp = Transport.SOCKET in outside or Transport.SOCKET in inside
     over_tcp = Transport.OFI in outside and not _is_efa(log)
     match expected:
@@ -126,8 +126,8 @@ def _contradiction(log: NcclLog, expected: Expected | None, nodes: int) -> str |
 
 
 def _between(log: NcclLog) -> frozenset[Transport]:
-    """What carried traffic between nodes. A network transport of unknown place did: the others cannot leave a node."""
-    return log.transports(Place.INTER) - {Transport.SHM}
+    """Transports of traffic between nodes. A network transport of unknown scope counts: others cannot leave a node."""
+    return log.transports(Scope.INTER) - {Transport.SHM}
 
 
 def _is_efa(log: NcclLog) -> bool:
@@ -155,12 +155,12 @@ def _words(log: NcclLog) -> str:
     """`NET/IB between nodes (32 channels, GPU memory direct), P2P/CUMEM inside`."""
     parts: dict[tuple[str, str, bool], int] = {}
     for item in log.carried:
-        key = (item.word, str(item.place), item.gdr)
+        key = (item.word, str(item.scope), item.gdr)
         parts[key] = parts.get(key, 0) + item.channels
-    places = {"inter": "between nodes", "intra": "inside a node", "unknown": "somewhere"}
+    scopes = {"inter": "between nodes", "intra": "inside a node", "unknown": "somewhere"}
     told = [
-        f"{word} {places[place]} ({count} channel ends{', GPU memory direct' if gdr else ''})"
-        for (word, place, gdr), count in sorted(parts.items(), key=lambda part: -part[1])
+        f"{word} {scopes[scope]} ({count} channel ends{', GPU memory direct' if gdr else ''})"
+        for (word, scope, gdr), count in sorted(parts.items(), key=lambda part: -part[1])
     ]
     nvls = "; NVLS is available" if log.nvls else ""
     provider = f"; libfabric provider {', '.join(log.providers)}" if log.providers else ""

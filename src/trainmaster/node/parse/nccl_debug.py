@@ -29,7 +29,7 @@ class Transport(StrEnum):
     UNKNOWN = "unknown"  # a word no NCCL we know of uses; kept in `word`
 
 
-class Place(StrEnum):
+class Scope(StrEnum):
     INTER = "inter"
     INTRA = "intra"
     UNKNOWN = "unknown"
@@ -41,7 +41,7 @@ class Carried:
 
     transport: Transport
     word: str  # as NCCL names it, without device numbers: "NET/IB", "P2P/CUMEM"
-    place: Place
+    scope: Scope
     gdr: bool  # the NIC reads GPU memory by itself
     channels: int
 
@@ -76,10 +76,10 @@ class NcclLog:
     warnings: tuple[tuple[str, int], ...]  # text and how often
     faults: tuple[str, ...] = ()
 
-    def transports(self, place: Place | None = None) -> frozenset[Transport]:
-        """What carried traffic there; UNKNOWN place counts for both, because it may be either."""
+    def transports(self, scope: Scope | None = None) -> frozenset[Transport]:
+        """What carried traffic there; UNKNOWN scope counts for both, because it may be either."""
         return frozenset(
-            item.transport for item in self.carried if place is None or item.place in (place, Place.UNKNOWN)
+            item.transport for item in self.carried if scope is None or item.scope in (scope, Scope.UNKNOWN)
         )
 
     def missing_ranks(self) -> tuple[tuple[str, int], ...]:
@@ -235,14 +235,14 @@ class _Reader:
         hosts: dict[int, set[str]] = {}
         for rank in self.ranks.values():
             hosts.setdefault(rank.rank, set()).add(rank.host)
-        counted: Counter[tuple[Transport, str, Place, bool]] = Counter()
+        counted: Counter[tuple[Transport, str, Scope, bool]] = Counter()
         for (start, end, via), count in self.channels.items():
             transport, word = _classify(via)
-            place = _place(hosts.get(start), hosts.get(end), transport, word)
-            counted[transport, word, place, "/GDRDMA" in via] += count
+            scope = _scope(hosts.get(start), hosts.get(end), transport, word)
+            counted[transport, word, scope, "/GDRDMA" in via] += count
         carried = [
-            Carried(transport=transport, word=word, place=place, gdr=gdr, channels=count)
-            for (transport, word, place, gdr), count in sorted(counted.items())
+            Carried(transport=transport, word=word, scope=scope, gdr=gdr, channels=count)
+            for (transport, word, scope, gdr), count in sorted(counted.items())
         ]
         return NcclLog(
             version=self.version,
@@ -280,10 +280,10 @@ def _classify(via: str) -> tuple[Transport, str]:
     return Transport.UNKNOWN, shorten(via)
 
 
-def _place(start: set[str] | None, end: set[str] | None, transport: Transport, word: str) -> Place:
+def _scope(start: set[str] | None, end: set[str] | None, transport: Transport, word: str) -> Scope:
     """Between hosts or within one, where both ends said who they are; a rank number in two places says nothing."""
     if start and end and len(start) == len(end) == 1:
-        return Place.INTRA if start == end else Place.INTER
+        return Scope.INTRA if start == end else Scope.INTER
     if transport is Transport.SHM or (transport is Transport.P2P and word != "P2P/MNNVL"):
-        return Place.INTRA  # these cannot leave a host
-    return Place.UNKNOWN
+        return Scope.INTRA  # these cannot leave a host
+    return Scope.UNKNOWN

@@ -13,14 +13,12 @@ from pathlib import Path
 
 from trainmaster.core.files import write_whole
 from trainmaster.core.health import ClusterHealth
+from trainmaster.core.prices import Prices
 from trainmaster.report.health import html, junit, markdown, metrics, prometheus, terminal
-from trainmaster.report.health.cost import Prices, Rate
 from trainmaster.report.health.view import View, build
 
 __all__ = [
     "FILES",
-    "Prices",
-    "Rate",
     "build",
     "render_html",
     "render_junit",

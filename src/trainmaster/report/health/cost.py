@@ -1,39 +1,19 @@
-"""What a failed run of this size would waste, and what this check cost. A price that is not known is never guessed."""
+"""Cost of a failed run of this size, and of this check. An unknown price is never guessed."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from trainmaster.core.health import ClusterHealth
+from trainmaster.core.prices import Prices
 from trainmaster.report.formats import duration, trim
 from trainmaster.report.health import sanitise
-
-# A working day: a run started in the morning, found dead in the evening.
-ASSUMED_HOURS = 8.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rate:
-    """What one node costs per hour, and who says so."""
-
-    usd_per_hour: float
-    source: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prices:
-    """Prices by profile (the instance type a node was judged as). `every` is the user's own word, for all nodes."""
-
-    by_profile: Mapping[str, Rate] = field(default_factory=dict)
-    every: Rate | None = None
-    assumed_hours: float = ASSUMED_HOURS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """The sums, in US dollars. None: no node's price is known."""
+    """Sums in US dollars. None: the price of no node is known."""
 
     lines: tuple[str, ...]
     nodes: int
@@ -45,7 +25,7 @@ class Cost:
 
 
 def estimate(health: ClusterHealth, prices: Prices | None) -> Cost:
-    """Nodes × price × hours, for those whose price is known; the others are counted, not guessed."""
+    """Nodes × price × hours over the nodes with a known price; the others are counted, not guessed."""
     prices = prices or Prices()
     profiles = {node.node: node.profile for node in health.nodes}
     names = list(dict.fromkeys([*health.asked, *profiles, *(silent.node for silent in health.silent)]))

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainmaster.core.health import ClusterHealth, NodeHealth
+from trainmaster.core.prices import Prices
 from trainmaster.core.results import CheckResult, Finding, Overall, Verdict
 from trainmaster.report.health import sanitise
-from trainmaster.report.health.cost import Cost, Prices, estimate
+from trainmaster.report.health.cost import Cost, estimate
 
 WEIGHT = {Verdict.SKIP: 0, Verdict.PASS: 1, Verdict.WARN: 2, Verdict.ERROR: 3, Verdict.FAIL: 4}
 SEVERITY = {Overall.FAIL: 0, Overall.INCOMPLETE: 1, Overall.WARN: 2, Overall.PASS: 3}

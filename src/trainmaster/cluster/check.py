@@ -1,0 +1,72 @@
+"""`check` on a cluster: each node alone and all at once, then collectives between the healthy ones.
+
+    hosts = parse_hosts({"hosts": ["gpu-01", "gpu-02"]}, Path("."))
+    health = check(hosts, plan(2), profiles.resolve(["H200"]))      a ClusterHealth with its verdict
+
+The CLI adds arguments, a progress line and files around it; an API or a notebook can call it as it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from trainmaster import __version__, checks
+from trainmaster.checks import document
+from trainmaster.checks.profiles import Resolved
+from trainmaster.cluster import collectives
+from trainmaster.cluster.gather import TIMEOUT_S, CheckRequest, TransferStats, gather
+from trainmaster.cluster.hosts import SshHosts
+from trainmaster.core.errors import UsageError
+from trainmaster.core.health import ClusterHealth
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterPlan:
+    """Checks of each node, and whether collectives follow."""
+
+    level: int
+    names: tuple[str, ...]
+    collectives: bool
+
+
+def plan(level: int, only: Sequence[str] = (), skip: Sequence[str] = ()) -> ClusterPlan:
+    """The checks of a level, as --only and --skip narrow them. UsageError for an unknown name."""
+    name = collectives.NAME
+    if name in only and level < collectives.LEVEL:
+        raise UsageError(f"{name} needs --level {collectives.LEVEL}; this is level {level}")
+    together = level >= collectives.LEVEL and name not in skip and (not only or name in only)
+    if list(only) == [name]:
+        only = ["gpu_count", "hostname"]  # a node takes part only after it answered alone
+    names = checks.plan(level, [n for n in only if n != name], [n for n in skip if n != name])
+    return ClusterPlan(level=level, names=tuple(names), collectives=together)
+
+
+def check(
+    hosts: SshHosts,
+    planned: ClusterPlan,
+    known: Resolved,
+    *,
+    timeout_s: float | None = None,
+    bundle: Path | None = None,
+    on_answer: Callable[[str, str], None] | None = None,
+    on_collectives: Callable[[], None] | None = None,
+    stats: TransferStats | None = None,
+) -> ClusterHealth:
+    """Run the plan on every node. `timeout_s` bounds one node; `bundle` is the folder for captures."""
+    request = CheckRequest(
+        level=planned.level,
+        expect=document.stated(known.expect),
+        profile=known.profile,
+        planned=planned.names,
+        version=__version__,
+        timeout_s=timeout_s or TIMEOUT_S[planned.level],
+    )
+    health = gather(hosts, request, bundle=bundle, on_answer=on_answer, stats=stats)
+    if not planned.collectives:
+        return health
+    if on_collectives is not None:
+        on_collectives()
+    result = collectives.measure(health, hosts, level=planned.level, timeout_s=timeout_s, bundle=bundle)
+    return replace(health, cluster=(*health.cluster, result), took_s=round(health.took_s + result.took_s, 3))

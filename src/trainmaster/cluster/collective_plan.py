@@ -1,0 +1,160 @@
+"""Plan of a collective run over several nodes: the nodes that take part, and the program of each rank.
+
+Only nodes that answered and whose GPUs are healthy take part: a node that cannot join blocks all others. Every node
+left out is reported with its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainmaster.cluster.exchange import Program
+from trainmaster.cluster.hosts import SshHost
+from trainmaster.cluster.launch import Capabilities, environment
+from trainmaster.cluster.ssh import NodeUnavailable
+from trainmaster.core.health import ClusterHealth, NodeHealth
+from trainmaster.core.results import Finding, Verdict, error, skip
+
+# Level 2: on NCCL the sizes with published figures of all_reduce; on gloo three sizes that show latency and rate.
+# Level 3: every collective at every size.
+_SIZES = {
+    (2, "nccl"): ("--collective", "all_reduce", "--min", "128M", "--max", "16G"),
+    (2, "gloo"): ("--collective", "all_reduce", "--min", "64K", "--max", "16M", "--factor", "16"),
+    (3, "nccl"): ("--collective", "all"),
+    (3, "gloo"): ("--collective", "all"),
+}
+# Checks of a GPU itself. A failed one excludes the node: the run would measure the faulty GPU, or hang on it.
+_OF_GPUS = frozenset(
+    "burn corruption cuda_init dcgm dcgm_stress gemm hbm memory_pattern memory_whole p2p pcie_copy xid".split()
+)
+_MUST_ANSWER = frozenset({"cuda_init", "gpu_count", "gpu_driver"})  # without their answer no GPU is known to work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One run: nodes in rank order, and the program of each."""
+
+    hosts: Sequence[SshHost]
+    per_node: int
+    backend: str
+    words: Sequence[str]
+    master: tuple[str, int]
+
+    @property
+    def world(self) -> int:
+        return len(self.hosts) * self.per_node
+
+    def node_of(self, rank: int) -> str:
+        return self.hosts[rank // self.per_node].name
+
+    def runs(self, node: int) -> list[Program]:
+        return [
+            Program(
+                module="trainmaster.bench.collectives",
+                words=self.words,
+                env=environment(
+                    rank=node * self.per_node + local, world=self.world, local_rank=local, local_world=self.per_node,
+                    node=node, nodes=len(self.hosts), master=self.master,
+                ),
+            )
+            for local in range(self.per_node)
+        ]  # fmt: skip
+
+
+def choose(health: ClusterHealth) -> tuple[list[NodeHealth], list[Finding]]:
+    """Nodes that take part, and a finding for each that does not. Those have a bad verdict of their own."""
+    fit: list[NodeHealth] = []
+    out = [skip(f"left out of the collectives: no answer ({one.reason})", device=one.node) for one in health.silent]
+    for node in health.nodes:
+        failed = [
+            result
+            for result in node.results
+            if (result.check.startswith("gpu_") or result.check in _OF_GPUS)
+            and (result.verdict is Verdict.FAIL or (result.verdict is Verdict.ERROR and result.check in _MUST_ANSWER))
+        ]
+        if failed:
+            names = ", ".join(f"{result.check} ({result.verdict})" for result in failed)
+            out.append(skip(f"left out of the collectives: {names}", device=node.node))
+        else:
+            fit.append(node)
+    return fit, out
+
+
+def plan(
+    fit: Sequence[NodeHealth],
+    capabilities: Mapping[str, Capabilities | NodeUnavailable],
+    hosts: Mapping[str, SshHost],
+    *,
+    level: int,
+    total_s: float,
+) -> tuple[Plan | None, list[Finding]]:
+    """The run that these nodes can do together, if any; and findings for nodes that cannot."""
+    found: list[Finding] = []
+    ready: dict[str, Capabilities] = {}
+    required = any(_wants(node) for node in fit)
+    for node in fit:
+        offer = capabilities[node.node]
+        if not isinstance(offer, Capabilities):
+            reason = f"it answered the checks but not the collectives: {offer.reason}"
+            found.append(error(reason, action=offer.action, device=node.node))
+        elif offer.torch is None:
+            reason = f"{offer.why} on {node.node}, so it takes no part in the collectives"
+            found.append(_missing(reason, "install torch for its Python", node.node, required=required))
+        else:
+            ready[node.node] = offer
+    gpus = {name: offer.gpus for name, offer in ready.items()}
+    if any(gpus.values()) or any(_expects_gpus(node) for node in fit):
+        for name in [name for name, count in gpus.items() if not count]:
+            reason = "its torch sees no GPU, while other nodes or the profile have some"
+            found.append(error(reason, action="install torch with CUDA on it, or leave it out", device=name))
+            del ready[name]
+        backend, per_node = "nccl", min((offer.gpus for offer in ready.values()), default=0)
+    else:
+        backend, per_node = "gloo", 1
+    if len(ready) * per_node < 2:
+        left = f"only {', '.join(ready)} can take part" if ready else "no node can take part"
+        reason = f"no collectives: {left}, and they need two {'GPUs' if backend == 'nccl' else 'ranks'}"
+        found.append(_missing(reason, "check at least two healthy nodes", None, required=required))
+        return None, found
+    order = [hosts[name] for name in ready]
+    first = ready[order[0].name]
+    if not first.ports:
+        action = "list its listeners: ss -ltn"
+        return None, [*found, error("no free port from 20000 to 29999", action=action, device=order[0].name)]
+    expect = next(node.expect for node in fit if node.node == order[0].name)
+    words = [
+        *_SIZES[min(level, 3), backend], "--backend", backend, "--timeout", f"{min(60.0, total_s / 4):g}",
+        "--start-timeout", f"{min(180.0, total_s / 2):g}", *_expectations(expect, backend, nodes=len(order)),
+    ]  # fmt: skip
+    # The address that SSH reached is one of the node's own, and normally reachable by its neighbours too.
+    address = order[0].address or first.address or order[0].host
+    made = Plan(hosts=order, per_node=per_node, backend=backend, words=words, master=(address, first.ports[0]))
+    return made, found
+
+
+def _missing(reason: str, action: str, device: str | None, *, required: bool) -> Finding:
+    return error(reason, action=action, device=device) if required else skip(reason, device=device)
+
+
+def _wants(node: NodeHealth) -> bool:
+    stated = node.expect.get("collectives")
+    return bool(stated) if stated is not None else _expects_gpus(node)
+
+
+def _expects_gpus(node: NodeHealth) -> bool:
+    return bool(node.expect.get("gpus"))
+
+
+def _expectations(expect: Mapping[str, Any], backend: str, *, nodes: int) -> list[str]:
+    """Options for the transport and speed that the profile expects. RoCE is IB to NCCL."""
+    words = []
+    transport = expect.get("transport")
+    if transport is None and backend == "nccl" and nodes > 1:
+        transport = "EFA" if expect.get("efa_devices") else "IB" if expect.get("ib_ports") else None
+    if transport is not None:
+        words += ["--expect-transport", str(transport)]
+    if expect.get("busbw_gbps") is not None:
+        words += ["--min-busbw", str(expect["busbw_gbps"])]
+    return words

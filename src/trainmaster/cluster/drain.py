@@ -1,0 +1,85 @@
+"""Drain and resume a node through its scheduler: look, act, look again, write the journal."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from trainmaster.cluster import journal
+from trainmaster.cluster.remedy import Drain
+from trainmaster.cluster.schedulers import DrainState, Scheduler
+from trainmaster.core.errors import HostError, TargetError
+from trainmaster.node.host import Host
+
+TIMEOUT_S = 30.0
+
+
+def drain(planned: Drain, scheduler: Scheduler, home: Path, through: str) -> str | None:
+    """Drain one node; the error message, or None."""
+    node = planned.node
+    try:
+        now = look(scheduler, node)
+        if now.out and not now.ours:
+            return f"{node} is already drained, and not by trainmaster ({now.reason or 'no reason stated'}); unchanged"
+        # Before the commands: after a crash in between, the node is drained and known to be.
+        _note(home, "drain", node, checks=list(planned.checks), reason=planned.reason, through=through)
+        for command in scheduler.drain(node, planned.reason):
+            run(command)
+        if not look(scheduler, node).ours:
+            return f"{node}: the drain commands succeeded, but {through} does not show the node as drained"
+    except TargetError as wrong:
+        _undo(scheduler, node, home)
+        return f"{node}: {wrong}"
+    return None
+
+
+def resume(node: str, scheduler: Scheduler, home: Path, through: str) -> str | None:
+    """Resume one node; the error message, or None."""
+    try:
+        now = look(scheduler, node)
+        if now.out and not now.ours:
+            return f"{node} is drained for another reason now ({now.reason or 'none stated'}); unchanged"
+        if now.out:
+            for command in scheduler.resume(node):
+                run(command)
+            if look(scheduler, node).out:
+                return f"{node}: the resume commands succeeded, but {through} still shows the node as drained"
+    except TargetError as wrong:
+        return f"{node}: {wrong}"
+    # After the commands: a node recorded as resumed while it is drained would never be looked at again.
+    _note(home, "resume", node, through=through)
+    return None
+
+
+def look(scheduler: Scheduler, node: str) -> DrainState:
+    """The node's present state in the scheduler."""
+    return scheduler.parse(node, run(scheduler.ask(node)))
+
+
+def run(command: Sequence[str]) -> str:
+    """Standard output of one command. TargetError if it fails, hangs or is missing."""
+    try:
+        ran = Host().run(*command, timeout_s=TIMEOUT_S)
+    except HostError as wrong:
+        raise TargetError(str(wrong)) from None
+    if ran.exit_code:
+        said = " ".join((ran.stderr or ran.stdout).split())[:300]
+        raise TargetError(f"{shlex.join(command)} ended with {ran.exit_code}: {said}")
+    return ran.stdout
+
+
+def _undo(scheduler: Scheduler, node: str, home: Path) -> None:
+    """Take the journal entry back if the node is demonstrably not drained."""
+    try:
+        if not look(scheduler, node).out:
+            _note(home, "undo", node)
+    except TargetError:
+        pass  # unknown: it stays in the journal as drained, and a later run counts it
+
+
+def _note(home: Path, did: str, node: str, **fields: Any) -> None:
+    row = {"at": datetime.now(UTC).isoformat(timespec="microseconds"), "did": did, "node": node, **fields}
+    journal.append(home / journal.REMEDIES, [row])

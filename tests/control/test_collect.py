@@ -12,7 +12,7 @@ import pytest
 
 from trainmaster import control
 from trainmaster.control.context import Plane
-from trainmaster.control.steps import step
+from trainmaster.control.stage_handlers import step
 from trainmaster.core.errors import StorageUnreachable
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Report, Stage, Status

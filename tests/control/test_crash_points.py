@@ -11,7 +11,7 @@ import pytest
 
 from trainmaster import control
 from trainmaster.control.context import Plane
-from trainmaster.control.steps import step
+from trainmaster.control.stage_handlers import step
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Report, Status
 from trainmaster.storage import open_store

@@ -12,7 +12,7 @@ from sqlalchemy import select
 
 from trainmaster import control
 from trainmaster.control.context import Plane
-from trainmaster.control.steps import step
+from trainmaster.control.stage_handlers import step
 from trainmaster.control.transitions import give_up_late
 from trainmaster.core.errors import StorageUnreachable, Unreachable
 from trainmaster.core.spec import parse_spec

@@ -12,7 +12,7 @@ from trainmaster import control
 from trainmaster.control import reconcile
 from trainmaster.control.context import TIMEOUTS_S, Plane
 from trainmaster.control.reconcile import run
-from trainmaster.control.steps import step
+from trainmaster.control.stage_handlers import step
 from trainmaster.core.errors import TargetError, Unreachable, UsageError
 from trainmaster.core.spec import JobSpec, parse_spec
 from trainmaster.core.states import Reason, Report, Stage, Status

@@ -22,7 +22,7 @@ from s3_server import S3
 from trainmaster import control, targets
 from trainmaster.cli import _yaml_file
 from trainmaster.control.context import Plane
-from trainmaster.control.steps import step
+from trainmaster.control.stage_handlers import step
 from trainmaster.core.errors import JobFinal, JobMissing, KeyTaken, SpecError, TargetError, Unreachable
 from trainmaster.core.spec import JobSpec, parse_spec
 from trainmaster.core.states import Reason, Report, Stage, Status

@@ -24,7 +24,7 @@ from trainmaster.control import failpoints
 from trainmaster.control.context import TIMEOUTS_S, LeaseLost, Plane, rest_after
 from trainmaster.control.deadlines import Deadlines
 from trainmaster.control.liveness import Life, find_dead
-from trainmaster.control.steps import step
+from trainmaster.control.stage_handlers import step
 from trainmaster.control.tail import Glances
 from trainmaster.control.transitions import give_up_late
 from trainmaster.core.backoff import backoff_s

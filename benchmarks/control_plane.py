@@ -37,7 +37,7 @@ from sqlalchemy import Connection
 from trainmaster.core.events import Event, render, split
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.spec import parse_spec
-from trainmaster.core.states import Report, Stage, Status
+from trainmaster.core.states import Stage, Status, TargetState
 from trainmaster.store import Database, attempts, open_database
 from trainmaster.store.events import append_events
 from trainmaster.store.jobs import advance, finish, insert_job
@@ -163,7 +163,7 @@ def _fill(path: Path, *, kept: int, jobs: int, begun: bool = False) -> tuple[lis
             if begun:
                 handle = {"attempt": f"{job_id}.1", "submitted": True}
                 attempt = attempts.insert_attempt(conn, job_id, 1, handle=handle, at=now)
-                attempts.record_poll(conn, attempt, Report.RUNNING, at=now)
+                attempts.record_poll(conn, attempt, TargetState.RUNNING, at=now)
                 advance(conn, job_id, seen=Stage.QUEUED, to=Stage.RUNNING, at=now)
     db.close()
     _copy(path, done)
@@ -181,7 +181,7 @@ def _finish(conn: Connection, job_id: str, at: datetime) -> None:
     events = [Event(phase="STEP", event="metrics", ts=at, seq=n, data={"step": n, **step}) for n in range(_KEPT_EVENTS)]
     lines = split("".join(render(event) + "\n" for event in events).encode(), offset=0, zone=UTC)
     append_events(conn, attempt, EVENTS_FILE, seen_offset=0, lines=lines)
-    attempts.end_attempt(conn, attempt, report=Report.SUCCEEDED, reason=None, message="", exit_record=None, at=at)
+    attempts.end_attempt(conn, attempt, report=TargetState.SUCCEEDED, reason=None, message="", exit_record=None, at=at)
     finish(conn, job_id, seen=seen, status=Status.COMPLETED, at=at)
 
 

@@ -47,7 +47,7 @@ def running(tmp_path: Path, job_id: str, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 def is_running(handle: Handle) -> bool:
-    return asyncio.run(Local().poll(handle)).report == "running"
+    return asyncio.run(Local().poll(handle)).state == "running"
 
 
 def mine(done: Result, job_id: str) -> list[dict[str, object]]:

@@ -9,20 +9,20 @@ from collections.abc import Awaitable, Callable
 
 from trainmaster.core.errors import UsageError
 from trainmaster.core.plan import EVENTS_FILE, ExitRecord
-from trainmaster.core.states import Reason, Report
+from trainmaster.core.states import Reason, TargetState
 from trainmaster.store import Database, leases
 from trainmaster.targets import FileSize, Handle, Placement, Poll, Submission
 
 EVENTS = b'{"phase":"PREFLIGHT","event":"end","data":{"overall":"PASS"}}\n{"phase":"STEP","event":"metrics"}\n'
 
 
-def ended(report: Report, reason: Reason | None = None) -> Poll:
-    if report is Report.LOST:
-        return Poll(report=report, note="gone")
+def ended(report: TargetState, reason: Reason | None = None) -> Poll:
+    if report is TargetState.LOST:
+        return Poll(state=report, note="gone")
     record = ExitRecord(
         attempt="x", ok=reason is None, ended_at="2025-03-01T12:00:00+00:00", reason=reason, message="m"
     )
-    return Poll(report=report, exit=record)
+    return Poll(state=report, exit=record)
 
 
 def at_once(_reason: Reason, _attempt: int) -> float:
@@ -38,8 +38,8 @@ def take_over(db: Database) -> str:
     return token
 
 
-RUNNING = Poll(report=Report.RUNNING)
-GOOD = ended(Report.SUCCEEDED)
+RUNNING = Poll(state=TargetState.RUNNING)
+GOOD = ended(TargetState.SUCCEEDED)
 
 
 class Scripted:
@@ -96,7 +96,7 @@ class Scripted:
 
     async def cancel(self, handle: Handle, *, reason: str) -> None:
         await self._asked("cancel", handle)
-        self.polls = [ended(Report.FAILED, Reason(reason.partition(":")[0]))]
+        self.polls = [ended(TargetState.FAILED, Reason(reason.partition(":")[0]))]
 
     async def release(self, handle: Handle) -> None:
         self.alive.discard(await self._asked("release", handle))

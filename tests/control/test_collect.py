@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from trainmaster import control
-from trainmaster.control.context import Plane
-from trainmaster.control.stage_handlers import step
+from trainmaster.control.context import Context
+from trainmaster.control.stage_handlers import handle_stage
 from trainmaster.core.errors import StorageUnreachable
 from trainmaster.core.spec import parse_spec
-from trainmaster.core.states import Reason, Report, Stage, Status
+from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.storage.folder import FolderStore
 from trainmaster.store import Database, artifacts, jobs
 from trainmaster.store.rows import JobRow
@@ -40,18 +40,18 @@ class Counting(FolderStore):
         self.puts.append(path.partition("/")[2].partition("/")[2])
 
 
-def begin(db: Database, home: Path, target: Scripted, *, attempts: int = 1) -> tuple[Plane, Counting, str]:
+def begin(db: Database, home: Path, target: Scripted, *, attempts: int = 1) -> tuple[Context, Counting, str]:
     mapping = {"name": "a", "target": "scripted", "command": ["true"], "limits": {"attempts": attempts}}
     job = control.submit(db, parse_spec(mapping), load=target.load)
     store = Counting(home / "kept")
-    plane = Plane(db=db, home=home, load=target.load, token=take_over(db), rest_s=at_once, storage=store)
+    plane = Context(db=db, home=home, load=target.load, token=take_over(db), rest_s=at_once, storage=store)
     return plane, store, job.id
 
 
-def walk(plane: Plane, job_id: str, stage: Stage | None) -> JobRow:
+def walk(plane: Context, job_id: str, stage: Stage | None) -> JobRow:
     async def walk() -> JobRow:
         while (job := jobs.find_job(plane.db, job_id)) is not None and job.stage is not stage:
-            await step(plane, job)
+            await handle_stage(plane, job)
         assert job is not None
         return job
 
@@ -87,7 +87,7 @@ def test_nothing_starts_before_its_project_file_is_stored(db: Database, tmp_path
     job = jobs.find_job(db, job_id)
     assert job is not None
     with pytest.raises(StorageUnreachable):
-        asyncio.run(step(plane, job))
+        asyncio.run(handle_stage(plane, job))
     assert target.started == []
     store.away = False
     walk(plane, job_id, Stage.CHECKING)
@@ -110,7 +110,7 @@ def test_a_storage_that_is_away_holds_the_release_up_and_loses_nothing(db: Datab
 
 
 def test_what_a_lost_attempt_wrote_until_its_release_is_kept_too(db: Database, tmp_path: Path) -> None:
-    target = Scripted(RUNNING, RUNNING, ended(Report.LOST))
+    target = Scripted(RUNNING, RUNNING, ended(TargetState.LOST))
     target.outputs = {"outputs/model.bin": b"before"}
 
     async def write_on(_attempt: str) -> None:
@@ -127,7 +127,7 @@ def test_what_a_lost_attempt_wrote_until_its_release_is_kept_too(db: Database, t
 
 
 def test_of_two_attempts_the_outputs_of_the_last_are_kept(db: Database, tmp_path: Path) -> None:
-    target = Scripted(RUNNING, RUNNING, ended(Report.FAILED, Reason.PREEMPTED))
+    target = Scripted(RUNNING, RUNNING, ended(TargetState.FAILED, Reason.PREEMPTED))
     target.outputs = {"outputs/model.bin": b"one", "rank-0.log": b"1"}
 
     async def second(attempt: str) -> None:
@@ -155,7 +155,7 @@ def test_copies_never_take_the_threads_that_their_own_reads_need(db: Database, t
     async def main() -> None:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
         while (job := jobs.find_job(db, job_id)) is not None and job.stage is not None:
-            await step(plane, job)
+            await handle_stage(plane, job)
 
     asyncio.run(main())
     assert sum(path.startswith("outputs/") for path in store.puts) == 3

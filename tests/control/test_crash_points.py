@@ -10,10 +10,10 @@ from typing import TypeVar
 import pytest
 
 from trainmaster import control
-from trainmaster.control.context import Plane
-from trainmaster.control.stage_handlers import step
+from trainmaster.control.context import Context
+from trainmaster.control.stage_handlers import handle_stage
 from trainmaster.core.spec import parse_spec
-from trainmaster.core.states import Reason, Report, Status
+from trainmaster.core.states import Reason, Status, TargetState
 from trainmaster.storage import open_store
 from trainmaster.store import Connection, Database, attempts, events, jobs, open_database
 
@@ -48,7 +48,7 @@ class Fuse:
             raise Killed
 
 
-class Mortal(Plane):
+class Mortal(Context):
     """A plane that may die before and after each effect on the target and on the database."""
 
     async def call(self, name: str, answer: Awaitable[T]) -> T:
@@ -80,7 +80,7 @@ def live(db: Database, home: Path, target: Scripted, job_id: str) -> None:
 
     async def main() -> None:
         while (job := jobs.find_job(db, job_id)) is not None and job.stage is not None:
-            await step(plane, job)
+            await handle_stage(plane, job)
 
     asyncio.run(main())
 
@@ -111,8 +111,8 @@ def story(db: Database, home: Path, target: Scripted, *, kill_at: int | None) ->
     "polls",
     [
         # One that completes is killed for real, in test_kill_everywhere.py.
-        [RUNNING, RUNNING, ended(Report.FAILED, Reason.SCRIPT_FAILED)],
-        [RUNNING, RUNNING, ended(Report.LOST)],
+        [RUNNING, RUNNING, ended(TargetState.FAILED, Reason.SCRIPT_FAILED)],
+        [RUNNING, RUNNING, ended(TargetState.LOST)],
     ],
     ids=["fails", "is lost twice"],
 )

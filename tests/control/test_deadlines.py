@@ -11,12 +11,12 @@ import pytest
 from sqlalchemy import select
 
 from trainmaster import control
-from trainmaster.control.context import Plane
-from trainmaster.control.stage_handlers import step
-from trainmaster.control.transitions import give_up_late
+from trainmaster.control.context import Context
+from trainmaster.control.stage_handlers import handle_stage
+from trainmaster.control.transitions import end_overdue
 from trainmaster.core.errors import StorageUnreachable, Unreachable
 from trainmaster.core.spec import parse_spec
-from trainmaster.core.states import Reason, Report, Stage, Status
+from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.storage import open_store
 from trainmaster.store import Database, attempts, jobs, tables
 from trainmaster.store.rows import JobRow
@@ -34,7 +34,7 @@ class World:
         self.db, self.target, self.late = db, Scripted(*polls), timedelta()
         mapping = {"name": "a", "target": "scripted", "command": ["true"], "limits": {"attempts": 2, **limits}}
         self.id = control.submit(db, parse_spec(mapping), load=self.target.load).id
-        self.plane = Plane(
+        self.plane = Context(
             db=db, home=home, load=self.target.load, token=take_over(db), rest_s=at_once,
             storage=open_store(home / "storage"), now=lambda: datetime.now(UTC) + self.late,
         )  # fmt: skip
@@ -52,7 +52,7 @@ class World:
             for _ in range(most):
                 if self.job.stage is stage:
                     return
-                await step(self.plane, self.job)
+                await handle_stage(self.plane, self.job)
             raise AssertionError(f"still {self.job.stage} after {most} steps: {self.job.message}")
 
         asyncio.run(walk())
@@ -61,8 +61,8 @@ class World:
     def fail(self, wrong: Exception) -> bool:
         """The step of the present stage has just failed, not for the first time."""
         with self.db.write() as conn:
-            jobs.rest(conn, self.id, until=None, tries=9, message="")
-        return asyncio.run(give_up_late(self.plane, self.job, wrong))
+            jobs.set_backoff(conn, self.id, until=None, tries=9, message="")
+        return asyncio.run(end_overdue(self.plane, self.job, wrong))
 
     def news(self) -> list[str]:
         with self.db.read() as conn:
@@ -89,7 +89,7 @@ def test_a_control_plane_that_was_away_for_long_tries_before_it_gives_up(db: Dat
     world = World(db, tmp_path)
     world.walk(Stage.STAGING)
     world.late = 100 * HOUR
-    assert not asyncio.run(give_up_late(world.plane, world.job, Unreachable("no answer")))
+    assert not asyncio.run(end_overdue(world.plane, world.job, Unreachable("no answer")))
     assert world.walk(Stage.RUNNING).attempts == 1
 
 
@@ -97,7 +97,7 @@ def test_checks_that_never_end_are_stopped_and_tried_again(db: Database, tmp_pat
     world = World(db, tmp_path, RUNNING, RUNNING, RUNNING)
     world.target.events = b'{"phase":"PREFLIGHT","event":"start"}\n'
     world.walk(Stage.CHECKING)
-    asyncio.run(step(world.plane, world.job))
+    asyncio.run(handle_stage(world.plane, world.job))
     assert attempts.list_attempts(db, world.id)[0].started_at is not None
     world.late = HOUR
     job = world.walk(Stage.QUEUED)
@@ -107,12 +107,12 @@ def test_checks_that_never_end_are_stopped_and_tried_again(db: Database, tmp_pat
 
 
 def test_what_waits_for_its_node_has_no_deadline(db: Database, tmp_path: Path) -> None:
-    world = World(db, tmp_path, Poll(report=Report.WAITING))
+    world = World(db, tmp_path, Poll(state=TargetState.WAITING))
     world.walk(Stage.CHECKING)
     world.target.events = b""
     for _ in range(3):
         world.late += 100 * HOUR
-        asyncio.run(step(world.plane, world.job))
+        asyncio.run(handle_stage(world.plane, world.job))
     assert (world.job.stage, world.target.made("cancel")) == (Stage.CHECKING, 0)
 
 
@@ -120,14 +120,14 @@ def test_an_agent_that_forgets_its_timeout_is_held_to_it(db: Database, tmp_path:
     world = World(db, tmp_path, timeout_s=600.0, stall_minutes=None)
     world.walk(Stage.RUNNING)
     world.late = timedelta(seconds=650)
-    asyncio.run(step(world.plane, world.job))
+    asyncio.run(handle_stage(world.plane, world.job))
     assert world.target.made("cancel") == 0, "the agent has its own margin"
     world.late = timedelta(seconds=700)
     job = world.walk(None)
     assert (job.status, job.reason) == (Status.FAILED, Reason.TIMED_OUT)
 
 
-@pytest.mark.parametrize("poll", [RUNNING, Poll(report=Report.UNKNOWN, note="no route")], ids=["deaf", "cut off"])
+@pytest.mark.parametrize("poll", [RUNNING, Poll(state=TargetState.UNKNOWN, note="no route")], ids=["deaf", "cut off"])
 def test_a_job_that_does_not_stop_is_ended_by_force_at_the_deadline(db: Database, tmp_path: Path, poll: Poll) -> None:
     world = World(db, tmp_path, RUNNING, RUNNING, RUNNING, poll, grace_s=20.0)
 
@@ -139,7 +139,7 @@ def test_a_job_that_does_not_stop_is_ended_by_force_at_the_deadline(db: Database
     control.cancel(db, world.id)
     world.late = timedelta(seconds=79)
     with pytest.raises(Unreachable):
-        asyncio.run(step(world.plane, world.job))
+        asyncio.run(handle_stage(world.plane, world.job))
     world.late = timedelta(seconds=81)
     job = world.walk(None)
     assert (job.status, job.reason, world.target.alive) == (Status.CANCELLED, Reason.USER_CANCELLED, set())
@@ -160,7 +160,7 @@ def test_a_cancelled_job_does_not_wait_long_for_a_storage_that_is_gone(db: Datab
 
 
 def test_releasing_is_never_given_up_and_people_are_told(db: Database, tmp_path: Path) -> None:
-    world = World(db, tmp_path, RUNNING, RUNNING, Poll(report=Report.LOST))
+    world = World(db, tmp_path, RUNNING, RUNNING, Poll(state=TargetState.LOST))
     world.walk(Stage.RELEASING)
     for hours, told in ((0.1, 0), (1, 1), (2, 1), (7, 2), (100, 3)):
         world.late = hours * HOUR
@@ -173,20 +173,20 @@ def test_a_silent_job_is_told_of_once_and_heard_again(db: Database, tmp_path: Pa
     world = World(db, tmp_path)
     world.walk(Stage.RUNNING)
     world.late = timedelta(minutes=29)
-    asyncio.run(step(world.plane, world.job))
+    asyncio.run(handle_stage(world.plane, world.job))
     assert world.job.stalled_at is None
     world.late = timedelta(minutes=31)
     for _ in range(3):
-        asyncio.run(step(world.plane, world.job))
+        asyncio.run(handle_stage(world.plane, world.job))
     assert world.job.stalled_at is not None and "nothing was heard" in world.job.message
     assert world.news().count("job.stalled") == 1 and world.target.made("cancel") == 0
     world.target.events += b'{"phase":"HEARTBEAT","event":"alive"}\n'
-    asyncio.run(step(world.plane, world.job))
+    asyncio.run(handle_stage(world.plane, world.job))
     assert world.job.stalled_at is not None, "an agent that lives does not say that the work goes on"
     world.target.events += b'{"phase":"STEP","event":"metrics"}\n'
     world.late = timedelta()
     for _ in range(2):
-        asyncio.run(step(world.plane, world.job))
+        asyncio.run(handle_stage(world.plane, world.job))
     assert (world.job.stalled_at, world.job.message) == (None, "")
 
 
@@ -213,7 +213,7 @@ def test_the_first_reason_to_stop_counts_and_a_user_comes_before_it(db: Database
 
 
 def test_news_tells_each_turn_of_a_job_once(db: Database, tmp_path: Path) -> None:
-    world = World(db, tmp_path, RUNNING, RUNNING, Poll(report=Report.LOST))
+    world = World(db, tmp_path, RUNNING, RUNNING, Poll(state=TargetState.LOST))
     world.walk(None, most=80)
     assert world.news() == ["job.started", "job.retried", "job.failed"]
     with db.read() as conn:

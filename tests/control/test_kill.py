@@ -18,7 +18,7 @@ from trainmaster import control
 from trainmaster.core.event_catalog import CHECK_VARIABLE
 from trainmaster.core.events import Line, split
 from trainmaster.core.spec import parse_spec
-from trainmaster.core.states import Report, Status
+from trainmaster.core.states import Status, TargetState
 from trainmaster.store import Database, attempts, events
 from trainmaster.store.jobs import find_job
 from trainmaster.store.rows import EventRow, JobRow
@@ -114,7 +114,7 @@ def check(db: Database, home: Path, job: JobRow) -> list[EventRow]:
     """The job is completed in one attempt, and its rows are its file: offset by offset, value by value."""
     assert find(db, job).status is Status.COMPLETED, (home / "control.log").read_text()
     (attempt,) = attempts.list_attempts(db, job.id)
-    assert attempt.report is Report.SUCCEEDED
+    assert attempt.report is TargetState.SUCCEEDED
     content = (home / "jobs" / job.id / "attempts" / "1" / "events.jsonl").read_bytes()
     rows = events.list_events(db, job.id, limit=100_000)
     assert [as_line(row) for row in rows] == [

@@ -15,7 +15,7 @@ import pytest
 from trainmaster import control
 from trainmaster.core.plan import ATTEMPT_VARIABLE
 from trainmaster.core.spec import parse_spec
-from trainmaster.core.states import Reason, Report, Stage, Status
+from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.store import Database, attempts, events
 from trainmaster.store.jobs import find_job, list_transitions
 from trainmaster.store.rows import JobRow
@@ -123,8 +123,8 @@ def test_a_lost_attempt_is_cleared_away_and_the_next_one_completes(db: Database,
     (job,) = reconcile(db, tmp_path, job, act=act)
     assert killed and (job.status, job.attempts) == (Status.COMPLETED, 2)
     first, second = attempts.list_attempts(db, job.id)
-    assert (first.report, first.reason) == (Report.LOST, Reason.NODE_LOST)
-    assert second.report is Report.SUCCEEDED
+    assert (first.report, first.reason) == (TargetState.LOST, Reason.NODE_LOST)
+    assert second.report is TargetState.SUCCEEDED
     assert processes_of(first.id) == []
 
 

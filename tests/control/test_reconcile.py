@@ -10,12 +10,12 @@ import pytest
 
 from trainmaster import control
 from trainmaster.control import reconcile
-from trainmaster.control.context import TIMEOUTS_S, Plane
+from trainmaster.control.context import TIMEOUTS_S, Context
 from trainmaster.control.reconcile import run
-from trainmaster.control.stage_handlers import step
+from trainmaster.control.stage_handlers import handle_stage
 from trainmaster.core.errors import TargetError, Unreachable, UsageError
 from trainmaster.core.spec import JobSpec, parse_spec
-from trainmaster.core.states import Reason, Report, Stage, Status
+from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.storage import open_store
 from trainmaster.store import Database, events, leases
 from trainmaster.store.attempts import list_attempts
@@ -25,7 +25,7 @@ from trainmaster.targets import Poll
 
 from .scripted import GOOD, RUNNING, Scripted, at_once, ended, take_over
 
-LOST = ended(Report.LOST)
+LOST = ended(TargetState.LOST)
 
 
 def spec(*, attempts: int = 1) -> JobSpec:
@@ -75,7 +75,7 @@ def stages(db: Database, job: JobRow) -> list[Stage | None]:
 
 
 def test_the_happy_path_goes_through_its_stages_and_keeps_every_line(db: Database, tmp_path: Path) -> None:
-    target = Scripted(Poll(report=Report.WAITING), RUNNING, RUNNING, GOOD)
+    target = Scripted(Poll(state=TargetState.WAITING), RUNNING, RUNNING, GOOD)
     target.events += b'{"half'
     job = control.submit(db, spec(), load=target.load)
     assert (job.status, job.stage, job.attempts) == (Status.PENDING, Stage.QUEUED, 0)
@@ -94,17 +94,17 @@ def test_the_happy_path_goes_through_its_stages_and_keeps_every_line(db: Databas
     ]
     assert [row.phase for row in events.list_events(db, job.id)] == ["PREFLIGHT", "STEP", None]
     (attempt,) = list_attempts(db, job.id)
-    assert (attempt.report, attempt.handle) == (Report.SUCCEEDED, {"attempt": attempt.id, "submitted": True})
+    assert (attempt.report, attempt.handle) == (TargetState.SUCCEEDED, {"attempt": attempt.id, "submitted": True})
     assert target.alive == set() and target.made("submit") == 1
 
 
 @pytest.mark.parametrize(
     ("poll", "reason", "attempts"),
     [
-        (ended(Report.FAILED, Reason.SCRIPT_FAILED), Reason.SCRIPT_FAILED, 1),  # no retry helps
-        (ended(Report.FAILED, Reason.CHECK_FAILED), Reason.CHECK_FAILED, 3),
+        (ended(TargetState.FAILED, Reason.SCRIPT_FAILED), Reason.SCRIPT_FAILED, 1),  # no retry helps
+        (ended(TargetState.FAILED, Reason.CHECK_FAILED), Reason.CHECK_FAILED, 3),
         (LOST, Reason.NODE_LOST, 3),
-        (Poll(report=Report.FAILED, note="NODE_FAIL"), Reason.TARGET_ERROR, 3),
+        (Poll(state=TargetState.FAILED, note="NODE_FAIL"), Reason.TARGET_ERROR, 3),
     ],
 )
 def test_a_job_is_tried_again_only_where_its_reason_allows(
@@ -134,7 +134,7 @@ def test_an_attempt_that_is_lost_is_followed_by_one_that_succeeds(db: Database, 
 
 
 def test_unknown_is_not_failed(db: Database, tmp_path: Path) -> None:
-    target = Scripted(RUNNING, *[Poll(report=Report.UNKNOWN, note="no route to host")] * 5, RUNNING, GOOD)
+    target = Scripted(RUNNING, *[Poll(state=TargetState.UNKNOWN, note="no route to host")] * 5, RUNNING, GOOD)
     said: set[str] = set()
     job = control.submit(db, spec(), load=target.load)
 
@@ -299,13 +299,13 @@ def test_what_cannot_be_run_is_refused_before_there_is_a_row(db: Database) -> No
 
 def _walk(db: Database, home: Path, target: Scripted, job: JobRow, stage: Stage) -> None:
     """Steps one at a time until the job stands in the stage."""
-    plane = Plane(
+    plane = Context(
         db=db, home=home, load=target.load, token=take_over(db), rest_s=at_once, storage=open_store(home / "storage")
     )
 
     async def walk() -> None:
         while find(db, job).stage is not stage:
-            await step(plane, find(db, job))
+            await handle_stage(plane, find(db, job))
 
     asyncio.run(walk())
     with db.write() as conn:

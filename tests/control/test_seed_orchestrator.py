@@ -21,11 +21,11 @@ from sqlalchemy import select
 from s3_server import S3
 from trainmaster import control, targets
 from trainmaster.cli import _yaml_file
-from trainmaster.control.context import Plane
-from trainmaster.control.stage_handlers import step
+from trainmaster.control.context import Context
+from trainmaster.control.stage_handlers import handle_stage
 from trainmaster.core.errors import JobFinal, JobMissing, KeyTaken, SpecError, TargetError, Unreachable
 from trainmaster.core.spec import JobSpec, parse_spec
-from trainmaster.core.states import Reason, Report, Stage, Status
+from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.storage import Store, open_store
 from trainmaster.store import Database, artifacts, attempts, jobs, open_database, tables
 from trainmaster.store import iterations as read_records
@@ -120,7 +120,7 @@ def test_launch_gpu_instance_returns_valid_instance(seen: Seen) -> None:
     (attempt,) = attempts.list_attempts(seen.db, seen.job.id)
     assert attempt.handle is not None and attempt.handle["attempt"] == attempt.id
     found = asyncio.run(targets.load("local").poll(attempt.handle))
-    assert found.report is Report.SUCCEEDED, "the handle of the row finds what was launched"
+    assert found.state is TargetState.SUCCEEDED, "the handle of the row finds what was launched"
 
 
 def test_setup_ssh_connection_with_retry_logic(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_transfer_training_files_transfers_all_files(seen: Seen) -> None:
     (attempt,) = attempts.list_attempts(seen.db, seen.job.id)
     assert attempt.handle is not None
     home = Path(str(attempt.handle["folder"])).parents[2]
-    plane = Plane(db=seen.db, home=home.parent, load=targets.load, token="", storage=seen.store)
+    plane = Context(db=seen.db, home=home.parent, load=targets.load, token="", storage=seen.store)
     planned = plane.plan(seen.job, 1)
     assert planned.files and all(Path(path).read_text() == text for path, text in planned.files.items())
 
@@ -179,7 +179,7 @@ def test_cleanup_instance_terminates_gpu(seen: Seen) -> None:
 
 def test_mark_job_failed_updates_status(tmp_path: Path) -> None:
     db = open_database(tmp_path / "t.db")
-    target = Scripted(RUNNING, RUNNING, ended(Report.FAILED, Reason.SCRIPT_FAILED))
+    target = Scripted(RUNNING, RUNNING, ended(TargetState.FAILED, Reason.SCRIPT_FAILED))
     job = settle(db, tmp_path, target, scripted_spec())
     assert (job.status, job.reason, job.message) == (Status.FAILED, Reason.SCRIPT_FAILED, "m")
     assert job.ended_at is not None and target.alive == set()
@@ -323,7 +323,7 @@ def test_very_long_training_over_24_hours(tmp_path: Path) -> None:
     db, target, late = open_database(tmp_path / "t.db"), Scripted(RUNNING), [timedelta()]
     spec = scripted_spec(stall_minutes=None)
     job = control.submit(db, spec, load=target.load)
-    plane = Plane(
+    plane = Context(
         db=db, home=tmp_path, load=target.load, token=take_over(db), rest_s=at_once,
         storage=open_store(tmp_path / "storage"), now=lambda: datetime.now(UTC) + late[0],
     )  # fmt: skip
@@ -337,16 +337,16 @@ def test_very_long_training_over_24_hours(tmp_path: Path) -> None:
 
     async def main() -> None:
         while find(db, job.id).stage is not Stage.RUNNING:
-            await step(plane, find(db, job.id))
-        await step(plane, find(db, job.id))
+            await handle_stage(plane, find(db, job.id))
+        await handle_stage(plane, find(db, job.id))
         for _ in range(60):
             late[0] += timedelta(hours=4)
             before = written()
-            await step(plane, find(db, job.id))
+            await handle_stage(plane, find(db, job.id))
             changes.append(written() - before)
         target.polls = [GOOD]
         while find(db, job.id).stage is not None:
-            await step(plane, find(db, job.id))
+            await handle_stage(plane, find(db, job.id))
 
     asyncio.run(main())
     done = find(db, job.id)

@@ -13,7 +13,7 @@ import yaml
 
 from s3_server import S3
 from trainmaster.control import collect, project_yaml
-from trainmaster.control.context import Plane
+from trainmaster.control.context import Context
 from trainmaster.control.submit import submit
 from trainmaster.core.errors import SpecError
 from trainmaster.core.spec import parse_spec
@@ -115,11 +115,11 @@ def test_can_upload_yaml_to_s3(
     s3.use(monkeypatch)
     store = open_store(f"s3://{s3.bucket}/{tmp_path.name}")
     job = a_job(sqlite, request_json)
-    plane = Plane(db=sqlite, home=tmp_path, load=load, token="me", storage=store)
+    plane = Context(db=sqlite, home=tmp_path, load=load, token="me", storage=store)
     with sqlite.write() as conn:
         leases.take(conn, "me", owner="test")
     for _ in range(2):  # a second time changes nothing
-        asyncio.run(collect.keep_project(plane, job))
+        asyncio.run(collect.store_project(plane, job))
     rows = {row.path: row for row in artifacts.list_artifacts(sqlite, job.id)}
     assert set(rows) == set(project_yaml.build(job, store.url))
     for path, row in rows.items():

@@ -12,7 +12,7 @@ from sqlalchemy.exc import IntegrityError
 
 from sims.timed_target import LINE_BYTES, Place, parse
 from trainmaster import control
-from trainmaster.control.tail import Keeper
+from trainmaster.control.tail import GroupCommit
 from trainmaster.core.events import split
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.spec import parse_spec
@@ -85,7 +85,7 @@ def test_lines_that_come_together_are_committed_together_or_not_at_all(db: Datab
     good, stranger = insert_running(db), str(uuid.uuid4())
 
     async def go(*job_ids: str) -> list[bool | BaseException]:
-        keeper = Keeper(db)
+        keeper = GroupCommit(db)
         return await asyncio.gather(
             *(keeper.keep(chunk(job_id, LINES[1], offset=0)) for job_id in job_ids), return_exceptions=True
         )

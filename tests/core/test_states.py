@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainmaster.core.states import Reason, Report, Stage, Status, may_move, status_in
+from trainmaster.core.states import Reason, Stage, Status, TargetState, may_move, status_in
 
 
 def test_forward_only_until_released() -> None:
@@ -30,6 +30,6 @@ def test_every_reason_has_a_rule(reason: Reason) -> None:
 
 
 def test_cannot_reach_is_not_over() -> None:
-    assert not Report.UNKNOWN.over
-    assert Report.LOST.over
+    assert not TargetState.UNKNOWN.over
+    assert TargetState.LOST.over
     assert [status for status in Status if status.final] == [Status.COMPLETED, Status.FAILED, Status.CANCELLED]

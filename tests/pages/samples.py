@@ -11,7 +11,7 @@ from typing import Any
 from trainmaster.core.events import Event, render, split
 from trainmaster.core.plan import EVENTS_FILE, ExitRecord
 from trainmaster.core.spec import JobSpec, parse_spec
-from trainmaster.core.states import Reason, Report, Stage, Status
+from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.store import Database, attempts, jobs
 from trainmaster.store.events import append_events
 
@@ -110,7 +110,7 @@ class Story:
     def start(self, number: int = 1) -> Story:
         with self.db.write() as conn:
             self.attempt = attempts.insert_attempt(conn, self.id, number, handle={"folder": "/x"}, at=self.at)
-            attempts.record_poll(conn, self.attempt, Report.RUNNING, at=self._later(2))
+            attempts.record_poll(conn, self.attempt, TargetState.RUNNING, at=self._later(2))
         self._offset = 0
         self.move(Stage.PLACING)
         return self.move(Stage.CHECKING)
@@ -136,7 +136,7 @@ class Story:
         )  # fmt: skip
         with self.db.write() as conn:
             attempts.end_attempt(
-                conn, self.attempt, report=Report.FAILED if reason else Report.SUCCEEDED, reason=reason,
+                conn, self.attempt, report=TargetState.FAILED if reason else TargetState.SUCCEEDED, reason=reason,
                 message=message, exit_record=exit_record, at=self.at,
             )  # fmt: skip
         return self.move(Stage.RELEASING, reason=reason, message=message)

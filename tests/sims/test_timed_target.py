@@ -15,7 +15,7 @@ from trainmaster.core.errors import UsageError
 from trainmaster.core.events import split
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.spec import parse_spec
-from trainmaster.core.states import Reason, Report
+from trainmaster.core.states import Reason, TargetState
 from trainmaster.targets import Handle, Placement
 
 SPEC = parse_spec({"name": "load", "target": "sim", "command": ["true"]})
@@ -55,7 +55,7 @@ def test_a_stream_grows_with_time_and_reads_the_same_in_any_pieces() -> None:
     assert [line.fault for line in lines] == [None] * 101
     said = Counter(line.event.phase for line in lines if line.event is not None)
     assert said["STEP"] > 80 and said["EVAL_MODEL"] == 5 and said["TRAINING"] == 10
-    assert run(place.poll(handle)).report is Report.SUCCEEDED
+    assert run(place.poll(handle)).state is TargetState.SUCCEEDED
 
 
 def test_submitted_again_it_is_found_and_stopped_it_says_why() -> None:
@@ -68,24 +68,24 @@ def test_submitted_again_it_is_found_and_stopped_it_says_why() -> None:
     clock.now += 50
     run(place.cancel(handle, reason="user_cancelled"))
     poll = run(place.poll(handle))
-    assert poll.report is Report.FAILED and poll.exit.reason is Reason.OVER_BUDGET
+    assert poll.state is TargetState.FAILED and poll.exit.reason is Reason.OVER_BUDGET
     assert len(run(place.read(handle, EVENTS_FILE, offset=0, limit=1 << 20))) <= 13 * LINE_BYTES
     run(place.release(handle))
     assert run(place.poll(handle)).exit.reason is Reason.OVER_BUDGET
 
 
 def test_what_goes_wrong_follows_from_the_seed() -> None:
-    def fates(seed: int) -> list[tuple[Report, int]]:
+    def fates(seed: int) -> list[tuple[TargetState, int]]:
         clock = Clock()
         place = Place(parse(f"run_s=400,fail=0.2,vanish=0.2,hang=0.2,seed={seed}"), now=clock)
         handles = [begin(place, f"job-{number}.1") for number in range(200)]
         clock.now += 1000
-        return [(run(place.poll(each)).report, run(place.list_files(each))[0].size_bytes) for each in handles]
+        return [(run(place.poll(each)).state, run(place.list_files(each))[0].size_bytes) for each in handles]
 
     first = fates(1)
     assert first == fates(1) != fates(2)
     reports = Counter(report for report, _ in first)
-    assert {Report.SUCCEEDED, Report.FAILED, Report.LOST, Report.RUNNING} == reports.keys()
+    assert {TargetState.SUCCEEDED, TargetState.FAILED, TargetState.LOST, TargetState.RUNNING} == reports.keys()
     assert min(reports.values()) > 20
 
 

@@ -24,7 +24,7 @@ from typing import Any
 from trainmaster.core.errors import TargetError, Unreachable, UsageError
 from trainmaster.core.events import Event
 from trainmaster.core.plan import EVENTS_FILE, ExitRecord
-from trainmaster.core.states import Reason, Report
+from trainmaster.core.states import Reason, TargetState
 from trainmaster.targets import FileSize, Handle, Placement, Poll, Submission
 
 NAME = "sim"
@@ -121,14 +121,14 @@ class Place:
 
     async def poll(self, handle: Handle) -> Poll:
         if self._shape.deaf and self._noise.random() < self._shape.deaf:
-            return Poll(report=Report.UNKNOWN, note="the simulated place does not answer")
+            return Poll(state=TargetState.UNKNOWN, note="the simulated place does not answer")
         attempt, now = self._attempts.get(str(handle["attempt"])), self._now()
         if attempt is None:
             lost = bool(handle.get("submitted"))  # the memory of another life
-            return Poll(report=Report.LOST if lost else Report.WAITING)
+            return Poll(state=TargetState.LOST if lost else TargetState.WAITING)
         over = attempt.wrote_until(now) < now
         if not over or (attempt.fate == "hang" and attempt.stopped is None and attempt.released is None):
-            return Poll(report=Report.RUNNING)
+            return Poll(state=TargetState.RUNNING)
         return self._over(str(handle["attempt"]), attempt, attempt.wrote_until(now))
 
     async def read(self, handle: Handle, stream: str, *, offset: int, limit: int) -> bytes:
@@ -190,14 +190,14 @@ class Place:
         if attempt.stopped is not None and at == attempt.stopped[0]:
             reason = attempt.stopped[1]
         elif attempt.fate == "vanish" or attempt.released == at:
-            return Poll(report=Report.LOST, note="the simulated attempt is gone")
+            return Poll(state=TargetState.LOST, note="the simulated attempt is gone")
         elif attempt.fate == "fail":
             reason = Reason.SCRIPT_FAILED
         record = ExitRecord(
             attempt=name, ok=reason is None, ended_at=datetime.fromtimestamp(at, UTC).isoformat(), reason=reason,
             message="" if reason is None else "the simulated attempt failed",
         )  # fmt: skip
-        return Poll(report=Report.SUCCEEDED if record.ok else Report.FAILED, exit=record, note=record.message)
+        return Poll(state=TargetState.SUCCEEDED if record.ok else TargetState.FAILED, exit=record, note=record.message)
 
 
 def _render(event: Event) -> str:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from trainmaster.core.events import split
 from trainmaster.core.plan import ExitRecord
 from trainmaster.core.spec import JobSpec
-from trainmaster.core.states import Reason, Report, Stage, Status
+from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.store import Database, attempts, events, jobs
 
 JOB = "6f1c1f0e-95b8-4d6b-8a43-0d6b1b0f7a11"
@@ -31,7 +31,7 @@ def a_job_with_everything(db: Database) -> str:
         attempts.end_attempt(
             conn,
             attempt,
-            report=Report.FAILED,
+            report=TargetState.FAILED,
             reason=Reason.SCRIPT_FAILED,
             message="exit code 1",
             exit_record=ExitRecord(

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, event, insert
 
 from trainmaster.core.schema import to_plain
 from trainmaster.core.spec import JobSpec
-from trainmaster.core.states import Reason, Report, Stage, Status
+from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.store import Database, attempts, events, jobs, tables
 
 from .rows import AT, JOB, LINES, a_job_with_everything
@@ -30,7 +30,7 @@ def test_a_job_and_its_attempt_come_back_as_they_were(db: Database) -> None:
         AT,
     )
     (row,) = attempts.list_attempts(db, JOB)
-    assert (row.id, row.number, row.handle, row.report) == (attempt, 1, {"folder": "/x"}, Report.FAILED)
+    assert (row.id, row.number, row.handle, row.report) == (attempt, 1, {"folder": "/x"}, TargetState.FAILED)
     assert row.exit is not None
     assert (row.exit.exit_codes, row.exit.reason) == ({"0": 1}, Reason.SCRIPT_FAILED)
     assert jobs.find_job(db, "nobody") is None

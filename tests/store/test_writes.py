@@ -9,7 +9,7 @@ from sqlalchemy.exc import IntegrityError
 
 from trainmaster.core.events import split
 from trainmaster.core.spec import JobSpec
-from trainmaster.core.states import Reason, Report, Stage, Status, may_move
+from trainmaster.core.states import Reason, Stage, Status, TargetState, may_move
 from trainmaster.store import Database, attempts, events, jobs
 from trainmaster.store.rows import JobRow
 
@@ -100,14 +100,14 @@ def test_an_attempt_number_is_taken_once(queued: Database) -> None:
 def test_the_first_evidence_of_an_end_stands(queued: Database) -> None:
     with queued.write() as conn:
         attempt = attempts.insert_attempt(conn, JOB, 1, handle={"folder": "/x"}, at=AT)
-        attempts.record_poll(conn, attempt, Report.RUNNING, at=AT)
+        attempts.record_poll(conn, attempt, TargetState.RUNNING, at=AT)
         for reason in (Reason.NODE_LOST, Reason.SCRIPT_FAILED):
             attempts.end_attempt(
-                conn, attempt, report=Report.LOST, reason=reason, message="", exit_record=None, at=LATER
+                conn, attempt, report=TargetState.LOST, reason=reason, message="", exit_record=None, at=LATER
             )
-        attempts.record_poll(conn, attempt, Report.RUNNING, at=LATER)
+        attempts.record_poll(conn, attempt, TargetState.RUNNING, at=LATER)
     (row,) = attempts.list_attempts(queued, JOB)
-    assert (row.report, row.reason, row.started_at, row.ended_at) == (Report.LOST, Reason.NODE_LOST, AT, LATER)
+    assert (row.report, row.reason, row.started_at, row.ended_at) == (TargetState.LOST, Reason.NODE_LOST, AT, LATER)
 
 
 def test_lines_and_their_offset_move_together_and_once(queued: Database) -> None:

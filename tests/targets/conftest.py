@@ -12,7 +12,7 @@ import pytest
 import trainmaster
 from trainmaster.core.plan import rank_log
 from trainmaster.core.spec import parse_spec
-from trainmaster.core.states import Report
+from trainmaster.core.states import TargetState
 from trainmaster.targets import Handle, Placement, Poll, Target
 
 
@@ -42,8 +42,8 @@ def end() -> Callable[..., Coroutine[Any, Any, Poll]]:
     async def end(target: Target, handle: Handle, *, limit_s: float = 60.0) -> Poll:
         """Poll until the attempt is over; the limit only ends a test that has failed."""
         async with asyncio.timeout(limit_s):
-            while not (poll := await target.poll(handle)).report.over:
-                assert poll.report in (Report.WAITING, Report.RUNNING), poll
+            while not (poll := await target.poll(handle)).state.over:
+                assert poll.state in (TargetState.WAITING, TargetState.RUNNING), poll
                 await asyncio.sleep(0.02)
         return poll
 

@@ -18,7 +18,7 @@ import pytest
 from trainmaster import targets
 from trainmaster.core.errors import TargetError, UsageError
 from trainmaster.core.plan import Plan
-from trainmaster.core.states import Report
+from trainmaster.core.states import TargetState
 from trainmaster.targets import Poll
 
 LOCAL = targets.load("local")
@@ -73,7 +73,7 @@ def test_killed_anywhere_on_the_way_and_submitted_again_it_starts_once(
 
     async def go() -> None:
         handle = await LOCAL.submit(submission)
-        assert (await end(LOCAL, handle)).report is Report.SUCCEEDED
+        assert (await end(LOCAL, handle)).state is TargetState.SUCCEEDED
         assert await LOCAL.read(handle, "rank-0.log", offset=0, limit=100) == b"started\n"
 
     run(go())
@@ -83,9 +83,9 @@ def test_the_attempt_outlives_whoever_submitted_it(place: Any, run: Any, end: An
     submission = LOCAL.plan(place("while [ ! -e go ]; do sleep 0.02; done; echo done"))
     died = subprocess.run(submitter(submission), check=False, cwd=tmp_path)
     assert died.returncode == -signal.SIGKILL
-    assert run(LOCAL.poll(submission.handle)).report is Report.RUNNING
+    assert run(LOCAL.poll(submission.handle)).state is TargetState.RUNNING
     (tmp_path / "go").touch()
-    assert run(end(LOCAL, submission.handle)).report is Report.SUCCEEDED
+    assert run(end(LOCAL, submission.handle)).state is TargetState.SUCCEEDED
 
 
 def test_a_killed_agent_is_lost(place: Any, run: Any, end: Any, printed: Any) -> None:
@@ -95,7 +95,7 @@ def test_a_killed_agent_is_lost(place: Any, run: Any, end: Any, printed: Any) ->
         handle = await LOCAL.submit(submission)
         os.kill(int(await printed(LOCAL, handle)), signal.SIGKILL)
         poll = await end(LOCAL, handle)
-        assert (poll.report, poll.exit) == (Report.LOST, None)
+        assert (poll.state, poll.exit) == (TargetState.LOST, None)
         assert "no exit record" in poll.note
         await LOCAL.release(handle)
 
@@ -108,18 +108,18 @@ def test_killed_between_the_plan_and_the_start_it_is_lost_until_submitted_again(
     folder = Path(path).parent
     folder.mkdir(parents=True)
     Path(path).write_text(text)
-    assert run(LOCAL.poll(submission.handle)).report is Report.LOST
+    assert run(LOCAL.poll(submission.handle)).state is TargetState.LOST
     fd = os.open(folder, os.O_RDONLY)  # as a submit in progress holds it
     fcntl.flock(fd, fcntl.LOCK_SH)
-    assert run(LOCAL.poll(submission.handle)).report is Report.WAITING
+    assert run(LOCAL.poll(submission.handle)).state is TargetState.WAITING
     os.close(fd)
     (folder / "agent.lock").touch()  # an agent that died before it could begin
-    assert run(LOCAL.poll(submission.handle)).report is Report.LOST
+    assert run(LOCAL.poll(submission.handle)).state is TargetState.LOST
 
     async def go() -> Any:
         return await end(LOCAL, await LOCAL.submit(submission))
 
-    assert run(go()).report is Report.SUCCEEDED
+    assert run(go()).state is TargetState.SUCCEEDED
 
 
 def test_a_folder_that_was_removed_is_lost_not_waiting(place: Any, run: Any, end: Any) -> None:
@@ -129,14 +129,14 @@ def test_a_folder_that_was_removed_is_lost_not_waiting(place: Any, run: Any, end
         shutil.rmtree(handle["folder"])
         return await LOCAL.poll(handle)
 
-    assert run(go()).report is Report.LOST
+    assert run(go()).state is TargetState.LOST
 
 
 def test_a_folder_that_cannot_be_read_is_unknown(place: Any, run: Any) -> None:
     placement = place()
     handle = LOCAL.plan(placement).handle
     placement.job_folder.write_text("a file where a folder must be")
-    assert run(LOCAL.poll(handle)).report is Report.UNKNOWN
+    assert run(LOCAL.poll(handle)).state is TargetState.UNKNOWN
     with pytest.raises(TargetError):
         run(LOCAL.submit(LOCAL.plan(placement)))
     with pytest.raises(TargetError):
@@ -149,7 +149,7 @@ def test_a_record_that_cannot_be_read_is_unknown(place: Any, run: Any, text: str
     folder = Path(handle["folder"])
     folder.mkdir(parents=True)
     (folder / "exit.json").write_text(text, encoding="latin-1")
-    assert run(LOCAL.poll(handle)).report is Report.UNKNOWN
+    assert run(LOCAL.poll(handle)).state is TargetState.UNKNOWN
 
 
 def test_an_agent_that_cannot_start_is_a_refusal_with_its_words(place: Any, run: Any) -> None:

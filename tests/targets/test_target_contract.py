@@ -11,7 +11,7 @@ import pytest
 from trainmaster import targets
 from trainmaster.core.errors import TargetError, UsageError
 from trainmaster.core.plan import EVENTS_FILE, rank_log
-from trainmaster.core.states import Reason, Report
+from trainmaster.core.states import Reason, TargetState
 
 pytestmark = pytest.mark.parametrize("name", targets.names())
 
@@ -33,7 +33,7 @@ def test_a_handle_survives_json(name: str, place: Any, run: Any, end: Any) -> No
         handle = await target.submit(submission)
         assert handle.items() >= submission.handle.items(), "what was planned finds it too: a crash may lose the rest"
         again = json.loads(json.dumps(handle))
-        assert (await end(targets.load(name), again)).report is Report.SUCCEEDED
+        assert (await end(targets.load(name), again)).state is TargetState.SUCCEEDED
 
     run(go())
 
@@ -46,9 +46,9 @@ def test_submitted_often_it_starts_once(name: str, place: Any, run: Any, end: An
         handles = await asyncio.gather(*(target.submit(submission) for _ in range(3)))
         assert handles == [await target.submit(submission)] * 3
         poll = await end(target, submission.handle)
-        assert (poll.report, poll.exit is not None and poll.exit.ok) == (Report.SUCCEEDED, True)
+        assert (poll.state, poll.exit is not None and poll.exit.ok) == (TargetState.SUCCEEDED, True)
         await target.submit(submission)
-        assert (await target.poll(submission.handle)).report is Report.SUCCEEDED
+        assert (await target.poll(submission.handle)).state is TargetState.SUCCEEDED
         assert await target.read(submission.handle, rank_log(0), offset=0, limit=1000) == b"started\n"
 
     run(go())
@@ -118,11 +118,11 @@ def test_cancel_stops_it_with_the_reason(name: str, place: Any, run: Any, end: A
     async def go() -> None:
         handle = await target.submit(submission)
         await printed(target, handle)
-        assert (await target.poll(handle)).report is Report.RUNNING
+        assert (await target.poll(handle)).state is TargetState.RUNNING
         await target.cancel(handle, reason="over_budget: enough")
         await target.cancel(handle, reason="user_cancelled")  # the first counts
         poll = await end(target, handle)
-        assert poll.report is Report.FAILED
+        assert poll.state is TargetState.FAILED
         assert poll.exit is not None
         assert (poll.exit.reason, poll.exit.resumable) == (Reason.OVER_BUDGET, True)
         await target.cancel(handle, reason="user_cancelled")
@@ -138,11 +138,11 @@ def test_release_ends_it_by_force_and_may_be_repeated(name: str, place: Any, run
         handle = await target.submit(submission)
         await printed(target, handle)
         await target.release(handle)
-        assert (await target.poll(handle)).report is Report.LOST
+        assert (await target.poll(handle)).state is TargetState.LOST
         await target.release(handle)
         assert await target.read(handle, rank_log(0), offset=0, limit=10) == b"up\n"
         await target.submit(submission)  # released is over: it does not start again
-        assert (await target.poll(handle)).report is Report.LOST
+        assert (await target.poll(handle)).state is TargetState.LOST
 
     run(go())
 
@@ -156,7 +156,7 @@ def test_a_released_attempt_keeps_how_it_ended(name: str, place: Any, run: Any, 
         before = await end(target, handle)
         await target.release(handle)
         assert await target.poll(handle) == before
-        assert before.report is Report.FAILED
+        assert before.state is TargetState.FAILED
 
     run(go())
 
@@ -164,10 +164,10 @@ def test_a_released_attempt_keeps_how_it_ended(name: str, place: Any, run: Any, 
 def test_what_was_never_submitted(name: str, place: Any, run: Any) -> None:
     target = targets.load(name)
     handle = target.plan(place()).handle
-    assert run(target.poll(handle)).report is Report.WAITING
+    assert run(target.poll(handle)).state is TargetState.WAITING
     assert run(target.read(handle, EVENTS_FILE, offset=0, limit=10)) == b""
     run(target.release(handle))
-    assert run(target.poll(handle)).report is Report.WAITING
+    assert run(target.poll(handle)).state is TargetState.WAITING
 
 
 def test_an_attempt_cancelled_before_its_start_does_not_run(name: str, place: Any, run: Any, end: Any) -> None:

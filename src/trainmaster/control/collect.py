@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from trainmaster.control import failpoints, project_yaml
-from trainmaster.control.context import Plane
+from trainmaster.control.context import Context
 from trainmaster.control.project_yaml import PROJECT_FILE, prefix
 from trainmaster.core.plan import EVENTS_FILE, OUTPUTS_FOLDER
 from trainmaster.storage import Store, transfer
@@ -35,31 +35,33 @@ class _CutOff(Exception):
     """We are to stop in the middle of a copy."""
 
 
-async def keep_project(plane: Plane, job: JobRow) -> None:
+async def store_project(context: Context, job: JobRow) -> None:
     """Build the project file of a job and store it with what it names, once."""
-    rows = await asyncio.to_thread(artifacts.list_artifacts, plane.db, job.id)
+    rows = await asyncio.to_thread(artifacts.list_artifacts, context.db, job.id)
     if any(row.path == PROJECT_FILE for row in rows):
         return
     # The file itself last: what it names is then there.
-    for path, text in project_yaml.build(job, plane.storage.url).items():
+    for path, text in project_yaml.build(job, context.storage.url).items():
         content = text.encode()
-        sha256 = await _in_thread(plane.storage, f"{prefix(job.id)}/{path}", content)
-        await _note(plane, job, None, kind="project", path=path, size_bytes=len(content), sha256=sha256)
+        sha256 = await _in_thread(context.storage, f"{prefix(job.id)}/{path}", content)
+        await _insert_row(context, job, None, kind="project", path=path, size_bytes=len(content), sha256=sha256)
 
 
-async def keep_files(plane: Plane, job: JobRow, attempt: AttemptRow, handle: Handle) -> None:
+async def store_files(context: Context, job: JobRow, attempt: AttemptRow, handle: Handle) -> None:
     """Store every file of an attempt that is not stored yet as it is now."""
-    files = await plane.call("list", plane.load(job.target).list_files(handle))
-    rows = {row.path: row for row in await asyncio.to_thread(artifacts.list_artifacts, plane.db, job.id)}
+    files = await context.call("list", context.load(job.target).list_files(handle))
+    rows = {row.path: row for row in await asyncio.to_thread(artifacts.list_artifacts, context.db, job.id)}
     for file in files:
         path = _path(attempt, file.name)
-        if _is_kept(rows.get(path), attempt, file):
+        if _is_stored(rows.get(path), attempt, file):
             continue
-        size_bytes, sha256 = await _copy(plane, job, handle, file, f"{prefix(job.id)}/{path}")
-        await _note(plane, job, attempt.id, kind=_kind(file.name), path=path, size_bytes=size_bytes, sha256=sha256)
+        size_bytes, sha256 = await _copy(context, job, handle, file, f"{prefix(job.id)}/{path}")
+        await _insert_row(
+            context, job, attempt.id, kind=_kind(file.name), path=path, size_bytes=size_bytes, sha256=sha256
+        )
 
 
-def _is_kept(row: ArtifactRow | None, attempt: AttemptRow, file: FileSize) -> bool:
+def _is_stored(row: ArtifactRow | None, attempt: AttemptRow, file: FileSize) -> bool:
     if row is None or row.attempt != attempt.id or row.size_bytes != file.size_bytes:
         return False
     # An attempt without an exit record may have gone on writing until it was released.
@@ -78,11 +80,11 @@ def _kind(name: str) -> str:
     return "log" if name.endswith(".log") else "report"
 
 
-async def _note(
-    plane: Plane, job: JobRow, attempt: str | None, *, kind: str, path: str, size_bytes: int, sha256: str
+async def _insert_row(
+    context: Context, job: JobRow, attempt: str | None, *, kind: str, path: str, size_bytes: int, sha256: str
 ) -> None:
-    at = plane.now()
-    await plane.apply(
+    at = context.now()
+    await context.apply(
         job.id,
         lambda conn: artifacts.insert_artifact(
             conn, job_id=job.id, attempt=attempt, kind=kind, path=path, size_bytes=size_bytes, sha256=sha256, at=at
@@ -91,9 +93,9 @@ async def _note(
     )
 
 
-async def _copy(plane: Plane, job: JobRow, handle: Handle, file: FileSize, place: str) -> tuple[int, str]:
+async def _copy(context: Context, job: JobRow, handle: Handle, file: FileSize, place: str) -> tuple[int, str]:
     """One file from its target into storage: as many bytes as it had when it was listed, should it still grow."""
-    loop, target = asyncio.get_running_loop(), plane.load(job.target)
+    loop, target = asyncio.get_running_loop(), context.load(job.target)
     cut_off = threading.Event()
     copied = 0
 
@@ -103,16 +105,16 @@ async def _copy(plane: Plane, job: JobRow, handle: Handle, file: FileSize, place
             if cut_off.is_set():
                 raise _CutOff
             limit = min(_CHUNK, file.size_bytes - copied)
-            asked = plane.call("read", target.read(handle, file.name, offset=copied, limit=limit))
+            asked = context.call("read", target.read(handle, file.name, offset=copied, limit=limit))
             answer: Future[bytes] = asyncio.run_coroutine_threadsafe(asked, loop)
-            piece = answer.result(plane.timeouts_s["read"] + _PARTING_S)
+            piece = answer.result(context.timeouts_s["read"] + _PARTING_S)
             if not piece:
                 return  # it is shorter by now
             copied += len(piece)
             yield piece
 
     try:
-        sha256 = await _in_thread(plane.storage, place, pieces())
+        sha256 = await _in_thread(context.storage, place, pieces())
     except asyncio.CancelledError:
         cut_off.set()  # or the thread would go on copying after us
         raise

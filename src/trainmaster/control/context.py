@@ -32,7 +32,7 @@ class LeaseLost(Exception):
     """Another reconciler holds this job by now; nothing was written."""
 
 
-def rest_after(reason: Reason, attempt: int) -> float:
+def backoff_after(reason: Reason, attempt: int) -> float:
     """Seconds between an attempt that ended so and the next one: longer each time, and never the same for two jobs."""
     return backoff_s(attempt, first_s=reason.rule.rest_s, longest_s=_LONGEST_REST_S)
 
@@ -42,7 +42,7 @@ def _utc_now() -> datetime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plane:
+class Context:
     """The rows, the folder, the targets, the storage, the clock, and how long to wait for each."""
 
     db: Database
@@ -51,7 +51,7 @@ class Plane:
     token: str  # whose leases we write under
     storage: Store
     timeouts_s: Mapping[str, float] = field(default_factory=lambda: TIMEOUTS_S)
-    rest_s: Callable[[Reason, int], float] = rest_after
+    rest_s: Callable[[Reason, int], float] = backoff_after
     deadlines: Deadlines = field(default_factory=Deadlines)
     now: Callable[[], datetime] = _utc_now
 

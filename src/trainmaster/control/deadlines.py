@@ -62,29 +62,29 @@ class Deadlines:
         late_s = (now - job.stage_since).total_seconds() - self.leak_s
         return 0 if late_s < 0 else 1 + int(late_s // self.leak_again_s)
 
-    def overdue(self, job: JobRow, attempt: AttemptRow, now: datetime) -> Wish | None:
+    def overdue(self, job: JobRow, attempt: AttemptRow, now: datetime) -> StopRequest | None:
         """Why an attempt that was asked just now and goes on should not."""
         if attempt.started_at is None:
             return None  # it waits for its node; that costs nothing here
         lasted_s = (now - attempt.started_at).total_seconds()
         timeout_s, checking_s = job.spec.limits.timeout_s, self.checking_s[job.spec.preflight.level]
         if timeout_s is not None and lasted_s > timeout_s + self.stop_margin_s:
-            return Wish(reason=Reason.TIMED_OUT, since=now, text=f"limits.timeout_s of {timeout_s:g} s is over")
+            return StopRequest(reason=Reason.TIMED_OUT, since=now, text=f"limits.timeout_s of {timeout_s:g} s is over")
         if job.stage is Stage.CHECKING and lasted_s > checking_s:
             text = f"the checks did not come to an end within {checking_s:g} s"
-            return Wish(reason=Reason.CHECK_INCOMPLETE, since=now, text=text)
+            return StopRequest(reason=Reason.CHECK_INCOMPLETE, since=now, text=text)
         return None
 
-    def must_force(self, job: JobRow, wish: Wish, now: datetime) -> bool:
+    def must_force(self, job: JobRow, request: StopRequest, now: datetime) -> bool:
         """Whether an attempt that was asked to stop had all its time."""
-        return now - wish.since > timedelta(seconds=self.grace_s(job))
+        return now - request.since > timedelta(seconds=self.grace_s(job))
 
     def grace_s(self, job: JobRow) -> float:
         return job.spec.limits.grace_s + self.stop_margin_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class StopRequest:
     """That an attempt should stop: why, since when, and what to tell."""
 
     reason: Reason
@@ -92,15 +92,15 @@ class Wish:
     text: str
 
 
-def find_wish(job: JobRow, attempt: AttemptRow) -> Wish | None:
+def find_stop_request(job: JobRow, attempt: AttemptRow) -> StopRequest | None:
     """Whether anybody wants the attempt to stop. A user's wish goes first, the time counts from the first of any."""
     times = [time for time in (job.cancel_at, attempt.stop_at) if time is not None]
     if job.cancel_requested:
         assert times, "a cancel has its time"
-        return Wish(reason=Reason.USER_CANCELLED, since=min(times), text="cancel requested")
+        return StopRequest(reason=Reason.USER_CANCELLED, since=min(times), text="cancel requested")
     if attempt.stop_reason is not None:
         assert attempt.stop_at is not None
-        return Wish(reason=attempt.stop_reason, since=attempt.stop_at, text=attempt.message)
+        return StopRequest(reason=attempt.stop_reason, since=attempt.stop_at, text=attempt.message)
     return None
 
 

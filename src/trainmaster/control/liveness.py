@@ -16,7 +16,7 @@ from pathlib import Path
 FOLDER = "reconcilers"
 
 
-class Life:
+class Liveness:
     """Begins now; ends with `end`, or with the process."""
 
     def __init__(self, home: Path) -> None:

@@ -21,12 +21,12 @@ from typing import Any
 
 from trainmaster import targets
 from trainmaster.control import failpoints
-from trainmaster.control.context import TIMEOUTS_S, LeaseLost, Plane, rest_after
+from trainmaster.control.context import TIMEOUTS_S, Context, LeaseLost, backoff_after
 from trainmaster.control.deadlines import Deadlines
-from trainmaster.control.liveness import Life, find_dead
-from trainmaster.control.stage_handlers import step
-from trainmaster.control.tail import Glances
-from trainmaster.control.transitions import give_up_late
+from trainmaster.control.liveness import Liveness, find_dead
+from trainmaster.control.stage_handlers import handle_stage
+from trainmaster.control.tail import Tail
+from trainmaster.control.transitions import end_overdue
 from trainmaster.core.backoff import backoff_s
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.storage import Store, open_store
@@ -54,7 +54,7 @@ async def run(
     tick_s: float = 0.5,
     load: Callable[[str], Target] = targets.load,
     timeouts_s: Mapping[str, float] = TIMEOUTS_S,
-    rest_s: Callable[..., float] = rest_after,
+    rest_s: Callable[..., float] = backoff_after,
     storage: Store | None = None,
     deadlines: Deadlines | None = None,
     leads: asyncio.Event | None = None,
@@ -64,30 +64,32 @@ async def run(
     What jobs leave is kept in `storage`; in a folder of the home where none is given.
     """
     home = home.absolute()  # noqa: ASYNC240 (rows keep this folder: it must not depend on where we stand)
-    life = Life(home)
-    plane = Plane(
-        db=db, home=home, load=load, timeouts_s=timeouts_s, token=life.token, rest_s=rest_s,
+    liveness = Liveness(home)
+    context = Context(
+        db=db, home=home, load=load, timeouts_s=timeouts_s, token=liveness.token, rest_s=rest_s,
         storage=storage if storage is not None else open_store(home / STORAGE_FOLDER),
         deadlines=deadlines if deadlines is not None else Deadlines(),
     )  # fmt: skip
     log.info("reconciling %s", home)
     try:
-        await _loop(plane, life, stop=stop, tick_s=tick_s, leads=leads)
+        await _loop(context, liveness, stop=stop, tick_s=tick_s, leads=leads)
     finally:
         with contextlib.suppress(Exception):  # a database that is gone: the leases run out by themselves
-            await asyncio.to_thread(_drop, db, life.token)
-        life.end()
+            await asyncio.to_thread(_drop, db, liveness.token)
+        liveness.end()
 
 
-async def _loop(plane: Plane, life: Life, *, stop: asyncio.Event, tick_s: float, leads: asyncio.Event | None) -> None:
+async def _loop(
+    context: Context, liveness: Liveness, *, stop: asyncio.Event, tick_s: float, leads: asyncio.Event | None
+) -> None:
     working: dict[str, asyncio.Task[None]] = {}
     begun: dict[str, float] = {}  # when work on a job really began, behind those before it
     slots = asyncio.Semaphore(_AT_ONCE)
-    glances = Glances(plane, tick_s=tick_s)
+    tail = Tail(context, tick_s=tick_s)
     renewed = -leases.LENGTH_S
 
     def work(job_id: str) -> Coroutine[Any, Any, None]:
-        return _work(plane, job_id, slots, begun, tick_s)
+        return _work(context, job_id, slots, begun, tick_s)
 
     try:
         while not stop.is_set():
@@ -96,21 +98,21 @@ async def _loop(plane: Plane, life: Life, *, stop: asyncio.Event, tick_s: float,
             running: list[RunningRow] = []
             try:
                 renew = time.monotonic() - renewed > leases.LENGTH_S / 3
-                due, running, renewed_now = await asyncio.to_thread(_look, plane.db, life, renew=renew)
+                due, running, renewed_now = await asyncio.to_thread(_look, context.db, liveness, renew=renew)
                 renewed = time.monotonic() if renewed_now else renewed
                 if leads is not None:
                     leads.set()
             except Exception:  # a full disk or a database that restarts must not end the loop
                 log.exception("the open jobs could not be read; trying again at the next tick")
-            await _interrupt(plane, life, working, begun)
+            await _interrupt(context, liveness, working, begun)
             for job_id in due:
                 if job_id not in working:
                     working[job_id] = asyncio.create_task(work(job_id), name=f"job {job_id}")
-            rows = [row for row in glances.choose(running) if row.job_id not in working]
+            rows = [row for row in tail.choose(running) if row.job_id not in working]
             slices = [rows[first : first + _SLICE] for first in range(0, len(rows), _SLICE)] or [[]]
             for some in slices:
                 for row in some:
-                    look = _glance(glances, row, work)
+                    look = _tail(tail, row, work)
                     working[row.job_id] = asyncio.create_task(look, name=f"job {row.job_id}")
                 await _wait(stop, tick_s / len(slices))
     finally:
@@ -120,30 +122,30 @@ async def _loop(plane: Plane, life: Life, *, stop: asyncio.Event, tick_s: float,
         for task in working.values():
             task.cancel()
         await asyncio.gather(*working.values(), return_exceptions=True)
-        await glances.close()
+        await tail.close()
 
 
-def _look(db: Database, life: Life, *, renew: bool) -> tuple[list[str], list[RunningRow], bool]:
+def _look(db: Database, liveness: Liveness, *, renew: bool) -> tuple[list[str], list[RunningRow], bool]:
     """Hold our leases, take those that are free, and say which jobs need a step now, and which only an ear."""
-    dead = find_dead(leases.others(db, life.token))
-    if renew or leases.wanted(db, life.token, dead=dead):
+    dead = find_dead(leases.others(db, liveness.token))
+    if renew or leases.wanted(db, liveness.token, dead=dead):
         with failpoints.around("commit lease"), db.write() as conn:
-            leases.take(conn, life.token, owner=life.owner, dead=dead)
+            leases.take(conn, liveness.token, owner=liveness.owner, dead=dead)
         renew = True
-    running = leases.list_running(db, life.token)
+    running = leases.list_running(db, liveness.token)
     listened = {row.job_id for row in running}
-    return [job_id for job_id in leases.list_due(db, life.token) if job_id not in listened], running, renew
+    return [job_id for job_id in leases.list_due(db, liveness.token) if job_id not in listened], running, renew
 
 
 async def _interrupt(
-    plane: Plane, life: Life, working: Mapping[str, asyncio.Task[None]], begun: Mapping[str, float]
+    context: Context, liveness: Liveness, working: Mapping[str, asyncio.Task[None]], begun: Mapping[str, float]
 ) -> None:
     """Cut off the start of a job that somebody cancelled meanwhile: a submit may take minutes, a cancel may not."""
     hung = {job_id for job_id, since in begun.items() if time.monotonic() - since > _HURRY_S}
     if not hung:
         return
     try:
-        unwanted = await asyncio.to_thread(leases.list_unwanted, plane.db, life.token)
+        unwanted = await asyncio.to_thread(leases.list_unwanted, context.db, liveness.token)
     except Exception:
         log.exception("cancelled jobs could not be read; trying again at the next tick")
         return
@@ -157,26 +159,30 @@ def _drop(db: Database, token: str) -> None:
         leases.drop(conn, token)
 
 
-async def _glance(glances: Glances, row: RunningRow, work: Callable[[str], Awaitable[None]]) -> None:
-    if await glances.look(row):
+async def _tail(tail: Tail, row: RunningRow, work: Callable[[str], Awaitable[None]]) -> None:
+    if await tail.look(row):
         await work(row.job_id)
 
 
-async def _work(plane: Plane, job_id: str, slots: asyncio.Semaphore, begun: dict[str, float], tick_s: float) -> None:
+async def _work(
+    context: Context, job_id: str, slots: asyncio.Semaphore, begun: dict[str, float], tick_s: float
+) -> None:
     """Steps of one job until it has nothing more to do now. Never raises."""
     async with slots:
         job: JobRow | None = None
         begun[job_id] = time.monotonic()
         try:
             while True:
-                job = await asyncio.to_thread(jobs.find_job, plane.db, job_id)
-                if job is None or job.stage is None or not await step(plane, job):
+                job = await asyncio.to_thread(jobs.find_job, context.db, job_id)
+                if job is None or job.stage is None or not await handle_stage(context, job):
                     break
                 log.info("job %s left %s", job_id, job.stage)
             if job is not None and job.stage is not None and job.tries:
                 message = job.message
-                await plane.apply(
-                    job_id, lambda conn: jobs.rest(conn, job_id, until=None, tries=0, message=message), what="rested"
+                await context.apply(
+                    job_id,
+                    lambda conn: jobs.set_backoff(conn, job_id, until=None, tries=0, message=message),
+                    what="rested",
                 )
         except LeaseLost:
             log.info("job %s is another reconciler's now", job_id)
@@ -184,21 +190,21 @@ async def _work(plane: Plane, job_id: str, slots: asyncio.Semaphore, begun: dict
             # A target that cannot be asked is daily life; anything else may be our own mistake and shows its trace.
             log.warning("job %s: %s", job_id, wrong, exc_info=not isinstance(wrong, TrainmasterError))
             if job is not None:
-                await _rest(plane, job, wrong, tick_s=tick_s)
+                await _rest(context, job, wrong, tick_s=tick_s)
         finally:
             begun.pop(job_id, None)
 
 
-async def _rest(plane: Plane, job: JobRow, wrong: Exception, *, tick_s: float) -> None:
+async def _rest(context: Context, job: JobRow, wrong: Exception, *, tick_s: float) -> None:
     """Keep what went wrong where the user sees it, and leave the job alone for a while, unless its time is over."""
     text = str(wrong) if isinstance(wrong, TrainmasterError) else f"{type(wrong).__name__}: {wrong}"
     text = text[:_MESSAGE_LIMIT].replace("\x00", "\ufffd")
-    until = plane.now() + timedelta(seconds=backoff_s(job.tries + 1, first_s=tick_s, longest_s=_LONGEST_REST_S))
+    until = context.now() + timedelta(seconds=backoff_s(job.tries + 1, first_s=tick_s, longest_s=_LONGEST_REST_S))
     try:
-        if not await give_up_late(plane, job, wrong):
-            await plane.apply(
+        if not await end_overdue(context, job, wrong):
+            await context.apply(
                 job.id,
-                lambda conn: jobs.rest(conn, job.id, until=until, tries=job.tries + 1, message=text),
+                lambda conn: jobs.set_backoff(conn, job.id, until=until, tries=job.tries + 1, message=text),
                 what="rest",
             )
     except LeaseLost:

@@ -24,139 +24,141 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from trainmaster.control import budget
-from trainmaster.control.collect import keep_files, keep_project
-from trainmaster.control.context import Plane
-from trainmaster.control.deadlines import Wish, find_wish, is_stalled, quiet_s
+from trainmaster.control.collect import store_files, store_project
+from trainmaster.control.context import Context
+from trainmaster.control.deadlines import StopRequest, find_stop_request, is_stalled, quiet_s
 from trainmaster.control.ingest import ingest
-from trainmaster.control.notify.job_news import tell
-from trainmaster.control.transitions import end, finish, give_up, judge, last_attempt, move, over
+from trainmaster.control.notify.job_news import put_job_news
+from trainmaster.control.transitions import abandon, end_attempt, end_job, finish_attempt, judge, last_attempt, move
 from trainmaster.core.errors import TargetError, TrainmasterError, Unreachable, UsageError
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.results import Overall
-from trainmaster.core.states import Reason, Report, Stage, Status
+from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.store import Connection, Database, attempts, costs, events, jobs
 from trainmaster.store.rows import AttemptRow, JobRow
 from trainmaster.targets import Handle, Poll, Target
 
 
-async def step(plane: Plane, job: JobRow) -> bool:
+async def handle_stage(context: Context, job: JobRow) -> bool:
     """One step for a job that is not final. True if it moved, and may have more to do at once."""
     assert job.stage is not None, "a final job has no next step"
     if job.stage is Stage.QUEUED:
-        return await _queue(plane, job)
-    attempt = await last_attempt(plane, job)
+        return await _queue(context, job)
+    attempt = await last_attempt(context, job)
     assert attempt.handle is not None, "the handle is committed with the attempt"
-    return await _STEPS[job.stage](plane, job, attempt, attempt.handle)
+    return await _HANDLERS[job.stage](context, job, attempt, attempt.handle)
 
 
-async def _queue(plane: Plane, job: JobRow) -> bool:
+async def _queue(context: Context, job: JobRow) -> bool:
     if job.cancel_requested:
-        return await end(plane, job, Status.CANCELLED, Reason.USER_CANCELLED, "")
+        return await end_job(context, job, Status.CANCELLED, Reason.USER_CANCELLED, "")
     number = job.attempts + 1
     try:
-        planned = plane.plan(job, number)
+        planned = context.plan(job, number)
     except (TargetError, UsageError) as refused:
         # Planning asks nobody: what it refuses now it will refuse for ever.
-        return await end(plane, job, Status.FAILED, Reason.TARGET_ERROR, str(refused))
+        return await end_job(context, job, Status.FAILED, Reason.TARGET_ERROR, str(refused))
     price = budget.price_of(job.spec, planned.handle)
-    if spent := await asyncio.to_thread(budget.refuse_start, plane.db, job, price=price, now=plane.now()):
-        return await end(plane, job, Status.FAILED, Reason.OVER_BUDGET, spent)
+    if spent := await asyncio.to_thread(budget.refuse_start, context.db, job, price=price, now=context.now()):
+        return await end_job(context, job, Status.FAILED, Reason.OVER_BUDGET, spent)
 
     def change(conn: Connection) -> bool:
-        if not move(conn, plane, job, Stage.PLACING):
+        if not move(conn, context, job, Stage.PLACING):
             return False
-        attempt = attempts.insert_attempt(conn, job.id, number, handle=planned.handle, at=plane.now())
+        attempt = attempts.insert_attempt(conn, job.id, number, handle=planned.handle, at=context.now())
         costs.set_price(conn, attempt, price)
         return True
 
-    return await plane.apply(job.id, change, what="intent")
+    return await context.apply(job.id, change, what="intent")
 
 
-async def _place(plane: Plane, job: JobRow, attempt: AttemptRow, _handle: Handle) -> bool:
-    if wish := find_wish(job, attempt):
-        return await give_up(plane, job, attempt, wish.reason, f"{wish.text}; it was not started")
+async def _place(context: Context, job: JobRow, attempt: AttemptRow, _handle: Handle) -> bool:
+    if request := find_stop_request(job, attempt):
+        return await abandon(context, job, attempt, request.reason, f"{request.text}; it was not started")
     # Committed before submit is called: from here on something may exist.
-    return await plane.apply(job.id, lambda conn: move(conn, plane, job, Stage.STAGING), what="placed")
+    return await context.apply(job.id, lambda conn: move(conn, context, job, Stage.STAGING), what="placed")
 
 
-async def _stage(plane: Plane, job: JobRow, attempt: AttemptRow, _handle: Handle) -> bool:
-    if wish := find_wish(job, attempt):
+async def _stage(context: Context, job: JobRow, attempt: AttemptRow, _handle: Handle) -> bool:
+    if request := find_stop_request(job, attempt):
         # Submit may or may not have happened; release gives back whatever there is of this attempt.
-        return await give_up(plane, job, attempt, wish.reason, f"{wish.text}; it was being started")
-    await keep_project(plane, job)
+        return await abandon(context, job, attempt, request.reason, f"{request.text}; it was being started")
+    await store_project(context, job)
     try:
-        handle = await plane.call("submit", plane.load(job.target).submit(plane.plan(job, attempt.number)))
+        handle = await context.call("submit", context.load(job.target).submit(context.plan(job, attempt.number)))
     except Unreachable:
         raise
     except (TargetError, UsageError) as refused:
-        return await give_up(plane, job, attempt, Reason.TARGET_ERROR, str(refused))
+        return await abandon(context, job, attempt, Reason.TARGET_ERROR, str(refused))
 
     def change(conn: Connection) -> bool:
         attempts.set_handle(conn, attempt.id, handle)
         costs.set_price(conn, attempt.id, budget.price_of(job.spec, handle))
-        return move(conn, plane, job, Stage.CHECKING)
+        return move(conn, context, job, Stage.CHECKING)
 
-    return await plane.apply(job.id, change, what="submitted")
+    return await context.apply(job.id, change, what="submitted")
 
 
-async def _watch(plane: Plane, job: JobRow, attempt: AttemptRow, handle: Handle) -> bool:
-    target = plane.load(job.target)
-    poll = await _poll(plane, target, handle)
-    if poll.report.over:
-        if job.stage is Stage.CHECKING and await _ran_unseen(plane, job, attempt, handle):
-            return await plane.apply(job.id, lambda conn: _begin(conn, plane, job, attempt), what="running")
+async def _watch(context: Context, job: JobRow, attempt: AttemptRow, handle: Handle) -> bool:
+    target = context.load(job.target)
+    poll = await _poll(context, target, handle)
+    if poll.state.over:
+        if job.stage is Stage.CHECKING and await _ran_unseen(context, job, attempt, handle):
+            return await context.apply(job.id, lambda conn: _begin(conn, context, job, attempt), what="running")
         reason, message = judge(poll)
-        return await over(plane, job, attempt, poll=poll, reason=reason, message=message)
-    wish = find_wish(job, attempt)
-    if wish and plane.deadlines.must_force(job, wish, plane.now()):
-        message = f"{wish.text}; it did not stop within {plane.deadlines.grace_s(job):g} s and is ended by force"
-        return await over(plane, job, attempt, poll=None, reason=wish.reason, message=message, to=Stage.COLLECTING)
-    if wish:
-        await plane.call("cancel", target.cancel(handle, reason=f"{wish.reason.value}: {wish.text}"))
-    if poll.report is Report.UNKNOWN:
+        return await end_attempt(context, job, attempt, poll=poll, reason=reason, message=message)
+    request = find_stop_request(job, attempt)
+    if request and context.deadlines.must_force(job, request, context.now()):
+        message = f"{request.text}; it did not stop within {context.deadlines.grace_s(job):g} s and is ended by force"
+        return await end_attempt(
+            context, job, attempt, poll=None, reason=request.reason, message=message, to=Stage.COLLECTING
+        )
+    if request:
+        await context.call("cancel", target.cancel(handle, reason=f"{request.reason.value}: {request.text}"))
+    if poll.state is TargetState.UNKNOWN:
         raise Unreachable(poll.note or "the target cannot be asked now")
-    await _take_in(plane, job, attempt, handle)
-    waits = poll.report is Report.WAITING
-    go = job.stage is Stage.CHECKING and not waits and await asyncio.to_thread(_checked, plane.db, job, attempt)
-    if not go and not wish and await _object(plane, job, attempt):
+    await _take_in(context, job, attempt, handle)
+    waits = poll.state is TargetState.WAITING
+    go = job.stage is Stage.CHECKING and not waits and await asyncio.to_thread(_checked, context.db, job, attempt)
+    if not go and not request and await _object(context, job, attempt):
         return True
-    note = wish.text if wish else _silence(job) or poll.note
+    note = request.text if request else _silence(job) or poll.note
 
     def change(conn: Connection) -> bool:
-        attempts.record_poll(conn, attempt.id, poll.report, at=plane.now())
+        attempts.record_poll(conn, attempt.id, poll.state, at=context.now())
         jobs.set_message(conn, job.id, note)
-        return go and _begin(conn, plane, job, attempt)
+        return go and _begin(conn, context, job, attempt)
 
-    if not go and poll.report is attempt.report and note == job.message:
+    if not go and poll.state is attempt.report and note == job.message:
         return False  # nothing is new: most ticks of most jobs cost no write
-    return await plane.apply(job.id, change, what="running" if go else "seen")
+    return await context.apply(job.id, change, what="running" if go else "seen")
 
 
-async def _collect(plane: Plane, job: JobRow, attempt: AttemptRow, handle: Handle) -> bool:
-    if not await _take_in(plane, job, attempt, handle):
+async def _collect(context: Context, job: JobRow, attempt: AttemptRow, handle: Handle) -> bool:
+    if not await _take_in(context, job, attempt, handle):
         return False
-    await keep_files(plane, job, attempt, handle)
+    await store_files(context, job, attempt, handle)
     reason, message = attempt.reason, attempt.message
-    return await plane.apply(
-        job.id, lambda conn: move(conn, plane, job, Stage.RELEASING, reason=reason, message=message), what="collected"
+    return await context.apply(
+        job.id, lambda conn: move(conn, context, job, Stage.RELEASING, reason=reason, message=message), what="collected"
     )
 
 
-async def _release(plane: Plane, job: JobRow, attempt: AttemptRow, handle: Handle) -> bool:
+async def _release(context: Context, job: JobRow, attempt: AttemptRow, handle: Handle) -> bool:
     if attempt.released_at is None:
-        await plane.call("release", plane.load(job.target).release(handle))
-        await plane.apply(
-            job.id, lambda conn: attempts.mark_released(conn, attempt.id, at=plane.now()), what="released"
+        await context.call("release", context.load(job.target).release(handle))
+        await context.apply(
+            job.id, lambda conn: attempts.mark_released(conn, attempt.id, at=context.now()), what="released"
         )
-        attempt = await last_attempt(plane, job)
+        attempt = await last_attempt(context, job)
     # Only now can nobody write any more: what a lost attempt's last processes wrote, and half a line, are taken here.
-    if not await _take_in(plane, job, attempt, handle, last=True):
+    if not await _take_in(context, job, attempt, handle, last=True):
         return False
-    await keep_files(plane, job, attempt, handle)
-    return await finish(plane, job, attempt, attempt.message)
+    await store_files(context, job, attempt, handle)
+    return await finish_attempt(context, job, attempt, attempt.message)
 
 
-_STEPS: Mapping[Stage, Callable[[Plane, JobRow, AttemptRow, Handle], Awaitable[bool]]] = {
+_HANDLERS: Mapping[Stage, Callable[[Context, JobRow, AttemptRow, Handle], Awaitable[bool]]] = {
     Stage.PLACING: _place,
     Stage.STAGING: _stage,
     Stage.CHECKING: _watch,
@@ -166,30 +168,30 @@ _STEPS: Mapping[Stage, Callable[[Plane, JobRow, AttemptRow, Handle], Awaitable[b
 }
 
 
-async def _poll(plane: Plane, target: Target, handle: Handle) -> Poll:
+async def _poll(context: Context, target: Target, handle: Handle) -> Poll:
     try:
-        return await plane.call("poll", target.poll(handle))
+        return await context.call("poll", target.poll(handle))
     except Unreachable as wrong:
-        return Poll(report=Report.UNKNOWN, note=str(wrong))
+        return Poll(state=TargetState.UNKNOWN, note=str(wrong))
 
 
-async def _take_in(plane: Plane, job: JobRow, attempt: AttemptRow, handle: Handle, *, last: bool = False) -> bool:
-    target = plane.load(job.target)
+async def _take_in(context: Context, job: JobRow, attempt: AttemptRow, handle: Handle, *, last: bool = False) -> bool:
+    target = context.load(job.target)
 
     async def read(offset: int, limit: int) -> bytes:
-        return await plane.call("read", target.read(handle, EVENTS_FILE, offset=offset, limit=limit))
+        return await context.call("read", target.read(handle, EVENTS_FILE, offset=offset, limit=limit))
 
-    return await ingest(plane.db, attempt.id, read, zone=ZoneInfo(job.spec.zone), last=last)
+    return await ingest(context.db, attempt.id, read, zone=ZoneInfo(job.spec.zone), last=last)
 
 
-async def _object(plane: Plane, job: JobRow, attempt: AttemptRow) -> bool:
+async def _object(context: Context, job: JobRow, attempt: AttemptRow) -> bool:
     """Note that an attempt takes too long, or that nothing is heard of it. True if that was news."""
-    now = plane.now()
-    if late := plane.deadlines.overdue(job, attempt, now):
-        return await plane.apply(job.id, lambda conn: _want_stop(conn, attempt, late), what="overdue")
+    now = context.now()
+    if late := context.deadlines.overdue(job, attempt, now):
+        return await context.apply(job.id, lambda conn: _request_stop(conn, attempt, late), what="overdue")
     if job.stalled_at is not None or not is_stalled(job, now):
         return False
-    fresh = await asyncio.to_thread(jobs.find_job, plane.db, job.id)  # it may just have been heard of
+    fresh = await asyncio.to_thread(jobs.find_job, context.db, job.id)  # it may just have been heard of
     if fresh is None or not is_stalled(fresh, now):
         return False
     text = f"nothing was heard of it for {quiet_s(fresh, now) / 60:.0f} minutes"
@@ -198,34 +200,34 @@ async def _object(plane: Plane, job: JobRow, attempt: AttemptRow) -> bool:
         if not jobs.mark_stalled(conn, job.id, at=now):
             return False
         about = f"{attempt.number} {now.isoformat(timespec='seconds')}"
-        tell(conn, job, "job.stalled", about=about, reason=Reason.STALLED, message=text, at=now)
+        put_job_news(conn, job, "job.stalled", about=about, reason=Reason.STALLED, message=text, at=now)
         if job.spec.limits.on_stall == "stop":
-            _want_stop(conn, attempt, Wish(reason=Reason.STALLED, since=now, text=text))
+            _request_stop(conn, attempt, StopRequest(reason=Reason.STALLED, since=now, text=text))
         return True
 
-    return await plane.apply(job.id, change, what="stalled")
+    return await context.apply(job.id, change, what="stalled")
 
 
-def _want_stop(conn: Connection, attempt: AttemptRow, wish: Wish) -> bool:
-    return attempts.request_stop(conn, attempt.id, reason=wish.reason, message=wish.text, at=wish.since)
+def _request_stop(conn: Connection, attempt: AttemptRow, request: StopRequest) -> bool:
+    return attempts.request_stop(conn, attempt.id, reason=request.reason, message=request.text, at=request.since)
 
 
 def _silence(job: JobRow) -> str:
     return f"nothing was heard of it since {job.heard_at:%Y-%m-%d %H:%M} UTC" if job.stalled_at and job.heard_at else ""
 
 
-async def _ran_unseen(plane: Plane, job: JobRow, attempt: AttemptRow, handle: Handle) -> bool:
+async def _ran_unseen(context: Context, job: JobRow, attempt: AttemptRow, handle: Handle) -> bool:
     """Whether an attempt that is over came past its checks while nobody looked. The history then says so too: it is
     the same whether we were there or not."""
     with contextlib.suppress(TrainmasterError):  # what cannot be read now is collected later
-        await _take_in(plane, job, attempt, handle)
-        return await asyncio.to_thread(_checked, plane.db, job, attempt)
+        await _take_in(context, job, attempt, handle)
+        return await asyncio.to_thread(_checked, context.db, job, attempt)
     return False
 
 
-def _begin(conn: Connection, plane: Plane, job: JobRow, attempt: AttemptRow) -> bool:
-    attempts.mark_started(conn, attempt.id, at=plane.now())
-    return move(conn, plane, job, Stage.RUNNING)
+def _begin(conn: Connection, context: Context, job: JobRow, attempt: AttemptRow) -> bool:
+    attempts.mark_started(conn, attempt.id, at=context.now())
+    return move(conn, context, job, Stage.RUNNING)
 
 
 def _checked(db: Database, job: JobRow, attempt: AttemptRow) -> bool:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from zoneinfo import ZoneInfo
 
 from trainmaster.control import failpoints
-from trainmaster.control.context import Plane
+from trainmaster.control.context import Context
 from trainmaster.control.deadlines import is_stalled
 from trainmaster.control.ingest import LINE_LIMIT, cut
 from trainmaster.control.transitions import last_attempt
@@ -48,15 +48,15 @@ class _Known:
     zone: ZoneInfo
 
 
-class Glances:
+class Tail:
     """The glances of one reconciler."""
 
-    def __init__(self, plane: Plane, *, tick_s: float) -> None:
-        self._plane = plane
+    def __init__(self, context: Context, *, tick_s: float) -> None:
+        self._context = context
         self._quiet_s = (_QUIET_TICKS - 0.5) * tick_s
         self._known: dict[str, _Known] = {}  # by attempt
         self._not_before: dict[str, float] = {}  # by attempt
-        self._keeper = Keeper(plane.db)
+        self._group_commit = GroupCommit(context.db)
 
     def choose(self, rows: Collection[RunningRow]) -> list[RunningRow]:
         """Those of the running jobs that are to be looked at now. What is not among them is forgotten."""
@@ -67,13 +67,13 @@ class Glances:
 
     async def close(self) -> None:
         """Wait for the commit that is under way."""
-        await self._keeper.close()
+        await self._group_commit.close()
 
     async def look(self, row: RunningRow) -> bool:
         """Take in what a job wrote. True if it needs a step."""
         try:
             known = self._known.get(row.attempt) or await self._learn(row)
-            if known is None or await self._calls_for_step(known, row):
+            if known is None or await self._needs_handler(known, row):
                 return True
             return await self._listen(known, row)
         except Exception as wrong:
@@ -81,29 +81,29 @@ class Glances:
             return True  # the step meets it too, and knows what to do
 
     async def _learn(self, row: RunningRow) -> _Known | None:
-        job = await asyncio.to_thread(jobs.find_job, self._plane.db, row.job_id)
+        job = await asyncio.to_thread(jobs.find_job, self._context.db, row.job_id)
         if job is None or job.stage is not Stage.RUNNING:
             return None
-        attempt = await last_attempt(self._plane, job)
+        attempt = await last_attempt(self._context, job)
         if attempt.id != row.attempt or attempt.handle is None:
             return None
-        target, zone = self._plane.load(job.target), ZoneInfo(job.spec.zone)
+        target, zone = self._context.load(job.target), ZoneInfo(job.spec.zone)
         known = _Known(job=job, attempt=attempt, handle=attempt.handle, target=target, zone=zone)
         self._known[row.attempt] = known
         return known
 
-    async def _calls_for_step(self, known: _Known, row: RunningRow) -> bool:
-        poll = await self._plane.call("poll", known.target.poll(known.handle))
-        if poll.report is not row.report or poll.note != row.message:
+    async def _needs_handler(self, known: _Known, row: RunningRow) -> bool:
+        poll = await self._context.call("poll", known.target.poll(known.handle))
+        if poll.state is not row.report or poll.note != row.message:
             return True
-        now = self._plane.now()
-        if self._plane.deadlines.overdue(known.job, known.attempt, now) is not None:
+        now = self._context.now()
+        if self._context.deadlines.overdue(known.job, known.attempt, now) is not None:
             return True
         return is_stalled(known.job, now, heard_at=row.heard_at)
 
     async def _listen(self, known: _Known, row: RunningRow) -> bool:
         read = known.target.read(known.handle, EVENTS_FILE, offset=row.offset, limit=_MOST_BYTES)
-        got = await self._plane.call("read", read)
+        got = await self._context.call("read", read)
         if len(got) == _MOST_BYTES:
             return True
         lines, inside = cut(
@@ -111,13 +111,13 @@ class Glances:
         )
         if lines:
             self._not_before.pop(row.attempt, None)
-            await self._keeper.keep(Chunk(job_id=row.job_id, attempt=row.attempt, lines=lines, inside=inside))
+            await self._group_commit.keep(Chunk(job_id=row.job_id, attempt=row.attempt, lines=lines, inside=inside))
         else:
             self._not_before[row.attempt] = time.monotonic() + self._quiet_s
         return False
 
 
-class Keeper:
+class GroupCommit:
     """Commits lines of many jobs together: each waits a moment, and then one commit is there for all of them."""
 
     def __init__(self, db: Database) -> None:

@@ -8,37 +8,37 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 
-from trainmaster.control.context import Plane
-from trainmaster.control.notify.job_news import tell
+from trainmaster.control.context import Context
+from trainmaster.control.notify.job_news import put_job_news
 from trainmaster.core.errors import StorageError
-from trainmaster.core.states import Reason, Report, Stage, Status
+from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.store import Connection, attempts, jobs
 from trainmaster.store.rows import AttemptRow, JobRow
 from trainmaster.targets import Poll
 
 
-async def last_attempt(plane: Plane, job: JobRow) -> AttemptRow:
-    return (await asyncio.to_thread(attempts.list_attempts, plane.db, job.id))[-1]
+async def last_attempt(context: Context, job: JobRow) -> AttemptRow:
+    return (await asyncio.to_thread(attempts.list_attempts, context.db, job.id))[-1]
 
 
 def judge(poll: Poll) -> tuple[Reason | None, str]:
     """Why an attempt is over, from the best evidence there is."""
-    if poll.report is Report.SUCCEEDED:
+    if poll.state is TargetState.SUCCEEDED:
         return None, ""
     if poll.exit is not None:
         return poll.exit.reason or Reason.SCRIPT_FAILED, poll.exit.message or poll.note
-    if poll.report is Report.LOST:
+    if poll.state is TargetState.LOST:
         return Reason.NODE_LOST, poll.note or "the attempt is gone and left no exit record"
     return Reason.TARGET_ERROR, poll.note or "the target says that it failed, and there is no exit record"
 
 
-async def give_up(plane: Plane, job: JobRow, attempt: AttemptRow, reason: Reason, message: str) -> bool:
+async def abandon(context: Context, job: JobRow, attempt: AttemptRow, reason: Reason, message: str) -> bool:
     """End an attempt that never came to run: there is nothing to collect."""
-    return await over(plane, job, attempt, poll=None, reason=reason, message=message, to=Stage.RELEASING)
+    return await end_attempt(context, job, attempt, poll=None, reason=reason, message=message, to=Stage.RELEASING)
 
 
-async def over(
-    plane: Plane,
+async def end_attempt(
+    context: Context,
     job: JobRow,
     attempt: AttemptRow,
     *,
@@ -48,103 +48,107 @@ async def over(
     to: Stage = Stage.COLLECTING,
 ) -> bool:
     """Note how an attempt ended. Without a poll the target did not say so: we end it."""
-    report, exit_record = (poll.report, poll.exit) if poll is not None else (attempt.report, None)
+    report, exit_record = (poll.state, poll.exit) if poll is not None else (attempt.report, None)
 
     def change(conn: Connection) -> bool:
-        if not move(conn, plane, job, to, reason=reason, message=message):
+        if not move(conn, context, job, to, reason=reason, message=message):
             return False
         attempts.end_attempt(
-            conn, attempt.id, report=report, reason=reason, message=message, exit_record=exit_record, at=plane.now()
+            conn, attempt.id, report=report, reason=reason, message=message, exit_record=exit_record, at=context.now()
         )
         return True
 
-    return await plane.apply(job.id, change, what="over")
+    return await context.apply(job.id, change, what="over")
 
 
-async def finish(plane: Plane, job: JobRow, attempt: AttemptRow, message: str) -> bool:
+async def finish_attempt(context: Context, job: JobRow, attempt: AttemptRow, message: str) -> bool:
     """An attempt is over and holds nothing: the job ends with it, or is queued again."""
     reason = attempt.reason
-    if attempt.report is Report.SUCCEEDED:
-        return await end(plane, job, Status.COMPLETED, None, message)
+    if attempt.report is TargetState.SUCCEEDED:
+        return await end_job(context, job, Status.COMPLETED, None, message)
     if job.cancel_requested or reason is Reason.USER_CANCELLED:
-        return await end(plane, job, Status.CANCELLED, Reason.USER_CANCELLED, message)
+        return await end_job(context, job, Status.CANCELLED, Reason.USER_CANCELLED, message)
     assert reason is not None, "an attempt that did not succeed has a reason"
     if not reason.rule.retry or job.attempts >= job.spec.limits.attempts:
-        return await end(plane, job, Status.FAILED, reason, message)
+        return await end_job(context, job, Status.FAILED, reason, message)
     again = f"attempt {attempt.number} ended: {message}"
-    until = plane.now() + timedelta(seconds=plane.rest_s(reason, attempt.number))
+    until = context.now() + timedelta(seconds=context.rest_s(reason, attempt.number))
 
     def change(conn: Connection) -> bool:
-        at = plane.now()
+        at = context.now()
         if not jobs.advance(
             conn, job.id, seen=Stage.RELEASING, to=Stage.QUEUED, at=at, reason=reason, message=again, rest_until=until
         ):
             return False
-        tell(conn, job, "job.retried", about=str(attempt.number), reason=reason, message=again, at=at)
+        put_job_news(conn, job, "job.retried", about=str(attempt.number), reason=reason, message=again, at=at)
         return True
 
-    return await plane.apply(job.id, change, what="queued again")
+    return await context.apply(job.id, change, what="queued again")
 
 
-async def end(plane: Plane, job: JobRow, status: Status, reason: Reason | None, message: str) -> bool:
+async def end_job(context: Context, job: JobRow, status: Status, reason: Reason | None, message: str) -> bool:
     seen = job.stage
     assert seen is not None
 
     def change(conn: Connection) -> bool:
-        at = plane.now()
+        at = context.now()
         if not jobs.finish(conn, job.id, seen=seen, status=status, reason=reason, message=message, at=at):
             return False
-        tell(conn, job, f"job.{status.value}", status=status, reason=reason, message=message, at=at)
+        put_job_news(conn, job, f"job.{status.value}", status=status, reason=reason, message=message, at=at)
         return True
 
-    return await plane.apply(job.id, change, what=status.value)
+    return await context.apply(job.id, change, what=status.value)
 
 
 def move(
-    conn: Connection, plane: Plane, job: JobRow, to: Stage, *, reason: Reason | None = None, message: str = ""
+    conn: Connection, context: Context, job: JobRow, to: Stage, *, reason: Reason | None = None, message: str = ""
 ) -> bool:
     assert job.stage is not None
-    at = plane.now()
+    at = context.now()
     if not jobs.advance(conn, job.id, seen=job.stage, to=to, at=at, reason=reason, message=message):
         return False
     if to is Stage.RUNNING:
-        tell(conn, job, "job.started", status=Status.RUNNING, at=at)  # once: the next attempt is told as a retry
+        put_job_news(
+            conn, job, "job.started", status=Status.RUNNING, at=at
+        )  # once: the next attempt is told as a retry
     return True
 
 
-async def give_up_late(plane: Plane, job: JobRow, wrong: Exception) -> bool:
+async def end_overdue(context: Context, job: JobRow, wrong: Exception) -> bool:
     """After a step that failed: end what has had its time. True if the job moved; releasing is only ever told."""
     if job.stage in (None, Stage.QUEUED):
         return False
-    attempt = await last_attempt(plane, job)
+    attempt = await last_attempt(context, job)
     if job.stage is Stage.RELEASING and attempt.released_at is None:
-        await _alarm(plane, job, attempt, wrong)
+        await _alarm(context, job, attempt, wrong)
         return False
-    if not plane.deadlines.is_late(job, plane.now()):
+    if not context.deadlines.is_late(job, context.now()):
         return False
     if job.stage in (Stage.PLACING, Stage.STAGING):
         reason = Reason.STORAGE_ERROR if isinstance(wrong, StorageError) else Reason.TARGET_ERROR
-        return await give_up(plane, job, attempt, reason, f"{job.stage} did not come to an end: {wrong}")
+        return await abandon(context, job, attempt, reason, f"{job.stage} did not come to an end: {wrong}")
     note = f"{attempt.message}; not all that it left could be kept: {wrong}".removeprefix("; ")
     if job.stage is Stage.RELEASING:
-        return await finish(plane, job, attempt, note)
+        return await finish_attempt(context, job, attempt, note)
 
     def change(conn: Connection) -> bool:
         attempts.note_attempt(conn, attempt.id, note)
-        return move(conn, plane, job, Stage.RELEASING, reason=attempt.reason, message=note)
+        return move(conn, context, job, Stage.RELEASING, reason=attempt.reason, message=note)
 
-    return await plane.apply(job.id, change, what="leave collecting")
+    return await context.apply(job.id, change, what="leave collecting")
 
 
-async def _alarm(plane: Plane, job: JobRow, attempt: AttemptRow, wrong: Exception) -> None:
+async def _alarm(context: Context, job: JobRow, attempt: AttemptRow, wrong: Exception) -> None:
     """Releasing fails. It is tried for ever, but somebody should look: something may be running, and costing."""
-    now = plane.now()
-    times = plane.deadlines.leaks(job, now)
+    now = context.now()
+    times = context.deadlines.leaks(job, now)
     if times:
         text = f"attempt {attempt.number} could not be released and may still hold what it was given: {wrong}"
         about = f"{attempt.number} {times}"
-        await plane.apply(
+        await context.apply(
             job.id,
-            lambda conn: tell(conn, job, "instance.leaked", about=about, reason=attempt.reason, message=text, at=now),
+            lambda conn: put_job_news(
+                conn, job, "instance.leaked", about=about, reason=attempt.reason, message=text, at=now
+            ),
             what="leaked",
         )

@@ -60,7 +60,7 @@ def status_in(stage: Stage) -> Status:
     return Status.RUNNING if stage in _STARTED else Status.PENDING
 
 
-class Report(StrEnum):
+class TargetState(StrEnum):
     """What a target says of an attempt. "Cannot reach it" is UNKNOWN, never FAILED."""
 
     WAITING = "waiting"
@@ -73,7 +73,7 @@ class Report(StrEnum):
     @property
     def over(self) -> bool:
         """The attempt will not go on by itself, on positive evidence."""
-        return self in (Report.SUCCEEDED, Report.FAILED, Report.LOST)
+        return self in (TargetState.SUCCEEDED, TargetState.FAILED, TargetState.LOST)
 
 
 class Reason(StrEnum):

@@ -12,7 +12,7 @@ from trainmaster import __version__
 from trainmaster.core import schema
 from trainmaster.core.plan import ExitRecord
 from trainmaster.core.spec import JobSpec
-from trainmaster.core.states import Reason, Report, Stage, Status
+from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.pages.cost import figures
 from trainmaster.pages.parts.run_summary import Fold, Run
 from trainmaster.store import Database, jobs
@@ -28,7 +28,7 @@ class Attempt:
     """One try and how it ended, with the evidence it left."""
 
     number: int
-    report: Report | None
+    report: TargetState | None
     ok: bool | None  # None: no exit record yet
     reason: Reason | None
     action: str | None

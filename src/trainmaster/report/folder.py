@@ -17,7 +17,7 @@ from trainmaster.core.errors import SpecError, UsageError
 from trainmaster.core.events import Line, parse_time, split
 from trainmaster.core.plan import EVENTS_FILE, EXIT_FILE, PLAN_FILE, ExitRecord, Plan
 from trainmaster.core.spec import JobSpec
-from trainmaster.core.states import Reason, Report, Stage, Status
+from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.pages.job import JobPage, build
 from trainmaster.pages.parts.run_summary import Fold
 from trainmaster.store.rows import AttemptRow, EventRow, JobRow
@@ -167,7 +167,7 @@ def _row(found: _Found, number: int) -> AttemptRow:
         job_id=found.job_id,
         number=number,
         handle=None,
-        report=None if record is None else Report.SUCCEEDED if record.ok else Report.FAILED,
+        report=None if record is None else TargetState.SUCCEEDED if record.ok else TargetState.FAILED,
         reason=record.reason if record else None,
         message=record.message if record else "",
         exit=record,

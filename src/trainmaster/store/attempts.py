@@ -11,7 +11,7 @@ from sqlalchemy import Connection, RowMapping, bindparam, func, insert, literal,
 
 from trainmaster.core.plan import ExitRecord
 from trainmaster.core.schema import build, to_plain
-from trainmaster.core.states import Reason, Report
+from trainmaster.core.states import Reason, TargetState
 from trainmaster.store import tables as t
 from trainmaster.store.columns import UtcTime, word
 from trainmaster.store.database import Database
@@ -38,11 +38,11 @@ def set_handle(conn: Connection, attempt: str, handle: Any) -> None:
     conn.execute(update(t.attempts).where(t.attempts.c.id == attempt).values(handle=to_plain(handle)))
 
 
-def record_poll(conn: Connection, attempt: str, report: Report, *, at: datetime) -> None:
+def record_poll(conn: Connection, attempt: str, report: TargetState, *, at: datetime) -> None:
     """The last thing the target said of an attempt that is not over."""
-    assert not report.over and report is not Report.UNKNOWN, f"{report} is not to be recorded here"
+    assert not report.over and report is not TargetState.UNKNOWN, f"{report} is not to be recorded here"
     values: dict[str, Any] = {"report": report.value}
-    if report is Report.RUNNING:
+    if report is TargetState.RUNNING:
         values["started_at"] = func.coalesce(t.attempts.c.started_at, literal(at, UtcTime()))
     conn.execute(update(t.attempts).where(t.attempts.c.id == attempt, t.attempts.c.ended_at.is_(None)).values(values))
 
@@ -65,7 +65,7 @@ def end_attempt(
     conn: Connection,
     attempt: str,
     *,
-    report: Report | None,
+    report: TargetState | None,
     reason: Reason | None,
     message: str,
     exit_record: ExitRecord | None,
@@ -142,7 +142,7 @@ def list_held(db: Database) -> list[Held]:
 
 
 def _attempt(row: RowMapping) -> AttemptRow:
-    words = {"report": word(Report, row["report"]), "reason": word(Reason, row["reason"])}
+    words = {"report": word(TargetState, row["report"]), "reason": word(Reason, row["reason"])}
     words["stop_reason"] = word(Reason, row["stop_reason"])
     exit_record = build(ExitRecord, row["exit"]) if row["exit"] is not None else None
     return AttemptRow(**{**row, **words, "exit": exit_record})

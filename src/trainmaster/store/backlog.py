@@ -20,7 +20,7 @@ GONE: tuple[type[Exception], ...] = (OperationalError, InterfaceError, PoolTimeo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pulse:
+class Backlog:
     """What waits in the database, and how far behind it is."""
 
     jobs: Mapping[str, int]  # of each status
@@ -44,7 +44,7 @@ def find_fault(db: Database) -> str | None:
     return None
 
 
-def read(db: Database) -> Pulse:
+def read_backlog(db: Database) -> Backlog:
     """All figures, in a handful of queries."""
     e, s, later = t.events, t.streams.c, t.events.alias("later")
     last = (
@@ -66,7 +66,7 @@ def read(db: Database) -> Pulse:
         statuses = select(t.jobs.c.status, func.count()).group_by(t.jobs.c.status)
         jobs: dict[str, int] = {row[0]: row[1] for row in conn.execute(statuses)}
         states = select(t.instances.c.state, func.count()).group_by(t.instances.c.state)
-        return Pulse(
+        return Backlog(
             jobs={word.value: jobs.get(word.value, 0) for word in Status},
             event_lags_s=tuple(max(0.0, (heard - ts).total_seconds()) for ts, heard in conn.execute(lags)),
             news_waiting=conn.execute(waiting).scalar_one(),

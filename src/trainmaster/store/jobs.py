@@ -178,7 +178,7 @@ def set_message(conn: Connection, job_id: str, message: str) -> None:
     )
 
 
-def rest(conn: Connection, job_id: str, *, until: datetime | None, tries: int, message: str) -> None:
+def set_backoff(conn: Connection, job_id: str, *, until: datetime | None, tries: int, message: str) -> None:
     """A step failed and is to be tried again then; or, with no time, it went well again. A restart remembers."""
     conn.execute(
         update(t.jobs)

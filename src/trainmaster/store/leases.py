@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy import ColumnElement, Connection, func, or_, select, update
 
 from trainmaster.core.plan import EVENTS_FILE
-from trainmaster.core.states import Report, Stage
+from trainmaster.core.states import Stage, TargetState
 from trainmaster.store import tables as t
 from trainmaster.store.database import Database
 
@@ -84,7 +84,7 @@ class RunningRow:
 
     job_id: str
     attempt: str
-    report: Report | None
+    report: TargetState | None
     message: str
     heard_at: datetime | None
     offset: int
@@ -115,7 +115,7 @@ def list_running(db: Database, token: str) -> list[RunningRow]:
         rows = conn.execute(query).all()
     return [
         RunningRow(
-            job_id=job, attempt=attempt, report=Report(report) if report is not None else None, message=message,
+            job_id=job, attempt=attempt, report=TargetState(report) if report is not None else None, message=message,
             heard_at=heard, offset=offset or 0, inside=bool(inside),
         )
         for job, attempt, report, message, heard, offset, inside in rows

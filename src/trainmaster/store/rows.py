@@ -9,7 +9,7 @@ from typing import Any
 
 from trainmaster.core.plan import ExitRecord
 from trainmaster.core.spec import JobSpec
-from trainmaster.core.states import Reason, Report, Stage, Status
+from trainmaster.core.states import Reason, Stage, Status, TargetState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class AttemptRow:
     job_id: str
     number: int
     handle: Mapping[str, Any] | None
-    report: Report | None  # the last thing the target said that was not `unknown`
+    report: TargetState | None  # the last thing the target said that was not `unknown`
     reason: Reason | None
     message: str
     exit: ExitRecord | None

@@ -19,7 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 from trainmaster.core.errors import UsageError
 from trainmaster.core.plan import ExitRecord
 from trainmaster.core.spec import JobSpec
-from trainmaster.core.states import Report
+from trainmaster.core.states import TargetState
 
 Handle = Mapping[str, Any]  # JSON: what the target needs to find the attempt again; kept in the attempt's row
 
@@ -51,7 +51,7 @@ class Submission:
 class Poll:
     """What the target says of an attempt now."""
 
-    report: Report
+    state: TargetState
     exit: ExitRecord | None = None
     note: str = ""
 

@@ -31,7 +31,7 @@ from trainmaster.core.plan import (
     ExitRecord,
     Plan,
 )
-from trainmaster.core.states import Report
+from trainmaster.core.states import TargetState
 from trainmaster.targets import FileSize, Handle, Owned, Placement, Poll, Submission, _owned
 
 _STREAMS = frozenset({PLAN_FILE, EVENTS_FILE, AGENT_LOG, EXIT_FILE})
@@ -88,9 +88,13 @@ class Local:
         try:
             found = await asyncio.to_thread(_look, _folder(handle))
         except (OSError, ValueError, SpecError) as wrong:
-            return Poll(report=Report.UNKNOWN, note=f"the attempt's folder cannot be read: {wrong}")
-        if found.report is Report.WAITING and handle.get("submitted") and not (_folder(handle) / PLAN_FILE).exists():
-            return Poll(report=Report.LOST, note=f"its folder {handle['folder']} was removed")
+            return Poll(state=TargetState.UNKNOWN, note=f"the attempt's folder cannot be read: {wrong}")
+        if (
+            found.state is TargetState.WAITING
+            and handle.get("submitted")
+            and not (_folder(handle) / PLAN_FILE).exists()
+        ):
+            return Poll(state=TargetState.LOST, note=f"its folder {handle['folder']} was removed")
         return found
 
     async def read(self, handle: Handle, stream: str, *, offset: int, limit: int) -> bytes:
@@ -155,15 +159,15 @@ def _look(folder: Path) -> Poll:
         return over
     if not _begun(folder):
         if not (folder / PLAN_FILE).exists():
-            return Poll(report=Report.WAITING, note="not submitted yet")
+            return Poll(state=TargetState.WAITING, note="not submitted yet")
         if _locked(folder, fcntl.LOCK_EX):
-            return Poll(report=Report.WAITING, note="being submitted")
+            return Poll(state=TargetState.WAITING, note="being submitted")
         if not _begun(folder):
-            return Poll(report=Report.LOST, note="it was submitted, and no agent has begun it")
+            return Poll(state=TargetState.LOST, note="it was submitted, and no agent has begun it")
     if _locked(folder / LOCK_FILE, fcntl.LOCK_SH):
-        return Poll(report=Report.RUNNING)
+        return Poll(state=TargetState.RUNNING)
     # It may have ended between the two looks; the agent writes the record before it lets go of the lock.
-    return _read_exit(folder) or Poll(report=Report.LOST, note="the agent is gone and left no exit record")
+    return _read_exit(folder) or Poll(state=TargetState.LOST, note="the agent is gone and left no exit record")
 
 
 def _read_exit(folder: Path) -> Poll | None:
@@ -171,7 +175,7 @@ def _read_exit(folder: Path) -> Poll | None:
         record = ExitRecord.from_json((folder / EXIT_FILE).read_text())
     except FileNotFoundError:
         return None
-    return Poll(report=Report.SUCCEEDED if record.ok else Report.FAILED, exit=record, note=record.message)
+    return Poll(state=TargetState.SUCCEEDED if record.ok else TargetState.FAILED, exit=record, note=record.message)
 
 
 def _begun(folder: Path) -> bool:

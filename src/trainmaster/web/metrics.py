@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trainmaster import __version__
-from trainmaster.store.backlog import Pulse
+from trainmaster.store.backlog import Backlog
 
 # Seconds. The middle ones stand around what is promised: 50 ms for most answers.
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -50,7 +50,7 @@ class Meter:
     def tick_age_s(self) -> float | None:
         return None if self._ticked is None else time.monotonic() - self._ticked
 
-    def render(self, pulse: Pulse, *, following: int) -> bytes:
+    def render(self, pulse: Backlog, *, following: int) -> bytes:
         for status, count in pulse.jobs.items():
             self._jobs.labels(status).set(count)
         lags = sorted(pulse.event_lags_s)

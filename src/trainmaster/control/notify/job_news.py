@@ -10,7 +10,7 @@ from trainmaster.store import Connection
 from trainmaster.store.rows import JobRow
 
 
-def tell(
+def put_job_news(
     conn: Connection,
     job: JobRow,
     topic: str,

@@ -53,7 +53,7 @@ def metrics(request: Request, db: dependencies.Db) -> Response:
     """Jobs by status, event lag, ticks of the reconciler, request times, what waits to be told."""
     meter: Meter = request.app.state.meter
     return Response(
-        meter.render(backlog.read(db), following=request.app.state.followers.open), media_type=meter.media_type
+        meter.render(backlog.read_backlog(db), following=request.app.state.followers.open), media_type=meter.media_type
     )
 
 

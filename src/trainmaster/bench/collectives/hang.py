@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from trainmaster.bench.collectives.progress import Progress
 from trainmaster.bench.collectives.result import Lost
 from trainmaster.bench.collectives.sweep import Point
+from trainmaster.train.watch import hang_ladder
+from trainmaster.train.watch.hang_ladder import Rung
 
 # Signals by which a rank ends because another one is gone: the backend aborts it.
 _ABORTED_BY_PEER = frozenset({signal.SIGABRT})
@@ -31,38 +33,42 @@ class RankView:
 
 
 def find_lost_ranks(views: Sequence[RankView], points: Sequence[Point], *, waited_s: float) -> list[Lost]:
-    """The ranks that block the run, and why; the strongest evidence first.
+    """The ranks that keep the others waiting, and the evidence for each; the surest evidence first.
 
-    1. Ended without an error message: killed, or ended early. 2. Stopped, or silent. 3. The first one that failed by
-    itself. 4. Alive but behind: not yet inside the collective in which the others wait. 5. None: all ranks entered and
-    none returned.
+    1. ended without an error message (killed, or too early), stopped, or silent. 2. the first that failed by itself.
+    3. alive, but furthest behind. 4. none: every rank entered the collective and none returned.
     """
     left = [view for view in views if not view.done]
-    gone = [view for view in left if _vanished(view)]
-    halted = [view for view in left if view.exit_code is None and (view.state in ("T", "t") or view.silent_s)]
-    if gone or halted:
-        return [_lost(view, points) for view in sorted([*gone, *halted], key=lambda view: view.rank)]
-    failed = [view for view in left if view.error is not None or view.exit_code is not None]
-    if failed:
-        # Later failures may be consequences of the first.
-        return [_lost(min(failed, key=lambda view: view.failed_at or float("inf")), points)]
-    furthest = max((view.progress.position for view in left), default=None)
-    behind = [view for view in left if view.progress.position != furthest]
-    if furthest is None:
+    if not left:
         return []
-    if behind and len(behind) < len(left):
-        least = min(view.progress.position for view in behind)
-        return [_lost(view, points, waited_s=waited_s) for view in behind if view.progress.position == least]
+    # What failed later may have failed because the first one left.
+    failed = [view for view in left if view.error is not None or view.exit_code is not None]
+    first = min(failed, key=lambda view: view.failed_at or float("inf"), default=None)
+    least, furthest = (pick(view.progress.position for view in left) for pick in (min, max))
+    rungs = [
+        Rung(judge=_ended_or_halted, may_be_all=True),
+        Rung(judge=lambda view: "failed" if view is first else None, may_be_all=True),
+        Rung(judge=lambda view: "is behind" if view.progress.position == least != furthest else None),
+    ]
+    found = hang_ladder.climb(left, rungs)
+    if found:
+        return [_lost(view, points, waited_s=waited_s) for view, _ in sorted(found, key=lambda item: item[0].rank)]
     where = _where(left[0], points)
     hosts = ", ".join(dict.fromkeys(view.host for view in left))
     return [
         Lost(
             rank=None, host=hosts, pid=None, state="hung", collective=where.collective if where else None,
             size_bytes=where.size_bytes if where else None, seq=where.seq if where else None,
-            reason=f"all {len(left)} ranks {_doing(left[0], points)} and none came back within {waited_s:.0f} s; no "
-            "process is stopped or gone, so the network or a GPU hangs",
+            reason=f"all {len(left)} ranks {_doing(left[0], points)} and none came back within {waited_s:.0f} s; "
+            f"{hang_ladder.ALL_PRESENT}",
         )
     ]  # fmt: skip
+
+
+def _ended_or_halted(view: RankView) -> str | None:
+    if view.exit_code is not None:
+        return "ended" if _vanished(view) else None
+    return hang_ladder.stopped(view.state) or hang_ladder.silent(view.silent_s)
 
 
 def _vanished(view: RankView) -> bool:
@@ -93,12 +99,11 @@ def _why(view: RankView, waited_s: float | None) -> tuple[str, str]:
         if view.exit_code < 0:
             return "killed", f"was killed by {_signal(-view.exit_code)}"
         return "failed", f"ended with exit code {view.exit_code} before it was done"
-    if view.state in ("T", "t"):
-        return "stopped", "is stopped (SIGSTOP, or a debugger holds it)"
-    if view.silent_s:
-        return "silent", f"has not been heard of for {view.silent_s:.0f} s: it is stopped, dead or cut off"
-    kernel = "; its process waits in the kernel for a device (state D)" if view.state == "D" else ""
-    return "behind", f"kept the others waiting for {waited_s or 0:.0f} s{kernel}"
+    if why := hang_ladder.stopped(view.state):
+        return "stopped", why
+    if why := hang_ladder.silent(view.silent_s):
+        return "silent", why
+    return "behind", f"kept the others waiting for {waited_s or 0:.0f} s{hang_ladder.in_kernel(view.state)}"
 
 
 def _doing(view: RankView, points: Sequence[Point]) -> str:

@@ -21,6 +21,7 @@ from trainmaster.bench.collectives.progress import ProgressReader
 from trainmaster.bench.collectives.result import Row
 from trainmaster.bench.collectives.sweep import Backend, Point, Sweep, cut, points
 from trainmaster.core import schema
+from trainmaster.train.watch.hang_ladder import read_state
 
 PROGRAM = (sys.executable, "-m", "trainmaster.bench.collectives.rank")
 _LOOK_S = 0.05
@@ -181,19 +182,11 @@ class _Watch:
             pid=process.pid,
             progress=self._readers[rank].progress(),
             exit_code=code,
-            state=_state(process.pid),
+            state=read_state(process.pid),
             error=heard.error or (_last_words(self._folder, rank) if code is not None and code > 0 else None),
             failed_at=heard.failed_at,
             done=heard.done,
         )
-
-
-def _state(pid: int) -> str | None:
-    """R running, S sleeping, D waits in the kernel, T stopped, Z ended; None: gone, or nobody may look."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return None
 
 
 def _last_words(folder: Path, rank: int) -> str | None:

@@ -1,4 +1,4 @@
-"""Who keeps the others waiting: from what each rank waits in and when it was last heard of. Pure."""
+"""Hang attribution: which ranks keep the others waiting in a collective. Pure."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from trainmaster.train.watch import hang_ladder
 from trainmaster.train.watch.flight_recorder import Collective, Trace
+from trainmaster.train.watch.hang_ladder import Rung
 
-MARK = "hang:"  # how the line begins; the agent finds it by this word (agent/diagnose.py)
+MARK = "hang:"  # first word of the line; agent/diagnose.py finds it by this
+_NAMED = 4  # ranks named in the line; of more only the number is given
+_ACTIVITIES = {"data": "waits for data", "save": "is saving", "load": "is loading", "eval": "is evaluating"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Who:
-    """A rank and where it runs."""
+class RankProcess:
+    """A rank and the process it runs in."""
 
     rank: int
     node: int
@@ -25,8 +29,8 @@ class Who:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pulse:
-    """What a rank says of itself once a second."""
+class RankStatus:
+    """Status that a rank publishes once a second."""
 
     beats: int
     doing: str  # train, data, eval, save, load
@@ -35,18 +39,18 @@ class Pulse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
-    """A rank as another one sees it."""
+class RankView:
+    """A rank as seen from another one."""
 
-    who: Who
-    pulse: Pulse | None  # None: it has never spoken
-    silent_s: float = 0.0  # since its pulse last changed; 0: it speaks
+    process: RankProcess
+    status: RankStatus | None  # None: it has never published one
+    silent_s: float = 0.0  # since its status last changed; 0: it changes
     state: str | None = None  # letter of /proc/PID/stat; "gone"; None: on another machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Blame:
-    """Who is missing, and the line that says so. No rank: all are there, and what lies between them hangs."""
+class Hang:
+    """The missing ranks and the line that names them. No rank: all are present, and the network or a GPU hangs."""
 
     ranks: tuple[int, ...]
     nodes: tuple[int, ...]
@@ -54,81 +58,74 @@ class Blame:
     line: str
 
 
-def find(views: Sequence[View], mine: Trace, *, step: int, now: float) -> Blame:
-    """Who does not come along with what `mine` waits in.
-
-    The surest evidence first: gone or stopped processes, then silent ones, then those that live and are elsewhere, then
-    nobody.
-    """
+def attribute(views: Sequence[RankView], mine: Trace, *, step: int, now: float) -> Hang:
+    """The ranks that are missing from the collective that `mine` waits in."""
     where = mine.waiting[0] if mine.waiting else None
     waited_s = now - where.since if where else 0.0
     what = f"{where} in step {step + 1}" if where else f"step {step + 1}"
-    for judge in (_halted, _silent, lambda view: _behind(view, where)):
-        found = [(view, why) for view in views if (why := judge(view))]
-        if found and len(found) < len(views):
-            names = "; ".join(f"{view.who} {why}{_last(view, where)}" for view, why in found[:4])
-            more = f"; and {len(found) - 4} more" if len(found) > 4 else ""
-            others = len(views) - len(found)
-            return Blame(
-                ranks=tuple(view.who.rank for view, _ in found),
-                nodes=tuple(dict.fromkeys(view.who.node for view, _ in found)),
-                collective=str(where or ""),
-                line=f"{MARK} {names}{more}; {others} of {len(views)} ranks wait in {what} since {waited_s:.0f} s",
-            )
-    return Blame(
-        ranks=(),
-        nodes=(),
+    rungs = [Rung(judge=_halted), Rung(judge=_silent), Rung(judge=lambda view: _behind(view, where))]
+    found = hang_ladder.climb(views, rungs)
+    if found:
+        names = "; ".join(f"{view.process} {why}{_last_seen(view, where)}" for view, why in found[:_NAMED])
+        more = f"; and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+        others = len(views) - len(found)
+        line = f"{MARK} {names}{more}; {others} of {len(views)} ranks wait in {what} since {waited_s:.0f} s"
+    else:
+        line = (
+            f"{MARK} all {len(views)} ranks are in {what} since {waited_s:.0f} s and none comes out; "
+            f"{hang_ladder.ALL_PRESENT}"
+        )
+    return Hang(
+        ranks=tuple(view.process.rank for view, _ in found),
+        nodes=tuple(dict.fromkeys(view.process.node for view, _ in found)),
         collective=str(where or ""),
-        line=f"{MARK} all {len(views)} ranks are in {what} since {waited_s:.0f} s and none comes out; no process is "
-        "stopped or gone, so the network or a GPU hangs",
+        line=line,
     )
 
 
-def _halted(view: View) -> str | None:
-    if view.state in ("T", "t"):
-        return "is stopped (SIGSTOP, or a debugger holds it)"
-    return "is gone" if view.state in ("gone", "Z", "X") else None
+def _halted(view: RankView) -> str | None:
+    return hang_ladder.stopped(view.state) or ("is gone" if view.state in ("gone", "Z", "X") else None)
 
 
-def _silent(view: View) -> str | None:
-    if view.pulse is None:
-        return "is not heard of: stopped, dead or cut off"
-    return f"is silent since {view.silent_s:.0f} s: stopped, dead or cut off" if view.silent_s else None
+def _silent(view: RankView) -> str | None:
+    if view.status is None:
+        return "has never reported: it is stopped, dead or cut off"
+    return hang_ladder.silent(view.silent_s)
 
 
-def _behind(view: View, where: Collective | None) -> str | None:
-    if view.pulse is None or where is None:
+def _behind(view: RankView, where: Collective | None) -> str | None:
+    if view.status is None or where is None:
         return None
-    # Of a group of some ranks only, who has begun nothing in it is no member.
-    stranger = -1 if ":default_pg." in where.group else where.seq
-    known = next((one.seq for one in view.pulse.trace.begun if one.group == where.group), stranger)
+    # In a group of some ranks only, a rank that has begun nothing is no member.
+    no_member = -1 if ":default_pg." in where.group else where.seq
+    known = next((one.seq for one in view.status.trace.begun if one.group == where.group), no_member)
     if known >= where.seq:
         return None
-    doing = {"data": "waits for data", "save": "is saving", "load": "is loading", "eval": "is evaluating"}
-    slow = "; its process waits in the kernel for a device (state D)" if view.state == "D" else ""
-    return f"lives but has not come: it {doing.get(view.pulse.doing, 'computes')}{slow}"
+    activity = _ACTIVITIES.get(view.status.doing, "computes")
+    return f"is alive but has not entered it: it {activity}{hang_ladder.in_kernel(view.state)}"
 
 
-def _last(view: View, where: Collective | None) -> str:
-    """Where it was last seen, as far as that is not what the others wait in."""
-    if view.pulse is None or not view.pulse.trace.begun:
+def _last_seen(view: RankView, where: Collective | None) -> str:
+    """Clause with the rank's newest collective, unless it is the one that the others wait in."""
+    if view.status is None or not view.status.trace.begun:
         return ""
-    last = max(view.pulse.trace.begun, key=lambda one: one.since)
+    last = max(view.status.trace.begun, key=lambda one: one.since)
     if where is not None and (last.group, last.seq) == (where.group, where.seq):
         return ", having entered it"
     return f", last seen in {last}"
 
 
-def render(pulse: Pulse) -> str:
-    return json.dumps(asdict(pulse), separators=(",", ":"))
+def render(status: RankStatus) -> str:
+    """A status as the text that is kept in the store."""
+    return json.dumps(asdict(status), separators=(",", ":"))
 
 
-def parse(text: str | bytes) -> Pulse | None:
-    """A pulse from its text; one that cannot be read is as good as none."""
+def parse(text: str | bytes) -> RankStatus | None:
+    """A status from its text; None if it cannot be read."""
     try:
         raw = json.loads(text)
         trace = Trace(**{name: tuple(map(_collective, raw["trace"][name])) for name in ("waiting", "begun")})
-        return Pulse(beats=int(raw["beats"]), doing=str(raw["doing"]), step=int(raw["step"]), trace=trace)
+        return RankStatus(beats=int(raw["beats"]), doing=str(raw["doing"]), step=int(raw["step"]), trace=trace)
     except (ValueError, KeyError, TypeError):
         return None
 

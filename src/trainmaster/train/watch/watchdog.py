@@ -19,14 +19,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Protocol
 
 from trainmaster.core.plan import RESUMABLE_EXIT
 from trainmaster.train.parallel.rank_info import RankInfo
 from trainmaster.train.run_log import RunLog
-from trainmaster.train.watch import flight_recorder, hang
-from trainmaster.train.watch.hang import Blame, Pulse, View, Who
+from trainmaster.train.watch import flight_recorder, hang, hang_ladder
+from trainmaster.train.watch.hang import Hang, RankProcess, RankStatus, RankView
 from trainmaster.train.watch.stop import Stop
 
 _BEAT_S = 1.0
@@ -36,7 +35,7 @@ _PARTING_S = 5.0  # how long the keeper of the store waits for the others to hav
 _STOP, _LEAVE, _STAY, _LEFT = "watchdog/stop", "watchdog/leave", "watchdog/stay", "watchdog/left"
 
 
-_Look = tuple[float, list[Pulse | None]]  # when, and every rank's pulse then
+_Look = tuple[float, list[RankStatus | None]]  # when, and every rank's pulse then
 
 
 class Store(Protocol):
@@ -58,19 +57,19 @@ class Watchdog:
         self.step = 0
         self._beat_s = min(_BEAT_S, timeout_s / 20)
         self._beats = 0
-        self._everyone: list[Who] = []
+        self._everyone: list[RankProcess] = []
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
         self._connect: Callable[[], Store] | None = None
         self._first: _Look | None = None
-        self._blame: Blame | None = None
+        self._hang: Hang | None = None
         # The time in which a stop may end the process at once.
         self._window = threading.Lock()
         self._window_open = self._voted = False
         self._verdict = threading.Event()
         self._farewell: Callable[[str], None] = lambda _: None
 
-    def start(self, everyone: Sequence[Who], connect: Callable[[], Store] | None) -> None:
+    def start(self, everyone: Sequence[RankProcess], connect: Callable[[], Store] | None) -> None:
         """Begin, once all ranks have met; `connect` opens a new connection to the store, None for a lone rank."""
         self._everyone, self._connect = list(everyone), connect
         for work in (self._beat, self._watch):
@@ -147,7 +146,7 @@ class Watchdog:
         while not self._over.wait(self._beat_s):
             self._beats += 1
             if store is not None:
-                pulse = Pulse(beats=self._beats, doing=self.doing, step=self.step, trace=flight_recorder.read())
+                pulse = RankStatus(beats=self._beats, doing=self.doing, step=self.step, trace=flight_recorder.read())
                 store.set(_key(self._rank_info.rank), hang.render(pulse))
             why = self._stop.asked()
             if why is not None and store is not None and not told:
@@ -169,27 +168,27 @@ class Watchdog:
             trace, now = flight_recorder.read(), time.time()
             share = trace.waiting[0].share_waited(now) if trace.waiting else 0.0
             if share < _LOOK_AT:
-                self._first, said, self._blame = None, False, None
+                self._first, said, self._hang = None, False, None
             elif self._first is None:
-                self._first = time.monotonic(), self._pulses()
+                self._first = time.monotonic(), self._statuses()
             elif share >= _GIVE_UP_AT:
                 self._give_up(trace, self._first)
             elif share >= _SAY_AT and not said:
-                self._blame = self._find(trace, self._first)
-                self._tell(self._blame)
-                self._run_log.line(self._blame.line.replace(hang.MARK, "waiting:", 1))
+                self._hang = self._find(trace, self._first)
+                self._tell(self._hang)
+                self._run_log.line(self._hang.line.replace(hang.MARK, "waiting:", 1))
                 said = True
 
-    def _find(self, trace: flight_recorder.Trace, first: _Look) -> Blame:
-        (since, before), now = first, self._pulses()
+    def _find(self, trace: flight_recorder.Trace, first: _Look) -> Hang:
+        (since, before), now = first, self._statuses()
         quiet_s = time.monotonic() - since
         views = [
-            View(who=who, pulse=new, silent_s=quiet_s if _same(old, new) else 0.0, state=_state(who))
+            RankView(process=who, status=new, silent_s=quiet_s if _same(old, new) else 0.0, state=_state(who))
             for who, old, new in zip(self._everyone, before, now, strict=True)
         ]
-        return hang.find(views, trace, step=self.step, now=time.time())
+        return hang.attribute(views, trace, step=self.step, now=time.time())
 
-    def _pulses(self) -> list[Pulse | None]:
+    def _statuses(self) -> list[RankStatus | None]:
         """The pulse of every rank; only rank 0's missing where the store does not answer: it keeps it."""
         keys = [_key(who.rank) for who in self._everyone]
         box: list[list[bytes]] = []
@@ -207,35 +206,35 @@ class Watchdog:
         reader.start()
         reader.join(timeout=max(2.0, self._timeout_s / 10))
         if not box:
-            alive = Pulse(beats=time.monotonic_ns(), doing="train", step=self.step, trace=flight_recorder.read())
+            alive = RankStatus(beats=time.monotonic_ns(), doing="train", step=self.step, trace=flight_recorder.read())
             return [None if who.rank == 0 else alive for who in self._everyone]
         return [hang.parse(value) for value in box[0]]
 
-    def _tell(self, found: Blame) -> None:
+    def _tell(self, found: Hang) -> None:
         self._run_log.hang_found(ranks=found.ranks, nodes=found.nodes, collective=found.collective, why=found.line)
 
     def _give_up(self, trace: flight_recorder.Trace, first: _Look) -> None:
         # Not asked again: another rank may have given up a moment ago and taken the store with it.
-        found = self._blame or self._find(trace, first)
+        found = self._hang or self._find(trace, first)
         self._tell(found)
         self._run_log.alarm(f"{found.line}; gave up after {time.time() - trace.waiting[0].since:.0f} s")
         _exit(1)
 
     def explain(self) -> str | None:
-        """Who is gone, after the training thread has failed in a collective; None where nobody is found."""
+        """RankProcess is gone, after the training thread has failed in a collective; None where nobody is found."""
         if self._connect is None:
             return None
-        first = time.monotonic(), self._pulses()
+        first = time.monotonic(), self._statuses()
         time.sleep(3 * self._beat_s)
         found = self._find(flight_recorder.Trace(), first)
         return found.line.removeprefix(hang.MARK).split("; ")[0].strip() if found.ranks else None
 
 
-def meet(rank_info: RankInfo) -> tuple[list[Who], Callable[[], Store] | None]:
+def meet(rank_info: RankInfo) -> tuple[list[RankProcess], Callable[[], Store] | None]:
     """Every rank's rank_info, told by itself, and how to open another connection to the store they met at."""
     import torch.distributed as dist
 
-    mine = Who(rank=rank_info.rank, node=rank_info.node_rank, host=socket.gethostname(), pid=os.getpid())
+    mine = RankProcess(rank=rank_info.rank, node=rank_info.node_rank, host=socket.gethostname(), pid=os.getpid())
     if rank_info.master is None or rank_info.world_size == 1:
         return [mine], None
     everyone: list[Any] = [None] * rank_info.world_size
@@ -255,20 +254,15 @@ def _key(rank: int) -> str:
     return f"watchdog/pulse/{rank}"
 
 
-def _same(old: Pulse | None, new: Pulse | None) -> bool:
+def _same(old: RankStatus | None, new: RankStatus | None) -> bool:
     return old is not None and new is not None and old.beats == new.beats
 
 
-def _state(who: Who) -> str | None:
+def _state(who: RankProcess) -> str | None:
     """The letter of a process on this machine."""
     if who.host != socket.gethostname():
         return None
-    try:
-        return Path(f"/proc/{who.pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return "gone"
-    except OSError:
-        return None
+    return hang_ladder.read_state(who.pid)
 
 
 def _quietly(work: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""Who keeps the others waiting, from what is known of each rank: the surest evidence names it, in one line."""
+"""RankProcess keeps the others waiting, from what is known of each rank: the surest evidence names it, in one line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainmaster.train.parallel.rank_info import RankInfo
 from trainmaster.train.run_log import RunLog
 from trainmaster.train.watch import flight_recorder, hang, watchdog
 from trainmaster.train.watch.flight_recorder import Collective, Trace
-from trainmaster.train.watch.hang import Pulse, View, Who
+from trainmaster.train.watch.hang import RankProcess, RankStatus, RankView
 from trainmaster.train.watch.stop import Stop
 from trainmaster.train.watch.watchdog import Watchdog
 
@@ -28,18 +28,18 @@ def at(seq: int) -> Collective:
     return found
 
 
-def view(rank: int, seq: int, *, doing: str = "train", silent_s: float = 0.0, state: str | None = "S") -> View:
-    pulse = Pulse(beats=7, doing=doing, step=11, trace=Trace(begun=(at(seq),)))
-    return View(
-        who=Who(rank=rank, node=rank // 2, host=f"gpu-{rank // 2}", pid=100 + rank),
-        pulse=pulse,
+def view(rank: int, seq: int, *, doing: str = "train", silent_s: float = 0.0, state: str | None = "S") -> RankView:
+    pulse = RankStatus(beats=7, doing=doing, step=11, trace=Trace(begun=(at(seq),)))
+    return RankView(
+        process=RankProcess(rank=rank, node=rank // 2, host=f"gpu-{rank // 2}", pid=100 + rank),
+        status=pulse,
         silent_s=silent_s,
         state=state,
     )
 
 
-def find(*views: View) -> hang.Blame:
-    return hang.find(views, Trace(waiting=(at(25),), begun=(at(25),)), step=11, now=1060.0)
+def find(*views: RankView) -> hang.Hang:
+    return hang.attribute(views, Trace(waiting=(at(25),), begun=(at(25),)), step=11, now=1060.0)
 
 
 def test_a_record_is_read_and_a_strange_one_is_passed_over() -> None:
@@ -71,7 +71,7 @@ def test_evidence_goes_from_sure_to_less_sure() -> None:
     assert find(view(0, 25), view(1, 25), silent, behind).ranks == (2,)
     found = find(view(0, 25), view(1, 25), view(2, 25), behind)
     assert found.ranks == (3,)
-    assert "lives but has not come: it waits for data" in found.line
+    assert "is alive but has not entered it: it waits for data" in found.line
     assert find(view(0, 25), view(1, 25, state="gone"), silent).ranks == (1,)
 
 
@@ -81,8 +81,8 @@ def test_who_is_no_member_of_a_group_is_not_missing_in_it() -> None:
     assert mine is not None
     late = flight_recorder.parse({**entry, "collective_seq_id": 24})
     assert late is not None
-    member = replace(view(1, 25), pulse=Pulse(beats=7, doing="train", step=11, trace=Trace(begun=(late,))))
-    found = hang.find([view(0, 25), member, view(2, 25)], Trace(waiting=(mine,)), step=11, now=1060.0)
+    member = replace(view(1, 25), status=RankStatus(beats=7, doing="train", step=11, trace=Trace(begun=(late,))))
+    found = hang.attribute([view(0, 25), member, view(2, 25)], Trace(waiting=(mine,)), step=11, now=1060.0)
     assert found.ranks == (1,)
 
 
@@ -94,7 +94,7 @@ def test_when_all_have_come_it_is_the_network_or_a_gpu() -> None:
 
 
 def test_a_pulse_survives_the_store_and_garbage_is_no_pulse() -> None:
-    pulse = Pulse(beats=3, doing="eval", step=4, trace=Trace(waiting=(at(2),), begun=(at(2), at(1))))
+    pulse = RankStatus(beats=3, doing="eval", step=4, trace=Trace(waiting=(at(2),), begun=(at(2), at(1))))
     assert hang.parse(hang.render(pulse)) == pulse
     assert [hang.parse(text) for text in ("", "{}", "[1]", '{"beats":1,"doing":"x","step":1,"trace":{}}')] == [None] * 4
 

@@ -1,4 +1,4 @@
-"""Checks before the start. What they find decides whether the workload may run; each result is an event at once."""
+"""Pre-flight: run the checks before the workload starts, and refuse the start if they fail. One event per result."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _SHOWN = 20  # findings kept as evidence; the events hold all
 
 
 def run(plan: Plan, events: Emitter, watch: Watch) -> Outcome | None:
-    """Why the attempt may not go on, or None if it may."""
+    """Run the pre-flight. An Outcome ends the attempt; None lets it start."""
     spec = plan.spec.preflight
     if spec.level == 0:
         return None
     try:
         planned = checks.plan(spec.level, (), spec.skip)
-        profiles.resolve(_expected(spec))  # a profile nobody knows is told before anything is measured
+        profiles.resolve(_expected(spec))  # an unknown profile is refused before anything is measured
     except TrainmasterError as wrong:
         return Outcome(reason=Reason.CHECK_INCOMPLETE, message=f"the pre-flight could not be planned: {wrong}")
     events.emit("PREFLIGHT", "start", planned=planned)
@@ -43,12 +43,12 @@ def run(plan: Plan, events: Emitter, watch: Watch) -> Outcome | None:
 
 
 def _expected(spec: Preflight) -> list[str | Mapping[str, object]]:
-    """What each node should have: its profile, and over that what the spec states."""
+    """Expectation of each node: the profile, then what the spec states."""
     return [*([spec.profile] if spec.profile else []), document.stated(spec.expect)]
 
 
 def _collect(plan: Plan, events: Emitter, watch: Watch) -> tuple[list[CheckResult], Outcome | None]:
-    """Run the checks beside the watch: a check that takes minutes must not deafen the agent to a stop."""
+    """Run the checks in a thread beside the watch: a check of minutes must not delay a stop request."""
     spec = plan.spec.preflight
     inbox: queue.SimpleQueue[CheckResult | BaseException | None] = queue.SimpleQueue()
 
@@ -65,7 +65,7 @@ def _collect(plan: Plan, events: Emitter, watch: Watch) -> tuple[list[CheckResul
         except BaseException as wrong:  # raised again by the reader below
             put(wrong)
 
-    # A daemon: when we stop, it is left behind, and its probes are killed with everything else of the attempt.
+    # A daemon thread: on a stop it is abandoned, and its probes are killed with the other processes of the attempt.
     worker = threading.Thread(target=work, name="checks", daemon=True)
     worker.start()
     results: list[CheckResult] = []

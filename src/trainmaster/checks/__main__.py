@@ -1,6 +1,6 @@
-"""`python -m trainmaster.checks`: the checks on a machine that has Python and nothing else.
+"""`python -m trainmaster.checks`: the checks with the standard library alone.
 
-The same as `trainmaster check`, without colours: for nodes on which the command line's packages are not installed.
+The same as `trainmaster check`, without colours, for nodes without the packages of the command line.
 """
 
 from __future__ import annotations
@@ -57,28 +57,28 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--strict", action="store_true", help="WARN ends with 1")
     parser.add_argument("--nagios", action="store_true", help="end with 0, 1, 2 or 3 as Nagios reads them")
-    parser.add_argument("--capture", type=Path, metavar="DIR", help="write down everything that was read")
+    parser.add_argument("--capture", type=Path, metavar="DIR", help="write everything that was read to this folder")
     parser.add_argument("--replay", type=Path, metavar="DIR", help="judge a captured machine instead of this one")
-    # For the machine that asks over a network (cluster/bootstrap.py).
+    # Options for cluster/bootstrap.py, which starts this module on remote nodes.
     parser.add_argument("--expect-json", metavar="TEXT", help="the whole expectation as one JSON object")
-    parser.add_argument("--node", metavar="NAME", help="the name this machine is asked by")
-    parser.add_argument("--progress", action="store_true", help="name the check at work on standard error")
+    parser.add_argument("--node", metavar="NAME", help="name of this node in the results")
+    parser.add_argument("--progress", action="store_true", help="print the running check to standard error")
     return parser
 
 
 class _Progress:
-    """Says on standard error which check is at work, so that a run that was cut off tells where it hung."""
+    """Print the running check to standard error, so that an interrupted run shows where it hung."""
 
     def __init__(self, planned: list[str]) -> None:
-        self._ahead = list(planned)
-        self._say()
+        self._pending = list(planned)
+        self._print()
 
     def __call__(self, result: CheckResult) -> None:
-        self._ahead.remove(result.check)
-        self._say()
+        self._pending.remove(result.check)
+        self._print()
 
-    def _say(self) -> None:
-        sys.stderr.write(f"check {self._ahead[0] if self._ahead else 'verdict'}\n")
+    def _print(self) -> None:
+        sys.stderr.write(f"check {self._pending[0] if self._pending else 'verdict'}\n")
         sys.stderr.flush()
 
 

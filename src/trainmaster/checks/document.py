@@ -1,7 +1,7 @@
-"""A whole run of the checks on one node: as a NodeHealth, and as the plain document that `--json` prints.
+"""Document of one node's run: a NodeHealth, and the JSON that `--json` prints.
 
-The document is the NodeHealth's own fields, plus what follows from them (overall, exit_code, host, each result's
-verdict). Who reads it back (`parse`) judges those again and never believes them.
+The JSON has the fields of NodeHealth and the values derived from them (overall, exit_code, host, the verdict of each
+result). `parse` drops the derived values and computes them again, so an edited document cannot claim a verdict.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def measure(
     profile: str | None = None,
     on_result: Callable[[CheckResult], None] | None = None,
 ) -> NodeHealth:
-    """Run the checks on a machine and keep everything that was planned, found and asked for."""
+    """Run the checks on a machine; keep the plan, the findings and the expectation."""
     started_at, started = datetime.now().astimezone().isoformat(timespec="seconds"), time.monotonic()
     planned = checks.plan(level, only, skip)
     results = clean(checks.run(host, expect, level=level, only=only, skip=skip, on_result=on_result))
@@ -55,7 +55,7 @@ def measure(
 
 
 def document(health: NodeHealth, *, strict: bool = False, nagios: bool = False) -> dict[str, Any]:
-    """Everything about a node's run as plain data: overall, exit code, every finding."""
+    """Plain data of a run: overall, exit code, every finding."""
     plain = to_plain(health)
     return {
         "overall": str(health.overall),
@@ -70,11 +70,11 @@ def document(health: NodeHealth, *, strict: bool = False, nagios: bool = False) 
 
 
 def parse(text: str) -> NodeHealth:
-    """A NodeHealth from the document a node printed. SpecError where it is damaged, whatever it is."""
+    """NodeHealth from a printed document. SpecError if it is damaged."""
     try:
         plain = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError) as wrong:
-        raise SpecError([Fault(path="", message=f"it is no JSON: {str(wrong)[:100]}")]) from None
+        raise SpecError([Fault(path="", message=f"not valid JSON: {str(wrong)[:100]}")]) from None
     if isinstance(plain, dict):
         plain = {name: value for name, value in plain.items() if name not in _DERIVED}
         if isinstance(plain.get("results"), list):
@@ -89,7 +89,7 @@ def parse(text: str) -> NodeHealth:
 
 
 def clean(results: Iterable[CheckResult]) -> tuple[CheckResult, ...]:
-    """The same findings without what is no text or no number: a finding quotes what a sick machine printed."""
+    """Findings without unprintable characters and non-finite numbers: they quote what a faulty machine printed."""
     return tuple(
         replace(
             result,
@@ -109,7 +109,7 @@ def clean(results: Iterable[CheckResult]) -> tuple[CheckResult, ...]:
 
 
 def stated(expect: Expect) -> Mapping[str, Any]:
-    """What an expectation states, and nothing else."""
+    """Fields of an expectation that are stated."""
     return {name: value for name, value in to_plain(expect).items() if value is not None}
 
 
@@ -123,7 +123,7 @@ def count_line(health: NodeHealth) -> str:
 
 
 def name_of(host: Host) -> str | None:
-    """The machine's own name, where it tells one."""
+    """Host name of the machine; None if it has none."""
     try:
         return host.hostname() or None
     except HostError:
@@ -132,7 +132,7 @@ def name_of(host: Host) -> str | None:
 
 def _clean(value: Any) -> Any:
     if isinstance(value, str):
-        # Escape sequences and direction marks would move the reader's cursor or turn words around.
+        # Escape sequences and direction marks would move the cursor or reverse the text in a terminal.
         return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in value)
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # JSON has no such number

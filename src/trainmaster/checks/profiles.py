@@ -1,8 +1,8 @@
-"""What is known of GPU models (core/gpus.py) and instance types (data/instances.toml), and which one a machine is.
+"""Profiles: GPU models (core/gpus.py), instance types (data/instances.toml), and detection of the instance type.
 
-Two kinds of knowledge. What a GPU model is holds for every GPU of that name, so a check looks it up by itself
-(`of_gpu`). What an instance has must be stated (`--expect ml.p5.48xlarge`) or detected (`resolve`), because the same
-GPUs are sold in many machines. Only what can be trusted without being stated is taken from a detected instance.
+Facts of a GPU model hold for every GPU of that name, so a check looks them up itself (`of_gpu`). Facts of an instance
+must be stated (`--expect ml.p5.48xlarge`) or detected (`resolve`), because the same GPUs are sold in many machines. Of
+a detected instance only those facts are used that a container or a launch cannot have changed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """The expectation of a run, and the profile it came from: as stated, else as detected, else None."""
+    """Expectation of a run, and its profile: stated, else detected, else None."""
 
     expect: Expect
     profile: str | None
@@ -70,7 +70,7 @@ class Resolved:
 def resolve(words: Sequence[str | Mapping[str, object]], host: Host | None = None) -> Resolved:
     """`--expect` words in order, later ones win: a profile's name, name=value, or a whole mapping (a YAML file).
 
-    A mapping may name a profile too (`profile: ml.p5.48xlarge`). With a host, what it is known to be lies under them.
+    A mapping may name a profile too (`profile: ml.p5.48xlarge`). With a host, its detected instance type comes first.
     """
     found = detect(host) if host is not None else None
     profile = found.name if found is not None else None
@@ -88,7 +88,7 @@ def resolve(words: Sequence[str | Mapping[str, object]], host: Host | None = Non
 
 
 def parse_document(value: object) -> Mapping[str, object]:
-    """A site's own expectation as its file holds it: fields of Expect, and `profile` for what they are laid over."""
+    """Expectation file of a site: fields of Expect, and `profile` as their base."""
     if not isinstance(value, Mapping):
         raise SpecError([Fault(path="", message="write fields such as `gpus: 8`, and `profile: ml.p5.48xlarge`")])
     name, _ = value.get("profile"), build(Expect, {key: item for key, item in value.items() if key != "profile"})
@@ -98,7 +98,7 @@ def parse_document(value: object) -> Mapping[str, object]:
 
 
 def model_of(results: Sequence[CheckResult]) -> str | None:
-    """The GPU model that a run found, where it is known and all GPUs are alike."""
+    """GPU model of a run, if it is in the table and all GPUs have it."""
     names = [
         finding.values.get("model") for result in results if result.check == "gpu_model" for finding in result.findings
     ]
@@ -108,7 +108,7 @@ def model_of(results: Sequence[CheckResult]) -> str | None:
 
 
 def detect(host: Host) -> Instance | None:
-    """The instance type this machine says it is; None where it says nothing that is known here."""
+    """Instance type of this machine; None if it is not in the table."""
     said = (
         functools.partial(host.env, "SM_CURRENT_INSTANCE_TYPE"),  # SageMaker training jobs
         functools.partial(host.read, "/sys/class/dmi/id/product_name"),  # EC2 writes the type there
@@ -122,7 +122,7 @@ def detect(host: Host) -> Instance | None:
 
 
 def find_instance(name: str) -> Instance | None:
-    """An instance type by its name, with or without SageMaker's `ml.`."""
+    """Instance type by name, with or without SageMaker's `ml.`."""
     return instances().get(name.strip().lower().removeprefix("ml."))
 
 
@@ -152,7 +152,7 @@ def _load(name: str) -> dict[str, Any]:
 
 
 def _facts(word: str | Mapping[str, object]) -> tuple[str | None, dict[str, object]]:
-    """What one word of `--expect` states, and the profile it names."""
+    """Fields that one word of `--expect` states, and the profile it names."""
     if isinstance(word, str) and "=" in word:
         return None, dict([parse_word(word)])
     name = word if isinstance(word, str) else word.get("profile")
@@ -163,7 +163,7 @@ def _facts(word: str | Mapping[str, object]) -> tuple[str | None, dict[str, obje
 
 
 def _stated(name: str) -> dict[str, object]:
-    """What a named profile expects: everything that is known of it."""
+    """Fields of a named profile: all of its facts."""
     instance = find_instance(name)
     if instance is not None:
         return {
@@ -184,7 +184,7 @@ def _of_model(model: GpuModel) -> dict[str, object]:
 
 
 def _trusted(instance: Instance, host: Host) -> dict[str, object]:
-    """What a detected instance expects. Not its CPUs, memory or EFA: a container or a launch may have taken less."""
+    """Fields of a detected instance. Not CPUs, memory or EFA: a container or a launch may have fewer."""
     try:
         granted = host.env("NVIDIA_VISIBLE_DEVICES")
     except HostError:

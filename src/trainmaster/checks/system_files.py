@@ -1,4 +1,4 @@
-"""Small questions that several checks ask of the system, and how its files are read."""
+"""Readers of /proc and /sys that several checks share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NVIDIA, MELLANOX, AMAZON = "0x10de", "0x15b3", "0x1d0f"
 
 
 def read_optional(host: Host, path: str) -> str | None:
-    """The file's text; None where it is certainly not there. One that may not be read still raises."""
+    """Text of a file; None only if it does not exist. An unreadable file still raises."""
     try:
         return host.read(path)
     except FileMissing:
@@ -20,7 +20,7 @@ def read_optional(host: Host, path: str) -> str | None:
 
 
 def list_optional(host: Host, path: str) -> tuple[str, ...] | None:
-    """The folder's names; None where it is certainly not there."""
+    """Names in a folder; None only if it does not exist."""
     try:
         return host.list(path)
     except FileMissing:
@@ -28,7 +28,7 @@ def list_optional(host: Host, path: str) -> tuple[str, ...] | None:
 
 
 def read_number(host: Host, path: str, *, base: int = 10) -> int:
-    """A file that holds one whole number, as most of /sys do."""
+    """Integer in a file, as most of /sys have it."""
     text = host.read(path).strip()
     try:
         return int(text, base)
@@ -37,12 +37,12 @@ def read_number(host: Host, path: str, *, base: int = 10) -> int:
 
 
 def has_gpus(host: Host) -> bool:
-    """Whether an NVIDIA GPU is given to us: the machine is there to train, and is judged as such."""
+    """Whether /dev has an NVIDIA GPU: the machine is then judged as a training node."""
     return any(re.fullmatch(r"nvidia\d+", name) for name in host.list("/dev"))
 
 
 def read_pci(host: Host, vendor: str, *, kind: str) -> tuple[str, ...]:
-    """Addresses of that vendor's devices whose class begins with `kind`; none on a machine without a PCI bus."""
+    """PCI addresses of a vendor's devices whose class begins with `kind`; empty without a PCI bus."""
     return tuple(
         address
         for address in list_optional(host, PCI) or ()
@@ -52,7 +52,7 @@ def read_pci(host: Host, vendor: str, *, kind: str) -> tuple[str, ...]:
 
 
 def read_limit(host: Host, name: str) -> int | None:
-    """The soft limit of that name in /proc/self/limits; None is unlimited."""
+    """Soft limit in /proc/self/limits; None is unlimited."""
     match = re.search(
         rf"^{re.escape(name)}\s+(\d+|unlimited)\s", host.read("/proc/self/limits"), flags=re.MULTILINE | re.ASCII
     )
@@ -62,7 +62,7 @@ def read_limit(host: Host, name: str) -> int | None:
 
 
 def read_memory_field(host: Host, name: str, unit: str = " kB") -> int:
-    """A line of /proc/meminfo, in its own unit (kB, or none for counts)."""
+    """Field of /proc/meminfo, in its own unit (kB, or none for counts)."""
     match = re.search(rf"^{name}:\s+(\d+){unit}$", host.read("/proc/meminfo"), flags=re.MULTILINE | re.ASCII)
     if not match:
         raise HostError(f"/proc/meminfo has no {name}")
@@ -70,7 +70,7 @@ def read_memory_field(host: Host, name: str, unit: str = " kB") -> int:
 
 
 def parse_numbers(text: str) -> set[int]:
-    """The kernel's list format: `0-3,8` is {0, 1, 2, 3, 8}; an empty line is none."""
+    """Kernel list format: `0-3,8` is {0, 1, 2, 3, 8}; an empty line is the empty set."""
     found: set[int] = set()
     for piece in filter(None, text.strip().split(",")):
         match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", piece, flags=re.ASCII)

@@ -1,4 +1,4 @@
-"""What a machine should have: the profile its checks are judged against. None means "not stated"."""
+"""Expectation of a machine: the profile that its checks are judged against. None means "not stated"."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainmaster.core.schema import build, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expect:
-    """One node's profile. What is not stated is judged by what the machine itself shows."""
+    """Expected properties of one node. What is not stated is judged by what the machine itself shows."""
 
     gpus: int | None = field(default=None, ge=0, doc="GPUs per node; not stated: as many as the PCI bus shows")
     gpu_model: str | None = field(default=None, doc="part of the GPU's product name, for example H200")
@@ -75,7 +75,7 @@ class Expect:
 
 
 def parse_expect(words: Sequence[str]) -> Expect:
-    """An Expect from `name=value` words, as `--expect gpus=8` gives them; every fault at once."""
+    """Expect from `name=value` words (`--expect gpus=8`); all faults are raised at once."""
     mapping: dict[str, object] = {}
     faults: list[Fault] = []
     for word in words:
@@ -88,7 +88,7 @@ def parse_expect(words: Sequence[str]) -> Expect:
 
 
 def parse_word(word: str) -> tuple[str, object]:
-    """`gpus=8` as a name and its value."""
+    """Name and value of a word such as `gpus=8`."""
     name, equals, value = word.partition("=")
     if not equals or not name or not value:
         raise SpecError([Fault(path=f"--expect {word}", message="write it as name=value, for example gpus=8")])
@@ -96,7 +96,7 @@ def parse_word(word: str) -> tuple[str, object]:
 
 
 def build_expect(mapping: Mapping[str, object], faults: Sequence[Fault] = ()) -> Expect:
-    """An Expect from a mapping; its faults are told together with those that were found before."""
+    """Expect from a mapping; its faults are raised together with the given ones."""
     found = list(faults)
     try:
         expect = build(Expect, mapping)

@@ -1,4 +1,4 @@
-"""What is known of GPU models (data/gpus.toml): facts with their sources, looked up by the name a driver gives."""
+"""GPU models (data/gpus.toml): facts with their sources, found by the product name of the driver."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # one object per model
 class GpuModel:
-    """A GPU model. None: no source states it."""
+    """Facts of a GPU model. None: no source states it."""
 
     name: str
     names: tuple[str, ...]
@@ -36,13 +36,13 @@ class GpuModel:
 
 
 def find_gpu(name: str) -> GpuModel | None:
-    """A GPU model by the name users call it, or by the one that nvidia-smi prints."""
+    """GPU model by its short name, or by the product name of nvidia-smi."""
     wanted = _plain(name)
     return next((model for key, model in gpus().items() if wanted == _plain(key)), None) or of_gpu(name)
 
 
 def of_gpu(product: str | None) -> GpuModel | None:
-    """The model of a GPU by its product name, whole: H200 is not GH200, and A10 is not A100."""
+    """GPU model by whole product name: H200 is not GH200, and A10 is not A100."""
     wanted = _plain(product or "")
     return next((model for model in gpus().values() if wanted in map(_plain, model.names)), None)
 
@@ -68,6 +68,6 @@ def _gpu_model(name: str, row: Mapping[str, Any], sources: Mapping[str, str]) ->
 
 
 def _plain(name: str) -> str:
-    """One spelling of a product name: older drivers leave NVIDIA away or say Tesla."""
+    """Normal form of a product name: older drivers omit NVIDIA or write Tesla."""
     words = re.split(r"[\s_]+", name.strip().lower())
     return " ".join(word for word in words if word not in ("nvidia", "tesla"))

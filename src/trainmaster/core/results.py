@@ -1,4 +1,4 @@
-"""What was measured and what it means: findings of checks, their coverage, one overall verdict, one exit code.
+"""Results of checks: findings, coverage, one overall verdict, one exit code.
 
 Not measured is never a pass: PASS needs every planned (check, device) to have reported.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Verdict(StrEnum):
-    """Of one check on one device (or on the whole node)."""
+    """Verdict of one check on one device, or on the whole node."""
 
     PASS = "pass"  # noqa: S105 (a verdict, not a password)
     WARN = "warn"
@@ -23,7 +23,7 @@ class Verdict(StrEnum):
 
 
 class Overall(StrEnum):
-    """Of everything that was planned."""
+    """Verdict of everything that was planned."""
 
     PASS = "PASS"  # noqa: S105
     WARN = "WARN"
@@ -33,12 +33,12 @@ class Overall(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A judgement: the verdict, its reason in words, one suggested action, and the numbers behind it."""
+    """Finding of a check: verdict, reason, one suggested action, and the measured values."""
 
     verdict: Verdict
     reason: str
     action: str | None = None
-    device: str | None = None  # "gpu0", "mlx5_1"; None speaks of the whole node
+    device: str | None = None  # "gpu0", "mlx5_1"; None: the whole node
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -64,7 +64,7 @@ def error(reason: str, *, action: str, device: str | None = None, **values: Any)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """One check's findings on one node, as the runner saw them."""
+    """Findings of one check on one node."""
 
     check: str
     findings: tuple[Finding, ...]
@@ -72,7 +72,7 @@ class CheckResult:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of its findings; a check that says nothing was not measured."""
+        """Worst of the findings; a check without findings was not measured."""
         return max((finding.verdict for finding in self.findings), key=_WEIGHT.__getitem__, default=Verdict.ERROR)
 
 
@@ -80,7 +80,7 @@ _WEIGHT = {Verdict.SKIP: 0, Verdict.PASS: 1, Verdict.WARN: 2, Verdict.ERROR: 3, 
 
 
 def judge_overall(results: Sequence[CheckResult], *, planned: Collection[str]) -> Overall:
-    """FAIL beats INCOMPLETE beats WARN beats PASS; a check that was planned, or ran, and says nothing is INCOMPLETE."""
+    """FAIL beats INCOMPLETE beats WARN beats PASS. A check that was planned or run and has no finding is INCOMPLETE."""
     counts = Counter(finding.verdict for result in results for finding in result.findings)
     if counts[Verdict.FAIL]:
         return Overall.FAIL
@@ -97,7 +97,7 @@ _NAGIOS = {Overall.PASS: 0, Overall.WARN: 1, Overall.FAIL: 2, Overall.INCOMPLETE
 
 
 def exit_code(overall: Overall, *, strict: bool = False, nagios: bool = False) -> int:
-    """What the process ends with; `strict` turns WARN into 1, `nagios` speaks 0/1/2/3."""
+    """Exit code of the process; `strict` turns WARN into 1, `nagios` gives 0/1/2/3."""
     if nagios:
         return _NAGIOS[overall]
     return 1 if strict and overall is Overall.WARN else _EXIT[overall]

@@ -62,7 +62,7 @@ def test_another_kernel_may_give_other_bits(machine: Machine) -> None:
         ("gemm", {"different_repeats": 1, "different": 4}, "1 of 20 repeats of gemm differ in 4"),
         ("training", {"different_repeats": 20, "different": 9000}, "20 of 20"),
         ("gemm_exact", {"wrong": 2}, "differ from the CPU's"),
-        ("attention", {"finite": False}, "none"),
+        ("attention", {"finite": False}, "NaN"),
     ],
 )
 def test_a_gpu_alone_shows_it_too(machine: Machine, name: str, changes: dict[str, Any], words: str) -> None:

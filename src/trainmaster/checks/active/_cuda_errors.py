@@ -1,7 +1,7 @@
-"""What CUDA's errors mean for a machine, and what to do: a table, looked up by the words CUDA prints.
+"""CUDA errors: their meaning for a machine and the action, found by code or by message.
 
-Numbers and words are those of cudaError_t in the CUDA runtime API reference. The probes run kernels that are known to
-be right, so an error that blames a program elsewhere blames the device here.
+Codes and messages are those of cudaError_t in the CUDA runtime API reference. The probes run kernels that are known to
+be correct, so an error that usually blames the program blames the device here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from trainmaster.core.results import Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaError:
-    """One row. `error`: the GPU could not be tried. `fail`: it was, and it is not fit."""
+    """Row of the table. `error`: the GPU could not be tested. `fail`: it was tested and is not fit."""
 
     code: int
     words: str  # as cudaGetErrorString prints them

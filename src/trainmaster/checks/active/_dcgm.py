@@ -1,4 +1,4 @@
-"""`dcgmi diag` at one of its levels, judged GPU by GPU: what dcgm.py and dcgm_stress.py share."""
+"""`dcgmi diag` at one of its levels, judged per GPU. Shared by dcgm.py and dcgm_stress.py."""
 
 from __future__ import annotations
 

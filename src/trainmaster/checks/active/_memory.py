@@ -1,4 +1,4 @@
-"""What a test of a GPU's memory means: every word as it was written, and no uncorrectable error on the way."""
+"""Judge a GPU memory test: every word reads back as written, and no uncorrectable error was counted."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def judge_one(device: str, report: _probe.Report, _: Mapping[str, _probe.Report]
 
 
 def ecc_new(found: Mapping[str, Any]) -> dict[str, int | None]:
-    """Memory errors that were counted while a probe ran. None: the GPU does not count them, or was not asked."""
+    """Memory errors counted during a probe. None: not counted by the GPU, or not read."""
     before, after = found.get("ecc_before") or {}, found.get("ecc_after") or {}
     new: dict[str, int | None] = {}
     for kind in ("corrected", "uncorrected"):

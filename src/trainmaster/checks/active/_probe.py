@@ -1,8 +1,8 @@
-"""How a check runs a probe (bench/probe) on every GPU of the node, and what it makes of those that gave no report.
+"""Run a probe (bench/probe) on every GPU of the node, and judge the GPUs that gave no report.
 
-Each GPU gets a process of its own, all at once; a check never imports torch. What a probe printed is an answer like any
-other command's: captured, replayed and judged again. A GPU whose probe crashed, hung or printed rubbish is a finding of
-that GPU, and the others keep theirs.
+Each GPU gets a process of its own, all at once; a check never imports torch. The output of a probe is captured,
+replayed and judged again like that of any command. A probe that crashed, hung or printed something else is a finding of
+its GPU alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, Verdict, error, skip
 from trainmaster.node.host import Host, Ran
 
-# Above every probe's own deadline (a test holds that): it can say where it hung, and whoever kills it cannot.
+# Above every probe's own deadline (a test holds that): only the probe itself can report the step at which it hung.
 TIMEOUT_S = 130.0
 CHECK_TIMEOUT_S = TIMEOUT_S + nvidia.CHECK_TIMEOUT_S
 TAIL = 300  # characters of a dead probe's last words
@@ -34,7 +34,7 @@ Answer = Ran | HostError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """The node's GPUs and what their probes answered, by UUID."""
+    """GPUs of the node and the answers of their probes, by UUID."""
 
     gpus: nvidia.Gpus
     visible: str | None  # CUDA_VISIBLE_DEVICES as it stands
@@ -44,7 +44,7 @@ class Probed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What the probe of one GPU found."""
+    """Report of one GPU's probe."""
 
     name: str
     torch: str
@@ -55,7 +55,7 @@ class Report:
 
     @property
     def software(self) -> dict[str, str]:
-        """What decides which kernels ran; other bits and other rates are right under another."""
+        """Versions that decide which kernels ran: results of other versions may differ in bits and rates."""
         return {"torch": self.torch, "torch_cuda": self.torch_cuda}
 
 
@@ -73,7 +73,7 @@ def read(host: Host, probe: str, *options: str, timeout_s: float = TIMEOUT_S) ->
         except HostError as wrong:
             answers[uuid] = wrong
 
-    # Daemons: a process that nobody can kill must not keep ours from ending.
+    # Daemon threads: a process that cannot be killed must not keep this one from ending.
     threads = [
         threading.Thread(target=ask, args=(uuid,), name=f"probe-{probe}-{uuid}", daemon=True)
         for uuid in uuids
@@ -87,7 +87,7 @@ def read(host: Host, probe: str, *options: str, timeout_s: float = TIMEOUT_S) ->
 
 
 def command(probe: str, gpu: str, *options: str) -> tuple[str, ...]:
-    """The same words on every machine, since a capture is looked up by them: tunables belong into the probe."""
+    """Command line of a probe. It is the key of a capture, so it is the same on every machine."""
     return ("python", "-m", "trainmaster.bench.probe", probe, "--gpu", gpu, *options)
 
 
@@ -117,7 +117,7 @@ def sort_out(probed: Probed, probe: str, expect: Expect) -> tuple[dict[str, Repo
 def judge_all(
     probed: Probed, probe: str, expect: Expect, judge_one: Callable[[str, Report, Mapping[str, Report]], Finding]
 ) -> list[Finding]:
-    """One finding per GPU, in order; `judge_one` gets the device, its report and everybody's."""
+    """One finding per GPU, in order; `judge_one` gets the device, its report and all reports."""
     reports, found = sort_out(probed, probe, expect)
     for device, report in reports.items():
         try:
@@ -128,7 +128,7 @@ def judge_all(
 
 
 def in_order(findings: Sequence[Finding]) -> list[Finding]:
-    """By the device's number; what speaks of the node comes first."""
+    """Findings by device number; those of the node come first."""
     return sorted(findings, key=lambda finding: int(re.sub(r"\D", "", finding.device or "") or -1))
 
 
@@ -148,7 +148,7 @@ def hidden_from(uuids: Sequence[str], visible: str | None) -> frozenset[str]:
 
 
 def hidden_gpu(probed: Probed, device: str, expect: Expect) -> Finding:
-    """A GPU that this process was not given: another job may be on it."""
+    """Finding of a GPU that this process may not use: another job may be on it."""
     why = f"CUDA_VISIBLE_DEVICES={probed.visible} keeps it from this process"
     if expect.gpus is not None and expect.gpus > len(probed.answers):
         return error(f"not tried: {why}", action="unset CUDA_VISIBLE_DEVICES, or expect fewer GPUs", device=device)
@@ -156,7 +156,7 @@ def hidden_gpu(probed: Probed, device: str, expect: Expect) -> Finding:
 
 
 def judge_answer(answer: Answer | None, probe: str, device: str, uuid: str | None) -> Report | Finding:
-    """The report in what a probe answered, or the finding that there is none."""
+    """Report of a probe, or the finding that there is none."""
     if answer is None:
         return error("its probe was never run", action="report it, with the captured folder", device=device)
     if isinstance(answer, CommandTimedOut):
@@ -202,7 +202,7 @@ def parse(text: str, probe: str) -> dict[str, Any]:
 
 
 def results_of(answer: Answer | None, probe: str) -> dict[str, Any]:
-    """What a probe found before it ended, though it may have ended badly. ValueError where it left nothing."""
+    """Results of a probe, also of one that failed later. ValueError if there are none."""
     if not isinstance(answer, Ran):
         raise ValueError("there is no report")
     found: dict[str, Any] = parse(answer.stdout, probe)["results"]
@@ -226,13 +226,13 @@ def count(results: Mapping[str, Any], name: str) -> int:
 
 
 def foreign(report: Report) -> str:
-    """Words for a reason, where something else was on the GPU while it was measured."""
+    """Suffix of a reason if another process held memory of the GPU during the measurement."""
     gib = report.foreign_gib
     return f"; something else held {gib:.1f} GiB of its memory" if gib * (1 << 30) > FOREIGN_BYTES else ""
 
 
 def _told_error(told: Mapping[str, Any], answer: Ran, device: str) -> Finding:
-    """The finding for an error that the probe itself told."""
+    """Finding for an error that the probe itself reported."""
     kind, message, step = (str(told.get(name, "")) for name in ("kind", "message", "step"))
     values = {"exit_code": answer.exit_code, "error": kind, "message": message[:TAIL], "step": step}
     if kind == "Hung":
@@ -255,12 +255,12 @@ def _told_error(told: Mapping[str, Any], answer: Ran, device: str) -> Finding:
 
 
 def _hung(message: str, step: str, device: str, values: Mapping[str, Any]) -> Finding:
-    # Before the GPU has been given anything to do, and while others hold it up, the hang is not the GPU's.
+    # Before its first kernel, or while it waits for other GPUs, a hang is not this GPU's fault.
     innocent = step.startswith(("import", "waiting"))
     return Finding(
         verdict=Verdict.ERROR if innocent else Verdict.FAIL,
         reason=f"hung, {message} (at: {step})",
-        action="see what it waits for: a slow disk or another GPU that hangs"
+        action="look for a slow disk or another GPU that hangs"
         if innocent
         else "drain the node, look for Xid in the kernel log, reboot; replace the GPU if it hangs again",
         device=device,
@@ -269,7 +269,7 @@ def _hung(message: str, step: str, device: str, values: Mapping[str, Any]) -> Fi
 
 
 def _crashed(answer: Ran, why: str, device: str) -> Finding:
-    """The finding for a probe that ended without a report."""
+    """Finding for a probe that ended without a report."""
     values = {"exit_code": answer.exit_code, "last_words": _last_words(answer)}
     known = _cuda_errors.find(answer.stderr[-2000:])
     if known is not None:
@@ -292,7 +292,7 @@ def _rubbish(why: str, device: str) -> Finding:
 
 
 def _last_words(answer: Ran) -> str:
-    return " ".join((answer.stderr or answer.stdout).split())[-TAIL:] or "it said nothing"
+    return " ".join((answer.stderr or answer.stdout).split())[-TAIL:] or "no output"
 
 
 def _foreign(device: Mapping[str, Any]) -> float:

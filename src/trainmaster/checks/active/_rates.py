@@ -1,7 +1,7 @@
-"""Is a measured rate good enough: against what was stated, what this GPU model is known to reach, and its peers here.
+"""Judge a measured rate against the stated one, the best known of this GPU model, and the equal GPUs of the node.
 
-A pass means measured and compared. A rate that could be compared with nothing warns: it says what was measured and how
-to state what should be. A rate is too low only if the best of its rounds is, so one disturbed moment fails nobody.
+A pass means measured and compared. A rate without any comparison is a warning that names the option for stating one. A
+rate is too low only if its best round is, so one disturbed moment fails no GPU.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from trainmaster.checks.active._probe import Report, number
 from trainmaster.core.results import Finding, Verdict
 
-LEAST_PEERS = 3  # GPUs of one model in the node; with two, nobody knows which one is odd
+LEAST_PEERS = 3  # GPUs of one model in the node; of two, the odd one cannot be told
 OUTLIER_Z = 5.0  # scaled MADs below the median
 PEER_WARN, PEER_FAIL = 0.93, 0.80  # of the median; equal GPUs differ by some 3 % in clock at one power limit
 NOISE = 0.005  # of the median: GPUs that agree to the last digit must not make a rounding error an outlier
@@ -27,7 +27,7 @@ _WEIGHT = {Verdict.SKIP: 0, Verdict.PASS: 1, Verdict.WARN: 2, Verdict.ERROR: 3, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Yardstick:
-    """A known rate, and from which share of it on a measured one is suspect or bad."""
+    """Known rate, and the shares of it below which a measured rate warns or fails."""
 
     rate: float
     words: str  # "best measured", "datasheet"
@@ -38,7 +38,7 @@ class Yardstick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """One rate's verdict in words."""
+    """Verdict of one rate, with its sentence."""
 
     verdict: Verdict
     words: str
@@ -47,7 +47,7 @@ class Judged:
 
 
 def rounds_of(rates: Mapping[str, Any]) -> tuple[float, ...]:
-    """The rounds of a rate as a probe prints it (bench/probe/_timing.py), each checked to be a number above zero."""
+    """Rounds of a rate as a probe prints it (bench/probe/_timing.py); each must be above zero."""
     rounds = rates.get("rounds")
     if not isinstance(rounds, list) or not rounds:
         raise ValueError(f"rounds is {rounds!r:.40}")
@@ -58,7 +58,7 @@ def rounds_of(rates: Mapping[str, Any]) -> tuple[float, ...]:
 
 
 def peers_of(report: Report, every: Mapping[str, Report], pick: Callable[[Mapping[str, Any]], float]) -> list[float]:
-    """A rate of every GPU of this model. One whose report makes no sense is its own finding, and no peer."""
+    """Rate of every GPU of this model. A GPU with an unreadable report has its own finding and is no peer."""
     found = []
     for other in every.values():
         if other.name == report.name:
@@ -77,7 +77,7 @@ def judge(
     peers: Sequence[float],
     slow: str,
 ) -> Judged:
-    """One rate. `peers` are the best rounds of the equal GPUs here, itself among them; `slow` is what to do then."""
+    """Judge one rate. `peers`: best rounds of the equal GPUs, this one included; `slow`: the action for a low rate."""
     best, middle = max(rounds), statistics.median(rounds)
     if known is not None and known.peak is not None and best > IMPOSSIBLE * known.peak:
         words = f"{best:,.4g} {what} is more than the chip can do ({known.peak:g}): the timing is wrong"
@@ -90,7 +90,7 @@ def judge(
     if len(peers) >= LEAST_PEERS:
         found.append(_among(best, what, peers, slow))
     if not found:
-        words = f"{best:,.4g} {what}, compared with nothing: no baseline for this GPU, and no {LEAST_PEERS} of it here"
+        words = f"{best:,.4g} {what}, not compared: no baseline for this model, fewer than {LEAST_PEERS} here"
         return Judged(
             verdict=Verdict.WARN,
             words=words,
@@ -111,7 +111,7 @@ def worst(found: Sequence[Judged]) -> Judged:
 
 
 def combine(device: str, found: Sequence[Judged], *, note: str = "", **values: Any) -> Finding:
-    """One finding of several judgements: those that are not well are told, or all if all are."""
+    """One finding of several judgements: the reason names those that do not pass, or all if all pass."""
     top = worst(found)
     told = [judged for judged in found if judged.verdict is not Verdict.PASS] or list(found)
     told.sort(key=lambda judged: -_WEIGHT[judged.verdict])

@@ -61,13 +61,13 @@ def _digests(report: _probe.Report) -> dict[str, str]:
 
 
 def _alone(report: _probe.Report, name: str) -> str | None:
-    """What one GPU's own results show."""
+    """Fault that one GPU's own results show; None: none."""
     told = report.results["work"][name]
     different, repeats = _probe.count(told, "different_repeats"), _probe.count(told, "repeats")
     if different or _probe.count(told, "different"):
         return f"{different} of {repeats} repeats of {name} differ in {told['different']:,} numbers"
     if told.get("finite") is not True:
-        return f"{name} gives numbers that are none"
+        return f"{name} gives NaN or infinity"
     if name == "gemm_exact" and _probe.count(told, "wrong"):
         return f"{told['wrong']:,} numbers of an exact product differ from the CPU's"
     return None
@@ -78,7 +78,7 @@ def _equals(report: _probe.Report, every: Mapping[str, _probe.Report]) -> dict[s
 
 
 def _among_equals(device: str, key: str, every: Mapping[str, _probe.Report]) -> str | None:
-    """What the comparison with equal GPUs shows: the one that differs from most is named, of two that differ both."""
+    """Fault that the comparison with equal GPUs shows: the minority is named, or both of two that differ."""
     told = {d: digest for d, o in _equals(every[device], every).items() if (digest := _quiet(o).get(key)) is not None}
     counts = Counter(told.values())
     mine, (_, most) = counts[told[device]], counts.most_common(1)[0]
@@ -91,7 +91,7 @@ def _among_equals(device: str, key: str, every: Mapping[str, _probe.Report]) -> 
 
 
 def _quiet(report: _probe.Report) -> dict[str, str]:
-    """Another GPU's digests; a report that makes no sense is that GPU's own finding."""
+    """Digests of another GPU; empty if its report is unreadable, which is that GPU's own finding."""
     try:
         return _digests(report)
     except (KeyError, TypeError, ValueError, AttributeError):

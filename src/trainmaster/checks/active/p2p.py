@@ -28,7 +28,7 @@ SLOW = "see the NVLink state and error counters of both, and the fabric manager'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchanged:
-    """What the one probe of all GPUs answered; None where there were not two to ask."""
+    """Answer of the one probe of all GPUs; None with fewer than two GPUs."""
 
     probed: _probe.Probed
     uuids: tuple[str, ...]  # in the order the probe numbers them
@@ -69,13 +69,13 @@ def judge(exchanged: Exchanged, expect: Expect) -> list[Finding]:
         return [refused]
     slots = nvidia.slots(gpus, nvidia.expected(gpus, expect))
     if len(slots) == 1:
-        return [skip("one GPU: it has nobody to exchange data with")]
+        return [skip("one GPU: there is no peer to copy to")]
     device_of = {str(slot.gpu.uuid): slot.device for slot in slots if slot.gpu}
     found = [nvidia.missing_gpu(slot) for slot in slots if slot.gpu is None]
     found += [_probe.hidden_gpu(exchanged.probed, device_of[uuid], expect) for uuid in exchanged.probed.hidden]
     asked = [device_of[uuid] for uuid in exchanged.uuids]
     if len(asked) == 1:
-        found.append(skip("one GPU may be used: it has nobody to exchange data with", device=asked[0]))
+        found.append(skip("one GPU is visible: there is no peer to copy to", device=asked[0]))
     elif asked:
         found += _judge_pairs(exchanged, asked, expect)
     return _probe.in_order(found)
@@ -152,7 +152,7 @@ def _ways(results: Mapping[str, Any], uuids: tuple[str, ...], asked: list[str]) 
         or len(told) != len(uuids)
         or any(a not in (b, None) for a, b in zip(told, uuids, strict=True))
     ):
-        raise ValueError("it speaks of other GPUs than it was asked about")
+        raise ValueError("it reports other GPUs than requested")
     found = {}
     for pair in results["pairs"]:
         sender, receiver = asked[_probe.count(pair, "from")], asked[_probe.count(pair, "to")]
@@ -180,7 +180,7 @@ def _models(exchanged: Exchanged) -> list[str | None]:
 
 
 def _yardstick(model: str | None, switched: bool) -> Yardstick | None:
-    """Through an NVSwitch any pair has all links of both. Without one, boards differ, and peers must do."""
+    """Through an NVSwitch any pair has all links of both. Without one, boards differ: only peers are compared."""
     known = profiles.of_gpu(model)
     if known is None or not known.nvlinks or not switched:
         return None

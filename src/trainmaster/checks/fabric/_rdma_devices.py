@@ -1,7 +1,7 @@
-"""The RDMA devices of a machine, as /sys/class/infiniband shows them: InfiniBand, RoCE and EFA alike.
+"""RDMA devices of a machine (InfiniBand, RoCE, EFA), from /sys/class/infiniband.
 
-The kernel's own files need no tool and no right, and are there in containers too. What kind a device is follows from
-its driver (EFA) and from the link layer of its ports.
+These files need no tool and no privilege, and containers have them too. The kind of a device follows from its driver
+(EFA) and from the link layer of its ports.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FOLDER = "/sys/class/infiniband"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
-    """One port of one device. None: its file cannot be understood."""
+    """Port of a device. None: its file is unreadable."""
 
     device: str
     number: int
@@ -43,13 +43,13 @@ class Port:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One RDMA device."""
+    """RDMA device."""
 
     name: str  # mlx5_0, rdmap79s0
     driver: str | None  # efa, mlx5_core; None where it does not sit on a bus (soft RoCE)
     board: str  # its model: devices of one model are alike
     ports: tuple[Port, ...]
-    interfaces: tuple[str, ...]  # its network interfaces, as far as this network namespace shows them
+    interfaces: tuple[str, ...]  # its network interfaces in this network namespace
 
     @property
     def efa(self) -> bool:
@@ -57,12 +57,12 @@ class Device:
 
 
 def read(host: Host) -> tuple[Device, ...]:
-    """Every RDMA device; none where the machine has no such class."""
+    """Every RDMA device; empty if the kernel has no such class."""
     return tuple(_device(host, name) for name in system_files.list_optional(host, FOLDER) or ())
 
 
 def ports(devices: tuple[Device, ...]) -> list[Port]:
-    """The ports of InfiniBand and RoCE devices; EFA has its own check."""
+    """Ports of InfiniBand and RoCE devices; EFA has its own check."""
     return [port for device in devices if not device.efa for port in device.ports]
 
 
@@ -88,7 +88,7 @@ def _port(host: Host, device: str, number: int) -> Port:
         try:
             return host.read(f"{folder}/{name}")
         except FileMissing:
-            return ""  # every port has these; one without is not understood, and so not up
+            return ""  # every port has these files; a port without them counts as not up
 
     return Port(
         device=device,

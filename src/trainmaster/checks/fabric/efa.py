@@ -14,7 +14,7 @@ from trainmaster.node.host import Host
 from trainmaster.node.parse import ParseError, fi_info
 
 LEVEL = 1
-# Amazon's installer puts it where no PATH looks unless a login shell set it.
+# Amazon's installer uses a folder that is on PATH only in a login shell.
 TOOLS = ("fi_info", "/opt/amazon/efa/bin/fi_info")
 
 
@@ -23,7 +23,7 @@ class Efa:
     on_bus: tuple[str, ...]  # PCI addresses of EFA devices
     devices: tuple[_rdma_devices.Device, ...]  # those with a driver
     told: fi_info.FiInfo | None
-    trouble: str | None  # why fi_info says nothing
+    trouble: str | None  # why there is no answer of fi_info
 
 
 def read(host: Host) -> Efa:
@@ -76,10 +76,10 @@ def _judge_down(device: _rdma_devices.Device) -> Finding:
 
 
 def _judge_provider(efa: Efa, names: list[str], values: dict[str, Any]) -> list[Finding]:
-    """What libfabric says of them. Without its word the devices are not known to be of use."""
+    """Whether libfabric offers them. Without its answer the devices cannot be called usable."""
     if efa.told is None:
         action = "install the EFA installer's libfabric, or put fi_info on PATH"
-        return [error(f"{efa.trouble}: whether libfabric offers EFA cannot be known", action=action, **values)]
+        return [error(f"{efa.trouble}: whether libfabric offers EFA is unknown", action=action, **values)]
     if efa.told.error is not None:
         code = efa.told.error
         reason = f"fi_info -p efa gives {code} ({efa.told.error_text})"

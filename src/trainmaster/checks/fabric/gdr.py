@@ -1,6 +1,6 @@
-"""The network reaches GPU memory by itself (GPUDirect RDMA). Otherwise every byte goes through the CPU's memory.
+"""Network adapters reach GPU memory directly (GPUDirect RDMA). Otherwise every byte goes through host memory.
 
-Two ways lead there: a peer-memory module, or DMA-BUF, which needs Linux 5.12 and NVIDIA's open kernel modules.
+Two mechanisms: a peer-memory module, or DMA-BUF, which needs Linux 5.12 and NVIDIA's open kernel modules.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ def judge(gdr: Gdr, expect: Expect) -> Finding:
         missing = "RDMA device" if gdr.gpus else "GPU"
         if expect.gdr:
             return fail(f"there is no {missing} here for GPUDirect RDMA", action="see gpu_count, ib_ports and efa")
-        return skip(f"no {missing} here that GPUDirect RDMA could join")
+        return skip(f"no {missing} here for GPUDirect RDMA")
     if gdr.modules:
         return ok(f"by {gdr.modules[0]}", **values)
     if gdr.kernel is not None and gdr.kernel >= (5, 12) and gdr.open_driver:
         return ok("by DMA-BUF: Linux 5.12 or later and NVIDIA's open kernel modules", **values)
     action = "load nvidia_peermem (`modprobe nvidia_peermem`) and name it in /etc/modules-load.d"
     if gdr.modules is None or gdr.open_driver is None:
-        return error("neither the kernel's modules nor the driver's kind can be seen here", action=action, **values)
+        return error("kernel modules and driver type are not visible here", action=action, **values)
     reason = "no peer-memory module is loaded, and DMA-BUF needs Linux 5.12 and NVIDIA's open kernel modules"
     return (fail if expect.gdr else warn)(reason, action=action, **values)

@@ -1,7 +1,7 @@
 """No port of the fabric counts errors or flaps. A marginal cable works in every test and stalls the job at night.
 
-Counters run from the driver's start, so they are judged per day of uptime; where somebody has cleared them since, the
-true rate is higher than the one judged here, never lower.
+Counters run from driver start, so they are judged per day of uptime; if they were cleared since, the true rate is
+higher than the judged one, never lower.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ DAY_S = 86_400
 # 1e-15 is what links with forward error correction (HDR, NDR) hold in practice.
 FAIL_BER, WARN_BER = 1e-12, 1e-15
 LEAST_SYMBOL_ERRORS = 10  # ibcheckerrs' default: fewer are the traces of a plug that was put in
-# A link goes down when its driver, its cable or its switch is served: some are no fault, one every day is.
+# Maintenance of driver, cable or switch takes a link down a few times; once a day is a fault.
 FLAPS_FREE, FLAPS_PER_DAY = 3, 1.0
 FLAPS_WARN_PER_DAY = 1 / 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A counter whose rise means trouble, with the daily number that infiniband-diags' ibcheckerrs calls an error."""
+    """Error counter, with the daily number that infiniband-diags' ibcheckerrs calls an error."""
 
     per_day: int
     meaning: str
@@ -92,7 +92,7 @@ def _judge_port(one: Counted, days: float) -> Finding:
 
 
 def _excess(port: _rdma_devices.Port, found: dict[str, int], days: float) -> tuple[list[str], bool]:
-    """What is too much, in words, and whether it is bad enough to keep the node from work."""
+    """Sentences for excessive counters, and whether they are a failure."""
     bad: list[str] = []
     worst = False
     flaps = found.get("link_downed", 0)

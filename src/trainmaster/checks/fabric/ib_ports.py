@@ -1,7 +1,6 @@
 """Every InfiniBand or RoCE port is up, at its rate, on its link layer. A dead port slows every collective on its rail.
 
-/sys is the witness; ibstat, where it is installed and a port speaks InfiniBand, is the second one. A port is up only
-if neither says otherwise.
+Sources: /sys, and ibstat where it is installed and a port is InfiniBand. A port is up only if both agree.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from trainmaster.node.parse import ParseError, ibstat
 LEVEL = 1
 _CABLE = "reseat or replace its cable or transceiver, see the switch port, then rerun"
 _ACTIONS = {
-    "Polling": _CABLE,  # it looks for a partner and finds none
+    "Polling": _CABLE,  # it searches for a link partner
     "Disabled": "enable it: `ibportstate -D 0 1 enable` on the node, or the port of its switch",
     "LinkErrorRecovery": _CABLE,
-    "INIT": "start or repair the subnet manager: the link is up and nobody has given it an address",
-    "ARMED": "start or repair the subnet manager: it has begun to configure the port and not finished",
+    "INIT": "start or repair the subnet manager: the link is up and has no LID yet",
+    "ARMED": "start or repair the subnet manager: the configuration of the port is not finished",
 }
 
 
@@ -66,7 +65,7 @@ def judge(ports: Ports, expect: Expect) -> list[Finding]:
     fit = len(found) - len(wrong)
     values: dict[str, Any] = {"ports": len(found), "fit": fit, "up": sum(port.up for port in found)}
     if expect.ib_ports is not None and fit >= expect.ib_ports:
-        # More than expected: storage, a spare. Those that do not fit are told, and are nobody's fault.
+        # More ports than expected (storage, spares): those that do not fit are listed and are no fault.
         findings = [ok(f"{fit} of {expect.ib_ports} expected ports are up", **values)]
         findings += [skip(f"{why}; not one of those expected", device=name) for name, why in wrong.items()]
     else:
@@ -78,7 +77,7 @@ def judge(ports: Ports, expect: Expect) -> list[Finding]:
             findings.insert(0, fail(reason, action=action, **values))
     if ports.trouble is not None:
         action = "run `ibstat` by hand; load ib_umad, and give the container /dev/infiniband"
-        findings.append(error(f"ibstat gives no second opinion: {ports.trouble}", action=action))
+        findings.append(error(f"ibstat cannot confirm the ports: {ports.trouble}", action=action))
     return findings
 
 
@@ -93,7 +92,7 @@ def _judge_none(ports: Ports, expect: Expect, *, stated: bool) -> Finding:
 
 
 def _wrong(port: _rdma_devices.Port, ports: Ports, expect: Expect, found: list[_rdma_devices.Port]) -> str | None:
-    """What is wrong with a port, in words; None if it fits."""
+    """Fault of a port as a sentence; None if it fits."""
     if expect.ib_link_layer is not None and port.link_layer != expect.ib_link_layer:
         return f"link layer {port.link_layer}, not {expect.ib_link_layer}"
     if not port.up:
@@ -108,7 +107,7 @@ def _wrong(port: _rdma_devices.Port, ports: Ports, expect: Expect, found: list[_
         return f"{port.rate_gbps:g} of {least:g} Gb/s"
     usual = _usual_rate(port, ports.devices, found) if least is None else None
     if usual is not None and port.rate_gbps < usual:
-        return f"{port.rate_gbps:g} Gb/s, where its sisters run at {usual:g}"
+        return f"{port.rate_gbps:g} Gb/s, where other ports of this board run at {usual:g}"
     return None
 
 
@@ -132,7 +131,7 @@ def _judge_port(port: _rdma_devices.Port, wrong: str | None, ports: Ports, *, st
 def _usual_rate(
     port: _rdma_devices.Port, devices: tuple[_rdma_devices.Device, ...], found: list[_rdma_devices.Port]
 ) -> float | None:
-    """The rate of the many of the same board and link layer; None where there is no clear majority."""
+    """Rate of the majority of ports with the same board and link layer; None without a clear majority."""
     board = {device.name: device.board for device in devices}
     rates = Counter(
         other.rate_gbps
@@ -166,6 +165,6 @@ def _ask_ibstat(host: Host) -> tuple[ibstat.Ibstat | None, str | None]:
 
 
 def _switched_on(host: Host, device: _rdma_devices.Device) -> bool:
-    """Whether one of its interfaces is administratively up: somebody wants it to have a link."""
+    """Whether one of its interfaces is administratively up, so that a link is intended."""
     flags = [system_files.read_number(host, f"/sys/class/net/{name}/flags", base=16) for name in device.interfaces]
     return any(flag & 1 for flag in flags)  # IFF_UP

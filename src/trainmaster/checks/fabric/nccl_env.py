@@ -27,7 +27,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """What is set, and what it is set against."""
+    """Settings, and the hardware they apply to."""
 
     settings: dict[str, Setting]
     gpus: int
@@ -42,7 +42,7 @@ class Scene:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """When a value does harm here, and what harm. `grave`: a fail where the profile expects what it breaks."""
+    """When a value does harm and why. `grave`: a failure if the profile expects what it breaks."""
 
     harms: Callable[[str, Scene], bool]
     reason: str
@@ -208,11 +208,11 @@ def judge(scene: Scene, expect: Expect) -> list[Finding]:
     if findings:
         return findings
     told = ", ".join(f"{name}={setting.value}" for name, setting in scene.settings.items())
-    return [ok(f"nothing harmful in {told}" if told else "no variable is set that could hold NCCL back")]
+    return [ok(f"nothing harmful in {told}" if told else "no variable is set that could slow NCCL down")]
 
 
 def _settings(host: Host) -> dict[str, Setting]:
-    """The first who says it wins: the environment, the user's file, the system's."""
+    """Settings by precedence: the environment, the user's file, the system's file."""
     home = host.env("HOME")
     files = [path for path in (home and f"{home}/.nccl.conf", "/etc/nccl.conf") if path and path.startswith("/")]
     told = [(path, _conf(system_files.read_optional(host, path) or "")) for path in files]

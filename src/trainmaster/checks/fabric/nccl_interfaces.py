@@ -14,7 +14,7 @@ from trainmaster.node.host import Host
 LEVEL = 1
 NET = "/sys/class/net"
 VARIABLE = "NCCL_SOCKET_IFNAME"
-# Bridges and tunnels of one machine: an address on them is known to nobody else.
+# Bridges and tunnels inside one machine: no other node can reach an address on them.
 _INWARD = re.compile(r"(virbr|br-|cni|flannel|cali|veth|podman|lxc|lxd|kube|tunl|vxlan|docker|dummy|ifb).*")
 
 
@@ -47,7 +47,7 @@ def read(host: Host) -> Interfaces:
         flags = system_files.read_number(host, f"{NET}/{name}/flags", base=16)
         index = system_files.read_number(host, f"{NET}/{name}/ifindex")
         state = (system_files.read_optional(host, f"{NET}/{name}/operstate") or "").strip()
-        # Loopback and tunnels do not know their state; what counts for them is that they are switched on.
+        # Loopback and tunnels report the state unknown; administratively up is enough for them.
         up = bool(flags & 1) and state in ("up", "unknown")
         found.append(Interface(name=name, index=index, up=up, addressed=name in addressed or name == "lo"))
     return Interfaces(
@@ -93,7 +93,7 @@ def _judge_named(interfaces: Interfaces) -> Finding:
 
 def _judge_found(interfaces: Interfaces) -> Finding:
     usable = [item.name for item in interfaces.found if item.usable and item.name != "lo"]
-    # NCCL prefers IP over InfiniBand, and leaves out what Docker made while there is anything else.
+    # NCCL prefers IP over InfiniBand, and uses Docker interfaces only if there is no other.
     usable = [name for name in usable if name.startswith("ib")] or [
         name for name in usable if not name.startswith("docker")
     ]
@@ -102,7 +102,7 @@ def _judge_found(interfaces: Interfaces) -> Finding:
     values: dict[str, Any] = {"interfaces": usable}
     outward = [name for name in usable if not _INWARD.fullmatch(name)]
     if interfaces.gpus and outward and outward[0] != usable[0]:
-        reason = f"NCCL would take {usable[0]} first, which leads nowhere but this machine"
+        reason = f"NCCL would take {usable[0]} first, which is reachable only from this machine"
         return warn(reason, action=f"set {VARIABLE}={outward[0]}", device=usable[0], **values)
     return ok(f"NCCL would use {usable[0]}", **values)
 

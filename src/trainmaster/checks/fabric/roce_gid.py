@@ -1,6 +1,6 @@
 """Every RoCE port that is up has a routable address (a RoCE v2 GID). Without one its connections time out.
 
-The GID table has 256 places, of which the first few are in use; the first sixteen are read.
+The GID table has 256 entries, of which the first few are in use; the first sixteen are read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ INDEX_VARIABLE = "NCCL_IB_GID_INDEX"
 class Gid:
     index: int
     address: str
-    kind: str | None  # "RoCE v2", "IB/RoCE v1"; None where the kernel does not tell
+    kind: str | None  # "RoCE v2", "IB/RoCE v1"; None: not reported by the kernel
 
     @property
     def local(self) -> bool:
@@ -44,7 +44,7 @@ def read(host: Host) -> Gids:
     return Gids(table={port.name: _table(host, port) for port in ports}, index=host.env(INDEX_VARIABLE))
 
 
-def judge(gids: Gids, expect: Expect) -> list[Finding]:  # noqa: ARG001 (what a port needs is no matter of the profile)
+def judge(gids: Gids, expect: Expect) -> list[Finding]:  # noqa: ARG001 (the need of a port does not depend on the profile)
     if not gids.table:
         return [skip("no RoCE port is up here")]
     return [_judge_port(name, table, gids.index) for name, table in gids.table.items()]
@@ -73,7 +73,7 @@ def _table(host: Host, port: _rdma_devices.Port) -> tuple[Gid, ...]:
     found = []
     for index in range(PLACES):
         text = (system_files.read_optional(host, f"{port.folder}/gids/{index}") or "").strip()
-        if text.replace(":", "").strip("0"):  # an empty place is all zeros
+        if text.replace(":", "").strip("0"):  # an empty entry is all zeros
             found.append(Gid(index=index, address=text, kind=_kind(host, port, index)))
     return tuple(found)
 
@@ -84,4 +84,4 @@ def _kind(host: Host, port: _rdma_devices.Port, index: int) -> str | None:
     except NotCaptured:
         raise
     except FileUnreadable:
-        return None  # the place was emptied between the two questions
+        return None  # the entry was removed between the two reads

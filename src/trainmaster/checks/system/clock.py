@@ -1,8 +1,8 @@
-"""The clock is steered by a time service. Tokens, certificates and the order of log lines between nodes rest on it.
+"""The clock is synchronised by a time service. Tokens, certificates and the order of log lines depend on it.
 
-The kernel knows whether something steers its clock and bounds the error; chrony and ntpd know the offset. A clock that
-nothing steers is a warning where a time service is installed; where there is none (a laptop's container, a sandbox set
-by its hypervisor) nothing can be said, and the check skips unless an offset was asked for.
+The kernel knows whether its clock is synchronised and bounds the error; chrony and ntpd know the offset. An
+unsynchronised clock is a warning where a time service is installed. Where none is installed (a container, a sandbox
+whose hypervisor sets the clock) the check skips unless an offset is expected.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""CPUs may run at full speed. A governor that saves power slows kernel launches and collectives by half and more.
+"""CPUs may run at full speed. A power-saving governor slows kernel launches and collectives by half and more.
 
-The word `powersave` has two meanings: with intel_pstate or amd-pstate-epp the CPU still speeds up under load, as far as
-its energy preference lets it; with every other driver it stays at its lowest frequency.
+`powersave` has two meanings: with intel_pstate or amd-pstate-epp the CPU still speeds up under load, within its energy
+preference; with every other driver it stays at its lowest frequency.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ACTION = "run `cpupower frequency-set -g performance` and make it permanent"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How one group of CPUs is steered."""
+    """Frequency policy of one group of CPUs."""
 
     name: str  # policy0
     driver: str

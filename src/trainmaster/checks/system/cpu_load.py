@@ -13,7 +13,7 @@ from trainmaster.core.results import Finding, fail, ok, skip, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
-WARN_PER_CPU = 1.0  # every CPU already has something to run: what we start waits for its turn
+WARN_PER_CPU = 1.0  # every CPU is busy already: the job waits for CPU time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ def read(host: Host) -> Load:
 
 
 def judge(load: Load, expect: Expect) -> Finding:
-    # The smaller one: neither a burst of this minute nor the echo of a job that has ended is foreign load.
+    # The smaller one: neither a burst of this minute nor a job that has just ended is foreign load.
     steady = min(load.one_minute, load.five_minutes)
     told = f"load {steady:g} on {load.cpus} CPUs"
     values: dict[str, Any] = {"load_1m": load.one_minute, "load_5m": load.five_minutes, "cpus": load.cpus}
@@ -46,7 +46,7 @@ def judge(load: Load, expect: Expect) -> Finding:
             return fail(f"{told}, more than {expect.load_per_cpu:g} per CPU", action=action, **values)
         return ok(told, **values)
     if not load.gpus:
-        return skip(f"{told}; no GPU waits for them and no limit is stated", **values)
+        return skip(f"{told}; no GPU here and no limit is stated", **values)
     if steady > WARN_PER_CPU * load.cpus:
         return warn(f"{told} before the work starts", action=action, **values)
     return ok(told, **values)

@@ -19,7 +19,7 @@ LEVEL = 1
 PEERS_VARIABLE = "TRAINMASTER_PEERS"
 ASK_TIMEOUT_S = 15.0  # a resolver tries its servers for 5 s each
 NO_TOOL = "there is no getent to ask"
-MOST_ASKED = 8  # of a thousand peers; the servers that answer for some answer for all
+MOST_ASKED = 8  # of a thousand peers; the same servers answer for all
 TIMEOUT_S = (MOST_ASKED + 2) * (ASK_TIMEOUT_S + 2)
 
 
@@ -39,7 +39,7 @@ def read(host: Host) -> list[Name]:
     return [_ask(host, own, own=True), *(_ask(host, name, own=False) for name in peers[:MOST_ASKED])]
 
 
-def judge(names: list[Name], expect: Expect) -> list[Finding]:  # noqa: ARG001 (who the peers are is the launcher's word)
+def judge(names: list[Name], expect: Expect) -> list[Finding]:  # noqa: ARG001 (the launcher names the peers)
     own, *peers = names
     return [_judge_own(own, peers=bool(peers)), *map(_judge_peer, peers)]
 
@@ -62,7 +62,7 @@ def _judge_peer(peer: Name) -> Finding:
         return fail(f"{peer.name} does not resolve on this node", action=action, device=peer.name)
     loop = [address for address in peer.addresses if is_loopback_address(address)]
     if len(loop) == len(peer.addresses) and not is_loopback_host(peer.name):
-        reason = f"{peer.name} is {loop[0]} on this node: it would call itself"
+        reason = f"{peer.name} is {loop[0]} on this node: it would connect to itself"
         return fail(reason, action=f"take {peer.name} off the loopback line of /etc/hosts", device=peer.name)
     return ok(f"{peer.name} is {', '.join(peer.addresses)}", device=peer.name, addresses=list(peer.addresses))
 

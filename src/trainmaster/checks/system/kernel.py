@@ -1,4 +1,4 @@
-"""The kernel tells its release, so that nodes can be compared: another kernel has other drivers, limits and bugs."""
+"""The kernel reports its release, for comparing nodes: another kernel has other drivers, limits and bugs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def read(host: Host) -> str:
     return host.read("/proc/sys/kernel/osrelease").strip()
 
 
-def judge(release: str, expect: Expect) -> Finding:  # noqa: ARG001 (which kernel is right only its peers can tell)
+def judge(release: str, expect: Expect) -> Finding:  # noqa: ARG001 (the release is compared between nodes)
     if not re.match(r"\d+\.\d+", release, flags=re.ASCII):
         return error(f"its release is {release!r:.60}", action="look at /proc/sys/kernel/osrelease")
     return ok(f"kernel {release}", kernel=release)

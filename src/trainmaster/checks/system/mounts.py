@@ -1,7 +1,7 @@
-"""What should be mounted is mounted, and answers. A hung network file system hangs every process that touches it.
+"""Expected mounts are there and answer. A hung network file system hangs every process that touches it.
 
-No file system is asked by this process: a dead NFS server would hold it for ever. Each network mount is asked by a
-`stat` of its own that can be left behind.
+This process touches no network mount: a dead NFS server would block it for ever. Each one is tried by a `stat` process
+of its own that can be abandoned.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trainmaster.node.host import Host
 LEVEL = 1
 TIMEOUT_S = 150.0
 ASK_TIMEOUT_S = 5.0  # a server across the data centre answers in milliseconds
-MOST_ASKED = 16  # each that hangs costs its timeout; the rest are then errors, not passes
+MOST_ASKED = 16  # each that hangs costs its timeout; the rest are errors, not passes
 _NETWORK = re.compile(
     r"nfs\d?|lustre|ceph|cifs|smb3|gpfs|beegfs\w*|wekafs|panfs|glusterfs|9p|afs|vastnfs|fuse\.(?!lxcfs|gvfsd|portal).*"
 )

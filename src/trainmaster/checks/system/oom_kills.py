@@ -1,7 +1,7 @@
 """Nothing was killed for lack of memory since boot. A node that ran out once runs out again under the same work.
 
-Three witnesses: the container's own counter, the machine's counter, and the kernel log, which alone tells a machine
-that ran out from a container that hit its own limit (which is what such a limit is for).
+Three sources: the container's own counter, the machine's counter, and the kernel log, which alone separates a machine
+that ran out of memory from a container that reached its own limit (which is the purpose of a limit).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LEVEL = 1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kills:
     machine: int  # since boot, everywhere
-    ours: int | None  # in this process's own group and the groups above it; None where nobody counts
+    ours: int | None  # in this process's own group and the groups above it; None: not counted
     contained: bool  # the machine's memory is shared with others that we do not see
     logged: tuple[kernel_log.OomKill, ...] | None  # None: the kernel log may not be read
     gpus: bool
@@ -35,7 +35,7 @@ def read(host: Host) -> Kills:
     if not match:
         raise HostError("/proc/vmstat has no oom_kill (Linux before 4.13)")
     ours, contained = cgroup.read_oom_kills(host)
-    # Asked only if there is something to explain: a log of many megabytes, and root's in most places.
+    # Read only if a kill was counted: the log has many megabytes and needs root in most places.
     logged = _logged(host) if int(match[1]) else ()
     return Kills(machine=int(match[1]), ours=ours, contained=contained, logged=logged, gpus=system_files.has_gpus(host))
 

@@ -49,7 +49,7 @@ def error(wrong: TrainmasterError) -> None:
         for fault in wrong.faults:
             err.print(f"  [bold]{plain(fault.path)}[/]: {plain(fault.message)}", soft_wrap=True)
         return
-    err.print(f"[bold red]error[/] {plain(str(wrong))}", soft_wrap=True)
+    err.print(f"[bold red]error[/] {plain(' '.join(str(wrong).split()))}", soft_wrap=True)
 
 
 def plain(text: str) -> str:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from trainmaster.store import Database
     from trainmaster.store.rows import JobRow
 
+DATABASE = "TRAINMASTER_DATABASE"
+
 HomeOption = Annotated[
     Path | None,
     typer.Option(
@@ -45,11 +47,13 @@ def open_home(home: Path | None) -> tuple[Path, Database]:
     except ModuleNotFoundError as missing:
         raise MissingExtra("the control plane", "server") from missing
     folder = locate(home)
+    url = os.environ.get(DATABASE)
+    if url and "://" not in url:  # a word without a scheme would name a new file in this folder
+        raise UsageError(f"{DATABASE}: not a URL; write postgresql+psycopg://USER:PASSWORD@HOST/NAME, or unset it")
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as wrong:
         raise UsageError(f"{folder}: cannot be made ({wrong.strerror}); give another with --home") from None
-    url = os.environ.get("TRAINMASTER_DATABASE")
     return folder, open_database(url or folder / "trainmaster.db")
 
 

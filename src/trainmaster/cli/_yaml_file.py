@@ -50,6 +50,11 @@ def load(path: Path) -> Document:
         raise UsageError(f"{path}: cannot be read ({wrong.strerror}); give the path of a YAML file") from None
     if len(raw) > _MAX_BYTES:
         raise UsageError(f"{path}: {len(raw):,} bytes; a spec has at most {_MAX_BYTES:,}")
+    try:
+        raw.decode("utf-8-sig")
+    except UnicodeDecodeError as wrong:
+        line = raw[: wrong.start].count(b"\n") + 1
+        raise UsageError(f"{path}:{line}: not UTF-8 (byte 0x{raw[wrong.start]:02x}); save the file as UTF-8") from None
     loader = yaml.SafeLoader(raw)
     lines: dict[str, int] = {"": 1}
     faults: list[Fault] = []

@@ -1,8 +1,9 @@
-"""The command `trainmaster`: gathers the verbs of this folder and turns our errors into messages and exit codes."""
+"""The command `trainmaster`: the verbs of this folder as one application, each behind the error boundary."""
 
 from __future__ import annotations
 
 import importlib
+import io
 import pkgutil
 import sys
 from typing import Annotated
@@ -10,8 +11,7 @@ from typing import Annotated
 import typer
 
 from trainmaster import __version__, cli
-from trainmaster.cli import _console
-from trainmaster.core.errors import TrainmasterError
+from trainmaster.cli import _boundary
 
 # The order of the help page: the way a user meets the verbs. A verb that is not named here comes last.
 _ORDER = (
@@ -64,9 +64,9 @@ def build() -> typer.Typer:
     for name in verbs():
         verb = getattr(importlib.import_module(f"trainmaster.cli.{name}"), name)
         if isinstance(verb, typer.Typer):  # a verb with verbs of its own
-            app.add_typer(verb, name=name)
+            app.add_typer(_guard_all(verb, name), name=name)
         else:
-            app.command(name=name)(verb)
+            app.command(name=name)(_boundary.guard(verb, name))
 
     @app.callback()
     def options(
@@ -80,19 +80,18 @@ def build() -> typer.Typer:
 
 
 def run() -> None:
-    """The console script: our errors become their message and exit code; anything else is our bug and shows itself."""
-    try:
-        build()()
-    except TrainmasterError as wrong:
-        _console.error(wrong)
-        sys.exit(wrong.exit_code)
-    except KeyboardInterrupt:
-        _console.note("interrupted")
-        sys.exit(130)
-    except BrokenPipeError:
-        # `trainmaster jobs | head` closes our output; that is no error, and nothing more can be printed.
-        sys.stderr.close()
-        sys.exit(0)
+    """The console script. A character that the terminal cannot show is escaped, never a crash."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    build()()
+
+
+def _guard_all(group: typer.Typer, name: str) -> typer.Typer:
+    for command in group.registered_commands:
+        if command.callback is not None and not hasattr(command.callback, "__wrapped__"):  # once, however often built
+            command.callback = _boundary.guard(command.callback, name)
+    return group
 
 
 def _print_version(wanted: bool) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -57,6 +58,8 @@ def serve(
         raise MissingExtra("the server", "server") from missing
     if (tls_cert is None) != (tls_key is None):
         raise UsageError("--tls-cert and --tls-key go together")
+    if tls_cert is not None and tls_key is not None:
+        _require_certificate(tls_cert, tls_key)
     folder, db = open_home(home)
     may_bind(db, host)
     kept = open_storage(storage, folder)
@@ -85,6 +88,20 @@ def serve(
         pass  # Ctrl-C is how a server is meant to end
     finally:
         note.unlink(missing_ok=True)
+
+
+def _require_certificate(cert: Path, key: Path) -> None:
+    """Load both files now: uvicorn would find a fault only after the address was printed."""
+    for path in (cert, key):
+        try:
+            path.open("rb").close()
+        except OSError as wrong:
+            raise UsageError(f"{path}: cannot be read ({wrong.strerror}); give PEM files") from None
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
+    except ssl.SSLError as wrong:
+        reason = (wrong.reason or "not PEM").lower().replace("_", " ")
+        raise UsageError(f"--tls-cert {cert} and --tls-key {key} cannot be used together: {reason}") from None
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -16,7 +16,7 @@
     │   └── NotCaptured             a recorded machine was asked what nobody recorded
     ├── TargetError             1   a target refused or could not do what was asked
     │   └── Unreachable             it cannot be asked now; never to be read as "failed"
-    ├── StoreError              1   the database cannot be used as it is
+    ├── StoreError              2   the database cannot be used as it is
     ├── StorageError            1   a folder or object store refused or could not do what was asked
     │   ├── ObjectMissing           it is certain that there is no such object
     │   ├── AccessDenied            credentials are missing, wrong or not enough
@@ -127,6 +127,8 @@ class Unreachable(TargetError):
 
 class StoreError(TrainmasterError):
     """The database cannot be used as it is."""
+
+    exit_code = 2
 
 
 class StorageError(TrainmasterError):

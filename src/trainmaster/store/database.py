@@ -20,7 +20,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
 
-from trainmaster.core.errors import StoreError
+from trainmaster.core.errors import MissingExtra, StoreError
 
 _BUSY_MS = 30_000  # longest wait for another process's write; ours last milliseconds
 _WRITES = "trainmaster_writes"  # an option of a connection: its transaction takes the write lock
@@ -85,8 +85,14 @@ def connect(where: str | Path) -> Engine:
             url = make_url(where)
         else:
             url = make_url("sqlite+pysqlite://").set(database=str(Path(where).absolute()))
+        if url.drivername in ("postgres", "postgresql"):  # SQLAlchemy would take the older driver
+            url = url.set(drivername="postgresql+psycopg")
+        if url.get_backend_name() not in ("sqlite", "postgresql"):
+            raise StoreError(f"{url.drivername}: not a database for Trainmaster; use postgresql+psycopg or sqlite")
         # Values stay out of errors, and so out of logs: a spec or the hash of a token may be among them.
         engine = create_engine(url, json_serializer=_to_json, pool_size=8, max_overflow=56, hide_parameters=True)
+    except ModuleNotFoundError as missing:
+        raise MissingExtra("PostgreSQL", "postgres") from missing
     except (ArgumentError, ValueError):  # whose words may hold the password
         raise StoreError("not the URL of a database; write postgresql+psycopg://USER:PASSWORD@HOST/NAME") from None
     if engine.dialect.name == "sqlite":

@@ -28,7 +28,9 @@ def open_database(where: str | Path) -> Database:
         upgrade(db)
     except SQLAlchemyError as wrong:
         engine.dispose()
-        raise StoreError(f"{engine.url!r}: cannot be opened: {wrong}") from wrong
+        # The driver's own first line: the rest is SQL and a link to SQLAlchemy's pages.
+        reason = str(getattr(wrong, "orig", None) or wrong).strip().partition("\n")[0]
+        raise StoreError(f"{engine.url!r}: cannot be opened: {reason}") from wrong
     except StoreError:
         engine.dispose()
         raise

@@ -1,0 +1,137 @@
+"""Error boundary of every verb: an error of the machine, the user or a missing package is one line and an exit code.
+
+Our own mistakes (KeyError, AssertionError, …) are not caught: they keep their traceback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import ssl
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import typer
+
+from trainmaster.cli import _console
+from trainmaster.core.errors import MissingExtra, TrainmasterError
+
+# Exit code 1 of these verbs means FAIL. An error is no verdict: it ends with 2 or 3.
+VERDICT_VERBS = frozenset({"accept", "bandwidth", "check", "drill", "isolate", "rejudge"})
+USAGE, INCOMPLETE, INTERRUPTED = 2, 3, 130
+# The extra that installs a top-level package; where several do, the smallest.
+EXTRAS = {
+    "alembic": "server", "fastapi": "server", "jinja2": "server", "prometheus_client": "server",
+    "sqlalchemy": "server", "starlette": "server", "uvicorn": "server", "httpx": "client",
+    "psycopg": "postgres", "apprise": "notify", "asyncssh": "ssh", "kr8s": "kubernetes", "boto3": "aws",
+    "botocore": "aws", "obstore": "storage", "torch": "train", "numpy": "train", "safetensors": "hf",
+    "pyarrow": "data", "tokenizers": "data", "huggingface_hub": "data", "datasets": "data",
+    "amzn_sagemaker_checkpointing": "hyperpod", "s3torchconnector": "hyperpod",
+}  # fmt: skip
+_OUTPUT = (errno.ENOSPC, errno.EBADF, errno.EIO)  # without a name they come from a stream, not from a file
+_DATABASE = frozenset({"sqlalchemy", "sqlite3", "psycopg", "alembic"})
+
+
+def guard(verb: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The verb behind the boundary, with its signature as typer reads it."""
+
+    @functools.wraps(verb)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        with boundary(name):
+            return verb(*args, **kwargs)
+
+    return guarded
+
+
+@contextlib.contextmanager
+def boundary(verb: str) -> Iterator[None]:
+    """End with one line and an exit code where the block raises an error that is not our mistake."""
+    try:
+        try:
+            yield
+        finally:
+            _flush()  # here, and not at the interpreter's end, where a full disk is a traceback
+    except typer.Exit:
+        raise
+    except KeyboardInterrupt:
+        _say_quietly(lambda: _console.note("interrupted"))
+        raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:
+        # `trainmaster jobs | head` closes our output: no error. A verdict that could not be printed is not a PASS.
+        _discard_output()
+        raise typer.Exit(INCOMPLETE if verb in VERDICT_VERBS else 0) from None
+    except TrainmasterError as wrong:
+        _say_quietly(functools.partial(_console.error, wrong))
+        raise typer.Exit(INCOMPLETE if verb in VERDICT_VERBS and wrong.exit_code == 1 else wrong.exit_code) from None
+    except Exception as wrong:
+        text = describe(wrong)
+        if text is None:
+            raise
+        if isinstance(wrong, OSError) and wrong.filename is None:
+            _discard_output()
+        _say_quietly(functools.partial(_console.error, TrainmasterError(text)))
+        raise typer.Exit(USAGE) from None
+
+
+def describe(wrong: BaseException) -> str | None:
+    """An error of the machine, a database, TLS or an installation in one line; None for our own mistakes."""
+    if isinstance(wrong, ImportError):
+        return _describe_import(wrong)
+    if type(wrong).__module__.partition(".")[0] in _DATABASE:
+        return f"the database refused: {_first_line(getattr(wrong, 'orig', None) or wrong)}"
+    if isinstance(wrong, ssl.SSLError):
+        return f"TLS: {_first_line(wrong)}"
+    if isinstance(wrong, OSError):
+        return _describe_os(wrong)
+    if isinstance(wrong, UnicodeDecodeError):
+        return f"text that is not {wrong.encoding.upper()}: {wrong.reason} at byte {wrong.start}; save it as UTF-8"
+    if isinstance(wrong, UnicodeError):
+        return f"text that cannot be encoded: {_first_line(wrong)}; set PYTHONIOENCODING=utf-8"
+    return None
+
+
+def _describe_import(wrong: ImportError) -> str | None:
+    package = (wrong.name or "").partition(".")[0]
+    if package == "trainmaster":
+        return None
+    if package in EXTRAS:
+        return str(MissingExtra(f"this ({package})", EXTRAS[package]))
+    return f"a package cannot be imported: {_first_line(wrong)}; run: pip install 'trainmaster[all]'"
+
+
+def _describe_os(wrong: OSError) -> str:
+    reason = wrong.strerror or _first_line(wrong) or type(wrong).__name__
+    if wrong.errno == errno.ENOSPC:
+        reason += "; free some space, or choose another place"
+    if wrong.filename is None:
+        return f"output cannot be written: {reason}" if wrong.errno in _OUTPUT else reason
+    name = os.fsdecode(wrong.filename) if isinstance(wrong.filename, (str, bytes)) else str(wrong.filename)
+    return f"{name}: {reason}"
+
+
+def _first_line(wrong: object) -> str:
+    return next((line.strip() for line in str(wrong).splitlines() if line.strip()), type(wrong).__name__)
+
+
+def _flush() -> None:
+    if sys.stdout is not None:  # None where the caller closed it
+        sys.stdout.flush()
+
+
+def _discard_output() -> None:
+    """Send what is still in the buffer of a closed or full output nowhere: its flush at the end would fail again."""
+    try:
+        _flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.close(nowhere)
+
+
+def _say_quietly(say: Callable[[], None]) -> None:
+    with contextlib.suppress(OSError):  # a closed terminal: the exit code is all that is left to give
+        say()

@@ -1,0 +1,371 @@
+"""Contract of every verb: an output that cannot be written, a missing extra, a bad encoding and a full disk end with
+one line and the right exit code, never with a traceback."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainmaster.cli._boundary import EXTRAS, VERDICT_VERBS
+from trainmaster.cli.main import verbs
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = str(ROOT / "src")
+NO_SERVER = "http://127.0.0.1:1"
+# A case is the words of a command line. {blocked} lies below a file, so it can never be made; {bad} holds bytes that
+# are not UTF-8; {full} is a disk without a free byte. `>` sends standard output to the place that cannot be written.
+CASES: dict[str, dict[str, str]] = {
+    "demo": {"output": "demo --home {blocked}", "encoding": "demo --home {bad_home}", "disk": "demo --home {full}/h"},
+    "check": {
+        "output": "check --only shm --out {blocked}",
+        "encoding": "check --only shm --expect {bad}",
+        "disk": "check --only shm --out {full}/evidence",
+    },
+    "bandwidth": {
+        "output": "bandwidth --collective all_reduce --max 8K --backend gloo --processes 1 --out {blocked}",
+        "encoding": "bandwidth --nccl-tests {bad}",
+        "disk": "bandwidth --nccl-tests {log} >",
+    },
+    "isolate": {
+        "output": "isolate --sim nodes=8,racks=2,seed=1 >",
+        "encoding": "isolate --on ssh:{bad}",
+        "disk": "isolate --sim nodes=8,racks=2,seed=1 --json >",
+    },
+    "rejudge": {
+        "output": "rejudge {bundle} >",
+        "encoding": "rejudge {bad_bundle}",
+        "disk": "rejudge {bundle} --json >",
+    },
+    "remedy": {
+        "output": "remedy {bundle} --with slurm --json >",
+        "encoding": "remedy {bad_bundle} --with slurm",
+        "disk": "remedy {bundle} --with kubernetes --json >",
+    },
+    "readmit": {
+        "output": "readmit {bundle} --with slurm --home {out_home} >",
+        "encoding": "readmit {bad_bundle} --with slurm",
+        "disk": "readmit {bundle} --with slurm --home {out_home} >",
+    },
+    "history": {
+        "output": "history --add {bundle} --home {blocked}",
+        "encoding": "history --add {bad_bundle}",
+        "disk": "history --add {bundle} --home {full}/h",
+    },
+    "data": {
+        "output": "data prepare {corpus} --out {blocked} --processes 1",
+        "encoding": "data validate {corpus} --model {bad}",
+        "disk": "data prepare {corpus} --out {full}/tokens --processes 2",
+    },
+    "train": {
+        "output": "train {config} checkpoint.folder={blocked}",
+        "encoding": "train {bad}",
+        "disk": "train {config} checkpoint.folder={full}/c",
+    },
+    "drill": {
+        "output": "drill {config} --out {blocked}",
+        "encoding": "drill {bad}",
+        "disk": "drill {config} --kills 1 --out {full}/proof",
+    },
+    "plan": {"output": "plan {config} >", "encoding": "plan {bad}", "disk": "plan {config} --json >"},
+    "export": {
+        "output": "export {checkpoint} {blocked}",
+        "encoding": "export --from-hf {bad_model} {free}/made",
+        "disk": "export {checkpoint} {full}/model",
+    },
+    "submit": {
+        "output": "submit {spec} --home {blocked}",
+        "encoding": "submit {bad}",
+        "disk": "submit {spec} --home {full}/h",
+    },
+    "serve": {
+        "output": "serve --port 0 --home {blocked}",
+        "encoding": "serve --port 0 --tls-cert {bad} --tls-key {bad}",
+        "disk": "serve --port 0 --home {full}/h",
+    },
+    "work": {"output": "work --home {blocked}", "encoding": "work --home {bad_home}", "disk": "work --home {full}/h"},
+    "reap": {"output": "reap --no-database >", "encoding": "reap --home {bad_home}", "disk": "reap --home {full}"},
+    "report": {
+        "output": "report {events} --out {blocked}.html",
+        "encoding": "report some-job --home {bad_home}",
+        "disk": "report {events} --out {full}/report.html",
+    },
+    "token": {
+        "output": "token create me --home {blocked}",
+        "encoding": f"token list --server {NO_SERVER}",
+        "disk": "token create me --home {full}/h",
+    },
+    **{
+        verb: {
+            "output": f"{verb} {job} --home {{blocked}}",
+            "encoding": f"{verb} {job} --server {NO_SERVER}",  # its token file holds bytes that are not UTF-8
+            "disk": f"{verb} {job} --home {{full}}/h",
+        }
+        for verb, job in {
+            "jobs": "", "show": "x", "logs": "x", "events": "x", "cancel": "x", "resume": "x", "fetch": "x", "cost": ""
+        }.items()
+    },
+}  # fmt: skip
+# Without any extra: words, and the extra that the message names; None: the verb needs none and does its work.
+BASE: dict[str, tuple[str, str | None]] = {
+    "demo": ("demo --home {free}/h", "train,server"),
+    "check": ("check --only shm --json", None),
+    "bandwidth": ("bandwidth", "train"),
+    "isolate": ("isolate --sim nodes=8,racks=2,seed=1", None),
+    "rejudge": ("rejudge {bundle} --json", None),
+    "remedy": ("remedy {bundle} --with slurm", None),
+    "readmit": ("readmit {bundle} --with slurm", None),
+    "history": ("history", None),
+    "data": ("data prepare {corpus} --out {free}/tokens --tokenizer hub:gpt2", "data"),
+    "train": ("train {config}", "train"),
+    "drill": ("drill {config}", "train"),
+    "plan": ("plan {config}", None),
+    "export": ("export {checkpoint} {free}/model", "train"),
+    "submit": ("submit {spec}", "server"),
+    "serve": ("serve", "server"),
+    "work": ("work", "server"),
+    "reap": ("reap", "server"),
+    "report": ("report {events} --out -", "server"),
+    "token": ("token list", "server"),
+    **{
+        verb: (f"{verb} {job} --server {NO_SERVER}", "client")
+        for verb, job in {
+            "jobs": "", "show": "x", "logs": "x", "events": "x", "cancel": "x", "resume": "x", "fetch": "x", "cost": ""
+        }.items()
+    },
+}  # fmt: skip
+_WORD = re.compile(r"\{(\w+)\}")
+
+
+def test_every_verb_has_its_cases() -> None:
+    assert set(verbs()) == set(CASES) == set(BASE), "add the new verb to both tables of this file"
+    assert all(set(cases) == {"output", "encoding", "disk"} for cases in CASES.values())
+
+
+def test_each_optional_package_is_mapped_to_an_extra_that_installs_it() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for package, extra in EXTRAS.items():
+        names = " ".join(extras[extra]).replace("-", "_").lower()
+        assert package in names or package in ("starlette", "botocore"), f"{extra} does not install {package}"
+
+
+@pytest.mark.parametrize("verb", sorted(CASES))
+def test_an_output_that_cannot_be_written(verb: str, places: dict[str, str], tmp_path: Path) -> None:
+    with open("/dev/null", "rb") as unwritable:  # a stream that is open for reading alone  # noqa: PTH123
+        check(
+            run(CASES[verb]["output"], places, tmp_path, stream=unwritable.fileno()),
+            verb,
+            says=r"Not a directory|File exists|cannot be made|cannot be (written|read): (Not a|Bad file)",
+        )
+
+
+@pytest.mark.parametrize("verb", sorted(CASES))
+def test_a_bad_encoding(verb: str, places: dict[str, str], tmp_path: Path) -> None:
+    done = run(CASES[verb]["encoding"], places, tmp_path, env={"TRAINMASTER_TOKEN_FILE": places["bad"]})
+    if verb == "bandwidth":  # its input is the output of another program, in any encoding: INCOMPLETE, no error
+        assert done.returncode == 3 and "Traceback" not in done.stderr, done.stderr
+        return
+    check(done, verb, says=r"(?i)utf-8|not a database|not pem")
+
+
+@pytest.mark.parametrize("verb", sorted(CASES))
+def test_a_full_disk(verb: str, places: dict[str, str], tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    mount = (
+        'mount -t tmpfs -o size=64k,nr_inodes=64 none "$0" || exit 99; '
+        'dd if=/dev/zero of="$0/filler" bs=4096 2>/dev/null; exec "$@"'
+    )
+    with open("/dev/full", "wb") as stream:  # noqa: PTH123
+        around = ["unshare", "--mount", "sh", "-c", mount, str(full)]
+        done = run(CASES[verb]["disk"], places, tmp_path, stream=stream.fileno(), around=around)
+    if done.returncode == 99 or "unshare:" in done.stderr:
+        pytest.skip(f"no mount of our own here: {done.stderr.strip()[:100]}")
+    check(done, verb, says=r"No space left|disk is full|disk I/O error|unable to open database")
+
+
+@pytest.mark.parametrize("verb", sorted(BASE))
+def test_a_base_install(verb: str, places: dict[str, str], base: Path, tmp_path: Path) -> None:
+    words, extra = BASE[verb]
+    done = run(words, places, tmp_path, python=base)
+    if extra is None:
+        assert done.returncode in (0, 1, 3), done.stderr
+        assert "Traceback" not in done.stderr and not error_lines(done)
+    else:
+        check(done, verb, says=rf"pip install 'trainmaster\[{extra}\]'")
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("garbage", "not a URL"),
+        ("mysql://u:hunter2@host/n", "postgresql+psycopg or sqlite"),
+        ("postgresql://u:hunter2@127.0.0.1:1/n", "cannot be opened"),
+        ("sqlite:////proc/none/t.db", "cannot be opened"),
+    ],
+)
+def test_a_database_that_cannot_be_used(url: str, says: str, places: dict[str, str], tmp_path: Path) -> None:
+    done = run("jobs", places, tmp_path, env={"TRAINMASTER_DATABASE": url})
+    check(done, "jobs", says=re.escape(says))
+    assert "hunter2" not in done.stderr
+    assert not (tmp_path / "garbage").exists()
+
+
+def test_postgres_without_its_driver_names_the_extra(places: dict[str, str], base: Path, tmp_path: Path) -> None:
+    for name in ("sqlalchemy", "alembic", "mako", "markupsafe", "greenlet"):
+        link(name, base.parent.parent / "lib")
+    done = run("jobs", places, tmp_path, python=base, env={"TRAINMASTER_DATABASE": "postgresql+psycopg://u@h/n"})
+    check(done, "jobs", says=r"trainmaster\[postgres\]")
+
+
+@pytest.mark.parametrize("names", [("missing", "missing"), ("spec", "spec")])
+def test_tls_files_are_read_before_an_address_is_printed(
+    names: tuple[str, str], places: dict[str, str], tmp_path: Path
+) -> None:
+    cert, key = (places.get(name, str(tmp_path / name)) for name in names)
+    done = run(f"serve --port 0 --tls-cert {cert} --tls-key {key}", places, tmp_path)
+    check(done, "serve", says="--tls-cert|cannot be read")
+    assert "Trainmaster at" not in done.stderr
+
+
+def check(done: subprocess.CompletedProcess[str], verb: str, *, says: str) -> None:
+    said = f"{done.args}\nexit {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+    assert "Traceback" not in done.stderr + done.stdout, said
+    (line,) = error_lines(done) or [said]
+    assert re.search(says, line), said
+    assert done.returncode in ((2, 3) if verb in VERDICT_VERBS else (2,)), said
+
+
+def error_lines(done: subprocess.CompletedProcess[str]) -> list[str]:
+    return [line for line in done.stderr.splitlines() if line.startswith("error ")]
+
+
+def run(
+    words: str,
+    places: dict[str, str],
+    folder: Path,
+    *,
+    stream: int | None = None,
+    around: list[str] | None = None,
+    python: Path | None = None,
+    env: dict[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    here = {**places, "full": str(folder / "full"), "free": str(folder)}
+    filled = [_WORD.sub(lambda match: here[match[1]], word) for word in words.split()]
+    to_stream = filled[-1:] == [">"]
+    command = [
+        *(around or []),
+        str(python or sys.executable),
+        "-m",
+        "trainmaster",
+        *filled[: -1 if to_stream else None],
+    ]
+    around_env = {
+        "PATH": os.environ["PATH"], "HOME": str(folder), "NO_COLOR": "1", "COLUMNS": "400",
+        **({} if python else {"PYTHONPATH": SOURCE}), **(env or {}),
+    }  # fmt: skip
+    out = stream if to_stream and stream is not None else subprocess.PIPE
+    done = subprocess.run(
+        command, check=False, env=around_env, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE,
+        text=True, errors="replace", timeout=150,
+    )  # fmt: skip
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout or "", done.stderr)
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Inputs of the cases, good and bad, by name."""
+    folder = tmp_path_factory.mktemp("places")
+    (folder / "file").write_text("a file, not a folder\n")
+    (folder / "bad.yaml").write_bytes(b"name: \xff\xfe caf\xe9\n")
+    (folder / "bad.yaml").chmod(0o600)
+    (folder / "job.yaml").write_text("name: a\ncommand: [sleep, '1']\n")
+    (folder / "train.yaml").write_text("device: cpu\nsteps: 40\n")
+    (folder / "corpus.txt").write_text("one two three\n" * 2000)
+    (folder / "nccl.log").write_text("nothing was measured\n")
+    made_here = ("bad_home", "bad_bundle", "bad_model", "events", "out_home")
+    for name in made_here:
+        (folder / name).mkdir()
+    (folder / "bad_home/trainmaster.db").write_bytes(b"\xff\xfe not a database" * 100)
+    (folder / "bad_bundle/health.json").write_bytes(b'{"asked": ["\xff\xfe"]}')
+    (folder / "bad_model/config.json").write_bytes(b'{"model_type": "\xff\xfe"}')
+    (folder / "events/events.jsonl").write_text(
+        '{"v":1,"ts":"2026-01-01T00:00:00Z","phase":"TRAINING","event":"start"}\n'
+    )
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": SOURCE, "HOME": str(folder)}
+    made = [sys.executable, "-m", "trainmaster", "check", "--only", "kernel", "--out", str(folder / "bundle")]
+    subprocess.run(made, check=True, env=env, capture_output=True)
+    (node,) = json.loads((folder / "bundle/health.json").read_text())["asked"]
+    drained = {"at": "2026-01-01T00:00:00+00:00", "did": "drain", "node": node, "checks": ["kernel"]}
+    (folder / "out_home/remedies.jsonl").write_text(json.dumps(drained) + "\n")
+    return {
+        "blocked": str(folder / "file/below"), "bad": str(folder / "bad.yaml"), "spec": str(folder / "job.yaml"),
+        "config": str(folder / "train.yaml"), "corpus": str(folder / "corpus.txt"), "log": str(folder / "nccl.log"),
+        "checkpoint": str(save_checkpoint(folder)),
+        **{name: str(folder / name) for name in (*made_here, "bundle")},
+    }  # fmt: skip
+
+
+def save_checkpoint(folder: Path) -> Path:
+    import torch
+
+    from trainmaster.core.train_config import ModelConfig
+    from trainmaster.models.llama import weight_shapes
+    from trainmaster.train.checkpoint.weights import save_weights
+
+    config = ModelConfig()
+    shapes = weight_shapes(config)
+    return save_weights(folder / "checkpoint", config, lambda name: torch.ones(shapes[name]))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The Python of an environment that holds what `pip install trainmaster` brings, and no extra."""
+    folder = tmp_path_factory.mktemp("base")
+    venv.EnvBuilder(symlinks=True).create(folder)
+    for name in closure(["typer", "rich", "pyyaml"]):
+        for file in importlib.metadata.files(name) or []:
+            top = file.parts[0]
+            if top not in ("..", "__pycache__"):
+                link(top.removesuffix(".py"), folder / "lib")
+    (site(folder / "lib") / "source.pth").write_text(SOURCE + "\n")
+    yield folder / "bin/python"
+
+
+def closure(names: list[str]) -> set[str]:
+    """These distributions and all that they require, without their extras."""
+    found: set[str] = set()
+    while names:
+        name = re.split(r"[^A-Za-z0-9._-]", names.pop())[0].lower()
+        if name in found:
+            continue
+        try:
+            wanted = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue  # for another platform or Python
+        found.add(name)
+        names += [line for line in wanted if "extra ==" not in line]
+    return found
+
+
+def link(name: str, lib: Path) -> None:
+    """Make an installed package or module visible in another environment."""
+    for entry in (Path(word) for word in sys.path if word.endswith("-packages")):
+        for path in (entry / name, entry / f"{name}.py"):
+            made = site(lib) / path.name
+            if path.exists() and not made.exists():
+                made.symlink_to(path)
+                return
+
+
+def site(lib: Path) -> Path:
+    return next(lib.glob("python3*/site-packages"))

@@ -50,7 +50,7 @@ TABLE = {
     "datasets": rule("core", "torch", "tokenizers datasets huggingface_hub pyarrow"),
     "train": rule("core node models datasets storage", "torch", "amzn_sagemaker_checkpointing"),
     "bench": rule("core node models datasets train", "torch"),
-    "estimate": rule("core bench"),
+    "estimate": rule("core"),
     "agent": rule(NODE_HALF),
     "storage": rule("core", third_lazy="obstore"),
     "targets": rule("core storage", third_lazy="asyncssh kr8s boto3 httpx"),

@@ -33,7 +33,7 @@ def show(answer: Mapping[str, Any]) -> None:
         _console.out.print(line, soft_wrap=True)
     _console.out.print()
     _console.out.print("[bold]Where it fits[/], tokens/s in the fastest setting that does")
-    _console.out.print("[dim]– does not fit; ≤ without communication, which nobody has published[/]", soft_wrap=True)
+    _console.out.print("[dim]– does not fit; ≤ upper bound, no published GPU-to-GPU bandwidth[/]", soft_wrap=True)
     _console.out.print(_table(answer))
     peak = answer["peak_learning_rate"]
     _console.out.print(f"\n[bold]Learning rate[/] over {answer['run']['steps']:,} steps, as a share of {peak:g}")

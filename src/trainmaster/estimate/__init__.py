@@ -1,11 +1,14 @@
-"""How much memory, how fast, how long: arithmetic over a config and what is known of a GPU. No torch, no GPU.
+"""Memory, speed, duration and cost of a run: arithmetic over a config and the facts of a GPU. No torch, no GPU.
 
+answer        everything that `trainmaster plan` prints, as one mapping
 shapes        every weight of a model, counted
 setting       what one rank holds and computes
 memory        the fullest moment of a step, tensor by tensor
 speed         seconds of a step, kind of work by kind of work
-calibration   what was measured, for what cannot be derived
+calibration   measured figures for what cannot be derived
 choose        the fastest setting that fits, and which GPUs would do
+
+Published bandwidths between GPUs belong to the benchmarks (bench/bus.py); the caller passes them in.
 """
 
 from __future__ import annotations
@@ -26,12 +29,12 @@ __all__ = ["Cluster", "Estimate", "Memory", "Setting", "Speed", "estimate", "fau
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The GPUs of a run. A model of None: only its memory can be told."""
+    """The GPUs of a run. Without a GPU model only the memory is estimated."""
 
     gpu: GpuModel | None
     gpus: int
     gpus_per_node: int
-    bus_gbps: float | None = None  # between all of them, as an all-reduce measures it; None: nobody has published it
+    bus_gbps: float | None = None  # between all of them, as an all-reduce measures it; None: not published
 
     @property
     def nodes(self) -> int:
@@ -44,18 +47,18 @@ class Estimate:
 
     setting: Setting
     memory: Memory
-    gpu_bytes: int | None  # what CUDA hands out on such a GPU
+    gpu_bytes: int | None  # bytes that CUDA can allocate on such a GPU
     speed: Speed | None
-    speed_unknown: str | None  # why there is none
+    speed_unknown: str | None  # why there is no speed
 
     @property
     def fits(self) -> bool | None:
-        """None where nobody knows how much memory there is."""
+        """None where the memory of the GPU is not known."""
         return self.memory.needed <= self.gpu_bytes if self.gpu_bytes is not None else None
 
 
 def estimate(config: TrainConfig, cluster: Cluster) -> Estimate:
-    """What this run needs and how fast it is there. `faults_on` tells first whether it can be laid out so."""
+    """Memory and speed of this run there. Call `faults_on` first: it finds layouts that are not possible."""
     facts, gpu = load(), cluster.gpu
     size = gpu_bytes(gpu, facts.memory) if gpu is not None else None
     setting = setting_of(config, ranks=cluster.gpus, ranks_per_node=cluster.gpus_per_node, gpu_bytes=size)
@@ -73,7 +76,7 @@ def estimate(config: TrainConfig, cluster: Cluster) -> Estimate:
 
 
 def gpu_bytes(gpu: GpuModel, facts: MemoryFacts | None = None) -> int:
-    """What CUDA can hand out. Vendors count in units of 2³⁰; GDDR boards keep a sixteenth for error correction."""
+    """Bytes CUDA can allocate. Vendors count in units of 2³⁰; GDDR boards use a sixteenth for error correction."""
     facts = facts or load().memory
     inline = gpu.hbm_gbps is not None and gpu.hbm_gbps < facts.inline_ecc_below_gbps
     share = facts.visible_share_inline_ecc if inline else facts.visible_share

@@ -1,33 +1,47 @@
-"""What `trainmaster plan` answers: one mapping, printed as JSON or as tables. Its fields are described in
-docs/how/plan.md."""
+"""The answer of `trainmaster plan`: one mapping, printed as JSON or as tables. docs/how/plan.md has its fields."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from trainmaster.core.gpus import GpuModel
-    from trainmaster.core.train_config import TrainConfig
-    from trainmaster.estimate import Cluster, Estimate
+from trainmaster.core import gpus
+from trainmaster.core.gpus import GpuModel
+from trainmaster.core.schedule import learning_rate
+from trainmaster.core.train_config import TrainConfig
+from trainmaster.estimate import Cluster, Estimate, calibration, choose, estimate, gpu_bytes, shapes
 
 _CURVE_POINTS = 120
+
+
+class Bus(Protocol):
+    """A published bandwidth between GPUs."""
+
+    @property
+    def gbps(self) -> float: ...
+    @property
+    def source(self) -> str: ...
+
+
+class FindBus(Protocol):
+    """The published bandwidth between GPUs of a model on so many nodes; None where there is none."""
+
+    def __call__(self, gpu: GpuModel, *, nodes: int) -> Bus | None: ...
 
 
 def answer(
     config: TrainConfig,
     cluster: Cluster,
     *,
+    find_bus: FindBus,
     words: Sequence[str],
     tokens: int | None,
     usd_per_gpu_hour: float | None,
     instance: str | None,
     disk_gbps: float | None,
 ) -> dict[str, Any]:
-    """The whole plan of a config on a cluster. `words` name the config on a command line."""
-    from trainmaster.estimate import estimate, shapes
-
+    """The whole plan of a config on a cluster. `words` are the config's arguments on a command line."""
     found = estimate(config, cluster)
     counts = shapes.count(config.model)
     step_tokens = config.batch_sequences * config.sequence_tokens
@@ -53,11 +67,11 @@ def answer(
         "run": _run(config, found, steps=steps, step_tokens=step_tokens, usd_per_gpu_hour=usd_per_gpu_hour),
         "checkpoint": checkpoint,
         "suggestion": _suggestion(config, cluster, words),
-        "would_fit": _would_fit(config, cluster) if found.fits is False else [],
-        "table": _table(config),
+        "would_fit": _would_fit(config, cluster, find_bus) if found.fits is False else [],
+        "table": _table(config, find_bus),
         "peak_learning_rate": config.optimizer.lr,
         "learning_rates": _learning_rates(config, steps),
-        "notes": _notes(config, cluster, found, checkpoint),
+        "notes": _notes(config, cluster, found, checkpoint, find_bus),
     }
 
 
@@ -116,8 +130,6 @@ def _run(
 
 
 def _checkpoint(config: TrainConfig, cluster: Cluster, found: Estimate, *, disk_gbps: float | None) -> dict[str, Any]:
-    from trainmaster.estimate import calibration
-
     size, per_node = found.memory.checkpoint, disk_gbps or calibration.load().save_gbps
     link = cluster.gpu.d2h_gbps if cluster.gpu is not None else None
     write_s = size / (1e9 * per_node * cluster.nodes)
@@ -134,8 +146,6 @@ def _checkpoint(config: TrainConfig, cluster: Cluster, found: Estimate, *, disk_
 
 
 def _suggestion(config: TrainConfig, cluster: Cluster, words: Sequence[str]) -> dict[str, Any] | None:
-    from trainmaster.estimate import choose
-
     found = choose.fastest(config, cluster) if cluster.gpu is not None else None
     if found is None:
         return None
@@ -152,14 +162,11 @@ def _suggestion(config: TrainConfig, cluster: Cluster, words: Sequence[str]) -> 
     }
 
 
-def _would_fit(config: TrainConfig, cluster: Cluster) -> list[str]:
-    """Ways out for a config that does not fit, nearest first; the suggestion, where there is one, comes before all."""
-    from trainmaster.core import gpus
-    from trainmaster.estimate import choose
-
+def _would_fit(config: TrainConfig, cluster: Cluster, find_bus: FindBus) -> list[str]:
+    """Changes that make a config fit, nearest first; the suggestion, where there is one, comes before them."""
     ways = []
     if cluster.gpu is not None:
-        more = [item for item in _sizes(config, cluster.gpu) if item.gpus > cluster.gpus]
+        more = [item for item in _sizes(config, cluster.gpu, find_bus) if item.gpus > cluster.gpus]
         found = choose.fewest(config, more)
         if found is not None:
             ways.append(f"{found[0].gpus} × {cluster.gpu.name}{_with(found[1].overrides)}")
@@ -184,17 +191,14 @@ def _would_fit(config: TrainConfig, cluster: Cluster) -> list[str]:
     return ways
 
 
-def _table(config: TrainConfig) -> list[dict[str, Any]]:
+def _table(config: TrainConfig, find_bus: FindBus) -> list[dict[str, Any]]:
     """Every known GPU in every number: the fastest setting that fits there."""
-    from trainmaster.core import gpus
-    from trainmaster.estimate import choose, gpu_bytes
-
     rows = []
     for gpu in gpus.gpus().values():
         if gpu.bf16_tflops is None and config.precision != "fp32":
             continue  # T4, V100: no bfloat16
         cells = []
-        for cluster in _sizes(config, gpu):
+        for cluster in _sizes(config, gpu, find_bus):
             found = choose.fastest(config, cluster)
             speed = found.estimate.speed if found is not None else None
             cells.append(
@@ -211,40 +215,34 @@ def _table(config: TrainConfig) -> list[dict[str, Any]]:
     return rows
 
 
-def _sizes(config: TrainConfig, gpu: GpuModel) -> list[Cluster]:
+def _sizes(config: TrainConfig, gpu: GpuModel, find_bus: FindBus) -> list[Cluster]:
     """Clusters of this GPU that the batch divides over."""
-    from trainmaster.estimate import Cluster, choose
-    from trainmaster.estimate import bus as _bus
-
     sizes = []
     for count in choose.COUNTS:
         if config.batch_sequences % count == 0:
-            bus = _bus.find(gpu, nodes=-(-count // 8)) if count > 1 else None
+            bus = find_bus(gpu, nodes=-(-count // 8)) if count > 1 else None
             gbps = bus.gbps if bus is not None else None
             sizes.append(Cluster(gpu=gpu, gpus=count, gpus_per_node=min(8, count), bus_gbps=gbps))
     return sizes
 
 
 def _learning_rates(config: TrainConfig, steps: int) -> list[list[float]]:
-    from trainmaster.core.schedule import learning_rate
-
     top = min(config.optimizer.warmup_steps, steps - 1)
     shown = sorted({top, *(round(i * (steps - 1) / _CURVE_POINTS) for i in range(_CURVE_POINTS + 1))})
     return [[step + 1, learning_rate(config.optimizer, step=step, steps=steps)] for step in shown]
 
 
-def _notes(config: TrainConfig, cluster: Cluster, found: Estimate, checkpoint: dict[str, Any]) -> list[str]:
-    """What a reader must know before trusting the figures."""
-    from trainmaster.estimate import bus as _bus
-    from trainmaster.estimate import calibration
-
+def _notes(
+    config: TrainConfig, cluster: Cluster, found: Estimate, checkpoint: dict[str, Any], find_bus: FindBus
+) -> list[str]:
+    """Limits of the figures that a reader must know."""
     notes, facts = [], calibration.load()
     if cluster.gpu is not None and cluster.gpu.name != facts.measured_on:
         notes.append(f"calibrated on {facts.measured_on}; {cluster.gpu.name} by its datasheet alone")
     if cluster.gpus > 1 and cluster.gpu is not None:
-        bus = _bus.find(cluster.gpu, nodes=cluster.nodes)
+        bus = find_bus(cluster.gpu, nodes=cluster.nodes)
         if cluster.bus_gbps is None or bus is None:
-            notes.append("nobody has published the bandwidth between these GPUs: speed is an upper bound")
+            notes.append("no bandwidth between these GPUs is published: speed is an upper bound")
         else:
             notes.append(f"between GPUs: {bus.source}; several GPUs were never measured here")
     if config.model.experts is not None:

@@ -1,4 +1,4 @@
-"""What was measured, for what cannot be derived (data/estimate.toml): shares of a peak that real kernels reach."""
+"""Measured figures for what cannot be derived (data/estimate.toml): shares of a peak that real kernels reach."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Calibration:
 @functools.cache
 def load() -> Calibration:
     """The calibration that ships."""
-    text = (resources.files("trainmaster.core") / "data" / "estimate.toml").read_text(encoding="utf-8")
+    text = (resources.files("trainmaster.estimate") / "data" / "estimate.toml").read_text(encoding="utf-8")
     return parse(tomllib.loads(text))
 
 

@@ -14,7 +14,7 @@ from trainmaster.core.schema import build
 from trainmaster.core.train_config import TrainConfig
 from trainmaster.estimate import Cluster, calibration, estimate
 
-DOCUMENT = tomllib.loads((Path(estimates.__file__).parents[1] / "data" / "estimate.toml").read_text())
+DOCUMENT = tomllib.loads((Path(estimates.__file__).parent / "data" / "estimate.toml").read_text())
 
 
 def name(row: dict[str, Any]) -> str:

@@ -1,13 +1,12 @@
-"""The bandwidth between the GPUs of a plan: what others have published for that GPU and about that many nodes."""
+"""Published bus bandwidth between the GPUs of a cluster: the baseline of that GPU on the nearest number of nodes."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from trainmaster.core.gpus import GpuModel
+from trainmaster.bench import limits
+from trainmaster.core.gpus import GpuModel
 
 _LEAST_BYTES = 1 << 30  # smaller messages measure latency
 
@@ -21,12 +20,10 @@ class Bus:
 
 
 def find(gpu: GpuModel, *, nodes: int, fabric: str | None = None) -> Bus | None:
-    """An all-reduce over 8 GPUs a node; of several nodes, on the number of them that is nearest, the slowest fabric.
+    """All-reduce bandwidth over 8 GPUs a node; of several nodes, at the nearest number of them, the slowest fabric.
 
-    None where nobody has published one: PCIe boards, and GPUs that are sold in twos.
+    None where none is published: PCIe boards, and GPUs that are sold in pairs.
     """
-    from trainmaster.bench import limits
-
     model = limits.gpu_model(gpu.names[0])
     fit = [
         base

@@ -19,7 +19,7 @@ from trainmaster.train.parallel import shard
 from trainmaster.train.run_log import RunLog
 from trainmaster.train.watch.stop import Stop
 
-from .managed_runs import Managed
+from .checkpoint.managed_runs import Managed
 from .runs import ALONE, Ran, Ranks, RunHere, Start, tiny
 
 

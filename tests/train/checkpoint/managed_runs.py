@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from trainmaster.core.train_config import TrainConfig
 
-from .runs import Ran
+from ..runs import Ran
 
 Managed = Callable[..., TrainConfig]
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nobody listens

@@ -23,7 +23,7 @@ from trainmaster.models import hf
 from trainmaster.models.llama import weight_shapes
 from trainmaster.train.checkpoint.weights import save_weights
 
-from .runs import RunHere, Start, tiny
+from ..runs import RunHere, Start, tiny
 
 MIXTRAL = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "ffn_width": 48, "experts": 4, "tied": False}
 

@@ -16,7 +16,7 @@ from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.checkpoint.manifest import FileRecord, Manifest
 from trainmaster.train.loop import TrainingFailed
 
-from .runs import RunHere, Start, read_events, tiny
+from ..runs import RunHere, Start, read_events, tiny
 
 
 def test_the_newest_are_kept_and_no_more(run_here: RunHere, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from trainmaster.core.errors import CheckpointError
 from trainmaster.core.train_config import TrainConfig
 from trainmaster.train.checkpoint.tiers import memory
 
-from .runs import Ran, RunHere, Start, StopAfter, tiny
+from ..runs import Ran, RunHere, Start, StopAfter, tiny
 
 
 def config(steps: int = 10, **checkpoint: Any) -> TrainConfig:

@@ -12,7 +12,7 @@ from trainmaster.train.checkpoint.manifest import FileRecord
 from trainmaster.train.checkpoint.provenance import redact
 from trainmaster.train.checkpoint.write import write
 
-from .runs import RunHere, tiny
+from ..runs import RunHere, tiny
 
 
 def test_a_manifest_tells_where_it_comes_from(run_here: RunHere, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from trainmaster.train.checkpoint.tiers import remote as tier
 from trainmaster.train.checkpoint.tiers.remote import Remote, list_steps
 from trainmaster.train.parallel import rank_sync, shard
 
-from .runs import ALONE
+from ..runs import ALONE
 
 FILES = {".metadata": b"index", "__0_0.distcp": bytes(range(256)) * 30_000, "__1_0.distcp": b"second" * 1000}
 

@@ -23,8 +23,8 @@ from trainmaster.train.__main__ import main
 from trainmaster.train.loop import TrainingFailed
 from trainmaster.train.watch import stop
 
+from ..runs import Ran, RunHere, tiny
 from .managed_runs import NOWHERE, Managed, loaded, place, rejected, saved
-from .runs import Ran, RunHere, tiny
 
 
 class Cut(Exception):

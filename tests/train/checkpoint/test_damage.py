@@ -10,7 +10,7 @@ import pytest
 
 from trainmaster.core.errors import CheckpointError
 
-from .runs import RunHere, Start, read_events, tiny
+from ..runs import RunHere, Start, read_events, tiny
 
 Damage = Callable[[Path], None]
 

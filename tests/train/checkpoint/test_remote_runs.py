@@ -22,7 +22,7 @@ from trainmaster.train.checkpoint.tiers import tiered
 from trainmaster.train.checkpoint.tiers.remote import list_steps
 from trainmaster.train.watch.stop import Stop
 
-from .runs import Ran, RunHere, tiny
+from ..runs import Ran, RunHere, tiny
 
 
 class Gate(socketserver.ThreadingTCPServer):

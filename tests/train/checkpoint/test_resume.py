@@ -12,7 +12,7 @@ import pytest
 from trainmaster.core.errors import CheckpointError
 from trainmaster.train.checkpoint import manifest as manifests
 
-from .runs import RunHere, Start, StopAfter, read_events, tiny
+from ..runs import RunHere, Start, StopAfter, read_events, tiny
 
 
 def test_a_resumed_run_is_bit_equal_to_an_unbroken_one(run_here: RunHere, tmp_path: Path) -> None:

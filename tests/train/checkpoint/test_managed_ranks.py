@@ -9,8 +9,8 @@ import pytest
 
 from sims.checkpoint_daemon import Daemon, Faults
 
+from ..runs import RunHere, Start, StopAfter
 from .managed_runs import Managed, loaded, place, rejected, saved
-from .runs import RunHere, Start, StopAfter
 
 
 def test_the_newest_whole_step_is_found_whoever_wrote_it(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trainmaster.train.checkpoint.tiers.loss_bound import MEMORY
 
-from .runs import RunHere, Start, tiny
+from ..runs import RunHere, Start, tiny
 
 
 def test_killed_inside_every_tier_it_resumes_what_was_acknowledged(

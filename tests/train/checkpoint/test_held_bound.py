@@ -12,7 +12,7 @@ from trainmaster.train.checkpoint import save
 from trainmaster.train.checkpoint.manifest import FileRecord
 from trainmaster.train.checkpoint.write import write
 
-from .runs import RunHere, read_events, tiny
+from ..runs import RunHere, read_events, tiny
 
 
 def test_no_step_is_begun_that_could_cost_more_than_was_said(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .runs import RunHere, Start, tiny
+from ..runs import RunHere, Start, tiny
 
 WRITTEN = Path(__file__).parent / "checkpoint-0.1.0.tar.xz"
 # Losses of steps 3 and 4 that the run which wrote it went on to (torch 2.13, CPU).

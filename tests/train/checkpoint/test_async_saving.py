@@ -16,7 +16,7 @@ from trainmaster.train.checkpoint.manifest import FileRecord
 from trainmaster.train.checkpoint.write import write
 from trainmaster.train.compute import forward_backward
 
-from .runs import RunHere, read_events, tiny
+from ..runs import RunHere, read_events, tiny
 
 Write = Callable[[Path, Iterable[bytes | memoryview]], FileRecord]
 QUIET = {"eval_sequences": 0, "epoch_steps": 1000}

@@ -24,9 +24,10 @@ from typing import Any
 import torch
 
 from trainmaster.core.data_config import DataConfig
-from trainmaster.datasets import Shape, _index
-from trainmaster.datasets._prepare import Recipe, prepare
+from trainmaster.datasets import Shape
 from trainmaster.datasets._shuffle import shuffled
+from trainmaster.datasets.corpus import index as _index
+from trainmaster.datasets.corpus.prepare import Recipe, prepare
 from trainmaster.datasets.prepared import Prepared
 
 _WORDS = "the of and to in a is that for it as was with be by on not he his but at are this have from or had an".split()

@@ -10,8 +10,8 @@ from typing import Any
 from trainmaster.core.data_config import DataConfig
 from trainmaster.core.schema import build
 from trainmaster.datasets import Rows, Shape, Source, load
-from trainmaster.datasets._index import Index
-from trainmaster.datasets._prepare import Recipe, prepare
+from trainmaster.datasets.corpus.index import Index
+from trainmaster.datasets.corpus.prepare import Recipe, prepare
 
 END = 255  # of the byte tokenizer
 

@@ -14,9 +14,10 @@ from corpus import pairs, row_texts, texts
 from trainmaster.core.data_config import DataConfig
 from trainmaster.core.errors import DataError, SpecError
 from trainmaster.core.schema import build
-from trainmaster.datasets import Shape, _retry
+from trainmaster.datasets import Shape
 from trainmaster.datasets._stream_shards import Documents, Stream, count_lanes
-from trainmaster.datasets._tokenizer import Bytes
+from trainmaster.datasets.corpus import retry
+from trainmaster.datasets.corpus.tokenizer import Bytes
 
 BATCH = 12
 
@@ -85,7 +86,7 @@ def test_four_ranks_then_two_then_three_read_what_one_reads(rows: str) -> None:
 
 
 def test_a_source_that_breaks_off_again_and_again_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_retry, "_FIRST_S", 0.0)
+    monkeypatch.setattr(retry, "_FIRST_S", 0.0)
     whole, _ = run(2, range(6))
     broken, _ = run(2, range(6), documents=lambda: Files(files(), fails=23))
     assert broken == whole

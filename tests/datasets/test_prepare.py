@@ -13,9 +13,11 @@ import pytest
 from corpus import END, make, row_texts, source, texts, write_jsonl
 
 from trainmaster.core.errors import DataError, UsageError
-from trainmaster.datasets import _files, _index, _prepare
-from trainmaster.datasets._files import Manner
-from trainmaster.datasets._prepare import Recipe, prepare
+from trainmaster.datasets.corpus import files as _files
+from trainmaster.datasets.corpus import index as _index
+from trainmaster.datasets.corpus import prepare as _prepare
+from trainmaster.datasets.corpus.files import Manner
+from trainmaster.datasets.corpus.prepare import Recipe, prepare
 
 
 def documents_in(folder: Path) -> list[str]:

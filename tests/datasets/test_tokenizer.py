@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainmaster.core.errors import DataError, UsageError
-from trainmaster.datasets import _tokenizer
+from trainmaster.datasets.corpus import tokenizer as _tokenizer
 
 
 def train_one(folder: Path, *, end: str) -> Path:

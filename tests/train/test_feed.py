@@ -18,7 +18,7 @@ from sims.hub import Hub
 from trainmaster.core.errors import DataError, SpecError
 from trainmaster.core.train_config import TrainConfig
 from trainmaster.datasets import Rows, Source
-from trainmaster.datasets._prepare import Recipe, prepare
+from trainmaster.datasets.corpus.prepare import Recipe, prepare
 from trainmaster.train.drill import sample_log
 from trainmaster.train.feed import Feed
 from trainmaster.train.parallel import shard

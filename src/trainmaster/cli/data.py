@@ -16,9 +16,9 @@ from trainmaster.cli import _console, _yaml_file
 from trainmaster.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from trainmaster.datasets._index import Index
-    from trainmaster.datasets._prepare import Recipe
-    from trainmaster.datasets._validate import Report
+    from trainmaster.datasets.corpus.index import Index
+    from trainmaster.datasets.corpus.prepare import Recipe
+    from trainmaster.datasets.corpus.validate import Report
 
 _HUB = "hub:"
 
@@ -90,7 +90,7 @@ def prepare(
 
       trainmaster train llama.yaml data.source=prepared data.path=c4
     """
-    from trainmaster.datasets import _prepare
+    from trainmaster.datasets.corpus import prepare as _prepare
 
     recipe = _recipe(tokenizer, end_token, text_field, text_unit)
     recipe = replace(
@@ -142,7 +142,7 @@ def validate(
 
       trainmaster data validate corpus/*.jsonl --tokenizer tokenizer.json --json
     """
-    from trainmaster.datasets import _validate
+    from trainmaster.datasets.corpus import validate as _validate
 
     vocab = _model_vocab(model) if model is not None else None
     place = Path(sources[0]).expanduser()
@@ -163,15 +163,15 @@ def validate(
 
 
 def _recipe(tokenizer: str, end_token: str | None, text_field: str, text_unit: TextUnit) -> Recipe:
-    from trainmaster.datasets._files import Manner
-    from trainmaster.datasets._prepare import Recipe
+    from trainmaster.datasets.corpus.files import Manner
+    from trainmaster.datasets.corpus.prepare import Recipe
 
     manner = Manner(text_field=text_field, text_unit=text_unit.value)
     return Recipe(tokenizer=tokenizer, end_token=end_token, manner=manner)
 
 
 def _local(sources: list[str]) -> tuple[list[Path], list[str], dict[str, Any]]:
-    from trainmaster.datasets import _files
+    from trainmaster.datasets.corpus import files as _files
 
     if any(source.startswith(_HUB) for source in sources):
         raise UsageError("hub:NAME stands alone; prepare each dataset into its own folder and mix them when training")
@@ -183,11 +183,11 @@ def _local(sources: list[str]) -> tuple[list[Path], list[str], dict[str, Any]]:
 def _from_hub(
     name: str, pattern: str | None, subset: str | None, split: str, revision: str
 ) -> tuple[list[Path], list[str], dict[str, Any]]:
-    from trainmaster.datasets import _hub_files
+    from trainmaster.datasets.corpus import hub_files
 
-    found = _hub_files.listing(name, revision, pattern=pattern, subset=subset, split=split)
+    found = hub_files.listing(name, revision, pattern=pattern, subset=subset, split=split)
     with _progress("downloading", sum(file.size_bytes for file in found.files)) as advance:
-        paths = _hub_files.fetch(found, advance)
+        paths = hub_files.fetch(found, advance)
     stamps = [str(file.sha256 or file.git_sha1) for file in found.files]
     files = [{"name": file.name, "size_bytes": file.size_bytes, "sha256": file.sha256} for file in found.files]
     return paths, stamps, {"hub": name, "commit": found.commit, "files": files}

@@ -1,8 +1,9 @@
-"""Where samples come from. One file per source; the folder is the registry, and this is the contract.
+"""Data sources. One file per source; the folder is the registry, and this module is the contract.
 
-Samples are numbered over all ranks: sample `n` is the same on every rank of every world size, for ever, so ranks need
-not talk to share the data. Most sources are functions of the number. A stream cannot be; it is read in lanes, and where
-each lane stands is its state (`_lanes.py`). Files whose name begins with an underscore are no sources.
+Samples are numbered over all ranks: sample `n` is the same on every rank of every world size, so ranks share the data
+without communication. Most sources compute a sample from its number. A stream cannot; it is read in shards, and the
+position of each shard is its state (`_stream_shards.py`). Modules whose name begins with an underscore, and the package
+`corpus`, are no sources.
 """
 
 from __future__ import annotations
@@ -79,8 +80,9 @@ class Source:
 
 
 def names() -> list[str]:
-    """Every source there is: the modules of this folder."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+    """Names of all sources: the modules of this folder."""
+    modules = pkgutil.iter_modules(__path__)
+    return sorted(module.name for module in modules if not module.ispkg and not module.name.startswith("_"))
 
 
 def load(config: DataConfig, shape: Shape) -> Source:

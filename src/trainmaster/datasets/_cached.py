@@ -14,8 +14,11 @@ from pathlib import Path
 from trainmaster.core import schema
 from trainmaster.core.data_config import DataConfig
 from trainmaster.core.errors import UsageError
-from trainmaster.datasets import Shape, Source, _files, _index, _tokenizer
-from trainmaster.datasets._prepare import Recipe, prepare
+from trainmaster.datasets import Shape, Source
+from trainmaster.datasets.corpus import files as _files
+from trainmaster.datasets.corpus import index
+from trainmaster.datasets.corpus import tokenizer as _tokenizer
+from trainmaster.datasets.corpus.prepare import Recipe, prepare
 
 
 def create(config: DataConfig, shape: Shape) -> Source:
@@ -42,7 +45,7 @@ def tokenised(config: DataConfig, pattern: str, *, held_out_share: float) -> Pat
     settings = {**schema.to_plain(recipe), "tokenizer": tokenizer.sha256, "format": config.source}
     key = hashlib.sha256(json.dumps([settings, hashes], sort_keys=True).encode()).hexdigest()[:32]
     folder = cache / "tokens" / key
-    if not (folder / _index.INDEX).exists():
+    if not (folder / index.INDEX).exists():
         source = {"files": [{"name": path.name, "sha256": sha} for path, sha in zip(files, hashes, strict=True)]}
         prepare(files, folder, recipe, processes=len(os.sched_getaffinity(0)), source=source, stamps=hashes)
     return folder
@@ -60,12 +63,12 @@ def _hashes(cache: Path, files: list[Path]) -> list[str]:
         stat = path.stat()
         name = f"{path.absolute()} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino}"
         if name not in known:
-            known[name], new = _index.hash_file(path), True
+            known[name], new = index.hash_file(path), True
         found.append(known[name])
     if new:
         try:
             cache.mkdir(parents=True, exist_ok=True)
-            _index.write_json(known_at, known)
+            index.write_json(known_at, known)
         except OSError as wrong:
             raise UsageError(f"the cache folder {cache} cannot be written: {wrong.strerror}; set data.cache") from None
     return found

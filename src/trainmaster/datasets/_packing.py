@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from trainmaster.datasets import NOT_COUNTED, Rows, whole
-from trainmaster.datasets._index import Shard
-from trainmaster.datasets._tokens import Tokens, read_lengths
+from trainmaster.datasets.corpus.index import Shard
+from trainmaster.datasets.corpus.tokens import Tokens, read_lengths
 
 
 class Cut(Protocol):

@@ -19,10 +19,10 @@ from trainmaster.core.data_config import DataConfig
 from trainmaster.core.errors import DataError, Fault, SpecError
 from trainmaster.datasets import Rows, Shape, Source, stack, whole
 from trainmaster.datasets._packing import fill_row
-from trainmaster.datasets._prepare import is_held_out
-from trainmaster.datasets._retry import Patience
 from trainmaster.datasets._shuffle import shuffled
-from trainmaster.datasets._tokenizer import Tokenizer
+from trainmaster.datasets.corpus.prepare import is_held_out
+from trainmaster.datasets.corpus.retry import Patience
+from trainmaster.datasets.corpus.tokenizer import Tokenizer
 
 _LANES = 32  # at most, unless stated: each keeps a connection and a piece of a file in memory
 _AT_ONCE = 8  # documents a lane tokenises together

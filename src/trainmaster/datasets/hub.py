@@ -11,10 +11,10 @@ from typing import Any
 from trainmaster.core.data_config import DataConfig
 from trainmaster.core.errors import DataError, MissingExtra
 from trainmaster.datasets import Shape
-from trainmaster.datasets import _tokenizer as tokenizers
-from trainmaster.datasets._hub_files import commit_of
-from trainmaster.datasets._retry import Patience, brief, is_final
 from trainmaster.datasets._stream_shards import Stream
+from trainmaster.datasets.corpus import tokenizer as tokenizers
+from trainmaster.datasets.corpus.hub_files import commit_of
+from trainmaster.datasets.corpus.retry import Patience, brief, is_final
 
 
 class HubDocuments:

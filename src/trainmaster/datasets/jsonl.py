@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainmaster.datasets._cached import create
-from trainmaster.datasets._files import Block, Document, Manner, cut_lines, lines
+from trainmaster.datasets.corpus.files import Block, Document, Manner, cut_lines, lines
 
 __all__ = ["SUFFIXES", "create", "cut", "documents"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainmaster.core.errors import DataError, MissingExtra
 from trainmaster.datasets._cached import create
-from trainmaster.datasets._files import Block, Document, Manner
+from trainmaster.datasets.corpus.files import Block, Document, Manner
 
 __all__ = ["SUFFIXES", "create", "cut", "documents"]
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from trainmaster.core.data_config import DataConfig
 from trainmaster.core.errors import DataError
-from trainmaster.datasets import Rows, Shape, Source, _index
-from trainmaster.datasets._index import Index
+from trainmaster.datasets import Rows, Shape, Source
 from trainmaster.datasets._packing import Concat, Cut, Packed
 from trainmaster.datasets._shuffle import shuffled
-from trainmaster.datasets._tokens import Tokens
+from trainmaster.datasets.corpus import index as _index
+from trainmaster.datasets.corpus.index import Index
+from trainmaster.datasets.corpus.tokens import Tokens
 
 
 class Prepared(Source):

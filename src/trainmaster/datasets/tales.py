@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from trainmaster.core.data_config import DataConfig
 from trainmaster.datasets import Rows, Shape, Source, whole
-from trainmaster.datasets._tokenizer import Bytes
+from trainmaster.datasets.corpus.tokenizer import Bytes
 
 T = TypeVar("T")
 

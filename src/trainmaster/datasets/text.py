@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trainmaster.core.errors import DataError
 from trainmaster.datasets._cached import create
-from trainmaster.datasets._files import Block, Document, Manner, cut_lines, lines, unpacked, whole_file
+from trainmaster.datasets.corpus.files import Block, Document, Manner, cut_lines, lines, unpacked, whole_file
 
 __all__ = ["SUFFIXES", "create", "cut", "documents"]
 

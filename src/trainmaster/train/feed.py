@@ -18,7 +18,7 @@ from trainmaster import datasets
 from trainmaster.core.errors import DataError, Fault, SpecError, TrainmasterError, UsageError
 from trainmaster.core.train_config import TrainConfig
 from trainmaster.datasets import Rows, Source
-from trainmaster.datasets._retry import Patience, brief
+from trainmaster.datasets.corpus.retry import Patience, brief
 from trainmaster.train.parallel import rank_sync
 from trainmaster.train.parallel.shard import World
 from trainmaster.train.run_log import RunLog

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainmaster.core.errors import DataError, TrainmasterError
-from trainmaster.datasets import _files, _index, _tokenizer
-from trainmaster.datasets._index import LENGTH_BYTES, SPLITS, WIDTHS, Index, Shard
-from trainmaster.datasets._prepare import Recipe
+from trainmaster.datasets.corpus import files as _files
+from trainmaster.datasets.corpus import index as _index
+from trainmaster.datasets.corpus import tokenizer as _tokenizer
+from trainmaster.datasets.corpus.index import LENGTH_BYTES, SPLITS, WIDTHS, Index, Shard
+from trainmaster.datasets.corpus.prepare import Recipe
 
 _CODES: dict[str, Literal["H", "I"]] = {"uint16": "H", "uint32": "I"}
 _SHOWN = 20  # faults of one kind that are named; the rest are counted

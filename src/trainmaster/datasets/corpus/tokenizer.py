@@ -112,7 +112,7 @@ def _configured(path: Path) -> str | None:
 
 
 def _from_hub(name: str) -> Path:
-    from trainmaster.datasets._hub_files import download
+    from trainmaster.datasets.corpus.hub_files import download
 
     # The small file beside it says which token ends a document; not every repository has one.
     download(name, _SETTINGS, kind="model", missing_ok=True)

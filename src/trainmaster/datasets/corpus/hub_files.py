@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainmaster.core.errors import DataError, MissingExtra, UsageError
-from trainmaster.datasets import _files
-from trainmaster.datasets._index import hash_file
-from trainmaster.datasets._retry import Patience, brief, is_final
+from trainmaster.datasets.corpus import files as _files
+from trainmaster.datasets.corpus.index import hash_file
+from trainmaster.datasets.corpus.retry import Patience, brief, is_final
 
 _TRIES = 8  # about a minute of pauses in all
 _AT_ONCE = 4

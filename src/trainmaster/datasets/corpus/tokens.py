@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trainmaster.core.errors import DataError
-from trainmaster.datasets._index import WIDTHS, Shard
+from trainmaster.datasets.corpus.index import WIDTHS, Shard
 
 _DTYPES = {"uint16": torch.uint16, "uint32": torch.uint32}
 _OPEN_FILES = 256  # many systems let a process have 1,024

@@ -23,9 +23,11 @@ from typing import Any, BinaryIO
 from trainmaster.core import schema
 from trainmaster.core.errors import DataError, UsageError
 from trainmaster.core.files import DRAFT_PREFIX
-from trainmaster.datasets import _files, _index, _tokenizer
-from trainmaster.datasets._files import Block, Document, Manner
-from trainmaster.datasets._index import SPLITS, File, Index, Shard, TokenizerRecord
+from trainmaster.datasets.corpus import files as _files
+from trainmaster.datasets.corpus import index as _index
+from trainmaster.datasets.corpus import tokenizer as _tokenizer
+from trainmaster.datasets.corpus.files import Block, Document, Manner
+from trainmaster.datasets.corpus.index import SPLITS, File, Index, Shard, TokenizerRecord
 
 WORK = "work.json"  # what is being made; gone when the index is there
 SHARD_BYTES = 256 << 20  # of raw input: about 60 million tokens of English

@@ -333,17 +333,7 @@ KNOWN: dict[str, list[str]] = {
         "trainmaster.storage <-> trainmaster.storage.folder <-> trainmaster.storage.objects",
     ],
     "private": [
-        "cli/data.py: trainmaster.datasets.corpus.files",
-        "cli/data.py: trainmaster.datasets.corpus.files.Manner",
-        "cli/data.py: trainmaster.datasets.corpus.hub_files",
-        "cli/data.py: trainmaster.datasets.corpus.index.Index",
-        "cli/data.py: trainmaster.datasets.corpus.prepare",
-        "cli/data.py: trainmaster.datasets.corpus.prepare.Recipe",
-        "cli/data.py: trainmaster.datasets.corpus.validate",
-        "cli/data.py: trainmaster.datasets.corpus.validate.Report",
         "cluster/gather.py: trainmaster.cli._yaml_file",
-        "train/feed.py: trainmaster.datasets.corpus.retry.Patience",
-        "train/feed.py: trainmaster.datasets.corpus.retry.brief",
     ],
     "file": [],
     "function": [

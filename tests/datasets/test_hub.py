@@ -72,8 +72,9 @@ datasets.config.STREAMING_READ_RETRY_INTERVAL = datasets.config.STREAMING_READ_S
 from trainmaster.core.data_config import DataConfig
 from trainmaster.core.errors import DataError
 from trainmaster.core.schema import build
-from trainmaster.datasets import Shape, _hub_files, _retry, load
-_retry._FIRST_S = 0.01
+from trainmaster.datasets import Shape, load
+from trainmaster.datasets.corpus import hub_files, retry
+retry._FIRST_S = 0.01
 CONFIG = {"source": "hub", "dataset": "me/c4", "subset": "en", "held_out_split": "validation"}
 
 def read(steps, state=None):
@@ -98,7 +99,7 @@ assert len({tuple(row) for row in whole}) == 48
 assert bytes(held_out[0]).decode("latin-1").startswith("<9"), "of its own split"
 before = len(hub.asked)
 try:
-    _hub_files.commit_of("me/nothing", "main")
+    hub_files.commit_of("me/nothing", "main")
 except DataError as wrong:
     assert "me/nothing" in str(wrong) and len(hub.asked) == before + 1, "said at once, not tried again"
 else:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from corpus import make, row_texts, source, texts
-from test_lanes import stream
+from test_stream_shards import stream
 
 from trainmaster.core.errors import DataError
 from trainmaster.datasets import Shape

@@ -62,7 +62,7 @@ def test_a_killed_preparation_keeps_its_finished_shards(tmp_path: Path) -> None:
     out = tmp_path / "out"
     # It stands before the third shard, and dies there.
     code = (
-        "import sys, time; from pathlib import Path; from trainmaster.datasets import _prepare\n"
+        "import sys, time; from pathlib import Path; from trainmaster.datasets.corpus import prepare as _prepare\n"
         "real = _prepare.make_shard\n"
         "def slow(job, out, recipe):\n"
         "    if job.number == 2: print('there', flush=True); time.sleep(60)\n"

@@ -21,7 +21,7 @@ from trainmaster.datasets import Rows, Shape, Source, stack, whole
 from trainmaster.datasets._packing import fill_row
 from trainmaster.datasets._shuffle import shuffled
 from trainmaster.datasets.corpus.prepare import is_held_out
-from trainmaster.datasets.corpus.retry import Patience
+from trainmaster.datasets.corpus.retry import Retry
 from trainmaster.datasets.corpus.tokenizer import Tokenizer
 
 _LANES = 32  # at most, unless stated: each keeps a connection and a piece of a file in memory
@@ -62,7 +62,7 @@ class Stream(Source):
         held_out: Documents | None = None,
     ) -> None:
         """`held_out` are documents of their own; without them a share of all documents is held out."""
-        self.patience = Patience(name)
+        self.retry = Retry(name)
         self.vocab, self.tokenizer = tokenizer.vocab, tokenizer.sha256
         self._documents, self._held_out = documents, held_out
         self._encoder, self._config, self._shape = tokenizer, config, shape
@@ -83,7 +83,7 @@ class Stream(Source):
 
     @property
     def trouble(self) -> str | None:  # type: ignore[override]
-        return self.patience.trouble
+        return self.retry.trouble
 
     def row(self, number: int, *, held_out: bool) -> Rows:
         return self.rows([number], held_out=held_out)
@@ -138,7 +138,7 @@ class Stream(Source):
                 self._lanes[lane].forget(turn)
 
     def close(self) -> None:
-        self.patience.close()
+        self.retry.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _place(self, number: int) -> tuple[int, int]:
@@ -173,7 +173,7 @@ class Stream(Source):
                 encoder=self._encoder,
                 pack=self._config.rows == "pack",
                 length=self._shape.sequence_tokens,
-                patience=self.patience,
+                retry=self.retry,
             )
             turn, begin = (0, _BEGINNING) if held_out else self._begun.get(lane, (0, _BEGINNING))
             lanes[lane] = _Lane(reader, turn, begin)
@@ -243,11 +243,11 @@ class _Reader:
         encoder: Tokenizer,
         pack: bool,
         length: int,
-        patience: Patience,
+        retry: Retry,
     ) -> None:
         """`files`: lane, lanes, seed of the order; `keep`: the share held out, and whether to read that share."""
         self._documents, self._files, self._keep, self._encoder = documents, files, keep, encoder
-        self._pack, self._length, self._patience = pack, length, patience
+        self._pack, self._length, self._retry = pack, length, retry
         self.position = _BEGINNING
 
     def seek(self, position: Position) -> None:
@@ -298,7 +298,7 @@ class _Reader:
     def _current(self) -> tuple[Position, list[int]]:
         """The document that `position` is in; documents that are not for this reader are stepped over."""
         while not self._ahead:
-            self._patience.call(self._read_ahead)
+            self._retry.call(self._read_ahead)
         where, tokens = self._ahead[0]
         if self.position[:3] != where[:3]:
             self.position = where

@@ -14,7 +14,7 @@ from trainmaster.datasets import Shape
 from trainmaster.datasets._stream_shards import Stream
 from trainmaster.datasets.corpus import tokenizer as tokenizers
 from trainmaster.datasets.corpus.hub_files import commit_of
-from trainmaster.datasets.corpus.retry import Patience, brief, is_final
+from trainmaster.datasets.corpus.retry import Retry, brief, is_final
 
 
 class HubDocuments:
@@ -23,7 +23,7 @@ class HubDocuments:
     def __init__(self, config: DataConfig, split: str, commit: str) -> None:
         self._config, self._split, self._commit = config, split, commit
         self.fingerprint = f"hub:{config.dataset} {config.subset or ''} {split} {commit}"
-        self._stream: Any = Patience(self.fingerprint, tries=8).call(self._open)
+        self._stream: Any = Retry(self.fingerprint, tries=8).call(self._open)
         self.files: int = self._stream.num_shards
 
     def read(self, file: int, skip: int) -> Iterator[str]:

@@ -18,7 +18,7 @@ from trainmaster import datasets
 from trainmaster.core.errors import DataError, Fault, SpecError, TrainmasterError, UsageError
 from trainmaster.core.train_config import TrainConfig
 from trainmaster.datasets import Rows, Source
-from trainmaster.datasets.corpus.retry import Patience, brief
+from trainmaster.datasets.corpus.retry import Retry, brief
 from trainmaster.train.parallel import rank_sync
 from trainmaster.train.parallel.shard import World
 from trainmaster.train.run_log import RunLog
@@ -48,7 +48,7 @@ class Feed:
         self._stop, self._run_log = stop or Stop(None), run_log
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="feed")
         self._name = f"{config.data.source} {config.data.dataset or config.data.path or ''}".strip()
-        self._patience = Patience(self._name)
+        self._retry = Retry(self._name)
         self._asked: dict[tuple[bool, int], Future[list[Rows]]] = {}  # (held out, first sample) → its rows to come
         self._source: Source | None = None
         self._upto = config.steps * config.batch_sequences  # no sample from here on is ever needed
@@ -129,7 +129,7 @@ class Feed:
     def close(self) -> None:
         """Stop reading; whatever was read ahead is lost, and read again by the next run."""
         self._forget_asked()
-        self._patience.close()
+        self._retry.close()
         if self._source is not None:
             self._source.close()
         self._worker.shutdown(wait=False, cancel_futures=True)
@@ -187,7 +187,7 @@ class Feed:
 
     def _read(self, parts: Sequence[Sequence[int]], *, held_out: bool) -> list[Rows]:
         # A disk or a network file system may fail now and then, too.
-        return [self._pinned(self._patience.call(self._reading(part, held_out=held_out))) for part in parts]
+        return [self._pinned(self._retry.call(self._reading(part, held_out=held_out))) for part in parts]
 
     def _reading(self, numbers: Sequence[int], *, held_out: bool) -> Callable[[], Rows]:
         return lambda: self._opened.rows(numbers, held_out=held_out)
@@ -263,7 +263,7 @@ class Feed:
         rank_info = self._rank_info
 
         def mine_is() -> str | None:
-            trouble = self._patience.trouble or (self._source.trouble if self._source is not None else None)
+            trouble = self._retry.trouble or (self._source.trouble if self._source is not None else None)
             return (
                 f"rank {rank_info.rank} (node {rank_info.node_rank}): {trouble or f'reading {self._name}'}"
                 if mine

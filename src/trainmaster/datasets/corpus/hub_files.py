@@ -16,7 +16,7 @@ from typing import Any, Literal
 from trainmaster.core.errors import DataError, MissingExtra, UsageError
 from trainmaster.datasets.corpus import files as _files
 from trainmaster.datasets.corpus.index import hash_file
-from trainmaster.datasets.corpus.retry import Patience, brief, is_final
+from trainmaster.datasets.corpus.retry import Retry, brief, is_final
 
 _TRIES = 8  # about a minute of pauses in all
 _AT_ONCE = 4
@@ -41,9 +41,9 @@ class Listing:
     files: tuple[HubFile, ...]
 
 
-def commit_of(dataset: str, revision: str, patience: Patience | None = None) -> str:
+def commit_of(dataset: str, revision: str, retry: Retry | None = None) -> str:
     """The commit that a branch or tag stands for now."""
-    return str(_info(dataset, revision, patience, files=False).sha)
+    return str(_info(dataset, revision, retry, files=False).sha)
 
 
 def listing(dataset: str, revision: str, *, pattern: str | None, subset: str | None, split: str) -> Listing:
@@ -104,21 +104,21 @@ def download(
         return str(hf_hub_download(name, file, repo_type=kind, revision=revision, force_download=again))
 
     try:
-        return Path(Patience(f"hub:{name}/{file}", tries=_TRIES).call(fetch_it))
+        return Path(Retry(f"hub:{name}/{file}", tries=_TRIES).call(fetch_it))
     except Exception as wrong:
         if missing_ok and is_final(wrong):
             return None
         raise _plain(name, wrong) from wrong
 
 
-def _info(dataset: str, revision: str, patience: Patience | None, *, files: bool) -> Any:
+def _info(dataset: str, revision: str, retry: Retry | None, *, files: bool) -> Any:
     try:
         from huggingface_hub import HfApi
     except ImportError:
         raise MissingExtra("the Hub", "data") from None
-    patience = patience or Patience(f"hub:{dataset}", tries=_TRIES)
+    retry = retry or Retry(f"hub:{dataset}", tries=_TRIES)
     try:
-        return patience.call(lambda: HfApi().dataset_info(dataset, revision=revision, files_metadata=files))
+        return retry.call(lambda: HfApi().dataset_info(dataset, revision=revision, files_metadata=files))
     except Exception as wrong:
         raise _plain(dataset, wrong) from wrong
 

@@ -1,4 +1,4 @@
-"""Try again, with pauses that grow: a source that fails now and then must not end a run."""
+"""Retry reads with growing pauses: a source that fails now and then must not end a run."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _FIRST_S, _LONGEST_S = 0.4, 30.0
 
 
 class Closed(Exception):
-    """Nobody waits for the answer any more."""
+    """The reader was closed while it retried."""
 
 
-class Patience:
-    """Tries until it works, until it is closed, or until the fault is one that trying again cannot mend."""
+class Retry:
+    """Calls an action until it succeeds, until it is closed, or until it fails in a way that a retry cannot mend."""
 
     def __init__(self, what: str, *, tries: int | None = None) -> None:
-        """`tries` at most; None: without end, and whoever waits for the answer sets the limit."""
+        """`tries` at most; None: without a limit of its own (the caller's deadline applies)."""
         self._what, self._tries = what, tries
         self._closed = threading.Event()
-        self.trouble: str | None = None  # what goes wrong right now, for whoever waits
+        self.trouble: str | None = None  # the failure being retried, for messages
 
     def call(self, action: Callable[[], T]) -> T:
-        """What `action` returns in the end. Our own errors and absent files are told at once."""
+        """Result of `action`. Our own errors and missing files are raised at once."""
         tried = 0
         while not self._closed.is_set():
             try:
@@ -50,7 +50,7 @@ class Patience:
 
 
 def is_final(wrong: BaseException) -> bool:
-    """Whether trying again cannot help: it is not there, or may not be read. Read from names, as libraries differ."""
+    """Whether a retry cannot help: not found, or no permission. Judged by class names, as libraries differ."""
     kinds = [kind.__name__ for kind in type(wrong).__mro__]
     if "LocalEntryNotFoundError" in kinds:  # huggingface_hub: not in the cache, because the Hub could not be asked
         return False
@@ -62,6 +62,6 @@ def is_final(wrong: BaseException) -> bool:
 
 
 def brief(wrong: BaseException) -> str:
-    """An error of a library in one line."""
+    """A library's error in one line."""
     lines = [line.strip() for line in str(wrong).splitlines() if line.strip()]
     return f"{type(wrong).__name__}: {(lines or ['no message'])[0][:200]}"

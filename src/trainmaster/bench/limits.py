@@ -1,8 +1,8 @@
-"""Bandwidth that others measured, with its source: what a collective is compared with, and only at the same size.
+"""Bandwidth baselines with their sources: published figures that a collective is compared with at the same size.
 
-A baseline is keyed by GPU, nodes, GPUs per node, fabric, collective, algorithm and message size. One that differs in
-any of them says nothing: 8 GPUs reach 483 GB/s at 16 GiB and 396 at 128 MiB, and a floor of one size fails every
-healthy machine at another. Where nothing fits, the answer is "no baseline", never a guess.
+A baseline is keyed by GPU, nodes, GPUs per node, fabric, collective, algorithm and message size, and applies only where
+all of them match: 8 GPUs reach 483 GB/s at 16 GiB and 396 at 128 MiB, so a floor of one size fails healthy machines at
+another. Without a match the answer is "no baseline", never a guess.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any, Literal
 from trainmaster.core.errors import UsageError
 from trainmaster.core.results import Finding, error, fail, ok, skip, warn
 
-# Of a published figure. The loosest floor that a cloud ships is 79 % of it (OCI's 185 for 8×A100, published 235): under
-# that nobody calls a node healthy. Their Hopper floors are 89–95 % of it: under 90 % it is worth a look.
+# Shares of a published figure. The lowest floor that a cloud ships is 79 % of it (OCI's 185 for 8×A100, published 235):
+# below that no vendor accepts a node. Their Hopper floors are 89–95 %: below 90 % is a warning.
 FAIL_BELOW, WARN_BELOW = 0.8, 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """What is measured, but for its size."""
+    """Everything that identifies a measurement except its size."""
 
     gpu: str
     nodes: int
@@ -41,21 +41,19 @@ class Key:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """One published number. size_bytes None: its source does not say at which size, so nothing is judged by it."""
+    """One published figure. size_bytes None: its source states no size, so it judges nothing."""
 
     key: Key
     size_bytes: int | None
     busbw_gbps: float
-    kind: Literal[
-        "measured", "floor", "symptom"
-    ]  # a floor is what somebody's check demands; a symptom is a known fault
+    kind: Literal["measured", "floor", "symptom"]  # a floor is another check's threshold; a symptom is a known fault
     source: str
     note: str = ""
 
 
 @cache
 def load() -> tuple[Baseline, ...]:
-    """Every baseline that ships."""
+    """All shipped baselines."""
     text = resources.files("trainmaster.bench").joinpath("data", "collectives.toml").read_text(encoding="utf-8")
     return tuple(parse(tomllib.loads(text)))
 
@@ -94,13 +92,13 @@ _GPUS = {
 
 
 def gpu_model(product: str) -> str:
-    """The model baselines are keyed by; a name nobody knows stands for itself, and matches none."""
+    """The GPU model for baseline lookup; an unknown name is returned unchanged and matches none."""
     name = product.removeprefix("NVIDIA ").strip()
     return next((model for model, names in _GPUS.items() if name in names), name)
 
 
 def algorithm(env: Mapping[str, str], *, in_switch: bool = False) -> str:
-    """What NCCL was told to use; `in_switch`: its log shows that the network added up (SHARP)."""
+    """The algorithm that NCCL was set to use; `in_switch`: its log shows in-network reduction (SHARP)."""
     if env.get("NCCL_ALGO"):
         return env["NCCL_ALGO"].strip().lower()
     if env.get("NCCL_NVLS_ENABLE") == "0":
@@ -116,9 +114,9 @@ def judge(
     least_gbps: float | None = None,
     collective: str,
 ) -> Finding:
-    """One collective's bus bandwidth by size, against what is known. Never by an average over sizes.
+    """Findings on one collective's bus bandwidth by size. Averages over sizes are never judged.
 
-    `least_gbps` is the user's own floor; it holds at the largest size, where bandwidth counts and latency does not.
+    `least_gbps` is the user's own floor at the largest size, where bandwidth dominates latency.
     """
     values: dict[str, Any] = {
         "collective": collective,

@@ -1,8 +1,7 @@
-"""The health of one node and of a cluster: what was planned, what every node said, who did not answer.
+"""Health of one node and of a cluster: planned checks, results, and nodes without an answer.
 
-A node measures alone and writes a `NodeHealth`; the machine that asked gathers them into a `ClusterHealth`. Both cross
-borders as JSON (`to_json`, `from_json`). A node that was asked and did not answer is part of the result, not absent
-from it: one hung node never hides behind the verdict of the others.
+A node measures itself and writes a `NodeHealth`; `ClusterHealth` gathers them. Both travel as JSON (`to_json`,
+`from_json`). A node without an answer is part of the result: it is never hidden by the verdict of the others.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _WORST = (Overall.FAIL, Overall.INCOMPLETE, Overall.WARN, Overall.PASS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeHealth:
-    """What one node measured of itself."""
+    """Results of one node about itself."""
 
     node: str
     level: int
@@ -40,10 +39,10 @@ class NodeHealth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silent:
-    """A node that was asked and gave no result: unreachable, hung, or its answer could not be understood."""
+    """A planned node without a result: unreachable, hung, or with an unreadable answer."""
 
     node: str
-    verdict: Verdict  # error: nobody knows how it is. Never pass, never skip.
+    verdict: Verdict  # error: its state is unknown. Never pass, never skip.
     reason: str
     action: str
     took_s: float = 0.0
@@ -51,9 +50,9 @@ class Silent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterHealth:
-    """Everything that is known about the nodes that were asked."""
+    """Results of all planned nodes, and of the comparisons between them."""
 
-    asked: tuple[str, ...]  # every node, in the order the user named them
+    asked: tuple[str, ...]  # every planned node, in the user's order
     nodes: tuple[NodeHealth, ...]
     silent: tuple[Silent, ...] = ()
     # Between nodes: drift from the majority, peer comparison, collectives. A finding's device names the node.
@@ -64,10 +63,10 @@ class ClusterHealth:
 
     @property
     def overall(self) -> Overall:
-        """The worst of all; a node that was asked and is neither heard nor named silent is INCOMPLETE too."""
+        """The worst verdict; a planned node that is neither in `nodes` nor in `silent` makes it INCOMPLETE."""
         heard = {node.node for node in self.nodes} | {node.node for node in self.silent}
         found = [node.overall for node in self.nodes]
-        # Comparisons that do not apply (too few nodes) take nothing from what the nodes measured.
+        # Comparisons that do not apply (too few nodes) do not lower the verdict.
         if any(result.verdict is not Verdict.SKIP for result in self.cluster):
             found.append(judge_overall(self.cluster, planned=[result.check for result in self.cluster]))
         if self.silent or not self.nodes or not set(self.asked) <= heard:
@@ -84,5 +83,5 @@ class ClusterHealth:
     def from_json(cls, text: str) -> ClusterHealth:
         plain = json.loads(text)
         if isinstance(plain, dict):
-            plain.pop("overall", None)  # judged again, never believed
+            plain.pop("overall", None)  # computed again, never trusted
         return schema.build(cls, plain)

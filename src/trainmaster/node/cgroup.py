@@ -1,4 +1,4 @@
-"""The limits of the container this process is in: CPU time, memory and processes, from cgroup v1 or v2.
+"""Limits of this process's container: CPU time, memory and processes, from cgroup v1 or v2.
 
 Limits hold at every level, so the smallest one from the process's own group up to the top that is mounted counts. A
 container without its own view of the tree sees a mount that starts below the top, and one with it a path of `/`; both
@@ -35,7 +35,7 @@ def read_cpu_quota(host: Host) -> float | None:
 
 
 def read_memory(host: Host) -> tuple[int, int] | None:
-    """The tightest limit in bytes and what of it can still be used; None without a limit."""
+    """The tightest limit in bytes and its unused part; None without a limit."""
     found: list[tuple[int, int]] = []
     for version, folder in _folders(host, "memory"):
         names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
@@ -50,7 +50,7 @@ def read_memory(host: Host) -> tuple[int, int] | None:
 
 
 def read_pids(host: Host) -> tuple[int, int] | None:
-    """The tightest limit on processes and threads and how many of it are left; None without a limit."""
+    """The tightest limit on processes and threads and its unused part; None without a limit."""
     found: list[tuple[int, int]] = []
     for _, folder in _folders(host, "pids"):
         limit = _number(host, f"{folder}/pids.max")
@@ -60,7 +60,7 @@ def read_pids(host: Host) -> tuple[int, int] | None:
 
 
 def read_oom_kills(host: Host) -> tuple[int | None, bool]:
-    """Processes of our own group that were killed for memory (None: not counted), and whether we see a part only.
+    """OOM kills in this process's own group (None: not counted), and whether only a part of the tree is visible.
 
     The root of the whole v2 tree has no memory.events. A mount whose top has one is a container's.
     """
@@ -76,7 +76,7 @@ def read_oom_kills(host: Host) -> tuple[int | None, bool]:
 
 
 def _cache(host: Host, folder: str) -> int:
-    """File pages the kernel gives back when memory gets short; without them every busy disk looks like a full RAM."""
+    """Reclaimable file pages; without them every busy disk looks like a full RAM."""
     stat: dict[str, str] = dict(re.findall(r"^(\w+) (\d+)$", _read(host, f"{folder}/memory.stat"), flags=re.MULTILINE))
     # v1 counts the group itself under the plain name, and with all below it, as its usage does, under total_.
     return int(stat.get("total_inactive_file", stat.get("inactive_file", "0")))
@@ -89,7 +89,7 @@ def _folders(host: Host, controller: str) -> Iterator[tuple[int, str]]:
         path = groups.get("" if version == 2 else controller)
         if path is None:
             continue
-        # A path outside the mount is a group of the host's that we cannot see; the mount's own is the nearest one.
+        # A path outside the mount is an invisible group of the host; the mount's own is the nearest one.
         inside = PurePosixPath(path).relative_to(root) if PurePosixPath(path).is_relative_to(root) else PurePosixPath()
         if ".." in inside.parts:
             inside = PurePosixPath()
@@ -120,7 +120,7 @@ def _mounts(text: str, controller: str) -> Iterator[tuple[int, str, str]]:
 
 
 def _read(host: Host, path: str) -> str:
-    """The file's text; empty where it is not there, which is how the kernel says that this level has no such limit."""
+    """The file's text; empty where it is missing, which means that this level has no such limit."""
     try:
         return host.read(path)
     except FileMissing:

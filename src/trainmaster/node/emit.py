@@ -1,8 +1,8 @@
 """Append events to a file, one whole JSON line each, from any number of processes.
 
-The line's number (`seq`) counts the lines of the file, not of the writer: it is taken from the last good line under a
-lock, so that a restarted writer goes on where the file ended. Half a line that a killed writer left is closed by a
-newline first: it stays one garbage line and spoils no other.
+`seq` counts the lines of the file, not of the writer: it is read from the last good line under a lock, so that a
+restarted writer continues where the file ended. A partial line of a killed writer is first closed by a newline: it
+stays one garbage line and damages no other.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Emitter:
 
 
 def _write_whole(fd: int, line: bytes, size: int) -> None:
-    """Write all of it or nothing: on a full disk the file is cut back to whole lines before the error goes up."""
+    """Write all or nothing: on a full disk the file is truncated to whole lines before the error is raised."""
     done = 0
     try:
         while done < len(line):
@@ -108,7 +108,7 @@ def _locked(fd: int) -> Iterator[None]:
 
 
 def _last_seq(fd: int, size: int) -> int:
-    """The number of the last good line, however far back it is: a line may be long, and so may garbage."""
+    """`seq` of the last good line, however far back: lines may be long, and so may garbage."""
     reach = _TAIL
     while True:
         start = max(0, size - reach)

@@ -1,8 +1,8 @@
 """The machine: the only runner of commands and the only reader of /proc and /sys.
 
-Everything a check learns comes through the six questions of `Host` (run, read, list, disk, env, kernel_clock), so a
-machine can be captured, replayed and judged again elsewhere (node/recorded.py). What cannot be answered is a HostError
-that says why; an answer is never made up.
+A check reads the machine through the six methods of `Host` (run, read, list, disk, env, kernel_clock) alone, so a
+machine can be captured, replayed and judged again elsewhere (node/recorded.py). An unanswered read is a HostError with
+its reason; no answer is ever invented.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from trainmaster.core.errors import CommandMissing, CommandTimedOut, FileMissing
 
 MAX_OUTPUT_BYTES = 16 << 20  # of each stream; `nvidia-smi -q -x` of 16 GPUs is under 1 MiB
 MAX_FILE_BYTES = 4 << 20
-_POLL_S = 0.05  # how often a command whose pipes somebody else still holds is looked at
-_REAP_S = 2.0  # a killed process that is still there then hangs in the kernel; nobody can wait for it
+_POLL_S = 0.05  # poll interval for a command whose pipes another process still holds
+_REAP_S = 2.0  # a killed process that survives this hangs in the kernel
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """A command that ended by itself."""
+    """Result of a command that ended by itself."""
 
     argv: tuple[str, ...]
     exit_code: int  # negative: the signal that ended it
@@ -55,22 +55,22 @@ class Disk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelClock:
-    """What the kernel says of its clock (adjtimex): whether a time service steers it, and its bound on the error."""
+    """State of the kernel's clock (adjtimex): whether a time service steers it, and its error bound."""
 
     synchronised: bool
     max_error_s: float
 
 
 class Host:
-    """This machine. `env` adds variables that the work to come will have and this process has not."""
+    """This machine. `env` adds variables of the coming workload that this process lacks."""
 
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
         self._env = {**os.environ, **(env or {})}
 
     def run(self, *argv: str, timeout_s: float = 30.0) -> Ran:
-        """Run a program to its end. A non-zero exit is an answer; a timeout kills all it started and raises.
+        """Run a program to its end. A non-zero exit is an answer; a timeout kills its process group and raises.
 
-        `python` is the interpreter that runs us: a probe of ours is recorded under one name, wherever it lies.
+        `python` stands for the current interpreter, so that a probe is recorded under one name on every machine.
         """
         return _run(argv, timeout_s, self._env)
 
@@ -78,7 +78,7 @@ class Host:
         """The text of a file."""
         try:
             with Path(path).open("rb", buffering=0) as file:
-                # In small bites: the kernel allocates what is asked for when a file of /proc/sys is read.
+                # In small chunks: for /proc/sys the kernel allocates the requested size.
                 raw = bytearray()
                 while bite := file.read(1 << 16):
                     raw += bite
@@ -96,7 +96,7 @@ class Host:
             raise _unreadable(path, wrong) from None
 
     def disk(self, path: str) -> Disk:
-        """How full the file system is that holds a path which exists."""
+        """Usage of the file system of an existing path."""
         try:
             stat = os.statvfs(path)
         except OSError as wrong:
@@ -127,17 +127,17 @@ class Host:
 
 
 class Snapshot(Host):
-    """One picture of a machine: what is asked twice is asked once, and answered twice alike, errors too.
+    """A cached view of a machine: repeated reads give the same answer, errors included.
 
-    So two checks judge the same moment, a capture replays to the same findings, and a program that hangs costs its
-    timeout once instead of once per check.
+    So two checks judge the same moment, a capture replays to the same findings, and a hung program costs its timeout
+    once instead of once per check.
     """
 
     def __init__(self, inner: Host) -> None:
         super().__init__()
         self._inner = inner
         self._mutex = threading.Lock()
-        # One lock per question: a check that hangs in one of them is left behind, and must not block the others.
+        # One lock per read: a check that hangs in one is abandoned, and must not block the others.
         self._locks: dict[Hashable, threading.Lock] = {}
         self._answers: dict[Hashable, Any] = {}
 
@@ -177,7 +177,7 @@ class Snapshot(Host):
         return held
 
     def _keep(self, kind: str, key: Any, answer: object) -> None:
-        """A place for a capture to write the answer down."""
+        """Hook for a capture to record the answer."""
 
 
 def _run(argv: tuple[str, ...], timeout_s: float, env: Mapping[str, str]) -> Ran:
@@ -213,7 +213,7 @@ def _run(argv: tuple[str, ...], timeout_s: float, env: Mapping[str, str]) -> Ran
 
 
 def _collect(process: subprocess.Popen[bytes], deadline: float) -> tuple[bytes, bytes]:
-    """Both streams until the program ends. A grandchild that keeps them open is not waited for."""
+    """Both streams until the program ends, without waiting for grandchildren that keep them open."""
     assert process.stdout is not None
     assert process.stderr is not None
     kept = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
@@ -239,7 +239,7 @@ def _collect(process: subprocess.Popen[bytes], deadline: float) -> tuple[bytes, 
 
 
 def _drain(fd: int, into: bytearray) -> bool:
-    """Take what is there; True at the end of the stream."""
+    """Read what is available; True at the end of the stream."""
     while True:
         try:
             chunk = os.read(fd, 1 << 16)
@@ -258,7 +258,7 @@ def _has_ended(pid: int) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of its group, close the pipes, reap it if the kernel lets go of it."""
+    """Kill the rest of its process group, close the pipes, and reap it if the kernel releases it."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     for pipe in (process.stdout, process.stderr):

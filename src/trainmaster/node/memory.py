@@ -1,4 +1,4 @@
-"""How much memory can still be taken before something is killed for it."""
+"""Memory that can still be allocated before the OOM killer acts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainmaster.node.host import Host
 
 
 def free_bytes(host: Host) -> int:
-    """What the kernel says could be used without swapping, within the limit of the container where there is one."""
+    """Bytes usable without swapping, within the container's limit."""
     found = re.search(r"^MemAvailable:\s+(\d{1,15}) kB$", host.read("/proc/meminfo"), flags=re.MULTILINE | re.ASCII)
     if found is None:
         raise HostError("/proc/meminfo has no MemAvailable")

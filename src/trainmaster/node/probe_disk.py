@@ -1,8 +1,8 @@
 """`python -m trainmaster.node.probe_disk FOLDER`: write, flush, read back and compare a file; one JSON object.
 
-The file has no name from the moment it is open, so whatever ends this process, nothing is left on the disk. It is at
-most 256 MiB, less where little is free, and writing stops after ten seconds: enough to tell 50 MiB/s from 5,000, and
-never a burden to a disk that others use.
+The file is unlinked as soon as it is open, so nothing is left on the disk however the process ends. It has at most
+256 MiB, less where little is free, and writing stops after ten seconds: enough to tell 50 MiB/s from 5,000 without
+loading a shared disk.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import IO, Any
 
 MIB = 1 << 20
 MOST_MIB = 256
-LEAST_MIB = 16  # below this a rate is that of the caches on the way
+LEAST_MIB = 16  # below this the rate is that of the caches
 CHUNK_MIB = 4
 STOP_AFTER_S = 10.0
-SHARE_OF_FREE = 0.1  # a probe must not be what fills the disk
+SHARE_OF_FREE = 0.1  # the probe must not fill the disk
 
 
 def probe(folder: Path, most_mib: int = MOST_MIB) -> dict[str, Any]:
-    """The rates of the disk that holds `folder`, which may not have been made yet."""
+    """Rates of the disk of `folder`, which need not exist yet."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     stat = os.statvfs(folder)
@@ -56,7 +56,7 @@ def _measure(file: IO[bytes], size_mib: int) -> dict[str, Any]:
     os.fsync(file.fileno())
     write_s = spent + time.monotonic() - started
     with contextlib.suppress(OSError):
-        # Else the pages just written answer, and the rate is that of the memory.
+        # Otherwise the page cache answers, and the rate is that of the memory.
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     file.seek(0)
     back, read, read_s = hashlib.blake2b(), 0, 0.0

@@ -1,11 +1,11 @@
-"""A captured machine: written down as plain files, and replayed from them.
+"""Captured machines: recorded as plain files, and replayed from them.
 
-    answers.json            every short answer: exit codes, folder listings, disks, variables, and each refusal
+    answers.json            every short answer: exit codes, folder listings, disks, variables, and each error
     files/proc/meminfo      the text of a file, under its own path
-    commands/NAME.out       what a command printed; answers.json says which
+    commands/NAME.out       output of a command; answers.json maps commands to names
 
-A file put into files/ by hand is an answer; everything else must be in answers.json. What is in neither raises
-NotCaptured, which no check may take for "absent".
+A file put into files/ by hand is an answer; everything else must be in answers.json. Anything else raises NotCaptured,
+which no check may take for "absent".
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from trainmaster.node.host import Disk, Host, KernelClock, Ran, Snapshot
 
 ANSWERS = "answers.json"
 _VERSION = 1
-# A capture is made to be sent to somebody. What looks like this never enters one.
+# Captures are sent to other people. Variables with such names are never recorded.
 _SECRET = re.compile(r"key|token|secret|passw|credential|auth|cookie|private|environ|id_rsa", re.IGNORECASE)
 
 
 class CapturingHost(Snapshot):
-    """Another host, with every answer written to a folder as it is given."""
+    """A host that records every answer of another host in a folder."""
 
     def __init__(self, inner: Host, folder: Path) -> None:
         super().__init__(inner)
@@ -51,7 +51,7 @@ class CapturingHost(Snapshot):
             self._save()
 
     def _entry(self, kind: str, name: str, answer: object) -> object:
-        """What goes into answers.json; long text goes into a file beside it."""
+        """Entry for answers.json; long text goes into a file beside it."""
         if isinstance(answer, HostError):
             return {"error": type(answer).__name__, "message": str(answer)}
         if isinstance(answer, Ran):
@@ -74,13 +74,13 @@ class CapturingHost(Snapshot):
         path.write_bytes(text.encode())
 
     def _save(self) -> None:
-        # Whole at every moment: a check that kills this process leaves the evidence of what it asked.
+        # Complete at every moment: if a check kills this process, the record up to then remains.
         text = json.dumps(self._written, indent=2, sort_keys=True) + "\n"
         write_whole(self._folder / ANSWERS, text, durable=False)
 
 
 class RecordedHost(Host):
-    """The machine a folder describes."""
+    """A machine replayed from a folder."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class RecordedHost(Host):
 
     def _text(self, name: str, asked: str) -> str:
         place = self._folder / name
-        # A capture may come from a machine nobody trusts: what it names outside itself is not part of it.
+        # A capture may come from an untrusted machine: paths outside it are refused.
         if not place.resolve().is_relative_to(self._folder.resolve()):
             raise self._nothing("read", asked)
         try:
@@ -154,7 +154,7 @@ class RecordedHost(Host):
 
 
 def _inside(path: str) -> str:
-    """Where a file of the machine lies in the capture."""
+    """Path of a machine's file within the capture."""
     if not path.startswith("/") or ".." in path.split("/"):
         raise ValueError(f"{path!r} is not a whole path")
     return "files" + os.path.normpath(path)
@@ -166,6 +166,6 @@ def _refusal(kind: str, message: str) -> HostError:
 
 
 def open_host(*, replay: Path | None = None, capture: Path | None = None) -> Host:
-    """This machine or a captured one, written down to `capture` while it is asked."""
+    """This machine or a captured one; reads are recorded to `capture` if given."""
     host = Host() if replay is None else RecordedHost(replay)
     return host if capture is None else CapturingHost(host, capture)

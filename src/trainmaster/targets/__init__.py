@@ -1,10 +1,10 @@
-"""Places to run. One file per place; the folder is the registry, and this is the contract.
+"""Targets: where attempts run. One file per target; the folder is the registry, this module is the contract.
 
 A target plans (pure, printable), submits, polls, lists files and reads them from a byte offset, cancels and releases.
 Every call but `plan` may be repeated after a crash with the same attempt and must then find what is already there:
 `submit` of an attempt that runs returns the same handle and starts nothing.
 
-Errors: `TargetError` is a refusal; `Unreachable` says only that we could not ask. `poll` answers `unknown` then.
+Errors: `TargetError` is a refusal; `Unreachable` means that no answer was possible, and `poll` returns `unknown`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Handle = Mapping[str, Any]  # JSON: what the target needs to find the attempt ag
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """An attempt to be placed: its name, its job, and the folder on this machine that is the job's own."""
+    """An attempt to submit: its name, its job, and the job's own folder on this machine."""
 
     attempt: str  # "<job uuid>.<number>"
     spec: JobSpec
@@ -35,7 +35,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """What would be done: files to be written, commands to be run, and the handle it will have. Printable."""
+    """A planned submission: files to write, commands to run, and the future handle. Printable."""
 
     handle: Handle
     files: Mapping[str, str]  # path → text
@@ -49,7 +49,7 @@ class Submission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Poll:
-    """What the target says of an attempt now."""
+    """Present state of an attempt at its target."""
 
     state: TargetState
     exit: ExitRecord | None = None
@@ -58,7 +58,7 @@ class Poll:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSize:
-    """A file of an attempt: its name as `read` takes it, and its size when it was looked at."""
+    """A file of an attempt: its name for `read`, and its size when listed."""
 
     name: str
     size_bytes: int
@@ -66,7 +66,7 @@ class FileSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owned:
-    """Something that lives at a target for an attempt, as the target itself says."""
+    """A resource at a target that belongs to an attempt, from the target's own listing."""
 
     attempt: str
     handle: Handle  # what `release` takes to end it
@@ -74,56 +74,56 @@ class Owned:
 
 
 class Target(Protocol):
-    """A place to run."""
+    """Where attempts run."""
 
     def plan(self, placement: Placement) -> Submission:
-        """What `submit` would do. Pure: touches nothing, asks nobody."""
+        """The submission, without side effects."""
         ...
 
     async def submit(self, submission: Submission) -> Handle:
-        """Start it, or find it started. Returns once it is certain that it will run or has run."""
+        """Start the attempt, or find it started. Returns once it is certain to run or to have run."""
         ...
 
     async def poll(self, handle: Handle) -> Poll:
-        """How it stands. Never raises for "cannot reach": that is `unknown`."""
+        """State of the attempt. Unreachable is `unknown`, never an exception."""
         ...
 
     async def read(self, handle: Handle, stream: str, *, offset: int, limit: int) -> bytes:
-        """At most `limit` bytes of a stream from `offset`; empty where there is no more.
+        """At most `limit` bytes of a stream from `offset`; empty at the end.
 
         A stream is a file name of core.plan, or a path under its `outputs/`.
         """
         ...
 
     async def list_files(self, handle: Handle) -> list[FileSize]:
-        """Every file of the attempt that is worth keeping: what it wrote of itself, and all under `outputs/`."""
+        """Every file to keep: the attempt's own records, and everything under `outputs/`."""
         ...
 
     async def cancel(self, handle: Handle, *, reason: str) -> None:
-        """Ask it to save and stop; the agent kills it after the spec's grace. Returns at once."""
+        """Request save and stop; the agent kills the workload after the spec's grace period. Returns at once."""
         ...
 
     async def release(self, handle: Handle) -> None:
-        """Give back everything the attempt held, by force if need be. Logs and events stay readable."""
+        """Free everything the attempt holds, by force if needed. Logs and events stay readable."""
         ...
 
 
 @runtime_checkable
 class Lists(Protocol):
-    """A target that can say by itself what lives there, so that nothing is forgotten with a database."""
+    """A target that lists its own resources, so that none is forgotten when a database is lost."""
 
     async def list_owned(self) -> list[Owned]:
-        """Everything that runs there for an attempt of ours, whoever's database it is in."""
+        """Every resource of an attempt of trainmaster, in any database."""
         ...
 
 
 def names() -> list[str]:
-    """Every target there is: the modules of this folder."""
+    """All targets: the modules of this folder."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
 
 
 def load(word: str) -> Target:
-    """The target a spec names: `local`, or `name:options`."""
+    """The target named in a spec: `local`, or `name:options`."""
     name, _, options = word.partition(":")
     if name not in names():
         raise UsageError(f"target: {name!r} is not one of {', '.join(names())}")

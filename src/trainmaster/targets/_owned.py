@@ -1,5 +1,4 @@
-"""What runs on this machine for attempts, found by the mark that every process of an attempt carries in its
-environment (core/plan.py). No database and no folder is asked."""
+"""Processes of attempts on this machine, found by the mark in their environment (core/plan.py), without a database."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ _PROC = Path("/proc")
 
 
 def find(proc: Path = _PROC) -> dict[str, tuple[str | None, list[int]]]:
-    """Each attempt with its folder, where any of its processes tells it, and its processes."""
+    """Each attempt with its folder, if known from its processes, and its processes."""
     found: dict[str, tuple[str | None, list[int]]] = {}
     for entry in sorted(proc.iterdir() if proc.is_dir() else (), key=lambda entry: entry.name):
         if not entry.name.isdecimal():
@@ -34,7 +33,7 @@ def _pairs(block: bytes) -> dict[str, str]:
 
 
 def _folder(environment: dict[str, str], command: list[bytes]) -> str | None:
-    """A rank knows its event file, the agent its plan; both lie in the attempt's folder."""
+    """The attempt's folder, from a rank's event file or the agent's plan."""
     if (events := environment.get(EVENTS_VARIABLE)) and Path(events).is_absolute():
         return str(Path(events).parent)
     plans = [word.decode(errors="replace") for word in command if word.endswith(f"/{PLAN_FILE}".encode())]

@@ -1,7 +1,7 @@
-"""This machine. The agent runs as a process of its own, which outlives whoever submitted it.
+"""Local target: the agent runs as a process of its own on this machine and outlives its submitter.
 
-Everything there is to know lies in the attempt's folder: the plan (it was submitted), the lock file's text (an agent
-has begun), the lock (it lives), the exit record (it is over). Nothing is remembered here, so nothing can be forgotten.
+All state is in the attempt's folder: the plan (submitted), the lock file's text (an agent has begun), the lock (it is
+alive), the exit record (it has ended). This module keeps no state of its own.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from trainmaster.targets import FileSize, Handle, Owned, Placement, Poll, Submis
 _STREAMS = frozenset({PLAN_FILE, EVENTS_FILE, AGENT_LOG, EXIT_FILE})
 _RANK_LOG = re.compile(r"rank-[0-9]{1,6}\.log")
 _AGENT = (sys.executable, "-m", "trainmaster.agent")
-# Of our environment, what is no business of an agent and its workload: the keys to the control plane itself.
+# Variables withheld from the agent and its workload: the credentials of the control plane.
 _OURS = frozenset({ATTEMPT_VARIABLE, "TRAINMASTER_DATABASE", "TRAINMASTER_TOKEN", "TRAINMASTER_TOKEN_FILE"})
-# What this machine is short of now and may have again later; anything else it will refuse for ever.
+# Shortages that may pass; every other error is permanent.
 _SHORT = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EIO})
 
 
@@ -77,7 +77,7 @@ class Local:
                     await asyncio.to_thread(_write, Path(path), text)
                 for command in submission.commands:
                     code, said = await _call(*command, keep_fd=fd)
-                    # Refused is fine where another submit's agent has begun: one runs, which is what was asked.
+                    # A refusal is fine if another submit's agent has begun: one agent runs, as requested.
                     if code != 0 and not _begun(folder):
                         raise TargetError(f"local: the agent did not start: {said}")
         except OSError as wrong:
@@ -145,7 +145,7 @@ class Local:
 
 
 def _submitted(handle: Handle) -> Handle:
-    """The handle of an attempt that was started: from now on an empty folder means lost, not waiting."""
+    """Handle of a started attempt: from now on an empty folder means lost, not waiting."""
     return {**handle, "submitted": True}
 
 
@@ -154,7 +154,7 @@ def _folder(handle: Handle) -> Path:
 
 
 def _look(folder: Path) -> Poll:
-    """How an attempt stands, from its folder. Each look that finds an end is followed by one for the record."""
+    """State of an attempt, from its folder. After a found end the exit record is read again."""
     if (over := _read_exit(folder)) is not None:
         return over
     if not _begun(folder):
@@ -166,7 +166,7 @@ def _look(folder: Path) -> Poll:
             return Poll(state=TargetState.LOST, note="it was submitted, and no agent has begun it")
     if _locked(folder / LOCK_FILE, fcntl.LOCK_SH):
         return Poll(state=TargetState.RUNNING)
-    # It may have ended between the two looks; the agent writes the record before it lets go of the lock.
+    # It may have ended between the two reads; the agent writes the record before it releases the lock.
     return _read_exit(folder) or Poll(state=TargetState.LOST, note="the agent is gone and left no exit record")
 
 
@@ -179,7 +179,7 @@ def _read_exit(folder: Path) -> Poll | None:
 
 
 def _begun(folder: Path) -> bool:
-    """An agent has taken the attempt, now or ever: it writes into the lock file, under the lock."""
+    """Whether an agent ever took the attempt: it writes into the lock file, under the lock."""
     try:
         return (folder / LOCK_FILE).stat().st_size > 0
     except FileNotFoundError:
@@ -222,12 +222,12 @@ def _is_output(parts: tuple[str, ...]) -> bool:
 
 
 def _is_name(part: str) -> bool:
-    """A name that means the same file everywhere: no way up, and nothing that a storage would refuse."""
+    """Whether a name is portable: no parent components, and nothing that a storage would refuse."""
     return part not in ("", ".", "..") and not re.search(r"[\x00-\x1f\x7f\\]", part)
 
 
 def _list(folder: Path) -> list[FileSize]:
-    """Plain files only: the workload owns the folder, and a link may lead anywhere."""
+    """List plain files only: the workload owns the folder, and a link may lead anywhere."""
     found = []
     for place, folders, files in os.walk(folder):
         inside = Path(place).relative_to(folder)
@@ -247,7 +247,7 @@ def _list(folder: Path) -> list[FileSize]:
 
 
 def _read(folder: Path, parts: tuple[str, ...], offset: int, limit: int) -> bytes:
-    """Bytes of a plain file. The workload owns the folder: a link or a pipe it put there is not followed."""
+    """Bytes of a plain file. The workload owns the folder: links and pipes are not followed."""
     no_link = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         with contextlib.ExitStack() as opened:
@@ -272,7 +272,7 @@ def _is_ours(name: str) -> bool:
 
 
 async def _call(*command: str, keep_fd: int | None = None) -> tuple[int, str]:
-    """Run an agent command to its end; its code and what it said."""
+    """Run an agent command to its end; its exit code and output."""
     environment = {name: value for name, value in os.environ.items() if not _is_ours(name)}
     process = await asyncio.create_subprocess_exec(
         *command,

@@ -1,10 +1,10 @@
-"""Collectives: how fast, how late, was the data right, what carried it, and who stopped. `trainmaster bandwidth`.
+"""Collective benchmarks: bandwidth, latency, data verification, proof of transport, hang attribution.
 
-    measure ─▶ launch ─▶ N × rank ─▶ board (a file each) ─▶ gather ─▶ rows ─┐
-                  └─ missing: who keeps the others waiting                  ├─▶ judge ─▶ Report
-                                         NCCL's log ─▶ transport ─▶ proof ──┘
+    measure ─▶ launch ─▶ N × rank ─▶ progress (two files each) ─▶ gather ─▶ rows ─┐
+                  └─ hang: the rank that blocks the others                        ├─▶ judge ─▶ Report
+                                               NCCL's log ─▶ transport ─▶ proof ──┘
 
-Under torchrun, Slurm or MPI each process is a rank already: `spread.take_part`.
+Under torchrun, Slurm or MPI each process already is a rank: `launch_nodes.take_part`.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def measure(
     program: Sequence[str] = PROGRAM,
     env: Mapping[str, str] | None = None,
 ) -> Report:
-    """Run the sweep on this machine and judge it. `folder` keeps every rank's board, output and NCCL log.
+    """Run the sweep on this machine and judge it. `folder` keeps every rank's progress, output and NCCL log.
 
-    `expected` is the transport that must have carried it, `least_gbps` a floor of the caller's own for the largest
-    size; `on_row` sees each row as soon as every rank has finished it.
+    `expected` is the required transport, `least_gbps` the caller's own floor at the largest size; `on_row` gets each
+    row as soon as every rank has finished it.
     """
     sweep.checked()
     backend, processes = choose(sweep)
@@ -66,7 +66,7 @@ def measure(
 
 
 def choose(sweep: Sweep) -> tuple[Backend, int]:
-    """The backend and the number of ranks of this machine; UsageError where they cannot work."""
+    """Backend and number of ranks of this machine; UsageError where they cannot work."""
     if importlib.util.find_spec("torch") is None:
         raise MissingExtra("measuring collectives", "train")
     if sweep.backend == "gloo":
@@ -102,7 +102,7 @@ def report(
     took_s: float,
     baselines: Sequence[limits.Baseline] | None = None,
 ) -> Report:
-    """The judged report of what ranks told."""
+    """The judged report of the ranks' measurements."""
     proof = prove_gloo(expected, nodes) if backend == "gloo" else prove_nccl(log, expected, nodes=nodes, world=world)
     found = Report(
         sweep=sweep,
@@ -135,7 +135,7 @@ def report(
 
 
 def _keys(found: Report, proof: Proof, log: NcclLog | None) -> dict[str, limits.Key]:
-    """What to look a baseline up by; none on CPUs, on mixed GPUs, and where the fabric is not proven."""
+    """Keys of applicable baselines; none on CPUs, on mixed GPUs, and where the fabric is unproven."""
     if found.gpu is None or proof.fabric is None or found.world % found.nodes:
         return {}
     in_switch = log is not None and Transport.COLLNET in log.transports()

@@ -1,7 +1,7 @@
-"""What this machine offers a run: its torch, the GPUs torch sees, where others reach it, ports where ranks can meet.
+"""Capabilities of this machine for a run: torch, visible GPUs, reachable address, free ports.
 
-`python -m trainmaster.bench.collectives.capabilities --ports N` prints it as one JSON object. Asked of a node before
-any rank is started on it, because a rank that cannot come keeps all others waiting.
+`python -m trainmaster.bench.collectives.capabilities --ports N` prints one JSON object. It runs on a node before any
+rank starts there, because a rank that cannot join blocks all others.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def _torch() -> dict[str, object]:
 
 
 def _address() -> str | None:
-    """Where the one who asks reached us: of several addresses, and behind a translated one, it is our own."""
+    """The node's own address of the SSH connection: right with several addresses and behind NAT."""
     words = os.environ.get("SSH_CONNECTION", "").split()
     return words[2] if len(words) == 4 else None
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens at now."""
-    with contextlib.ExitStack() as held:  # all at once, so that no two are the same
+    """Free ports."""
+    with contextlib.ExitStack() as held:  # all held at once, so that no two are equal
         found: list[int] = []
         for port in random.sample(_PORTS, len(_PORTS)):
             if len(found) == count:

@@ -1,4 +1,4 @@
-"""The run as the environment asks for it: our own ranks on this machine, or one rank of somebody else's launch."""
+"""A run according to the environment: own ranks on this machine, or one rank of another launcher."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def drive(
     least_gbps: float | None,
     on_row: Callable[[Row], None],
 ) -> Report | int:
-    """The report; or, on a rank that is not 0 of a launch by others, the exit code that rank 0 decided on."""
+    """The report; on ranks other than 0 of another launcher, the exit code that rank 0 decided on."""
     if importlib.util.find_spec("torch") is None:
         raise MissingExtra("measuring collectives", "train")
     sweep.checked()
@@ -53,12 +53,12 @@ def drive(
 
 
 def document(report: Report) -> dict[str, object]:
-    """The report as JSON, with what its judgement comes to."""
+    """The report as JSON, with verdict and exit code."""
     overall = report.overall
     return {**schema.to_plain(report), "overall": str(overall), "exit_code": exit_code(overall)}
 
 
 def save(report: Report, out: Path) -> None:
-    """`bandwidth.json` beside the boards and logs of the ranks."""
+    """Write `bandwidth.json` beside the ranks' progress files and logs."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "bandwidth.json").write_text(json.dumps(document(report), indent=2) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""From what ranks told to rows: figures of one point, once every rank has left it."""
+"""Rows from the ranks' progress: the figures of a point once every rank has finished it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainmaster.core.errors import SpecError
 
 @dataclass(slots=True)
 class Heard:
-    """Everything one rank has told so far."""
+    """Records of one rank so far."""
 
     rank: int
     member: Member | None = None
@@ -27,7 +27,7 @@ class Heard:
     done: bool = False
 
     def take(self, line: Mapping[str, Any]) -> None:
-        """One line. What does not have its shape is as good as not told."""
+        """Add one line; a malformed one is ignored."""
         match line.get("what"):
             case "here":
                 self.member = schema.build(
@@ -50,7 +50,7 @@ class Heard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What came of the ranks of a run."""
+    """Outcome of all ranks of a run."""
 
     members: tuple[Member, ...]
     rows: tuple[Row, ...]
@@ -84,7 +84,7 @@ def row_of(point: Point, timings: Iterable[Timing], world: int) -> Row:
 
 
 def sum_up(heard: Sequence[Heard], points: Sequence[Point], lost: Sequence[Lost]) -> Told:
-    """Everything the ranks told, of points that all of them finished and of those that only some did."""
+    """Summary of all ranks: points finished by all, and points finished by some."""
     whole: list[Row] = []
     partial: list[Row] = []
     timings: list[Timing] = []

@@ -1,4 +1,4 @@
-"""From what ranks found to a verdict: was everybody there, was the data right, what carried it, was it fast enough."""
+"""Verdict on a run: all ranks present, data correct, transport proven, bandwidth sufficient."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trainmaster.bench.collectives.result import PLANNED, Lost, Member, Row, Wro
 from trainmaster.bench.collectives.transport import Proof
 from trainmaster.core.results import CheckResult, Finding, Verdict, error, fail, ok
 
-_SHOWN = 8  # wrong ranks that are told one by one
+_SHOWN = 8  # wrong ranks listed one by one
 
 
 def judge(
@@ -26,7 +26,7 @@ def judge(
     baselines: Sequence[limits.Baseline] | None = None,
     least_gbps: float | None = None,
 ) -> tuple[CheckResult, ...]:
-    """The four checks of a run, each with its findings. A finding's device is the host."""
+    """Findings of the four checks of a run. A finding's device is the host."""
     names = dict.fromkeys(row.collective for row in (*rows, *partial))
     findings = (
         _ranks(rows, lost, planned, world, nodes),
@@ -106,7 +106,7 @@ def _bandwidth(
         for name in names
     ]
     if all(finding.verdict is Verdict.SKIP for finding in found):
-        # Measured is not judged: a PASS here would say that the speed is right, and nobody compared it.
+        # Measured is not judged: a PASS would claim a comparison that was not made.
         words = "measured, not judged: there is no baseline for any of it" if found else "nothing was measured"
         found.append(
             error(words, action="state what you expect with --min-busbw GB/s, or compare with a run you trust")

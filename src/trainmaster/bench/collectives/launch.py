@@ -1,6 +1,6 @@
-"""Starts the ranks of this machine, watches their boards, and names the one that stops. Nothing is left running.
+"""Local launcher: starts the ranks, watches their progress, names a rank that stops, leaves nothing running.
 
-The launcher is the judge because it takes no part: a hung collective cannot hang it. It imports no torch.
+The launcher judges because it takes no part: a hung collective cannot hang it. It imports no torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trainmaster.train.watch.hang_ladder import read_state
 
 PROGRAM = (sys.executable, "-m", "trainmaster.bench.collectives.rank")
 _LOOK_S = 0.05
-# After one rank ended: time for the others to show what happened to them. Two may fall at once, and both are named.
+# After one rank ended: time for the others' ends to show. Two may fail at once, and both are named.
 _GRACE_S = 1.5
 _REAP_S = 5.0
 
@@ -40,7 +40,7 @@ def launch(
     program: Sequence[str] = PROGRAM,
     env: Mapping[str, str] | None = None,
 ) -> Told:
-    """Run the sweep with so many ranks here; `folder` keeps their boards and what they printed."""
+    """Run the sweep with local ranks; `folder` keeps their progress files and output."""
     _clear(folder)
     plain = schema.to_plain(sweep)
     (folder / "sweep.json").write_text(json.dumps({**plain, "backend": backend, "processes": processes}) + "\n")
@@ -54,7 +54,7 @@ def launch(
 
 
 def _clear(folder: Path) -> None:
-    """What an earlier run left there must not be read as told by this one."""
+    """Remove an earlier run's files, which would be read as this run's."""
     folder.mkdir(parents=True, exist_ok=True)
     for pattern in ("rank-*.jsonl", "rank-*.pulse", "rank-*.log", "nccl-*.log", "store"):
         for path in folder.glob(pattern):
@@ -83,7 +83,7 @@ def _start(
         )  # fmt: skip
 
 
-# What a user has set wins: it may be what is to be tested.
+# The user's settings win: they may be what is tested.
 _OWN: Mapping[str, Mapping[str, str]] = {
     "gloo": {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},  # a name that does not resolve must not matter here
     "nccl": {},
@@ -91,18 +91,18 @@ _OWN: Mapping[str, Mapping[str, str]] = {
 
 
 def _debug(backend: Backend, folder: Path, rank: int) -> dict[str, str]:
-    """NCCL's own account of its transports, in a file per rank: the proof of what carried the data."""
+    """NCCL's own log of its transports, one file per rank: the proof of transport."""
     if backend != "nccl":
         return {}
     return {**NCCL_DEBUG, "NCCL_DEBUG_FILE": str(folder / f"nccl-{rank}.log")}
 
 
-# Channels are logged under INIT. COLL would write a line for every round, and be what is measured.
+# Channels are logged under INIT. COLL would log every round and distort the measurement.
 NCCL_DEBUG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV"}
 
 
 class _Watch:
-    """The judge: sees every rank's board, and who of them lives."""
+    """Watcher of every rank's progress and process."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class _Watch:
             time.sleep(_LOOK_S)
 
     def _let_go(self) -> None:
-        """A moment to take leave: a rank that is killed while it closes a device can upset the driver."""
+        """Grace period: killing a rank while it closes a device can upset the driver."""
         deadline = time.monotonic() + _REAP_S
         for process in self._running:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -190,7 +190,7 @@ class _Watch:
 
 
 def _last_words(folder: Path, rank: int) -> str | None:
-    """The last line of a rank that ended before it could tell its board: it could not import torch, say."""
+    """Last output line of a rank that ended before its first record, for example for want of torch."""
     try:
         lines = (folder / f"rank-{rank}.log").read_text(errors="replace").strip().splitlines()
     except OSError:
@@ -199,13 +199,13 @@ def _last_words(folder: Path, rank: int) -> str | None:
 
 
 def _end(running: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Kill every rank that is left, with all it started, stopped ones too, and collect them."""
+    """Kill every remaining rank with its children, stopped ones included, and reap them."""
     for process in running:
         if process.poll() is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
     deadline = time.monotonic() + _REAP_S
     for process in running:
-        # One that a sick driver holds in the kernel cannot be waited for.
+        # A process that a faulty driver holds in the kernel cannot be reaped.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=max(deadline - time.monotonic(), 0.1))

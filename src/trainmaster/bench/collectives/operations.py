@@ -1,4 +1,4 @@
-"""The collectives themselves: what each sends, how it is called, and what must have arrived."""
+"""The collectives: input, call, and expected output of each."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Operation:
 
     @property
     def result(self) -> Tensor:
-        """Where the data arrives. all_reduce and broadcast work in place: torch has no other way."""
+        """The output buffer. all_reduce and broadcast are in place: torch offers nothing else."""
         return self.send if self.name in ("all_reduce", "broadcast") else self.recv
 
     def outgoing(self, salt: int) -> Line:
         return pattern.sent(rank=self.rank, salt=salt, first=0, count=self.send.numel())
 
     def run(self) -> None:
-        """Once. On a GPU this only starts it."""
+        """Run once. On a GPU this only enqueues it."""
         match self.name:
             case "all_reduce":
                 dist.all_reduce(self.send)
@@ -52,7 +52,7 @@ class Operation:
             case "broadcast":
                 dist.broadcast(self.send, ROOT)
             case "sendrecv" if self.world == 1:
-                self.recv.copy_(self.send)  # torch refuses to send to oneself
+                self.recv.copy_(self.send)  # torch refuses to send to the own rank
             case "sendrecv":
                 to, by = (self.rank + 1) % self.world, (self.rank - 1) % self.world
                 both = [dist.P2POp(dist.isend, self.send, to), dist.P2POp(dist.irecv, self.recv, by)]
@@ -60,7 +60,7 @@ class Operation:
                     work.wait()
 
     def incoming(self, salt: int) -> list[Line]:
-        """What `result` must hold."""
+        """Expected content of `result`."""
         block, whole = self.block, self.block * self.world
         match self.name:
             case "all_reduce":
@@ -71,7 +71,7 @@ class Operation:
                 return [pattern.sent(rank=ROOT, salt=salt, first=0, count=whole)]
             case "sendrecv":
                 return [pattern.sent(rank=(self.rank - 1) % self.world, salt=salt, first=0, count=whole)]
-        # all_gather: the block of each rank; all_to_all: of each rank's buffer the block meant for us.
+        # all_gather: the block of each rank; all_to_all: of each rank's buffer this rank's block.
         first = self.rank * block if self.name == "all_to_all" else 0
         return [
             pattern.sent(rank=rank, salt=salt, first=first, count=block, offset=rank * block)

@@ -1,7 +1,7 @@
-"""Two nodes against each other: the measurement that `trainmaster isolate` chooses its rounds by.
+"""Pair test of two nodes: the measurement behind `trainmaster isolate`.
 
-A pair is a run of its own, of two ranks that meet at the first node. Pairs of a round run at once, and one that hangs
-costs its own timeout and nobody else's result. How a command gets onto a node is the caller's (ssh, srun, a test).
+A pair is a run of its own, of two ranks with their rendezvous at the first node. The pairs of a round run at once; one
+that hangs costs its own timeout and no other result. The caller brings the commands to the nodes (ssh, srun, a test).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SIZE = "64M"  # long enough for a link's bandwidth to show, short enough for a 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """What to run on one node."""
+    """Command for one node."""
 
     node: str
     argv: tuple[str, ...]
@@ -58,7 +58,7 @@ def plan_pair(
 
 
 def read_pair(output: str) -> float | None:
-    """GB/s from what the first node printed; None where the pair did not finish, or its data was wrong."""
+    """GB/s from the first node's output; None if the pair did not finish or its data was wrong."""
     for line in reversed(output.splitlines()):
         try:
             report = json.loads(line)["report"]
@@ -81,7 +81,7 @@ def measure_round(
     backend: str | None = None,
     python: str = "python3",
 ) -> list[float | None]:
-    """One round, all pairs at once: what `isolate` wants of its `measure`."""
+    """One round, all pairs at once: a `measure` for `isolate`."""
     if not pairs:
         return []
     plans = [

@@ -1,10 +1,10 @@
-"""The data that is sent, and the proof that it arrived: every element depends on its rank, its place and the round.
+"""Test data and its verification: every element depends on its rank, its index and the round.
 
-Element i of rank r in round s is A·i + B·r + C·s modulo 2³², as int32. That is why:
+Element i of rank r in round s is A·i + B·r + C·s modulo 2³², as int32, because:
 - a sum over ranks is the same kind of line (n·A·i + …), so what must arrive is known in closed form, exactly; floats
   would round a flipped low bit away;
 - A is odd: no two elements of a buffer are alike, all 32 bits are in use, so a shifted or swapped block shows;
-- the round is in it: what an earlier one left behind does not pass for new.
+- it contains the round: data left by an earlier round does not pass as new.
 NCCL moves and adds int32 as it does float32, in the NVSwitch too (ncclNvlsSupported in src/include/device.h).
 """
 
@@ -22,7 +22,7 @@ _CHUNK = 1 << 20  # elements compared at a time: 4 MiB of temporary memory, smal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """What a stretch of a buffer must hold: element i is slope·i + start, modulo 2³²."""
+    """Expected content of a part of a buffer: element i is slope·i + start, modulo 2³²."""
 
     offset: int  # in the buffer
     count: int
@@ -39,18 +39,18 @@ class Mismatch:
 
 
 def sent(*, rank: int, salt: int, first: int, count: int, offset: int = 0) -> Line:
-    """Elements `first` … of what a rank sends."""
+    """Elements of a rank's input, from `first` on."""
     return Line(offset=offset, count=count, slope=_A, start=_A * first + _B * rank + _C * salt)
 
 
 def summed(*, world: int, salt: int, first: int, count: int) -> Line:
-    """The same, added up over all ranks."""
+    """The sum of the inputs over all ranks."""
     start = world * _A * first + _B * (world * (world - 1) // 2) + world * _C * salt
     return Line(offset=0, count=count, slope=world * _A, start=start)
 
 
 class Ruler:
-    """0, 1, 2, … on a device: lines are drawn with it, a chunk at a time."""
+    """The sequence 0, 1, 2, … on a device, from which lines are computed a chunk at a time."""
 
     def __init__(self, device: torch.device, longest: int) -> None:
         self._steps = torch.arange(min(_CHUNK, max(longest, 1)), dtype=torch.int32, device=device)

@@ -1,6 +1,6 @@
-"""One rank: meets the others, takes every point in order, verifies and times it, and tells how far it is.
+"""One rank: joins the group, runs every point in order, verifies and times it, and records its progress.
 
-`python -m trainmaster.bench.collectives.rank FOLDER` is what the launcher starts for each rank; FOLDER has the sweep.
+The launcher starts `python -m trainmaster.bench.collectives.rank FOLDER` for each rank; FOLDER has the sweep.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _SHARE = 0.8  # of free memory, for two buffers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankConfig:
-    """This rank's place in the run."""
+    """Rank, world size and backend of this process."""
 
     rank: int
     world: int
@@ -69,21 +69,21 @@ def main() -> None:
         local_world=int(os.environ["LOCAL_WORLD_SIZE"]),
         backend="nccl" if sweep.backend == "nccl" else "gloo",
     )
-    # A file, not a port: nobody else can take it between choosing and binding.
+    # A file, not a port: no other process can take it between choice and bind.
     store: Store = dist.FileStore(str(folder / "store"), world)  # type: ignore[attr-defined]
     progress = ProgressFile(folder, rank)
     progress.advance(-1, 0, inside=False)
     try:
         run(sweep, config, store, progress)
     except Exception as wrong:
-        # Told before anything else can hang: the launcher must know who failed by itself and who was dragged along.
+        # Recorded before anything else can hang: the launcher must tell the first failure from its consequences.
         progress.record("failed", why=f"{type(wrong).__name__}: {wrong}"[:2000])
         raise
     progress.close()
 
 
 def run(sweep: Sweep, config: RankConfig, store: Store, progress: ProgressSink) -> None:
-    """Everything a rank does, from meeting the others to leaving them."""
+    """Run a rank from rendezvous to the end."""
     device = _device(config)
     progress.record(
         "here",
@@ -93,7 +93,7 @@ def run(sweep: Sweep, config: RankConfig, store: Store, progress: ProgressSink) 
         local_rank=config.local_rank,
         torch=str(torch.__version__),
     )
-    # Longer than the judge waits: it names who is missing; the backend could only say that somebody is.
+    # Longer than the watcher waits: it names the lost rank, which the backend cannot.
     patience = datetime.timedelta(seconds=2 * max(sweep.timeout_s, sweep.start_timeout_s))
     store.set_timeout(patience)
     dist.init_process_group(
@@ -116,16 +116,16 @@ def run(sweep: Sweep, config: RankConfig, store: Store, progress: ProgressSink) 
         operation = Operation(
             point.collective, point.size_bytes, rank=config.rank, world=config.world, send=send, recv=recv
         )
-        timing = _Stand(sweep, config, store, progress, device, ruler, operation, point).take()
+        timing = _PointRun(sweep, config, store, progress, device, ruler, operation, point).take()
         progress.record("left", timing=schema.to_plain(timing))
-    progress.record("done")  # before taking leave: that can hang, and nothing depends on it
+    progress.record("done")  # before the group is destroyed: that can hang, and nothing depends on it
     with contextlib.suppress(RuntimeError):
         dist.destroy_process_group()
 
 
 @dataclass(slots=True)
-class _Stand:
-    """One rank at one point."""
+class _PointRun:
+    """Execution of one point by one rank."""
 
     sweep: Sweep
     config: RankConfig
@@ -186,7 +186,7 @@ class _Stand:
         return wrong, took
 
     def _warm_up(self) -> float:
-        """Seconds of the quickest round, without the first: that one may open connections."""
+        """Seconds of the quickest round, without the first, which may open connections."""
         taken = []
         for _ in range(warmups(self.point.size_bytes)):
             begun = time.perf_counter()
@@ -196,7 +196,7 @@ class _Stand:
         return min(taken[1:])
 
     def _agree_on_repeats(self, took_s: float) -> int:
-        """Rank 0 decides. By the store and not by a collective: sick data must not make ranks count differently."""
+        """Number of rounds, decided by rank 0 through the store: corrupt data must not make ranks disagree."""
         key = f"repeats/{self.point.seq}"
         if self.config.rank == 0:
             count = repeats(took_s, seconds_of(self.sweep, self.config.backend))
@@ -205,7 +205,7 @@ class _Stand:
         return int(self.store.get(key))
 
     def _time(self, count: int) -> list[float]:
-        """Seconds of each round. A round before them lines the ranks up, and is not counted."""
+        """Seconds of each round, after an untimed round that aligns the ranks."""
         self._once()
         if self.device.type != "cuda":
             stamps = [time.perf_counter()]
@@ -237,7 +237,7 @@ def _device(config: RankConfig) -> torch.device:
 
 
 def _agree_on_memory(store: Store, config: RankConfig, device: torch.device, sweep: Sweep) -> tuple[int, str]:
-    """The largest size that fits everywhere, and who sets it."""
+    """The largest size that fits on every rank, and the rank that limits it."""
     store.set(f"free/{config.rank}", str(_free(device, config)))
     if config.rank == 0:
         free = [int(store.get(f"free/{rank}")) for rank in range(config.world)]
@@ -250,7 +250,7 @@ def _agree_on_memory(store: Store, config: RankConfig, device: torch.device, swe
 
 
 def _free(device: torch.device, config: RankConfig) -> int:
-    """Bytes this rank may take."""
+    """Bytes that this rank may allocate."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     meminfo = Path("/proc/meminfo").read_text()
@@ -263,7 +263,7 @@ def _free(device: torch.device, config: RankConfig) -> int:
 
 
 def _die_with_launcher() -> None:
-    """Ask the kernel to kill this process when its launcher dies, however that happens. Without Linux: nothing."""
+    """Have the kernel kill this process when its launcher dies. Linux only."""
     parent = os.environ.get(PARENT_VARIABLE)
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if parent is None or prctl is None:

@@ -1,4 +1,4 @@
-"""What a run found: rows, wrong data, lost ranks. Plain data; `core.schema` turns it into JSON and back."""
+"""Results of a run: rows, wrong data, lost ranks. Plain data; `core.schema` converts it to JSON and back."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from trainmaster.bench.collectives.sweep import Sweep
 from trainmaster.core.results import CheckResult, Overall, judge_overall
 
-# Every one of them must have spoken for a PASS.
+# A PASS needs a result of each.
 PLANNED = ("collective_ranks", "collective_data", "collective_transport", "collective_bandwidth")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One rank, as it introduced itself."""
+    """One rank: its host, device and process."""
 
     rank: int
     host: str
@@ -24,7 +24,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wrong:
-    """Data that arrived with another value than was sent."""
+    """Received data that differs from the sent data."""
 
     rank: int
     index: int  # of the first wrong element in the received buffer
@@ -52,7 +52,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One collective at one size. It is done when its slowest rank is, so times are that rank's."""
+    """One collective at one size. Times are those of the slowest rank."""
 
     seq: int
     collective: str
@@ -75,7 +75,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """A rank that did not come along, and where it was last seen. rank None: nobody can be singled out."""
+    """A rank that blocked the run, and its last position. rank None: no single rank is to blame."""
 
     rank: int | None
     host: str
@@ -89,7 +89,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Everything a run found. `results` are its judgement; the rest is what they rest on."""
+    """All results of a run. `results` are the verdicts; the rest is their evidence."""
 
     sweep: Sweep
     backend: str

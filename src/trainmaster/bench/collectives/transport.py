@@ -1,6 +1,6 @@
-"""What carried the traffic, proven from NCCL's own log, against what was expected to.
+"""Proof of transport from NCCL's own log, against the expected transport.
 
-"It ran" proves nothing: NCCL falls back to TCP in silence, and then everything is right but the speed.
+A finished run proves nothing: NCCL falls back to TCP silently, and then only the speed is wrong.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _RUN_AGAIN = "run again with NCCL_DEBUG=INFO and see that its file is written"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What the log says, in words; the fabric by which baselines are keyed; and the judgement."""
+    """The transports in words, the fabric for baseline lookup, and the verdict."""
 
     words: str
     fabric: Fabric | None
@@ -48,7 +48,7 @@ def parse_expected(word: str | None) -> Expected | None:
 
 
 def read_logs(paths: Iterable[Path]) -> NcclLog | None:
-    """The logs of all ranks as one; None where there is none."""
+    """The logs of all ranks as one; None without a log."""
     try:
         return parse_lines(_lines(paths))
     except (ParseError, OSError):
@@ -62,7 +62,7 @@ def _lines(paths: Iterable[Path]) -> Iterable[str]:
 
 
 def prove_gloo(expected: Expected | None, nodes: int) -> Proof:
-    """gloo has no choice and writes no log: it is TCP, on one machine through the loopback."""
+    """Proof for gloo, which only has TCP and writes no log; on one machine it uses the loopback."""
     where = "over the network" if nodes > 1 else "through the loopback of one machine"
     words = f"gloo carries everything by TCP, {where}"
     if expected in (None, "Socket"):
@@ -72,7 +72,7 @@ def prove_gloo(expected: Expected | None, nodes: int) -> Proof:
 
 
 def prove_nccl(log: NcclLog | None, expected: Expected | None, *, nodes: int, world: int) -> Proof:
-    """Fails closed: without a whole log nothing is proven."""
+    """Proof for NCCL. Fails closed: without a complete log nothing is proven."""
     if log is None:
         return Proof(words="unknown: NCCL left no log", fabric=None, finding=error(
             "NCCL left no log, so nobody knows what carried the traffic", action=_RUN_AGAIN))  # fmt: skip
@@ -97,7 +97,7 @@ def prove_nccl(log: NcclLog | None, expected: Expected | None, *, nodes: int, wo
 
 
 def _contradiction(log: NcclLog, expected: Expected | None, nodes: int) -> str | None:
-    """Why the log does not agree with what was expected; with nothing expected, TCP alone is suspicious."""
+    """Mismatch between log and expectation; without an expectation only TCP is suspicious."""
     outside = _between(log) if nodes > 1 else frozenset()
     inside = log.transports(Scope.INTRA) - outside
     tcp = Transport.SOCKET in outside or Transport.SOCKET in inside
@@ -135,7 +135,7 @@ def _is_efa(log: NcclLog) -> bool:
 
 
 def _fabric(log: NcclLog, nodes: int) -> Fabric | None:
-    """The slowest medium of the path that matters: between nodes, else inside the one."""
+    """The slowest transport between nodes; on one node the slowest inside it."""
     if nodes > 1:
         outside = _between(log)
         if Transport.SOCKET in outside or (Transport.OFI in outside and not _is_efa(log)):

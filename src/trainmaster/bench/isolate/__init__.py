@@ -1,6 +1,6 @@
-"""Which node, link or switch is bad: rounds of concurrent pair tests, chosen one after the other.
+"""Fault isolation: the bad node, link or switch, by adaptive rounds of concurrent pair tests.
 
-Pure: `measure` runs a round and is the caller's; nothing here touches a machine or a clock.
+Pure: the caller supplies `measure`, which runs a round; nothing here touches a machine or a clock.
 
     measure(pairs) ─▶ record ─▶ judge.explain ─▶ settled? ─ yes ─▶ Diagnosis
          ▲                                          │ no
@@ -25,7 +25,7 @@ __all__ = ["Diagnosis", "Measurement", "RoundReport", "Suspect", "isolate"]
 
 Measure = Callable[[list[Pair]], Sequence[float | None]]
 
-_LEAST_ROUNDS = 4  # two between racks at the least, one inside them, one repeat: nobody is judged on less
+_LEAST_ROUNDS = 4  # at least two between racks, one inside them, one repeat: fewer judge nothing
 _LEAST_RESULTS = 16  # nor is a baseline read from fewer
 _FEW_NODES = 8
 _DOUBT = 0.01  # probability of being bad from which a node is paired with care
@@ -76,7 +76,7 @@ def isolate(
 def _in_doubt(
     record: Record, explanation: Explanation | None, doubts: Mapping[Part, float], rng: random.Random
 ) -> tuple[list[str], list[Pair]]:
-    """Nodes to be paired with care, the most doubtful first; and slow pairs to repeat, where both ends are trusted."""
+    """Doubtful nodes, most doubtful first; and slow pairs to repeat whose ends are both trusted."""
     # Among few nodes a suspect would take part in every test and leave no healthy pair to compare it with.
     if explanation is None or (len(record.topology.nodes) < _FEW_NODES and record.rounds[-1] % 2 == 0):
         return [], []

@@ -1,7 +1,7 @@
-"""What a healthy pair gives and how it scatters, read from results of which some are bad.
+"""Baseline of a healthy pair and its scatter, estimated from results of which some are bad.
 
 Faults only slow. So the healthy results are the upper crowd, even where they are fewer than half: a bad leaf among
-three racks slows two of every three cross-rack pairs. Several places for the crowd are tried, and the one whose
+three racks slows two of every three cross-rack pairs. Several positions of the crowd are tried, and the one whose
 explanation of all results is likeliest is kept (`judge.explain`).
 """
 
@@ -19,7 +19,7 @@ _MAD = 1.4826  # median absolute deviation → sigma, for a normal distribution
 
 
 def crowds(values: Sequence[float]) -> list[tuple[float, float]]:
-    """Places where the healthy crowd may be, as (centre, sigma) of the given logarithms; likeliest starts first."""
+    """Candidate healthy crowds as (centre, sigma) of the given logarithms, likeliest first."""
     ordered = sorted(values)
     found: list[tuple[float, float]] = []
     # Among few results the crowd may be a single one: two of three pairs of three nodes are slow with one of them.

@@ -1,4 +1,4 @@
-"""From the best explanation to a verdict: who is named, who is cleared, what stays open, and what to do."""
+"""Verdict from the best explanation: named parts, cleared parts, open questions, next action."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _UNSTEADY = 0.02  # share of slow results without an explanation from which the 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """Where the search stands after a round."""
+    """State of the search after a round."""
 
     open: tuple[Part, ...]  # neither named nor cleared, and more rounds may tell
     hidden: tuple[Part, ...]  # behind a named part: they can be judged once it is repaired
@@ -73,7 +73,7 @@ def _still_slow(explanation: Explanation) -> list[Pair]:
 
 
 def suspect(explanation: Explanation, fault: Score, confidence: float | None = None) -> Suspect:
-    """A fault as it is told: with its confidence and the results that show it."""
+    """A fault with its confidence and the results that show it."""
     record, cover = explanation.record, explanation.record.cover[fault.part]
     slow = [i for i in fault.shows if looks_slow(explanation.ys[i])]
     return Suspect(
@@ -93,7 +93,7 @@ def diagnose(
     standing: Standing | None,
     expected: tuple[float, float] | None,
 ) -> Diagnosis:
-    """The verdict. Fails closed: what was not measured enough is never a pass."""
+    """The verdict. Fails closed: too few measurements are never a pass."""
     if explanation is None or standing is None:
         return Diagnosis(
             verdict=Overall.INCOMPLETE, suspects=(), candidates=(), cleared=0,
@@ -161,7 +161,7 @@ def _group(explanation: Explanation, fault: Score) -> tuple[Suspect, ...]:
 def _notes(
     record: Record, explanation: Explanation, standing: Standing, expected: tuple[float, float] | None
 ) -> tuple[str, ...]:
-    """What keeps the results from being a pass, besides faults."""
+    """Obstacles to a pass other than faults."""
     notes, (inside, between) = [], explanation.centres
     if len(record.topology.nodes) < 3 and expected is None:
         notes.append("two nodes have one pair and nothing to compare it with; state what is expected")
@@ -197,7 +197,7 @@ def _notes(
 def _action(
     named: Sequence[Suspect], groups: Sequence[Sequence[Suspect]], notes: Sequence[str], standing: Standing
 ) -> str:
-    """One thing to do, the most useful first."""
+    """The one most useful action."""
     if named:
         worst = max(named, key=lambda s: (s.kind == "switch", s.confidence))
         again = ", then run this again" if len({s.kind for s in named}) > 1 or groups or standing.hidden else ""

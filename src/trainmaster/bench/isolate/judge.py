@@ -1,4 +1,4 @@
-"""Which set of bad parts explains the results best, and how sure that is.
+"""The set of bad parts that best explains the results, and its confidence.
 
 A fault set predicts every result: a pair runs at the speed of its worst part. The set is grown greedily by posterior
 odds, then revised: each member is taken out and every rival put in its place. A member's confidence is its share of
@@ -27,7 +27,7 @@ _RIVALS_GROWN, _GROWN_TO = 3, 4  # rivals that are also tried together with furt
 
 @dataclass(slots=True)
 class Explanation:
-    """A fault set with what follows from it."""
+    """A fault set with its consequences."""
 
     record: Record
     ys: list[float | None]  # ln(measured / healthy)
@@ -43,7 +43,7 @@ class Explanation:
         return View(self.record, self.ys, self.sigma, self.faults, self.weather)
 
     def unexplained(self) -> list[int]:
-        """Results that noise does not give and no fault of the set accounts for."""
+        """Results that neither noise nor a fault of the set explains."""
         shown = {i for fault in self.faults for i in fault.shows}
         return [i for i in range(len(self.ys)) if i not in shown and self.stands_out(i)]
 
@@ -53,7 +53,7 @@ class Explanation:
         return y is None or y < min(LEAST_DROP, -4 * self.sigma)
 
     def too_fast(self) -> list[int]:
-        """Results above what the baseline allows. Nothing makes a pair faster than it can be: the baseline is wrong."""
+        """Results above the baseline. Nothing makes a pair faster than it can be, so the baseline is wrong."""
         limit = max(-LEAST_DROP, 4 * self.sigma)
         return [i for i, y in enumerate(self.ys) if y is not None and y > limit]
 

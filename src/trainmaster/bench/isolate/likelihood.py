@@ -1,7 +1,7 @@
-"""How likely one result is: on a healthy path, through a slow part, a dead one, a flaky one.
+"""Likelihood of one result: on a healthy path, through a slow, dead or flaky part.
 
 A result is y = ln(measured / healthy), or None for no answer. Every mode keeps a small, wide share for one-off
-disturbances, so that a single slow result never convicts anybody.
+disturbances, so that a single slow result never convicts a part.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def congested(y: float | None, sigma: float, share: float, density: float) -> fl
 
 
 def read_weather(ys: Sequence[float | None], sigma: float) -> Weather:
-    """The weather if all slow results were its doing: as many as there are, at the speeds they have.
+    """Congestion as the sole cause of all slow results: their share and their speeds.
 
     A bad part must explain more than that: that it is these pairs, and these again.
     """
@@ -110,12 +110,12 @@ def states(ys: Sequence[float | None], sigma: float) -> list[tuple[State, float]
 
 
 def looks_slow(y: float | None) -> bool:
-    """Worth asking why: a filter for what is tried and told, not a judgement."""
+    """Whether a result is slow enough to look into: a filter, not a verdict."""
     return y is None or y < LEAST_DROP
 
 
 def log_sum(values: Sequence[float]) -> float:
-    """ln of the sum of what these are the logarithms of."""
+    """log-sum-exp."""
     top = max(values)
     return top + math.log(sum(math.exp(value - top) for value in values)) if top > -math.inf else top
 

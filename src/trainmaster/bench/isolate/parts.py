@@ -1,4 +1,4 @@
-"""Which parts could be bad, and which of them a pair test crosses.
+"""Candidate parts, and the parts that a pair test crosses.
 
 Where the caller knows the routes (`ibtracert`, a static hash), every link and spine is a part of its own. Where it
 does not, a bad uplink slows some pairs of a rack and always the same ones: the part is "an uplink of that leaf", and
@@ -91,7 +91,7 @@ class Topology:
         return [*found, Part("switch", ANY_SPINE, "some")]
 
     def known(self, rng: random.Random) -> list[Part]:
-        """Every part that can be asked about; paths of single pairs only once they were slow."""
+        """Every candidate part; paths of single pairs only once they were slow."""
         found = [Part("node", node) for node in self.nodes]
         if self.racks is None:
             return [*found, Part("switch", ANY_SWITCH, "some")]
@@ -107,7 +107,7 @@ class Topology:
         return found + [Part(kind, name) for kind, name in dict.fromkeys(p for a, b in pairs for p in self.route(a, b))]
 
     def shares(self, part: Part) -> tuple[float, ...]:
-        """What share of the flows one uplink, or one spine, may carry: a half, a quarter …
+        """Shares of flows that one uplink or spine may carry: a half, a quarter …
 
         A leaf has at most one uplink per node where links are alike; more are not looked for.
         """

@@ -1,4 +1,4 @@
-"""Every result so far, indexed by the parts it went through."""
+"""All results so far, indexed by the parts they crossed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Record:
         pair = (pair[0], pair[1]) if pair[0] < pair[1] else (pair[1], pair[0])
         here = len(self.pairs)
         self.pairs.append(pair)
-        # A test that moved nothing, or reports what cannot be, has not answered.
+        # A test that moved nothing or reports an impossible rate has no result.
         self.gbps.append(gbps if gbps is not None and 0 < gbps < float("inf") else None)
         self.rounds.append(number)
         self.cross.append(self.topology.crosses_racks(pair))

@@ -1,4 +1,4 @@
-"""What isolation says: measurements, suspects with their evidence, and one diagnosis."""
+"""Results of fault isolation: measurements, suspects with evidence, one diagnosis."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Kind = Literal["node", "link", "switch"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One pair test: what it gave and what a healthy pair gives. `gbps` None: no answer."""
+    """One pair test: measured and healthy GB/s. `gbps` None: no answer."""
 
     round: int
     a: str
@@ -35,7 +35,7 @@ class Suspect:
 
     @property
     def words(self) -> str:
-        """The part as a person would say it."""
+        """The part in plain words."""
         if self.kind == "link" and self.name.endswith(ANY_UPLINK):
             return f"one of the uplinks of {self.name.removesuffix(ANY_UPLINK)}"
         if self.kind == "switch" and self.name == ANY_SPINE:
@@ -47,7 +47,7 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundReport:
-    """One round, for progress: what it was for and what it showed."""
+    """Progress of one round: its purpose and result."""
 
     number: int
     purpose: str

@@ -1,9 +1,9 @@
-"""The health of a cluster in every format: HTML, Markdown, JUnit XML, Prometheus text, seed 002's JSON, a few lines.
+"""Health reports in every format: HTML, Markdown, JUnit XML, Prometheus text, metrics JSON, terminal lines.
 
     write_bundle(health, folder, cost=Prices(…))     all files of an evidence bundle, beside health.json
     render_html(health), render_markdown(health) …   one of them, as text
 
-All are drawn from one `view.View`, so no two can disagree. Pure: the same health gives the same bytes.
+All formats render one `view.View`, so no two can disagree. Pure: the same health gives the same bytes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FILES: dict[str, Callable[[View], str]] = {
 
 
 def write_bundle(health: ClusterHealth, folder: Path, *, cost: Prices | None = None) -> list[Path]:
-    """Write every format into the folder, each whole or not at all; the paths, in order."""
+    """Write every format into the folder, each atomically; the paths in order."""
     view = build(health, cost)
     folder.mkdir(parents=True, exist_ok=True)
     return [write_whole(folder / name, render(view), durable=False) for name, render in FILES.items()]
@@ -66,5 +66,5 @@ def render_metrics(health: ClusterHealth, *, cost: Prices | None = None) -> str:
 
 
 def render_terminal(health: ClusterHealth, *, cost: Prices | None = None) -> list[str]:
-    """The verdict, who is silent, what to do first: plain lines."""
+    """Verdict, silent nodes and first actions, as plain lines."""
     return terminal.render(build(health, cost))

@@ -1,13 +1,13 @@
-"""Bandwidth curves in findings: what was measured at each message size, and the baseline beside it.
+"""Bandwidth curves in findings: measurements by message size, with their baselines.
 
-A finding of any check tells a curve by its values:
+A finding of any check holds a curve in its values:
 
     collective   all_reduce (else the check's name is shown)
     busbw_gbps   {"1048576": 38.1, …}: GB/s, decimal, as nccl-tests counts, by message size in bytes
     compared     [{"size_bytes": 1073741824, "baseline_gbps": 442.0, "source": "…"}, …], where a baseline is known
 
 or, with latencies, `points` and `baseline` as lists of {"size_bytes", "busbw_gbps", "latency_us", "source"}. `results`
-for points, and `bandwidth_gbps` and `latency_ms` in them, are read too (seed 002's names).
+for points, and `bandwidth_gbps` and `latency_ms` in them, are read too (names of the SageMaker metrics file).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from trainmaster.report.health import sanitise
 from trainmaster.report.health.view import Row
 
-# What lies beyond is no measurement, and no axis could hold it. It stays in the finding's values.
+# Larger values are no measurement and fit no axis. They stay in the finding's values.
 MAX_BYTES, MAX_GBPS = 2.0**60, 1e9
 _POINTS = ("points", "results", "busbw_gbps")
 _BASELINES = ("baseline", "compared")
@@ -39,7 +39,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One collective, measured by one node alone or by all together (`where` is then "cluster")."""
+    """One collective, measured by one node or by all together (`where` is then "cluster")."""
 
     collective: str
     where: str
@@ -55,7 +55,7 @@ class Curve:
 
 
 def find(rows: Iterable[Row]) -> list[Curve]:
-    """Every curve that the findings tell, in their order."""
+    """Every curve in the findings, in order."""
     found = []
     for row in rows:
         points = _first(row, _POINTS)

@@ -1,8 +1,7 @@
-"""Nodes × checks as one picture: a square per node and check, in the colour and with the sign of its worst finding.
+"""Heatmap of nodes × checks: one square each, with colour and sign of its worst finding.
 
-The sign says it without colour (✕ fail, ? not measured, ! warn, ✓ pass, – does not apply). Up to EACH nodes have a row
-each; of more, those whose verdicts are all alike share one row that says how many they are, so that 256 nodes are read
-at a glance and none is left out.
+The sign works without colour (✕ fail, ? not measured, ! warn, ✓ pass, – does not apply). Up to EACH nodes have a row
+each; above that, nodes with equal verdicts share a row with their count, so that 256 nodes fit and none is left out.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _EM = 7.0  # widest of the sheet's 12 px sans, about
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Band:
-    """One row of the picture: one node, or several that are alike."""
+    """One row: one node, or several with equal verdicts."""
 
     label: str
     names: tuple[str, ...]
@@ -40,7 +39,7 @@ class _Band:
 
 
 def render(view: View) -> Markup:
-    """The picture and its legend, or nothing where no node was asked."""
+    """The heatmap and its legend; empty without nodes."""
     bands = _bands(view.nodes)
     if not bands:
         return Markup()
@@ -51,8 +50,8 @@ def render(view: View) -> Markup:
     # The last name leans out to the right by the cosine of that angle.
     width = left + len(checks) * _CELL + 10 + 0.6 * _EM * max(map(len, shown))
     height = top + len(bands) * _CELL + 4
-    body = [_header(left + place * _CELL, top, check) for place, check in enumerate(checks)]
-    body += [_band(band, checks, left, top + place * _CELL) for place, band in enumerate(bands)]
+    body = [_header(left + index * _CELL, top, check) for index, check in enumerate(checks)]
+    body += [_band(band, checks, left, top + index * _CELL) for index, band in enumerate(bands)]
     many = f"{len(view.nodes)} nodes × {len(checks)} checks" if len(view.nodes) != 1 else f"{len(checks)} checks"
     return Markup(
         '<figure class="heat"><div class="scroll"><svg role="img" aria-label="{many}; the nodes below say the same '
@@ -96,11 +95,11 @@ def _band(band: _Band, checks: Sequence[str], left: float, y: float) -> Markup:
     for node in band.nodes:
         for row in node.rows:
             rows.setdefault(row.check, []).append(row)
-    for place, check in enumerate(checks):
-        # Of a node that gave no answer, nothing is known: a question mark all along.
+    for index, check in enumerate(checks):
+        # A silent node: a question mark for every check.
         told = list(band.nodes[0].rows) if band.nodes[0].silent else rows.get(check)
         if told:
-            parts.append(_square(left + place * _CELL, y, band.label, told))
+            parts.append(_square(left + index * _CELL, y, band.label, told))
     return Markup("").join(parts)
 
 

@@ -1,4 +1,4 @@
-"""The health of a cluster as one HTML file that needs nothing else: same sheet and manner as the job report."""
+"""Health report as one self-contained HTML file, with the style sheet of the job report."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from trainmaster.report.html import asset, environment
 from trainmaster.report.phrases import Figure
 
 MOST_CURVES = 12
-MOST_PLACES = 24
-# A cluster of 256 nodes × 60 checks × 8 GPUs has 100,000 findings. What is wrong is always shown; of a healthy node in
-# a large cluster its passes are counted, and health.json holds them.
+MOST_LOCATIONS = 24
+# A cluster of 256 nodes × 60 checks × 8 GPUs has 100,000 findings. Faults are always shown; passes of healthy
+# nodes in a large cluster are only counted, and health.json holds them.
 MOST_ROWS = 20_000
 
 
 def render(view: View) -> str:
-    """The whole file: one style inside, no script, no address outside, and a policy that lets nothing else in."""
+    """The complete file: inline style, no script, no external address, and a strict content security policy."""
     style = asset("style.css") + asset("health/health.css")
     found = curves.find(view.rows)
     return (
@@ -37,12 +37,12 @@ def render(view: View) -> str:
             policy=f"default-src 'none'; style-src '{_hash(style)}'; base-uri 'none'; form-action 'none'",
             heat=heatmap.render(view),
             figures=_figures(view),
-            charts=[_chart(place, curve) for place, curve in enumerate(found[:MOST_CURVES])],
+            charts=[_chart(index, curve) for index, curve in enumerate(found[:MOST_CURVES])],
             more_charts=max(0, len(found) - MOST_CURVES),
             shown=_shown(view),
             counts=_counts,
             signs=heatmap.SIGNS,
-            most_places=MOST_PLACES,
+            most_locations=MOST_LOCATIONS,
             wrong=(Verdict.FAIL, Verdict.ERROR, Verdict.WARN),
         )
     )
@@ -81,7 +81,7 @@ def _usd(amount: float) -> str:
     return f"${amount:,.0f}" if amount >= 100 else f"${amount:,.2f}"
 
 
-def _chart(place: int, curve: curves.Curve) -> Markup:
+def _chart(index: int, curve: curves.Curve) -> Markup:
     """Bandwidth over message size, on a logarithmic axis: sizes double from one point to the next."""
     lines = [chart.Line(name="measured", points=_logarithmic(curve.points), dots=True)]
     if curve.baseline:
@@ -89,7 +89,7 @@ def _chart(place: int, curve: curves.Curve) -> Markup:
     xs = sorted({x for line in lines for x, _ in line.points})
     every = max(1, math.ceil(len(xs) / 8))
     return chart.render(
-        key=f"curve{place}",
+        key=f"curve{index}",
         title=f"{curve.collective}, GB/s ({curve.where})",
         x_name="message size",
         lines=lines,
@@ -103,7 +103,7 @@ def _logarithmic(points: tuple[curves.Point, ...]) -> list[tuple[float, float | 
 
 
 def _shown(view: View) -> bool:
-    """Whether every row is drawn, or only what is wrong."""
+    """Whether all rows are shown, or only bad ones."""
     return sum(len(node.rows) for node in view.nodes) <= MOST_ROWS
 
 

@@ -1,7 +1,7 @@
-"""The health of a cluster as JUnit XML: one suite per node, one case per check and device. CI systems read it.
+"""Health report as JUnit XML for CI systems: one suite per node, one case per check and device.
 
-pass and warn are passes (a warning is written to its case's output), fail is a failure, error (could not be measured)
-is an error, skip is skipped with its reason. A node that gave no answer is a suite with one error.
+pass and warn are passes (a warning goes to its case's output), fail is a failure, error (not measured) is an error,
+skip is skipped with its reason. A silent node is a suite with one error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TAGS = {Verdict.FAIL: "failure", Verdict.ERROR: "error", Verdict.SKIP: "skipped
 
 
 def render(view: View) -> str:
-    """The whole file. Text was cleaned of what XML cannot hold when the view was built."""
+    """The complete file. The view's text holds nothing that XML cannot."""
     suites = [(node.name, node.rows) for node in view.nodes]
     if view.cluster:
         suites.append((CLUSTER, view.cluster))
@@ -62,5 +62,5 @@ def _counts(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def _time(rows: Sequence[Row]) -> float:
-    """A check's time once, however many devices it spoke of."""
+    """A check's time, counted once for all its devices."""
     return sum({row.check: row.took_s for row in rows}.values())

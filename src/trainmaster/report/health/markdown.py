@@ -1,4 +1,4 @@
-"""The health of a cluster as Markdown: for a ticket, a pull request, a chat. Folded where it is long."""
+"""Health report as Markdown for tickets, pull requests and chats; long parts are folded."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from trainmaster.report.markdown import escape
 from trainmaster.report.phrases import value_text
 
 MOST_ROWS = 200  # of what is wrong; a ticket holds 65,536 characters, and report.html holds everything
-MOST_PLACES = 12
+MOST_LOCATIONS = 12
 
 
 def render(view: View) -> str:
-    """The report without pictures. Values from nodes cannot become markup or HTML."""
+    """The report without pictures. Values from nodes are escaped."""
     return "\n".join(_lines(view)).rstrip() + "\n"
 
 
@@ -31,8 +31,8 @@ def _lines(view: View) -> Iterator[str]:
         yield ""
     if view.actions:
         yield "## What to do, in this order\n"
-        for place, one in enumerate(view.actions, 1):
-            yield f"{place}. {escape(one.action)} ({one.verdict}: {_places(one.places)})"
+        for index, one in enumerate(view.actions, 1):
+            yield f"{index}. {escape(one.action)} ({one.verdict}: {_locations(one.locations)})"
         yield ""
     yield from _wrong(view)
     yield from _collectives(view)
@@ -92,6 +92,6 @@ def _do(action: str | None) -> str:
     return f" → {escape(action)}" if action else ""
 
 
-def _places(places: tuple[str, ...]) -> str:
-    more = f" and {len(places) - MOST_PLACES} more" if len(places) > MOST_PLACES else ""
-    return ", ".join(map(escape, places[:MOST_PLACES])) + more
+def _locations(locations: tuple[str, ...]) -> str:
+    more = f" and {len(locations) - MOST_LOCATIONS} more" if len(locations) > MOST_LOCATIONS else ""
+    return ", ".join(map(escape, locations[:MOST_LOCATIONS])) + more

@@ -1,7 +1,7 @@
-"""`health_check_metrics.json`: the file that users of seed 002's tool already read, under its names, and ours beside.
+"""`health_check_metrics.json`: the metrics file of the SageMaker health check (docs/how/sagemaker.md).
 
-A field of theirs is filled from the finding that measured it, and is null (or "NOT_MEASURED", where they have a word)
-if nothing did. Their verdicts are ours: FAIL where anything failed, never PASS for what was not measured.
+A field is filled from the finding that measured it, and is null (or "NOT_MEASURED") if none did. The verdict is FAIL
+where anything failed, and never PASS for what was not measured.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trainmaster.report.health.view import Row, View
 
 
 def render(view: View) -> str:
-    """The whole document."""
+    """The complete document."""
     return json.dumps(sanitise.plain(document(view)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -24,7 +24,7 @@ def document(view: View) -> dict[str, Any]:
     rows = list(view.rows)
     found = curves.find(rows)
     gpus = [gpus_expected(node) for node in view.nodes]
-    # One number per node only where all agree; a mean of 8 and 7 describes no node.
+    # One number only where all nodes agree; a mean of 8 and 7 describes no node.
     same = gpus[0] if gpus and len(set(gpus)) == 1 else None
     whole = view.coverage.nodes_heard == view.coverage.nodes_asked and not view.coverage.not_measured
     ranks = max((curve.ranks for curve in found if curve.ranks and curve.node is None), default=None)
@@ -45,7 +45,7 @@ def document(view: View) -> dict[str, Any]:
             view.overall, rows, [f"{row.where}: {issue_text(row)}" for row in bad_rows(rows)], view
         ),
         "nodes": {
-            f"node_{node.place}": describe_node(view, node) for node in sorted(view.nodes, key=lambda node: node.place)
+            f"node_{node.index}": describe_node(view, node) for node in sorted(view.nodes, key=lambda node: node.index)
         },
         **_ours(view, rows),
     }
@@ -73,7 +73,7 @@ def _ours(view: View, rows: list[Row]) -> dict[str, Any]:
                 "action": one.action,
                 "verdict": str(one.verdict),
                 "nodes": list(one.nodes),
-                "places": list(one.places),
+                "places": list(one.locations),
                 "checks": list(one.checks),
             }
             for one in view.actions

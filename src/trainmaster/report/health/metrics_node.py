@@ -1,4 +1,4 @@
-"""One node in `health_check_metrics.json`, and the summary that both a node and the cluster have. Seed 002's names."""
+"""One node in `health_check_metrics.json`, and the summary shared by node and cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainmaster.report.health.view import BAD, Node, Row, View, worst
 
 NOT_MEASURED = "NOT_MEASURED"
 _WORDS = {Verdict.PASS: "PASS", Verdict.WARN: "WARN", Verdict.FAIL: "FAIL", Verdict.ERROR: "INCOMPLETE"}
-# Which of our checks answer which of their tests.
+# Checks behind each test of the file.
 _GPU = re.compile(r"gpu_(count|driver|model)$|cuda_init$")
 _EFA = re.compile(r"efa")
 _NCCL = re.compile(r"nccl(?!_env|_interfaces)|collective")
@@ -20,7 +20,7 @@ _DCGM = re.compile(r"dcgm")
 
 
 def describe_node(view: View, node: Node) -> dict[str, Any]:
-    """Everything that is known of one node."""
+    """All sections of one node."""
     rows = list(node.rows)
     heard = node.heard
     return {
@@ -31,7 +31,7 @@ def describe_node(view: View, node: Node) -> dict[str, Any]:
             "local_rank": None,
             "hostname": node.name,
             "current_host": node.name,
-            "host_rank": node.place,
+            "host_rank": node.index,
             "host_count": len(view.nodes),
             "gpus_per_host": gpus_expected(node),
         },
@@ -172,7 +172,7 @@ def _diagnosis(rows: list[Row]) -> dict[str, Any]:
 
 
 def _value(rows: list[Row], check: str, *names: str) -> float | None:
-    """The first number of one of these names in the findings of checks that begin so."""
+    """The first number of one of these names in findings of checks with this prefix."""
     return next(
         (
             value
@@ -204,7 +204,7 @@ def _mib(gib: float | None) -> int | None:
 
 
 def bad_rows(rows: Iterable[Row]) -> list[Row]:
-    """What is wrong, the worst first."""
+    """Bad rows, the worst first."""
     return sorted((row for row in rows if row.verdict in BAD), key=lambda row: BAD.index(row.verdict))
 
 
@@ -240,7 +240,7 @@ def _test(rows: Iterable[Row]) -> str:
 
 
 def _dcgm_level(row: Row) -> int | None:
-    """1: the short diagnostic (`-r 1`). 2: a longer one. None: not DCGM's."""
+    """1: the short diagnostic (`-r 1`). 2: a longer one. None: not a DCGM check."""
     if not _DCGM.match(row.check):
         return None
     return 1 if row.check == "dcgm" else 2

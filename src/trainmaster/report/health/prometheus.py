@@ -1,7 +1,7 @@
-"""The health of a cluster in Prometheus' text format, for node_exporter's textfile collector.
+"""Health report in Prometheus text format, for node_exporter's textfile collector.
 
-`trainmaster_check_verdict > 0` is everything that is wrong: 0 pass, 1 warn, 2 fail, 3 error (not measured), and -1 for
-what does not apply. The numbers that findings hold are `trainmaster_check_value`, by name.
+`trainmaster_check_verdict > 0` selects every fault: 0 pass, 1 warn, 2 fail, 3 error (not measured), -1 does not apply.
+Numbers of findings are `trainmaster_check_value`, by name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Labels = tuple[tuple[str, str], ...]
 
 
 def render(view: View) -> str:
-    """The whole file. A series appears once: the collector refuses a file in which one comes twice."""
+    """The complete file. Every series appears once: the collector refuses duplicates."""
     return "".join(_families(view))
 
 
@@ -86,7 +86,7 @@ def _escape(value: str) -> str:
 def _seconds(text: str) -> float | None:
     try:
         when = datetime.fromisoformat(text)
-        # Without its offset it is some hour of some day.
+        # Without an offset the time is ambiguous.
         return when.timestamp() if when.tzinfo is not None else None
     except (ValueError, OverflowError):
         return None

@@ -1,7 +1,7 @@
-"""Values from nodes, made safe for every format at once.
+"""Sanitising of values from nodes, for every format at once.
 
-A node may write anything. Control characters would end an XML file or steer a terminal, half a surrogate pair cannot be
-written as UTF-8, and a number that is none is no JSON. What is replaced shows as U+FFFD; nothing is dropped silently.
+A node may write anything. Control characters break XML or steer a terminal, a lone surrogate cannot be written as
+UTF-8, and NaN is no JSON. Replaced characters show as U+FFFD; nothing is dropped silently.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud8
 
 
 def text(value: str) -> str:
-    """The same text without what could act on its reader."""
+    """Text without control and formatting characters."""
     return _UNSAFE.sub("\ufffd", value.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def line(value: str) -> str:
-    """The same text on one line."""
+    """Sanitised text on one line."""
     return " ".join(text(value).split())
 
 
 def plain(value: object, *, depth: int = 0) -> Any:
-    """The same data as JSON can hold it: finite numbers, safe text, bounded depth."""
+    """Data for JSON: finite numbers, safe text, bounded depth."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""The health of a cluster in a few lines of plain text, for a terminal or a log. Colour is the caller's."""
+"""Health summary in a few plain lines, for a terminal or a log. The caller adds colour."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from trainmaster.report.formats import duration
 from trainmaster.report.health.view import View
 
-MOST = 12  # actions and places; the rest is in the report
+MOST = 12  # actions and locations; the rest is in the report
 
 
 def render(view: View) -> list[str]:
-    """The lines, the verdict first."""
+    """The lines, verdict first."""
     return list(_lines(view))
 
 
@@ -19,10 +19,10 @@ def _lines(view: View) -> Iterator[str]:
     yield f"{view.overall}  {view.title}. {view.sentence}"
     for node in view.silent:
         yield f"  no answer  {node.name}: {node.rows[0].reason}"
-    for place, one in enumerate(view.actions[:MOST], 1):
-        more = f" and {len(one.places) - MOST} more" if len(one.places) > MOST else ""
-        yield f"  {place}. {one.action}"
-        yield f"     {one.verdict}: {', '.join(one.places[:MOST])}{more}: {one.reason}"
+    for index, one in enumerate(view.actions[:MOST], 1):
+        more = f" and {len(one.locations) - MOST} more" if len(one.locations) > MOST else ""
+        yield f"  {index}. {one.action}"
+        yield f"     {one.verdict}: {', '.join(one.locations[:MOST])}{more}: {one.reason}"
     if len(view.actions) > MOST:
         yield f"  … and {len(view.actions) - MOST} more things to do; the report has them all"
     covered = view.coverage

@@ -1,8 +1,7 @@
-"""A ClusterHealth as a reader needs it: one row per node, check and device, actions in order, who is silent, how much
-was covered. Every format is drawn from this, so that no two of them can disagree.
+"""View of a ClusterHealth for all formats: rows per node, check and device, ordered actions, silent nodes, coverage.
 
-Here each thing that was planned and is not known becomes a row of its own (`error`): a format that only walks the rows
-cannot lose it. Text from nodes is cleaned here, once.
+Everything planned but unknown becomes a row of its own (`error`), so a format that only walks the rows cannot lose it.
+Text from nodes is sanitised here, once.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _OVERALL = {Verdict.FAIL: Overall.FAIL, Verdict.ERROR: Overall.INCOMPLETE, Verdi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One finding, or the lack of one. `node` is None where it speaks of the cluster."""
+    """One finding, or its absence. `node` is None for findings about the cluster."""
 
     node: str | None
     check: str
@@ -49,10 +48,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One node that was asked, with all that is known of it, from itself and from comparison."""
+    """One planned node, with its own findings and those of comparisons."""
 
     name: str
-    place: int  # in the order in which the nodes were asked, from 0
+    index: int  # position in the plan, from 0
     overall: Overall
     rows: tuple[Row, ...]
     silent: bool
@@ -64,19 +63,19 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """One thing to do, and everywhere it should be done."""
+    """One action, and where to take it."""
 
     action: str
     verdict: Verdict
     nodes: tuple[str, ...]
     checks: tuple[str, ...]
-    places: tuple[str, ...]
-    reason: str  # of the first place
+    locations: tuple[str, ...]
+    reason: str  # of the first location
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """What was asked for against what was measured. Findings, not checks: a check of 8 GPUs gives 8."""
+    """Planned against measured findings. Findings, not checks: a check of 8 GPUs gives 8."""
 
     nodes_asked: int
     nodes_heard: int
@@ -89,7 +88,7 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """Everything a report says."""
+    """Content of a report."""
 
     overall: Overall
     title: str
@@ -137,8 +136,8 @@ def build(health: ClusterHealth, prices: Prices | None = None) -> View:
     # What was found between nodes about one that gave no answer still belongs to somebody.
     cluster = tuple(row for row in between if row.node is None or row.node not in heard)
     nodes.sort(key=lambda node: names.index(node.name))
-    nodes = [dataclasses.replace(node, place=place) for place, node in enumerate(nodes)]
-    nodes.sort(key=lambda node: (not node.silent, SEVERITY[node.overall], node.place))
+    nodes = [dataclasses.replace(node, index=index) for index, node in enumerate(nodes)]
+    nodes.sort(key=lambda node: (not node.silent, SEVERITY[node.overall], node.index))
     if not nodes:
         cluster += (_missing(None, _COVERAGE, "no node was asked", "name the nodes to check"),)
     rows = [row for node in nodes for row in node.rows] + list(cluster)
@@ -167,7 +166,7 @@ def build(health: ClusterHealth, prices: Prices | None = None) -> View:
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict | None:
-    """The worst of some verdicts; None of none."""
+    """The worst verdict; None of an empty input."""
     return max(verdicts, key=WEIGHT.__getitem__, default=None)
 
 
@@ -193,13 +192,13 @@ def _heard(node: NodeHealth, between: Iterable[Row]) -> Node:
     rows = [*_with_causes(rows), *between]
     overalls = [node.overall, *(_OVERALL[row.verdict] for row in rows if row.verdict in _OVERALL)]
     overall = min(overalls, key=SEVERITY.__getitem__)
-    return Node(name=name, place=0, overall=overall, rows=tuple(rows), silent=False, heard=node)
+    return Node(name=name, index=0, overall=overall, rows=tuple(rows), silent=False, heard=node)
 
 
 def _silent(name: str, reason: str, action: str, took_s: float = 0.0) -> Node:
     name = _name(name)
     row = _missing(name, _ANSWER, sanitise.line(reason) or "no answer", sanitise.line(action), took_s)
-    return Node(name=name, place=0, overall=Overall.INCOMPLETE, rows=(row,), silent=True, heard=None)
+    return Node(name=name, index=0, overall=Overall.INCOMPLETE, rows=(row,), silent=True, heard=None)
 
 
 def _rows(node: str | None, results: Iterable[CheckResult]) -> Iterator[Row]:
@@ -247,7 +246,7 @@ def _missing(node: str | None, check: str, reason: str, action: str, took_s: flo
 
 
 def _between(health: ClusterHealth, names: set[str]) -> tuple[Row, ...]:
-    """What comparison and collectives say. Their device is a node; the device on it is in the value `on`."""
+    """Rows of comparisons and collectives. Their device is a node; the device on it is the value `on`."""
     found = []
     for row in _rows(None, health.cluster):
         on = row.values.get("on")
@@ -260,7 +259,7 @@ _SEE = re.compile(r"see (\w+)\b")
 
 
 def _with_causes(rows: list[Row]) -> list[Row]:
-    """A finding whose action is "see CHECK" follows from that check's worst finding, on its device where it has one."""
+    """Add causes: a finding with the action "see CHECK" follows from that check's worst finding on its device."""
     found = []
     for row in rows:
         match = _SEE.match(row.action or "")
@@ -276,7 +275,7 @@ def _with_causes(rows: list[Row]) -> list[Row]:
 
 
 def _actions(rows: Iterable[Row]) -> tuple[Action, ...]:
-    """Each action once; what stops a run before what may slow it, then by how many nodes it touches."""
+    """Each action once: faults that stop a run before those that slow it, then by number of nodes."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         if row.verdict in BAD and row.action and row.cause is None:
@@ -291,11 +290,13 @@ def _actions(rows: Iterable[Row]) -> tuple[Action, ...]:
                 verdict=top,
                 nodes=tuple(dict.fromkeys(row.node for row in members if row.node is not None)),
                 checks=tuple(dict.fromkeys(row.check for row in members)),
-                places=tuple(dict.fromkeys(row.where for row in members)),
+                locations=tuple(dict.fromkeys(row.where for row in members)),
                 reason=members[0].reason,
             )
         )
-    return tuple(sorted(found, key=lambda one: (-WEIGHT[one.verdict], -len(one.nodes), -len(one.places), one.action)))
+    return tuple(
+        sorted(found, key=lambda one: (-WEIGHT[one.verdict], -len(one.nodes), -len(one.locations), one.action))
+    )
 
 
 def _coverage(health: ClusterHealth, nodes: list[Node], rows: list[Row]) -> Coverage:
@@ -352,7 +353,7 @@ def _sentence(overall: Overall, nodes: list[Node], rows: list[Row], coverage: Co
 
 
 def _told(row: Row) -> str:
-    """A finding as the end of a sentence."""
+    """A finding as part of a sentence."""
     said = f"{row.where}, {row.check}: {row.reason}".rstrip(" :")
     return said if said.endswith((".", "!", "?", "…")) else f"{said}."
 

@@ -1,4 +1,4 @@
-"""Why a rank ended, from its exit code and its last lines. A table of patterns, each with the place it comes from."""
+"""Diagnosis of a failed rank, from its exit code and its last lines."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PATTERNS: tuple[tuple[str, Reason], ...] = (
     (
         r"\bhang: (rank \d+ |all \d+ ranks )",
         Reason.COLLECTIVE_TIMEOUT,
-    ),  # train/watch/hang.py, which names who is missing
+    ),  # train/watch/hang.py, which names the missing ranks
     (r"Watchdog caught collective operation timeout", Reason.COLLECTIVE_TIMEOUT),  # c10d/ProcessGroupNCCL.cpp
     (r"Timed out waiting \d+ms for (recv|send) operation", Reason.COLLECTIVE_TIMEOUT),  # gloo/transport/tcp
     (r"Connection closed by peer", Reason.COLLECTIVE_TIMEOUT),  # gloo/transport/tcp/pair.cc, NCCL src/misc/socket.cc
@@ -56,7 +56,7 @@ PATTERNS: tuple[tuple[str, Reason], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How an attempt ended and why: what the exit record says, before it has a date."""
+    """Outcome of an attempt: the exit record without its date."""
 
     reason: Reason | None  # None when it did what it was asked
     message: str = ""
@@ -66,7 +66,7 @@ class Outcome:
 
 
 def judge(*, rank: int, ranks: int, code: int, lines: list[str], oom_kills: int, full: str | None = None) -> Outcome:
-    """Why a rank failed.
+    """Outcome of a failed rank.
 
     `lines` end its log, masked; `oom_kills` counts those in our control group since the start; `full` is a folder of
     the attempt whose disk is full, which a rank cannot say itself when its log lies on that disk too.

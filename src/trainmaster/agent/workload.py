@@ -1,4 +1,4 @@
-"""The ranks of one node: start them as torchrun would, watch them, stop them, and say why they ended."""
+"""Ranks of one node: start them as torchrun would, supervise them, stop them, diagnose their end."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Rank:
     process: subprocess.Popen[bytes]
 
     def send(self, number: signal.Signals) -> None:
-        """To the whole group of a rank that nobody has collected yet, so that its number cannot be another's."""
+        """Signal the process group of a rank that has not been reaped: its pid cannot be another process's."""
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, number)
@@ -86,7 +86,7 @@ def run(plan: Plan, watch: Watch) -> Outcome:
 
 
 def _supervise(ranks: Sequence[_Rank], plan: Plan, watch: Watch) -> _Stopping | None:
-    """Until no rank lives. None if all ended with 0 and nobody had asked them to stop."""
+    """Wait until no rank runs. None if all ended with exit code 0 without a stop request."""
     alive, stopping = list(ranks), None
     while True:
         died = [rank for rank in alive if rank.process.poll() is not None]
@@ -129,7 +129,7 @@ def _stopped(stopping: _Stopping, plan: Plan, codes: Mapping[str, int], *, resum
     assert stopping.stop is not None
     if plan.spec.train is not None and set(codes.values()) == {0}:
         # Our trainer ends with 0 only after its last step. Of another program we cannot know: it may end with 0
-        # whenever it is told to stop, and half a run must not count as a whole one.
+        # on any stop request, and half a run must not count as a whole one.
         return Outcome(reason=None, message="every rank had finished before it could stop", exit_codes=codes)
     message = stopping.stop.message
     if stopping.killed:
@@ -138,7 +138,7 @@ def _stopped(stopping: _Stopping, plan: Plan, codes: Mapping[str, int], *, resum
 
 
 def _first_failure(failed: Sequence[_Rank], plan: Plan, oom_kills: int) -> Outcome:
-    """Why the first rank failed. Of several that were found dead at once, one that only lost its peer comes last."""
+    """Outcome of the first failure. Of several found at once, a rank that only lost its peer comes last."""
     environments = (os.environ, plan.spec.env)
     full = find_full((plan.folder, plan.checkpoints))
     outcomes = [
@@ -190,7 +190,7 @@ def _start(argv: Sequence[str], environment: Mapping[str, str], log: Path, numbe
 
 
 def _shared_environment(plan: Plan) -> dict[str, str]:
-    """What every rank of the node sees: ours over the spec's over what the agent inherited."""
+    """Environment of every rank: ours over the spec's over the agent's."""
     resources, folder = plan.spec.resources, Path(plan.folder)
     defaults = {"PYTHONUNBUFFERED": "1"}  # the last lines of a killed rank must have reached its log
     if resources.processes_per_node > 1:
@@ -224,7 +224,7 @@ def _rank_environment(number: int, local: int) -> dict[str, str]:
 
 
 def _free_port(address: str) -> int:
-    """A port nobody uses now. Another program may take it first; that is diagnosed, and may be tried again."""
+    """A free port. Another program may take it first; that is diagnosed and retried."""
     with socket.socket() as probe:
         probe.bind((address, 0))
         port: int = probe.getsockname()[1]

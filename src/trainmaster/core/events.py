@@ -1,4 +1,4 @@
-"""One event is one JSON line. Rendering it, and reading lines that anyone may have written.
+"""Events as JSON lines: rendering, and parsing of lines from any writer.
 
     {"v":1,"ts":"…","seq":n,"phase":"TRAINING","event":"epoch_complete","iteration":1,"epoch":3,"data":{…}}
 

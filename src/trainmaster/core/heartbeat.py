@@ -1,4 +1,4 @@
-"""The line by which a node says that it trains, and the log rules that watch for it. Both come from here alone.
+"""Heartbeat line of a training node, and the log rules that match it. Both are defined here only.
 
 SageMaker HyperPod's agent reads the standard output of local rank 0 on every node and holds each line against the
 `logMonitoringConfiguration` of the job. How it reads (hyperpod-elastic-agent 1.1.3, logagent/log_agent.py) makes the
@@ -24,7 +24,7 @@ PATTERN = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """How far a node is. Loss and norm are of the last step whose numbers are known, and may be NaN."""
+    """Progress of a node. Loss and norm are of the last step whose values are known, and may be NaN."""
 
     rank: int
     node: int
@@ -38,7 +38,7 @@ class Beat:
 
 
 def prefix(rank: int, node: int) -> str:
-    """How every line of a rank begins."""
+    """Prefix of every line of a rank."""
     return f"[rank {rank} node {node}] "
 
 
@@ -51,7 +51,7 @@ def words(beat: Beat) -> str:
 
 
 def parse(line: str) -> Beat | None:
-    """The beat that a line is, or None."""
+    """Parse a heartbeat line; None for any other line."""
     found = PATTERN.match(line)
     if found is None:
         return None

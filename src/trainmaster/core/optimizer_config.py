@@ -1,4 +1,4 @@
-"""How weights move: AdamW, and the learning rate over time (`core/schedule.py` computes it)."""
+"""Optimizer settings: AdamW and the learning-rate schedule (computed in `core/schedule.py`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DECAYING = ("linear", "cosine", "exponential", "wsd")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW; a line up to the peak, then the schedule's way down from it."""
+    """AdamW with linear warm-up to the peak learning rate, then a schedule."""
 
     lr: float = field(default=3e-3, gt=0, le=1, doc="peak learning rate")
     schedule: Schedule = field(

@@ -1,4 +1,4 @@
-"""Known models by name: their dimensions, their published size and where both are stated (data/presets.toml)."""
+"""Model presets: dimensions, published size and source of both (data/presets.toml)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainmaster.core.errors import Fault, SpecError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """A known model. Tests hold `model` to the two counts."""
+    """A known model. Tests compare `model` with the two parameter counts."""
 
     name: str
     model: Mapping[str, Any]  # fields of ModelConfig
@@ -25,7 +25,7 @@ class Preset:
 
 
 def find(name: str) -> Preset:
-    """The preset of this name; SpecError with the nearest one where there is none."""
+    """The preset of this name; SpecError with the nearest name if there is none."""
     known = _load()
     if name in known:
         return known[name]

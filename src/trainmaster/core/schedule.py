@@ -1,7 +1,7 @@
-"""The learning rate of every step. Pure: the trainer asks it each step, `trainmaster plan` draws it without torch.
+"""Learning rate of every step. Pure: used by the trainer at each step and by `trainmaster plan` without torch.
 
-It follows from the config, the step and, for `plateau` alone, from the evaluations so far; so a resumed run has the
-rates of the run it resumes.
+It depends on the config, the step and, for `plateau` only, on the evaluations so far: a resumed run has the rates of
+the run it resumes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from trainmaster.core.optimizer_config import OptimizerConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plateau:
-    """What `plateau` remembers of the evaluations so far. Part of the run's state: saved, and resumed from."""
+    """State of the `plateau` schedule. Part of the run's saved state."""
 
     best: float | None = None  # lowest evaluation loss
     flat: int = 0  # evaluations since then, or since the last cut
@@ -30,7 +30,7 @@ class Plateau:
 
 
 def learning_rate(config: OptimizerConfig, *, step: int, steps: int, plateau: Plateau | None = None) -> float:
-    """Of step `step`, the first being 0, in a run of `steps`: never above the peak, at the end its last share."""
+    """Learning rate of step `step` (from 0) in a run of `steps`; never above the peak."""
     if step < config.warmup_steps:
         return config.lr * ((step + 1) / config.warmup_steps)  # in this order: rounded, it never exceeds the peak
     least = config.min_lr_ratio
@@ -46,7 +46,7 @@ def learning_rate(config: OptimizerConfig, *, step: int, steps: int, plateau: Pl
 
 
 def _progress(config: OptimizerConfig, *, step: int, steps: int) -> float:
-    """How much of the way down is done, 0 to 1. The last step of the way has the last rate."""
+    """Progress of the decay, 0 to 1. The last step of the decay has the last rate."""
     first, last = config.warmup_steps, steps - 1
     if config.schedule == "wsd":
         # A tenth is what Hägele et al. found enough (arXiv 2405.18392); the tail begins on the level part.
@@ -58,7 +58,7 @@ def _progress(config: OptimizerConfig, *, step: int, steps: int) -> float:
 
 
 def _share(shape: str, done: float) -> float:
-    """What is left of the fall from the peak to the last rate."""
+    """Remaining share of the decay from the peak to the last rate."""
     if shape == "cosine":
         return 0.5 * (1 + math.cos(math.pi * done))
     # 1 - sqrt: fast at first, slow at the end; the best of the tails that Hägele et al. compared.

@@ -68,13 +68,13 @@ class ModelConfig:
     tied: bool = field(default=True, doc="the output head shares the embedding's weights")
     qkv_bias: bool = field(default=False, doc="biases on query, key and value (Qwen2)")
     qk_norm: bool = field(default=False, doc="RMSNorm over each query and key head (Qwen3)")
-    sliding_window: int | None = field(default=None, ge=1, doc="tokens each one sees, itself included; not stated: all")
-    experts: int | None = field(
-        default=None, ge=1, doc="feed-forwards to choose from (Mixtral); not stated: one, dense"
+    sliding_window: int | None = field(
+        default=None, ge=1, doc="attention window in tokens, the current one included; not stated: unlimited"
     )
+    experts: int | None = field(default=None, ge=1, doc="number of experts (Mixtral); not stated: a dense model")
     experts_per_token: int = field(default=2, ge=1, doc="experts each token passes through")
-    balance: float = field(default=0.02, ge=0, doc="weight of the loss that spreads tokens over experts; 0 for none")
-    context_tokens: int | None = field(default=None, ge=1, doc="longest sequence it is meant for; goes into an export")
+    balance: float = field(default=0.02, ge=0, doc="weight of the load-balancing loss of the experts; 0 for none")
+    context_tokens: int | None = field(default=None, ge=1, doc="maximum sequence length, written into exports")
 
     def __post_init__(self) -> None:
         assert self.preset is None, "a preset is expanded by schema.build; constructed directly it would be ignored"
@@ -118,14 +118,16 @@ class TrainConfig:
     """One training run. Its result does not depend on how many ranks share the work."""
 
     model: ModelConfig = field(factory=ModelConfig, doc="the model's shape")
-    data: DataConfig = field(factory=DataConfig, doc="where samples come from")
-    optimizer: OptimizerConfig = field(factory=OptimizerConfig, doc="how weights move")
-    checkpoint: CheckpointConfig = field(factory=CheckpointConfig, doc="what survives a crash")
-    parallel: ParallelConfig = field(factory=ParallelConfig, doc="how the work is spread, and memory bought with time")
-    watch: WatchConfig = field(factory=WatchConfig, doc="what the run watches itself for")
+    data: DataConfig = field(factory=DataConfig, doc="data source")
+    optimizer: OptimizerConfig = field(factory=OptimizerConfig, doc="optimizer and learning-rate schedule")
+    checkpoint: CheckpointConfig = field(factory=CheckpointConfig, doc="checkpoints")
+    parallel: ParallelConfig = field(factory=ParallelConfig, doc="sharding, compilation, activation checkpointing")
+    watch: WatchConfig = field(factory=WatchConfig, doc="detection of bad steps and stragglers; experiment trackers")
     init_from: str | None = field(default=None, doc="checkpoint whose weights a new run starts with, at step 0")
     steps: int = field(default=200, ge=1, doc="optimizer steps in all")
-    epoch_steps: int = field(default=50, ge=1, doc="steps that make one epoch: an evaluation and an epoch_complete")
+    epoch_steps: int = field(
+        default=50, ge=1, doc="steps per epoch; each ends with an evaluation and an epoch_complete event"
+    )
     batch_sequences: int = field(default=16, ge=1, doc="sequences per step over all ranks")
     batch_tokens: int | None = field(
         default=None, ge=1, doc="tokens per step over all ranks, instead of batch_sequences"
@@ -135,10 +137,10 @@ class TrainConfig:
     )
     sequence_tokens: int = field(default=128, ge=2, doc="tokens per sequence")
     eval_sequences: int = field(default=32, ge=0, doc="held-out sequences per evaluation; 0 for none")
-    seed: int = field(default=0, ge=0, doc="of the weights; data has its own")
+    seed: int = field(default=0, ge=0, doc="seed of the initial weights; data has its own")
     device: Literal["auto", "cpu", "cuda"] = field(default="auto", doc="auto takes a GPU where there is one")
     precision: Literal["auto", "fp32", "bf16"] = field(default="auto", doc="of the computation; auto: bf16 on a GPU")
-    master: Literal["fp32", "bf16"] = field(default="fp32", doc="what weights and optimizer states are kept in")
+    master: Literal["fp32", "bf16"] = field(default="fp32", doc="type of weights and optimizer states")
     log_every_steps: int = field(default=1, ge=1, doc="steps between STEP metrics events")
 
     @classmethod

@@ -20,12 +20,12 @@ from trainmaster.core.errors import UsageError
 if TYPE_CHECKING:  # inside functions otherwise: data is also prepared where there is no torch
     from torch import Tensor
 
-NOT_COUNTED = -100  # a target that no loss is taken of; torch's cross entropy has the same number
+NOT_COUNTED = -100  # target without a loss; the ignore_index of torch's cross entropy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a run asks of its data."""
+    """Shape of the samples that a run needs."""
 
     sequence_tokens: int
     batch_sequences: int  # over all ranks: row j of every batch is sample j modulo this
@@ -41,42 +41,42 @@ class Rows:
 
 
 class Source:
-    """Numbered samples without end, and held-out ones that share no document with them."""
+    """Endless numbered samples, and held-out samples that share no document with them."""
 
     vocab: int  # every token is below this
     tokenizer: str  # the hash of what made its tokens
     fingerprint: str  # of the data itself: equal on every node, and when a run is resumed
-    held_out_rows: int | None = None  # how many there are; None: as many as one asks for
+    held_out_rows: int | None = None  # number of held-out rows; None: unlimited
     summary: str = ""  # one line for the log
     is_stream: bool = False  # whether it has a state
-    trouble: str | None = None  # what goes wrong while it tries again
+    trouble: str | None = None  # the failure being retried, for messages
 
     def row(self, number: int, *, held_out: bool) -> Rows:
-        """Sample `number` as one row. The same answer whenever and wherever it is asked."""
+        """Sample `number` as one row. The same on every rank and in every run."""
         raise NotImplementedError
 
     def rows(self, numbers: Sequence[int], *, held_out: bool = False) -> Rows:
         """These samples, in this order."""
         return stack(self.row(number, held_out=held_out) for number in numbers)
 
-    # The rest is for streams; a source that is a function of the number has nothing to remember.
+    # The rest is for streams. A source that computes samples from their numbers has no state.
 
     def state(self, upcoming: Sequence[int]) -> Mapping[str, Any]:  # noqa: ARG002
-        """What this rank knows of where the stream stands, when row j will ask for sample upcoming[j] next."""
+        """This rank's part of the stream's position, where upcoming[j] is the next sample of row j."""
         return {}
 
     def join(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:  # noqa: ARG002
-        """The states of all ranks as one, ready for JSON."""
+        """Merge the states of all ranks into one, ready for JSON."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a joined state, on whatever rank."""
+        """Continue from a merged state, on any rank."""
 
     def forget(self, upcoming: Sequence[int]) -> None:
-        """Samples before these will not be asked for again, unless a state of theirs is restored."""
+        """Release samples before these: they are read again only after a restore."""
 
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
 
 
 def names() -> list[str]:
@@ -86,7 +86,7 @@ def names() -> list[str]:
 
 
 def load(config: DataConfig, shape: Shape) -> Source:
-    """The source a config names. Raw files are tokenised here, which may take long."""
+    """Open the source that a config names. Raw files are tokenised here, which can take long."""
     if config.source not in names():
         raise UsageError(f"data.source: {config.source!r} is not one of {', '.join(names())}")
     source: Source = importlib.import_module(f"{__name__}.{config.source}").create(config, shape)
@@ -94,7 +94,7 @@ def load(config: DataConfig, shape: Shape) -> Source:
 
 
 def stack(rows: Iterable[Rows]) -> Rows:
-    """Rows put below each other. Whole rows are one document each, also beside packed ones."""
+    """Concatenate rows into one batch. A row without document numbers is one document."""
     import torch
 
     found = list(rows)
@@ -110,5 +110,5 @@ def stack(rows: Iterable[Rows]) -> Rows:
 
 
 def whole(tokens: Tensor) -> Rows:
-    """One row of a text without borders: sequence_tokens + 1 tokens, each the target of the one before it."""
+    """One row from sequence_tokens + 1 consecutive tokens: each is the target of the one before it."""
     return Rows(tokens=tokens[None, :-1], targets=tokens[None, 1:])

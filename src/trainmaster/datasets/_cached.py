@@ -1,7 +1,7 @@
 """Raw local files as a source: tokenised once into a cache, then read as prepared tokens.
 
-The cache's key is the content of the files, the tokenizer and the settings: a changed file is another entry. Entries
-are never deleted here; remove the folder to be rid of them.
+The cache key is the content of the files, the tokenizer and the settings: a changed file makes a new entry. Entries are
+never deleted here; to free the space, remove the folder.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def create(config: DataConfig, shape: Shape) -> Source:
 
 
 def tokenised(config: DataConfig, pattern: str, *, held_out_share: float) -> Path:
-    """The folder in the cache that holds the tokens of these files; made now if it is not there."""
+    """Cache folder with the tokens of these files; created if it is missing."""
     files = _files.find(pattern, wanted=config.source)
     recipe = Recipe(
         tokenizer=config.tokenizer,
@@ -52,7 +52,7 @@ def tokenised(config: DataConfig, pattern: str, *, held_out_share: float) -> Pat
 
 
 def _hashes(cache: Path, files: list[Path]) -> list[str]:
-    """The SHA-256 of each file. One that has not changed since (size, time) is not read again."""
+    """SHA-256 of each file. A file with unchanged size and time is not read again."""
     known_at = cache / "hashes.json"
     try:
         known = json.loads(known_at.read_bytes())

@@ -1,4 +1,4 @@
-"""How tokens become rows of one length: cut from one stream, or packed from whole documents.
+"""Packing: rows of equal length, cut from one stream (concat) or packed from whole documents.
 
 A packed row holds pairs of a token and the one that follows it in its document; a document's last token is a target
 only. Over all rows every pair of every document comes exactly once. A document longer than a row fills rows of its own,
@@ -29,12 +29,12 @@ class Cut(Protocol):
 
     @property
     def fill(self) -> float:
-        """Which share of all positions holds a token that is counted."""
+        """Share of all positions that hold a counted token."""
         ...
 
 
 class Concat:
-    """Row after row of the whole stream; what is left at its end and fills no row is not used."""
+    """Rows cut from the whole stream one after another; an incomplete row at the end is dropped."""
 
     fill = 1.0
 
@@ -93,7 +93,7 @@ class _PackedShard:
         self.pairs = int(pairs.sum())
 
     def pieces(self, row: int) -> list[tuple[int, int]]:
-        """Where each piece of a row begins, and its pairs."""
+        """Start and pair count of each piece of a row."""
         if row < len(self._long):
             return [(int(self._starts[self._long[row]]) + int(self._turn[row]) * self._length, self._length)]
         packed = row - len(self._long)
@@ -107,7 +107,7 @@ class _PackedShard:
 
 
 def _next_fit(rests: Tensor, length: int) -> list[int]:
-    """Where each row begins, in documents, and the end of all; no row is empty."""
+    """First document of each row, and the end of the last; no row is empty."""
     ends = torch.cumsum(rests, 0).tolist()
     if not ends or ends[-1] == 0:
         return [0]
@@ -123,7 +123,7 @@ def _next_fit(rests: Tensor, length: int) -> list[int]:
 
 
 def fill_row(pieces: list[Tensor], length: int) -> Rows:
-    """Pieces of documents side by side; what is left over is padding, which is a document of its own."""
+    """One row from pieces of documents; the rest is padding, numbered as a document of its own."""
     tokens = torch.zeros(length, dtype=torch.int64)
     targets = torch.full((length,), NOT_COUNTED, dtype=torch.int64)
     documents = torch.full((length,), len(pieces), dtype=torch.int32)

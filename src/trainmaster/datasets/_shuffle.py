@@ -1,4 +1,4 @@
-"""A shuffled order of any length, one place at a time: no table of all places is ever made.
+"""Shuffled order of any length, computed per position: no table of all positions is built.
 
 A Feistel network is a one-to-one map of the numbers below a power of four. Numbers it sends beyond the length are sent
 on until they fall inside (cycle walking), which keeps it one-to-one below the length.

@@ -1,9 +1,9 @@
-"""A stream that can only be read forwards, shared by any number of ranks and resumed on any other number.
+"""Stream sharding: a stream that can only be read forwards, shared by any number of ranks, resumed on any other.
 
 The stream is read in a fixed number of lanes. A lane has its own files and makes its own rows from them, one after
-another; row j of every batch belongs to one lane. Which rank reads a lane is of no account: its rows depend on nothing
-but the lane, so each rank reads the lanes of its rows. Where a lane stands is four numbers (pass, file, document,
-token), whatever was read ahead; all lanes together are the state of the stream.
+another; row j of every batch belongs to one lane. The rows depend on the lane alone, not on the rank that reads it, so
+each rank reads the lanes of its rows. The position of a lane is four numbers (pass, file, document, token), whatever
+was read ahead; the positions of all lanes are the state of the stream.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Documents(Protocol):
 
 
 class Stream(Source):
-    """The rows of all lanes, and where each lane stands."""
+    """Rows of all lanes, and the position of each lane."""
 
     is_stream = True
 
@@ -61,7 +61,7 @@ class Stream(Source):
         name: str,
         held_out: Documents | None = None,
     ) -> None:
-        """`held_out` are documents of their own; without them a share of all documents is held out."""
+        """`held_out`: separate documents for evaluation; None: a share of all documents is held out."""
         self.retry = Retry(name)
         self.vocab, self.tokenizer = tokenizer.vocab, tokenizer.sha256
         self._documents, self._held_out = documents, held_out
@@ -142,7 +142,7 @@ class Stream(Source):
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _place(self, number: int) -> tuple[int, int]:
-        """The lane of a sample, and its how many-th row it is."""
+        """Lane of a sample, and the number of its row in that lane."""
         step, row = divmod(number, self._shape.batch_sequences)
         return row // self._each, step * self._each + row % self._each
 
@@ -150,7 +150,7 @@ class Stream(Source):
         return number % self._held_out_count, number // self._held_out_count
 
     def _lowest(self, upcoming: Sequence[int]) -> dict[int, int]:
-        """The first row of each lane that is still to be asked for."""
+        """First row of each lane that is still needed."""
         lowest: dict[int, int] = {}
         for number in upcoming:
             lane, turn = self._place(number)
@@ -181,7 +181,7 @@ class Stream(Source):
 
 
 def count_lanes(stated: int | None, batch_sequences: int, files: int) -> int:
-    """How many lanes: a divisor of the batch, and a file at least for each."""
+    """Number of lanes: a divisor of the batch, with at least one file for each."""
     if stated is not None and (batch_sequences % stated or stated > files):
         near = max(n for n in range(1, min(stated, files) + 1) if batch_sequences % n == 0)
         message = f"{stated} must divide batch_sequences {batch_sequences} and be at most the {files} files; use {near}"
@@ -196,7 +196,7 @@ def _other_lanes(before: int, now: int) -> Fault:
 
 
 class _Lane:
-    """The rows of one lane that are still wanted, and where each begins."""
+    """Rows of one lane that are still needed, with the position of each."""
 
     def __init__(self, reader: _Reader, turn: int, begin: Position) -> None:
         self._reader = reader
@@ -232,7 +232,7 @@ class _Lane:
 
 
 class _Reader:
-    """Makes a lane's rows one after another, from any position on."""
+    """Reader of a lane: its rows one after another, from any position on."""
 
     def __init__(
         self,
@@ -256,7 +256,7 @@ class _Reader:
         self._ahead: list[tuple[Position, list[int]]] = []  # documents tokenised: where each is, and its tokens
         self._tail = (turn, place, document)  # what is read after them
         self._texts: Iterator[str] | None = None
-        self._found = True  # whether the pass has given any document; nobody knows of one entered in the middle
+        self._found = True  # whether the pass has given any document; assumed of a pass entered in the middle
 
     def row(self) -> Rows:
         return self._packed() if self._pack else self._concat()

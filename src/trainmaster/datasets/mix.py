@@ -1,4 +1,4 @@
-"""Several sources mixed by weight. Each batch has their shares as nearly as its size allows.
+"""Mix of sources by weight. Each batch has their shares as nearly as its size allows.
 
 A wheel of slots names the source of each; row j of the batch begins at a place of its own on the wheel and moves on by
 one slot a step. Which sample of a source that is follows by counting slots, so a mix is a function of the number too,
@@ -46,7 +46,7 @@ class Wheel:
         return self._slots[slot % _SLOTS]
 
     def count(self, part: int, slot: int) -> int:
-        """How many of the first `slot` slots are this source's, over as many turns as it takes."""
+        """Number of this source's slots among the first `slot`, over all turns."""
         turns, rest = divmod(slot, _SLOTS)
         return turns * self._shares[part] + self._before[part][rest]
 
@@ -115,7 +115,7 @@ class Mix(Source):
             part.close()
 
     def _place(self, number: int) -> tuple[int, int]:
-        """Which source a sample is from, and its number there."""
+        """Source of a sample, and its number in that source."""
         step, row = divmod(number, self._batch)
         part = self._wheel.at(self._wheel.start(row, self._batch) + step)
         return part, self._local(part, step, row)
@@ -133,7 +133,7 @@ class Mix(Source):
         return self._evaluated[part], self._held_out_wheel.count(part, number)
 
     def _count_held_out(self) -> int | None:
-        """As many as every source has its share of."""
+        """Number of held-out rows for which every source has its share."""
         ends = [self._parts[part].held_out_rows for part in self._evaluated]
         if not ends:
             return 0

@@ -1,4 +1,4 @@
-"""Tokens that `trainmaster data prepare` made. Needs torch and nothing else, on any number of ranks.
+"""Tokens made by `trainmaster data prepare`. Needs torch only; works on any number of ranks.
 
 Sample n of pass p is the row at place n of that pass's order: any rank can compute any sample, so nothing is lost or
 read twice when the number of ranks changes.
@@ -74,7 +74,7 @@ def create(config: DataConfig, shape: Shape) -> Prepared:
 
 
 def _checked(folder: Path) -> Index:
-    """The index of a folder whose files have the sizes it says: cheap, and finds a copy that was cut off."""
+    """Index of a folder, after comparing file sizes: cheap, and finds a truncated copy."""
     index = _index.read(folder)
     faults = list(_index.find_faults(folder, index, deep=False))
     if faults:

@@ -1,7 +1,7 @@
-"""Small tales from a seeded grammar, as bytes. Needs no download, so a run can be tried anywhere.
+"""Synthetic tales from a seeded grammar, as bytes. Needs no download: a run can be tried anywhere.
 
-Each tale carries things a model must remember to the end of it: who the hero is and their pronoun, what they count,
-and a sum. Spelling is learnt in a hundred steps, the sums much later, so the loss falls fast and then has a way to go.
+Each tale holds facts that a model must remember to its end: the hero and their pronoun, the counted things, a sum.
+Spelling is learnt in a hundred steps, the sums much later: the loss falls fast at first and slowly afterwards.
 
 A hero and a place meet either in the training tales or in the held-out ones, never in both, and every sample begins
 with such a meeting: no held-out sample can have been seen.
@@ -55,7 +55,7 @@ class Tales(Source):
         return whole(torch.frombuffer(text, dtype=torch.uint8).long())
 
     def text(self, number: int, *, tokens: int, held_out: bool) -> bytes:
-        """The first so many bytes of sample `number`; a longer reading begins with the shorter."""
+        """The first `size` bytes of sample `number`; a longer text begins with the shorter one."""
         stream = "held out" if held_out else "train"
         digest = hashlib.sha256(f"tales {self._seed} {stream} {number}".encode()).digest()
         rng = random.Random(int.from_bytes(digest[:8], "big"))  # noqa: S311 (text, not secrets)

@@ -1,1 +1,1 @@
-"""Single-device models, one file each. They know nothing of ranks; train/parallel/shard.py spreads them."""
+"""Single-device models, one file each. train/parallel/shard.py shards them over ranks."""

@@ -1,4 +1,4 @@
-"""Attention itself, and who may look at whom.
+"""Attention and its masks.
 
 Plain causal attention is one call of torch's, on a GPU by cuDNN where it can. Windows and documents need a mask: blocks
 of it for flex_attention, which skips what is hidden, or a whole one of true and false, which works everywhere.
@@ -38,7 +38,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
 
 
 def look_back(tokens: Tensor, documents: Tensor | None, *, window: int | None, in_blocks: bool) -> Mask:
-    """The mask of these rows: a token sees itself and what is before it, at most `window` tokens of its document."""
+    """Mask of these rows: a token attends to itself and to earlier tokens of its document, at most `window`."""
     rows, length = tokens.shape
     if window is not None and length <= window:
         window = None

@@ -1,7 +1,7 @@
-"""HF model folders: config.json and safetensors, in one file or in several with an index. Read and written by tensor.
+"""HF model folders: config.json and safetensors, one file or several with an index. Read and written per tensor.
 
-No weight is turned or permuted: the layouts are the same (rope.py says why). Only a mixture's experts, which we keep
-stacked, are cut apart and put together.
+No weight is transposed or permuted: the layouts are the same (see rope.py). Only the experts of a mixture, which are
+stacked here, are split and stacked.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _FLOATS = ("F32", "BF16", "F16", "F64")  # others are quantised: their numbers m
 _SHOWN = 3  # faults of one kind named one by one
 
 Read = Callable[[str], Tensor]  # our name of a weight → the whole of it
-Advance = Callable[[int], None]  # so many more bytes are done
+Advance = Callable[[int], None]  # called with the number of bytes done since the last call
 
 
 class HfFolder:
-    """A folder of HF weights that was found whole and of the shape its config states. Used with `with`."""
+    """Folder of HF weights, verified to be complete and of the shape in its config. A context manager."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -56,7 +56,7 @@ class HfFolder:
         self._open.close()
 
     def read(self, name: str) -> Tensor:
-        """One of our weights, whole, as float32: what training keeps."""
+        """One whole weight, by our name, as float32."""
         parts = [self._holder[theirs].get_tensor(theirs).float() for theirs in hf_names(name, self.config)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -72,7 +72,7 @@ class HfFolder:
         return holder
 
     def _check(self) -> None:
-        """Every weight there, of its shape, in plain numbers, and nothing beside them that would be left out."""
+        """Check that every weight is present, of its shape and not quantised, and that no tensor is ignored."""
         faults = []
         expected = {}
         for name, shape in self._shapes.items():
@@ -137,13 +137,13 @@ def write(
 
 
 def must_be_free(folder: Path) -> None:
-    """UsageError where something is in the way of an export."""
+    """Raise UsageError if the folder of an export is not empty."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UsageError(f"{folder} exists; choose another folder, or remove it")
 
 
 def plan_shards(config: ModelConfig, *, dtype: str, shard_bytes: int) -> list[list[str]]:
-    """Our weights' names, file by file: in the model's order, each file as full as it may be."""
+    """Names of our weights per file, in the model's order; each file as large as allowed."""
     shards: list[list[str]] = [[]]
     room = shard_bytes
     for name, size in weight_bytes(config, dtype=dtype).items():
@@ -156,7 +156,7 @@ def plan_shards(config: ModelConfig, *, dtype: str, shard_bytes: int) -> list[li
 
 
 def weight_bytes(config: ModelConfig, *, dtype: str) -> dict[str, int]:
-    """The size of every weight, by our names."""
+    """Size in bytes of every weight, by our names."""
     each = DTYPES[dtype].itemsize
     return {name: torch.Size(shape).numel() * each for name, shape in weight_shapes(config).items()}
 

@@ -1,4 +1,4 @@
-"""A model's shape as HF writes it (config.json) and as we do. What ours cannot express is refused, never dropped."""
+"""Conversion between HF's config.json and ModelConfig. What ModelConfig cannot express is refused, never dropped."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _ONLY: Mapping[str, object] = {
 
 
 def family_of(config: ModelConfig) -> str:
-    """HF's `model_type` for this shape; UsageError where no family has its mixture of features."""
+    """HF's `model_type` for this shape; UsageError if no family has these features together."""
     window, sizes = config.sliding_window is not None, config.head_size * config.heads == config.width
     if config.experts is not None:
         family, foreign = "mixtral", {"qk_norm": config.qk_norm, "qkv_bias": config.qkv_bias}
@@ -106,7 +106,7 @@ def to_hf(config: ModelConfig, *, dtype: str) -> dict[str, Any]:
 
 
 def from_hf(plain: Mapping[str, Any]) -> ModelConfig:
-    """The shape that a config.json states; SpecError with everything in it that ours cannot be."""
+    """ModelConfig of a config.json; SpecError with everything that ModelConfig cannot express."""
     family = plain.get("model_type")
     if not isinstance(family, str) or family not in ARCHITECTURES:
         message = f"{family!r} is not one of {', '.join(ARCHITECTURES)}"
@@ -132,7 +132,7 @@ def from_hf(plain: Mapping[str, Any]) -> ModelConfig:
 
 
 def _rope(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """What the file says of the rotary embedding, flat: transformers 4 spreads it over two keys, 5 has one."""
+    """Settings of the rotary embedding, flattened: transformers 4 uses two keys, version 5 one."""
     flat = {"rope_type": "default"}
     for key in ("rope_scaling", "rope_parameters"):
         part = plain.get(key) or {}

@@ -1,4 +1,4 @@
-"""What HF calls each of our weights. Several names: those tensors are ours cut into equal parts, top to bottom."""
+"""HF's names of our weights. Several names: our tensor is those tensors stacked."""
 
 from __future__ import annotations
 

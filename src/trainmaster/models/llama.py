@@ -137,12 +137,12 @@ class FeedForward(nn.Module):
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Weights in all, over all ranks: a sharded weight counts whole."""
+    """Total number of parameters; a sharded weight counts whole."""
     return sum(weight.numel() for weight in model.parameters())
 
 
 def active_parameters(config: ModelConfig, parameters: int) -> int:
-    """Of all the weights those that one token passes through: in a mixture it leaves most experts out."""
+    """Active parameters per token (MoE: only the chosen experts)."""
     if config.experts is None:
         return parameters
     idle = config.experts - min(config.experts, config.experts_per_token)
@@ -164,7 +164,7 @@ def flops_per_token(config: ModelConfig, *, parameters: int, sequence_tokens: in
 
 
 def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Every weight's name and shape, without the memory of any."""
+    """Name and shape of every weight, without allocating memory."""
     with torch.device("meta"):
         model = Llama(config, max_tokens=1)
     return {name: tuple(weight.shape) for name, weight in model.named_parameters()}
@@ -175,7 +175,7 @@ _RESIDUAL = ("attention.output.weight", "feed.down.weight", "feed.down")
 
 
 def _first_values(name: str, weight: Tensor, config: ModelConfig, *, seed: int) -> Tensor:
-    """The whole weight's first values, on its device; drawn from the seed and the name alone."""
+    """Initial values of the whole weight, on its device; drawn from the seed and the name alone."""
     shape, device = weight.shape, weight.device
     if name.endswith("norm.weight"):
         return torch.ones(shape, device=device)

@@ -1,4 +1,4 @@
-"""Cross-entropy straight from the hidden state, a chunk of tokens at a time: the whole logits never exist.
+"""Chunked cross-entropy from the hidden state: the whole logits are never in memory.
 
 At 8192 tokens and 128,256 words the logits would be 2 GB in bfloat16, and plain cross-entropy keeps them several times
 over, in float32. Here a chunk's logits become its losses and at once the gradients of hidden state and head, in the
@@ -22,7 +22,7 @@ _CHUNK_BYTES = 1 << 30
 
 
 def judge(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum of the counted losses, and its gradient by the logits in their own type."""
+    """Sum of the counted losses, and its gradient with respect to the logits, in their type."""
     wide = logits.float()
     counted = (targets != NOT_COUNTED).unsqueeze(-1)
     answer = torch.where(counted, targets.unsqueeze(-1), 0)
@@ -34,7 +34,7 @@ def judge(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sum_of_losses(hidden: Tensor, head: Tensor, targets: Tensor, *, judge: Judge = judge) -> Tensor:
-    """The cross-entropy of all counted targets, added up, in float32.
+    """Sum of the cross-entropy of all counted targets, in float32.
 
     `hidden` is (…, width), `head` (vocabulary, width), `targets` (…). `judge` may be a compiled one. Backward runs
     once: it scales in place what the forward pass has kept.

@@ -1,4 +1,4 @@
-"""A mixture of experts as Mixtral has it: each token passes through the few feed-forwards its router chose.
+"""Mixture of experts as in Mixtral: each token passes through the experts that its router chose.
 
 Every token gets all the experts it chose: there is no capacity and nothing is dropped.
 """
@@ -15,7 +15,7 @@ from trainmaster.core.train_config import ModelConfig
 
 
 class MixtureOfExperts(nn.Module):
-    """SwiGLU experts. While training it adds a gradient of its own, of a loss that is least when all are used alike."""
+    """SwiGLU experts. While training it adds the gradient of a load-balancing loss."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class MixtureOfExperts(nn.Module):
         return mixed
 
     def _pass_through(self, rows: Tensor, load: list[int]) -> Tensor:
-        """Each expert's rows through it, one expert after the other."""
+        """Apply each expert to its rows, one expert after another."""
         matrices = (self.gate.chunk(self.experts), self.up.chunk(self.experts), self.down.chunk(self.experts))
         return torch.cat(
             [

@@ -1,4 +1,4 @@
-"""The rotary embedding: each pair of a head's dimensions is turned by an angle that grows with the position.
+"""Rotary position embedding: each pair of a head's dimensions is rotated by an angle proportional to the position.
 
 Dimension i is paired with i + half, as in every HF checkpoint. Meta's own Llama files pair neighbours; HF permuted the
 rows of query and key when it converted them, so nothing is permuted between HF and us.

@@ -1,4 +1,4 @@
-"""Who am I: which rank of how many, on which node of how many, read from the launcher's environment.
+"""Rank, world size and node of this process, read from the launcher's environment.
 
 A launcher that starts one process per rank (torchrun, Slurm, Open MPI, our agent) tells the rank. One that starts one
 process per node (Kubeflow pods, PET_*, SageMaker) tells the node; the ranks are still to be started there, so `rank`
@@ -28,7 +28,7 @@ _MAX_HOSTS = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """This process's place. None: the launcher leaves it to whoever starts the ranks on this node."""
+    """Identity of this process. None: the launcher started a node, and the ranks are still to be started on it."""
 
     rank: int | None
     world_size: int | None
@@ -42,7 +42,7 @@ class Ranks:
 
 
 def detect(env: Env) -> Ranks:
-    """This process's place; UsageError where the environment cannot be trusted.
+    """Detect the launcher; UsageError if the environment is contradictory.
 
     Launchers nest (torchrun inside a Slurm task inside a pod), so the innermost is asked first. LOCAL_RANK is what
     tells a rank of torchrun from a Kubeflow pod: both have RANK and WORLD_SIZE, but the pod's count pods.

@@ -42,7 +42,7 @@ _BAD_DATA = next(code for code, reason in EXIT_REASONS.items() if reason is Reas
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run this rank; what it returns is the process's exit code."""
+    """Run this rank and return the exit code of the process."""
     stop = Stop(environ.get(STOP_VARIABLE))
     stop.listen()
     try:
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def read_config(arguments: Sequence[str]) -> TrainConfig:
-    """The config that the one argument names."""
+    """Read the config file that the one argument names."""
     if len(arguments) != 1:
         raise UsageError("usage: python -m trainmaster.train CONFIG.json")
     try:
@@ -84,7 +84,7 @@ def read_config(arguments: Sequence[str]) -> TrainConfig:
 
 
 def train(config: TrainConfig, rank_info: RankInfo, environ: Mapping[str, str], *, stop: Stop, run_log: RunLog) -> int:
-    """Join the other ranks, train, part. After a failure there is no parting: the others may be gone."""
+    """Join the process group, train, leave. After a failure the group is not left: the others may be gone."""
     # Imported here, after the signals are taken: torch takes seconds, and a stop in them must count.
     from trainmaster.train import loop
     from trainmaster.train.parallel import shard

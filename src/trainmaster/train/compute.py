@@ -1,4 +1,4 @@
-"""One step's passes through the model: forward and backward, over as many micro-batches as the batch has."""
+"""Forward and backward passes of one step, over its micro-batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def build_model(config: TrainConfig, world: World, precision: Precision) -> Llama:
-    """Sharded before it has memory: no rank ever holds more than its part."""
+    """Build the model and shard it before it has memory: no rank ever holds more than its part."""
     parallel = config.parallel
     with torch.device("meta"):
         model = Llama(config.model, max_tokens=config.sequence_tokens)
@@ -64,13 +64,13 @@ def forward_backward(model: Llama, batches: Sequence[Batch]) -> Tensor:
 
 @torch.no_grad()
 def sum_of_losses(model: Llama, batch: Batch) -> Tensor:
-    """The losses of all its counted tokens, added up."""
+    """Sum of the losses of all counted tokens."""
     total: Tensor = model(batch.tokens, targets=batch.targets, documents=batch.documents)
     return total
 
 
 def _reduce_now(model: Llama, *, last: bool) -> None:
-    """Whether the pass that comes next ends in the sum over the ranks."""
+    """Reduce gradients over the ranks after the last micro-batch only."""
     if isinstance(model, FSDPModule):
         if model.reduce_once:
             model.set_requires_gradient_sync(last)

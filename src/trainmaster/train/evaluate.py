@@ -1,4 +1,4 @@
-"""The loss on held-out samples. Reads its own stream, so the training cursor stays where it is."""
+"""Loss on held-out samples. Reads its own stream: the training cursor does not move."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def evaluate(
     config: TrainConfig,
     world: World,
     *,
-    beat: Callable[[], None] = lambda: None,  # called at each batch, to say that it goes on
+    beat: Callable[[], None] = lambda: None,  # called at each batch, for the heartbeat
 ) -> float | None:
     """Mean loss per counted token over the same held-out samples each time; None if told to stop on the way."""
     mine = world.rank_info.share(config.eval_sequences)

@@ -1,7 +1,7 @@
-"""The samples of each step, on this rank's device. One cursor numbers them over all ranks.
+"""Batches of each step, on this rank's device. One cursor numbers the samples over all ranks.
 
-A thread reads ahead. Before a step all ranks agree that the data of that step is there; until then they ask each other
-again and again instead of standing in a collective, so slow data never looks like a dead rank, and a stop is heard.
+A thread prefetches. Before a step all ranks agree that its data is present; until then they poll in short collectives
+instead of blocking in one, so slow data is not taken for a dead rank, and a stop request is seen.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OPENING_S = 2  # a stop waits this long for the data to open: a run that has be
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What one pass of the model sees: rows of tokens, and for each token the one that follows it."""
+    """Input of one pass: rows of tokens, and for each token the one that follows it."""
 
     tokens: Tensor  # (rows, sequence_tokens)
     targets: Tensor  # the same shape; -100 where no token follows: at a document's end and in padding
@@ -39,7 +39,7 @@ class Batch:
 
 
 class Feed:
-    """Where this rank's part of every batch comes from."""
+    """Source of this rank's part of every batch."""
 
     def __init__(
         self, config: TrainConfig, world: World, *, stop: Stop | None = None, run_log: RunLog | None = None
@@ -56,12 +56,12 @@ class Feed:
         self.own_waited_s = 0.0  # of that, for this rank's own data
         if not self.open():
             self.close()
-            raise StoppedWaiting("told to stop while the data was being opened")
+            raise StoppedWaiting("stop request while the data was being opened")
 
     def open(self) -> bool:
-        """Find the data and hold it to the config, on all ranks alike. False if told to stop meanwhile.
+        """Open the data and compare it with the config, on all ranks. False if a stop request came first.
 
-        Raw files are tokenised here. Rank 0 goes first: where the cache is shared by all nodes nobody does it twice.
+        Raw files are tokenised here. Rank 0 goes first: with a cache that all nodes share it is done once.
         """
         rank_info = self._rank_info
         for turn in (rank_info.rank == 0, rank_info.local_rank == 0, True):
@@ -81,7 +81,7 @@ class Feed:
         return True
 
     def ready(self, cursor: int) -> bool:
-        """Wait until every rank has its share of the step at `cursor`; False if one was told to stop.
+        """Wait until every rank has its share of the step at `cursor`; False on a stop request.
 
         DataError on all ranks after data.wait_s, or when the data cannot be read at all.
         """
@@ -106,14 +106,14 @@ class Feed:
         return self._place_on_device(rows)
 
     def state(self, cursor: int) -> Mapping[str, Any]:
-        """Where the data stands when sample `cursor` comes next, for the manifest. Called on all ranks alike."""
+        """State of the data when sample `cursor` comes next, for the manifest. Called on all ranks."""
         source = self._opened
         upcoming = self._upcoming(cursor)
         inner = source.join(rank_sync.on_all(lambda: source.state(upcoming))) if source.is_stream else {}
         return {"fingerprint": source.fingerprint, "source": inner}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from there, on whatever number of ranks. DataError if the data is not what it was."""
+        """Restore a state, on any number of ranks. DataError if the data has changed."""
         self._forget_asked()
         source = self._opened
         if state.get("source"):
@@ -127,7 +127,7 @@ class Feed:
             )
 
     def close(self) -> None:
-        """Stop reading; whatever was read ahead is lost, and read again by the next run."""
+        """Stop reading. Prefetched samples are dropped; the next run reads them again."""
         self._forget_asked()
         self._retry.close()
         if self._source is not None:
@@ -166,7 +166,7 @@ class Feed:
             raise SpecError(faults)
 
     def _ask_ahead(self, cursor: int) -> None:
-        """Have the steps from `cursor` on read, in their order; what was read for another place is dropped."""
+        """Prefetch the steps from `cursor` on, in order; drop what was prefetched for other steps."""
         batch = self._config.batch_sequences
         ahead = [cursor + step * batch for step in range(self._config.data.prefetch_steps + 1)]
         wanted = [first for first in ahead if first < self._upto or first == cursor]
@@ -193,7 +193,7 @@ class Feed:
         return lambda: self._opened.rows(numbers, held_out=held_out)
 
     def _pinned(self, rows: Rows) -> Rows:
-        """In memory that the GPU can fetch from by itself."""
+        """Copy into pinned memory."""
         if self._device.type != "cuda":
             return rows
         documents = None if rows.documents is None else rows.documents.pin_memory()
@@ -223,9 +223,9 @@ class Feed:
     def _wait(
         self, jobs: Sequence[Future[Any]], *, what: str, limit_s: float | None, heed_stop_after_s: float | None = 0
     ) -> bool:
-        """Until the jobs of all ranks are done. The ranks see the same numbers, so they leave together.
+        """Wait until the jobs of all ranks are done. All ranks see the same numbers, so they return together.
 
-        False if told to stop, heard from the beginning, after a while, or (None) not at all.
+        False on a stop request, which is heeded after `heed_stop_after_s`; None: never.
         """
         started, told, pause = time.perf_counter(), 0, _FIRST_LOOK_S
         stop, ask_stop_at = False, heed_stop_after_s
@@ -259,7 +259,7 @@ class Feed:
             self._run_log.line(f"{what} waits for data since {longest} s: {'; '.join(waiting)}")
 
     def _who_waits(self, mine: bool) -> list[str]:
-        """Asked on all ranks: each that waits, with its node and what is wrong there."""
+        """Ranks that wait, with node and cause. Called on all ranks."""
         rank_info = self._rank_info
 
         def mine_is() -> str | None:
@@ -273,7 +273,7 @@ class Feed:
         return [words for words in rank_sync.on_all(mine_is) if words]
 
     def _fail(self, jobs: Sequence[Future[Any]]) -> None:
-        """The failures of all ranks, raised on all of them: as a wrong config if that is what every one is."""
+        """Raise the failures of all ranks on all of them; UsageError if each one is a wrong config."""
         wrong = next((job.exception() for job in jobs if job.done() and job.exception()), None)
         faults = [
             (f"rank {rank} (node {node}): {text}", usage)
@@ -289,7 +289,7 @@ class Feed:
 
 
 class StoppedWaiting(TrainmasterError):
-    """Told to stop before there was anything to save."""
+    """Stop request before there was anything to save."""
 
 
 def _told(wrong: BaseException | None, node: int) -> tuple[int, str | None, bool]:

@@ -1,7 +1,7 @@
-"""The training run. Reading order is running order.
+"""Training loop. Reading order is running order.
 
-Sample numbers come from one cursor over all ranks, first weights from the seed alone, and every loss is a mean over the
-whole batch: how many ranks share the work changes the speed, not the curve.
+Sample numbers come from one cursor over all ranks, initial weights from the seed alone, and every loss is a mean over
+the whole batch: the number of ranks changes the speed, not the loss curve.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _PATIENCE_S = 60.0  # for the others to end their part of a save, when training 
 
 
 class TrainingFailed(TrainmasterError):
-    """The run cannot go on, or its result could not be kept."""
+    """The run cannot continue, or its result could not be saved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +68,9 @@ def run(
     watchdog: Watchdog | None = None,
     resume_from: str | None = None,
 ) -> Outcome:
-    """Train to the last step, or until told to stop; whatever it ends with is saved.
+    """Train to the last step or until a stop request; the state at the end is saved.
 
-    `resume_from` names the job whose run this is: it is then gone on with, or nothing begins.
+    `resume_from` names the job to continue: without a checkpoint of it, CheckpointError.
     """
     watchdog = watchdog or Watchdog(world.rank_info, stop=stop, run_log=run_log)
     if world.rank_info.rank == 0:
@@ -96,7 +96,7 @@ def run(
 
 
 class Trainer:
-    """The parts of one run and how far it is."""
+    """Parts and state of one run."""
 
     def __init__(
         self, config: TrainConfig, world: World, *, folder: Path, stop: Stop, run_log: RunLog, watchdog: Watchdog
@@ -131,7 +131,7 @@ class Trainer:
         self.keeper = Checkpointing(open_checkpoints(parts, folder), run_log)
 
     def resume(self, job: str | None = None) -> None:
-        """Go on from the newest good checkpoint, if there has ever been one; there must be one where a job is named."""
+        """Resume from the newest good checkpoint, or start a new run. With a job named there must be a checkpoint."""
         found = self.keeper.load()
         if found is None and job is not None:
             raise CheckpointError(f"job {job} left no checkpoint; for a new run, submit without resume_from")
@@ -143,7 +143,7 @@ class Trainer:
         self.run_log.checkpoint_loaded(step=found.state.step, path=found.path, tier=found.tier, seconds=found.seconds)
 
     def start(self) -> None:
-        """A new run: with first weights, or with those of the checkpoint that the config names."""
+        """Start a new run, with initial weights or with those of `init_from`."""
         if self.config.init_from is not None:
             path = Path(self.config.init_from).absolute()
             seconds = load_weights(path, config=self.config.model, model=self.model)
@@ -166,7 +166,7 @@ class Trainer:
         )
 
     def train(self) -> bool:
-        """Step after step to the last one; True if it was told to stop before the end."""
+        """Run the steps; True if a stop request ended them early."""
         self.meter.resume()
         # A run that was stopped inside an evaluation resumes into that evaluation.
         if self.epoch_is_over() and not self.close_epoch():
@@ -188,14 +188,14 @@ class Trainer:
         return False
 
     def aim(self) -> None:
-        """At the next samples; what made a run sick before it went back is passed over for good."""
+        """Move the cursor to the next samples, past those that a rollback excluded."""
         state = self.state
         cursor = pass_over(state.cursor, self.config.batch_sequences, state.passed_over)
         self.state = replace(state, cursor=cursor)
         self.watchdog.step, self.watchdog.doing = state.step, "data"
 
     def step(self) -> None:
-        """One batch over all ranks, one update. Begun, not awaited: meanwhile the numbers of the step before arrive."""
+        """Start one step: a batch over all ranks and an update. Its scalars are read while the next step runs."""
         config, rank_info, state = self.config, self.world.rank_info, self.state
         self.watchdog.doing = "train"
         reach("step:start", step=state.step)
@@ -228,9 +228,9 @@ class Trainer:
             self.settle()  # nothing is under way there: it would only be counted with the next step's time
 
     def settle(self) -> bool:
-        """Account for the step that is still in flight, if one is. Whoever saves or sums up does this first.
+        """Account for the step in flight, if there is one. Required before a save or a summary.
 
-        True if the run went back: what was begun after that step is void.
+        True if the run was rolled back: a step started after it is void.
         """
         flight, self.flight = self.flight, None
         if flight is None:
@@ -261,17 +261,17 @@ class Trainer:
         return False
 
     def roll_back(self, flight: StepInFlight, decision: Decision) -> None:
-        """Back to the newest good checkpoint, or to the start, and from there past the samples that were sick."""
+        """Roll back to the newest good checkpoint, or to the start, and skip the samples of the bad steps."""
         before, history = self.state, decision.history
-        assert history.sick_from is not None, "only a row of sick steps leads here"
+        assert history.sick_from is not None, "only a row of bad steps leads here"
         bad = Range(first=history.sick_from, end=flight.samples.stop)
         what = (
-            f"{history.sick_steps} sick steps in a row (samples {bad.first} to {bad.end - 1}), the last one's "
+            f"{history.sick_steps} bad steps in a row (samples {bad.first} to {bad.end - 1}), the last one's "
             f"{decision.why}"
         )
         if before.rollbacks >= self.config.watch.max_rollbacks:
             raise TrainingFailed(
-                f"{what}; the run has gone back {before.rollbacks} times already: lower optimizer.lr or "
+                f"{what}; the run has been rolled back {before.rollbacks} times: lower optimizer.lr or "
                 "optimizer.grad_clip, raise optimizer.warmup_steps, or look at these samples"
             )
         self.meter.pause()
@@ -303,12 +303,12 @@ class Trainer:
         self.meter.resume()
 
     def epoch_is_over(self) -> bool:
-        """Whether an epoch has had its steps and is not closed yet; the run's end closes a short one."""
+        """Whether an epoch is complete and not closed; the last step closes a short one."""
         step = self.state.step
         return step > self.state.epoch_end and (step % self.config.epoch_steps == 0 or step == self.config.steps)
 
     def close_epoch(self) -> bool:
-        """Evaluate, save if due, say so; False if told to stop on the way: the epoch is then still open."""
+        """Evaluate, save if due, log; False if a stop request came first: the epoch then stays open."""
         if self.settle():
             return True  # back at an earlier step, where this epoch is still under way
         self.watchdog.close_window()
@@ -347,7 +347,7 @@ class Trainer:
         return loss is not None
 
     def save_if_due(self) -> None:
-        # Inside a row of sick steps there may soon be a way back, which must lead to before them.
+        # Within a row of bad steps a rollback may follow, which must find a checkpoint from before them.
         wanted = self.keeper.wants(self.state.step, last=self.state.step == self.config.steps)
         if not wanted or self.state.history.sick_steps or self.settle():
             return
@@ -358,7 +358,7 @@ class Trainer:
         self.meter.resume()
 
     def keep(self) -> None:
-        """No more data, but the run itself is sound: what it reached is saved for when the data is back."""
+        """Save the state after a data error, so that the run can continue when the data is back."""
         try:
             self.settle()
             self.keeper.finish(patience_s=_PATIENCE_S)  # one save at a time
@@ -369,7 +369,7 @@ class Trainer:
         self.part()
 
     def part(self) -> None:
-        """On the way out of a failure: a save that was begun before it is still good, and is finished."""
+        """Finish a save in progress after a failure: it began before the failure and is good."""
         self.feed.close()
         try:
             self.keeper.finish(patience_s=_PATIENCE_S)
@@ -377,7 +377,7 @@ class Trainer:
             self.run_log.alarm(f"a save under way could not be finished: {wrong}")
 
     def finish(self, stopped: bool) -> None:
-        """Keep what was reached and say how it went; a result that cannot be kept is a failed run."""
+        """Save the last step and log the end; TrainingFailed if it cannot be saved."""
         self.watchdog.doing = "save"
         self.settle()
         fault = self.keeper.keep_last(self.state)

@@ -1,4 +1,4 @@
-"""AdamW and one guarded step of it. Its learning rate over time is core/schedule.py."""
+"""AdamW and one guarded step of it. The learning rate is in core/schedule.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainmaster.core.train_config import OptimizerConfig
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW over all weights; only matrices decay, norms do not."""
+    """AdamW over all weights, with weight decay on matrices only."""
     weights = list(model.parameters())
     groups = [
         {"params": [weight for weight in weights if weight.ndim > 1]},
@@ -26,7 +26,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Ad
 
 
 def configure(optimizer: torch.optim.AdamW, config: OptimizerConfig) -> None:
-    """Put the config's numbers in. Needed again after a load: a checkpoint brings its own, and the config must win."""
+    """Set betas and weight decay from the config. Needed after a load, which restores the checkpoint's."""
     for group, decay in zip(optimizer.param_groups, (config.weight_decay, 0.0), strict=True):
         group["betas"] = (config.beta1, config.beta2)
         group["weight_decay"] = decay
@@ -42,7 +42,7 @@ def update(
     most_loss: float = math.inf,
     most_norm: float = math.inf,
 ) -> tuple[Tensor, Tensor]:
-    """Clip the gradients, move the weights, clear the gradients; gives the norm as it was, and whether it was sick.
+    """Clip the gradients, update the weights, clear the gradients. Returns the norm before clipping, and if it was bad.
 
     A loss or norm that is not finite, or above the most that is healthy, moves nothing: one such update could leave no
     weight usable. `loss` and norm are of the whole batch, so all ranks skip together. Decided on the device: the host
@@ -62,7 +62,7 @@ def update(
 
 
 def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """The norm of all of them together, over all ranks, in float32 whatever they are in."""
+    """Global norm of the gradients over all ranks, in float32."""
     parts = [part.to_local() if isinstance(part, DTensor) else part for part in gradients]
     norms = torch._foreach_norm(parts, 2, dtype=torch.float32)
     square = torch.stack(norms).square().sum()

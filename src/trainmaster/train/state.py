@@ -1,4 +1,4 @@
-"""What a run has besides weights: how far it is, which sample comes next, and the losses so far.
+"""State of a run besides weights: step, next sample, losses so far.
 
 Random numbers need no saving: every step draws from (seed, step, rank) anew.
 """
@@ -28,7 +28,7 @@ class State:
     loss_first: float | None = None
     loss_last: float | None = None
     plateau: Plateau = Plateau()  # evaluations so far, for the learning rate
-    history: History = History()  # the newest healthy steps, by which a sick one is told
+    history: History = History()  # the newest good steps, by which a bad one is recognised
     passed_over: tuple[Range, ...] = ()  # samples that made the run sick before it went back
     rollbacks: int = 0
 

@@ -1,4 +1,4 @@
-"""Local files with documents in them: which files, cut into blocks that can be read apart, and what a block gives.
+"""Local files of documents: finding them, cutting them into independent blocks, reading a block.
 
 A format is a source of its own (jsonl.py, parquet.py, text.py) with `SUFFIXES`, `cut(path)` and `documents(block)`.
 """
@@ -23,7 +23,7 @@ BLOCK_BYTES = 16 << 20  # what one process reads at a time of a file that can be
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manner:
-    """How text is found in a file."""
+    """Location of the text in a file."""
 
     text_field: str = "text"
     text_unit: str = "file"
@@ -41,7 +41,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """A document's text, or why it could not be read; `where` is what a person looks for."""
+    """Text of a document, or why it could not be read; `where` names file and line."""
 
     where: str
     text: str = ""
@@ -49,7 +49,7 @@ class Document:
 
 
 class Format(Protocol):
-    """What a module of a format holds."""
+    """Contents of a format's module."""
 
     SUFFIXES: tuple[str, ...]
 
@@ -63,7 +63,7 @@ def format_of(name: str) -> Format:
 
 
 def guess(path: str | Path) -> str | None:
-    """The format a file's name tells of, or None."""
+    """Format by the file's name, or None."""
     name = Path(path).name.lower()
     for packed in PACKED:
         name = name.removesuffix(packed)
@@ -105,7 +105,7 @@ def cut_lines(path: Path) -> Iterator[Block]:
 
 
 def lines(block: Block) -> Iterator[tuple[str, bytes]]:
-    """Each line that begins in the block, with where it is. Over all blocks of a file every line comes once."""
+    """Each line that begins in the block, with its location. Over all blocks of a file every line occurs once."""
     path = Path(block.path)
     if path.suffix in PACKED:
         with unpacked(path) as file:
@@ -143,5 +143,5 @@ def unpacked(path: Path) -> BinaryIO:
 
 
 def cache_folder(stated: str | None) -> Path:
-    """Where tokenised files and what was downloaded is kept between runs."""
+    """Cache folder of tokenised and downloaded files."""
     return Path(stated or os.environ.get("TRAINMASTER_CACHE") or "~/.cache/trainmaster").expanduser()

@@ -1,4 +1,4 @@
-"""Files of the Hub, whole: found, downloaded into the Hub's own cache with resume, and held to their checksums.
+"""Whole files of the Hub: listed, downloaded into the Hub's own cache with resume, verified by checksum.
 
 The cache is huggingface_hub's (HF_HOME or HF_HUB_CACHE): what another program has downloaded is not fetched again.
 """
@@ -47,7 +47,7 @@ def commit_of(dataset: str, revision: str, retry: Retry | None = None) -> str:
 
 
 def listing(dataset: str, revision: str, *, pattern: str | None, subset: str | None, split: str) -> Listing:
-    """Which files of a dataset hold these documents: those of `pattern`, or of the subset and split by their names."""
+    """Files of a dataset: those that match `pattern`, or those of the subset and split by their names."""
     info = _info(dataset, revision, None, files=True)
     every = [
         HubFile(
@@ -67,13 +67,13 @@ def listing(dataset: str, revision: str, *, pattern: str | None, subset: str | N
 
 
 def fetch(found: Listing, advance: Callable[[int], None]) -> list[Path]:
-    """Every file of the listing on this disk, with the content the Hub says it has; `advance` is told of bytes."""
+    """Download every file of the listing and verify it; `advance` is called with the bytes done."""
 
     def one(file: HubFile) -> Path:
         path = download(found.dataset, file.name, kind="dataset", revision=found.commit)
         assert path is not None
         if not _is(path, file):
-            # A cache that was damaged on disk: once more from the start, and then it is the Hub's fault.
+            # The cache is damaged on disk: download once more. A second mismatch is the Hub's fault.
             path = download(found.dataset, file.name, kind="dataset", revision=found.commit, again=True)
             assert path is not None
             if not _is(path, file):
@@ -94,7 +94,7 @@ def download(
     missing_ok: bool = False,
     again: bool = False,
 ) -> Path | None:
-    """One file, from the cache or the Hub; what was fetched before a connection broke is not fetched again."""
+    """One file, from the cache or the Hub; an interrupted download is resumed."""
     try:
         from huggingface_hub import hf_hub_download
     except ImportError:

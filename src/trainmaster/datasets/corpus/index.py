@@ -1,4 +1,4 @@
-"""What a folder of prepared tokens holds: the index, and the checks of the files against it. No torch here.
+"""Index of a folder of prepared tokens, and the checks of its files against it. No torch here.
 
 FOLDER/index.json            written last: a reader that sees it may trust the rest
 FOLDER/train-00000.tokens    token after token, uint16 or uint32, little-endian; every document ends with its end
@@ -27,7 +27,7 @@ LENGTH_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """What a file must be."""
+    """Expected size and hash of a file."""
 
     name: str
     size_bytes: int
@@ -48,7 +48,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerRecord:
-    """What turned the text into these tokens."""
+    """The tokenizer that made these tokens."""
 
     name: str
     vocab: int
@@ -80,7 +80,7 @@ class Index:
 
     @property
     def fingerprint(self) -> str:
-        """Of the tokens and documents themselves, wherever they lie and however they were made."""
+        """Fingerprint of the tokens and documents, independent of location and shard size."""
         parts = [f"{self.dtype} {self.tokenizer.end}"]
         for split in SPLITS:
             for shard in self.shards(split):
@@ -89,13 +89,13 @@ class Index:
 
 
 def write(folder: Path, index: Index) -> None:
-    """Commit the folder. Every file it names is there and synced before."""
+    """Commit the folder. Every file that the index names must exist and be synced."""
     plain = schema.to_plain(index)
     write_json(folder / INDEX, {**plain, "digest": _digest(plain)})
 
 
 def read(folder: Path) -> Index:
-    """The index of a folder; DataError says what is wrong with it and what to do."""
+    """Index of a folder; DataError with the fault and the remedy."""
     path = folder / INDEX
     try:
         plain = json.loads(path.read_bytes())
@@ -117,7 +117,7 @@ def read(folder: Path) -> Index:
 
 
 def find_faults(folder: Path, index: Index, *, deep: bool) -> Iterator[str]:
-    """Every file that is not what the index says. `deep` reads all bytes; without it only sizes are compared."""
+    """Files that differ from the index. `deep` reads all bytes; otherwise only sizes are compared."""
     for split in SPLITS:
         for shard in index.shards(split):
             for file in (shard.tokens_file, shard.lengths_file):
@@ -127,7 +127,7 @@ def find_faults(folder: Path, index: Index, *, deep: bool) -> Iterator[str]:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Whole or not at all, also after a power cut."""
+    """Write atomically, also in a power cut."""
     write_whole(path, json.dumps(value, indent=1, sort_keys=True) + "\n", durable=True)
 
 
@@ -137,7 +137,7 @@ def hash_file(path: Path) -> str:
 
 
 def file_fault(path: Path, file: File, *, deep: bool) -> str | None:
-    """What is wrong with one file, or None."""
+    """Fault of one file, or None."""
     try:
         size = path.stat().st_size
         if size != file.size_bytes:

@@ -1,4 +1,4 @@
-"""Raw files to a folder of tokens, over many processes, to be taken up again where a kill cut it off. No torch here.
+"""Tokenise raw files into a folder, in many processes; a killed run continues where it stopped. No torch here.
 
 The work is cut into shards beforehand, from the files' names and sizes alone. A process reads, tokenises and writes one
 shard after another; a shard's record is written last of its files, so what a record names is whole. The index follows
@@ -38,7 +38,7 @@ _CODES = {"uint16": "H", "uint32": "I"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How documents become tokens. Together with the files it decides every byte that comes out."""
+    """Settings of the tokenisation. Together with the files they determine every byte of the result."""
 
     tokenizer: str = "bytes"
     end_token: str | None = None
@@ -73,7 +73,7 @@ class Record:
 
 
 def plan(files: Sequence[Path], recipe: Recipe) -> list[Job]:
-    """The shards that will be made, the same whenever it is asked: that is what lets a killed run go on."""
+    """The shards to make; deterministic, so that a killed run can continue."""
     jobs: list[Job] = []
     for path in files:
         form = _files.guess(path) or "text"
@@ -98,11 +98,11 @@ def prepare(
     stamps: Sequence[str],
     advance: Callable[[int], None] = lambda _: None,
 ) -> Index:
-    """Make the folder, or go on with it; `advance` is told of input bytes done. Finished already: its index.
+    """Make the folder or continue it, and return its index. `advance` is called with the input bytes done.
 
-    `stamps` tell for each file which content it has: a run that goes on must not mix shards of two versions.
+    `stamps` identify the content of each file: a continued run must not mix shards of two versions.
     """
-    tokenizer = _load_tokenizer(recipe.tokenizer, recipe.end_token)  # a wrong name is told before the work
+    tokenizer = _load_tokenizer(recipe.tokenizer, recipe.end_token)  # a wrong name fails before the work
     jobs = plan(files, recipe)
     digest = _digest([path.name for path in files], list(stamps), schema.to_plain(recipe), tokenizer.sha256)
     if (out / _index.INDEX).exists():
@@ -134,7 +134,7 @@ def prepare(
 
 
 def is_held_out(text: str, share: float) -> bool:
-    """Whether a document is kept for evaluations: by its content, so that two copies of it are never torn apart."""
+    """Whether a document is held out: decided by its content, so that two copies are never separated."""
     if share == 0:
         return False
     digest = hashlib.sha256(text.encode("utf-8", "replace")).digest()
@@ -160,7 +160,7 @@ def make_shard(job: Job, out: Path, recipe: Recipe) -> Record:
 
 
 class _Writer:
-    """The two files of a shard, written once and hashed on the way."""
+    """Writer of a shard's two files; hashes them while writing."""
 
     def __init__(self, stem: Path, dtype: str) -> None:
         self._stem, self._code = stem, _CODES[dtype]
@@ -220,7 +220,7 @@ def _make(jobs: Sequence[Job], out: Path, recipe: Recipe, processes: int) -> Ite
         for job in jobs:
             yield make_shard(job, out, recipe)
         return
-    # Spawned, not forked: whoever calls this may have threads, and a fork copies locks that nobody will open.
+    # Spawned, not forked: the caller may have threads, and a fork would copy locks that are never released.
     pool = ProcessPoolExecutor(min(processes, len(jobs)), get_context("spawn"), _tokenizer.keep_threads_apart)
     try:
         for future in as_completed([pool.submit(make_shard, job, out, recipe) for job in jobs]):
@@ -246,7 +246,7 @@ def _batched(documents: Iterator[Document]) -> Iterator[list[Document]]:
 
 
 def _joined(jobs: list[Job], size_bytes: int) -> list[Job]:
-    """Many small files in one shard: a folder of a million small files would be as hard to read as before."""
+    """Group small files into one shard: a million small shards would be as slow to read as the files."""
     joined: list[Job] = []
     for job in jobs:
         last = joined[-1] if joined else None
@@ -283,7 +283,7 @@ def _must_be(out: Path, begun: object, digest: str) -> None:
 
 
 def _finished(out: Path, job: Job) -> Record | None:
-    """What an earlier run made of this job, if it is whole."""
+    """Result of an earlier run for this job, if complete."""
     try:
         record = schema.build(Record, json.loads(_record_path(out, job.number).read_bytes()))
     except (OSError, ValueError, UsageError):

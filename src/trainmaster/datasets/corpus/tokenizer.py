@@ -18,7 +18,7 @@ _ENDS = ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "<|eot_id|>", "<|i
 
 
 class Tokenizer(Protocol):
-    """What preparing and showing data needs of a tokenizer."""
+    """Tokenizer interface."""
 
     name: str
     vocab: int  # every token is below this
@@ -102,7 +102,7 @@ def load(name: str, *, end_token: str | None = None) -> Tokenizer:
 
 
 def _configured(path: Path) -> str | None:
-    """The end that tokenizer_config.json names, as text or as an object with its content."""
+    """End token from tokenizer_config.json, given as text or as an object."""
     try:
         found: Any = json.loads(path.read_bytes()).get("eos_token")
     except (OSError, ValueError, AttributeError):
@@ -122,5 +122,5 @@ def _from_hub(name: str) -> Path:
 
 
 def keep_threads_apart() -> None:
-    """Called in a process that is one of many: the library would otherwise start a thread per core in each."""
+    """Disable the library's own threads in a worker process: each would start one per core."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -1,4 +1,4 @@
-"""One split of a prepared folder, opened: any stretch of its tokens, across shard borders."""
+"""Reader of one split of a prepared folder: any range of its tokens, across shards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OPEN_FILES = 256  # many systems let a process have 1,024
 
 
 class Tokens:
-    """The tokens of some shards as one long row of numbers.
+    """Tokens of several shards as one sequence.
 
     Read with pread, not through a memory map: a disk or a network file system that fails then gives an error that can
     be retried, where a map would kill the process.
@@ -81,7 +81,7 @@ class Tokens:
 
 
 def read_lengths(path: Path, documents: int) -> Tensor:
-    """How many tokens each document of a shard has, as int64."""
+    """Token count of each document of a shard, as int64."""
     raw = bytearray(path.read_bytes())
     if len(raw) != documents * 4:
         raise DataError(f"{path} has {len(raw)} bytes instead of {documents * 4}; prepare the data again")

@@ -1,4 +1,4 @@
-"""Is this data fit to train on: a report over raw files or a prepared folder, everything wrong in it named."""
+"""Validation of raw files or a prepared folder: counts, lengths, duplicates, and every fault by name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Advance = Callable[[int], None]
 
 @dataclass(kw_only=True)
 class Report:
-    """What was found. Damage is what training would stumble over; the rest is for a person to judge."""
+    """Result of a validation. `damage` would stop training; the rest is for a person to judge."""
 
     kind: str
     documents: int = 0

@@ -1,5 +1,5 @@
-"""The drill: a run is killed, damaged and resumed, and what came of it is compared with a run that nobody disturbed.
+"""Drill: a run is killed, damaged and resumed, and compared with an undisturbed run.
 
-plan.py says what will happen, record.py reads what an attempt left behind, judge.py compares, run.py does it. No torch
-here: ranks are started by the agent, as every user's are.
+plan.py plans it, run.py runs it, record.py reads what an attempt left, judge.py compares, failpoints.py kills. No torch
+here: the agent starts the ranks, as in every job.
 """

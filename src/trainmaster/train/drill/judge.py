@@ -1,6 +1,6 @@
-"""Whether a run that was killed and resumed is the run it would have been: one judgement for each promise.
+"""Judgement of a drill: one function per guarantee of a killed and resumed run.
 
-Every function takes what was recorded and answers with a finding; nothing here touches the machine.
+Every function takes recorded attempts and returns a finding; nothing here touches the machine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LOOK = "keep the drill's folder and report it: this is a fault of the trainer"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damaged:
-    """What was done to checkpoints between two attempts: none of this step or a newer one is good any more."""
+    """Damage done between two attempts: no checkpoint of this step or a newer one is good."""
 
     step: int
     path: str  # of that step, on disk
@@ -25,7 +25,7 @@ class Damaged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """What one death cost: from the last step before it to the step the next attempt went on from."""
+    """Cost of one kill: from the last step before it to the step that the next attempt resumed from."""
 
     died_at: int
     resumed_from: int | None  # None: started at step 0
@@ -41,7 +41,7 @@ class Resume:
 
 
 def list_resumes(attempts: Sequence[Attempt], *, stated: int | None, damaged: Mapping[int, Damaged]) -> list[Resume]:
-    """What each death cost. `damaged`: before which attempt, counted from 0, something was damaged.
+    """Cost of each kill. `damaged`: attempt number, from 0, before which something was damaged.
 
     `stated` is the bound that holds before the run has measured one: the interval, where training waits for its saves.
 
@@ -198,9 +198,9 @@ def rejected(attempts: Sequence[Attempt], damaged: Mapping[int, Damaged]) -> Fin
             return fail(f"{path} was damaged and has been loaded", action=LOOK)
         refusals = [data for data in attempt.named("CHECKPOINT", "rejected") if str(data.get("path")) == path]
         words += [f"rejected: {data.get('why')}" for data in refusals]
-        # A good copy in another tier makes the damaged one unnecessary, and nobody looks at it.
+        # With a good copy in another tier the damaged one is not read.
         if not refusals and not any(data.get("tier", "disk") != "disk" for data in loaded):
-            return fail(f"{path} was damaged and nobody said so", action=LOOK)
+            return fail(f"{path} was damaged and not rejected", action=LOOK)
     return ok("; ".join(words) or "not needed: another tier had a good copy")
 
 

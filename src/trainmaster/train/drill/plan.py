@@ -1,4 +1,4 @@
-"""What a drill will do: the run it makes of the user's config, and where that run is struck. Pure and printable."""
+"""Plan of a drill: the run derived from the user's config, and its kills. Pure and printable."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TRACKERS = ("tensorboard", "wandb_project", "mlflow_uri")  # where people look 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strike:
-    """SIGKILL to one rank, or to all, at the first moment after `step` steps that it comes by this place."""
+    """SIGKILL to one rank, or to all, when it first reaches the failpoint after `step` steps."""
 
     place: str
     step: int
@@ -138,7 +138,7 @@ def shorten(config: TrainConfig, given: Collection[str]) -> tuple[TrainConfig, t
 
 def count_gpus() -> int:
     """As many ranks as this node's GPUs take."""
-    import torch.cuda  # takes seconds: not for those who only read a plan
+    import torch.cuda  # takes seconds, and a printed plan needs none
 
     return torch.cuda.device_count()
 

@@ -1,4 +1,4 @@
-"""What one attempt of a run left behind: its events, and the samples its ranks were given."""
+"""Record of one attempt: its events, and the samples its ranks consumed."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Attempt:
 
 
 def read(events: Path, samples: Path, *, ranks: int, codes: tuple[int, ...]) -> Attempt:
-    """An attempt from its event file and its witness folder; lines that a kill cut off are left out."""
+    """Read an attempt from its event file and its sample logs; truncated lines are left out."""
     found = []
     try:
         lines = events.read_text(errors="replace").splitlines()

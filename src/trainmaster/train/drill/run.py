@@ -1,4 +1,4 @@
-"""Do a drill: the undisturbed run, then the struck one attempt after attempt, then the judgement."""
+"""Run a drill: the undisturbed run, the killed run attempt by attempt, the judgement."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class DrillFailed(TrainmasterError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One death and what came of it."""
+    """One kill and its consequences."""
 
     leg: Leg
     reached: bool
@@ -50,7 +50,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What a drill found."""
+    """Result of a drill."""
 
     plan: DrillPlan
     rows: tuple[Row, ...]
@@ -66,7 +66,7 @@ class Proof:
 
 @dataclass(slots=True)
 class Drill:
-    """One drill in a folder. `say` is told what is done now, and how many of how many steps of it are."""
+    """One drill in a folder. `say` is called with the current activity, its steps done and its steps in all."""
 
     plan: DrillPlan
     folder: Path

@@ -1,4 +1,4 @@
-"""A record of every sample a rank has consumed, for a drill to compare. Without a drill nothing is written.
+"""Sample log: every sample that a rank consumed, for a drill to compare. Without a drill nothing is written.
 
 TRAINMASTER_WITNESS=FOLDER     each rank appends one line a step to FOLDER/rank-N.jsonl: the number of its first sample,
                                a digest of each of its rows in order, and what its random numbers begin with
@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 from trainmaster.core.train_config import TrainConfig
 from trainmaster.train.parallel.rank_info import RankInfo
 
-if TYPE_CHECKING:  # torch stays out: who reads the record need not wait seconds for it
+if TYPE_CHECKING:  # reading the log must not import torch, which takes seconds
     from trainmaster.train.feed import Batch
 
 WITNESS_VARIABLE = "TRAINMASTER_WITNESS"
 
 
 class SampleLog:
-    """Writes down what one rank consumes."""
+    """Log of the samples that one rank consumes."""
 
     def __init__(self, rank_info: RankInfo, config: TrainConfig) -> None:
         folder = os.environ.get(WITNESS_VARIABLE)

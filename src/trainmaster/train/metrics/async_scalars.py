@@ -1,7 +1,7 @@
-"""A step's numbers on their way from the device to the host, read a step later.
+"""Scalars of a step on their way from the device to the host, read one step later.
 
-To read at once would stop the host until the device has finished, and then leave the device without work until the host
-has started the next step.
+Reading at once would block the host until the device is done, and leave the device idle until the host has started the
+next step.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PendingScalars:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInFlight:
-    """A step that is under way on the device, or done there and not yet accounted for."""
+    """A step that runs on the device, or is done there and not accounted for."""
 
     step: int  # its number, from 1
     samples: range

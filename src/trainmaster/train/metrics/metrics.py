@@ -1,4 +1,4 @@
-"""The numbers of a run as it goes: speed, memory, where the time goes, who is slow; and the heartbeat line."""
+"""Metrics of a run: speed, memory, shares of time, stragglers; and the heartbeat line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BEAT_S = 5.0  # between heartbeats where there are no steps
 
 
 class Metrics:
-    """Measures on every rank, speaks through the report."""
+    """Measures on every rank and writes to the run log."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Metrics:
         self._beaten = time.monotonic()
 
     def tell(self, flight: StepInFlight, *, loss: float, grad_norm: float) -> None:
-        """The numbers of a step, and of those since the last call."""
+        """Log the metrics of a step, with rates since the last call."""
         self._step, self._loss, self._grad_norm = flight.step, loss, grad_norm
         reading = self._reading = self.meter.read()
         self._run_log.step_metrics(
@@ -74,7 +74,7 @@ class Metrics:
             self._name_stragglers(reading)
 
     def beat(self, at: At, *, force: bool = False) -> None:
-        """The heartbeat: at every log interval, and every few seconds where there are no steps."""
+        """Print the heartbeat: at every log interval, and every few seconds between steps."""
         now = time.monotonic()
         if not force and now - self._beaten < _BEAT_S:
             return

@@ -1,4 +1,4 @@
-"""How fast: tokens per second, the share of the GPU's peak that they are (MFU), and where the time of a step goes."""
+"""Rates: tokens per second, model FLOPs utilisation, shares of a step's time."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _ROUNDS = 5  # the best counts: the first ones are below the clock's top
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:
-    """The datasheet's peak of one device, or None: a guessed peak makes a guessed MFU."""
+    """Datasheet peak of one device; None if unknown: a guessed peak would give a guessed MFU."""
     model = of_gpu(device_name) if precision == "bf16" else None
     return model.bf16_tflops * 1e12 if model is not None and model.bf16_tflops is not None else None
 
 
 def measure_peak(device: torch.device, precision: str) -> float | None:
-    """What this GPU really reaches in multiplying bfloat16 matrices, now and here; None on a CPU.
+    """Measured peak of this GPU in bfloat16 matrix products; None on a CPU.
 
     A tenth of a second, before the model takes its memory.
     """
@@ -50,7 +50,7 @@ def measure_peak(device: torch.device, precision: str) -> float | None:
 
 
 def thread_busy_s() -> float | None:
-    """How long this thread has computed or wanted to: what is left of the time it spent waiting for others.
+    """CPU time of this thread, including the time it was runnable: all but the time it waited.
 
     The kernel counts both in nanoseconds (Documentation/scheduler/sched-stats.rst). A thread that spins counts as busy,
     so it says nothing of one that waits for a GPU.
@@ -64,7 +64,7 @@ def thread_busy_s() -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """The speed over the steps since the last reading. A share is of the time; None where it cannot be told."""
+    """Rates over the steps since the last reading. Shares are of the time; None if not measurable."""
 
     tokens_per_s: float
     step_s: float
@@ -78,7 +78,7 @@ class Reading:
 
 
 class Meter:
-    """Times training steps and nothing else: evaluation and saving lie between `pause` and `resume`."""
+    """Timer of training steps only: evaluation and saving lie between `pause` and `resume`."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Meter:
         self._total_tokens = 0
 
     def count(self, tokens: int) -> None:
-        """One more step is done."""
+        """Count one step."""
         self._steps += 1
         self._tokens += tokens
         self._total_tokens += tokens
@@ -117,12 +117,12 @@ class Meter:
         self._since, self._busy_since = self._now(), self._busy()
 
     def wait_for_data(self, so_far_s: float) -> None:
-        """How long this rank has waited for its own samples, since it began."""
+        """Add the time that this rank has waited for its own samples; `so_far_s` is the total since the start."""
         self._data_s += so_far_s - self._data_so_far_s
         self._data_so_far_s = so_far_s
 
     def read(self) -> Reading:
-        """The speed since the last reading; the next one begins here."""
+        """Rates since the last reading; the next reading begins here."""
         self.pause()
         self.resume()
         tokens, steps, spent_s = self._tokens, max(1, self._steps), max(self._spent_s, 1e-9)
@@ -146,7 +146,7 @@ class Meter:
 
     def _compute_s(self, spent_s: float, data_s: float, busy_s: float) -> float | None:
         if self._devices == 1:
-            return spent_s - data_s  # nobody to wait for
+            return spent_s - data_s  # no other rank to wait for
         if self._busy_since is None:
             return None
         return min(max(0.0, busy_s), spent_s - data_s)

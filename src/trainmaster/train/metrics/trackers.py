@@ -1,6 +1,6 @@
-"""Where a run's numbers go besides its events: TensorBoard, Weights & Biases, MLflow. All off unless configured.
+"""Experiment trackers: TensorBoard, Weights & Biases, MLflow. Off unless configured.
 
-Secrets are not ours to hold: both services read their keys from the environment or their own files.
+No secrets are held here: both services read their keys from the environment or their own files.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from trainmaster.train.metrics.tfevents import TensorBoard
 
 
 class Tracker(Protocol):
-    """One place for numbers."""
+    """One experiment tracker."""
 
     name: str
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """The numbers of one step, by name."""
+        """Log the scalars of one step, by name."""
 
     def close(self) -> None:
-        """Everything that was logged is kept."""
+        """Flush and close."""
 
 
 def check_trackers(config: WatchConfig) -> None:
-    """UsageError where one is configured whose package is not there. On every rank: they refuse together."""
+    """Raise UsageError if a configured tracker's package is missing. Called on every rank: all refuse together."""
     for field, package, command in (
         ("wandb_project", "wandb", "pip install wandb"),
         ("mlflow_uri", "mlflow", "pip install mlflow-skinny"),
@@ -41,9 +41,9 @@ def check_trackers(config: WatchConfig) -> None:
 
 
 def open_trackers(config: WatchConfig, settings: Mapping[str, Any], alarm: Callable[[str], None]) -> list[Tracker]:
-    """Those that the config names; `settings` is the run's config, for who shows it.
+    """Open the configured trackers; `settings` is the run's config, for display.
 
-    One that cannot be opened is told and left out: training does not depend on a chart.
+    One that cannot be opened is logged and left out: training does not depend on it.
     """
     wanted: list[tuple[str, Callable[[], Tracker]]] = []
     if (folder := config.tensorboard) is not None:

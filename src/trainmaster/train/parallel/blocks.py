@@ -1,7 +1,7 @@
-"""What is done to each block before it is sharded: computing again instead of keeping, then compiling.
+"""Activation checkpointing and compilation of blocks, before sharding.
 
-In that order, and both by putting another `forward` into the block: its weights keep their names, and FSDP's hooks stay
-outside, so that a block computed again finds its weights gathered.
+In that order, and both by replacing a block's `forward`: its weights keep their names, and FSDP's hooks stay outside,
+so that a recomputed block finds its weights gathered.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COSTLY = [
 
 
 def recompute(model: Llama, parallel: ParallelConfig) -> None:
-    """Keep of these blocks their input alone (`full`, `layers`), or that and what is costly (`ops`)."""
+    """Activation checkpointing: keep a block's input only (`full`, `layers`), or also costly results (`ops`)."""
     if parallel.recompute == "none":
         return
     every = parallel.recompute_every if parallel.recompute == "layers" else 1

@@ -1,4 +1,4 @@
-"""This rank's place in the run, with nothing left open."""
+"""Rank, world size, node and rendezvous address of this process, complete."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainmaster.node.ranks import Ranks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankInfo:
-    """Which rank of how many, on which node of how many."""
+    """Identity of a rank."""
 
     rank: int
     world_size: int
@@ -18,17 +18,17 @@ class RankInfo:
     local_world_size: int
     node_rank: int
     nodes: int
-    master: tuple[str, int] | None  # where the ranks meet; None for a lone one
+    master: tuple[str, int] | None  # rendezvous host and port; None for a single rank
 
     def share(self, total: int) -> range:
-        """Which of `total` things are this rank's: a block of its own, all blocks together each thing once."""
+        """This rank's contiguous share of `total` items; the shares of all ranks cover each item once."""
         each = total // self.world_size
         assert each * self.world_size == total, "TrainConfig.faults_on let an uneven share through"
         return range(self.rank * each, (self.rank + 1) * each)
 
 
 def find_rank_info(ranks: Ranks) -> RankInfo:
-    """The place a launcher gave; UsageError where it started one process per node and left the ranks to be started."""
+    """Rank info from the launcher; UsageError if the launcher started one process per node and no ranks yet."""
     if (
         ranks.rank is None
         or ranks.world_size is None

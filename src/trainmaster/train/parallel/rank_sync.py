@@ -1,4 +1,4 @@
-"""What one rank finds out, all ranks act on. A rank that decided alone would leave the others waiting for ever."""
+"""Collectives that carry decisions and failures. A rank that decided alone would leave the others waiting."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ T = TypeVar("T")
 
 
 class RankError(Exception):
-    """Something failed on a rank; raised on all of them, with the same words."""
+    """A failure of one rank, raised on all with the same text."""
 
 
 def any_rank(flag: bool) -> bool:
-    """Whether it holds on one rank or more. On the CPU, so that a GPU need not be waited for."""
+    """Whether the flag is set on any rank. On the CPU, so that no GPU is waited for."""
     word = torch.tensor([int(flag)], dtype=torch.int32)
     dist.all_reduce(word, op=dist.ReduceOp.MAX)
     return bool(word.item())
 
 
 def highest(numbers: Sequence[int]) -> list[int]:
-    """The highest of each of these over the ranks, in one exchange."""
+    """Maximum of each number over the ranks, in one collective."""
     words = torch.tensor(list(numbers), dtype=torch.int64)
     dist.all_reduce(words, op=dist.ReduceOp.MAX)
     return [int(word) for word in words.tolist()]
 
 
 def any_of(flags: Sequence[bool]) -> list[bool]:
-    """The same for several at once."""
+    """Whether each flag is set on any rank, in one collective."""
     words = torch.tensor([int(flag) for flag in flags], dtype=torch.int32)
     dist.all_reduce(words, op=dist.ReduceOp.MAX)
     return [bool(word) for word in words.tolist()]
 
 
 def mean(value: torch.Tensor) -> torch.Tensor:
-    """The mean over the ranks of a scalar; it stays on its device, and nobody waits for it."""
+    """Mean of a scalar over the ranks; it stays on its device and is not waited for."""
     total = value.detach().to(torch.float32).clone()
     if dist.get_world_size() > 1:
         dist.all_reduce(total)
@@ -48,16 +48,16 @@ def mean(value: torch.Tensor) -> torch.Tensor:
 
 
 def total(value: float) -> float:
-    """The sum over the ranks of a number that the host has."""
+    """Sum of a host number over the ranks."""
     word = torch.tensor([value], dtype=torch.float64)
     dist.all_reduce(word)
     return float(word.item())
 
 
 def on_first(action: Callable[[], T], *, group: dist.ProcessGroup | None = None) -> T:
-    """Rank 0 acts; every rank gets its result, or its failure as a RankError.
+    """Run an action on rank 0; every rank gets its result, or its failure as a RankError.
 
-    A thread beside the one that trains needs a group of its own: in one group ranks must agree on the order of calls.
+    A thread beside the training thread needs its own group: within a group all ranks must call in the same order.
     """
     box: list[Any] = [_attempt(action) if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(box, src=0, group=group)
@@ -66,14 +66,14 @@ def on_first(action: Callable[[], T], *, group: dist.ProcessGroup | None = None)
 
 
 def on_all(action: Callable[[], T], *, group: dist.ProcessGroup | None = None) -> list[T]:
-    """Every rank acts; every rank gets all the results in rank order, or the failures as a RankError."""
+    """Run an action on every rank; every rank gets all results in rank order, or the failures as a RankError."""
     box: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(box, _attempt(action), group=group)
     return _results(box)
 
 
 def cause(wrong: BaseException) -> str:
-    """The failure in one line; torch reports its own over many, with a traceback of every rank."""
+    """Failure in one line; torch's own has a traceback of every rank."""
     if isinstance(wrong, CheckpointException):
         faults = wrong.failures.items()
         return "; ".join(f"rank {rank}: {type(fault).__name__}: {fault}" for rank, (fault, _) in faults)

@@ -1,4 +1,4 @@
-"""Join the ranks into one group, and spread a single-device model over them.
+"""Process group, and sharding of a single-device model over it.
 
 FSDP on any number of ranks. A lone rank that keeps its weights in the type it computes in has nothing to gather and
 nothing to cast: there FSDP would only copy, which costs 6% of the speed on an H200, and is left out.
@@ -28,7 +28,7 @@ Precision = Literal["fp32", "bf16"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """This rank's place among all of them, and the device it computes on."""
+    """This rank and the device it computes on."""
 
     rank_info: RankInfo
     device: torch.device
@@ -39,7 +39,7 @@ class World:
 
 
 def pick_device(word: str, rank_info: RankInfo) -> torch.device:
-    """The device of this rank; a GPU that was asked for and is not there is refused, never replaced by the CPU."""
+    """Device of this rank. A requested GPU that is missing is refused, never replaced by the CPU."""
     count = torch.cuda.device_count()
     if word == "cpu" or (word == "auto" and count == 0):
         return torch.device("cpu")
@@ -52,14 +52,14 @@ def pick_device(word: str, rank_info: RankInfo) -> torch.device:
 
 
 def pick_precision(config: TrainConfig, device: torch.device) -> Precision:
-    """What matrices are computed in; `config.master` says what weights and optimizer are kept in."""
+    """Type of the matrix products; `config.master` is the type of weights and optimizer states."""
     if config.precision == "auto":
         return "bf16" if device.type == "cuda" or config.master == "bf16" else "fp32"
     return config.precision
 
 
 def join(rank_info: RankInfo, device: torch.device, *, timeout_s: float) -> World:
-    """Wait for the other place. No collective waits longer than `timeout_s`: a dead peer ends the run."""
+    """Join the process group. No collective waits longer than `timeout_s`: a dead peer ends the run."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
@@ -88,13 +88,13 @@ def join(rank_info: RankInfo, device: torch.device, *, timeout_s: float) -> Worl
 
 
 def leave() -> None:
-    """Part from the other ranks after all work is done."""
+    """Leave the process group after all work is done."""
     dist.barrier()  # rank 0 holds the store: if it left first, the others would see it as a failure
     dist.destroy_process_group()
 
 
 def shard(model: Llama, world: World, config: TrainConfig, precision: Precision) -> None:
-    """Spread the weights over the ranks: each block by itself, then what is left (embedding, last norm, head)."""
+    """Shard the weights over the ranks: each block, then the rest (embedding, last norm, head)."""
     parallel = config.parallel
     if world.rank_info.world_size == 1 and config.master == precision and not parallel.cpu_offload:
         return
@@ -113,7 +113,7 @@ def shard(model: Llama, world: World, config: TrainConfig, precision: Precision)
 
 
 def build_mesh(world: World, parallel: ParallelConfig) -> DeviceMesh:
-    """All ranks in a row; or rows of ranks that share one copy of the weights, as many rows as there are copies."""
+    """Device mesh: one dimension (full sharding), or copies × shards (hybrid sharding)."""
     ranks = world.rank_info.world_size
     if parallel.sharding == "full":
         return init_device_mesh(world.device.type, (ranks,))

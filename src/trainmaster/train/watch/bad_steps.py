@@ -1,8 +1,8 @@
-"""Whether a step may move the weights: decided from its loss, its gradient norm and the healthy steps before it. Pure.
+"""Bad steps: whether a step may update the weights, from its loss, gradient norm and the good steps before it. Pure.
 
-Loss and norm are of the whole batch, the same number on every rank, so all ranks decide alike without asking. The
-bounds of a step are known before it begins (`limits`): a GPU can hold its own results against them and leave the
-weights alone without waiting for the host.
+Loss and norm are of the whole batch and equal on every rank, so all ranks decide alike without communication. The
+limits of a step are known before it begins (`limits`): the GPU compares its results with them and skips the update
+without waiting for the host.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What to do with a step, and why; `history` is what the next one is judged by."""
+    """Decision on a step and its cause; `history` is for the next step."""
 
     act: Literal["move", "skip", "roll back"]
     why: str | None
@@ -93,7 +93,7 @@ class Range:
 
 
 def pass_over(cursor: int, samples: int, ranges: tuple[Range, ...]) -> int:
-    """Where a batch of so many samples may begin, from `cursor` on, so that it touches no range."""
+    """First cursor, from `cursor` on, at which a batch of `samples` touches no excluded range."""
     for one in sorted(ranges, key=lambda item: item.first):
         if cursor < one.end and one.first < cursor + samples:
             cursor = one.end
@@ -109,7 +109,7 @@ def _limit(values: tuple[float, ...], deviations: float | None) -> float:
 
 
 def _as_float32(value: float) -> float:
-    """As a GPU holds it: host and device must not differ about a loss on the line."""
+    """Round to float32: host and device must agree on a loss at the limit."""
     try:
         return float(struct.unpack("<f", struct.pack("<f", value))[0])
     except OverflowError:

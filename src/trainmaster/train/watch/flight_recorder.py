@@ -1,4 +1,4 @@
-"""torch's flight recorder, read while the run lives: which collectives this rank has begun, and which it waits in.
+"""torch's flight recorder, read during the run: collectives that this rank has begun, and those it waits in.
 
 Both backends keep one: gloo's is `_dump_fr_trace_json`, NCCL's `_dump_nccl_trace_json`. Nothing is added to the path of
 a collective; reading costs what is in the ring.
@@ -44,14 +44,14 @@ class Collective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """What this rank waits in, the most pressing first, and the newest it has begun in each group."""
+    """Collectives this rank waits in, most urgent first, and the newest it has begun in each group."""
 
     waiting: tuple[Collective, ...] = ()
     begun: tuple[Collective, ...] = ()
 
 
 def prepare() -> None:
-    """Switch the recorder on, before torch makes a group. What is set already stays."""
+    """Enable the recorder before torch creates a group. Variables that are set stay."""
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
 

@@ -1,4 +1,4 @@
-"""Out of memory, explained: what a rank held, and what to change, in one line that the agent finds."""
+"""Out-of-memory explanation: what a rank held and what to change, in one line that the agent finds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HOST_WORDS = ("DefaultCPUAllocator: not enough memory", "DefaultCPUAllocator: c
 
 
 def explain_memory(wrong: BaseException, config: TrainConfig, world: World) -> str | None:
-    """The line, or None where memory is not what failed."""
+    """Explanation of an out-of-memory error; None for any other error."""
     import torch
 
     on_device = isinstance(wrong, torch.OutOfMemoryError)
@@ -42,7 +42,7 @@ def explain_memory(wrong: BaseException, config: TrainConfig, world: World) -> s
 
 
 def hold(config: TrainConfig, sharing: int) -> dict[str, float]:
-    """Bytes that one rank holds for as long as it trains, by part."""
+    """Bytes that one rank holds throughout training, by part."""
     from trainmaster.models.llama import weight_shapes
 
     each = 4 if config.master == "fp32" else 2
@@ -57,14 +57,14 @@ def hold(config: TrainConfig, sharing: int) -> dict[str, float]:
 
 
 def ranks_sharing(config: TrainConfig, world_size: int, local_world_size: int) -> int:
-    """Over how many ranks one copy of the weights is spread."""
+    """Number of ranks that share one copy of the weights."""
     if config.parallel.sharding == "full":
         return world_size
     return config.parallel.shard_ranks or local_world_size
 
 
 def change(config: TrainConfig, ranks: int) -> Iterator[str]:
-    """What could be changed in this config, what costs least first."""
+    """Possible changes to this config, cheapest first."""
     parallel = config.parallel
     at_once = config.micro_sequences or max(1, config.batch_sequences // ranks)
     if at_once > 1:

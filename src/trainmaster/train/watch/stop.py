@@ -1,4 +1,4 @@
-"""Being told to stop: SIGTERM, SIGUSR1, or a file that appears. Nothing is interrupted; the loop asks between steps."""
+"""Stop requests: SIGTERM, SIGUSR1, or the stop file. Nothing is interrupted; the loop polls between steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Stop:
-    """Whether this rank was told to stop. Ranks hear of it at different times; `agree.any_rank` makes it one."""
+    """Stop request of this rank. Ranks see it at different times; rank_sync makes it one decision."""
 
     def __init__(self, file: str | Path | None) -> None:
         self._file = Path(file) if file else None
@@ -22,7 +22,7 @@ class Stop:
         self._heard: int | None = None  # where the numbers of signals arrive
 
     def listen(self) -> None:
-        """Take the signals from now on. Called first of all: one that comes while torch is imported counts too."""
+        """Install the signal handlers. Called first: a signal during the import of torch counts too."""
         # Python runs its handlers between two lines of the main thread, and a compiler may hold that for a minute. The
         # number of the signal is written here at once, for whichever thread asks.
         self._heard, inlet = os.pipe()
@@ -33,7 +33,7 @@ class Stop:
             signal.signal(number, self._hear)
 
     def asked(self) -> str | None:
-        """Why this rank should stop, or None. Any thread may ask."""
+        """Cause of the stop request, or None. Safe from any thread."""
         if self._why is None and self._heard is not None:
             with contextlib.suppress(BlockingIOError):
                 for number in os.read(self._heard, 64):
@@ -44,7 +44,7 @@ class Stop:
         return self._why
 
     def pass_on(self, why: str) -> None:
-        """Another rank was told; whoever waits on this one for something else need not."""
+        """Record the stop request of another rank."""
         self._why = self._why or why
 
     def _hear(self, number: int, _: FrameType | None) -> None:

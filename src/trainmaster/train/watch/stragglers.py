@@ -1,8 +1,8 @@
-"""Which rank or node holds the others up: each one's own time against the median of all.
+"""Stragglers: each rank's own time against the median of all.
 
-Ranks of one run meet in every layer, so their steps take equally long whoever is slow. What differs is the time that is
-a rank's own: computing, and waiting for its samples. On a CPU the kernel tells it; on a GPU a short burst of matrix
-products, timed on the device every few seconds, tells a card that runs below the others.
+Ranks synchronise in every layer, so all steps take equally long, whichever rank is slow. What differs is a rank's own
+time: computing, and waiting for its samples. On a CPU the kernel reports it; on a GPU a short burst of matrix products,
+timed on the device every few seconds, finds a card that is slower than the others.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Own:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """How much slower than the median a rank or a node is, as a share of a step, and in what."""
+    """Excess of a rank or node over the median, as a share of a step, and its cause."""
 
     name: str  # "rank 3 (node 1)" or "node 1"
     rank: int | None
@@ -50,7 +50,7 @@ class Score:
 
 
 def score(all_ranks: Sequence[Own]) -> list[Score]:
-    """Every rank, slowest first, and before them every node of several ranks that are all slow."""
+    """Scores of all ranks, slowest first, preceded by nodes whose ranks are all slow."""
     step_s = max(statistics.median(one.step_s for one in all_ranks), 1e-9)
     found = []
     for one in all_ranks:
@@ -94,21 +94,21 @@ def _relative(value: float | None, values: Sequence[float | None]) -> float:
 
 
 class Persistent:
-    """Who was slow in so many readings in a row. Told once, until it is well again."""
+    """Stragglers that were slow in `readings` readings in a row; reported once, until they recover."""
 
     def __init__(self, *, share: float, readings: int) -> None:
         self._share, self._readings = share, readings
         self._row: dict[str, int] = {}
 
     def add(self, scores: Sequence[Score]) -> list[Score]:
-        """Those that have just become stragglers."""
+        """Ranks and nodes that have just become stragglers."""
         slow = {one.name: one for one in scores if one.score >= self._share}
         self._row = {name: self._row.get(name, 0) + 1 for name in slow}
         return [one for name, one in slow.items() if self._row[name] == self._readings]
 
 
 class Exchange:
-    """Exchanges the ranks' own times; on every rank alike."""
+    """Exchange of the ranks' own times; a collective."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -146,7 +146,7 @@ class Exchange:
         self._burst = begin, end
 
     def _read_burst(self) -> float:
-        """Of the exchange before this one: it is done by now, and nobody waits for it."""
+        """Duration of the burst of the previous exchange, which is complete by now."""
         if self._burst is None or not self._burst[1].query():  # type: ignore[no-untyped-call]
             return math.nan
         return float(self._burst[0].elapsed_time(self._burst[1])) / 1e3

@@ -1,12 +1,12 @@
-"""What a rank does beside its training thread: say that it lives, hear of others, name who keeps them waiting.
+"""Watchdog threads of a rank: publish its status, propagate stop requests, attribute hangs.
 
-Every rank writes a pulse into the store that the ranks met at, over a connection of its own, once a second: what it
-does, its step, and from torch's flight recorder the collectives it has begun. It costs nothing to the training thread.
-A rank that waits in one collective for a quarter of the time its group allows looks at all pulses, looks again at the
-half and says who is missing; shortly before the whole it says so again, as its last words, and ends.
+Every rank writes its status into the rendezvous store once a second, over a connection of its own: activity, step, and
+from torch's flight recorder the collectives it has begun. The training thread does no work for it. A rank that has
+waited in one collective for a quarter of the group's timeout reads all statuses, reads them again at half of it and
+logs the missing ranks; shortly before the timeout it logs them once more and exits.
 
-The same threads carry a stop to all ranks, and end a run at once that is told to stop before its first step is done: in
-a long compilation nobody would ask, and there is nothing to save.
+The same threads propagate a stop request to all ranks, and end a run at once if the request comes before the first step
+is done: a long compilation does not poll, and there is nothing to save.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _Look = tuple[float, list[RankStatus | None]]  # when, and every rank's pulse th
 
 
 class Store(Protocol):
-    """What is used of torch's TCPStore."""
+    """The used part of torch's TCPStore."""
 
     def set(self, key: str, value: str) -> None: ...
     def get(self, key: str) -> bytes: ...
@@ -49,7 +49,7 @@ class Store(Protocol):
 
 
 class Watchdog:
-    """Inert until `start`: a run inside a test needs no threads."""
+    """Watchdog of one rank. Inert until `start`."""
 
     def __init__(self, rank_info: RankInfo, *, stop: Stop, run_log: RunLog, timeout_s: float = 120.0) -> None:
         self._rank_info, self._stop, self._run_log, self._timeout_s = rank_info, stop, run_log, timeout_s
@@ -78,7 +78,7 @@ class Watchdog:
             self._threads.append(thread)
 
     def end(self) -> None:
-        """Before the ranks part: whoever leaves now is not missing."""
+        """Stop watching, before the ranks leave."""
         self._over.set()
         for thread in self._threads:
             thread.join(timeout=2 * self._beat_s)
@@ -91,13 +91,13 @@ class Watchdog:
             self._farewell, self._window_open = farewell, True
 
     def close_window(self) -> None:
-        """A step is done and there is something to lose. If the ranks are just agreeing to leave, wait for that."""
+        """A step is done, so its result must be saved. If the ranks are agreeing to exit, wait for the decision."""
         with self._window:
             self._window_open = False
         self.await_verdict()
 
     def await_verdict(self) -> None:
-        """Where this rank has agreed to leave, wait for the others: the process ends in here, or they stay."""
+        """If this rank has voted to exit, wait for the decision: the process exits in here, or all ranks stay."""
         if self._voted:
             self._verdict.wait(timeout=self._timeout_s)
 
@@ -158,7 +158,7 @@ class Watchdog:
             if self._stop.asked() is not None:
                 self._vote(store, str(self._stop.asked()))
 
-    # Watching the training thread, and naming who keeps it waiting.
+    # Watching the training thread, and attributing hangs.
 
     def _watch(self) -> None:
         if self._connect is None:
@@ -189,7 +189,7 @@ class Watchdog:
         return hang.attribute(views, trace, step=self.step, now=time.time())
 
     def _statuses(self) -> list[RankStatus | None]:
-        """The pulse of every rank; only rank 0's missing where the store does not answer: it keeps it."""
+        """Status of every rank. If the store does not answer, only rank 0's is missing: it holds the store."""
         keys = [_key(who.rank) for who in self._everyone]
         box: list[list[bytes]] = []
 
@@ -221,7 +221,7 @@ class Watchdog:
         _exit(1)
 
     def explain(self) -> str | None:
-        """RankProcess is gone, after the training thread has failed in a collective; None where nobody is found."""
+        """Missing ranks after the training thread failed in a collective; None if none is found."""
         if self._connect is None:
             return None
         first = time.monotonic(), self._statuses()
@@ -231,7 +231,7 @@ class Watchdog:
 
 
 def meet(rank_info: RankInfo) -> tuple[list[RankProcess], Callable[[], Store] | None]:
-    """Every rank's rank_info, told by itself, and how to open another connection to the store they met at."""
+    """Processes of all ranks, and a function that opens another connection to the rendezvous store."""
     import torch.distributed as dist
 
     mine = RankProcess(rank=rank_info.rank, node=rank_info.node_rank, host=socket.gethostname(), pid=os.getpid())
@@ -259,7 +259,7 @@ def _same(old: RankStatus | None, new: RankStatus | None) -> bool:
 
 
 def _state(who: RankProcess) -> str | None:
-    """The letter of a process on this machine."""
+    """State letter of a process; None if it is on another machine."""
     if who.host != socket.gethostname():
         return None
     return hang_ladder.read_state(who.pid)

@@ -1,17 +1,41 @@
-"""Words to the person at the terminal: results on standard output, everything else on standard error."""
+"""Terminal output: results on standard output, everything else on standard error.
+
+Text of a job, a node or a file is never markup and never control here: `plain` escapes it where it meets markup, and
+both consoles replace control characters in everything they print.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 from rich.console import Console
+from rich.errors import MarkupError
+from rich.markup import escape
+from rich.text import Text
 
+from trainmaster.core.clean_text import clean
 from trainmaster.core.errors import SpecError, TrainmasterError
 from trainmaster.core.schema import to_plain
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+
+class CleanConsole(Console):
+    """A console that prints no control characters, no emoji codes, and broken markup as it is written."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        text = clean(text)
+        try:
+            return super().render_str(text, **options)
+        except MarkupError:  # text of a job that a caller did not escape; to end the verb here would lose the rest
+            return super().render_str(text, **{**options, "markup": False})
+
+    def out(self, *objects: Any, **options: Any) -> None:
+        super().out(*(clean(str(one)) for one in objects), **options)
+
+
+out = CleanConsole(highlight=False, emoji=False)
+err = CleanConsole(stderr=True, highlight=False, emoji=False)
 
 COLOURS = {
     "pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim", "error": "magenta",
@@ -23,7 +47,7 @@ COLOURS = {
 
 def paint(word: str, *, width: int = 0) -> str:
     """A verdict or status in its colour, as rich markup; padded to `width` as it will be seen."""
-    colour, padded = COLOURS.get(word), f"{word:<{width}}".replace("[", "\\[")
+    colour, padded = COLOURS.get(word), plain(f"{word:<{width}}")
     return f"[{colour}]{padded}[/]" if colour else padded
 
 
@@ -53,8 +77,13 @@ def error(wrong: TrainmasterError) -> None:
 
 
 def plain(text: str) -> str:
-    """Text from outside, with its square brackets kept from being read as markup."""
-    return text.replace("[", "\\[")
+    """Text from outside as markup that shows it as it is."""
+    return escape(clean(text))
+
+
+def log_bytes(data: bytes) -> bytes:
+    """A piece of a log as standard output takes it: byte for byte into a file or a pipe, cleaned for a terminal."""
+    return clean(data.decode(errors="replace")).encode() if sys.stdout.isatty() else data
 
 
 def _text(value: Any) -> str:

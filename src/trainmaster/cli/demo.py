@@ -177,7 +177,7 @@ def _sum_up(page: JobPage, report: Path, home: Path) -> bool:
             _console.out.out(line)
         say(f"{'':9}[dim]training loss over {run.step} steps[/]\n")
     good = page.status == "completed" and run.loss_ratio is not None and run.loss_ratio <= _MUST_FALL_TO
-    say(f"{_console.paint('PASS' if good else 'FAIL')} job {page.status} {page.message}".rstrip())
+    say(f"{_console.paint('PASS' if good else 'FAIL')} job {page.status} {_console.plain(page.message)}".rstrip())
     if run.loss_ratio is not None:
         fell = f"{run.loss_first:.3f} → {run.loss_last:.3f}"
         say(f"loss        {fell}, {run.loss_ratio:.0%} of the start (the demo asks for at most {_MUST_FALL_TO:.0%})")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainmaster.cli import _server
+from trainmaster.cli import _console, _server
 from trainmaster.cli._home import HomeOption, find, open_home
 from trainmaster.cli._server import ServerOption
 from trainmaster.core.errors import UsageError
@@ -54,7 +54,7 @@ def logs(
         now = jobs.find_job(db, row.id)
         over = now is None or now.status.final
         while chunk := asyncio.run(target.read(chosen.handle or {}, stream, offset=offset, limit=_CHUNK)):
-            sys.stdout.buffer.write(chunk)
+            sys.stdout.buffer.write(_console.log_bytes(chunk))
             sys.stdout.buffer.flush()
             offset += len(chunk)
         if not follow or over:
@@ -67,12 +67,12 @@ def _print(server: str, word: str, stream: str, attempt: int | None, *, follow: 
         job_id = _server.find(client, word)
         if follow:
             for piece in client.follow_logs(job_id, stream, attempt=attempt):
-                sys.stdout.buffer.write(piece)
+                sys.stdout.buffer.write(_console.log_bytes(piece))
                 sys.stdout.buffer.flush()
             return
         offset = 0
         while piece := client.logs(job_id, stream, attempt=attempt, offset=offset):
-            sys.stdout.buffer.write(piece)
+            sys.stdout.buffer.write(_console.log_bytes(piece))
             offset += len(piece)
         sys.stdout.buffer.flush()
 

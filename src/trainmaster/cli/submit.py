@@ -70,7 +70,7 @@ def submit(
         _console.note("Ctrl-C stops watching, not the job")
         with driving(db, folder):
             row = follow_job(db, row.id)
-        _console.out.print(f"{_console.paint(row.status)} {row.message}")
+        _console.out.print(f"{_console.paint(row.status)} {_console.plain(row.message)}")
         raise typer.Exit(0 if row.status == "completed" else 1)
     if not json and not (folder / "server.json").exists():
         _console.note("no server runs on this home yet; start one with: trainmaster serve")

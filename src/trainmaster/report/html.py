@@ -10,6 +10,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from trainmaster.core.clean_text import clean
 from trainmaster.core.cost import dollars
 from trainmaster.pages.job import JobPage
 from trainmaster.report import chart, formats, phrases
@@ -56,6 +57,7 @@ def environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_clean,
     )
     env.globals["dollars"] = dollars
     env.globals.update(
@@ -71,6 +73,11 @@ def environment() -> Environment:
         verdict_tones=phrases.VERDICT_TONES,
     )
     return env
+
+
+def _clean(value: object) -> object:
+    """Every value that a template prints passes here: text of a job is never control. Our own markup stays."""
+    return clean(value) if type(value) is str else value
 
 
 def bar(share: float) -> Markup:

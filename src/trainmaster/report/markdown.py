@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from trainmaster.core.clean_text import clean, clean_line
 from trainmaster.pages.job import JobPage
 from trainmaster.report import phrases
 from trainmaster.report.formats import count, duration, moment
@@ -74,11 +75,12 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!])")
 
 def escape(value: str) -> str:
     """One line that a Markdown reader shows as it is."""
-    return _SPECIAL.sub(r"\\\1", " ".join(value.split()))
+    return _SPECIAL.sub(r"\\\1", clean_line(value))
 
 
 def _fence(text: str, kind: str = "") -> str:
     """A code block with a fence longer than any inside it."""
+    text = clean(text)
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{kind}\n{text.rstrip()}\n{fence}"

@@ -7,24 +7,16 @@ UTF-8, and NaN is no JSON. Replaced characters show as U+FFFD; nothing is droppe
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
+from trainmaster.core.clean_text import clean as text
+from trainmaster.core.clean_text import clean_line as line
+
+__all__ = ["line", "number", "plain", "text"]
+
 MAX_DEPTH = 12
 MAX_BITS = 256  # of a whole number; longer ones are no measurement, and cannot be turned into a float
-# C0 and C1 controls but tab and newline, DEL, marks that turn the direction of text, surrogates, non-characters.
-_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
-
-
-def text(value: str) -> str:
-    """Text without control and formatting characters."""
-    return _UNSAFE.sub("\ufffd", value.replace("\r\n", "\n").replace("\r", "\n"))
-
-
-def line(value: str) -> str:
-    """Sanitised text on one line."""
-    return " ".join(text(value).split())
 
 
 def plain(value: object, *, depth: int = 0) -> Any:

@@ -51,8 +51,8 @@ def verbs() -> list[str]:
     return sorted(found, key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name))
 
 
-def build() -> typer.Typer:
-    """The whole command line as one typer application."""
+def build(*, guarded: bool = False) -> typer.Typer:
+    """The whole command line as one typer application; `guarded` puts each verb behind the error boundary."""
     app = typer.Typer(
         name="trainmaster",
         help="Prove the cluster, train on it, never lose a run.",
@@ -64,9 +64,9 @@ def build() -> typer.Typer:
     for name in verbs():
         verb = getattr(importlib.import_module(f"trainmaster.cli.{name}"), name)
         if isinstance(verb, typer.Typer):  # a verb with verbs of its own
-            app.add_typer(_guard_all(verb, name), name=name)
+            app.add_typer(_guard_all(verb, name) if guarded else verb, name=name)
         else:
-            app.command(name=name)(_boundary.guard(verb, name))
+            app.command(name=name)(_boundary.guard(verb, name) if guarded else verb)
 
     @app.callback()
     def options(
@@ -84,7 +84,7 @@ def run() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    build()()
+    build(guarded=True)()
 
 
 def _guard_all(group: typer.Typer, name: str) -> typer.Typer:

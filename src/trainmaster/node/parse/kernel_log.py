@@ -1,9 +1,9 @@
-"""The kernel log: XID (GPU), SXID (NVSwitch) and OOM-killer lines, counted per device and kind.
+"""The kernel log: Xid (GPU), SXid (NVSwitch), OOM-killer and other fault messages, counted per device and kind.
 
-A sick GPU can write the same line a million times, so lines are counted, not kept: memory grows with the number of
+A faulty GPU can write the same line a million times, so lines are counted, not kept: memory grows with the number of
 different events, time with the length of the log. Every timestamp form is read (`[ 123.4]`, ISO, `Mon DD HH:MM:SS`,
-`dmesg -T`, /dev/kmsg), PCI domains of 4 and 8 digits, with and without pid and name. What a code means is in
-xid_catalog.py.
+`dmesg -T`, /dev/kmsg), PCI domains of 4 and 8 digits, with and without pid and name. The meaning of a code is in
+xid_catalog.py, the messages without a code in kernel_events.py.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from trainmaster.node.parse import as_text, shorten
+from trainmaster.node.parse.kernel_events import WORDS, KernelEvent, read_address, read_events
 
-NVLINK5 = range(144, 151)  # their text says which unit, which link, and whether it was fatal
-RECOVERY = 154  # its text says what the driver now wants done with the GPU
+NVLINK5 = range(144, 151)  # their text names unit, link and severity
+RECOVERY = 154  # its text holds the recovery action that the driver requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nvlink:
-    """What a line of XID 144–150 says beyond its code."""
+    """Fields of a line of Xid 144–150 beyond its code."""
 
     unit: str  # "NETIR_LINK_EVT", "RLW_SRC_TRACK"
     fatal: bool
@@ -32,7 +33,7 @@ class Nvlink:
 
     @property
     def reason(self) -> int:
-        """Bits 20–25 of the first word: for a link that went down, why (NVIDIA's XID catalog)."""
+        """Bits 20–25 of the first word: the cause of a link that went down (NVIDIA's XID catalog)."""
         return (self.intr_info >> 20) & 0x3F
 
 
@@ -52,6 +53,7 @@ class Xid:
     nvlink: Nvlink | None = None
     recovery: str | None = None  # of code 154: the action the driver asks for now
     implied: bool = False  # "fallen off the bus" without a code is 79
+    line: int = 0  # number of its last line in the log, from 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +81,17 @@ class OomKill:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reset:
+    """A reset of one GPU, or of all (device None: the driver was loaded). Earlier Xids are from before it."""
+
+    device: str | None  # "0000:3b:00"
+    line: int
+    at: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KernelLog:
-    """What the log said. An empty log is no proof of health: see `lines`."""
+    """Content of a log. An empty log is no proof of health: see `lines` and `from_boot`."""
 
     xids: tuple[Xid, ...]
     sxids: tuple[Sxid, ...]
@@ -89,15 +100,31 @@ class KernelLog:
     lines: int
     recovery: tuple[tuple[str, str], ...]  # per GPU: the last action that code 154 asked for
     faults: tuple[str, ...] = ()
+    events: tuple[KernelEvent, ...] = ()
+    resets: tuple[Reset, ...] = ()
+    from_boot: bool = False  # it holds the kernel's first message; False: its beginning is lost
+    lost: int = 0  # messages about kernel messages that were dropped
 
 
-_WORTH = re.compile(r"S?X[Ii][Dd]\b|[Oo]ut of memory|oom[-_]|fallen off the bus", re.ASCII)
+_WORTH = re.compile(
+    rf"X[Ii][Dd]\b|ut of memory|oom[-_]|fallen off|NVRM: The NVIDIA GPU|NVRM: loading|Linux version "
+    rf"|resetting|reset done|messages dropped|kernel messages|buffer overrun|{WORDS}",
+    re.ASCII,
+)
 _PCI = r"(?:PCI:)?(?P<domain>[0-9a-fA-F]{4,8}):(?P<bus>[0-9a-fA-F]{2}):(?P<slot>[0-9a-fA-F]{2})(?:\.[0-9a-fA-F])?"
 _XID = re.compile(
     rf"NVRM:? Xid \({_PCI}(?: GPU-I:(?P<mig>\w{{1,8}}))?\): (?P<code>\d{{1,5}})(?![\d])(?:, ?(?P<text>.*))?"
 )
 _SXID = re.compile(rf"SXid \({_PCI}\): (?P<code>\d{{1,6}})(?![\d])(?:, ?(?P<text>.*))?")
 _BUS = re.compile(rf"NVRM: (?:The NVIDIA )?GPU (?:at )?{_PCI}:? .*fallen off the bus")
+_FALLEN = re.compile(r"fallen off")
+_ANNOUNCED = re.compile(rf"NVRM: The NVIDIA GPU {_PCI}")
+_NEAR = 8  # lines within which the driver's sentence about a lost GPU ends; other messages may come between
+_UNKNOWN = "unknown"
+_LOADED = re.compile(r"NVRM: loading NVIDIA UNIX")
+_RESET = re.compile(rf"\b(?:nvidia|pci|vfio-pci) {_PCI}: (?:resetting|reset done)")
+_LOST = re.compile(r"messages dropped|[Mm]issed \d+ kernel messages|buffer overrun, some messages lost")
+_BOOT = "Linux version "
 _PROCESS = re.compile(r"pid='?(?P<pid>\d{1,10}|<unknown>)'?(?:, name=(?P<name>[^,]{1,64}))?(?:, |$)")
 _NVLINK = re.compile(
     r"(?P<unit>[A-Z][A-Z0-9_/]{1,60})\s+(?P<how>Fatal|Nonfatal|Non-fatal)\s+XC\d\s+i\d{1,4}\s+Link\s+(?P<link>-?\d{1,4})"
@@ -127,11 +154,11 @@ _LONGEST = 4096  # characters of a line that are looked at
 _MOST = 10_000  # different events that are kept
 
 
-E = TypeVar("E", Xid, Sxid, OomKill)
+E = TypeVar("E", Xid, Sxid, OomKill, KernelEvent)
 
 
 def parse(raw: str | bytes) -> KernelLog:
-    """The text of dmesg, journalctl -k, /var/log/kern.log or /dev/kmsg. Any text is a log; most say nothing."""
+    """The text of dmesg, journalctl -k, /var/log/kern.log or /dev/kmsg. Any text is a log, mostly without events."""
     return parse_lines(io.StringIO(as_text(raw)))
 
 
@@ -146,7 +173,7 @@ def parse_lines(lines: Iterable[str]) -> KernelLog:
 
 
 def read_time(line: str) -> str | None:
-    """The time a line begins with, as written; seconds since boot for the forms that count from there."""
+    """The timestamp of a line, as written; seconds since boot for the forms that count from there."""
     found = _STAMPS.match(line)
     if found is None:
         return None
@@ -159,9 +186,10 @@ def read_time(line: str) -> str | None:
 class _Seen:
     """One kind of event: built once from its first line, then only counted."""
 
-    event: Xid | Sxid | OomKill
+    event: Xid | Sxid | OomKill | KernelEvent
     first: str
     last: str
+    line: int = 0  # number of the last one
     count: int = 0
 
 
@@ -179,12 +207,17 @@ class _Reader:
     dropped: int = 0
     unread: int = 0
     unread_first: str = ""
+    events: dict[Hashable, _Seen] = field(default_factory=dict)
+    resets: dict[str | None, Reset] = field(default_factory=dict)  # the last one of each GPU
+    announced: list[tuple[str, int]] = field(default_factory=list)  # GPUs of which the driver has begun a sentence
+    from_boot: bool = False
+    lost: int = 0
 
     def read(self, line: str) -> None:
         at = line.find("Xid (") - 6  # where "NVRM: " or "S" before it begins
         repeat = self.repeats.get(line[at:]) if at >= 0 and _WORTH.search(line, 0, at) is None else None
         if repeat is not None:
-            repeat.count, repeat.last = repeat.count + 1, line
+            repeat.count, repeat.last, repeat.line = repeat.count + 1, line, self.lines
             return
         # More than one event can share a line that lost its end; none of them may be lost with it.
         found = [self._xid(match, line) for match in _XID.finditer(line)]
@@ -192,16 +225,47 @@ class _Reader:
         if not found and _NEARLY.search(line):
             self.unread += 1
             self.unread_first = self.unread_first or shorten(line)
-        bus = _BUS.search(line) if not found else None
-        if bus:
-            xid = Xid(device=_device(bus), code=79, count=1, first=None, last=None, text=shorten(line), implied=True)
-            self._count(self.fallen, xid.device, xid, line)
+        if not found:
+            self._fallen(line)
+            for event in read_events(line, self.lines):
+                self._count(self.events, (event.kind, event.device, event.fatal), event, line)
         self._oom(line)
+        self._state(line)
         if len(found) == 1 and found[0] is not None and at >= 0 and len(self.repeats) < _MOST:
             self.repeats[line[at:]] = found[0]
 
+    def _fallen(self, line: str) -> None:
+        """A GPU that fell off the bus. The driver's sentence has three lines and names the GPU in the first."""
+        bus = _BUS.search(line)
+        if bus is None and (announced := _ANNOUNCED.search(line)) is not None:
+            self.announced.append((_device(announced), self.lines))
+        if bus is None and not _FALLEN.search(line):
+            return
+        self.announced = [one for one in self.announced if self.lines - one[1] <= _NEAR]
+        if bus is not None:
+            device = _device(bus)
+        elif self.announced:
+            device = self.announced.pop(0)[0]
+        else:
+            device = (read_address(line) or _UNKNOWN).partition(".")[0]
+        xid = Xid(device=device, code=79, count=1, first=None, last=None, text=shorten(line), implied=True)
+        self._count(self.fallen, device, xid, line)
+
+    def _state(self, line: str) -> None:
+        """Boot, resets and lost messages, which decide what the rest of the log proves."""
+        self.from_boot |= _BOOT in line
+        self.lost += bool(_LOST.search(line))
+        if (reset := _RESET.search(line)) is not None:
+            self._reset(_device(reset), line)
+        elif _LOADED.search(line):
+            self._reset(None, line)
+
+    def _reset(self, device: str | None, line: str) -> None:
+        if device in self.resets or len(self.resets) < _MOST:
+            self.resets[device] = Reset(device=device, line=self.lines, at=read_time(line))
+
     def _count(
-        self, where: dict[Hashable, _Seen], key: Hashable, event: Xid | Sxid | OomKill, line: str
+        self, where: dict[Hashable, _Seen], key: Hashable, event: Xid | Sxid | OomKill | KernelEvent, line: str
     ) -> _Seen | None:
         seen = where.get(key)
         if seen is None:
@@ -209,7 +273,7 @@ class _Reader:
                 self.dropped += 1
                 return None
             seen = where[key] = _Seen(event=event, first=line, last=line)
-        seen.count, seen.last = seen.count + 1, line
+        seen.count, seen.last, seen.line = seen.count + 1, line, self.lines
         return seen
 
     def _xid(self, match: re.Match[str], line: str) -> _Seen | None:
@@ -220,6 +284,8 @@ class _Reader:
         action = _RECOVERY.search(rest) if code == RECOVERY else None
         if action and (device in self.recovery or len(self.recovery) < _MOST):
             self.recovery[device] = action["to"]
+            if action["to"] == "None":
+                self._reset(device, line)
         known = process is not None and process["pid"] != "<unknown>"
         name = process["name"] if process else None
         xid = Xid(
@@ -264,12 +330,13 @@ class _Reader:
         explicit = {
             seen.event.device for seen in self.xids.values() if isinstance(seen.event, Xid) and seen.event.code == 79
         }
+        explicit |= {_UNKNOWN} if explicit or len(self.fallen) > 1 else set()
         implied = {device: seen for device, seen in self.fallen.items() if device not in explicit}
         # The kernel writes two lines for one kill; either alone is enough.
         kills = _finish(OomKill, {**self.tasks, **self.kills})
         faults = []
         if self.unread:
-            faults.append(f"{self.unread} lines speak of an Xid and cannot be read; the first: {self.unread_first}")
+            faults.append(f"{self.unread} lines about an Xid cannot be parsed; the first: {self.unread_first}")
         if self.dropped:
             faults.append(f"{self.dropped} lines beyond {_MOST} different events were not kept")
         return KernelLog(
@@ -280,6 +347,10 @@ class _Reader:
             lines=self.lines,
             recovery=tuple(self.recovery.items()),
             faults=tuple(faults),
+            events=_finish(KernelEvent, self.events),
+            resets=tuple(self.resets.values()),
+            from_boot=self.from_boot,
+            lost=self.lost,
         )
 
 
@@ -290,6 +361,8 @@ def _finish(kind: type[E], where: Mapping[Hashable, _Seen]) -> tuple[E, ...]:
         times: dict[str, Any] = {"count": seen.count, "last": read_time(seen.last)}
         if not isinstance(seen.event, OomKill):
             times["first"] = read_time(seen.first)
+        if isinstance(seen.event, (Xid, KernelEvent)):
+            times["line"] = seen.line
         made.append(replace(seen.event, **times))
     return tuple(made)
 

@@ -1,0 +1,206 @@
+"""Kernel messages without an Xid: each kind of fault is found, with its device; a healthy boot has none."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainmaster.node.parse import kernel_log
+from trainmaster.node.parse.kernel_log import KernelLog
+
+FALLEN = """\
+[ 1843.308145] NVRM: The NVIDIA GPU 0000:b3:00.0
+               NVRM: (PCI ID: 10de:26b5) installed in this system has
+               NVRM: fallen off the bus and is not responding to commands.
+"""
+ACTION = "NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from"
+BOOT = """\
+[    0.000000] Linux version 6.8.0-1021-nvidia (buildd@bos03) (gcc 13.2.0)
+[    0.000000] Write protecting the kernel read-only data: 28672k
+[    0.410000] mce: CPU0: Thermal monitoring enabled (TM1)
+[    0.510000] EDAC MC: Ver: 3.0.0
+[    1.100000] pcieport 0000:30:01.0: AER: enabled with IRQ 35
+[    2.200000] pciehp: Slot(1-1) powered on
+[    3.000000] EDAC MC0: Giving out device to module i10nm_edac controller
+[    3.100000] RAS: Correctable Errors collector initialized.
+[    4.000000] EXT4-fs (nvme0n1p1): mounted filesystem with ordered data mode. Opts: errors=remount-ro
+[    4.200000] XFS (nvme1n1): Mounting V5 Filesystem
+[    4.300000] XFS (nvme1n1): Ending clean mount
+[    5.000000] mlx5_core 0000:5e:00.0: firmware version: 28.39.1002
+[    5.100000] mlx5_core 0000:5e:00.0: 504.112 Gb/s available PCIe bandwidth (32.0 GT/s PCIe x16 link)
+[    5.200000] mlx5_core 0000:5e:00.0: Port module event: module 0, Cable plugged
+[    6.000000] nvme nvme0: 32/0/0 default/read/poll queues
+[    7.000000] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.133.20
+[    8.000000] rcu: Hierarchical SRCU implementation.
+"""
+
+
+def parse(text: str) -> KernelLog:
+    return kernel_log.parse(text)
+
+
+def only(text: str) -> tuple[str, str | None, bool | None]:
+    (event,) = parse(text).events
+    return event.kind, event.device, event.fatal
+
+
+def test_a_healthy_boot_has_no_event() -> None:
+    log = parse(BOOT)
+    assert (log.events, log.xids, log.from_boot, log.lost) == ((), (), True, 0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        FALLEN,
+        FALLEN.replace("               NVRM", "[ 1843.308146] NVRM"),
+        FALLEN.replace("(PCI ID: 10de:26b5) ", ""),
+        FALLEN.replace("NVRM: (PCI", "audit: type=1400 between\n NVRM: (PCI"),
+        "[1.5] NVRM: The NVIDIA GPU 0000:b3:00.0 (PCI ID: 10de:1e07) installed in this\n"
+        "[1.5] NVRM: system has fallen off the bus and is not responding to commands.",
+        "Mar  3 12:00:01 n7 kernel: NVRM: The NVIDIA GPU 0000:b3:00.0 installed in this system has fallen off the bus.",
+        "NVRM: GPU at 0000:b3:00.0 has fallen off the bus.",
+    ],
+)
+def test_a_sentence_over_several_lines_names_its_gpu(text: str) -> None:
+    (xid,) = parse(text).xids
+    assert (xid.device, xid.code, xid.implied) == ("0000:b3:00", 79, True)
+
+
+def test_two_lost_gpus_are_two() -> None:
+    log = parse(FALLEN + FALLEN.replace("b3", "b4"))
+    assert [xid.device for xid in log.xids] == ["0000:b3:00", "0000:b4:00"]
+
+
+def test_a_lost_gpu_without_an_address_is_not_dropped() -> None:
+    (xid,) = parse("[9.1] NVRM: GPU has fallen off the bus").xids
+    assert (xid.device, xid.code) == ("unknown", 79)
+
+
+def test_a_lost_gpu_with_its_xid_is_counted_once() -> None:
+    text = "NVRM: Xid (PCI:0000:b3:00): 79, GPU has fallen off the bus.\nNVRM: GPU has fallen off the bus\n" + FALLEN
+    (xid,) = parse(text).xids
+    assert not xid.implied
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x62:0x40:2393)", ("gpu_init_failed", "0000:3b:00.0", True)),
+        (
+            "NVRM: GPU 0000:3b:00.0: rm_init_adapter failed, device minor number 0",
+            ("gpu_init_failed", "0000:3b:00.0", True),
+        ),
+        ("3,1042,84621,-;NVRM: GPU0 RmInitAdapter: Cannot initialize GSP firmware RM", ("gpu_init_failed", None, True)),
+        ("NVRM: None of the NVIDIA devices were initialized.", ("gpu_init_failed", None, True)),
+        (
+            "nvidia 0000:02:00.0: probe with driver nvidia failed with error -1",
+            ("driver_probe_failed", "0000:02:00.0", True),
+        ),
+        ("mlx5_core: probe of 0000:5e:00.0 failed with error -110", ("driver_probe_failed", "0000:5e:00.0", True)),
+        (
+            "pcieport 0000:3a:00.0: AER: Uncorrected (Fatal) error received: 0000:3b:00.0",
+            ("pcie_uncorrected", "0000:3b:00.0", True),
+        ),
+        (
+            "pcieport 0000:00:07.1: AER: Multiple Uncorrectable (Non-Fatal) error message received from 0000:5e:00.0",
+            ("pcie_uncorrected", "0000:5e:00.0", False),
+        ),
+        (
+            "nvidia 0000:3b:00.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Requester ID)",
+            ("pcie_uncorrected", "0000:3b:00.0", True),
+        ),
+        (
+            "igb 0000:41:00.0: PCIe Bus Error: severity=Uncorrected (Non-Fata)",
+            ("pcie_uncorrected", "0000:41:00.0", False),
+        ),
+        (
+            "pcieport 0000:30:03.0: DPC: containment event, status:0x0005 source:0x3400",
+            ("pcie_uncorrected", "0000:30:03.0", None),
+        ),
+        (
+            "mlx5_core 0000:5e:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)",
+            ("pcie_corrected", "0000:5e:00.0", False),
+        ),
+        ("pcieport 0000:3a:00.0: pciehp: Slot(8): Link Down", ("pcie_link_down", "0000:3a:00.0", None)),
+        (
+            "mce: [Hardware Error]: CPU 12: Machine Check: 0 Bank 7: 8c00004000010091",
+            ("machine_check", None, False),
+        ),
+        ("mce: [Hardware Error]: CPU 0: Machine Check: 0 Bank 5: be00000000800400", ("machine_check", None, True)),
+        ("mce: [Hardware Error]: Machine check events logged", ("machine_check", None, None)),
+        ("{1}[Hardware Error]: event severity: fatal", ("machine_check", None, True)),
+        ("{1}[Hardware Error]: event severity: corrected", ("machine_check", None, False)),
+        ("EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#0", ("memory_uncorrected", "MC0", True)),
+        ("EDAC MC2: 32768 CE memory scrubbing error on CPU_SrcID#1_Ha#0", ("memory_corrected", "MC2", False)),
+        (
+            "mlx5_core 0000:5e:00.0: poll_health:825:(pid 0): Fatal error 3 detected",
+            ("nic_health", "0000:5e:00.0", True),
+        ),
+        (
+            "mlx5_core 0000:5e:00.0: poll_health:830: device's health compromised - reached miss count",
+            ("nic_health", "0000:5e:00.0", True),
+        ),
+        (
+            "mlx5_core 0000:5e:00.0: wait_func: DESTROY_EQ(0x302) timeout. Will cause a leak of a command resource",
+            ("nic_command_timeout", "0000:5e:00.0", None),
+        ),
+        (
+            "mlx5_core 0000:5e:00.0: Port module event[error]: module 0, Cable error, Bus stuck",
+            ("nic_module", "0000:5e:00.0", None),
+        ),
+        ("watchdog: BUG: soft lockup - CPU#12 stuck for 22s! [python:1234]", ("soft_lockup", "CPU 12", None)),
+        ("rcu: INFO: rcu_preempt self-detected stall on CPU", ("soft_lockup", None, None)),
+        ("NMI watchdog: Watchdog detected hard LOCKUP on cpu 3", ("hard_lockup", "CPU 3", True)),
+        ("INFO: task python:4321 blocked for more than 120 seconds.", ("hung_task", "python", None)),
+        (
+            "EXT4-fs (nvme0n1p1): Remounting filesystem read-only",
+            ("filesystem_readonly", "nvme0n1p1", True),
+        ),
+        (
+            "XFS (dm-0): Corruption of in-memory data detected.  Shutting down filesystem",
+            ("filesystem_readonly", "dm-0", True),
+        ),
+        (
+            "BTRFS info (device sda1: state E): forced readonly",
+            ("filesystem_readonly", "sda1", True),
+        ),
+        ("EXT4-fs error (device sda2): ext4_find_entry:1455: inode #2", ("filesystem_error", "sda2", None)),
+        ("blk_update_request: I/O error, dev nvme1n1, sector 123 op 0x0", ("disk_error", "nvme1n1", None)),
+        ("nvme nvme0: I/O 12 QID 3 timeout, aborting", ("disk_error", "nvme0", None)),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("stamp", ["", "[ 9123.456789] ", "Mar  3 12:00:01 node7 kernel: [ 9200.5] "])
+def test_each_kind_is_found_with_its_device(
+    line: str, expected: tuple[str, str | None, bool | None], stamp: str
+) -> None:
+    assert only(stamp + line) == expected
+
+
+def test_a_million_repeats_are_one_event_with_first_and_last() -> None:
+    line = "[{}.5] mlx5_core 0000:5e:00.0: poll_health:825: Fatal error 3 detected\n"
+    log = parse("".join(line.format(second) for second in range(1000)))
+    (event,) = log.events
+    assert (event.count, event.first, event.last, event.line) == (1000, "0.5", "999.5", 1000)
+
+
+def test_a_ring_buffer_that_lost_its_beginning_is_no_log_since_boot() -> None:
+    log = parse("[ 9000.0] nvme nvme0: 32/0/0 default/read/poll queues\n** 412 printk messages dropped **\n")
+    assert (log.from_boot, log.lost, log.lines) == (False, 1, 2)
+
+
+def test_resets_have_their_lines_so_that_older_xids_can_be_told() -> None:
+    text = (
+        "[1.0] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.133.20\n"
+        "[2.0] NVRM: Xid (PCI:0000:3b:00): 94, Contained\n"
+        f"[3.0] {ACTION} 0x0 (None) to 0x1 (GPU Reset Required)\n"
+        "[4.0] nvidia 0000:3b:00.0: resetting\n"
+        f"[5.0] {ACTION} 0x1 (GPU Reset Required) to 0x0 (None)\n"
+        "[6.0] NVRM: Xid (PCI:0000:5e:00): 94, Contained\n"
+    )
+    log = parse(text)
+    resets = {reset.device: reset.line for reset in log.resets}
+    assert resets == {None: 1, "0000:3b:00": 5}
+    lines = {(xid.device, xid.code, xid.recovery): xid.line for xid in log.xids}
+    assert lines["0000:3b:00", 94, None] < resets["0000:3b:00"]
+    assert lines["0000:5e:00", 94, None] == 6
+    assert dict(log.recovery) == {"0000:3b:00": "None"}

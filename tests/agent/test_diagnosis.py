@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
+from test_real_failures import CASES
 
-from trainmaster.agent.diagnose import PATTERNS, count_oom_kills, judge, mask, read_tail
+from trainmaster.agent.diagnose import count_oom_kills, judge, mask, read_tail
 from trainmaster.core.errors import FileUnreadable
+from trainmaster.core.failures import FAILURES
 from trainmaster.core.states import Reason
 from trainmaster.node.host import Host
 
@@ -48,6 +49,15 @@ LINES = [
     ("torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /default_pg/0", Reason.COLLECTIVE_TIMEOUT),
     ("DistStoreError: Timed out after 301 seconds waiting for clients. 1/2 clients joined.",
      Reason.COLLECTIVE_TIMEOUT),
+    ("RuntimeError: CUDA error: no kernel image is available for execution on the device", Reason.SCRIPT_FAILED),
+    ("Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost. Reboot the system to recover this GPU",
+     Reason.NODE_LOST),
+    ("RuntimeError: CUDA error: misaligned address", Reason.GPU_ERROR),
+    ("RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx( handle, opa, opb, m, n, k)`",
+     Reason.GPU_ERROR),
+    ("OSError: [Errno 108] Cannot send after transport endpoint shutdown: '/lustre/run/step-5'",
+     Reason.FILE_SYSTEM_ERROR),
+    ("OSError: [Errno 121] Remote I/O error: '/nfs/data/0.tokens'", Reason.FILE_SYSTEM_ERROR),
     ("AssertionError: loss is NaN", Reason.SCRIPT_FAILED),
     ("requests.exceptions.ConnectionError: Connection reset by peer", Reason.SCRIPT_FAILED),
     ("retrying: MemoryErrorHandler registered", Reason.SCRIPT_FAILED),
@@ -58,12 +68,12 @@ LINES = [
 def test_a_line_gives_its_reason(line: str, reason: Reason) -> None:
     found = judge(rank=0, ranks=1, code=1, lines=["before", line, "after"], oom_kills=0)
     assert found.reason is reason
-    assert found.evidence.get("cause") == (None if reason is Reason.SCRIPT_FAILED else line)
+    assert found.evidence.get("cause") == (line if any(row.pattern.search(line) for row in FAILURES) else None)
 
 
 def test_every_pattern_has_its_line() -> None:
-    lines = [line for line, _ in LINES]
-    assert [pattern for pattern, _ in PATTERNS if not any(re.search(pattern, line) for line in lines)] == []
+    lines = [line for line, _ in LINES] + [line for case in CASES for line in case.lines]
+    assert [row.pattern.pattern for row in FAILURES if not any(map(row.pattern.search, lines))] == []
 
 
 def test_a_cause_beats_the_symptoms_around_it() -> None:
@@ -73,8 +83,9 @@ def test_a_cause_beats_the_symptoms_around_it() -> None:
 
 def test_a_kill_is_for_memory_only_where_the_kernel_counted_one() -> None:
     assert judge(rank=0, ranks=1, code=-9, lines=[], oom_kills=1).reason is Reason.OUT_OF_MEMORY
-    assert judge(rank=0, ranks=1, code=-9, lines=[], oom_kills=0).reason is Reason.SCRIPT_FAILED
-    assert judge(rank=0, ranks=1, code=-15, lines=[], oom_kills=1).reason is Reason.SCRIPT_FAILED
+    assert judge(rank=0, ranks=1, code=-9, lines=[], oom_kills=0).reason is Reason.CRASHED
+    assert judge(rank=0, ranks=1, code=-15, lines=[], oom_kills=1).reason is Reason.PREEMPTED
+    assert judge(rank=0, ranks=1, code=-2, lines=[], oom_kills=1).reason is Reason.SCRIPT_FAILED
 
 
 class Machine(Host):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.core.errors import HostError
+from trainmaster.core.failures import SIGNALS, find_failure, signal_of
 from trainmaster.core.plan import EXIT_REASONS, rank_log
 from trainmaster.core.states import Reason
 from trainmaster.node.host import Host
@@ -20,38 +21,6 @@ EVIDENCE_LINES = 40
 _SEARCHED_BYTES = 64 * 1024  # an NCCL abort prints its reason above a hundred lines of stack
 _LINE_CHARACTERS = 500
 _ROOM_BYTES = 64 * 1024  # less is a full disk: file systems keep a few blocks they cannot hand out
-
-# In order: the first that is found names the reason. Causes stand before the symptoms they bring about, because a rank
-# that runs out of memory also closes its connections.
-PATTERNS: tuple[tuple[str, Reason], ...] = (
-    (r"\bout of memory: rank \d+ ", Reason.OUT_OF_MEMORY),  # train/watch/oom.py, which says what to change
-    (r"CUDA out of memory", Reason.OUT_OF_MEMORY),  # c10/cuda/CUDACachingAllocator.cpp
-    (r"CUDA error: out of memory", Reason.OUT_OF_MEMORY),  # cudaGetErrorString(cudaErrorMemoryAllocation)
-    (r"Cuda failure (\d+ )?'out of memory'", Reason.OUT_OF_MEMORY),  # NCCL, src/include/checks.h
-    (r"DefaultCPUAllocator: (not enough|can't allocate) memory", Reason.OUT_OF_MEMORY),  # c10/core/impl/alloc_cpu.cpp
-    (r"^MemoryError\b", Reason.OUT_OF_MEMORY),  # CPython
-    (r"numpy.*_ArrayMemoryError", Reason.OUT_OF_MEMORY),  # numpy/_core/_exceptions.py
-    (r"std::bad_alloc", Reason.OUT_OF_MEMORY),  # C++ new
-    (r"Cannot allocate memory", Reason.OUT_OF_MEMORY),  # strerror(ENOMEM)
-    (r"workers are out of shared memory", Reason.OUT_OF_MEMORY),  # torch/csrc/DataLoader.cpp
-    (r"No space left on device", Reason.DISK_FULL),  # strerror(ENOSPC)
-    (r"Disk quota exceeded", Reason.DISK_FULL),  # strerror(EDQUOT)
-    (r"uncorrectable ECC error encountered", Reason.NODE_LOST),  # cudaGetErrorString(cudaErrorECCUncorrectable)
-    (r"uncorrectable NVLink error", Reason.NODE_LOST),  # cudaGetErrorString(cudaErrorNvlinkUncorrectable)
-    # The port that was free a moment ago is taken: torch/csrc/distributed/c10d/socket.cpp
-    (r"server socket has failed to listen on any local network address", Reason.TARGET_ERROR),
-    (
-        r"\bhang: (rank \d+ |all \d+ ranks )",
-        Reason.COLLECTIVE_TIMEOUT,
-    ),  # train/watch/hang.py, which names the missing ranks
-    (r"Watchdog caught collective operation timeout", Reason.COLLECTIVE_TIMEOUT),  # c10d/ProcessGroupNCCL.cpp
-    (r"Timed out waiting \d+ms for (recv|send) operation", Reason.COLLECTIVE_TIMEOUT),  # gloo/transport/tcp
-    (r"Connection closed by peer", Reason.COLLECTIVE_TIMEOUT),  # gloo/transport/tcp/pair.cc, NCCL src/misc/socket.cc
-    (r"gloo/.*Connection reset by peer", Reason.COLLECTIVE_TIMEOUT),  # gloo/transport/tcp/pair.cc
-    (r"ncclRemoteError", Reason.COLLECTIVE_TIMEOUT),  # c10d/NCCLUtils.hpp: a peer went away
-    (r"wait timeout after \d+ms, keys:", Reason.COLLECTIVE_TIMEOUT),  # c10d/TCPStore.cpp
-    (r"Timed out after \d+ seconds waiting for clients", Reason.COLLECTIVE_TIMEOUT),  # c10d/TCPStore.cpp
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,34 +42,27 @@ def judge(*, rank: int, ranks: int, code: int, lines: list[str], oom_kills: int,
     """
     shown = [line[:_LINE_CHARACTERS] for line in lines[-EVIDENCE_LINES:]]
     evidence: dict[str, Any] = {"rank": rank, "exit_code": code, "log": rank_log(rank), "last_lines": shown}
-    ended = f"exited with {code}"
-    if code < 0:
-        evidence["signal"] = _signal_name(-code)
-        ended = f"was killed by {evidence['signal']}"
+    ended, number = f"exited with {code}", signal_of(code)
+    if number is not None:
+        evidence["signal"] = _signal_name(number)
+        ended = f"was killed by {evidence['signal']}" if code < 0 else f"{ended} ({evidence['signal']})"
     reason, cause = Reason.SCRIPT_FAILED, ""
     if code in EXIT_REASONS:
         reason = EXIT_REASONS[code]
-    elif code == -signal.SIGKILL and oom_kills:
+    elif number == signal.SIGKILL and oom_kills:
         reason, cause = Reason.OUT_OF_MEMORY, "the kernel's out-of-memory killer acted in this control group"
         evidence["oom_kills"] = oom_kills
-    elif match := _first_match(lines):
-        reason, cause = match
+    elif match := find_failure(lines):
+        reason, cause = match[0].reason, match[1]
     elif full is not None:
         reason, cause = Reason.DISK_FULL, f"no space is left where {full} is"
+    elif number is not None:
+        reason = SIGNALS.get(number, Reason.SCRIPT_FAILED)
     said = cause or next((line for line in reversed(shown) if line.strip()), "it printed nothing")
     if cause:
         evidence["cause"] = cause[:_LINE_CHARACTERS]
     message = f"rank {rank} of {ranks} {ended}: {said.strip()[:_LINE_CHARACTERS]}"
     return Outcome(reason=reason, message=message, evidence=evidence)
-
-
-def _first_match(lines: list[str]) -> tuple[Reason, str] | None:
-    for pattern, reason in PATTERNS:
-        found = re.compile(pattern)
-        for line in reversed(lines):
-            if found.search(line):
-                return reason, line.strip()
-    return None
 
 
 def _signal_name(number: int) -> str:

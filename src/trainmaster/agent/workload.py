@@ -18,6 +18,7 @@ from trainmaster.agent.diagnose import Outcome, count_oom_kills, find_full, judg
 from trainmaster.agent.processes import die_with, reap
 from trainmaster.agent.watch import Stop, Watch
 from trainmaster.core import schema
+from trainmaster.core.failures import SYMPTOMS
 from trainmaster.core.plan import (
     ATTEMPT_VARIABLE,
     CHECKPOINTS_VARIABLE,
@@ -154,7 +155,7 @@ def _first_failure(failed: Sequence[_Rank], plan: Plan, oom_kills: int) -> Outco
         for rank in failed
         if rank.process.returncode != RESUMABLE_EXIT
     ]
-    return min(outcomes, key=lambda outcome: outcome.reason is Reason.COLLECTIVE_TIMEOUT)
+    return min(outcomes, key=lambda outcome: outcome.reason in SYMPTOMS)
 
 
 def _not_started(wrong: OSError, number: int, plan: Plan, folder: Path) -> Outcome:

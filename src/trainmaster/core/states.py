@@ -96,6 +96,10 @@ class Reason(StrEnum):
     TARGET_ERROR = "target_error"
     STALLED = "stalled"
     STORAGE_ERROR = "storage_error"
+    CRASHED = "crashed"
+    GPU_ERROR = "gpu_error"
+    FABRIC_ERROR = "fabric_error"
+    FILE_SYSTEM_ERROR = "file_system_error"
 
     @property
     def rule(self) -> ReasonRule:
@@ -133,4 +137,14 @@ _RULES = {
     Reason.TARGET_ERROR: ReasonRule(retry=True, action="see what the target answered"),
     Reason.STALLED: ReasonRule(retry=True, action="see the last lines; raise limits.stall_minutes if it was working"),
     Reason.STORAGE_ERROR: ReasonRule(retry=True, action="see what the storage answered; check its place and access"),
+    Reason.CRASHED: ReasonRule(retry=True, action="see the signal and the last lines; if it recurs, the kernel log"),
+    Reason.GPU_ERROR: ReasonRule(
+        retry=True, action="if it recurs on one node, run `trainmaster check --level 2` there; else look at the kernel"
+    ),
+    Reason.FABRIC_ERROR: ReasonRule(
+        retry=True, action="run `trainmaster bandwidth` or `trainmaster isolate` over these nodes", rest_s=15.0
+    ),
+    Reason.FILE_SYSTEM_ERROR: ReasonRule(
+        retry=True, action="check the mount named in the last lines and its server", rest_s=30.0
+    ),
 }

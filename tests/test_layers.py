@@ -38,7 +38,7 @@ NODE_HALF = "core node checks models datasets train"
 ALL = frozenset(
     (
         "core node checks models datasets train bench estimate agent targets storage cluster store control pages "
-        "report web sim client cli"
+        "report web sim client cli api"
     ).split()
 )
 
@@ -57,15 +57,16 @@ TABLE = {
     "cluster": rule("core node checks bench targets storage", third_lazy="asyncssh"),
     "store": rule("core", "sqlalchemy alembic"),
     "control": rule("core targets storage store", third_lazy="httpx apprise yaml"),
-    "pages": rule("core store"),
-    "report": rule("core store pages", "jinja2 markupsafe"),
+    "api": rule("core"),
+    "pages": rule("core store api"),
+    "report": rule("core store api pages", "jinja2 markupsafe"),
     "web": rule(
-        "core store storage control pages report",
+        "core store storage control api pages report",
         "fastapi starlette anyio jinja2 markupsafe pydantic prometheus_client",
     ),
     "sim": rule("core targets", "fastapi", "xxhash"),
-    "cli": rule("core cluster", "typer rich yaml", "uvicorn httpx", ours_lazy=" ".join(ALL)),
-    "client": rule("core", third_lazy="httpx"),
+    "cli": rule("core api cluster", "typer rich yaml", "uvicorn httpx", ours_lazy=" ".join(ALL)),
+    "client": rule("core api", third_lazy="httpx"),
     "__main__": rule("cli"),
     "__init__": rule(ours_lazy="client"),
 }
@@ -329,7 +330,6 @@ def test_no_folder_has_too_many_entries() -> None:
 # Offences of today, each to be mended by the owner of its code and removed here. Nothing is added.
 KNOWN: dict[str, list[str]] = {
     "cycle": [
-        "trainmaster.client <-> trainmaster.client.files",
         "trainmaster.storage <-> trainmaster.storage.folder <-> trainmaster.storage.objects",
     ],
     "private": [

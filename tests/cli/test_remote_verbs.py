@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,8 +29,11 @@ EVENT = b'{"phase":"STEP","event":"metrics","data":{"step":1,"loss":2.5}}\n'
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home with one finished job: an event, a log at the target, an artifact in storage."""
-    home = tmp_path_factory.mktemp("home")
+    return make_home(tmp_path_factory.mktemp("home")).parent
+
+
+def make_home(home: Path) -> Path:
+    """A home with one finished job: an event, a log at the target, an artifact in storage. Returns its database."""
     folder = home / "jobs" / JOB / "attempts" / "1"
     folder.mkdir(parents=True)
     (folder / "rank-0.log").write_bytes(LOG)
@@ -48,7 +52,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
             sha256=hashlib.sha256(b"weights").hexdigest(), at=AT,
         )  # fmt: skip
     db.close()
-    return home
+    return home / "trainmaster.db"
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +77,7 @@ def run(*words: str, **env: str) -> Result:
         ["logs", "trial", "-f"],
         ["events", "trial"],
         ["events", "trial", "-f"],
+        ["events", "trial", "--json"],
         ["token", "list", "--json"],
     ],
     ids=" ".join,
@@ -81,6 +86,38 @@ def test_a_verb_says_the_same_of_a_home_and_of_its_server(words: list[str], home
     here, there = run(*words, "--home", str(home)), run(*words, "--server", url)
     assert here.exit_code == there.exit_code == 0, (here.output, there.output)
     assert here.stdout == there.stdout != ""
+
+
+def test_json_of_a_home_and_of_its_server_have_one_time_format(home: Path, url: str) -> None:
+    here, there = (
+        json.loads(run("show", "trial", "--json", *at).stdout) for at in (["--home", str(home)], ["--server", url])
+    )
+    for page in (here, there):
+        assert page["made_at"].endswith("Z") and page["created_at"] == "2026-03-01T12:00:00Z"
+        page.pop("made_at")
+    assert here == there
+
+
+@pytest.mark.parametrize("where", ["home", "server"])
+def test_the_log_of_an_attempt_without_folder_comes_from_storage(where: str, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    db = open_database(make_home(home))
+    shutil.rmtree(home / "jobs" / JOB / "attempts" / "1")
+    key, text = f"jobs/{JOB}/attempts/1/rank-0.log", b"kept in storage\n"
+    open_store(home / "storage").put(key, text)
+    with db.write() as conn:
+        artifacts.insert_artifact(
+            conn, job_id=JOB, attempt=f"{JOB}.1", kind="log", path="attempts/1/rank-0.log", size_bytes=len(text),
+            sha256=hashlib.sha256(text).hexdigest(), at=AT,
+        )  # fmt: skip
+    with serve(db, home) as url:
+        place = ["--home", str(home)] if where == "home" else ["--server", url]
+        for more in ([], ["-f"]):
+            done = run("logs", "trial", *more, *place)
+            assert done.exit_code == 0 and done.stdout_bytes == text, done.output
+        unknown = run("logs", "trial", "--rank", "7", *place)
+        assert isinstance(unknown.exception, UsageError) and "rank-0.log" in str(unknown.exception)
+    db.close()
 
 
 def test_json_of_a_server_has_what_programs_need(url: str) -> None:
@@ -115,7 +152,7 @@ def test_a_spec_is_submitted_once_by_its_key_and_cancelled(url: str, tmp_path: P
     assert "already" in str(over.exception)
     resumed = run("resume", "trial", "--json", "--server", url)
     assert resumed.exit_code == 0 and json.loads(resumed.stdout)["status"] == "pending", resumed.output
-    assert "does not give out whole specs" in str(run("resume", "trial", "train.steps=9", "--server", url).exception)
+    assert "does not return whole specs" in str(run("resume", "trial", "train.steps=9", "--server", url).exception)
 
 
 def test_tokens_are_shown_once_and_open_a_server_that_wants_one(home: Path, tmp_path: Path) -> None:

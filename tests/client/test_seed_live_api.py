@@ -18,7 +18,7 @@ import pytest
 
 import trainmaster
 from client.served import serve
-from trainmaster.client import Client, Details, Epoch, Evaluation, Job, Jobs, NotFound, Submitted
+from trainmaster.client import Client, Details, Epoch, Evaluation, JobPage, JobsPage, NotFound, Submitted
 from trainmaster.store import open_database
 from trainmaster.targets.local import Local
 
@@ -156,7 +156,7 @@ def test_get_detailed_job_info(seen: Seen, server: Server) -> None:
 
 def test_cancel_a_running_job(seen: Seen) -> None:
     asked: Submitted = seen.others["asked"]
-    stopped: Job = seen.others["stopped"]
+    stopped: JobPage = seen.others["stopped"]
     assert asked.cancel_requested and stopped.status == "cancelled" and stopped.reason == "user_cancelled"
 
 
@@ -185,10 +185,10 @@ class Together:
     """Three jobs at once, and a fourth beside them that is cancelled."""
 
     started: list[Submitted]
-    at_once: Jobs
+    at_once: JobsPage
     after_one: dict[str, str]
     after_cancel: dict[str, str]
-    ended: dict[str, Job]
+    ended: dict[str, JobPage]
 
 
 @pytest.fixture(scope="module")

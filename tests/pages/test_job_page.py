@@ -9,7 +9,7 @@ from trainmaster.core.events import Event
 from trainmaster.core.results import Overall, Verdict
 from trainmaster.core.states import Reason, Stage, Status
 from trainmaster.pages import job
-from trainmaster.pages.parts.run_summary import Fold
+from trainmaster.pages.parts.run_summary import RunSummary
 from trainmaster.store import Database
 
 
@@ -128,11 +128,11 @@ def test_garbage_lines_are_counted_and_shown(db: Database) -> None:
 
 def test_a_fold_that_goes_on_sees_what_a_fresh_one_sees(db: Database) -> None:
     story = samples.Story(db).start().move(Stage.RUNNING)
-    kept = Fold()
+    kept = RunSummary()
     events = [*samples.preflight(), *samples.training(end=False), b"garbage\n"]
     for start in range(0, len(events), 37):
         story.tell(events[start : start + 37])
-        assert job.read(db, story.id, fold=kept, now=story.at) == job.read(db, story.id, now=story.at)
+        assert job.read(db, story.id, summary=kept, now=story.at) == job.read(db, story.id, now=story.at)
 
 
 def test_what_sounds_like_a_secret_is_not_shown(db: Database) -> None:

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from pages import samples
-from trainmaster import pages, report
+from trainmaster import report
+from trainmaster.api.codec import to_plain
 from trainmaster.core.errors import UsageError
 from trainmaster.core.events import Event
 from trainmaster.core.spec import parse_spec
@@ -74,7 +75,7 @@ def test_a_long_run_is_still_a_small_file(db: Database) -> None:
 
 def test_json_is_the_page(db: Database) -> None:
     page = read(db, samples.resumed(db))
-    assert json.loads(report.render_json(page)) == pages.to_plain(page)
+    assert json.loads(report.render_json(page)) == to_plain(page)
 
 
 def test_markdown_says_the_same(db: Database) -> None:

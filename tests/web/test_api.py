@@ -8,8 +8,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from pages import samples
-from trainmaster import __version__, pages
-from trainmaster.core.schema import to_plain
+from trainmaster import __version__
+from trainmaster.api.codec import to_plain
+from trainmaster.core import schema
 from trainmaster.pages import job, jobs
 from trainmaster.store import Database, events
 from trainmaster.store.jobs import count_jobs, find_job
@@ -34,7 +35,7 @@ def test_the_list_is_the_page(client: TestClient, db: Database) -> None:
     samples.pending(db, project="infra")
     got = client.get(JOBS).json()
     assert got["total"] == 3
-    assert got["jobs"] == pages.to_plain(jobs.read(db))["jobs"]
+    assert got["jobs"] == to_plain(jobs.read(db))["jobs"]
     assert [one["status"] for one in client.get(f"{JOBS}?status=failed").json()["jobs"]] == ["failed"]
     assert [one["project"] for one in client.get(f"{JOBS}?project_id=infra").json()["jobs"]] == ["infra"]
     assert len(client.get(f"{JOBS}?limit=2&offset=1").json()["jobs"]) == 2
@@ -52,7 +53,7 @@ def test_a_wrong_query_is_named(client: TestClient, query: str) -> None:
 def test_a_job_is_its_page(client: TestClient, db: Database) -> None:
     story = samples.completed(db)
     got = client.get(f"{JOBS}/{story.id}").json()
-    page = pages.to_plain(job.read(db, story.id))
+    page = to_plain(job.read(db, story.id))
     assert {**got, "made_at": None} == {**page, "made_at": None}
 
 
@@ -65,7 +66,7 @@ def test_an_unknown_job_is_not_found(client: TestClient, job_id: str) -> None:
 
 def test_submit_queues_a_job(client: TestClient, db: Database) -> None:
     spec = samples.spec()
-    answer = client.post(JOBS, json=to_plain(spec))
+    answer = client.post(JOBS, json=schema.to_plain(spec))
     assert answer.status_code == 201, answer.text
     body = answer.json()
     assert (body["status"], body["stage"], body["name"]) == ("pending", "queued", spec.name)
@@ -86,7 +87,7 @@ def test_every_fault_of_a_spec_is_named_and_nothing_is_created(client: TestClien
 
 
 def test_a_target_nobody_knows_is_a_fault_of_the_spec(client: TestClient, db: Database) -> None:
-    answer = client.post(JOBS, json={**to_plain(samples.spec()), "target": "moon"})
+    answer = client.post(JOBS, json={**schema.to_plain(samples.spec()), "target": "moon"})
     assert answer.status_code == 422
     assert [fault["path"] for fault in answer.json()["error"]["faults"]] == ["target"]
     assert count_jobs(db) == 0
@@ -142,7 +143,7 @@ def test_events_come_page_by_page_each_once(client: TestClient, db: Database) ->
         found += got["events"]
         after = f"&after={got['next']}"
     rows = events.list_events(db, story.id, limit=10_000)
-    assert found == pages.to_plain(rows)
+    assert found == to_plain(rows)
     assert got["next"] == after.removeprefix("&after=")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
@@ -87,4 +88,6 @@ def log_bytes(data: bytes) -> bytes:
 
 
 def _text(value: Any) -> str:
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+    if isinstance(value, datetime):  # as the API writes times
+        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    return str(value)

@@ -1,4 +1,4 @@
-"""Follow one job to its end: stages, check results, a progress bar with loss and speed. Reads the database only."""
+"""Follow one job to its end: stages, check results, a progress bar with loss and throughput."""
 
 from __future__ import annotations
 
@@ -12,31 +12,27 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from trainmaster.cli._console import out, paint
 
 if TYPE_CHECKING:
-    from trainmaster.client import Event
-    from trainmaster.store import Database
-    from trainmaster.store.rows import EventRow, JobRow
+    from trainmaster.api.events import Event
+    from trainmaster.api.jobs import JobLine
+    from trainmaster.cli._jobs import Jobs
 
-_EVERY_S = 0.25
+_EVERY_S = 0.5  # two requests a poll; a server admits 100 a second
 _PLAIN_SHARE = 10  # without a terminal, a line at every tenth of the steps
 
 
-def follow(db: Database, job_id: str, *, tick: Callable[[], None] = lambda: None) -> JobRow:
-    """Show the job until it is final; `tick` is called between looks."""
-    from trainmaster.store import events, jobs
-
+def follow(jobs: Jobs, job_id: str, *, tick: Callable[[], None] = lambda: None) -> JobLine:
+    """Show the job until it is final; `tick` is called between two polls."""
     view = View()
     after: tuple[int, int] | None = None
     with view.progress:
         while True:
-            job = jobs.find_job(db, job_id)
-            assert job is not None, "a job is never deleted"
-            # The state is read first: when it says the job is over, all its events are there, and none is missed.
-            while rows := events.list_events(db, job_id, after=after, limit=1000):
-                for row in rows:
-                    view.show_event(row)
-                after = (int(rows[-1].attempt.rpartition(".")[2]), rows[-1].offset)
+            job = jobs.line(job_id)
+            # The state is read first: once it is final, all its events are recorded and none is missed.
+            for event in jobs.events(job_id, after=after):
+                view.show_event(event)
+                after = event.cursor
             view.show_job(job)
-            if job.status.final:
+            if job.final:
                 return job
             tick()
             time.sleep(_EVERY_S)
@@ -63,7 +59,7 @@ class View:
         self.skipped = 0  # findings that do not apply; the report tells each with its reason
         self.bar = None if not out.is_terminal else self.progress.add_task("waiting", total=1, loss="", rate="")
 
-    def show_job(self, job: JobRow) -> None:
+    def show_job(self, job: JobLine) -> None:
         stage = str(job.stage or job.status)
         if stage == self.stage:
             return
@@ -73,7 +69,7 @@ class View:
         else:
             out.print(f"stage {stage}")
 
-    def show_event(self, row: EventRow | Event) -> None:
+    def show_event(self, row: Event) -> None:
         data = row.data
         match row.phase, row.event:
             case "PREFLIGHT", "check":
@@ -94,7 +90,7 @@ class View:
             case _:
                 pass
 
-    def _check(self, row: EventRow | Event) -> None:
+    def _check(self, row: Event) -> None:
         for finding in row.data.get("findings") or []:
             if finding.get("verdict") == "skip":
                 self.skipped += 1
@@ -103,7 +99,7 @@ class View:
             verdict = paint(str(finding.get("verdict")), width=6)
             self._line(f"  {verdict}{escape(f'{name:<16}')} {escape(str(finding.get('reason')))}")
 
-    def _start(self, row: EventRow | Event) -> None:
+    def _start(self, row: Event) -> None:
         data = row.data
         self.steps = int(data.get("steps") or 0)
         resumed = f", resumed from step {data['resumed_from']}" if data.get("resumed_from") else ""
@@ -114,7 +110,7 @@ class View:
         if self.bar is not None:
             self.progress.update(self.bar, total=max(self.steps, 1), completed=data.get("resumed_from") or 0)
 
-    def _step(self, row: EventRow | Event) -> None:
+    def _step(self, row: Event) -> None:
         step, loss = int(row.data.get("step") or 0), _number(row.data.get("loss"), ".4f")
         rate = f"{_number(row.data.get('tokens_per_s'), ',.0f')} tok/s"
         if self.bar is not None:

@@ -13,7 +13,6 @@ from trainmaster.core.errors import MissingExtra, UsageError
 if TYPE_CHECKING:
     from trainmaster.storage import Store
     from trainmaster.store import Database
-    from trainmaster.store.rows import JobRow
 
 DATABASE = "TRAINMASTER_DATABASE"
 
@@ -62,16 +61,3 @@ def open_storage(place: str | None, home: Path) -> Store:
     from trainmaster.storage import open_store
 
     return open_store(place or home / "storage")
-
-
-def find(db: Database, word: str) -> JobRow:
-    """The job with this id, a unique beginning of it, or the newest with this name."""
-    from trainmaster.store import jobs
-
-    found = jobs.search_jobs(db, word)
-    if not found:
-        raise UsageError(f"no job {word!r}; `trainmaster jobs` lists them")
-    if len(found) > 1 and found[0].name != word:
-        ids = ", ".join(row.id[:13] for row in found[:5])
-        raise UsageError(f"{word!r} begins {len(found)} jobs ({ids} …); write more of the id")
-    return found[0]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainmaster.cli import _console, _server
-from trainmaster.cli._home import HomeOption, find, open_home
+from trainmaster.cli import _console
+from trainmaster.cli._home import HomeOption
+from trainmaster.cli._jobs import connect
+from trainmaster.cli._jobs import wait as wait_for
 from trainmaster.cli._server import ServerOption
+
+if TYPE_CHECKING:
+    from trainmaster.api.jobs import Job, JobLine
 
 
 def cancel(
@@ -26,27 +31,13 @@ def cancel(
 
       trainmaster cancel llama-trial --wait
     """
-    if server:
-        with _server.connect(server) as client:
-            asked = client.cancel(_server.find(client, job))
-            ended = client.wait(asked.id) if wait else asked
-        _tell(ended, json=json)
-        return
-    folder, db = open_home(home)
-    from trainmaster import control
-
-    row = control.cancel(db, find(db, job).id)
-    if wait:
-        from trainmaster.cli._follow import follow
-        from trainmaster.cli._inline_reconciler import driving
-
-        with driving(db, folder):
-            row = follow(db, row.id)
-    _tell(row, json=json)
-
-
-def _tell(row: Any, *, json: bool) -> None:
+    with connect(home, server) as jobs:
+        asked: Job | JobLine = jobs.cancel(jobs.find(job))
+        if wait:
+            with jobs.drive():
+                asked = wait_for(jobs, asked.id)
     if json:
-        _console.as_json({name: getattr(row, name) for name in ("id", "name", "project", "status", "stage", "reason")})
+        fields = ("id", "name", "project", "status", "stage", "reason")
+        _console.as_json({name: getattr(asked, name) for name in fields})
     else:
-        _console.out.print(f"{row.name} {row.id}: {_console.paint(row.status)}")
+        _console.out.print(f"{asked.name} {asked.id}: {_console.paint(asked.status)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 from datetime import UTC, datetime
@@ -13,16 +12,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from trainmaster.cli import _console
-from trainmaster.cli._home import HomeOption, find, open_home
-from trainmaster.cli._server import ServerOption, connect
-from trainmaster.cli._server import find as find_there
+from trainmaster.cli._home import HomeOption
+from trainmaster.cli._jobs import connect
+from trainmaster.cli._server import ServerOption
 from trainmaster.core.cost import dollars
 from trainmaster.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from trainmaster.client import Client, Spending
-    from trainmaster.pages.cost import CostPage
-    from trainmaster.store import Database
+    from trainmaster.api.costs import CostPage
 
 _CAP = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,62})=\$?([0-9]+(?:\.[0-9]{1,2})?|none)(?:/(month|total))?")
 
@@ -62,27 +59,19 @@ def cost(
         raise UsageError("one job is shown whole; leave out --project, --month, --all and --set-cap")
     caps = [_parse_cap(text) for text in set_cap or ()]
     when = None if all_time or job is not None else _parse_month(month)
-    found: CostPage | Spending
-    if server:
-        with connect(server) as client:
-            for cap in caps:
-                _ask_for(client, *cap)
-            month = f"{when:%Y-%m}" if when is not None else None
-            found = _one(client, job) if job else client.spending(project=project, month=month, limit=limit)
-    else:
-        _, db = open_home(home)
-        from trainmaster.pages import cost as page
-
-        for cap in caps:
-            _set(db, *cap)
-        found = page.read(db, job=find(db, job).id if job else None, project=project, month=when, limit=limit)
+    with connect(home, server) as jobs:
+        for name, period, cents in caps:
+            jobs.set_budget(name, period, cents)
+            _note_budget(name, period, cents)
+        job_id = jobs.find(job) if job else None
+        found = jobs.cost(job_id=job_id, project=project, month=when, limit=limit)
     if json:
         _console.as_json(found)
         return
     _print(found, one=job is not None)
 
 
-def _print(found: CostPage | Spending, *, one: bool) -> None:
+def _print(found: CostPage, *, one: bool) -> None:
     jobs = _table("job", "name", "project", "status", "cost", "an hour", "forecast", "cap")
     for line in found.jobs:
         jobs.add_row(
@@ -149,55 +138,7 @@ def _parse_month(text: str | None) -> datetime:
         raise UsageError(f"--month {text}: write a month as 2026-11") from None
 
 
-def _set(db: Database, project: str, period: str, cents: int | None) -> None:
-    from trainmaster.control.submit import LOCAL
-    from trainmaster.store import audit, costs
-
-    subject = f"budget:{project}/{period}"
-    with db.write() as conn:
-        if cents is not None:
-            costs.set_budget(conn, project, period, cents, at=datetime.now(UTC))
-            audit.record(conn, who=LOCAL, action="budget.set", subject=subject, detail={"cap_cents": cents})
-        elif costs.remove_budget(conn, project, period):
-            audit.record(conn, who=LOCAL, action="budget.remove", subject=subject)
-    _tell(project, period, cents)
-
-
-def _ask_for(client: Client, project: str, period: str, cents: int | None) -> None:
-    from trainmaster.client import NotFound
-
-    if cents is not None:
-        client.set_budget(project, period, cents)
-    else:
-        with contextlib.suppress(NotFound):  # it had none: that is what was asked for
-            client.remove_budget(project, period)
-    _tell(project, period, cents)
-
-
-def _tell(project: str, period: str, cents: int | None) -> None:
+def _note_budget(project: str, period: str, cents: int | None) -> None:
     when = "a month" if period == "month" else "in all"
     what = f"may spend {dollars(cents)} {when}" if cents is not None else f"has no budget {when} any more"
     _console.note(f"project {project} {what}")
-
-
-def _one(client: Client, word: str) -> Spending:
-    """One job of a server, as the home folder would have told it."""
-    from trainmaster.client import Spending
-    from trainmaster.client.answers import JobSpent
-
-    row = client.job(find_there(client, word))
-    cost = client.job_cost(row.id)
-    line = JobSpent(
-        id=row.id,
-        name=row.name,
-        project=row.project,
-        status=row.status,
-        cents=cost.total.cents,
-        known_cents=cost.total.known_cents,
-        cents_per_hour=cost.cents_per_hour,
-        left_s=cost.left_s,
-        forecast_cents=cost.forecast_cents,
-        max_cost_cents=cost.max_cost_cents,
-    )
-    now = datetime.now(UTC)
-    return Spending(month=None, project=None, jobs=(line,), more=0, projects=(), budgets=(), made_at=now)

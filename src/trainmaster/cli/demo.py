@@ -17,14 +17,13 @@ import typer
 
 from trainmaster.cli import _console, _plot
 from trainmaster.cli._home import HomeOption, open_home
-from trainmaster.cli.serve import SERVER_FILE
+from trainmaster.cli._jobs.home import SERVER_FILE
 from trainmaster.core.errors import MissingExtra, TrainmasterError
 from trainmaster.core.spec import JobSpec, parse_spec
 
 if TYPE_CHECKING:
-    from trainmaster.pages.job import JobPage
-    from trainmaster.store import Database
-    from trainmaster.store.rows import JobRow
+    from trainmaster.api.jobs import JobPage
+    from trainmaster.cli._jobs import Jobs
 
 _MUST_FALL_TO = 0.8  # the demo proves learning: the last loss is at most this share of the first
 
@@ -47,22 +46,21 @@ def demo(
     _require_torch()
     spec = _spec(steps, processes)
     folder, db = open_home(home)
-    from trainmaster import control
     from trainmaster.cli._follow import follow
+    from trainmaster.cli._jobs.home import HomeJobs
 
+    jobs = HomeJobs(folder, db)
     with _interruptible(), _Server(folder) as server:
-        job = control.submit(db, spec)
+        job = jobs.submit(spec, key=None)
         _console.out.print(f"job [bold]{job.name}[/] {job.id}\nlive at [link]{server.url}/jobs/{job.id}[/link]\n")
         try:
-            job = follow(db, job.id, tick=server.keep_alive)
+            follow(jobs, job.id, tick=server.keep_alive)
         except KeyboardInterrupt:
-            _clean_up(db, job, server)
+            _clean_up(jobs, job.id, server)
             raise typer.Exit(130) from None
     from trainmaster import report
-    from trainmaster.pages import job as job_page
 
-    page = job_page.read(db, job.id)
-    assert page is not None, "a job is never deleted"
+    page = jobs.show(job.id)
     path = report.write(page, folder / "jobs" / job.id / "report.html")
     raise typer.Exit(0 if _sum_up(page, path, folder) else 1)
 
@@ -155,16 +153,15 @@ def _interruptible() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _clean_up(db: Database, job: JobRow, server: _Server) -> None:
-    from trainmaster import control
+def _clean_up(jobs: Jobs, job_id: str, server: _Server) -> None:
     from trainmaster.cli._follow import follow
 
     # From here on a second Ctrl-C must not leave processes behind; the agent's grace bounds the wait.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _console.err.print("[yellow]cancelling the job and cleaning up …[/]")
     with contextlib.suppress(TrainmasterError):  # it ended by itself meanwhile
-        control.cancel(db, job.id)
-    ended = follow(db, job.id, tick=server.keep_alive)
+        jobs.cancel(job_id)
+    ended = follow(jobs, job_id, tick=server.keep_alive)
     _console.err.print(f"job {ended.id}: {_console.paint(ended.status)}; nothing is left running")
 
 

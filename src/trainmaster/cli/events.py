@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainmaster.cli import _console, _server
-from trainmaster.cli._home import HomeOption, find, open_home
+from trainmaster.cli import _console
+from trainmaster.cli._home import HomeOption
+from trainmaster.cli._jobs import connect
 from trainmaster.cli._server import ServerOption
 
 if TYPE_CHECKING:
-    from trainmaster.client import Event
-    from trainmaster.store.rows import EventRow
+    from trainmaster.api.events import Event
 
 
 def events(
@@ -32,29 +31,12 @@ def events(
 
       trainmaster events 3f2a -f --json | jq .data.loss
     """
-    if server:
-        with _server.connect(server) as client:
-            for told in client.events(_server.find(client, job), follow=follow, phase=phase):
-                _print(told, json=json)
-        return
-    _, db = open_home(home)
-    from trainmaster.store import jobs
-    from trainmaster.store.events import list_events
-
-    row, after = find(db, job), None
-    while True:
-        now = jobs.find_job(db, row.id)
-        over = now is None or now.status.final
-        while rows := list_events(db, row.id, phase=phase, after=after, limit=1000):
-            for event in rows:
-                _print(event, json=json)
-            after = (int(rows[-1].attempt.rpartition(".")[2]), rows[-1].offset)
-        if not follow or over:
-            return
-        time.sleep(0.5)
+    with connect(home, server) as jobs:
+        for event in jobs.events(jobs.find(job), phase=phase, follow=follow):
+            _print(event, json=json)
 
 
-def _print(event: Event | EventRow, *, json: bool) -> None:
+def _print(event: Event, *, json: bool) -> None:
     if json:
         _console.json_line(event)
         return

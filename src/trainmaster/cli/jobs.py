@@ -10,13 +10,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from trainmaster.cli import _console
-from trainmaster.cli._home import HomeOption, open_home
-from trainmaster.cli._server import ServerOption, connect
+from trainmaster.cli._home import HomeOption
+from trainmaster.cli._jobs import connect
+from trainmaster.cli._server import ServerOption
 from trainmaster.core.states import Status
 
 if TYPE_CHECKING:
-    from trainmaster.client import Jobs
-    from trainmaster.pages.jobs import JobsPage
+    from trainmaster.api.jobs import JobsPage
 
 
 def jobs(
@@ -41,22 +41,15 @@ def jobs(
 
       trainmaster jobs --server https://trainmaster.example.org
     """
-    found: JobsPage | Jobs
-    if server:
-        with connect(server) as client:
-            found = client.jobs(status=status, project=project, find=find, limit=limit, offset=offset)
-    else:
-        _, db = open_home(home)
-        from trainmaster.pages import jobs as page
-
-        found = page.read(db, status=status, project=project, find=find, limit=limit, offset=offset)
+    with connect(home, server) as source:
+        found = source.list(status=status, project=project, find=find, limit=limit, offset=offset)
     if json:
         _console.as_json(found)
     else:
         _print(found, offset)
 
 
-def _print(found: JobsPage | Jobs, offset: int) -> None:
+def _print(found: JobsPage, offset: int) -> None:
     table = Table(box=None, header_style="dim", pad_edge=False)
     for column in ("job", "name", "project", "status", "stage", "step", "loss", "tok/s", "age"):
         table.add_column(column, justify="right" if column in ("step", "loss", "tok/s", "age") else "left")

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainmaster.cli import _console
-from trainmaster.cli._home import HomeOption, find, open_home
+from trainmaster.cli._home import HomeOption, locate
+from trainmaster.cli._jobs import connect
 from trainmaster.core.errors import MissingExtra, UsageError
 
 if TYPE_CHECKING:
-    from trainmaster.pages.job import JobPage
+    from trainmaster.api.jobs import JobPage
 
 
 def report(
@@ -66,12 +67,9 @@ def _page(what: str, home: Path | None) -> tuple[JobPage, Path]:
         return read_folder(Path(what)), Path(what)
     if "/" in what:
         raise UsageError(f"{what}: there is no such folder")
-    place, db = open_home(home)
-    from trainmaster.pages import job
-
-    page = job.read(db, find(db, what).id)
-    assert page is not None, "a job is never deleted"
-    return page, place / "jobs" / page.id
+    with connect(home, None) as jobs:
+        page = jobs.show(jobs.find(what))
+    return page, locate(home) / "jobs" / page.id
 
 
 def _paths(wanted: list[str], out: Path | None, folder: Path) -> list[Path]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from trainmaster.cli import _console, _server, _yaml_file
-from trainmaster.cli._home import HomeOption, find, open_home
+from trainmaster.cli import _console
+from trainmaster.cli._home import HomeOption
+from trainmaster.cli._jobs import connect
 from trainmaster.cli._server import ServerOption
-from trainmaster.core.errors import UsageError
-from trainmaster.core.schema import to_plain
-from trainmaster.core.spec import parse_spec
 
 
 def resume(
@@ -33,22 +31,10 @@ def resume(
 
       trainmaster resume llama-trial limits.max_cost=500
     """
-    if server:
-        if values:
-            raise UsageError("a server does not give out whole specs; submit yours again, with resume_from=JOB-ID")
-        with _server.connect(server) as client:
-            _tell(client.resume(_server.find(client, job)), json=json)
-        return
-    _, db = open_home(home)
-    from trainmaster import control
-
-    earlier = find(db, job)
-    spec = parse_spec(_yaml_file.override(to_plain(earlier.spec), [*(values or []), f"resume_from={earlier.id}"]))
-    _tell(control.submit(db, spec), json=json)
-
-
-def _tell(row: Any, *, json: bool) -> None:
+    with connect(home, server) as jobs:
+        made = jobs.resume(jobs.find(job), values or ())
     if json:
-        _console.as_json({name: getattr(row, name) for name in ("id", "name", "project", "status", "stage", "reason")})
+        fields = ("id", "name", "project", "status", "stage", "reason")
+        _console.as_json({name: getattr(made, name) for name in fields})
     else:
-        _console.out.print(f"{row.name} goes on as {row.id}")
+        _console.out.print(f"{made.name} continues as {made.id}")

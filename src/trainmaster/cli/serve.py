@@ -16,12 +16,12 @@ import typer
 
 from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption, StorageOption, open_home, open_storage
+from trainmaster.cli._jobs.home import SERVER_FILE
 from trainmaster.core.errors import MissingExtra, UsageError
 from trainmaster.core.files import write_whole
 from trainmaster.core.loopback import is_loopback_host
 
 DEFAULT_PORT = 8470
-SERVER_FILE = "server.json"  # in the home folder while a server runs: {"pid", "url"}
 
 
 def serve(

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from trainmaster.cli import _console, _plot, _server
-from trainmaster.cli._home import HomeOption, find, open_home
+from trainmaster.cli import _console, _plot
+from trainmaster.cli._home import HomeOption
+from trainmaster.cli._jobs import connect
 from trainmaster.cli._server import ServerOption
 
 if TYPE_CHECKING:
-    from trainmaster.client import Job
-    from trainmaster.pages.job import JobPage
+    from trainmaster.api.jobs import JobPage
 
 
 def show(
@@ -30,26 +30,15 @@ def show(
 
       trainmaster show demo --json
     """
-    if server:
-        with _server.connect(server) as client:
-            job_id = _server.find(client, job)
-            if json:
-                _console.as_json(client.get(f"/v1/training/jobs/{job_id}"))
-            else:
-                _print(client.job(job_id))
-        return
-    _, db = open_home(home)
-    from trainmaster.pages import job as page
-
-    found = page.read(db, find(db, job).id)
-    assert found is not None, "a job is never deleted"
+    with connect(home, server) as jobs:
+        found = jobs.show(jobs.find(job))
     if json:
         _console.as_json(found)
     else:
         _print(found)
 
 
-def _print(page: JobPage | Job) -> None:
+def _print(page: JobPage) -> None:
     run = page.run
     _console.out.print(f"[bold]{escape(page.name)}[/] {page.id}")
     rows = {
@@ -76,6 +65,6 @@ def _print(page: JobPage | Job) -> None:
         _console.out.out(line)
 
 
-def _loss(page: JobPage | Job) -> str | None:
+def _loss(page: JobPage) -> str | None:
     first, last = page.run.loss_first, page.run.loss_last
     return f"{first:.4f} → {last:.4f}" if first is not None and last is not None else None

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainmaster.cli import _console, _server, _yaml_file
-from trainmaster.cli._home import HomeOption, locate, open_home
+from trainmaster.cli import _console, _yaml_file
+from trainmaster.cli._home import HomeOption, locate
+from trainmaster.cli._jobs import connect
 from trainmaster.cli._server import ServerOption
 from trainmaster.core.spec import parse_spec
 
 if TYPE_CHECKING:
-    from trainmaster.core.spec import JobSpec
+    from trainmaster.cli._jobs import Jobs
 
 
 def submit(
@@ -52,50 +53,24 @@ def submit(
         )
         _console.out.out(targets.load(job.target).plan(placement).render(), end="")
         return
-    if server:
-        _send(server, job, key=key, follow=follow, json=json)
-        return
-    folder, db = open_home(home)
-    from trainmaster import control
-
-    row, _ = control.submit_once(db, job, key=key)
-    if json:
-        _console.as_json(row)
-    else:
-        _console.out.print(f"submitted [bold]{row.name}[/] as {row.id}")
-    if follow:
-        from trainmaster.cli._follow import follow as follow_job
-        from trainmaster.cli._inline_reconciler import driving
-
-        _console.note("Ctrl-C stops watching, not the job")
-        with driving(db, folder):
-            row = follow_job(db, row.id)
-        _console.out.print(f"{_console.paint(row.status)} {_console.plain(row.message)}")
-        raise typer.Exit(0 if row.status == "completed" else 1)
-    if not json and not (folder / "server.json").exists():
-        _console.note("no server runs on this home yet; start one with: trainmaster serve")
-
-
-def _send(server: str, job: JobSpec, *, key: str | None, follow: bool, json: bool) -> None:
-    from trainmaster.core.schema import to_plain
-
-    # What was not stated is left out: the server has its own defaults, and may be newer or older than we are.
-    spec: dict[str, Any] = {name: value for name, value in to_plain(job).items() if value is not None}
-    with _server.connect(server) as client:
-        made = client.submit(spec, key=key)
+    with connect(home, server) as jobs:
+        made = jobs.submit(job, key=key)
         if json:
             _console.as_json(made)
         else:
             _console.out.print(f"{'submitted' if made.new else 'found'} [bold]{made.name}[/] as {made.id}")
-        if not follow:
-            return
-        from trainmaster.cli._follow import View
+        if follow:
+            raise typer.Exit(_follow(jobs, made.id))
+        if not json and not jobs.is_driven():
+            _console.note("no server works on this home folder yet; start one with: trainmaster serve")
 
-        _console.note("Ctrl-C stops watching, not the job")
-        view = View()
-        with view.progress:
-            for event in client.events(made.id):
-                view.show_event(event)
-        ended = client.wait(made.id)
-        _console.out.print(f"{_console.paint(ended.status)} {_console.plain(ended.message)}")
-        raise typer.Exit(0 if ended.status == "completed" else 1)
+
+def _follow(jobs: Jobs, job_id: str) -> int:
+    """Show the job to its end; the exit code."""
+    from trainmaster.cli._follow import follow
+
+    _console.note("Ctrl-C stops watching, not the job")
+    with jobs.drive():
+        ended = follow(jobs, job_id)
+    _console.out.print(f"{_console.paint(ended.status)} {_console.plain(ended.message)}")
+    return 0 if ended.status == "completed" else 1

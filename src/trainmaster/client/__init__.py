@@ -1,15 +1,15 @@
-"""A typed client of a Trainmaster server.
+"""Typed client of a Trainmaster server.
 
     from trainmaster import Client
 
     with Client("http://127.0.0.1:8470") as server:
         job = server.submit({"name": "trial", "command": ["python", "train.py"]})
-        for event in server.events(job.id):           # goes on after a lost connection, each event once
+        for event in server.events(job.id):  # reconnects; each event exactly once
             print(event.phase, event.data)
         server.fetch(job.id, "results/")
 
-What can be repeated safely is repeated after a lost connection (a submission too, by its idempotency key). Errors are
-those of client/errors.py.
+Answers are the shapes of `trainmaster.api`. Requests that are safe to repeat are retried after a lost connection; a
+submission is safe by its idempotency key. Errors are those of client/errors.py.
 """
 
 from __future__ import annotations
@@ -17,35 +17,22 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from trainmaster.api.access import Token
+from trainmaster.api.codec import decode
+from trainmaster.api.costs import Budget, Cost, CostPage, JobCost, ProjectCost
+from trainmaster.api.events import Event
+from trainmaster.api.files import Artifact, LogStream
+from trainmaster.api.health import Health
+from trainmaster.api.iterations import CheckRecord, Details, Epoch, Evaluation, Iteration, Step
+from trainmaster.api.jobs import Attempt, Job, JobLine, JobPage, JobsPage, Submitted
+from trainmaster.api.paths import JOBS, TRAINING
+from trainmaster.api.run import Run
 from trainmaster.client import files
-from trainmaster.client.answers import (
-    Artifact,
-    Budget,
-    Check,
-    Cost,
-    Details,
-    Epoch,
-    Evaluation,
-    Event,
-    Health,
-    Iteration,
-    Job,
-    JobCost,
-    JobLine,
-    Jobs,
-    LogStream,
-    ProjectCost,
-    Spending,
-    Step,
-    Submitted,
-    Token,
-    decode,
-)
 from trainmaster.client.errors import (
     BadRequest,
     Conflict,
@@ -59,27 +46,26 @@ from trainmaster.client.errors import (
     TooMany,
     Unavailable,
 )
-from trainmaster.client.transport import Lost, Wire, rest, server_sent, worth_waiting
+from trainmaster.client.transport import Transport, server_sent
 
 __all__ = [
-    "Artifact", "BadRequest", "Budget", "Check", "Client", "Conflict", "Cost", "Details", "Download", "Epoch",
-    "Evaluation", "Event", "Health", "Iteration", "Job", "JobCost", "JobLine", "Jobs", "LogStream", "NoAccess",
-    "NotFound", "OverBudget", "ProjectCost", "Refusal", "ServerError", "ServerUnreachable", "Spending", "Step",
-    "Submitted", "Token", "TooMany", "Unavailable",
+    "Artifact", "Attempt", "BadRequest", "Budget", "CheckRecord", "Client", "Conflict", "Cost", "CostPage", "Details",
+    "Download", "Epoch", "Evaluation", "Event", "Health", "Iteration", "Job", "JobCost", "JobLine", "JobPage",
+    "JobsPage", "LogStream", "NoAccess", "NotFound", "OverBudget", "ProjectCost", "Refusal", "Run", "ServerError",
+    "ServerUnreachable", "Step", "Submitted", "Token", "TooMany", "Unavailable",
 ]  # fmt: skip
 
-_JOBS = "/v1/training/jobs"
 _PIECE = 1 << 20  # bytes of a log in one answer
 
 
 class Client:
-    """One server. `token` is what `trainmaster token create` showed; none is needed over loopback."""
+    """Connection to one server. `token` is the output of `trainmaster token create`."""
 
     def __init__(self, url: str, token: str | None = None, *, timeout_s: float = 30.0, retries: int = 5) -> None:
-        self._wire = Wire(url, token, timeout_s=timeout_s, retries=retries)
+        self._transport = Transport(url, token, timeout_s=timeout_s, retries=retries)
 
     def __repr__(self) -> str:
-        return f"Client({self._wire.url!r})"
+        return f"Client({self._transport.url!r})"
 
     def __enter__(self) -> Client:
         return self
@@ -88,54 +74,58 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        self._wire.close()
+        self._transport.close()
 
     def get(self, path: str, **params: Any) -> Any:
-        """The JSON of any path, as it is."""
-        return self._wire.ask("GET", path, params=params).json()
+        """The parsed JSON of any path."""
+        return self._transport.ask("GET", path, params=params).json()
 
     # Jobs
 
     def submit(self, spec: Mapping[str, Any], *, key: str | None = None) -> Submitted:
-        """A new job. The same `key` and spec give the same job, also from another process; without one, one is made
-        up for this call, so that repeating it after a lost connection creates nothing twice."""
+        """Submit a job. The same `key` and spec return the same job, also from another process. Without a key a random
+        one is sent, so that a retry after a lost connection creates nothing twice."""
         sent = {"Idempotency-Key": key or str(uuid.uuid4())}
-        answer = self._wire.ask("POST", _JOBS, body=dict(spec), headers=sent)
+        answer = self._transport.ask("POST", JOBS, body=dict(spec), headers=sent)
         return decode(Submitted, {**answer.json(), "new": answer.status_code == 201})
 
     def jobs(
         self, *, status: str | None = None, project: str | None = None, find: str | None = None, limit: int = 50,
         offset: int = 0,
-    ) -> Jobs:  # fmt: skip
+    ) -> JobsPage:  # fmt: skip
         """Jobs, newest first; `find` is the beginning of an id or a part of a name."""
-        return decode(Jobs, self.get(_JOBS, status=status, project_id=project, find=find, limit=limit, offset=offset))
+        return decode(
+            JobsPage, self.get(JOBS, status=status, project_id=project, find=find, limit=limit, offset=offset)
+        )
 
-    def job(self, job_id: str) -> Job:
-        """Everything the page of a job says."""
-        return decode(Job, self.get(_job(job_id)))
+    def job(self, job_id: str) -> JobPage:
+        """The page of a job."""
+        return decode(JobPage, self.get(_job(job_id)))
 
-    def cancel(self, job_id: str) -> Submitted:
-        """Ask a job to save and stop; BadRequest if it is over."""
-        return decode(Submitted, self._wire.ask("POST", _job(job_id, "cancel")).json())
+    def cancel(self, job_id: str) -> Job:
+        """Request that a job saves and stops; BadRequest if it has ended."""
+        return decode(Job, self._transport.ask("POST", _job(job_id, "cancel")).json())
 
     def resume(self, job_id: str, *, key: str | None = None) -> Submitted:
-        """A new job that goes on from the last checkpoint of one that is over; Conflict while that one runs."""
-        answer = self._wire.ask("POST", _job(job_id, "resume"), headers={"Idempotency-Key": key or str(uuid.uuid4())})
+        """Submit a job that continues from the last checkpoint of an ended one; Conflict while that one runs."""
+        answer = self._transport.ask(
+            "POST", _job(job_id, "resume"), headers={"Idempotency-Key": key or str(uuid.uuid4())}
+        )
         return decode(Submitted, {**answer.json(), "new": answer.status_code == 201})
 
-    def wait(self, job_id: str, *, every_s: float = 1.0) -> Job:
-        """The job once it is over."""
+    def wait(self, job_id: str, *, every_s: float = 1.0) -> JobPage:
+        """Wait for the end of a job and return its page."""
         while not (job := self.job(job_id)).final:
             time.sleep(every_s)
         return job
 
-    # What the training said
+    # Records of the training
 
     def details(self, job_id: str) -> Details:
         return decode(Details, self.get(_job(job_id, "details")))
 
     def epochs(self, job_id: str, iteration: int = 1) -> tuple[Epoch, ...]:
-        """All epochs of one iteration; NotFound where the job has no such iteration."""
+        """All epochs of one iteration; NotFound if the job has no such iteration."""
         found: list[Epoch] = []
         while True:
             page = self.get(_job(job_id, f"iterations/{iteration}/epochs"), offset=len(found))
@@ -154,24 +144,24 @@ class Client:
     ) -> tuple[Evaluation, ...]:
         """Evaluations, newest first."""
         params = {"model_id": model, "job_id": job, "project_id": project, "limit": limit, "offset": offset}
-        page = self.get("/v1/training/evaluations", **params)
+        page = self.get(f"{TRAINING}/evaluations", **params)
         return decode(tuple[Evaluation, ...], page["evaluations"])
 
-    def checks(self, job_id: str) -> tuple[Check, ...]:
-        """What the checks before the workload found."""
-        return decode(tuple[Check, ...], self.get(_job(job_id, "checks"))["checks"])
+    def checks(self, job_id: str) -> tuple[CheckRecord, ...]:
+        """Pre-flight checks of a job."""
+        return decode(tuple[CheckRecord, ...], self.get(_job(job_id, "checks"))["checks"])
 
-    # What comes while a job runs
+    # Events and logs
 
     def events(
         self, job_id: str, *, follow: bool = True, phase: str | None = None, after: tuple[int, int] | None = None
     ) -> Iterator[Event]:
-        """A job's events in their order, each exactly once: until it is over, or without `follow` those there are now.
+        """Events of a job in order, each exactly once: until it ends, or without `follow` those recorded now.
 
-        A lost connection is taken up again behind the last event. `after` is the cursor of an event.
+        After a lost connection the stream continues behind the last event. `after` is the cursor of an event.
         """
-        told = self._follow(job_id, after) if follow else self._page_events(job_id, phase, after)
-        return (event for event in told if phase is None or event.phase == phase)
+        found = self._follow(job_id, after) if follow else self._page_events(job_id, phase, after)
+        return (event for event in found if phase is None or event.phase == phase)
 
     def _page_events(self, job_id: str, phase: str | None, after: tuple[int, int] | None) -> Iterator[Event]:
         while True:
@@ -183,148 +173,144 @@ class Client:
             after = events[-1].cursor
 
     def _follow(self, job_id: str, after: tuple[int, int] | None) -> Iterator[Event]:
-        turn = 0
-        while True:
-            sent = {"Accept": "text/event-stream"}
+        def opened() -> Generator[Event, None, bool]:
+            nonlocal after
+            headers = {"Accept": "text/event-stream"}
             if after is not None:
-                sent["Last-Event-ID"] = _place(after) or ""
-            try:
-                with self._wire.stream(_job(job_id, "events"), headers=sent) as answer:
-                    for place, name, data in server_sent(answer.iter_lines()):
-                        turn = 0
-                        if name == "end":
-                            return
-                        if name != "event" or (after is not None and _cursor(place) <= after):
-                            continue  # not a word of ours, or told already
+                headers["Last-Event-ID"] = _place(after) or ""
+            with self._transport.stream(_job(job_id, "events"), headers=headers) as answer:
+                for place, name, data in server_sent(answer.iter_lines()):
+                    if name == "end":
+                        return True
+                    if name == "event" and (after is None or _cursor(place) > after):
                         after = _cursor(place)
                         yield decode(Event, json.loads(data))
-                # Ended without saying so: the server is on its way down, or a proxy was tired of us.
-            except (Refusal, Lost) as wrong:
-                if turn >= self._wire.retries or not worth_waiting(wrong):
-                    raise
-            time.sleep(rest(turn))
-            turn += 1
+            return False  # without "end": the server is stopping, or a proxy closed the connection
+
+        return self._transport.reopen(opened)
 
     def log_streams(self, job_id: str) -> tuple[LogStream, ...]:
-        """Every stream that can be read: agent.log, rank-N.log, events.jsonl, exit.json, by attempt."""
+        """Log streams by attempt: agent.log, rank-N.log, events.jsonl, exit.json."""
         return decode(tuple[LogStream, ...], self.get(_job(job_id, "logs"))["streams"])
 
     def logs(
         self, job_id: str, stream: str = "rank-0.log", *, attempt: int | None = None, offset: int = 0,
         limit: int = _PIECE,
     ) -> bytes:  # fmt: skip
-        """At most `limit` (and 1 MiB) bytes of a stream from `offset`; empty where there is no more."""
+        """Up to `limit` bytes (at most 1 MiB) of a stream from `offset`; empty at its end."""
         return self._log(job_id, stream, attempt, offset, limit)[0]
 
     def _log(
         self, job_id: str, stream: str, attempt: int | None, offset: int, limit: int = _PIECE
     ) -> tuple[bytes, int]:
         params = {"attempt": attempt, "offset": offset, "limit": min(limit, _PIECE)}
-        answer = self._wire.ask("GET", _job(job_id, f"logs/{quote(stream, safe='')}"), params=params)
+        answer = self._transport.ask("GET", _job(job_id, f"logs/{quote(stream, safe='')}"), params=params)
         return answer.content, int(answer.headers["Trainmaster-Attempt"])
 
     def follow_logs(
         self, job_id: str, stream: str = "rank-0.log", *, attempt: int | None = None, offset: int = 0
     ) -> Iterator[bytes]:
-        """A stream's bytes as they come, until nobody writes it any more. A lost connection is taken up again."""
-        turn = 0
-        while True:
-            params = {"attempt": attempt, "offset": offset, "follow": "true"}
-            try:
-                with self._wire.stream(_job(job_id, f"logs/{quote(stream, safe='')}"), params=params) as answer:
-                    attempt = int(answer.headers["Trainmaster-Attempt"])  # the same one when it is taken up again
-                    for piece in answer.iter_bytes():
-                        turn, offset = 0, offset + len(piece)
-                        yield piece
-                job = self.job(job_id)
-                if job.final or job.attempts[-1].number > attempt:
-                    return
-            except (Refusal, Lost) as wrong:
-                if turn >= self._wire.retries or not worth_waiting(wrong):
-                    raise
-            time.sleep(rest(turn))
-            turn += 1
+        """Bytes of a stream while it grows, until the attempt has ended. Reconnects at the byte offset."""
 
-    # What is kept
+        def opened() -> Generator[bytes, None, bool]:
+            nonlocal attempt, offset
+            params = {"attempt": attempt, "offset": offset, "follow": "true"}
+            with self._transport.stream(_job(job_id, f"logs/{quote(stream, safe='')}"), params=params) as answer:
+                attempt = int(answer.headers["Trainmaster-Attempt"])  # the same attempt after a reconnect
+                for piece in answer.iter_bytes():
+                    offset += len(piece)
+                    yield piece
+            job = self.job(job_id)
+            return job.final or job.attempts[-1].number > attempt
+
+        return self._transport.reopen(opened)
+
+    # Stored files
 
     def artifacts(self, job_id: str) -> tuple[Artifact, ...]:
-        """Everything that is kept of a job: project file, logs, events, outputs."""
+        """Stored files of a job: project file, logs, events, outputs."""
         return decode(tuple[Artifact, ...], self.get(_job(job_id, "artifacts"))["artifacts"])
 
     def download(
         self, job_id: str, artifact: Artifact, to: Path, *, told: Callable[[int], None] = lambda _: None
     ) -> None:
-        """An artifact into a file, whole and with its checksum verified; goes on where an earlier try was cut off.
+        """Download an artifact to a file and verify its checksum; continues an interrupted download.
 
-        `told` hears how many bytes have come.
+        `told` is called with the number of bytes of each piece.
         """
         files.download(lambda offset: self.pieces(job_id, artifact.path, offset), artifact, to, told=told)
 
     def pieces(self, job_id: str, path: str, offset: int = 0) -> Iterator[bytes]:
-        """An artifact from an offset, piece by piece. A lost connection is taken up again."""
-        turn = 0
-        while True:
-            try:
-                params = {"offset": offset} if offset else None
-                with self._wire.stream(_job(job_id, f"artifacts/{quote(path)}"), params=params) as answer:
-                    for piece in answer.iter_bytes():
-                        turn, offset = 0, offset + len(piece)
-                        yield piece
-                return
-            except (Refusal, Lost) as wrong:
-                if turn >= self._wire.retries or not worth_waiting(wrong):
-                    raise
-            time.sleep(rest(turn))
-            turn += 1
+        """Bytes of an artifact from an offset, piece by piece. Reconnects at the byte offset."""
+
+        def opened() -> Generator[bytes, None, bool]:
+            nonlocal offset
+            params = {"offset": offset} if offset else None
+            with self._transport.stream(_job(job_id, f"artifacts/{quote(path)}"), params=params) as answer:
+                for piece in answer.iter_bytes():
+                    offset += len(piece)
+                    yield piece
+            return True
+
+        return self._transport.reopen(opened)
 
     def fetch(self, job_id: str, folder: str | Path) -> list[Path]:
-        """Every artifact of a job into a folder, and the logs that are not kept yet. Files that are there and right
-        are left alone."""
-        return files.fetch(self, job_id, Path(folder))
+        """Download every artifact of a job and the logs that are not stored yet. Complete files are left alone."""
+        written = []
+        for artifact in self.artifacts(job_id):
+            to = files.place(Path(folder), artifact.path)
+            self.download(job_id, artifact, to)
+            written.append(to)
+        for log in self.log_streams(job_id):
+            if not log.stored:
+                to = files.place(Path(folder), f"attempts/{log.attempt}/{log.stream}")
+                files.grow(to, lambda at, s=log: self.logs(job_id, s.stream, attempt=s.attempt, offset=at))  # type: ignore[misc]
+                written.append(to)
+        return written
 
-    # Money, access, health
+    # Costs, access, health
 
     def job_cost(self, job_id: str) -> JobCost:
         return decode(JobCost, self.get(_job(job_id, "cost")))
 
     def cost(self, *, project: str | None = None) -> tuple[ProjectCost, ...]:
-        """What each project has cost, this month and in all."""
+        """Cost of each project: this month and in total."""
         return decode(tuple[ProjectCost, ...], self.get("/v1/cost", project_id=project)["projects"])
 
-    def spending(self, *, project: str | None = None, month: str | None = None, limit: int = 50) -> Spending:
-        """Costs job by job: in a month as "2026-11", or without one from the beginning."""
-        return decode(Spending, self.get("/v1/cost/jobs", project_id=project, month=month, limit=limit))
+    def spending(self, *, project: str | None = None, month: str | None = None, limit: int = 50) -> CostPage:
+        """Costs by job, in a month such as "2026-11" or from the beginning."""
+        return decode(CostPage, self.get("/v1/cost/jobs", project_id=project, month=month, limit=limit))
 
     def budgets(self, *, project: str | None = None) -> tuple[Budget, ...]:
         return decode(tuple[Budget, ...], self.get("/v1/budgets", project_id=project)["budgets"])
 
     def set_budget(self, project: str, period: str, cap_cents: int) -> Budget:
-        """What a project may spend: `period` is "total" or "month"."""
+        """Set the budget of a project; `period` is "total" or "month"."""
         path = f"/v1/budgets/{quote(project, safe='')}/{quote(period, safe='')}"
-        return decode(Budget, self._wire.ask("PUT", path, body={"cap_cents": cap_cents}).json())
+        return decode(Budget, self._transport.ask("PUT", path, body={"cap_cents": cap_cents}).json())
 
     def remove_budget(self, project: str, period: str) -> None:
-        """Let a project spend what it likes. NotFound if it did already."""
-        self._wire.ask("DELETE", f"/v1/budgets/{quote(project, safe='')}/{quote(period, safe='')}")
+        """Remove a budget. NotFound if there is none."""
+        self._transport.ask("DELETE", f"/v1/budgets/{quote(project, safe='')}/{quote(period, safe='')}")
 
     def create_token(self, name: str, *, role: str, project: str | None = None) -> str:
-        """A new token; it cannot be had again. Not repeated by itself: a second try would find the name taken."""
+        """Create a token; it cannot be read again. Not retried: a second try would find the name taken."""
         wish = {"name": name, "role": role, "project": project}
-        return str(self._wire.ask("POST", "/v1/tokens", body=wish, again=False).json()["token"])
+        return str(self._transport.ask("POST", "/v1/tokens", body=wish, again=False).json()["token"])
 
     def tokens(self) -> tuple[Token, ...]:
         return decode(tuple[Token, ...], self.get("/v1/tokens")["tokens"])
 
     def revoke_token(self, name: str) -> None:
-        self._wire.ask("DELETE", f"/v1/tokens/{quote(name, safe='')}")
+        self._transport.ask("DELETE", f"/v1/tokens/{quote(name, safe='')}")
 
     def health(self) -> Health:
-        """Whether the server serves and drives jobs; a server that says it does not is no error here."""
-        return decode(Health, self._wire.ask("GET", "/healthz", fine=frozenset({503})).json())
+        """Liveness of the server. An answer of `failing` (503) is returned, not raised."""
+        return decode(Health, self._transport.ask("GET", "/healthz", fine=frozenset({503})).json())
 
 
 def _job(job_id: str, rest_of_it: str = "") -> str:
-    return f"{_JOBS}/{quote(job_id, safe='')}" + (f"/{rest_of_it}" if rest_of_it else "")
+    return f"{JOBS}/{quote(job_id, safe='')}" + (f"/{rest_of_it}" if rest_of_it else "")
 
 
 def _place(cursor: tuple[int, int] | None) -> str | None:

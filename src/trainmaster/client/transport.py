@@ -1,4 +1,4 @@
-"""Requests to one server: what is sent with each, what is asked again and when, and how an error becomes ours."""
+"""HTTP requests to one server: headers, retries with back-off, and errors of the API as exceptions."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from trainmaster.client.errors import Refusal, ServerUnreachable, refusal
@@ -18,13 +18,14 @@ from trainmaster.core.loopback import is_loopback_host
 if TYPE_CHECKING:
     import httpx
 
-_LATER = frozenset({429, 502, 503, 504})  # the server, or what stands before it, asks for patience
-_REST_S, _LONGEST_S = 0.25, 8.0  # before the first repetition, and at most
-_SILENT_S = 60.0  # an open stream gives a sign of life every 15 s (web/streaming.py)
+T = TypeVar("T")
+_LATER = frozenset({429, 502, 503, 504})  # the server, or a proxy before it, is busy or restarting
+_REST_S, _LONGEST_S = 0.25, 8.0  # first and longest delay before a retry
+_SILENT_S = 60.0  # an open stream has a heartbeat at least every 15 s (web/streaming.py)
 
 
-class Wire:
-    """A pool of connections to one server. May be shared by threads."""
+class Transport:
+    """Connection pool of one server. Threads may share it."""
 
     def __init__(self, url: str, token: str | None, *, timeout_s: float, retries: int) -> None:
         try:
@@ -35,11 +36,11 @@ class Wire:
         self._errors = httpx.TransportError
         headers = {"Accept": "application/json"}
         if token is not None:
-            # The HTTP library would name the whole header in its complaint.
+            # The HTTP library would print the whole header in its error.
             if not re.fullmatch(r"[\x21-\x7e]+", token):
-                raise UsageError("the token has characters that no token has; is it the right file?")
+                raise UsageError("the token has invalid characters; check that it is the right file")
             headers["Authorization"] = f"Bearer {token}"
-        # A proxy for the outer world cannot reach this machine's own loopback.
+        # A proxy from the environment cannot reach the loopback of this machine.
         loopback = is_loopback_host(urlsplit(self.url).hostname or "")
         self._http = httpx.Client(
             base_url=self.url, headers=headers, timeout=timeout_s, follow_redirects=False, trust_env=not loopback
@@ -60,9 +61,9 @@ class Wire:
         again: bool = True,
         fine: frozenset[int] = frozenset(),
     ) -> httpx.Response:
-        """One answer. With `again` it is asked again after a lost connection or a plea for patience.
+        """One request. With `again` it is retried after a lost connection, 429, 502, 503 and 504.
 
-        Errors are raised, but for the statuses in `fine`.
+        Errors are raised, except the statuses in `fine`.
         """
         kept = {name: value for name, value in (params or {}).items() if value is not None}
         for turn in range(self.retries + 1 if again else 1):
@@ -72,21 +73,21 @@ class Wire:
             except self._errors as wrong:
                 if last:
                     raise self._unreachable(wrong) from None
-                time.sleep(rest(turn))
+                time.sleep(_rest(turn))
                 continue
             if answer.status_code in _LATER and answer.status_code not in fine and not last:
-                time.sleep(max(rest(turn), _asked_rest(answer)))
+                time.sleep(max(_rest(turn), _asked_rest(answer)))
                 continue
             if answer.is_success or answer.status_code in fine:
                 return answer
             raise refusal(answer.status_code, _json(answer))
-        raise AssertionError("the last turn answers or raises")
+        raise AssertionError("the last turn returns or raises")
 
     @contextlib.contextmanager
     def stream(
         self, path: str, *, params: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None
     ) -> Iterator[httpx.Response]:
-        """An answer that is read while it comes. A connection that is lost meanwhile is `Lost`."""
+        """A streamed answer. A connection that breaks raises `Lost`."""
         kept = {name: value for name, value in (params or {}).items() if value is not None}
         sent = dict(headers or {})
         try:
@@ -98,27 +99,49 @@ class Wire:
         except self._errors as wrong:
             raise Lost(str(self._unreachable(wrong))) from None
 
+    def reopen(self, opened: Callable[[], Generator[T, None, bool]]) -> Iterator[T]:
+        """Items of a stream across reconnects. `opened` opens it at its present position and returns whether it is
+        complete; it is opened again with back-off, at most `retries` times in a row without an item."""
+        turn = 0
+        while True:
+            stream = opened()
+            try:
+                while True:
+                    item = next(stream)
+                    turn = 0
+                    yield item
+            except StopIteration as end:
+                if end.value:
+                    return
+            except (Refusal, Lost) as wrong:
+                if turn >= self.retries or not _worth_waiting(wrong):
+                    raise
+            finally:
+                stream.close()
+            time.sleep(_rest(turn))
+            turn += 1
+
     def _unreachable(self, wrong: Exception) -> ServerUnreachable:
         why = str(wrong) or type(wrong).__name__
         return ServerUnreachable(f"{self.url} cannot be reached: {why}; is `trainmaster serve` running there?")
 
 
 class Lost(ServerUnreachable):
-    """A stream was cut off, or could not be opened; it may be gone on with."""
+    """A stream broke or could not be opened. It can be reopened."""
 
 
-def worth_waiting(wrong: Refusal | Lost) -> bool:
-    """Whether a stream that ended like this is asked for again."""
+def _worth_waiting(wrong: Refusal | Lost) -> bool:
+    """Whether a stream that failed like this is reopened."""
     return isinstance(wrong, Lost) or wrong.status in _LATER
 
 
-def rest(turn: int) -> float:
-    """Seconds before the next repetition: longer each time, and never the same for two clients at once."""
+def _rest(turn: int) -> float:
+    """Seconds before the next retry: exponential back-off with jitter."""
     return backoff_s(turn + 1, first_s=_REST_S, longest_s=_LONGEST_S)
 
 
 def server_sent(lines: Iterator[str]) -> Iterator[tuple[str, str, str]]:
-    """(id, name, data) of each whole message of a stream of server-sent events; half a message is never given."""
+    """(id, name, data) of each complete message of a server-sent event stream."""
     place, name, data = "", "message", list[str]()
     for line in lines:
         if not line:
@@ -136,7 +159,7 @@ def server_sent(lines: Iterator[str]) -> Iterator[tuple[str, str, str]]:
             case "data":
                 data.append(value)
             case _:
-                pass  # a comment is a sign of life; `retry` is for browsers
+                pass  # a comment is a heartbeat; `retry` is for browsers
 
 
 def _asked_rest(answer: httpx.Response) -> float:
@@ -158,7 +181,7 @@ def _check_url(url: str) -> str:
     except ValueError:
         host, parts = None, urlsplit("")
     if parts.username is not None or parts.password is not None:
-        raise UsageError("a server's address has no credentials in it; give the token by itself")
+        raise UsageError("a server URL must not contain credentials; give the token by itself")
     if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
-        raise UsageError(f"{url!r} is no address of a server; write for example http://127.0.0.1:8470")
+        raise UsageError(f"{url!r} is not a server URL; write for example http://127.0.0.1:8470")
     return url.rstrip("/")

@@ -3,68 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from trainmaster.api.costs import BudgetLine, CostPage, JobSpending, ProjectSpending
 from trainmaster.core.cost import Amount, Span, Window, add_up, burn, forecast, month_of
-from trainmaster.core.states import Status
 from trainmaster.store import Database, costs, eta
 from trainmaster.store.jobs import find_job
 from trainmaster.store.rows import JobRow
 
 MOST = 200  # jobs on one page
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobCost:
-    """One job. Whole cents; None: nobody knows. The forecast is of its whole life, whatever was asked for."""
-
-    id: str
-    name: str
-    project: str
-    status: Status
-    cents: int | None
-    known_cents: int  # the part whose price is known
-    cents_per_hour: float  # now
-    left_s: float | None
-    forecast_cents: int | None
-    max_cost_cents: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProjectCost:
-    """One project: all its jobs together."""
-
-    project: str
-    jobs: int
-    unknown_jobs: int  # whose cost nobody knows
-    cents: int | None
-    known_cents: int
-    cents_per_hour: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetLine:
-    """What a project may spend, and what it has."""
-
-    project: str
-    period: str  # total, month
-    cap_cents: int
-    spent_cents: int
-    share: float | None  # None: the cap is 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostPage:
-    """Jobs by what they cost, most first; projects and budgets whole."""
-
-    month: str | None  # as 2026-11; None: from the beginning
-    project: str | None
-    jobs: tuple[JobCost, ...]
-    more: int  # jobs that are not listed; the sums have them
-    projects: tuple[ProjectCost, ...]
-    budgets: tuple[BudgetLine, ...]
-    made_at: datetime
 
 
 Page = CostPage
@@ -130,9 +77,9 @@ def cents(value: float | None) -> int | None:
     return None if value is None else round(value)
 
 
-def _job(row: JobRow, spans: list[Span], amount: Amount, whole: Amount, left_s: float | None) -> JobCost:
+def _job(row: JobRow, spans: list[Span], amount: Amount, whole: Amount, left_s: float | None) -> JobSpending:
     per_hour, cap = burn(spans), row.spec.limits.max_cost
-    return JobCost(
+    return JobSpending(
         id=row.id,
         name=row.name,
         project=row.project,
@@ -146,11 +93,11 @@ def _job(row: JobRow, spans: list[Span], amount: Amount, whole: Amount, left_s: 
     )
 
 
-def _project(name: str, jobs: Iterable[list[Span]], now: datetime, window: Window | None) -> ProjectCost:
+def _project(name: str, jobs: Iterable[list[Span]], now: datetime, window: Window | None) -> ProjectSpending:
     each = list(jobs)
     amounts = [add_up(spans, now=now, window=window) for spans in each]
     whole = sum(amounts, Amount())
-    return ProjectCost(
+    return ProjectSpending(
         project=name,
         jobs=len(each),
         unknown_jobs=sum(amount.unknown > 0 for amount in amounts),

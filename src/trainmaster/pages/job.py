@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from trainmaster import __version__
+from trainmaster.api.jobs import Attempt, JobPage
 from trainmaster.core import schema
 from trainmaster.core.plan import ExitRecord
 from trainmaster.core.spec import JobSpec
-from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.pages.cost import figures
-from trainmaster.pages.parts.run_summary import Fold, Run
+from trainmaster.pages.parts.run_summary import RunSummary
 from trainmaster.store import Database, jobs
 from trainmaster.store.attempts import list_attempts
 from trainmaster.store.events import scan_events
@@ -23,74 +22,31 @@ from trainmaster.store.rows import AttemptRow, JobRow
 _BATCH = 5_000  # events read at once
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """One try and how it ended, with the evidence it left."""
-
-    number: int
-    report: TargetState | None
-    ok: bool | None  # None: no exit record yet
-    reason: Reason | None
-    action: str | None
-    message: str
-    resumable: bool
-    exit_codes: Mapping[str, int]
-    evidence: Mapping[str, Any]
-    started_at: datetime | None
-    ended_at: datetime | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobPage:
-    """Everything one page says of one job."""
-
-    id: str
-    name: str
-    project: str
-    target: str
-    status: Status
-    stage: Stage | None
-    reason: Reason | None
-    message: str
-    action: str | None  # what a person should do, where the job did not end well
-    cancel_requested: bool
-    created_at: datetime | None
-    started_at: datetime | None
-    ended_at: datetime | None
-    duration_s: float | None
-    attempts: tuple[Attempt, ...]
-    run: Run
-    spec: Mapping[str, Any] | None
-    made_at: datetime
-    made_by: str  # the command that makes this report again
-    cost_cents: int | None = None  # so far; None: nobody knows, or nobody was asked
-    forecast_cents: int | None = None  # at its end
-    version: str = __version__
-
-
 Page = JobPage
 
 
-def read(db: Database, job_id: str, *, fold: Fold | None = None, now: datetime | None = None) -> JobPage | None:
+def read(
+    db: Database, job_id: str, *, summary: RunSummary | None = None, now: datetime | None = None
+) -> JobPage | None:
     """The page of a job, or None if there is no such job.
 
-    With a `fold` kept from an earlier read of the same job, only the events since then are read.
+    With a `summary` kept from an earlier read of the same job, only the events since then are read.
     """
-    fold = fold if fold is not None else Fold()
+    summary = summary if summary is not None else RunSummary()
     with db.read():
         job = jobs.find_job(db, job_id)
         if job is None:
             return None
-        while rows := scan_events(db, job_id, after=fold.cursor, limit=_BATCH):
+        while rows := scan_events(db, job_id, after=summary.cursor, limit=_BATCH):
             for row in rows:
-                fold.add(row)
+                summary.add(row)
             if len(rows) < _BATCH:
                 break
         now = now or datetime.now(UTC)
         return build(
             job=job,
             attempts=list_attempts(db, job_id),
-            fold=fold,
+            summary=summary,
             now=now,
             made_by=f"trainmaster report {job.id}",
             cost=figures(db, [job], now=now)[job.id],
@@ -101,12 +57,12 @@ def build(
     *,
     job: JobRow,
     attempts: Sequence[AttemptRow],
-    fold: Fold,
+    summary: RunSummary,
     now: datetime,
     made_by: str,
     cost: tuple[int | None, int | None] = (None, None),
 ) -> JobPage:
-    """The page from rows, wherever they came from (the database, or an attempt's folder). `cost`: so far, forecast."""
+    """The page from rows of the database or of an attempt's folder. `cost`: so far, forecast."""
     ended_at = job.ended_at or (attempts[-1].ended_at if attempts and job.status.final else None)
     return JobPage(
         id=job.id,
@@ -124,12 +80,13 @@ def build(
         ended_at=ended_at,
         duration_s=_seconds(job.started_at, ended_at or now),
         attempts=tuple(_attempt(row) for row in attempts),
-        run=fold.run(steps=job.spec.train.steps if job.spec.train else None, over=job.status.final),
+        run=summary.run(steps=job.spec.train.steps if job.spec.train else None, over=job.status.final),
         spec=plain_spec(job.spec),
         made_at=now,
         made_by=made_by,
         cost_cents=cost[0],
         forecast_cents=cost[1],
+        version=__version__,
     )
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from trainmaster.core.states import Reason, Stage, Status
+from trainmaster.api.jobs import JobLine, JobsPage
+from trainmaster.core.states import Status
 from trainmaster.pages.cost import figures
 from trainmaster.pages.parts.downsample import number, whole
 from trainmaster.pages.parts.run_summary import progress
@@ -14,46 +14,6 @@ from trainmaster.store.jobs import count_by_status, count_jobs, list_jobs
 from trainmaster.store.rows import EventRow, JobRow
 
 MOST = 200  # jobs on one page
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobLine:
-    """One job in the list. Figures are those of its last STEP event; None before the first."""
-
-    id: str
-    name: str
-    project: str
-    target: str
-    status: Status
-    stage: Stage | None
-    reason: Reason | None
-    message: str
-    attempts: int
-    step: int | None
-    steps: int | None
-    progress: float | None
-    loss: float | None
-    tokens_per_s: float | None
-    created_at: datetime
-    started_at: datetime | None
-    ended_at: datetime | None
-    cost_cents: int | None = None  # so far; None: nobody knows
-    forecast_cents: int | None = None  # at its end
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobsPage:
-    """A page of the list, and what it was asked for."""
-
-    jobs: tuple[JobLine, ...]
-    total: int  # that fit the filter, on all pages
-    counts: dict[str, int]  # of each status, in the project that was asked for
-    status: Status | None
-    project: str | None
-    find: str | None
-    limit: int
-    offset: int
-    made_at: datetime
 
 
 Page = JobsPage
@@ -91,6 +51,11 @@ def read(
         offset=offset,
         made_at=now,
     )
+
+
+def line(db: Database, row: JobRow) -> JobLine:
+    """One job as a line of the list."""
+    return _line(row, events.last_event(db, [row.id], phase="STEP").get(row.id), (None, None))
 
 
 def _line(row: JobRow, last: EventRow | None, cost: tuple[int | None, int | None]) -> JobLine:

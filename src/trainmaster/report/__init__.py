@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from trainmaster.api.codec import to_json
+from trainmaster.api.jobs import JobPage
 from trainmaster.core.errors import UsageError
 from trainmaster.core.files import write_whole
-from trainmaster.pages import to_json
-from trainmaster.pages.job import JobPage
 from trainmaster.report.html import render_html
 from trainmaster.report.markdown import render_markdown
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from trainmaster.pages.parts.downsample import Point
+from trainmaster.api.run import Point
 from trainmaster.report.formats import short
 
 

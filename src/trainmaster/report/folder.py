@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 
+from trainmaster.api.jobs import JobPage
 from trainmaster.core.errors import SpecError, UsageError
 from trainmaster.core.events import Line, parse_time, split
 from trainmaster.core.plan import EVENTS_FILE, EXIT_FILE, PLAN_FILE, ExitRecord, Plan
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Reason, Stage, Status, TargetState
-from trainmaster.pages.job import JobPage, build
-from trainmaster.pages.parts.run_summary import Fold
+from trainmaster.pages.job import build
+from trainmaster.pages.parts.run_summary import RunSummary
 from trainmaster.store.rows import AttemptRow, EventRow, JobRow
 
 _NAMES = (EVENTS_FILE, "global.json")
@@ -29,8 +30,8 @@ _UNKNOWN = JobSpec(name="unknown", command=("unknown",))  # where no plan says w
 
 def read_folder(folder: Path, *, now: datetime | None = None) -> JobPage:
     """The page of what lies in the folder; UsageError if there is no event file."""
-    now, fold = now or datetime.now(UTC), Fold()
-    attempts = [_load(place, number, fold) for number, place in enumerate(_places(folder), start=1)]
+    now, summary = now or datetime.now(UTC), RunSummary()
+    attempts = [_load(place, number, summary) for number, place in enumerate(_places(folder), start=1)]
     first, last = attempts[0], attempts[-1]
     status, reason, message = _judge(last.exit)
     spec = last.spec or first.spec
@@ -51,7 +52,9 @@ def read_folder(folder: Path, *, now: datetime | None = None) -> JobPage:
         ended_at=last.ended_at if status.final else None,
     )
     rows = [_row(attempt, number) for number, attempt in enumerate(attempts, start=1)]
-    page = build(job=job, attempts=rows, fold=fold, now=now, made_by=f"trainmaster report {shlex.quote(str(folder))}")
+    page = build(
+        job=job, attempts=rows, summary=summary, now=now, made_by=f"trainmaster report {shlex.quote(str(folder))}"
+    )
     # Without a plan nobody knows what was asked for, and the page says nothing of it.
     return page if spec else dataclasses.replace(page, spec=None)
 
@@ -82,14 +85,14 @@ def _events_file(folder: Path) -> Path | None:
     return next((folder / name for name in _NAMES if (folder / name).is_file()), None)
 
 
-def _load(folder: Path, number: int, fold: Fold) -> _Found:
+def _load(folder: Path, number: int, summary: RunSummary) -> _Found:
     plan, record = _plan(folder / PLAN_FILE), _exit(folder / EXIT_FILE)
     path = _events_file(folder)
     assert path is not None, "only folders with an event file come here"
     first = last = None
     zone = zoneinfo.ZoneInfo((plan.spec if plan else _UNKNOWN).zone)
     for line in _lines(path, over=record is not None, zone=zone):
-        fold.add(_event(line, attempt=f"{folder.name}.{number}"))
+        summary.add(_event(line, attempt=f"{folder.name}.{number}"))
         when = line.event.ts if line.event else None
         first, last = first or when, when or last
     ended = parse_time(record.ended_at, zone=UTC) if record else None

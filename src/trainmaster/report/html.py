@@ -10,9 +10,9 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from trainmaster.api.jobs import JobPage
 from trainmaster.core.clean_text import clean
 from trainmaster.core.cost import dollars
-from trainmaster.pages.job import JobPage
 from trainmaster.report import chart, formats, phrases
 
 FOLDER = Path(__file__).parent

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from trainmaster.api.jobs import JobPage
 from trainmaster.core.clean_text import clean, clean_line
-from trainmaster.pages.job import JobPage
 from trainmaster.report import phrases
 from trainmaster.report.formats import count, duration, moment
 

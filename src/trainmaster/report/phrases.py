@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trainmaster.api.jobs import Attempt, JobPage
+from trainmaster.api.run import Preflight
 from trainmaster.core.cost import dollars
 from trainmaster.core.results import Overall, Verdict
 from trainmaster.core.states import Stage, Status
-from trainmaster.pages.job import Attempt, JobPage
-from trainmaster.pages.parts.run_summary import Preflight
 from trainmaster.report.formats import count, duration, percent, short
 
 TONES = {

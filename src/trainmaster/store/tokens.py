@@ -8,24 +8,16 @@ import re
 import secrets
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
 
 from sqlalchemy import Connection, RowMapping, insert, select, update
 
+from trainmaster.core.roles import Role
 from trainmaster.store import tables as t
 from trainmaster.store.database import Database
 
 _TOKENS = t.tokens.c
 SHAPE = re.compile(r"tm_[A-Za-z0-9_-]{43}")
 RESERVED = frozenset({"loopback", "local", "control"})  # what the audit trail calls those who have no token
-
-
-class Role(StrEnum):
-    """What a token may do in its project (or in all, where it names none)."""
-
-    VIEWER = "viewer"  # read
-    USER = "user"  # and submit and cancel
-    ADMIN = "admin"  # and tokens, budgets, webhooks, the audit trail
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

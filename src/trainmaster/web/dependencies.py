@@ -22,12 +22,12 @@ from trainmaster.core.errors import (
     UsageError,
 )
 from trainmaster.core.ids import is_uuid
+from trainmaster.core.roles import Role
 from trainmaster.core.states import Status
 from trainmaster.pages.jobs import MOST
 from trainmaster.storage import Store
 from trainmaster.store import Database, jobs
 from trainmaster.store.rows import JobRow
-from trainmaster.store.tokens import Role
 from trainmaster.web.auth import Who, need
 from trainmaster.web.errors import Refused, not_found
 from trainmaster.web.page_cache import LivePages

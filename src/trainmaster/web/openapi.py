@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,16 @@ SPEC_BODY: dict[str, Any] = {
         "required": True,
         "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{_SPEC}"}}},
     }
+}
+_NAMES = {
+    "AuditEntry": "AuditRow",
+    "CheckRecord": "CheckRow",
+    "Epoch": "EpochRow",
+    "Event": "EventRow",
+    "Instance": "InstanceRow",
+    "Node": "NodeRow",
+    "Token": "TokenRow",
+    "Webhook": "WebhookRow",
 }
 _ABOUT = """Training jobs: submit, watch, stop, and what came of them.
 
@@ -50,7 +61,19 @@ def _complete(found: dict[str, Any], *, loopback: bool) -> dict[str, Any]:
         if path in PUBLIC:
             for operation in operations.values():
                 operation["security"] = []
-    return found
+    return _published(found)
+
+
+def _published(found: dict[str, Any]) -> dict[str, Any]:
+    """Schemas under the names that earlier versions of the document gave them: generated clients use these names."""
+    schemas = found["components"]["schemas"]
+    for now, then in _NAMES.items():
+        schemas[then] = {**schemas.pop(now), "title": then}
+    text = json.dumps(found)
+    for now, then in _NAMES.items():
+        text = text.replace(f'"#/components/schemas/{now}"', f'"#/components/schemas/{then}"')
+    renamed: dict[str, Any] = json.loads(text)
+    return renamed
 
 
 def _spec() -> dict[str, Any]:

@@ -8,9 +8,9 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from trainmaster.api.jobs import JobPage
 from trainmaster.pages import job
-from trainmaster.pages.job import JobPage
-from trainmaster.pages.parts.run_summary import Fold
+from trainmaster.pages.parts.run_summary import RunSummary
 from trainmaster.store import Database
 
 _KEPT = 1024  # jobs watched at once, at most some 30 KB each; one more is read from its start
@@ -19,7 +19,7 @@ _FINAL_KEPT = 64  # pages of final jobs, some hundred kilobytes each: nothing ab
 
 @dataclass(slots=True)
 class _Held:
-    fold: Fold = field(default_factory=Fold)
+    summary: RunSummary = field(default_factory=RunSummary)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -40,8 +40,8 @@ class LivePages:
                 return dataclasses.replace(final, made_at=datetime.now(UTC))
         held = self._take(job_id)
         with held.lock:
-            whole = held.fold.cursor is None  # nothing was gathered yet: this read begins at the first event
-            page = job.read(self._db, job_id, fold=held.fold)
+            whole = held.summary.cursor is None  # nothing was gathered yet: this read begins at the first event
+            page = job.read(self._db, job_id, summary=held.summary)
         if page is not None and not page.status.final:
             return page
         with self._lock:

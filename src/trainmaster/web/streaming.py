@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Iterator
 
 from starlette.concurrency import run_in_threadpool
 
+from trainmaster.api.codec import to_json
 from trainmaster.control import logs
 from trainmaster.core.errors import StorageError, TargetError
-from trainmaster.pages import to_json
 from trainmaster.storage import Store
 from trainmaster.store import Database, backlog, jobs, tokens
 from trainmaster.store.attempts import list_attempts

@@ -9,11 +9,11 @@ from fastapi import APIRouter, Query
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from trainmaster import control
+from trainmaster.api.jobs import JobPage
+from trainmaster.core.roles import Role
 from trainmaster.core.states import Status
 from trainmaster.pages import jobs as jobs_page
-from trainmaster.pages.job import JobPage
 from trainmaster.report import html
-from trainmaster.store.tokens import Role
 from trainmaster.web import dependencies
 from trainmaster.web.auth import Who
 from trainmaster.web.errors import not_found

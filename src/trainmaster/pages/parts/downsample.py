@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Mapping
 from typing import Any
 
-Point = tuple[float, float | None]  # None: the value was not a number, and a line drawn through it has a gap
+from trainmaster.api.run import Point
 
 
 def number(data: Mapping[str, Any], name: str) -> float | None:

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainmaster.api.run import Check, Checkpoint, Curves, Garbage, Preflight, Run
 from trainmaster.core.events import Phase
-from trainmaster.core.results import CheckResult, Finding, Overall, Verdict, judge_overall
-from trainmaster.pages.parts.downsample import Curve, Point, number, text, whole
+from trainmaster.core.results import CheckResult, Finding, Verdict, judge_overall
+from trainmaster.pages.parts.downsample import Curve, number, text, whole
 from trainmaster.store.events import ScannedEvent
 from trainmaster.store.rows import EventRow
 
@@ -25,107 +26,6 @@ _RATE_WINDOW = 50  # steps whose median is "the rate now": one slow step (a save
 _GARBAGE_SHOWN = 20
 _WARNINGS_KEPT = 5
 _TEXT_SHOWN = 400  # characters of a garbage line
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One finding of one check, as a row of the pre-flight table."""
-
-    check: str
-    device: str | None
-    verdict: Verdict
-    reason: str
-    action: str | None
-    values: Mapping[str, Any]
-    took_s: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preflight:
-    """The checks before the workload, of the last attempt that began them. `overall` is judged here, not believed."""
-
-    attempt: int
-    overall: Overall | None  # None while they run
-    checks: tuple[Check, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
-    """One thing that happened to a checkpoint: saved, loaded, rejected, failed."""
-
-    attempt: int
-    event: str
-    step: int | None
-    path: str | None
-    seconds: float | None
-    size_bytes: float | None
-    why: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Garbage:
-    """A line of the event stream that was not an event, kept as it came."""
-
-    attempt: int
-    offset: int
-    fault: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curves:
-    """Points over steps, downsampled with their extremes kept. A step back in x is a new attempt."""
-
-    loss: tuple[Point, ...] = ()
-    eval_loss: tuple[Point, ...] = ()
-    tokens_per_s: tuple[Point, ...] = ()
-    lr: tuple[Point, ...] = ()
-    grad_norm: tuple[Point, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """The figures of a job so far. None is "not said"."""
-
-    events: int
-    step: int | None
-    steps: int | None
-    progress: float | None  # share of the planned steps
-    loss_first: float | None
-    loss_last: float | None
-    loss_ratio: float | None  # last over first
-    eval_loss: float | None
-    perplexity: float | None
-    sick_steps: int  # steps whose loss was not a number
-    tokens_per_s: float | None
-    left_s: float | None  # to the last planned step, at this rate
-    mfu: float | None  # against the datasheet
-    mfu_measured: float | None  # against what these GPUs reached in a burst at the start
-    data_share: float | None  # of the time of a step
-    compute_share: float | None
-    comm_share: float | None
-    skipped_steps: int  # sick ones, whose update was not made
-    rollbacks: int
-    warnings: tuple[str, ...]  # the newest: roll-backs, stragglers, hangs
-    memory_gib: float | None
-    ranks: int | None
-    device: str | None
-    device_name: str | None
-    precision: str | None
-    parameters: int | None
-    sequence_tokens: int | None
-    batch_sequences: int | None
-    data_source: str | None
-    resumed_from: int | None
-    host: str | None
-    agent_version: str | None
-    torch: str | None
-    preflight: Preflight | None
-    checkpoints: tuple[Checkpoint, ...]  # the newest, oldest first
-    checkpoint_events: Mapping[str, int]  # how many of each, all of them
-    garbage_lines: int
-    garbage: tuple[Garbage, ...]
-    curves: Curves
 
 
 def progress(step: int | None, steps: int | None) -> float | None:
@@ -139,7 +39,7 @@ _URGENCY = {Verdict.FAIL: 0, Verdict.ERROR: 1, Verdict.WARN: 2}
 
 
 @dataclass(slots=True)
-class Fold:
+class RunSummary:
     """Takes events one by one, in (attempt, offset) order; `run` says what they came to.
 
     It can go on later from `cursor`, so that a page that refreshes reads only what is new.

@@ -8,12 +8,12 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
+from trainmaster.api.codec import to_json
+from trainmaster.api.health import Error
+from trainmaster.api.paths import TRAINING as TRAINING
 from trainmaster.core.errors import Fault
-from trainmaster.pages import to_json
-from trainmaster.web.answers import Error
 from trainmaster.web.errors import Refused
 
-TRAINING = "/v1/training"
 # A range, because what can go wrong before a route is reached (401, 403, 413, 421, 429) is the same for all of them.
 ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": Error, "description": "Refused, with the reason"},

@@ -11,12 +11,14 @@ from fastapi import Path, Query
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
+from trainmaster.api.files import Artifacts
 from trainmaster.control.logs import read_stored
 from trainmaster.core.errors import NoSignedUrls
+from trainmaster.pages import artifacts
 from trainmaster.storage import Store
-from trainmaster.store import artifacts
+from trainmaster.store.artifacts import find_artifact
 from trainmaster.store.rows import ArtifactRow
-from trainmaster.web import answers, dependencies
+from trainmaster.web import dependencies
 from trainmaster.web.errors import Refused
 from trainmaster.web.routes import TRAINING, group, reply
 
@@ -25,11 +27,10 @@ _CHUNK = 1 << 20
 _SIGNED_S = 900  # long enough to begin a download, too short to be worth passing on
 
 
-@router.get("", response_model=answers.Artifacts)
+@router.get("", response_model=Artifacts)
 def list_artifacts(job: dependencies.Job, db: dependencies.Db) -> Response:
     """Everything that is kept of a job: its project file, logs, events, outputs."""
-    rows = artifacts.list_artifacts(db, job.id)
-    return reply(answers.Artifacts(artifacts=tuple(answers.artifact(row, _url(row)) for row in rows)))
+    return reply(artifacts.read(db, job.id))
 
 
 @router.get(
@@ -54,7 +55,7 @@ async def read_artifact(
 
     With `signed`, an object store gives it out itself: the answer leads to a URL that is good for a quarter of an hour.
     """
-    row = await run_in_threadpool(artifacts.find_artifact, db, job.id, path) if "\x00" not in path else None
+    row = await run_in_threadpool(find_artifact, db, job.id, path) if "\x00" not in path else None
     if row is None:
         raise Refused(404, "not_found", f"job {job.id} keeps no {path[:200]!r}")
     if signed:
@@ -76,7 +77,3 @@ async def _pieces(storage: Store, row: ArtifactRow, offset: int, first: bytes) -
     yield first
     for start in range(offset + _CHUNK, row.size_bytes, _CHUNK):
         yield await read_stored(storage, row, offset=start, limit=_CHUNK)
-
-
-def _url(row: ArtifactRow) -> str:
-    return f"{TRAINING}/jobs/{row.job_id}/artifacts/{quote(row.path)}"

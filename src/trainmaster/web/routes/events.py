@@ -9,8 +9,9 @@ from fastapi import Header, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
-from trainmaster.store import events
-from trainmaster.web import answers, dependencies, streaming
+from trainmaster.api.events import Events
+from trainmaster.pages import events
+from trainmaster.web import dependencies, streaming
 from trainmaster.web.errors import Refused
 from trainmaster.web.routes import TRAINING, group, reply
 
@@ -23,7 +24,7 @@ Phase = Annotated[str | None, Query(pattern=r"^[^\x00]{1,64}$", description="onl
 
 @router.get(
     "/jobs/{uuid}/events",
-    response_model=answers.Events,
+    response_model=Events,
     responses={
         200: {"content": {_STREAM: {"schema": {"type": "string"}}}, "description": "Events; followed if so accepted"},
         204: {"description": "Everything was told: a browser that follows asks no more"},
@@ -54,9 +55,8 @@ async def list_events(
         body = streaming.events(followers, db, job.id, who, after=place)
         # A proxy that gathers an answer before it passes it on would hold the events back.
         return StreamingResponse(body, media_type=_STREAM, headers={"X-Accel-Buffering": "no"})
-    rows = await run_in_threadpool(events.list_events, db, job.id, phase=phase, after=_cursor(after), limit=limit)
-    following = "{}:{}".format(*rows[-1].cursor) if rows else after
-    return reply(answers.Events(events=tuple(rows), next=following))
+    page = await run_in_threadpool(events.read, db, job.id, phase=phase, after=_cursor(after), limit=limit)
+    return reply(page)
 
 
 def _cursor(text: str | None) -> tuple[int, int] | None:

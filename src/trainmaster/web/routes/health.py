@@ -6,41 +6,42 @@ from fastapi import Request
 from starlette.responses import Response
 
 from trainmaster import __version__
+from trainmaster.api.health import Health, Hello, Ready
 from trainmaster.store import backlog
-from trainmaster.web import answers, dependencies
+from trainmaster.web import dependencies
 from trainmaster.web.metrics import Meter
 from trainmaster.web.routes import group, reply
 
 router = group("health")
 
 
-@router.get("/api/hello", response_model=answers.Hello)
+@router.get("/api/hello", response_model=Hello)
 def hello() -> Response:
-    return reply(answers.Hello(message="Hello World", version=__version__))
+    return reply(Hello(message="Hello World", version=__version__))
 
 
 @router.get(
     "/healthz",
-    response_model=answers.Health,
-    responses={503: {"model": answers.Health, "description": "Jobs are shown but not driven"}},
+    response_model=Health,
+    responses={503: {"model": Health, "description": "Jobs are shown but not driven"}},
 )
 def health(request: Request) -> Response:
     """Whether this process serves, and whether it drives the jobs."""
     reconciler = request.app.state.reconciler()
     fine = reconciler != "failed"
-    body = answers.Health(status="ok" if fine else "failing", version=__version__, reconciler=reconciler)
+    body = Health(status="ok" if fine else "failing", version=__version__, reconciler=reconciler)
     return reply(body, status_code=200 if fine else 503)
 
 
 @router.get(
     "/readyz",
-    response_model=answers.Ready,
-    responses={503: {"model": answers.Ready, "description": "Not ready, and why"}},
+    response_model=Ready,
+    responses={503: {"model": Ready, "description": "Not ready, and why"}},
 )
 def ready(request: Request, db: dependencies.Db) -> Response:
     """Whether work can be given to it: the database answers, its schema is ours, the reconciler looks at the jobs."""
     faults = [fault for fault in (backlog.find_fault(db), _reconciler_fault(request)) if fault is not None]
-    return reply(answers.Ready(ready=not faults, faults=tuple(faults)), status_code=503 if faults else 200)
+    return reply(Ready(ready=not faults, faults=tuple(faults)), status_code=503 if faults else 200)
 
 
 @router.get(

@@ -7,14 +7,14 @@ from typing import Annotated
 from fastapi import Path, Query
 from starlette.responses import Response
 
+from trainmaster.api.codec import fill
+from trainmaster.api.iterations import Checks, Details, Epoch, Epochs, Evaluation, Evaluations
 from trainmaster.core.ids import UUID_PATTERN
-from trainmaster.pages.job import plain_spec
+from trainmaster.pages import checks, details
 from trainmaster.pages.jobs import MOST
-from trainmaster.store import iterations as read_records
-from trainmaster.store import nodes
-from trainmaster.store.rows import EvalRow, StepRow
-from trainmaster.web import answers, dependencies
-from trainmaster.web.errors import Refused
+from trainmaster.store import iterations
+from trainmaster.web import dependencies
+from trainmaster.web.errors import Refused, not_found
 from trainmaster.web.routes import TRAINING, group, reply
 
 router = group("records", prefix=TRAINING)
@@ -28,25 +28,16 @@ ModelFilter = Annotated[
 ]  # PostgreSQL has no NUL in a text
 
 
-@router.get("/jobs/{uuid}/details", response_model=answers.Details)
+@router.get("/jobs/{uuid}/details", response_model=Details)
 def find_details(job: dependencies.Job, db: dependencies.Db) -> Response:
     """A job with its iterations, their steps, and how many epochs each has."""
-    steps: dict[int, list[answers.Step]] = {}
-    with db.read():
-        rows, epochs = read_records.list_iterations(db, job.id), read_records.count_epochs_by_iteration(db, job.id)
-        for step in read_records.list_steps(db, job.id):
-            steps.setdefault(step.iteration_id, []).append(_step(step))
-    iterations = tuple(
-        answers.Iteration(
-            number=row.number, config=row.config, started_at=row.started_at, completed_at=row.completed_at,
-            time_taken=row.time_taken, epochs=epochs.get(row.id, 0), steps=tuple(steps.get(row.id, ())),
-        )
-        for row in rows
-    )  # fmt: skip
-    return reply(answers.Details(job=answers.job(job, plain_spec(job.spec)), iterations=iterations))
+    page = details.read(db, job.id)
+    if page is None:
+        raise not_found(job.id)
+    return reply(page)
 
 
-@router.get("/jobs/{uuid}/iterations/{n}/epochs", response_model=answers.Epochs)
+@router.get("/jobs/{uuid}/iterations/{n}/epochs", response_model=Epochs)
 def list_epochs(
     job: dependencies.Job,
     number: Number,
@@ -55,15 +46,15 @@ def list_epochs(
     offset: dependencies.Offset = 0,
 ) -> Response:
     """The epochs of one iteration, in their order. 404 where the job has no such iteration."""
-    iteration = read_records.find_iteration(db, job.id, number)
-    if iteration is None:
+    found = iterations.find_iteration(db, job.id, number)
+    if found is None:
         raise Refused(404, "not_found", f"job {job.id} has no iteration {number}")
-    rows = read_records.list_epochs(db, iteration.id, limit=limit, offset=offset)
-    total = read_records.count_epochs(db, iteration.id)
-    return reply(answers.Epochs(job_id=job.id, iteration=number, total=total, epochs=tuple(rows)))
+    rows = iterations.list_epochs(db, found.id, limit=limit, offset=offset)
+    total = iterations.count_epochs(db, found.id)
+    return reply(Epochs(job_id=job.id, iteration=number, total=total, epochs=tuple(fill(Epoch, row) for row in rows)))
 
 
-@router.get("/evaluations", response_model=answers.Evaluations)
+@router.get("/evaluations", response_model=Evaluations)
 def list_evaluations(
     *,
     db: dependencies.Db,
@@ -74,27 +65,13 @@ def list_evaluations(
     offset: dependencies.Offset = 0,
 ) -> Response:
     """Evaluations, newest first: all, of a model, of a job, of a project."""
-    rows = read_records.list_evals(db, job_id=job_id, model_id=model_id, project=project, limit=limit, offset=offset)
-    numbers = read_records.list_iteration_numbers(db, [row.iteration_id for row in rows])
-    found = tuple(_evaluation(row, numbers[row.iteration_id]) for row in rows)
-    return reply(answers.Evaluations(evaluations=found, limit=limit, offset=offset))
+    rows = iterations.list_evals(db, job_id=job_id, model_id=model_id, project=project, limit=limit, offset=offset)
+    numbers = iterations.list_iteration_numbers(db, [row.iteration_id for row in rows])
+    found = tuple(fill(Evaluation, row, iteration=numbers[row.iteration_id]) for row in rows)
+    return reply(Evaluations(evaluations=found, limit=limit, offset=offset))
 
 
-@router.get("/jobs/{uuid}/checks", response_model=answers.Checks)
+@router.get("/jobs/{uuid}/checks", response_model=Checks)
 def list_checks(job: dependencies.Job, db: dependencies.Db) -> Response:
     """What the checks before the workload found, on each node of each attempt."""
-    return reply(answers.Checks(checks=tuple(nodes.list_checks(db, job.id))))
-
-
-def _step(row: StepRow) -> answers.Step:
-    return answers.Step(
-        kind=row.kind, config=row.config, started_at=row.started_at, completed_at=row.completed_at,
-        step_time=row.step_time,
-    )  # fmt: skip
-
-
-def _evaluation(row: EvalRow, iteration: int) -> answers.Evaluation:
-    return answers.Evaluation(
-        id=row.id, job_id=row.job_id, iteration=iteration, model_id=row.model_id, metrics=row.metrics, at=row.at,
-        attempt=row.attempt,
-    )  # fmt: skip
+    return reply(checks.read(db, job.id))

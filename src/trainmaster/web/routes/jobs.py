@@ -11,14 +11,14 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from trainmaster import control
+from trainmaster.api.jobs import Attempts, Job, JobPage, JobsPage
+from trainmaster.core.roles import Role
 from trainmaster.core.spec import parse_spec
+from trainmaster.pages import attempts
 from trainmaster.pages import jobs as jobs_page
-from trainmaster.pages.job import JobPage, plain_spec
-from trainmaster.pages.jobs import JobsPage
-from trainmaster.store import attempts
+from trainmaster.pages.parts import shapes
 from trainmaster.store.rows import JobRow
-from trainmaster.store.tokens import Role
-from trainmaster.web import answers, dependencies
+from trainmaster.web import dependencies
 from trainmaster.web.auth import need
 from trainmaster.web.errors import Refused, not_found
 from trainmaster.web.openapi import SPEC_BODY
@@ -47,10 +47,10 @@ def list_jobs(
 
 @router.post(
     "",
-    response_model=answers.Job,
+    response_model=Job,
     status_code=201,
     openapi_extra=SPEC_BODY,
-    responses={200: {"model": answers.Job, "description": "It was submitted before, with this key"}},
+    responses={200: {"model": Job, "description": "It was submitted before, with this key"}},
 )
 async def submit_job(
     request: Request, db: dependencies.Db, who: dependencies.User, idempotency_key: Key = None
@@ -81,17 +81,17 @@ def find_job(job: dependencies.Job, live: dependencies.Live) -> Response:
     return reply(page)
 
 
-@router.post("/{uuid}/cancel", response_model=answers.Job)
+@router.post("/{uuid}/cancel", response_model=Job)
 def cancel_job(job: dependencies.Job, db: dependencies.Db, who: dependencies.User) -> Response:
     """Ask a job to save and stop. 400 if it is over."""
-    return reply(_job(dependencies.cancel(db, job, who)))
+    return reply(shapes.job(dependencies.cancel(db, job, who)))
 
 
 @router.post(
     "/{uuid}/resume",
-    response_model=answers.Job,
+    response_model=Job,
     status_code=201,
-    responses={200: {"model": answers.Job, "description": "It was resumed before, with this key"}},
+    responses={200: {"model": Job, "description": "It was resumed before, with this key"}},
 )
 def resume_job(
     job: dependencies.Job, db: dependencies.Db, who: dependencies.User, idempotency_key: Key = None
@@ -102,11 +102,10 @@ def resume_job(
     return _created(row, new=new)
 
 
-@router.get("/{uuid}/attempts", response_model=answers.Attempts)
+@router.get("/{uuid}/attempts", response_model=Attempts)
 def list_attempts(job: dependencies.Job, db: dependencies.Db) -> Response:
     """Every try of a job, and how it ended."""
-    rows = attempts.list_attempts(db, job.id)
-    return reply(answers.Attempts(attempts=tuple(answers.attempt(row) for row in rows)))
+    return reply(attempts.read(db, job.id))
 
 
 def _parse(body: bytes) -> Any:
@@ -121,8 +120,4 @@ def _refuse_constant(word: str) -> None:
 
 
 def _created(row: JobRow, *, new: bool) -> Response:
-    return reply(_job(row), status_code=201 if new else 200, headers={"Location": f"{TRAINING}/jobs/{row.id}"})
-
-
-def _job(row: JobRow) -> answers.Job:
-    return answers.job(row, plain_spec(row.spec))
+    return reply(shapes.job(row), status_code=201 if new else 200, headers={"Location": f"{TRAINING}/jobs/{row.id}"})

@@ -8,9 +8,11 @@ from fastapi import Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
+from trainmaster.api.codec import fill
+from trainmaster.api.files import Logs, LogStream
 from trainmaster.control import logs
 from trainmaster.store.attempts import list_attempts
-from trainmaster.web import answers, dependencies, streaming
+from trainmaster.web import dependencies, streaming
 from trainmaster.web.errors import Refused
 from trainmaster.web.routes import TRAINING, group, reply
 
@@ -21,11 +23,12 @@ Stream = Annotated[str, Path(pattern=f"^{logs.STREAM}$", description="agent.log,
 Number = Annotated[int | None, Query(ge=1, le=1_000_000, description="which attempt; the newest where none is named")]
 
 
-@router.get("", response_model=answers.Logs)
+@router.get("", response_model=Logs)
 async def list_logs(job: dependencies.Job, db: dependencies.Db) -> Response:
     """Every stream that can be read, with its size."""
     attempts = await run_in_threadpool(list_attempts, db, job.id)
-    return reply(answers.Logs(streams=tuple(await logs.list_streams(db, job, attempts))))
+    found = await logs.list_streams(db, job, attempts)
+    return reply(Logs(streams=tuple(fill(LogStream, stream) for stream in found)))
 
 
 @router.get(

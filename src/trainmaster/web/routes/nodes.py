@@ -7,8 +7,10 @@ from typing import Annotated, Literal
 from fastapi import Query
 from starlette.responses import Response
 
+from trainmaster.api.codec import fill
+from trainmaster.api.nodes import Instance, Instances, Node, Nodes
 from trainmaster.store import nodes
-from trainmaster.web import answers, dependencies
+from trainmaster.web import dependencies
 from trainmaster.web.routes import TRAINING, group, reply
 
 router = group("machines")
@@ -17,16 +19,16 @@ State = Annotated[
 ]
 
 
-@router.get("/v1/nodes", response_model=answers.Nodes)
+@router.get("/v1/nodes", response_model=Nodes)
 def list_nodes(
     db: dependencies.Db, project: dependencies.Project, limit: dependencies.Limit = 50, offset: dependencies.Offset = 0
 ) -> Response:
     """Every node that was ever checked, with the verdict of its newest checks."""
     rows = nodes.list_nodes(db, project=project, limit=limit, offset=offset)
-    return reply(answers.Nodes(nodes=tuple(rows), limit=limit, offset=offset))
+    return reply(Nodes(nodes=tuple(fill(Node, row) for row in rows), limit=limit, offset=offset))
 
 
-@router.get("/v1/instances", response_model=answers.Instances)
+@router.get("/v1/instances", response_model=Instances)
 def list_instances(
     db: dependencies.Db,
     project: dependencies.Project,
@@ -36,13 +38,13 @@ def list_instances(
 ) -> Response:
     """Machines that were, are or may be rented, newest first."""
     rows = nodes.list_instances(db, project=project, state=state, limit=limit, offset=offset)
-    return reply(answers.Instances(instances=tuple(rows), limit=limit, offset=offset))
+    return reply(Instances(instances=tuple(fill(Instance, row) for row in rows), limit=limit, offset=offset))
 
 
-@router.get(f"{TRAINING}/jobs/{{uuid}}/instances", response_model=answers.Instances)
+@router.get(f"{TRAINING}/jobs/{{uuid}}/instances", response_model=Instances)
 def list_job_instances(
     job: dependencies.Job, db: dependencies.Db, limit: dependencies.Limit = 50, offset: dependencies.Offset = 0
 ) -> Response:
     """Machines that were rented for a job."""
     rows = nodes.list_instances(db, job_id=job.id, limit=limit, offset=offset)
-    return reply(answers.Instances(instances=tuple(rows), limit=limit, offset=offset))
+    return reply(Instances(instances=tuple(fill(Instance, row) for row in rows), limit=limit, offset=offset))

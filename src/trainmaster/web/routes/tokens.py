@@ -9,9 +9,12 @@ from fastapi import Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
+from trainmaster.api.access import Audit, AuditEntry, Me, NewToken, Tokens
+from trainmaster.api.codec import fill
+from trainmaster.core.roles import Role
+from trainmaster.pages import tokens as tokens_page
 from trainmaster.store import audit, tokens
-from trainmaster.store.tokens import Role
-from trainmaster.web import answers, dependencies
+from trainmaster.web import dependencies
 from trainmaster.web.auth import Who, need
 from trainmaster.web.errors import Refused
 from trainmaster.web.routes import group, reply
@@ -28,22 +31,21 @@ class TokenWish(BaseModel):
     project: str | None = Field(default=None, pattern=dependencies.NAME, description="only this project; null for all")
 
 
-@router.get("/me", response_model=answers.Me)
+@router.get("/me", response_model=Me)
 def find_me(who: dependencies.Viewer) -> Response:
     """Who the server takes you for."""
-    return reply(answers.Me(name=who.name, role=who.role, project=who.project))
+    return reply(Me(name=who.name, role=who.role, project=who.project))
 
 
-@router.get("/tokens", response_model=answers.Tokens)
+@router.get("/tokens", response_model=Tokens)
 def list_tokens(
     db: dependencies.Db, who: dependencies.Admin, limit: dependencies.Limit = 200, offset: dependencies.Offset = 0
 ) -> Response:
     """Tokens by name, revoked ones too. What they are is not kept anywhere."""
-    rows = tokens.list_tokens(db, project=who.project, limit=limit, offset=offset)
-    return reply(answers.Tokens(tokens=tuple(rows)))
+    return reply(tokens_page.read(db, project=who.project, limit=limit, offset=offset))
 
 
-@router.post("/tokens", response_model=answers.NewToken, status_code=201)
+@router.post("/tokens", response_model=NewToken, status_code=201)
 def create_token(wish: TokenWish, db: dependencies.Db, who: dependencies.Admin) -> Response:
     """A new token. Its text is in this answer and nowhere else. 409 if the name was ever used."""
     _need_all_of(who, wish.project)
@@ -54,7 +56,7 @@ def create_token(wish: TokenWish, db: dependencies.Db, who: dependencies.Admin) 
             audit.record(conn, who=who.name, action="token.create", subject=f"token:{wish.name}", detail=detail)
     if token is None:
         raise Refused(409, "name_taken", f"the name {wish.name} was given to another token; take a new one")
-    return reply(answers.NewToken(name=wish.name, role=wish.role, project=wish.project, token=token), status_code=201)
+    return reply(NewToken(name=wish.name, role=wish.role, project=wish.project, token=token), status_code=201)
 
 
 @router.delete("/tokens/{name}", status_code=204, response_class=Response)
@@ -72,7 +74,7 @@ def revoke_token(
     return Response(status_code=204)
 
 
-@router.get("/audit", response_model=answers.Audit, dependencies=[dependencies.admins, dependencies.everywhere])
+@router.get("/audit", response_model=Audit, dependencies=[dependencies.admins, dependencies.everywhere])
 def list_audit(
     db: dependencies.Db,
     subject: Annotated[
@@ -83,7 +85,7 @@ def list_audit(
 ) -> Response:
     """Who changed what, newest first."""
     rows = audit.list_audit(db, subject=subject, limit=limit, offset=offset)
-    return reply(answers.Audit(entries=tuple(rows), limit=limit, offset=offset))
+    return reply(Audit(entries=tuple(fill(AuditEntry, row) for row in rows), limit=limit, offset=offset))
 
 
 def _need_all_of(who: Who, project: str | None) -> None:

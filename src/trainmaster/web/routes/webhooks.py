@@ -10,15 +10,17 @@ from fastapi import Path, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
+from trainmaster.api.codec import fill
+from trainmaster.api.webhooks import NewWebhook, Webhook, Webhooks
 from trainmaster.control.notify import channels
 from trainmaster.control.notify.send import check_url
 from trainmaster.control.notify.signing import signing_key
 from trainmaster.core.errors import Fault, UsageError
 from trainmaster.core.ids import UUID_PATTERN
+from trainmaster.core.roles import Role
 from trainmaster.store import Database, audit, webhooks
-from trainmaster.store.tokens import Role
 from trainmaster.store.webhooks import WebhookRow
-from trainmaster.web import answers, dependencies
+from trainmaster.web import dependencies
 from trainmaster.web.auth import Who, need
 from trainmaster.web.errors import Refused
 from trainmaster.web.routes import group, reply
@@ -47,15 +49,15 @@ class Switch(BaseModel):
     enabled: bool = Field(strict=True)
 
 
-@router.get("", response_model=answers.Webhooks, dependencies=[dependencies.admins])
+@router.get("", response_model=Webhooks, dependencies=[dependencies.admins])
 def list_webhooks(db: dependencies.Db, project: dependencies.Project) -> Response:
     """Webhooks, oldest first."""
     with db.read() as conn:
         rows = webhooks.list_webhooks(conn, project=project)
-    return reply(answers.Webhooks(webhooks=tuple(rows)))
+    return reply(Webhooks(webhooks=tuple(fill(Webhook, row) for row in rows)))
 
 
-@router.post("", response_model=answers.NewWebhook, status_code=201)
+@router.post("", response_model=NewWebhook, status_code=201)
 def create_webhook(wish: HookWish, request: Request, db: dependencies.Db, who: dependencies.Admin) -> Response:
     """A new webhook. Its signing key is in this answer and nowhere else."""
     if wish.project is None and who.project is not None:
@@ -75,14 +77,10 @@ def create_webhook(wish: HookWish, request: Request, db: dependencies.Db, who: d
         audit.record(conn, who=who.name, action="webhook.create", subject=f"webhook:{hook_id}", detail=detail)
         row = webhooks.find_webhook(conn, hook_id)
     assert row is not None
-    made = answers.NewWebhook(
-        id=row.id, project=row.project, url=row.url, topics=row.topics, created_at=row.created_at, enabled=row.enabled,
-        signing_key=key,
-    )  # fmt: skip
-    return reply(made, status_code=201)
+    return reply(fill(NewWebhook, row, signing_key=key), status_code=201)
 
 
-@router.patch("/{id}", response_model=WebhookRow)
+@router.patch("/{id}", response_model=Webhook)
 def switch_webhook(hook_id: HookId, switch: Switch, db: dependencies.Db, who: dependencies.Admin) -> Response:
     """Switch a webhook on or off."""
     _find(db, hook_id, who)
@@ -90,7 +88,7 @@ def switch_webhook(hook_id: HookId, switch: Switch, db: dependencies.Db, who: de
         webhooks.enable_webhook(conn, hook_id, enabled=switch.enabled)
         action = "webhook.enable" if switch.enabled else "webhook.disable"
         audit.record(conn, who=who.name, action=action, subject=f"webhook:{hook_id}")
-    return reply(_find(db, hook_id, who))
+    return reply(fill(Webhook, _find(db, hook_id, who)))
 
 
 @router.delete("/{id}", status_code=204, response_class=Response)

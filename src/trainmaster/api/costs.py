@@ -1,0 +1,117 @@
+"""Costs and budgets, in cents. A cost with an unpriced part is null, never 0."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from trainmaster.core.states import Status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """A cost. `cents` is null where a part has no known price; `known_cents` is the sum of the priced parts."""
+
+    cents: int | None
+    known_cents: int
+    unknown_parts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobCost:
+    """The cost of a job so far, its present rate, and the forecast at its end."""
+
+    job_id: str
+    total: Cost
+    cents_per_hour: float
+    left_s: float | None
+    forecast_cents: int | None
+    max_cost_cents: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectCost:
+    """The cost of a project: this month, in total, and per hour now."""
+
+    project: str
+    month: Cost
+    total: Cost
+    cents_per_hour: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """The cost of each project: this month (UTC) and in total."""
+
+    month: str
+    projects: tuple[ProjectCost, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """The budget of a project, in total or per month, and the amount spent."""
+
+    project: str
+    period: Literal["total", "month"]
+    cap_cents: int
+    spent: Cost
+    created_at: datetime
+    warned_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budgets:
+    budgets: tuple[Budget, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpending:
+    """One job of the cost page, in whole cents; null: unknown. The forecast covers the whole job in any month."""
+
+    id: str
+    name: str
+    project: str
+    status: Status
+    cents: int | None
+    known_cents: int  # of the priced parts
+    cents_per_hour: float  # now
+    left_s: float | None
+    forecast_cents: int | None
+    max_cost_cents: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectSpending:
+    """One project of the cost page: the sum of its jobs."""
+
+    project: str
+    jobs: int
+    unknown_jobs: int  # jobs with an unpriced part
+    cents: int | None
+    known_cents: int
+    cents_per_hour: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetLine:
+    """A budget and the amount spent."""
+
+    project: str
+    period: str  # total, month
+    cap_cents: int
+    spent_cents: int
+    share: float | None  # None: the cap is 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostPage:
+    """Jobs by cost, highest first, with the sums of projects and the budgets."""
+
+    month: str | None  # as 2026-11; None: from the beginning
+    project: str | None
+    jobs: tuple[JobSpending, ...]
+    more: int  # jobs that are not listed; the sums include them
+    projects: tuple[ProjectSpending, ...]
+    budgets: tuple[BudgetLine, ...]
+    made_at: datetime

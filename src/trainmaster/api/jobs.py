@@ -1,0 +1,169 @@
+"""Jobs: the list, one job as its row, one job as its page, its attempts and its transitions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from trainmaster.api.run import Run
+from trainmaster.core.states import Reason, Stage, Status, TargetState
+
+_FINAL = frozenset(word.value for word in Status if word.final)  # text too: a word may come from a newer server
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobLine:
+    """One job in the list. Figures are those of its last STEP event; null before the first."""
+
+    id: str
+    name: str
+    project: str
+    target: str
+    status: Status
+    stage: Stage | None
+    reason: Reason | None
+    message: str
+    attempts: int
+    step: int | None
+    steps: int | None
+    progress: float | None
+    loss: float | None
+    tokens_per_s: float | None
+    created_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+    cost_cents: int | None = None  # so far; None: unknown
+    forecast_cents: int | None = None  # at its end
+
+    @property
+    def final(self) -> bool:
+        return self.status in _FINAL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobsPage:
+    """One page of the list of jobs, with its filter."""
+
+    jobs: tuple[JobLine, ...]
+    total: int  # jobs that match the filter, on all pages
+    counts: Mapping[str, int]  # by status, in the project of the filter
+    status: Status | None
+    project: str | None
+    find: str | None
+    limit: int
+    offset: int
+    made_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """The row of a job. Its page, `GET /v1/training/jobs/{uuid}`, adds the results."""
+
+    id: str
+    name: str
+    project: str
+    target: str
+    status: Status
+    stage: Stage | None
+    reason: Reason | None
+    message: str
+    attempts: int
+    cancel_requested: bool
+    created_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+    project_started_at: datetime | None
+    time_taken: float | None
+    training_config: Mapping[str, Any] | None
+    heard_at: datetime | None
+    stalled_at: datetime | None
+    submitted_by: str | None
+    spec: Mapping[str, Any]
+
+    @property
+    def final(self) -> bool:
+        return self.status in _FINAL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted(Job):
+    """The row of a job that was submitted or resumed. `new`: False where the same key had created it before.
+
+    The API sends `new` as its status code: 201 or 200.
+    """
+
+    new: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One attempt on the job page: how it ended, with the evidence it left."""
+
+    number: int
+    report: TargetState | None
+    ok: bool | None  # None: no exit record yet
+    reason: Reason | None
+    action: str | None
+    message: str
+    resumable: bool
+    exit_codes: Mapping[str, int]
+    evidence: Mapping[str, Any]
+    started_at: datetime | None
+    ended_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPage:
+    """Everything the page of one job shows."""
+
+    id: str
+    name: str
+    project: str
+    target: str
+    status: Status
+    stage: Stage | None
+    reason: Reason | None
+    message: str
+    action: str | None  # what to do next, where the job did not end well
+    cancel_requested: bool
+    created_at: datetime | None
+    started_at: datetime | None
+    ended_at: datetime | None
+    duration_s: float | None
+    attempts: tuple[Attempt, ...]
+    run: Run
+    spec: Mapping[str, Any] | None
+    made_at: datetime
+    made_by: str  # the command that makes this report again
+    cost_cents: int | None = None  # so far; None: unknown
+    forecast_cents: int | None = None  # at its end
+    version: str  # of the program that made it
+
+    @property
+    def final(self) -> bool:
+        return self.status in _FINAL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptShape:
+    """One attempt of a job. The target's own handle is not included."""
+
+    id: str
+    number: int
+    report: str | None
+    reason: Reason | None
+    message: str
+    exit_codes: Mapping[str, int] | None
+    created_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+    released_at: datetime | None
+    price_cents_per_hour: float | None
+    stop_reason: Reason | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempts:
+    attempts: tuple[AttemptShape, ...]

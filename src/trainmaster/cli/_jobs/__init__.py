@@ -1,0 +1,108 @@
+"""Requests about jobs, for every verb: one protocol, answered by the home folder or by a server.
+
+A verb opens `connect(home, server)` and calls the same methods in both cases. `home.py` answers from the
+database, the targets and the storage of a home folder; `server.py` from the REST API of a server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from trainmaster.api.access import Token
+    from trainmaster.api.costs import CostPage
+    from trainmaster.api.events import Event
+    from trainmaster.api.files import Artifact, LogStream
+    from trainmaster.api.jobs import Job, JobLine, JobPage, JobsPage, Submitted
+    from trainmaster.core.spec import JobSpec
+    from trainmaster.core.states import Status
+
+_EVERY_S = 0.5
+
+
+class Jobs(Protocol):
+    """Requests about jobs. A job id is the whole id; `find` turns a word of the user into one."""
+
+    def find(self, word: str) -> str:
+        """The id of the job with this id, a unique beginning of it, or the newest with this name; else UsageError."""
+
+    def list(
+        self, *, status: Status | None, project: str | None, find: str | None, limit: int, offset: int
+    ) -> JobsPage: ...
+
+    def show(self, job_id: str) -> JobPage: ...
+
+    def line(self, job_id: str) -> JobLine:
+        """The job as a line of the list: cheap enough to poll."""
+
+    def submit(self, spec: JobSpec, *, key: str | None) -> Submitted: ...
+
+    def resume(self, job_id: str, values: Sequence[str]) -> Submitted:
+        """Continue an ended job as a new one; `values` are `key.path=value` changes of its spec."""
+
+    def cancel(self, job_id: str) -> Job: ...
+
+    def drive(self) -> contextlib.AbstractContextManager[None]:
+        """Keep jobs progressing while the block runs, where no server does."""
+
+    def is_driven(self) -> bool:
+        """Whether a server works on the jobs."""
+
+    def events(
+        self, job_id: str, *, phase: str | None = None, follow: bool = False, after: tuple[int, int] | None = None
+    ) -> Iterator[Event]: ...
+
+    def log(self, job_id: str, stream: str, *, attempt: int | None, follow: bool) -> Iterator[bytes]: ...
+
+    def log_streams(self, job_id: str) -> tuple[LogStream, ...]: ...
+
+    def log_piece(self, job_id: str, stream: str, *, attempt: int, offset: int) -> bytes:
+        """Bytes of a stream from an offset; empty at its end."""
+
+    def artifacts(self, job_id: str) -> tuple[Artifact, ...]: ...
+
+    def pieces(self, job_id: str, path: str, offset: int) -> Iterator[bytes]: ...
+
+    def cost(self, *, job_id: str | None, project: str | None, month: datetime | None, limit: int) -> CostPage: ...
+
+    def set_budget(self, project: str, period: str, cents: int | None) -> None:
+        """Set a budget; None removes it."""
+
+    def tokens(self) -> tuple[Token, ...]: ...
+
+    def create_token(self, name: str, *, role: str, project: str | None) -> str: ...
+
+    def revoke_token(self, name: str) -> None: ...
+
+
+@contextlib.contextmanager
+def connect(home: Path | None, server: str | None, *, storage: str | None = None) -> Iterator[Jobs]:
+    """The server where one is given, else the home folder."""
+    if server:
+        from trainmaster.cli._jobs.server import ServerJobs
+        from trainmaster.cli._server import open_client
+
+        with open_client(server) as client:
+            yield ServerJobs(client)
+        return
+    from trainmaster.cli._home import open_home
+    from trainmaster.cli._jobs.home import HomeJobs
+
+    folder, db = open_home(home)
+    try:
+        yield HomeJobs(folder, db, storage=storage)
+    finally:
+        db.close()
+
+
+def wait(jobs: Jobs, job_id: str, *, tick: Callable[[], None] = lambda: None) -> JobLine:
+    """Wait for the end of a job; `tick` is called between two polls."""
+    while not (line := jobs.line(job_id)).final:
+        tick()
+        time.sleep(_EVERY_S)
+    return line

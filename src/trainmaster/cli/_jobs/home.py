@@ -1,0 +1,243 @@
+"""Requests about jobs, answered from a home folder: its database, its storage, and the targets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainmaster.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from trainmaster.api.access import Token
+    from trainmaster.api.costs import CostPage
+    from trainmaster.api.events import Event
+    from trainmaster.api.files import Artifact, LogStream
+    from trainmaster.api.jobs import Job, JobLine, JobPage, JobsPage, Submitted
+    from trainmaster.core.spec import JobSpec
+    from trainmaster.core.states import Status
+    from trainmaster.storage import Store
+    from trainmaster.store import Database
+    from trainmaster.store.rows import AttemptRow, JobRow
+
+SERVER_FILE = "server.json"  # in the home folder while a server runs: {"pid", "url"}
+_BY = "local"  # the name of the command line in the audit trail
+_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}"  # as in the API (web/dependencies.py)
+_PIECE = 1 << 20
+_EVERY_S = 0.5
+
+
+class HomeJobs:
+    """Jobs of one home folder."""
+
+    def __init__(self, home: Path, db: Database, *, storage: str | None = None) -> None:
+        self.home, self.db, self._storage = home, db, storage
+
+    def find(self, word: str) -> str:
+        from trainmaster.store import jobs
+
+        found = jobs.search_jobs(self.db, word)
+        if not found:
+            raise UsageError(f"no job {word!r}; `trainmaster jobs` lists them")
+        if len(found) > 1 and found[0].name != word:
+            ids = ", ".join(row.id[:13] for row in found[:5])
+            raise UsageError(f"{word!r} is the beginning of {len(found)} ids ({ids} …); write more of the id")
+        return found[0].id
+
+    def list(
+        self, *, status: Status | None, project: str | None, find: str | None, limit: int, offset: int
+    ) -> JobsPage:
+        from trainmaster.pages import jobs
+
+        return jobs.read(self.db, status=status, project=project, find=find, limit=limit, offset=offset)
+
+    def show(self, job_id: str) -> JobPage:
+        from trainmaster.pages import job
+
+        page = job.read(self.db, job_id)
+        if page is None:
+            raise _missing(job_id)
+        return page
+
+    def line(self, job_id: str) -> JobLine:
+        from trainmaster.pages import jobs
+
+        return jobs.line(self.db, self._row(job_id))
+
+    def submit(self, spec: JobSpec, *, key: str | None) -> Submitted:
+        from trainmaster import control
+        from trainmaster.pages.parts import shapes
+
+        row, new = control.submit_once(self.db, spec, key=key)
+        return shapes.submitted(row, new=new)
+
+    def resume(self, job_id: str, values: Sequence[str]) -> Submitted:
+        from trainmaster.cli import _yaml_file
+        from trainmaster.core.schema import to_plain
+        from trainmaster.core.spec import parse_spec
+
+        plain = to_plain(self._row(job_id).spec)
+        return self.submit(parse_spec(_yaml_file.override(plain, [*values, f"resume_from={job_id}"])), key=None)
+
+    def cancel(self, job_id: str) -> Job:
+        from trainmaster import control
+        from trainmaster.pages.parts import shapes
+
+        return shapes.job(control.cancel(self.db, job_id))
+
+    def drive(self) -> contextlib.AbstractContextManager[None]:
+        from trainmaster.cli._jobs.inline_reconciler import driving
+
+        return driving(self.db, self.home)
+
+    def is_driven(self) -> bool:
+        return (self.home / SERVER_FILE).exists()
+
+    def events(
+        self, job_id: str, *, phase: str | None = None, follow: bool = False, after: tuple[int, int] | None = None
+    ) -> Iterator[Event]:
+        from trainmaster.pages import events
+
+        while True:
+            # The state is read first: once it is final, all its events are recorded and none is missed.
+            over = not follow or self._row(job_id).status.final
+            while found := events.read(self.db, job_id, phase=phase, after=after).events:
+                yield from found
+                after = found[-1].cursor
+            if over:
+                return
+            time.sleep(_EVERY_S)
+
+    def log(self, job_id: str, stream: str, *, attempt: int | None, follow: bool) -> Iterator[bytes]:
+        from trainmaster.control import logs
+
+        number, offset = self._attempt(job_id, attempt).number, 0
+        while True:
+            over = not follow or logs.is_over(self._row(job_id), self._attempt(job_id, number))
+            while piece := self.log_piece(job_id, stream, attempt=number, offset=offset):
+                yield piece
+                offset += len(piece)
+            if over:
+                break
+            time.sleep(_EVERY_S)
+        if not offset:
+            _refuse_unknown(job_id, stream, number, self.log_streams(job_id))
+
+    def log_streams(self, job_id: str) -> tuple[LogStream, ...]:
+        from trainmaster.api.codec import fill
+        from trainmaster.api.files import LogStream
+        from trainmaster.control import logs
+        from trainmaster.store.attempts import list_attempts
+
+        found = asyncio.run(logs.list_streams(self.db, self._row(job_id), list_attempts(self.db, job_id)))
+        return tuple(fill(LogStream, stream) for stream in found)
+
+    def log_piece(self, job_id: str, stream: str, *, attempt: int, offset: int) -> bytes:
+        from trainmaster.control import logs
+
+        row, found = self._row(job_id), self._attempt(job_id, attempt)
+        return asyncio.run(logs.read(self.db, self._open_storage(), row, found, stream, offset=offset, limit=_PIECE))
+
+    def artifacts(self, job_id: str) -> tuple[Artifact, ...]:
+        from trainmaster.pages import artifacts
+
+        return artifacts.read(self.db, job_id).artifacts
+
+    def pieces(self, job_id: str, path: str, offset: int) -> Iterator[bytes]:
+        from trainmaster.control import logs
+        from trainmaster.store import artifacts
+
+        row = artifacts.find_artifact(self.db, job_id, path)
+        if row is None:
+            raise UsageError(f"job {job_id} has no stored file {path!r}")
+        storage = self._open_storage()
+        while piece := logs.read_kept(storage, row, offset=offset, limit=_PIECE):
+            yield piece
+            offset += len(piece)
+
+    def cost(self, *, job_id: str | None, project: str | None, month: datetime | None, limit: int) -> CostPage:
+        from trainmaster.pages import cost
+
+        return cost.read(self.db, job=job_id, project=project, month=month, limit=limit)
+
+    def set_budget(self, project: str, period: str, cents: int | None) -> None:
+        from trainmaster.store import audit, costs
+
+        subject = f"budget:{project}/{period}"
+        with self.db.write() as conn:
+            if cents is not None:
+                costs.set_budget(conn, project, period, cents, at=datetime.now(UTC))
+                audit.record(conn, who=_BY, action="budget.set", subject=subject, detail={"cap_cents": cents})
+            elif costs.remove_budget(conn, project, period):
+                audit.record(conn, who=_BY, action="budget.remove", subject=subject)
+
+    def tokens(self) -> tuple[Token, ...]:
+        from trainmaster.pages import tokens
+
+        return tokens.read(self.db).tokens
+
+    def create_token(self, name: str, *, role: str, project: str | None) -> str:
+        from trainmaster.core.roles import Role
+        from trainmaster.store import audit, tokens
+
+        if not re.fullmatch(_NAME, name) or (project is not None and not re.fullmatch(_NAME, project)):
+            raise UsageError(
+                f"{name!r}, {project!r}: a name has letters, digits, dots, dashes and underscores, at most 63"
+            )
+        with self.db.write() as conn:
+            made = tokens.issue(conn, name=name, role=Role(role), project=project, at=datetime.now(UTC))
+            if made is None:
+                raise UsageError(f"the name {name} was used by another token; choose a new one")
+            detail = {"role": role, "project": project}
+            audit.record(conn, who=_BY, action="token.create", subject=f"token:{name}", detail=detail)
+        return made
+
+    def revoke_token(self, name: str) -> None:
+        from trainmaster.store import audit, tokens
+
+        with self.db.write() as conn:
+            if not tokens.revoke(conn, name, at=datetime.now(UTC)):
+                raise UsageError(f"no token {name!r}; `trainmaster token list` lists them")
+            audit.record(conn, who=_BY, action="token.revoke", subject=f"token:{name}")
+
+    def _row(self, job_id: str) -> JobRow:
+        from trainmaster.store import jobs
+
+        row = jobs.find_job(self.db, job_id)
+        if row is None:
+            raise _missing(job_id)
+        return row
+
+    def _attempt(self, job_id: str, number: int | None) -> AttemptRow:
+        from trainmaster.store.attempts import list_attempts
+
+        placed = [row for row in list_attempts(self.db, job_id) if row.handle is not None]
+        if not placed:
+            raise UsageError("the job has not started yet; there is no log")
+        found = [row for row in placed if number in (None, row.number)]
+        if not found:
+            raise UsageError(f"--attempt {number}: the job has {len(placed)}")
+        return found[-1]
+
+    def _open_storage(self) -> Store:
+        from trainmaster.cli._home import open_storage
+
+        return open_storage(self._storage or os.environ.get("TRAINMASTER_STORAGE"), self.home)
+
+
+def _missing(job_id: str) -> UsageError:
+    return UsageError(f"no job {job_id!r}; `trainmaster jobs` lists them")
+
+
+def _refuse_unknown(job_id: str, stream: str, attempt: int, streams: tuple[LogStream, ...]) -> None:
+    """UsageError where an empty log is one that does not exist."""
+    names = [item.stream for item in streams if item.attempt == attempt]
+    if stream not in names:
+        there = ", ".join(names) or "no log"
+        raise UsageError(f"attempt {attempt} of job {job_id} has no {stream}; it has {there}")

@@ -1,0 +1,166 @@
+"""Requests about jobs, answered by a server through its REST API."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from trainmaster.api.costs import CostPage, JobSpending
+from trainmaster.core.errors import UsageError
+from trainmaster.core.ids import is_uuid
+
+if TYPE_CHECKING:
+    from trainmaster.api.access import Token
+    from trainmaster.api.events import Event
+    from trainmaster.api.files import Artifact, LogStream
+    from trainmaster.api.jobs import Job, JobLine, JobPage, JobsPage, Submitted
+    from trainmaster.client import Client
+    from trainmaster.core.spec import JobSpec
+    from trainmaster.core.states import Status
+
+_WORD = re.compile(r"[A-Za-z0-9.-]{1,63}")
+_MOST = 200  # jobs of one answer
+
+
+class ServerJobs:
+    """Jobs of one server."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def find(self, word: str) -> str:
+        if is_uuid(word):
+            return word
+        if not _WORD.fullmatch(word):
+            raise UsageError(f"{word!r} is neither an id nor a name of a job; `trainmaster jobs` lists them")
+        begun: list[str] = []
+        offset = 0
+        while True:
+            page = self._client.jobs(find=word, limit=_MOST, offset=offset)
+            for line in page.jobs:
+                if line.name == word:
+                    return line.id
+                if line.id.startswith(word):
+                    begun.append(line.id)
+            offset += len(page.jobs)
+            if not page.jobs or offset >= page.total:
+                break
+        if not begun:
+            raise UsageError(f"no job {word!r}; `trainmaster jobs` lists them")
+        if len(begun) > 1:
+            ids = ", ".join(found[:13] for found in begun[:5])
+            raise UsageError(f"{word!r} is the beginning of {len(begun)} ids ({ids} …); write more of the id")
+        return begun[0]
+
+    def list(
+        self, *, status: Status | None, project: str | None, find: str | None, limit: int, offset: int
+    ) -> JobsPage:
+        return self._client.jobs(status=status, project=project, find=find, limit=limit, offset=offset)
+
+    def show(self, job_id: str) -> JobPage:
+        return self._client.job(job_id)
+
+    def line(self, job_id: str) -> JobLine:
+        found = self._client.jobs(find=job_id, limit=1).jobs
+        if not found:
+            raise UsageError(f"no job {job_id!r}; `trainmaster jobs` lists them")
+        return found[0]
+
+    def submit(self, spec: JobSpec, *, key: str | None) -> Submitted:
+        from trainmaster.core.schema import to_plain
+
+        # Fields without a value are left out: the server has its own defaults and may be of another version.
+        return self._client.submit(
+            {name: value for name, value in to_plain(spec).items() if value is not None}, key=key
+        )
+
+    def resume(self, job_id: str, values: Sequence[str]) -> Submitted:
+        if values:
+            raise UsageError("a server does not return whole specs; submit yours again with resume_from=JOB-ID")
+        return self._client.resume(job_id)
+
+    def cancel(self, job_id: str) -> Job:
+        return self._client.cancel(job_id)
+
+    def drive(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def is_driven(self) -> bool:
+        return True
+
+    def events(
+        self, job_id: str, *, phase: str | None = None, follow: bool = False, after: tuple[int, int] | None = None
+    ) -> Iterator[Event]:
+        return self._client.events(job_id, follow=follow, phase=phase, after=after)
+
+    def log(self, job_id: str, stream: str, *, attempt: int | None, follow: bool) -> Iterator[bytes]:
+        empty = True
+        for piece in self._read(job_id, stream, attempt, follow=follow):
+            empty = False
+            yield piece
+        if empty:
+            names = [item.stream for item in self.log_streams(job_id) if attempt in (None, item.attempt)]
+            if stream not in names:
+                raise UsageError(f"job {job_id} has no {stream}; it has {', '.join(sorted(set(names))) or 'no log'}")
+
+    def _read(self, job_id: str, stream: str, attempt: int | None, *, follow: bool) -> Iterator[bytes]:
+        if follow:
+            yield from self._client.follow_logs(job_id, stream, attempt=attempt)
+            return
+        offset = 0
+        while piece := self._client.logs(job_id, stream, attempt=attempt, offset=offset):
+            yield piece
+            offset += len(piece)
+
+    def log_streams(self, job_id: str) -> tuple[LogStream, ...]:
+        return self._client.log_streams(job_id)
+
+    def log_piece(self, job_id: str, stream: str, *, attempt: int, offset: int) -> bytes:
+        return self._client.logs(job_id, stream, attempt=attempt, offset=offset)
+
+    def artifacts(self, job_id: str) -> tuple[Artifact, ...]:
+        return self._client.artifacts(job_id)
+
+    def pieces(self, job_id: str, path: str, offset: int) -> Iterator[bytes]:
+        return self._client.pieces(job_id, path, offset)
+
+    def cost(self, *, job_id: str | None, project: str | None, month: datetime | None, limit: int) -> CostPage:
+        if job_id is None:
+            when = f"{month:%Y-%m}" if month is not None else None
+            return self._client.spending(project=project, month=when, limit=limit)
+        page, cost = self._client.job(job_id), self._client.job_cost(job_id)
+        line = JobSpending(
+            id=page.id,
+            name=page.name,
+            project=page.project,
+            status=page.status,
+            cents=cost.total.cents,
+            known_cents=cost.total.known_cents,
+            cents_per_hour=cost.cents_per_hour,
+            left_s=cost.left_s,
+            forecast_cents=cost.forecast_cents,
+            max_cost_cents=cost.max_cost_cents,
+        )
+        now = datetime.now(UTC)
+        return CostPage(month=None, project=None, jobs=(line,), more=0, projects=(), budgets=(), made_at=now)
+
+    def set_budget(self, project: str, period: str, cents: int | None) -> None:
+        from trainmaster.client import NotFound
+
+        if cents is not None:
+            self._client.set_budget(project, period, cents)
+            return
+        with contextlib.suppress(NotFound):  # there was none: nothing to remove
+            self._client.remove_budget(project, period)
+
+    def tokens(self) -> tuple[Token, ...]:
+        return self._client.tokens()
+
+    def create_token(self, name: str, *, role: str, project: str | None) -> str:
+        return self._client.create_token(name, role=role, project=project)
+
+    def revoke_token(self, name: str) -> None:
+        self._client.revoke_token(name)

@@ -1,0 +1,13 @@
+"""Roles of a token."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """Rights of a token in its project, or in every project where it names none."""
+
+    VIEWER = "viewer"  # read
+    USER = "user"  # and submit and cancel
+    ADMIN = "admin"  # and tokens, budgets, webhooks, the audit trail

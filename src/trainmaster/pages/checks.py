@@ -1,0 +1,14 @@
+"""Pre-flight checks of a job, on each node of each attempt."""
+
+from __future__ import annotations
+
+from trainmaster.api.codec import fill
+from trainmaster.api.iterations import CheckRecord, Checks
+from trainmaster.store import Database, nodes
+
+Page = Checks
+
+
+def read(db: Database, job_id: str) -> Checks:
+    """Every pre-flight check of a job."""
+    return Checks(checks=tuple(fill(CheckRecord, row) for row in nodes.list_checks(db, job_id)))

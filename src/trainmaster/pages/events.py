@@ -1,0 +1,22 @@
+"""Events of a job, a page at a time."""
+
+from __future__ import annotations
+
+from trainmaster.api.codec import fill
+from trainmaster.api.events import Event, Events
+from trainmaster.store import Database
+from trainmaster.store.events import list_events
+
+Page = Events
+
+
+def read(
+    db: Database, job_id: str, *, phase: str | None = None, after: tuple[int, int] | None = None, limit: int = 1000
+) -> Events:
+    """Events in (attempt, offset) order, behind the cursor `after`. `next` stays the same where none is new."""
+    rows = list_events(db, job_id, phase=phase, after=after, limit=limit)
+    following = rows[-1].cursor if rows else after
+    return Events(
+        events=tuple(fill(Event, row) for row in rows),
+        next="{}:{}".format(*following) if following is not None else None,
+    )

@@ -1,0 +1,38 @@
+"""The cost of one job: so far, per hour now, and forecast at its end."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from trainmaster.api.costs import Cost, JobCost
+from trainmaster.core.cost import Amount, add_up, burn, forecast
+from trainmaster.pages.cost import cents
+from trainmaster.store import Database, costs, eta, jobs
+
+Page = JobCost
+
+
+def read(db: Database, job_id: str, *, now: datetime | None = None) -> JobCost | None:
+    """The cost of a job; None if there is no such job."""
+    now = now or datetime.now(UTC)
+    job = jobs.find_job(db, job_id)
+    if job is None:
+        return None
+    with db.read() as conn:
+        spans = [span for charge in costs.list_charges(conn, jobs=[job_id]) for span in charge.spans]
+    amount, per_hour = add_up(spans, now=now), burn(spans)
+    left = eta.list_left(db, [job], now=now).get(job_id)
+    cap = job.spec.limits.max_cost
+    return JobCost(
+        job_id=job_id,
+        total=cost(amount),
+        cents_per_hour=per_hour,
+        left_s=left,
+        forecast_cents=cents(forecast(amount, cents_per_hour=per_hour, left_s=left)),
+        max_cost_cents=cents(None if cap is None else cap * 100),
+    )
+
+
+def cost(amount: Amount) -> Cost:
+    """An amount in whole cents."""
+    return Cost(cents=cents(amount.cents), known_cents=round(amount.known_cents), unknown_parts=amount.unknown)

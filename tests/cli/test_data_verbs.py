@@ -83,6 +83,18 @@ def test_a_vocabulary_too_small_for_the_data_is_damage(tmp_path: Path) -> None:
         assert answer(found)["damage"] == ["model.vocab 100 is less than the 256 tokens of the tokenizer"]
 
 
+def test_byte_data_for_a_model_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    raw = write(tmp_path / "a.jsonl", ["some text"])
+    (tmp_path / "model.yaml").write_text("model: {preset: llama3.1-8b}\n")
+    assert data("prepare", raw, "--out", tmp_path / "out", "-n", 1).exit_code == 0
+    for place in (raw, tmp_path / "out"):
+        found = data("validate", place, "--model", tmp_path / "model.yaml", "--json")
+        assert found.exit_code == 1
+        assert "model.vocab 128,256 is made for another tokenizer" in answer(found)["damage"][0]
+    (tmp_path / "model.yaml").write_text("model: {vocab: 320}\n")  # padded to a round number
+    assert data("validate", raw, "--model", tmp_path / "model.yaml").exit_code == 0
+
+
 def test_raw_files_are_read_whole_and_each_bad_document_named(tmp_path: Path) -> None:
     raw = write(tmp_path / "a.jsonl", ["one", "two", "one", ""])
     with raw.open("a") as file:

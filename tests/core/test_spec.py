@@ -45,6 +45,17 @@ def test_five_mistakes_give_five_messages_with_paths() -> None:
     assert "at most 1" in found["train.optimizer.lr"]
 
 
+def test_faults_between_fields_are_named_with_those_inside_them() -> None:
+    """`train` plus `command`, each with a fault of its own, and a zone: all at once, not one round after the other."""
+    with pytest.raises(SpecError) as found:
+        parse_spec({"name": "a", "train": {"steps": "many"}, "command": ["x", 5], "zone": "Atlantis", "env": {"": "x"}})
+    paths = [fault.path for fault in found.value.faults]
+    assert {"train.steps", "train", "zone", "env."} <= set(paths) and len(paths) == len(set(paths))
+    with pytest.raises(SpecError) as found:
+        parse_spec({"name": "a", "limits": {"grace_s": -1}})
+    assert [fault.path for fault in found.value.faults] == ["limits.grace_s", "train"]
+
+
 def test_a_missing_name_says_what_to_write() -> None:
     assert "name: llama-8b-trial" in faults({"command": ["true"]})["name"]
 

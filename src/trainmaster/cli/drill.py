@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trainmaster.cli import _console, _yaml_file
+from trainmaster.cli import _console, _document_kind, _yaml_file
 from trainmaster.core.errors import MissingExtra, SpecError, UsageError
 from trainmaster.core.results import exit_code
 from trainmaster.core.schema import build
@@ -60,7 +60,9 @@ def drill(
       trainmaster drill llama.yaml device=cpu --json
     """
     words = values or []
-    wanted = _yaml_file.load(config).read(lambda value: build(TrainConfig, _yaml_file.override(value, words)))
+    document = _yaml_file.load(config)
+    _document_kind.require_config(document, config)
+    wanted = document.read(lambda value: build(TrainConfig, _yaml_file.override(value, words)))
     limit = _count_gpus(wanted)
     ranks = processes or limit or 2
     if limit and max(ranks, other or 0) > limit:

@@ -16,6 +16,7 @@ from trainmaster.cli import _boundary
 # The order of the help page: the way a user meets the verbs. A verb that is not named here comes last.
 _ORDER = (
     "demo",
+    "examples",
     "check",
     "bandwidth",
     "isolate",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trainmaster.cli import _console, _yaml_file
+from trainmaster.cli import _console, _document_kind, _yaml_file
 from trainmaster.core.errors import Fault, SpecError, UsageError
 from trainmaster.core.schema import build
 from trainmaster.core.train_config import TrainConfig
@@ -63,7 +63,9 @@ def plan(
     from trainmaster.cli import _plan_view
     from trainmaster.estimate import answer as _plan_answer
 
-    wanted = _yaml_file.load(config).read(lambda value: build(TrainConfig, _yaml_file.override(value, values or [])))
+    document = _yaml_file.load(config)
+    _document_kind.require_config(document, config)
+    wanted = document.read(lambda value: build(TrainConfig, _yaml_file.override(value, values or [])))
     machine = _machine(instance)
     model = _model(gpu, machine.gpu if machine is not None else None)
     cluster = _cluster(model, gpus=gpus, nodes=nodes, machine=machine)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainmaster.cli import _console, _yaml_file
+from trainmaster.cli import _console, _document_kind, _yaml_file
 from trainmaster.cli._home import HomeOption, locate
 from trainmaster.cli._jobs import connect
 from trainmaster.cli._server import ServerOption
@@ -43,6 +43,7 @@ def submit(
       trainmaster submit job.yaml --server https://trainmaster.example.org --key nightly-2026-03-01
     """
     document = _yaml_file.load(spec)
+    _document_kind.require_spec(document, spec)
     words = [*(values or []), *([f"target={on}"] if on else [])]
     job = document.read(lambda value: parse_spec(_yaml_file.override(value, words)))
     if dry_run:

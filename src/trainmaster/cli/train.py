@@ -16,7 +16,8 @@ from typing import Annotated, Any
 
 import typer
 
-from trainmaster.cli import _console, _yaml_file
+from trainmaster.cli import _console, _document_kind, _yaml_file
+from trainmaster.cli._train_view import TrainView
 from trainmaster.core.errors import MissingExtra, SpecError
 from trainmaster.core.plan import CHECKPOINTS_VARIABLE, PLAN_FILE, RESUMABLE_EXIT, Plan, rank_log
 from trainmaster.core.schema import build
@@ -42,7 +43,9 @@ def train(
 
       trainmaster train llama.yaml steps=500 optimizer.lr=1e-3 --processes 2
     """
-    wanted = _yaml_file.load(config).read(lambda value: _parse(_yaml_file.override(value, values or []), processes))
+    document = _yaml_file.load(config)
+    _document_kind.require_config(document, config)
+    wanted = document.read(lambda value: _parse(_yaml_file.override(value, values or []), processes))
     _require_torch()
     plan = _plan(wanted, processes)
     folder = Path(plan.folder)
@@ -89,18 +92,19 @@ def _run(folder: Path) -> int:
     command = [sys.executable, "-m", "trainmaster.agent", str(folder / PLAN_FILE)]
     # Its own session: Ctrl-C reaches us alone, and the ranks hear of it once, from the agent.
     agent = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
-    with _passing_on(agent):
+    log = folder / rank_log(0)
+    with _passing_on(agent), TrainView() as view:
         offset = 0
         while agent.poll() is None:
-            offset = _print_from(folder / rank_log(0), offset)
+            offset = _show_from(log, offset, view)
             time.sleep(_LOOK_S)
-        _print_from(folder / rank_log(0), offset)
+        _show_from(log, offset, view)
     return agent.returncode
 
 
 @contextmanager
 def _passing_on(agent: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Whoever tells us to stop tells the agent, which saves first; we end when it has ended."""
+    """Pass SIGINT and SIGTERM on to the agent, which saves first; this process ends when the agent has ended."""
 
     def tell(*_: object) -> None:
         agent.send_signal(signal.SIGINT)
@@ -113,13 +117,12 @@ def _passing_on(agent: subprocess.Popen[bytes]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _print_from(log: Path, offset: int) -> int:
+def _show_from(log: Path, offset: int, view: TrainView) -> int:
     try:
         with log.open("rb") as file:
             file.seek(offset)
-            text = file.read()
+            piece = file.read()
     except FileNotFoundError:
         return offset
-    sys.stdout.buffer.write(text)
-    sys.stdout.flush()
-    return offset + len(text)
+    view.feed(piece)
+    return offset + len(piece)

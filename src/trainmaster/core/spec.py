@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import re
 import zoneinfo
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from trainmaster.core.errors import Fault
+from trainmaster.core.errors import Fault, SpecError
 from trainmaster.core.expect import Expect
 from trainmaster.core.ids import UUID_PATTERN
 from trainmaster.core.schema import build, field
@@ -85,6 +86,9 @@ class Inputs:
                 yield Fault(path=name, message="a path with `..` may lead anywhere; write it without")
 
 
+_EXACTLY_ONE = "write exactly one of `train:` (our trainer) or `command:` (your own)"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """One job. Exactly one of `train` and `command` says what it runs."""
@@ -120,7 +124,7 @@ class JobSpec:
 
     def faults(self) -> Iterator[Fault]:
         if (self.train is None) == (self.command is None):
-            yield Fault(path="train", message="write exactly one of `train:` (our trainer) or `command:` (your own)")
+            yield Fault(path="train", message=_EXACTLY_ONE)
         if self.command is not None and not self.command:
             yield Fault(path="command", message='the list is empty; write for example ["python", "train.py"]')
         if self.train is not None and self.inputs != Inputs():
@@ -144,5 +148,25 @@ def _zones() -> frozenset[str]:
 
 
 def parse_spec(mapping: object) -> JobSpec:
-    """A JobSpec from a plain mapping; SpecError with every fault."""
-    return build(JobSpec, mapping)
+    """A JobSpec from a plain mapping; SpecError with every fault, those between fields too."""
+    try:
+        return build(JobSpec, mapping)
+    except SpecError as wrong:
+        raise SpecError([*wrong.faults, *_faults_between(mapping, wrong.faults)]) from None
+
+
+def _faults_between(mapping: object, found: Sequence[Fault]) -> Iterator[Fault]:
+    """Faults that `build` did not look for because single fields are wrong: it is run again on the sound fields."""
+    if not isinstance(mapping, Mapping) or any(fault.path in ("", "train") for fault in found):
+        return
+    wrong = {re.split(r"[.\[]", fault.path)[0] for fault in found}
+    if (mapping.get("train") is None) == (mapping.get("command") is None):
+        yield Fault(path="train", message=_EXACTLY_ONE)
+    sound = {name: value for name, value in mapping.items() if name not in wrong}
+    if sound.get("train") is None and sound.get("command") is None:
+        sound["command"] = ["x"]  # stands for the one that is wrong or missing
+    try:
+        build(JobSpec, {"name": "x", **sound})
+    except SpecError as more:
+        told = {(fault.path, fault.message) for fault in found}
+        yield from (fault for fault in more.faults if fault.path != "train" and (fault.path, fault.message) not in told)

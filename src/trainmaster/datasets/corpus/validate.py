@@ -18,6 +18,8 @@ from trainmaster.datasets.corpus.prepare import Recipe
 _CODES: dict[str, Literal["H", "I"]] = {"uint16": "H", "uint32": "I"}
 _SHOWN = 20  # faults of one kind that are named; the rest are counted
 _SAMPLE_CHARACTERS = 300
+# A vocabulary is padded to a round number, for speed. Published models pad by less than a tenth; more is a mistake.
+_PADDING, _PADDING_TOKENS = 1.25, 1024
 
 Advance = Callable[[int], None]
 
@@ -72,8 +74,7 @@ def validate_prepared(
         report.wrong(str(wrong))
         return report
     report.tokenizer, report.vocab = index.tokenizer.name, index.tokenizer.vocab
-    if model_vocab is not None and index.tokenizer.vocab > model_vocab:
-        report.wrong(f"model.vocab {model_vocab} is less than the {index.tokenizer.vocab} tokens of the tokenizer")
+    _judge_vocab(report, index.tokenizer.vocab, model_vocab)
     report.empty = index.empty
     seen: dict[str, set[bytes]] = {split: set() for split in SPLITS}
     for split in SPLITS:
@@ -97,8 +98,7 @@ def validate_files(
     report = Report(kind="files")
     tokenizer = _tokenizer.load(recipe.tokenizer, end_token=recipe.end_token)
     report.tokenizer, report.vocab = tokenizer.name, tokenizer.vocab
-    if model_vocab is not None and tokenizer.vocab > model_vocab:
-        report.wrong(f"model.vocab {model_vocab} is less than the {tokenizer.vocab} tokens of the tokenizer")
+    _judge_vocab(report, tokenizer.vocab, model_vocab)
     seen: set[bytes] = set()
     for path in files:
         form = _files.format_of(_files.guess(path) or "text")
@@ -120,6 +120,18 @@ def validate_files(
         except (OSError, TrainmasterError) as wrong:
             report.wrong(str(wrong))
     return report
+
+
+def _judge_vocab(report: Report, tokens: int, model_vocab: int | None) -> None:
+    if model_vocab is None:
+        return
+    if tokens > model_vocab:
+        report.wrong(f"model.vocab {model_vocab:,} is less than the {tokens:,} tokens of the tokenizer")
+    elif model_vocab > max(tokens * _PADDING, tokens + _PADDING_TOKENS):
+        report.wrong(
+            f"model.vocab {model_vocab:,} is made for another tokenizer than {report.tokenizer}, which has {tokens:,} "
+            "tokens: the rest would never be trained; prepare the data with the model's own, --tokenizer tokenizer.json"
+        )
 
 
 def _shard(

@@ -1,0 +1,41 @@
+"""Job specs and training configs told apart, so that one given for the other is explained and not listed as faults."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainmaster.core.errors import UsageError
+from trainmaster.core.spec import JobSpec
+from trainmaster.core.train_config import TrainConfig
+
+if TYPE_CHECKING:
+    from trainmaster.cli._yaml_file import Document
+
+_SPEC = frozenset(field.name for field in fields(JobSpec))
+_CONFIG = frozenset(field.name for field in fields(TrainConfig))
+
+
+def require_config(document: Document, path: Path) -> None:
+    """UsageError for a job spec where a training config is needed."""
+    names = _names(document)
+    if names & {"train", "command"} and len(names & _SPEC) > len(names & _CONFIG):
+        raise UsageError(
+            f"{path} is a job spec, and this verb reads a training config: run `trainmaster submit {path}`, or put the "
+            "fields of its `train:` section into a file of their own"
+        )
+
+
+def require_spec(document: Document, path: Path) -> None:
+    """UsageError for a training config where a job spec is needed."""
+    names = _names(document)
+    if not names & {"train", "command"} and len(names & _CONFIG) > len(names & _SPEC):
+        raise UsageError(
+            f"{path} is a training config, and this verb reads a job spec: run `trainmaster train {path}`, or put its "
+            "fields under `train:` and add a `name:`"
+        )
+
+
+def _names(document: Document) -> set[str]:
+    return set(map(str, document.value)) if isinstance(document.value, dict) else set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainmaster.cli._plot import curve
+from trainmaster.cli._views.plot import curve
 
 
 def test_a_falling_line_goes_from_the_upper_left_to_the_lower_right() -> None:

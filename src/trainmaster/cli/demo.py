@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainmaster.cli import _console, _plot
+from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption, open_home
 from trainmaster.cli._jobs.home import SERVER_FILE
+from trainmaster.cli._views import plot
 from trainmaster.core.errors import MissingExtra, TrainmasterError
 from trainmaster.core.spec import JobSpec, parse_spec
 
@@ -170,7 +171,7 @@ def _sum_up(page: JobPage, report: Path, home: Path) -> bool:
     run, say = page.run, functools.partial(_console.out.print, soft_wrap=True)
     say()
     if run.curves.loss:
-        for line in _plot.curve(run.curves.loss, width=max(20, min(_console.out.width - 10, 72))):
+        for line in plot.curve(run.curves.loss, width=max(20, min(_console.out.width - 10, 72))):
             _console.out.out(line)
         say(f"{'':9}[dim]training loss over {run.step} steps[/]\n")
     good = page.status == "completed" and run.loss_ratio is not None and run.loss_ratio <= _MUST_FALL_TO

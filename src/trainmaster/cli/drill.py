@@ -73,7 +73,7 @@ def drill(
     if out is not None and out.exists() and any(out.iterdir()):
         raise UsageError(f"--out {out}: not empty; name a new folder")
 
-    from trainmaster.cli import _drill
+    from trainmaster.cli._views import drill_proof
     from trainmaster.train.drill import plan as plans
     from trainmaster.train.drill.run import Drill
 
@@ -84,11 +84,11 @@ def drill(
     with _interruptible(), _folder(out) as folder, _progress(quiet=as_json) as say:
         proof = Drill(plan, folder.absolute(), say).run()
         if out is not None:
-            _drill.save(proof, out)
+            drill_proof.save(proof, out)
     if as_json:
-        _console.as_json(_drill.document(proof))
+        _console.as_json(drill_proof.document(proof))
     else:
-        _drill.show(proof)
+        drill_proof.show(proof)
         if out is not None:
             _console.note(f"report in {out}")
     raise typer.Exit(exit_code(proof.overall))

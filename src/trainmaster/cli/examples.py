@@ -44,9 +44,9 @@ def examples(
 
 def folder() -> Path:
     """The folder of the examples: in the package where it was installed, in docs/ of a checkout."""
-    import trainmaster
+    from trainmaster import cli
 
-    package = Path(trainmaster.__file__).parent
+    package = Path(cli.__file__).parents[1]
     for place in (package / "examples", package.parents[1] / "docs" / "examples"):
         if place.is_dir():
             return place

@@ -60,7 +60,7 @@ def plan(
       trainmaster plan llama.yaml parallel.recompute=full --gpu H100-SXM --gpus 16 --price 2.5 --json
     """
     from trainmaster.bench import bus
-    from trainmaster.cli import _plan_view
+    from trainmaster.cli._views import plan_table
     from trainmaster.estimate import answer as _plan_answer
 
     document = _yaml_file.load(config)
@@ -83,7 +83,7 @@ def plan(
     if json:
         _console.as_json(answer)
     else:
-        _plan_view.show(answer)
+        plan_table.show(answer)
     if answer["fits"] is False:
         raise typer.Exit(1)
 

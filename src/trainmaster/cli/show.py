@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from trainmaster.cli import _console, _plot
+from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption
 from trainmaster.cli._jobs import connect
 from trainmaster.cli._server import ServerOption
+from trainmaster.cli._views import plot
 
 if TYPE_CHECKING:
     from trainmaster.api.jobs import JobPage
@@ -61,7 +62,7 @@ def _print(page: JobPage) -> None:
         _console.out.print(f"attempt {attempt.number:<3} {attempt.report or 'placed'}{ended}")
         for line in attempt.evidence.get("last_lines") or []:
             _console.out.print(f"    [dim]{escape(str(line))}[/]")
-    for line in _plot.curve(run.curves.loss, width=60, height=8):
+    for line in plot.curve(run.curves.loss, width=60, height=8):
         _console.out.out(line)
 
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from trainmaster.cli import _console, _document_kind, _yaml_file
-from trainmaster.cli._train_view import TrainView
+from trainmaster.cli._views.train_bar import TrainView
 from trainmaster.core.errors import MissingExtra, SpecError
 from trainmaster.core.plan import CHECKPOINTS_VARIABLE, PLAN_FILE, RESUMABLE_EXIT, Plan, rank_log
 from trainmaster.core.schema import build

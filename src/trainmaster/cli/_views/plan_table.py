@@ -7,7 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
-from trainmaster.cli import _console, _plot
+from trainmaster.cli import _console
+from trainmaster.cli._views import plot
 
 _FIRST_COLUMNS, _COLUMN = 23, 8  # widths of the table of GPUs
 _WHAT = {
@@ -37,7 +38,7 @@ def show(answer: Mapping[str, Any]) -> None:
     _console.out.print(_table(answer))
     peak = answer["peak_learning_rate"]
     _console.out.print(f"\n[bold]Learning rate[/] over {answer['run']['steps']:,} steps, as a share of {peak:g}")
-    for line in _plot.curve([(step, rate / peak) for step, rate in answer["learning_rates"]], width=60, height=5):
+    for line in plot.curve([(step, rate / peak) for step, rate in answer["learning_rates"]], width=60, height=5):
         _console.out.print(line, style="cyan")
     for note in answer["notes"]:
         _console.out.print(f"[dim]note: {_console.plain(note)}[/]", soft_wrap=True)

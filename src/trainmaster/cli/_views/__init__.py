@@ -1,0 +1,1 @@
+"""Terminal views: tables, bars and curves that verbs print."""

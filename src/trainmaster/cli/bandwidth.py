@@ -37,7 +37,8 @@ def bandwidth(
     ] = None,
     backend: Annotated[str | None, typer.Option(help="nccl or gloo; without: nccl where there are GPUs.")] = None,
     expect_transport: Annotated[
-        str | None, typer.Option(metavar="NAME", help="EFA, IB, NVLS, P2P or Socket must have carried it.")
+        str | None,
+        typer.Option(metavar="NAME", help="Required: EFA, IB, gIB, FasTrak, NVLS, P2P or Socket."),
     ] = None,
     min_busbw: Annotated[
         float | None, typer.Option(metavar="GB/S", help="Your own floor for the largest size, instead of a baseline.")
@@ -88,7 +89,9 @@ def bandwidth(
             chosen = names if collective else ("all_reduce",)
             result = runner.run(Host(), chosen, max_size=max_size or "8G", least_gbps=min_busbw)
         else:
-            result = runner.judge(_read(nccl_tests), ranks=ranks, least_gbps=min_busbw, expected=wanted)
+            stated = names[0] if collective and len(names) == 1 else None
+            text = _read(nccl_tests)
+            result = runner.judge(text, ranks=ranks, least_gbps=min_busbw, expected=wanted, collective=stated)
         _end(result, as_json=as_json, strict=strict)
     if backend not in (None, "nccl", "gloo"):
         raise UsageError(f"--backend {backend}: nccl or gloo")

@@ -25,6 +25,8 @@ def cancel(
 ) -> None:
     """Cancel a job: it is asked to save, killed after its grace, and all it held is given back.
 
+    Where no server or worker drives the job, this command does it and returns when the job has ended.
+
     [bold]Examples[/]
 
       trainmaster cancel 3f2a
@@ -33,6 +35,9 @@ def cancel(
     """
     with connect(home, server) as jobs:
         asked: Job | JobLine = jobs.cancel(jobs.find(job))
+        if not wait and not jobs.is_driven():
+            _console.note("no server or worker runs on this home folder: this command stops the job itself")
+            wait = True
         if wait:
             with jobs.drive():
                 asked = wait_for(jobs, asked.id)

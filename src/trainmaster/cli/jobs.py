@@ -11,12 +11,12 @@ from rich.table import Table
 
 from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption
-from trainmaster.cli._jobs import connect
+from trainmaster.cli._jobs import connect, warn_undriven
 from trainmaster.cli._server import ServerOption
 from trainmaster.core.states import Status
 
 if TYPE_CHECKING:
-    from trainmaster.api.jobs import JobsPage
+    from trainmaster.api.jobs import JobLine, JobsPage
 
 
 def jobs(
@@ -43,13 +43,14 @@ def jobs(
     """
     with connect(home, server) as source:
         found = source.list(status=status, project=project, find=find, limit=limit, offset=offset)
+        undriven = any(not line.final for line in found.jobs) and warn_undriven(source)
     if json:
         _console.as_json(found)
     else:
-        _print(found, offset)
+        _print(found, offset, undriven=undriven)
 
 
-def _print(found: JobsPage, offset: int) -> None:
+def _print(found: JobsPage, offset: int, *, undriven: bool) -> None:
     table = Table(box=None, header_style="dim", pad_edge=False)
     for column in ("job", "name", "project", "status", "stage", "step", "loss", "tok/s", "age"):
         table.add_column(column, justify="right" if column in ("step", "loss", "tok/s", "age") else "left")
@@ -58,9 +59,9 @@ def _print(found: JobsPage, offset: int) -> None:
             line.id[:8],
             escape(line.name),
             escape(line.project),
-            _console.paint(line.status) + (f" [dim]({line.reason})[/]" if line.reason else ""),
+            _console.paint(line.status) + _remark(line, undriven=undriven),
             line.stage or "",
-            f"{line.step}/{line.steps}" if line.step is not None else "",
+            _steps(line),
             f"{line.loss:.4f}" if line.loss is not None else "",
             f"{line.tokens_per_s:,.0f}" if line.tokens_per_s is not None else "",
             age(line.created_at),
@@ -69,6 +70,18 @@ def _print(found: JobsPage, offset: int) -> None:
     shown = len(found.jobs)
     if shown < found.total:
         _console.note(f"{shown} of {found.total}; --offset {offset + shown} shows more")
+
+
+def _remark(line: JobLine, *, undriven: bool) -> str:
+    if undriven and not line.final:
+        return " [dim](not driven)[/]"
+    return f" [dim]({line.reason})[/]" if line.reason else ""
+
+
+def _steps(line: JobLine) -> str:
+    if line.step is None:
+        return ""
+    return f"{line.step}/{line.steps}" if line.steps is not None else str(line.step)  # a program of your own has no end
 
 
 def age(then: datetime) -> str:

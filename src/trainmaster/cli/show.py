@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption
-from trainmaster.cli._jobs import connect
+from trainmaster.cli._jobs import connect, warn_undriven
 from trainmaster.cli._server import ServerOption
 from trainmaster.cli._views import plot
 
@@ -33,6 +33,8 @@ def show(
     """
     with connect(home, server) as jobs:
         found = jobs.show(jobs.find(job))
+        if not found.final:
+            warn_undriven(jobs)
     if json:
         _console.as_json(found)
     else:

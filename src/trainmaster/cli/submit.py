@@ -71,7 +71,15 @@ def _follow(jobs: Jobs, job_id: str) -> int:
     from trainmaster.cli._follow import follow
 
     _console.note("Ctrl-C stops watching, not the job")
-    with jobs.drive():
-        ended = follow(jobs, job_id)
+    try:
+        with jobs.drive():
+            ended = follow(jobs, job_id)
+    except KeyboardInterrupt:
+        if not jobs.is_driven():
+            _console.note(
+                f"job {job_id} goes on, and nothing drives it until a server runs (trainmaster serve); "
+                f"to stop it: trainmaster cancel {job_id}"
+            )
+        raise
     _console.out.print(f"{_console.paint(ended.status)} {_console.plain(ended.message)}")
     return 0 if ended.status == "completed" else 1

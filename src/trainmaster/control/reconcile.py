@@ -99,6 +99,7 @@ async def _loop(
             try:
                 renew = time.monotonic() - renewed > leases.LENGTH_S / 3
                 due, running, renewed_now = await asyncio.to_thread(_look, context.db, liveness, renew=renew)
+                liveness.beat()
                 renewed = time.monotonic() if renewed_now else renewed
                 if leads is not None:
                     leads.set()

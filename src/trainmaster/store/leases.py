@@ -134,5 +134,13 @@ def others(db: Database, token: str) -> dict[str, str]:
         return {row.lease_token: row.lease_owner or "" for row in conn.execute(query.distinct())}
 
 
+def is_held_elsewhere(db: Database, host: str) -> bool:
+    """Whether a reconciler on another machine than `host` holds an open job now."""
+    with db.read() as conn:
+        query = select(_JOBS.lease_owner).where(_JOBS.stage.is_not(None), _JOBS.lease_until >= clock(conn))
+        owners = conn.execute(query.distinct()).scalars()
+        return any(owner is not None and owner.partition(" ")[0] != host for owner in owners)
+
+
 def _free(now: datetime, dead: Collection[str]) -> ColumnElement[bool]:
     return or_(_JOBS.lease_token.is_(None), _JOBS.lease_until < now, _JOBS.lease_token.in_(list(dead)))

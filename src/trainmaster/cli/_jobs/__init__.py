@@ -13,6 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from trainmaster.cli import _console
+
 if TYPE_CHECKING:
     from trainmaster.api.access import Token
     from trainmaster.api.costs import CostPage
@@ -51,7 +53,10 @@ class Jobs(Protocol):
         """Keep jobs progressing while the block runs, where no server does."""
 
     def is_driven(self) -> bool:
-        """Whether a server works on the jobs."""
+        """Whether a server or a worker drives the jobs now."""
+
+    def last_driven(self) -> datetime | None:
+        """When the jobs were last driven; None: never, or not known."""
 
     def events(
         self, job_id: str, *, phase: str | None = None, follow: bool = False, after: tuple[int, int] | None = None
@@ -98,6 +103,16 @@ def connect(home: Path | None, server: str | None, *, storage: str | None = None
         yield HomeJobs(folder, db, storage=storage)
     finally:
         db.close()
+
+
+def warn_undriven(jobs: Jobs) -> bool:
+    """Say on standard error that nothing drives the jobs, and since when their state is unknown; whether it did."""
+    if jobs.is_driven():
+        return False
+    since = jobs.last_driven()
+    known = f"open jobs are shown as of {since.astimezone():%Y-%m-%d %H:%M:%S}" if since else "no job was started yet"
+    _console.note(f"no server or worker runs on this home folder: {known}; start one with: trainmaster serve")
+    return True
 
 
 def wait(jobs: Jobs, job_id: str, *, tick: Callable[[], None] = lambda: None) -> JobLine:

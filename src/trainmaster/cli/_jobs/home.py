@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import re
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -97,7 +98,15 @@ class HomeJobs:
         return driving(self.db, self.home)
 
     def is_driven(self) -> bool:
-        return (self.home / SERVER_FILE).exists()
+        from trainmaster.control import liveness
+        from trainmaster.store import leases
+
+        return liveness.is_alive(self.home) or leases.is_held_elsewhere(self.db, socket.gethostname())
+
+    def last_driven(self) -> datetime | None:
+        from trainmaster.control import liveness
+
+        return liveness.last_seen(self.home)
 
     def events(
         self, job_id: str, *, phase: str | None = None, follow: bool = False, after: tuple[int, int] | None = None

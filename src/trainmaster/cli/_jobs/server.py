@@ -91,6 +91,9 @@ class ServerJobs:
     def is_driven(self) -> bool:
         return True
 
+    def last_driven(self) -> datetime | None:
+        return None
+
     def events(
         self, job_id: str, *, phase: str | None = None, follow: bool = False, after: tuple[int, int] | None = None
     ) -> Iterator[Event]:

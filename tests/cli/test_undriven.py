@@ -1,0 +1,75 @@
+"""Jobs that nothing drives: `jobs` and `show` say so and since when, `cancel` stops the job by itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SPEC = "name: long\npreflight: { level: 0 }\ncommand: [sleep, '300']\nlimits: { grace_s: 2 }\n"
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> Path:
+    """A home whose only job runs, and whose `submit --follow` was ended by Ctrl-C."""
+    (tmp_path / "job.yaml").write_text(SPEC)
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "server.json").write_text('{"pid": 1, "url": "http://127.0.0.1:1"}')  # left behind by a killed server
+    command = [sys.executable, "-m", "trainmaster", "submit", str(tmp_path / "job.yaml"), "--follow"]
+    with subprocess.Popen(command, env=environment(home), stderr=subprocess.PIPE, text=True) as follower:
+        while status(home) != "running":
+            assert follower.poll() is None
+            time.sleep(0.2)
+        assert "not driven" not in trainmaster(home, "jobs").stdout
+        follower.send_signal(signal.SIGINT)
+        _, said = follower.communicate(timeout=60)
+    assert "nothing drives it until a server runs" in said
+    return home
+
+
+def test_an_undriven_job_is_shown_as_such_and_cancel_ends_it(left: Path) -> None:
+    ranks = processes(left)
+    assert ranks, "the job goes on without its follower"
+    listed = trainmaster(left, "jobs")
+    assert "running (not driven)" in listed.stdout
+    assert "no server or worker runs on this home folder: open jobs are shown as of 20" in listed.stderr
+    assert "no server or worker runs" in trainmaster(left, "show", "long").stderr
+    done = trainmaster(left, "cancel", "long")
+    assert done.returncode == 0 and "cancelled" in done.stdout, done.stderr
+    assert status(left) == "cancelled" and not processes(left)
+    assert "not driven" not in trainmaster(left, "jobs").stdout, "nothing is open any more"
+
+
+def status(home: Path) -> str | None:
+    jobs = json.loads(trainmaster(home, "jobs", "--json").stdout)["jobs"]
+    return jobs[0]["status"] if jobs else None
+
+
+def processes(home: Path) -> list[int]:
+    """Processes whose environment names this home: the agent's and the ranks'."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes()
+            folder = str((entry / "cwd").readlink())
+        except OSError:
+            continue
+        if words.startswith(b"sleep\x00300") and (str(home) in (entry / "environ").read_bytes().decode() + folder):
+            found.append(int(entry.name))
+    return found
+
+
+def trainmaster(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "trainmaster", *words]
+    return subprocess.run(command, check=False, env=environment(home), capture_output=True, text=True, timeout=120)
+
+
+def environment(home: Path) -> dict[str, str]:
+    return {**os.environ, "TRAINMASTER_HOME": str(home), "NO_COLOR": "1", "COLUMNS": "300"}

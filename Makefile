@@ -2,18 +2,18 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-# Test files run side by side; many of them wait for ranks and servers more than they compute.
+# Test files run in parallel; many of them wait for ranks and servers more than they compute.
 WORKERS ?= 2
 export TRAINMASTER_HOME ?= $(CURDIR)/.trainmaster
 
-.PHONY: help demo test lint types unit again fuzz api-fuzz chaos chaos-control outages serve clean system-packages
+.PHONY: help demo test quick lint types parallel alone fuzz api-fuzz chaos chaos-control outages serve clean system-packages
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
 
 demo: $(VENV)/.run ## check this machine, train a small model on it, write the report
 	$(BIN)/trainmaster demo
 
-test: $(VENV)/.dev system-packages lint types unit ## set up everything, then lint, types and every test
+test: $(VENV)/.dev system-packages lint types parallel alone ## set up everything, then lint, types and every test
 
 lint: $(VENV)/.dev ## ruff: style and mistakes
 	$(BIN)/ruff check .
@@ -22,33 +22,34 @@ lint: $(VENV)/.dev ## ruff: style and mistakes
 types: $(VENV)/.dev ## mypy, strict
 	$(BIN)/mypy
 
-unit: $(VENV)/.dev ## the tests alone; skipped ones are listed with their reason
-	$(BIN)/pytest -rs -n $(WORKERS) --dist loadfile || $(MAKE) --no-print-directory again
+quick: $(VENV)/.dev ## the inner loop, under a minute: no test that is slow or starts a process, a server or a browser
+	$(BIN)/pytest -n $(WORKERS) -p no:schemathesis -p no:playwright -m "not spawns and not slow and not alone"
 
-# Hundreds of tests start real servers, ranks and agents and kill them; on a busy machine one of them can be late.
-again: $(VENV)/.dev ## the tests that failed, once more and one at a time; what fails twice has failed
-	@echo "These failed, and run once more by themselves:"
-	$(BIN)/pytest -rs -v --last-failed --last-failed-no-failures none
+parallel: $(VENV)/.dev ## every test but those that depend on timing; skipped ones are listed with their reason
+	$(BIN)/pytest -rs -n $(WORKERS) --dist loadfile -m "not alone"
 
-fuzz: $(VENV)/.dev ## 100,000 damaged inputs for every parser; ARGS='--only dcgm --seed 7 --cases 1' runs one again
+alone: $(VENV)/.dev ## the tests that depend on timing, one at a time
+	$(BIN)/pytest -rs -m alone
+
+fuzz: $(VENV)/.dev ## 100,000 damaged inputs for every parser; ARGS='--only dcgm --seed 7 --cases 1' repeats one
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(ARGS)
 
-api-fuzz: $(VENV)/.dev ## 6,500 cases of the API's own document; ARGS='--seed 7 --as viewer' asks others
+api-fuzz: $(VENV)/.dev ## 6,500 requests made from the API's own document; ARGS='--seed 7 --as viewer' makes others
 	PYTHONPATH=tests $(BIN)/python -m web.api_fuzz $(ARGS)
 
-chaos: $(VENV)/.dev ## kill and damage a run in every way; ARGS='--seed 7 --case 31' lives through one case again
+chaos: $(VENV)/.dev ## kill and damage a run in every way; ARGS='--seed 7 --case 31' repeats one case
 	PYTHONPATH=tests $(BIN)/python -m train.crash $(ARGS)
 
-chaos-control: $(VENV)/.dev ## kill the control plane at every commit and effect; ARGS='--sample 6' draws some places
+chaos-control: $(VENV)/.dev ## kill the control plane at every commit and effect; ARGS='--sample 6' takes some of them
 	PYTHONPATH=tests $(BIN)/python -m control.drill $(ARGS)
 
-outages: $(VENV)/.dev ## database, storage and disk gone for a whole minute, under a running job
+outages: $(VENV)/.dev ## database, storage and disk unavailable for a minute while a job runs
 	TRAINMASTER_OUTAGE_S=60 $(BIN)/pytest tests/control/test_outages.py -o timeout=900
 
-serve: $(VENV)/.run ## the dashboard over this clone's home folder
+serve: $(VENV)/.run ## the server and dashboard of this clone's home folder
 	$(BIN)/trainmaster serve
 
-system-packages: ## what the browser tests need, where we may install it
+system-packages: ## install the system packages that the tests use, where that is allowed
 	@sh tools/system-packages.sh
 
 clean: ## remove the virtual environment and this clone's jobs
@@ -64,4 +65,6 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	# HyperPod's own log agent judges our heartbeat lines in a test. Its package pins another torch, so it comes alone.
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps hyperpod-elastic-agent==1.1.3
 	@touch $@ $(VENV)/.run

@@ -16,6 +16,8 @@ from s3_server import S3, serve
 from trainmaster.core.event_catalog import CHECK_VARIABLE
 from trainmaster.store import Database, open_database
 
+pytest_plugins = ["record", "spawn_guard"]
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Request
 
@@ -82,7 +84,7 @@ def postgres() -> Iterator[Postgres]:
     server.close()
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.spawns)])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Where an empty database is: once for each kind that the product supports."""
     if request.param == "sqlite":

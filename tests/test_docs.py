@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from test_layers import FILES, PACKAGE, TABLE
 from trainmaster.cli import _yaml_file
 from trainmaster.cli.main import build as build_cli
 from trainmaster.core.schema import build
@@ -21,10 +22,12 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 
+@pytest.mark.spawns
 def test_the_spec_page_is_what_the_code_says() -> None:
     subprocess.run([sys.executable, str(ROOT / "tools" / "write_spec_doc.py"), "--check"], check=True)
 
 
+@pytest.mark.spawns
 def test_the_events_page_is_what_the_catalogue_says() -> None:
     subprocess.run([sys.executable, str(ROOT / "tools" / "write_events_doc.py"), "--check"], check=True)
 
@@ -57,3 +60,55 @@ def test_every_make_target_in_the_readme_exists() -> None:
     targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = set(re.findall(r"`make ([a-z0-9-]+)`|^make ([a-z0-9-]+)", (ROOT / "README.md").read_text(), re.MULTILINE))
     assert {first or second for first, second in named} <= targets
+
+
+ARCHITECTURE = ROOT / "docs" / "ARCHITECTURE.md"
+
+
+def import_table() -> str:
+    """The table of tests/test_layers.py as the page shows it; a failing test prints what to write."""
+    lines = [
+        "| folder | ours | ours, inside functions | third-party | third-party, inside functions |",
+        "|---|---|---|---|---|",
+    ]
+    everything = {folder for folder in TABLE if not folder.startswith("__")}
+    for folder, rule in TABLE.items():
+        if folder.startswith("__"):
+            continue
+        lazy = "everything" if rule.ours_lazy >= everything else ", ".join(sorted(rule.ours_lazy))
+        cells = [", ".join(sorted(rule.ours)), lazy, ", ".join(sorted(rule.third)), ", ".join(sorted(rule.third_lazy))]
+        lines.append(f"| {folder} | " + " | ".join(cell or "–" for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def test_the_architecture_page_has_the_import_table() -> None:
+    assert import_table() in ARCHITECTURE.read_text(), f"docs/ARCHITECTURE.md should hold:\n{import_table()}"
+
+
+def test_the_architecture_page_has_the_tree() -> None:
+    listed = re.findall(r"^\| `(\w+)/` \|", ARCHITECTURE.read_text(), re.MULTILINE)
+    folders = {path.parent.relative_to(PACKAGE).parts[0] for path in FILES if path.parent != PACKAGE}
+    assert len(listed) == len(set(listed))
+    assert set(listed) == folders == {folder for folder in TABLE if not folder.startswith("__")}
+
+
+def test_every_file_that_the_architecture_page_names_exists() -> None:
+    named = re.findall(r"`([a-z_]+/[\w/]+\.py)`", ARCHITECTURE.read_text())
+    assert len(named) > 50
+    assert [name for name in named if not ((PACKAGE / name).exists() or (ROOT / name).exists())] == []
+
+
+def test_each_tour_counts_its_files() -> None:
+    tours = re.findall(
+        r"^### [^\n]* \((\d+) files; before: \d+\)\n(.*?)(?=^#|\Z)", ARCHITECTURE.read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert len(tours) == 4
+    for count, text in tours:
+        steps = "\n".join(line for line in text.splitlines() if re.match(r"\d+\. ", line))
+        assert len(set(re.findall(r"`([a-z_]+/[\w/]+\.py)`", steps))) == int(count), text
+
+
+def test_every_word_of_the_glossary_has_one_meaning() -> None:
+    words = re.findall(r"^\| ([a-z -]+) \|", (ROOT / "docs" / "GLOSSARY.md").read_text(), re.MULTILINE)[1:]
+    assert len(words) >= 30
+    assert words == sorted(set(words))

@@ -7,6 +7,7 @@ folders that have grown too large.
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -81,6 +82,11 @@ class Import:
     lazy: bool
 
 
+@functools.cache
+def parse(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
 def imports(tree: ast.AST, *, lazy: bool = False) -> Iterator[Import]:
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
@@ -102,7 +108,7 @@ def _type_checking(node: ast.AST) -> bool:
 def offences(folder: str, source: str) -> list[str]:
     """What in this source the table forbids a file of this folder."""
     allowed, found = TABLE[folder], []
-    for item in imports(ast.parse(source)):
+    for item in imports(parse(source)):
         top, *rest = item.name.split(".")
         if top == "trainmaster":
             other = rest[0] if rest else ""
@@ -173,7 +179,7 @@ def arrows(source: str, modules: Collection[str]) -> set[str]:
     Python also runs the packages around an imported module; that is no arrow, as no name of them is used.
     """
     found = set()
-    for item in imports(ast.parse(source)):
+    for item in imports(parse(source)):
         name = item.name
         while name and name not in modules:
             name = name.rpartition(".")[0]
@@ -250,7 +256,7 @@ def private_imports(path: Path, source: str) -> list[str]:
     """Imports of a name with a leading underscore by a file outside the folder that holds it, or a folder in that."""
     own = ("trainmaster", *path.relative_to(PACKAGE).parent.parts)
     found = []
-    for item in imports(ast.parse(source)):
+    for item in imports(parse(source)):
         parts = item.name.split(".")
         at = next((at for at, part in enumerate(parts) if part.startswith("_") and not part.startswith("__")), None)
         if parts[0] != "trainmaster" or at is None:
@@ -298,7 +304,7 @@ MAX_FOLDER_ENTRIES = 45
 def long_functions(source: str) -> list[str]:
     return [
         node.name
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(parse(source))
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         and (node.end_lineno or 0) - node.lineno + 1 > MAX_FUNCTION_LINES
     ]

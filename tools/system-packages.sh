@@ -1,15 +1,29 @@
 #!/bin/sh
-# Install what the tests need from the system: Chromium, for the pages and the report, an SSH server,
-# for the targets and checks that reach other machines, Slurm, for draining nodes, and PostgreSQL, for the store. Where we may not, say so:
-# the tests that need it are then skipped, each with its reason.
+# Install the system packages that the tests use. Where that is not allowed, the tests that need one are skipped, each
+# with its reason. One line per package: the program or file that the tests really use, then the package that has it.
 set -u
-missing=""
-for pair in "chromium:chromium" "/usr/share/fonts/truetype/liberation:fonts-liberation" \
-    "/usr/sbin/slurmctld:slurm-wlm" "/usr/sbin/munged:munge" \
-    "/usr/sbin/sshd:openssh-server" "/usr/lib/postgresql:postgresql"; do
-    probe=${pair%%:*}
-    command -v "$probe" >/dev/null 2>&1 || [ -e "$probe" ] || missing="$missing ${pair#*:}"
-done
+
+NEEDED='
+chromium                                                        chromium
+/usr/share/fonts/truetype/liberation/LiberationSans-Regular.ttf fonts-liberation
+sshd                                                            openssh-server
+ssh-keygen                                                      openssh-client
+slurmctld                                                       slurm-wlm
+munged                                                          munge
+/usr/lib/postgresql/*/bin/initdb                                postgresql
+'
+
+PATH="$PATH:/usr/sbin"
+there() {
+    # The pattern is expanded on purpose: the folder of PostgreSQL carries its version.
+    # shellcheck disable=SC2086
+    set -- $1
+    command -v "$1" >/dev/null 2>&1 || [ -e "$1" ]
+}
+
+missing=$(echo "$NEEDED" | while read -r probe package; do
+    [ -z "$probe" ] || there "$probe" || printf ' %s' "$package"
+done)
 [ -z "$missing" ] && exit 0
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
     echo "installing:$missing"
@@ -17,4 +31,4 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
     # shellcheck disable=SC2086
     if apt-get update -qq && apt-get install -y -qq --no-install-recommends $missing >/dev/null; then exit 0; fi
 fi
-echo "not installed:$missing (needs root and apt); the tests that use it are skipped"
+echo "not installed:$missing (needs root and apt); the tests that use them are skipped"

@@ -8,7 +8,11 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from trainmaster.core.states import Reason
+
+pytestmark = pytest.mark.alone
 
 TRAIN = {
     "model": {"layers": 1, "width": 16, "heads": 2, "kv_heads": 1, "ffn_width": 16},

@@ -9,6 +9,8 @@ import pytest
 
 from trainmaster.core.states import Reason
 
+pytestmark = pytest.mark.alone
+
 HERE = 'cd "$(dirname $TRAINMASTER_STOP)"; '
 POLITE = HERE + "trap 'echo saved; exit 75' TERM; echo up > up-$RANK; while :; do sleep 0.02; done"
 STUBBORN = HERE + "trap '' TERM; echo $$ > up-$RANK; while :; do sleep 0.02; done"

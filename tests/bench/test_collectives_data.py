@@ -63,6 +63,7 @@ def test_right_data_is_right_and_that_of_another_round_is_not(name: str, world: 
         assert stale.count == one.result.numel()
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_any_single_flipped_bit_is_found_where_it_is(data: st.DataObject) -> None:
@@ -87,6 +88,7 @@ def test_a_sum_without_one_rank_or_with_one_twice_is_wrong() -> None:
         assert ruler.compare(sent[0] + sent[1] + sent[2] + sent[2], [whole]) is not None
 
 
+@pytest.mark.spawns
 def test_a_rank_that_receives_a_flipped_bit_fails_the_run_and_is_named(tmp_path: Path) -> None:
     sweep = Sweep(
         backend="gloo", processes=3, collectives=("all_gather", "broadcast"), min_bytes=12288, max_bytes=24576,

@@ -20,6 +20,8 @@ from trainmaster.bench.collectives.progress import Progress, ProgressFile, Progr
 from trainmaster.bench.collectives.sweep import points
 from trainmaster.core.results import Overall
 
+pytestmark = pytest.mark.alone
+
 PLAN = points(Sweep(min_bytes=1024, max_bytes=4096), "gloo")
 SICK_RANK = (sys.executable, str(Path(__file__).with_name("sick_rank.py")))
 

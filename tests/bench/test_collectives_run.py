@@ -29,6 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, list[Row]]:
     return report, live
 
 
+@pytest.mark.spawns
 def test_every_collective_is_measured_at_every_size_and_told_as_it_finishes(run: tuple[Report, list[Row]]) -> None:
     report, live = run
     assert [(row.collective, row.size_bytes) for row in report.rows] == [
@@ -39,6 +40,7 @@ def test_every_collective_is_measured_at_every_size_and_told_as_it_finishes(run:
     assert all(0 < row.median_us <= row.p95_us for row in report.rows)
 
 
+@pytest.mark.spawns
 def test_bus_bandwidth_is_what_nccl_tests_would_print(run: tuple[Report, list[Row]]) -> None:
     factors = {"all_reduce": 4 / 3, "all_gather": 2 / 3, "reduce_scatter": 2 / 3, "all_to_all": 2 / 3}
     for row in run[0].rows:
@@ -48,6 +50,7 @@ def test_bus_bandwidth_is_what_nccl_tests_would_print(run: tuple[Report, list[Ro
         assert row.algbw_gbps == pytest.approx(moved / row.time_us / 1e3)
 
 
+@pytest.mark.spawns
 def test_without_a_baseline_it_is_measured_and_not_judged(run: tuple[Report, list[Row]]) -> None:
     report, _ = run
     assert report.overall is Overall.INCOMPLETE
@@ -60,17 +63,20 @@ def test_without_a_baseline_it_is_measured_and_not_judged(run: tuple[Report, lis
     }
 
 
+@pytest.mark.spawns
 def test_the_report_is_json_and_comes_back_from_it(run: tuple[Report, list[Row]]) -> None:
     plain = json.loads(json.dumps(document(run[0])))
     assert (plain.pop("overall"), plain.pop("exit_code")) == ("INCOMPLETE", 3)
     assert schema.build(Report, plain) == run[0]
 
 
+@pytest.mark.spawns
 def test_ranks_leave_nothing_running(run: tuple[Report, list[Row]]) -> None:
     assert len(run[0].members) == 3
     assert not [member.pid for member in run[0].members if Path(f"/proc/{member.pid}").exists()]
 
 
+@pytest.mark.spawns
 def test_one_rank_alone_runs_every_collective_and_is_no_verdict_on_speed() -> None:
     report = measure(Sweep(backend="gloo", processes=1, max_bytes=8192, seconds=0.001), least_gbps=0.0)
     assert [row.collective for row in report.rows] == list(COLLECTIVES)

@@ -33,6 +33,7 @@ def test_exit_codes(words: list[str], code: int, verdict: str) -> None:
     assert done.stdout.count("to do:") == 1
 
 
+@pytest.mark.slow
 def test_the_bad_node_is_named_in_words_and_in_json() -> None:
     fault = f"{SMALL},fault=node:n017:0.5"
     assert "bad node n017: loses" in run("--sim", fault).stdout

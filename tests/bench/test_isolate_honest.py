@@ -33,6 +33,7 @@ def test_a_healthy_fabric_passes_and_nobody_is_named(seed: int) -> None:
     assert not said.suspects and not said.candidates and not said.not_cleared
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", ["glitch=0.01", "spread=0.03", "noise=0.1", "noise=0.2", "noise=0.4", "uplink_flows=2"]
 )
@@ -41,6 +42,7 @@ def test_disturbance_is_not_blamed_on_a_part(words: str) -> None:
     assert not said.suspects
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["noise=0.4", "uplink_flows=2"])
 def test_results_too_wild_to_clear_anybody_are_no_pass(words: str) -> None:
     assert run(f"nodes=64,racks=8,spines=4,seed=1,{words}").verdict is Overall.INCOMPLETE

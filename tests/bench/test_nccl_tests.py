@@ -108,6 +108,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.spawns
 def test_installed_tests_are_run_with_every_gpu_and_judged(tools: Path) -> None:
     (tools / "output").write_text(one_node())
     install(tools, "all_reduce_perf", f'echo "$@" > {tools}/words; cat {tools}/output')
@@ -116,6 +117,7 @@ def test_installed_tests_are_run_with_every_gpu_and_judged(tools: Path) -> None:
     assert (tools / "words").read_text().split() == "-b 8K -e 128M -f 2 -g 8 -c 1".split()
 
 
+@pytest.mark.spawns
 def test_tests_that_fail_hang_or_are_absent_are_no_pass(tools: Path) -> None:
     absent = nccl_tests.run(Host(), ["all_reduce"])
     assert overall(absent) is Overall.INCOMPLETE

@@ -43,6 +43,7 @@ def test_everybody_meets_everybody_once_and_nobody_two_at_once(count: int) -> No
         assert len(busy) == len(set(busy))
 
 
+@pytest.mark.slow
 def test_one_flipped_bit_is_found_and_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     patterns = memory_pattern.patterns(False)
     real, written = patterns["0x55"], []
@@ -80,6 +81,7 @@ def test_walking_bits_walk_and_addresses_differ() -> None:
     assert len({*one.tolist(), *other.tolist()}) == 2000
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul")  # a CPU without bf16 says so, and takes another way
 def test_a_work_that_changes_its_bits_once_is_found(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     real = corruption._WORKS["training"]

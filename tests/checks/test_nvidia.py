@@ -159,6 +159,7 @@ def damaged(draw: st.DrawFn) -> tuple[str, int]:
     return text, len(kept)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(damaged(), st.sampled_from([None, 8]))
 def test_a_gpu_that_is_not_there_never_passes(case: tuple[str, int], stated: int | None) -> None:

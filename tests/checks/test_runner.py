@@ -106,6 +106,7 @@ def test_a_question_that_hangs_does_not_block_the_other_checks(add: Add) -> None
     assert (dead.verdict, good.verdict) == (Verdict.ERROR, Verdict.PASS)
 
 
+@pytest.mark.spawns
 def test_a_command_that_hangs_costs_its_timeout_once(add: Add) -> None:
     asked: list[tuple[str, ...]] = []
 

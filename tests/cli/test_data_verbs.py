@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner, Result
 
 from trainmaster.cli.main import build
@@ -51,6 +52,7 @@ def test_prepared_data_is_told_of_and_found_good(tmp_path: Path) -> None:
     assert other.exit_code != 0 and "other settings" in str(other.exception)
 
 
+@pytest.mark.slow
 def test_every_damaged_file_of_a_prepared_folder_is_named(tmp_path: Path) -> None:
     for number in range(3):
         write(tmp_path / f"{number}.jsonl", ["x" * 1000 + f"{number} {n}" for n in range(1100)])

@@ -54,6 +54,7 @@ def mine(done: Result, job_id: str) -> list[dict[str, object]]:
     return [item for item in json.loads(done.stdout)["leftovers"] if item["attempt"] == f"{job_id}.1"]
 
 
+@pytest.mark.spawns
 def test_a_live_job_is_left_alone_and_a_finished_one_is_reaped(running: Handle, job_id: str, tmp_path: Path) -> None:
     home = str(tmp_path / "home")
     db = open_database(tmp_path / "home" / "trainmaster.db")
@@ -77,6 +78,7 @@ def test_a_live_job_is_left_alone_and_a_finished_one_is_reaped(running: Handle, 
     db.close()
 
 
+@pytest.mark.spawns
 def test_another_home_is_shown_and_never_touched(running: Handle, job_id: str, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
@@ -86,6 +88,7 @@ def test_another_home_is_shown_and_never_touched(running: Handle, job_id: str, t
     assert is_running(running)
 
 
+@pytest.mark.spawns
 def test_the_target_alone_is_enough(running: Handle, job_id: str, tmp_path: Path) -> None:
     ended = run("--json", "--yes", "--no-database", "--home", str(tmp_path / "home"))
     assert mine(ended, job_id)[0]["result"] == "ended", ended.output

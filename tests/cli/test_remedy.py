@@ -90,6 +90,7 @@ def test_kubernetes_speaks_kubectl(bundle: Bundle, run: Callable[..., Result]) -
     ]
 
 
+@pytest.mark.slow
 def test_more_nodes_than_the_limit_and_none_is_touched(bundle: Bundle, run: Callable[..., Result]) -> None:
     bad = bundle(*(node(f"n{place}", FAILED if place < 3 else PASSED) for place in range(20)))
     told = run("remedy", bad, "--yes")  # a tenth of 20 is 2

@@ -39,6 +39,7 @@ def test_rejudged_it_is_the_same_byte_for_byte(bundle: Path) -> None:
     assert (bundle / "report.html").exists()
 
 
+@pytest.mark.spawns
 def test_every_check_of_this_machine_rejudges_to_the_same_bytes(tmp_path: Path) -> None:
     """Whatever a check finds here, it finds again in what was captured."""
     first, _ = invoke("check", "--out", str(tmp_path / "run"), "--json")
@@ -55,11 +56,13 @@ def test_the_verdict_holds_no_time_and_health_does(bundle: Path) -> None:
     assert {result["took_s"] for result in verdict["nodes"][0]["results"]} == {0.0}
 
 
+@pytest.mark.slow
 def test_another_expectation_gives_another_verdict(bundle: Path) -> None:
     assert invoke("rejudge", str(bundle), "--expect", "gpus=8")[0] == 1
     assert invoke("rejudge", str(bundle))[0] == 0
 
 
+@pytest.mark.slow
 def test_a_changed_capture_gives_another_verdict(bundle: Path) -> None:
     Machine(bundle / "nodes" / "h200").answer("disk", "/dev/shm", {"free_bytes": 9, "total_bytes": 9, "free_files": 9})
     assert invoke("rejudge", str(bundle), "--json")[1].encode() != (bundle / "verdict.json").read_bytes()
@@ -131,6 +134,7 @@ def test_to_be_measured_no_more_is_worse_and_silence_is_told() -> None:
     assert {(c.kind, c.check) for c in changes} == {("gone", "a"), ("new", "answer")}
 
 
+@pytest.mark.slow
 def test_the_diff_is_printed_and_in_the_json(bundle: Path, tmp_path: Path) -> None:
     words = ["check", "--replay", str(H200), *ONLY, "--expect", "gpus=2", "--diff", str(bundle)]
     code, text = invoke(*words)

@@ -29,6 +29,8 @@ from trainmaster.store.rows import JobRow
 from .drill import workload
 from .driving import driven, wait
 
+pytestmark = pytest.mark.alone
+
 OUTAGE_S = float(os.environ.get("TRAINMASTER_OUTAGE_S", "1.5"))
 ALL = workload.ITERATIONS * workload.EPOCHS
 SOURCE = str(Path(__file__).parents[2] / "src")

@@ -39,12 +39,14 @@ def close(a: float, b: float) -> bool:
     return a == pytest.approx(b, rel=1e-9, abs=1e-6)
 
 
+@pytest.mark.slow
 @given(st.lists(spans(), max_size=6), seconds, seconds)
 def test_cost_is_monotone_in_time(paid: list[Span], first: int, more: int) -> None:
     now, later = T0 + timedelta(seconds=first), T0 + timedelta(seconds=first + more)
     assert add_up(paid, now=later).known_cents >= add_up(paid, now=now).known_cents >= 0
 
 
+@pytest.mark.slow
 @given(st.lists(spans(price=st.none() | prices), max_size=6), st.integers(0, 6), seconds)
 def test_cost_is_additive_over_attempts(paid: list[Span], cut: int, after: int) -> None:
     now = T0 + timedelta(seconds=after)
@@ -52,6 +54,7 @@ def test_cost_is_additive_over_attempts(paid: list[Span], cut: int, after: int) 
     assert close(whole.known_cents, parts.known_cents) and whole.unknown == parts.unknown
 
 
+@pytest.mark.slow
 @given(st.lists(spans(), max_size=4), spans(price=st.none()), seconds)
 def test_unknown_stays_unknown(paid: list[Span], unpriced: Span, after: int) -> None:
     now = T0 + timedelta(seconds=after)

@@ -45,6 +45,7 @@ def grow(content: bytes, cuts: list[int]) -> list[Line]:
     return found + split(content[offset:], offset=offset, zone=UTC, last=True)
 
 
+@pytest.mark.slow
 @at_ease
 @given(content=files, cuts=st.lists(st.integers(min_value=0, max_value=600), max_size=8))
 @example(content=b'{"phase":"A","event":"b"}\n{"pha', cuts=[1, 26, 27])
@@ -57,6 +58,7 @@ def test_any_chunking_gives_the_same_lines_and_every_byte_once(content: bytes, c
     assert ends[-1] == len(content)
 
 
+@pytest.mark.slow
 @at_ease
 @given(files)
 def test_a_line_is_an_event_or_a_fault_that_any_database_and_json_reader_takes(content: bytes) -> None:
@@ -77,6 +79,7 @@ def test_parse_takes_any_bytes(raw: bytes) -> None:
     assert event is not None or fault
 
 
+@pytest.mark.slow
 @at_ease
 @given(
     phase=st.text(min_size=1, max_size=20),
@@ -96,6 +99,7 @@ def test_what_we_render_reads_back_as_it_was_written(
     assert render(event) == line
 
 
+@pytest.mark.slow
 @at_ease
 @given(documents)
 @example({"phase": "A", "event": "b", "x": 1e308})

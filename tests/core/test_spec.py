@@ -128,6 +128,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from([f.name for f in fields(JobSpec)]) | st.text(), json_values, max_size=6))
 def test_any_mapping_is_taken_or_refused_with_faults(mapping: dict[str, Any]) -> None:
     try:

@@ -60,6 +60,7 @@ def pace(config: TrainConfig, gpu: Any = H200, ranks: int = 1, bus: float | None
     return speed.measure(config.model, setting, gpu, calibration.load().speed, bus_gbps=bus)
 
 
+@pytest.mark.slow
 @given(configs())
 def test_more_of_anything_needs_more_memory(config: TrainConfig) -> None:
     model = config.model
@@ -71,6 +72,7 @@ def test_more_of_anything_needs_more_memory(config: TrainConfig) -> None:
     assert peak(replace(config, master="fp32")) >= peak(replace(config, master="bf16"))
 
 
+@pytest.mark.slow
 @given(configs())
 def test_computing_again_keeps_less_and_takes_longer(config: TrainConfig) -> None:
     def kept(again: Any) -> int:
@@ -87,6 +89,7 @@ def test_computing_again_keeps_less_and_takes_longer(config: TrainConfig) -> Non
     assert took("none") <= took("layers") <= took("full")
 
 
+@pytest.mark.slow
 @given(configs(), st.sampled_from([2, 4, 8]))
 def test_more_gpus_hold_less_each_and_are_faster_together(config: TrainConfig, ranks: int) -> None:
     facts = calibration.load().memory

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from fuzz import oracle
 from fuzz.targets import TARGETS, Target
 
+pytestmark = pytest.mark.slow
+
 CASES = 300
 targets = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 
@@ -38,6 +40,7 @@ def test_anything_at_all(target: Target, raw: str | bytes) -> None:
     oracle.check_noise(target, raw)
 
 
+@pytest.mark.slow
 @targets
 @settings(max_examples=60, deadline=None)
 @given(rng=st.randoms(use_true_random=False))

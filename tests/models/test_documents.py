@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import pytest
 import torch
 from torch.nn.attention.flex_attention import flex_attention
 
@@ -45,6 +46,7 @@ def test_one_document_a_row_is_plain_attention() -> None:
     torch.testing.assert_close(one, model(TOKENS), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_masks_in_blocks_hide_what_whole_ones_hide() -> None:
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(2, 4, 12, 16, generator=generator)

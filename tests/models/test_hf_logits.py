@@ -17,6 +17,8 @@ from trainmaster.models import hf
 from trainmaster.models.hf_config import from_hf, to_hf
 from trainmaster.models.llama import Llama
 
+pytestmark = pytest.mark.slow
+
 TOLERANCE = 1e-4
 TOKENS = torch.randint(0, 256, (2, 48), generator=torch.Generator().manual_seed(1))  # longer than the tiny window
 SHAPE = {

@@ -39,6 +39,7 @@ def test_every_published_model_is_there() -> None:
     assert {name for name in presets.names() if not name.startswith("tiny-")} == set(PUBLISHED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", presets.names())
 def test_the_label_equals_the_dimensions(name: str) -> None:
     preset, config = presets.find(name), build(ModelConfig, {"preset": name})

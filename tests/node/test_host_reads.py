@@ -80,6 +80,7 @@ def test_a_snapshot_asks_once_and_repeats_errors_too() -> None:
     assert asked == ["/good", "/bad"]
 
 
+@pytest.mark.spawns
 def test_variables_of_the_work_to_come_are_seen_and_passed_on() -> None:
     host = Host(env={"TRAINMASTER_CHECKPOINTS": "/data"})
     assert host.env("TRAINMASTER_CHECKPOINTS") == "/data"

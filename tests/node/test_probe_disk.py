@@ -38,6 +38,7 @@ def test_damaged_data_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert probe_disk.probe(tmp_path, most_mib=4)["intact"] is False
 
 
+@pytest.mark.spawns
 def test_what_cannot_be_written_is_told(tmp_path: Path) -> None:
     ran = Host().run("python", "-m", "trainmaster.node.probe_disk", "/proc/self")
     assert ran.exit_code == 1
@@ -46,5 +47,6 @@ def test_what_cannot_be_written_is_told(tmp_path: Path) -> None:
     assert Host().run("python", "-m", "trainmaster.node.probe_disk", str(tmp_path / "file")).exit_code == 1
 
 
+@pytest.mark.spawns
 def test_it_takes_one_folder() -> None:
     assert Host().run("python", "-m", "trainmaster.node.probe_disk").exit_code == 2

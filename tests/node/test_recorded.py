@@ -12,6 +12,7 @@ from trainmaster.node.host import Host
 from trainmaster.node.recorded import CapturingHost, RecordedHost
 
 
+@pytest.mark.spawns
 def test_every_answer_replays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_SETTING", "8")
     live = CapturingHost(Host(), tmp_path / "machine")
@@ -43,6 +44,7 @@ def test_every_answer_replays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ]
 
 
+@pytest.mark.spawns
 def test_refusals_replay_as_what_they_were(tmp_path: Path) -> None:
     live = CapturingHost(Host(), tmp_path / "machine")
     replay_of = {

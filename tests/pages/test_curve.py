@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +11,7 @@ from trainmaster.pages.parts.downsample import Curve, number, whole
 VALUES = st.one_of(st.none(), st.floats(-1e6, 1e6))
 
 
+@pytest.mark.slow
 @given(st.lists(VALUES, max_size=400), st.integers(8, 60))
 def test_bounded_ordered_and_no_extreme_is_lost(values: list[float | None], limit: int) -> None:
     curve = Curve(limit=limit)

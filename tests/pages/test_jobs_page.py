@@ -60,6 +60,7 @@ def test_pages_hold_every_job_once(db: Database) -> None:
     assert jobs.read(db, limit=3).total == 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("many", [2, 9])
 def test_the_cost_does_not_grow_with_the_jobs(db: Database, many: int) -> None:
     for _ in range(many):

@@ -67,6 +67,7 @@ def test_names_are_escaped() -> None:
     assert figure.find(".//path").get("data-name") == "<b>&\"'"
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 10**7), st.one_of(st.none(), FINITE)), min_size=1, max_size=20))
 def test_any_points_give_a_well_formed_chart(points: list[tuple[float, float | None]]) -> None:
     markup = chart.render(key="a", title="A", x_name="step", lines=[Line(name="a", points=points)], zero=True)

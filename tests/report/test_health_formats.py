@@ -79,6 +79,7 @@ def _by_counts(root: ET.Element, view: View) -> str:
     return "WARN" if warned else "PASS"
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(healths.HEALTHS)
 @example(healths.mixed())
@@ -90,6 +91,7 @@ def test_all_formats_agree(health: ClusterHealth) -> None:
     assert set(told.values()) == {str(health.overall)}, told
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(healths.HEALTHS)
 def test_the_same_health_gives_the_same_bytes(health: ClusterHealth) -> None:

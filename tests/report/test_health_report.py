@@ -206,6 +206,7 @@ def test_a_curve_by_size_as_the_collectives_tell_it() -> None:
     assert summary["performance_summary"] == {"distributed_all_reduce_bandwidth_gbps": 3.8}
 
 
+@pytest.mark.slow
 def test_a_large_cluster_stays_a_small_file() -> None:
     assert len(report.render_html(healths.cluster_of(256))) < 8_000_000
 

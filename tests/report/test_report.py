@@ -65,6 +65,7 @@ def test_a_report_needs_nothing_from_outside(db: Database) -> None:
     assert "default-src 'none'" in unescape(html)
 
 
+@pytest.mark.slow
 def test_a_long_run_is_still_a_small_file(db: Database) -> None:
     story = samples.Story(db).start().move(Stage.RUNNING)
     story.tell(Event(phase="STEP", event="metrics", data=samples.metrics(step)) for step in range(1, 8_001))

@@ -165,6 +165,7 @@ def test_a_migration_is_named_for_its_revision() -> None:
     assert migrate.revisions() == in_order
 
 
+@pytest.mark.slow
 def test_databases_may_be_made_at_the_same_time(tmp_path: Path) -> None:
     """Each in a thread of its own; what makes and migrates them works on one thing at a time."""
     with ThreadPoolExecutor(4) as pool:

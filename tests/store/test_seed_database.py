@@ -18,7 +18,7 @@ from trainmaster.store import Database, attempts, events, iterations, jobs, open
 AT = datetime(2025, 11, 4, 10, 0, 0, tzinfo=UTC)
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.spawns)])
 def db(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
     """One database of each kind for all of them: every test has jobs of its own."""
     if request.param == "sqlite":

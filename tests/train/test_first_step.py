@@ -7,7 +7,11 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from .runs import RunHere, Start, tiny
+
+pytestmark = pytest.mark.alone
 
 # The main thread waits in C for a lock that nobody gives back: no Python handler runs there, as in a long compilation.
 STUCK = """

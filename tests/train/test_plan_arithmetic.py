@@ -80,6 +80,7 @@ def test_a_checkpoint_holds_the_bytes_that_are_planned(run_here: RunHere, tmp_pa
     assert ran.named("CHECKPOINT", "saved")[-1]["data"]["bytes"] >= planned
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, when it first compiles
 @pytest.mark.parametrize(
     ("compiled", "again", "changes"),

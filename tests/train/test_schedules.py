@@ -101,6 +101,7 @@ def test_the_tails_of_wsd_hang_as_they_are_called() -> None:
     assert [at("cosine", step) for step in (80, 90, 100)] == pytest.approx([1, 0.5, 0])
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=40), st.integers(1, 5), st.floats(0.1, 0.9))
 def test_plateau_cuts_only_after_patience_and_never_below_its_least(
     losses: list[float], patience: int, factor: float

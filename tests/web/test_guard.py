@@ -14,6 +14,7 @@ from trainmaster.web.app import create_app
 JOBS = "/v1/training/jobs"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", ["localhost", "localhost:9000", "127.0.0.1:8470", "[::1]:8470", "LOCALHOST"])
 def test_names_of_loopback_are_let_in(client: TestClient, host: str) -> None:
     assert client.get("/healthz", headers={"host": host}).status_code == 200

@@ -17,7 +17,7 @@ from web.conftest import BASE, LOCAL
 from web.furnished import JOBS, NOBODY, iterated
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.spawns)])
 def db(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
     """Read by all tests of the module, which change it only by what each says itself."""
     if request.param == "sqlite":

@@ -37,8 +37,7 @@ def bandwidth(
     ] = None,
     backend: Annotated[str | None, typer.Option(help="nccl or gloo; without: nccl where there are GPUs.")] = None,
     expect_transport: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Required: EFA, IB, gIB, FasTrak, NVLS, P2P or Socket."),
+        str | None, typer.Option(metavar="NAME", help="EFA, IB, NVLS, P2P or Socket must have carried it.")
     ] = None,
     min_busbw: Annotated[
         float | None, typer.Option(metavar="GB/S", help="Your own floor for the largest size, instead of a baseline.")
@@ -89,9 +88,7 @@ def bandwidth(
             chosen = names if collective else ("all_reduce",)
             result = runner.run(Host(), chosen, max_size=max_size or "8G", least_gbps=min_busbw)
         else:
-            stated = names[0] if collective and len(names) == 1 else None
-            text = _read(nccl_tests)
-            result = runner.judge(text, ranks=ranks, least_gbps=min_busbw, expected=wanted, collective=stated)
+            result = runner.judge(_read(nccl_tests), ranks=ranks, least_gbps=min_busbw, expected=wanted)
         _end(result, as_json=as_json, strict=strict)
     if backend not in (None, "nccl", "gloo"):
         raise UsageError(f"--backend {backend}: nccl or gloo")

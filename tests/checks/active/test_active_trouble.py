@@ -71,6 +71,7 @@ class HangsOnOne(Host):
         return self._recorded.env(name)
 
 
+@pytest.mark.spawns
 def test_a_real_hang_is_killed_in_time_and_the_capture_replays(machine: Machine, tmp_path: Path) -> None:
     answer(machine, "gemm", 3)
     host = CapturingHost(HangsOnOne(machine), tmp_path / "captured")
@@ -217,6 +218,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, _probe.Probed
     return {check: checks.load(check).read(RecordedHost(folder)) for check in ACTIVE}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", ACTIVE)
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())

@@ -14,6 +14,7 @@ DOES_NOT_APPLY = {"gpu_retired", "gpu_fabric"}
 REAL = (H200 / "commands" / "nvidia-smi_-q_-x.out").read_text()
 
 
+@pytest.mark.slow
 def test_eight_of_eight_pass(machine: Machine) -> None:
     machine.gpus(8)
     expect = {"gpus": 8, "gpu_model": "h200", "driver": "580", "gpu_memory_gib": 140.0}

@@ -103,6 +103,7 @@ def test_a_value_that_is_gone_is_never_a_pass(name: str, leaf: str) -> None:
     assert "pass" not in {str(finding.verdict) for finding in judge(name, gone)}
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.dictionaries(st.sampled_from(sorted(FIRST.leaves)), st.text(max_size=12), min_size=1, max_size=6))
 def test_no_text_makes_a_check_fall_over(damage: dict[str, str]) -> None:

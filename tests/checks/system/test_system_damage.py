@@ -22,6 +22,7 @@ def kinds(machine: Machine) -> list[str]:
     return sorted({re.sub(r"\d+", "#", path): path for path in held}.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("garbage", ["", "\ufffd?\n-1 x"])
 @pytest.mark.parametrize("node", ["metal with RoCE", "EFA"])
 def test_no_check_breaks_on_a_damaged_file(machine: Machine, node: str, garbage: str) -> None:

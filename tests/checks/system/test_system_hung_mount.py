@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.alone
+
 SCRIPT = """
 import ctypes, json, os, sys
 from trainmaster.checks.system import mounts

@@ -63,6 +63,7 @@ def test_pid_and_name_are_read_where_they_are() -> None:
     assert (xid.pid, xid.process, xid.text) == (None, None, "Ch 00000008")
 
 
+@pytest.mark.slow
 def test_200_thousand_lines_are_counted_and_not_kept() -> None:
     lines = (
         f"[{n}.5] NVRM: Xid (PCI:0000:{n % 29:02x}:00): 95, pid=7, name=python, Uncontained" for n in range(200_000)

@@ -14,6 +14,8 @@ from trainmaster.train.checkpoint.write import write
 
 from ..runs import RunHere, read_events, tiny
 
+pytestmark = pytest.mark.alone
+
 
 def test_no_step_is_begun_that_could_cost_more_than_was_said(
     run_here: RunHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

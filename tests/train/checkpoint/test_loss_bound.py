@@ -71,6 +71,7 @@ def lose_most(tiers: list[Tier], step_s: float, seed: int, steps: int = 400) -> 
     return {t.name: lost for t, lost in zip(tiers, worst, strict=True)}
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.tuples(EVERY, BUSY), min_size=1, max_size=3), STEP_S, st.integers(0, 99))
 def test_no_run_loses_more_than_its_bound(rows: list[tuple[int, float]], step_s: float, seed: int) -> None:

@@ -39,6 +39,7 @@ class Ranks:
     master_addr: str | None  # None only where one process is the whole job
     master_port: int | None
     launcher: Launcher
+    restart: int = 0  # times that the launcher has restarted its ranks
 
 
 def detect(env: Env) -> Ranks:
@@ -81,6 +82,7 @@ def _torchrun(env: Env) -> Ranks:
     return Ranks(
         rank=rank, world_size=world, local_rank=local_rank, local_world_size=local_world,
         node_rank=node_rank, nodes=nodes, master_addr=address, master_port=port, launcher="torchrun",
+        restart=_count(env, "TORCHELASTIC_RESTART_COUNT", default=0),
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ class RankInfo:
     node_rank: int
     nodes: int
     master: tuple[str, int] | None  # rendezvous host and port; None for a single rank
+    restart: int = 0  # times that the launcher has restarted the ranks (torchrun --max-restarts)
 
     def share(self, total: int) -> range:
         """This rank's contiguous share of `total` items; the shares of all ranks cover each item once."""
@@ -49,4 +50,5 @@ def find_rank_info(ranks: Ranks) -> RankInfo:
         node_rank=ranks.node_rank,
         nodes=ranks.nodes,
         master=None if alone else (str(ranks.master_addr), int(ranks.master_port or 0)),
+        restart=ranks.restart,
     )

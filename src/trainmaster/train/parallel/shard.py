@@ -14,13 +14,13 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.distributed_c10d import Store
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
 from trainmaster.core.errors import UsageError
 from trainmaster.core.parallel_config import ParallelConfig
 from trainmaster.core.train_config import TrainConfig
 from trainmaster.models.llama import Llama, count_parameters
+from trainmaster.train.parallel import rendezvous
 from trainmaster.train.parallel.rank_info import RankInfo
 
 Precision = Literal["fp32", "bf16"]
@@ -68,17 +68,10 @@ def join(rank_info: RankInfo, device: torch.device, *, timeout_s: float) -> Worl
     if rank_info.nodes == 1:
         # Gloo otherwise takes the interface of the host's own name, which need not exist or may be filtered.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store: Store | None = None
-    if rank_info.master is None or rank_info.world_size == 1:
-        # A lone rank needs no port, and two lone runs on one machine cannot meet by mistake.
-        store = dist.HashStore()  # type: ignore[attr-defined]
-    else:
-        # Through the environment, not by a store of our own: under torchrun the agent already holds this port.
-        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = rank_info.master[0], str(rank_info.master[1])
     dist.init_process_group(
         # Gloo stays beside NCCL for what lives on the CPU: stop flags, file lists, checkpoint plans.
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        store=store,
+        store=rendezvous.open_store(rank_info, timeout_s=timeout_s),
         rank=rank_info.rank,
         world_size=rank_info.world_size,
         timeout=timedelta(seconds=timeout_s),

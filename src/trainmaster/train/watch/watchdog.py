@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any, Protocol
 
 from trainmaster.core.plan import RESUMABLE_EXIT
@@ -234,20 +233,14 @@ def meet(rank_info: RankInfo) -> tuple[list[RankProcess], Callable[[], Store] | 
     """Processes of all ranks, and a function that opens another connection to the rendezvous store."""
     import torch.distributed as dist
 
+    from trainmaster.train.parallel import rendezvous
+
     mine = RankProcess(rank=rank_info.rank, node=rank_info.node_rank, host=socket.gethostname(), pid=os.getpid())
     if rank_info.master is None or rank_info.world_size == 1:
         return [mine], None
     everyone: list[Any] = [None] * rank_info.world_size
     dist.all_gather_object(everyone, mine)
-    host, port = rank_info.master
-
-    def connect() -> Store:
-        store: Store = dist.TCPStore(  # type: ignore[attr-defined]
-            host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=30)
-        )
-        return store
-
-    return everyone, connect
+    return everyone, lambda: rendezvous.connect(rank_info)
 
 
 def _key(rank: int) -> str:

@@ -28,7 +28,7 @@ def test_what_holds_lets_the_ranks_start(node: Any) -> None:
     assert [event["event"] for event in found] == ["start", "check", "end"]
     assert found[0]["data"] == {"planned": ["cpu"]}
     assert set(found[1]["data"]) == {"check", "verdict", "took_s", "findings"}
-    assert set(found[1]["data"]["findings"][0]) == {"verdict", "reason", "action", "device", "values"}
+    assert set(found[1]["data"]["findings"][0]) == {"verdict", "reason", "action", "device", "values", "proof"}
     assert found[2]["data"]["overall"] in (Overall.PASS, Overall.WARN)
 
 
@@ -55,6 +55,16 @@ def test_what_was_not_measured_is_no_pass_unless_allowed(node: Any, allowed: boo
     assert next(event["data"] for event in node.events() if event["event"] == "end") == {"overall": "INCOMPLETE"}
     assert node.record().reason is (None if allowed else Reason.CHECK_INCOMPLETE)
     assert started(node) is allowed
+
+
+@pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="here is a GPU")
+def test_a_profile_of_a_gpu_keeps_a_machine_without_one_from_starting(node: Any) -> None:
+    others = [name for name in checks.plan(1) if name not in ("gpu_count", "gpu_model")]
+    code, _ = node.run(node.shell(UP, preflight={"level": 1, "skip": others, "profile": "H200"}))
+    assert code == 1
+    assert node.record().reason is Reason.CHECK_FAILED
+    assert "gpu_model=H200" in node.record().message
+    assert not started(node)
 
 
 def test_a_check_that_does_not_exist_keeps_them_from_starting(node: Any) -> None:

@@ -13,6 +13,7 @@ from trainmaster.checks import profiles
 from trainmaster.cli.main import build
 from trainmaster.core.errors import SpecError
 from trainmaster.core.expect import Expect
+from trainmaster.core.gpus import UNVERIFIED
 
 SEED_INSTANCES = """
     ml.g5.xlarge ml.g5.12xlarge ml.p4d.24xlarge ml.p4de.24xlarge ml.p5.48xlarge ml.p5e.48xlarge ml.p5en.48xlarge
@@ -23,8 +24,10 @@ SEED_INSTANCES = """
 def test_every_fact_has_a_source() -> None:
     for model in profiles.gpus().values():
         assert model.names
-        assert all(source.startswith("http") or " " in source for source in model.sources.values())
-        assert {"memory_gb", "hbm_gbps"} <= set(model.sources)
+        sources = [source for source in model.sources.values() if source != UNVERIFIED]
+        assert all(source.startswith("http") or " " in source for source in sources)
+        assert {"generation", "cuda_min"} & set(model.sources)
+        assert {"memory_gb", "memory_kind"} <= set(model.sources)
     for instance in profiles.instances().values():
         assert instance.gpu in profiles.gpus()
         assert "DescribeInstanceTypes" in instance.source

@@ -112,7 +112,7 @@ def test_nodes_that_are_out_count_against_the_limit(bundle: Bundle, run: Callabl
     [
         silent("n2"),
         node("n2", error("nvidia-smi hung", action="reboot")),
-        node("n2", skip("no GPU")),
+        node("n2", skip("no GPU", proof="gpus=0")),
         NodeHealth(node="n2", level=1, planned=("gpu_ecc",), results=()),
     ],
     ids=["silent", "error", "all skipped", "did not report"],

@@ -114,7 +114,7 @@ def test_unlimited_is_a_value_and_not_told_is_none() -> None:
 
 def test_a_check_that_skips_on_one_node_alone_is_told() -> None:
     nodes = [node(f"n{i}", ("ib_ports", [ok("8 ports", ports=8)])) for i in range(4)]
-    nodes.append(node("n4", ("ib_ports", [skip("no InfiniBand here and none expected")])))
+    nodes.append(node("n4", ("ib_ports", [skip("no InfiniBand here", proof="no device")])))
     (finding,) = compare(nodes)["drift"]
     assert (finding.verdict, finding.device) == (Verdict.WARN, "n4")
 

@@ -128,7 +128,7 @@ def test_a_diff_tells_what_got_worse_better_new_gone_and_changed() -> None:
 
 
 def test_to_be_measured_no_more_is_worse_and_silence_is_told() -> None:
-    assert [c.kind for c in diff.compare(run(a=ok("x")), run(a=skip("x")))] == ["worse"]
+    assert [c.kind for c in diff.compare(run(a=ok("x")), run(a=skip("x", proof="y")))] == ["worse"]
     gone = Silent(node="n1", verdict=Verdict.ERROR, reason="no route", action="look")
     changes = diff.compare(run(a=ok("x")), ClusterHealth(asked=("n1",), nodes=(), silent=(gone,)))
     assert {(c.kind, c.check) for c in changes} == {("gone", "a"), ("new", "answer")}

@@ -124,7 +124,7 @@ def test_every_verdict_has_a_title(overall: Overall) -> None:
         Overall.PASS: (healthy,),
         Overall.WARN: (healths.node("n1", healths.result("ram", healths.warn("low", action="free some"))),),
         Overall.FAIL: (healths.node("n1", healths.result("ram", healths.fail("none", action="add some"))),),
-        Overall.INCOMPLETE: (healths.node("n1", healths.result("ram", healths.skip("no"))),),
+        Overall.INCOMPLETE: (healths.node("n1", healths.result("ram", healths.skip("no", proof="x"))),),
     }
     view = report.build(ClusterHealth(asked=("n1",), nodes=runs[overall]))
     assert view.overall is overall

@@ -37,6 +37,9 @@ def run(plan: Plan, events: Emitter, watch: Watch) -> Outcome | None:
     results, stopped = _collect(plan, events, watch)
     if stopped is not None:
         return stopped
+    left = document.unmeasured(profiles.resolve(_expected(spec)).expect)
+    if left is not None:
+        planned, results = [*planned, left.check], [*results, left]
     overall = judge_overall(results, planned=planned)
     events.emit("PREFLIGHT", "end", overall=overall)
     return _judge(overall, results, planned, allow_incomplete=spec.allow_incomplete)

@@ -132,7 +132,9 @@ def judge(
         why = (
             "its sources name no message size" if fit else f"nobody has published {key}" if key else "not a GPU fabric"
         )
-        return skip(f"{collective}: measured, not judged: no baseline ({why}); --min-busbw sets your own", **values)
+        return skip(
+            f"{collective}: measured, not judged: no baseline ({why}); --min-busbw sets your own", proof=why, **values
+        )
     at = [base for base in sized if base.size_bytes in seen]
     if not at:
         sizes = ", ".join(sorted({render_size(base.size_bytes or 0) for base in sized}))

@@ -36,6 +36,7 @@ def main(words: list[str] | None = None) -> int:
             only=options.only,
             skip=options.skip,
             node=options.node,
+            alone=options.node is None and not options.only,
             on_result=_Progress(checks.plan(options.level, options.only, options.skip)) if options.progress else None,
         )
     except TrainmasterError as wrong:

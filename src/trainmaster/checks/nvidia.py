@@ -1,8 +1,10 @@
-"""What is known of the NVIDIA GPUs of a machine: from the PCI bus, from /dev, and from `nvidia-smi -q -x`.
+"""NVIDIA GPUs of a machine, from the PCI bus, /dev and `nvidia-smi -q -x`.
 
-The bus says what is plugged in, nvidia-smi what the driver can use. A GPU that one shows and the other does not is the
-fault these checks exist for, so nothing here drops one: `slots` gives one place per GPU that should be there, empty
-where there is none.
+The bus shows what is plugged in, nvidia-smi what the driver can use. A GPU that only one of them shows is the fault
+these checks exist for, so nothing here drops one: `slots` gives one place per expected GPU, empty where it is missing.
+
+A value that is N/A proves nothing: `judge_each` makes it an error. A check that knows a GPU without the thing (by its
+model, its generation or its brand) skips before, with that as its proof.
 """
 
 from __future__ import annotations
@@ -10,44 +12,59 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainmaster.core.errors import CommandMissing, FileMissing, HostError, NotCaptured
-from trainmaster.core.expect import Expect
+from trainmaster.core.expect import Expect, implies_gpu
+from trainmaster.core.gpus import of_gpu
 from trainmaster.core.results import Finding, error, fail, skip
 from trainmaster.node.host import Host
-from trainmaster.node.parse.nvidia_smi import Gpu, NotTold, Smi, parse
+from trainmaster.node.parse.nvidia_smi import Gpu, NotTold, Smi, find_broken_inforom, parse
 
-__all__ = ["Gpu", "NotTold", "Smi"]  # the parser's words, for the checks of this folder
+__all__ = ["Gpu", "NotTold", "Smi"]  # the parser's types, for the checks of this folder
 
 PCI = "/sys/bus/pci/devices"
+NVIDIA, AMD = "0x10de", "0x1002"
 # 8 GPUs without persistence mode are woken one after the other, a few seconds each.
 SMI_TIMEOUT_S = 90.0
-CHECK_TIMEOUT_S = 120.0  # of a check that asks nvidia-smi
+CHECK_TIMEOUT_S = 120.0  # of a check that runs nvidia-smi
+MIG = "mig_mode/current_mig"
+RETIRES_PAGES = ("Kepler", "Maxwell", "Pascal", "Volta", "Turing")  # later ones remap rows (NVIDIA, Row Remapper)
+# Boards for desktops: without ECC and row remapping, or sold with ECC off (nvidia-smi's product_brand).
+DESKTOP = re.compile(r"\b(GeForce|Titan|Quadro|NVS|RTX)\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpus:
-    """All evidence. `trouble` says why there is no `smi`."""
+    """All evidence. `trouble` is the reason why there is no `smi`."""
 
     bus: tuple[str, ...]  # addresses of NVIDIA display and 3D controllers
     devices: tuple[str, ...]  # nvidia0, nvidia1, … of /dev
-    granted: int | None  # how many a container was given, where it was told
+    granted: int | None  # how many a container was given, where that is known
     smi: Smi | None
     trouble: str | None
     switches: tuple[str, ...] = ()  # addresses of NVSwitches
+    warnings: tuple[str, ...] = ()  # what nvidia-smi printed beside its XML, on either stream
+    control: bool = False  # /dev/nvidiactl is there: the driver is loaded
+    foreign: tuple[str, ...] = ()  # addresses of AMD accelerators, which no check supports
+    proof: str = "no GPU was found"  # what shows that there is no GPU, where there is none
 
 
 def read(host: Host) -> Gpus:
-    """Look at the bus, at /dev and at nvidia-smi."""
+    """Read the bus, /dev and nvidia-smi."""
     smi, trouble = None, None
+    warnings: tuple[str, ...] = ()
     try:
         ran = host.run("nvidia-smi", "-q", "-x", timeout_s=SMI_TIMEOUT_S)
         if ran.exit_code:
             said = " ".join((ran.stdout + " " + ran.stderr).split())[:300]
             trouble = f"nvidia-smi ended with {ran.exit_code}: {said}"
+            warnings = tuple(line.strip() for line in (ran.stdout + "\n" + ran.stderr).splitlines() if line.strip())
         else:
+            printed = tuple(line.strip() for line in ran.stderr.splitlines() if line.strip())
             smi = _parse(ran.stdout)
+            smi = replace(smi, broken_inforom=(*smi.broken_inforom, *find_broken_inforom(printed)))
+            warnings = (*smi.remarks, *printed)
     except CommandMissing:
         trouble = "nvidia-smi is not installed"
     except NotCaptured:
@@ -57,44 +74,52 @@ def read(host: Host) -> Gpus:
     except HostError as wrong:
         # A hung nvidia-smi is a symptom of a sick GPU; a machine without one cannot have it.
         trouble = str(wrong)
-    bus, switches = _on_bus(host)
+    found = _on_bus(host)
+    devices = host.list("/dev")
     return Gpus(
-        bus=bus,
-        switches=switches,
-        devices=tuple(name for name in host.list("/dev") if re.fullmatch(r"nvidia\d+", name)),
+        bus=found.gpus,
+        switches=found.switches,
+        foreign=found.foreign,
+        devices=tuple(name for name in devices if re.fullmatch(r"nvidia\d+", name)),
         granted=_granted(host.env("NVIDIA_VISIBLE_DEVICES")),
         smi=smi,
         trouble=trouble,
+        control="nvidiactl" in devices,
+        warnings=tuple(dict.fromkeys(warnings)),
+        proof=f"{found.proof}; /dev has no nvidia device; {trouble or 'nvidia-smi lists no GPU'}",
     )
 
 
 @functools.lru_cache(maxsize=2)
 def _parse(text: str) -> Smi:
-    """Some twenty checks read the same text."""
+    """Cached: some twenty checks read the same text."""
     return parse(text)
 
 
 def expected(gpus: Gpus, expect: Expect) -> int:
-    """How many GPUs should be here: as stated, else as granted to the container, else as many as anything shows."""
+    """Expected number of GPUs: as stated, else as granted to the container, else the most that any source shows."""
     if expect.gpus is not None:
         return expect.gpus
     attached = gpus.smi.attached if gpus.smi else 0
-    # A privileged container sees more than it was granted; then the grant says nothing about what should be there.
+    # A privileged container sees more than it was granted; the grant then does not limit it.
     if gpus.granted is not None and attached <= gpus.granted:
         return gpus.granted
     return max(len(gpus.bus), len(gpus.devices), attached)
 
 
 def refuse(gpus: Gpus, expect: Expect) -> Finding | None:
-    """The finding of a check that cannot look at GPUs: none expected, none there, or nobody to ask. None: go on."""
-    count = expected(gpus, expect)
+    """Finding of a check that cannot read the GPUs: none expected, none there, or no driver. None: go on."""
+    count, implied = expected(gpus, expect), implies_gpu(expect)
+    if expect.gpus == 0 and not implied:
+        return skip("the profile expects no GPU", proof="gpus=0 is stated")
     if expect.gpus == 0:
-        return skip("the profile expects no GPU")
+        action = "state the number of GPUs, or leave the other expectation out"
+        return error(f"gpus=0 and {implied[0]} are expected: both cannot hold", action=action)
     if count == 0:
-        return skip("no NVIDIA GPU on this machine and none expected")
+        return _refuse_empty(gpus, implied)
     if gpus.smi is not None:
         return None
-    if expect.gpus is not None and not gpus.bus and not gpus.devices:
+    if not gpus.bus and not gpus.devices:
         return fail(
             f"0 of {count} GPUs: {gpus.trouble} and the PCI bus shows no NVIDIA device",
             action="use a GPU node, or give the container its GPUs",
@@ -105,9 +130,58 @@ def refuse(gpus: Gpus, expect: Expect) -> Finding | None:
     )
 
 
+def _refuse_empty(gpus: Gpus, implied: list[str]) -> Finding:
+    """Finding for a machine on which nothing shows an NVIDIA GPU."""
+    if implied:
+        reason = f"there is no NVIDIA GPU, but {', '.join(implied)} is expected: {gpus.proof}"
+        return fail(reason, action="use a GPU node, or give the container its GPUs")
+    if gpus.foreign:
+        reason = f"{len(gpus.foreign)} AMD accelerators on the PCI bus: they are not supported"
+        return error(reason, action="check them with the vendor's tools, or state gpus=0")
+    if gpus.control or gpus.smi is not None:
+        reason = "the NVIDIA driver is loaded and finds no GPU"
+        return error(reason, action="see the kernel log for a GPU that fell off the bus; state gpus=0 if none is meant")
+    return skip("no NVIDIA GPU on this machine and none expected", proof=gpus.proof)
+
+
+def same_model(gpus: Gpus, gpu: Gpu) -> list[Gpu]:
+    """Other GPUs of the node with the same product name."""
+    others = gpus.smi.gpus if gpus.smi else ()
+    return [other for other in others if other is not gpu and other.name == gpu.name and other.lost is None]
+
+
+def peers_tell(gpus: Gpus, gpu: Gpu, *paths: str) -> bool:
+    """Whether an equal GPU of the node reports what this one does not."""
+    return any(other.tells(*paths) for other in same_model(gpus, gpu))
+
+
+def most_tell(gpus: Gpus, gpu: Gpu, *paths: str) -> bool:
+    """Whether more than half of the node's GPUs of this model report it."""
+    equal = [gpu, *same_model(gpus, gpu)]
+    return sum(other.tells(*paths) for other in equal) * 2 > len(equal)
+
+
+def generation(gpu: Gpu) -> str | None:
+    """Architecture of a GPU: by its model, else by the driver's word."""
+    model = of_gpu(gpu.name)
+    if model is not None and model.generation is not None:
+        return model.generation
+    return gpu.said("product_architecture") if gpu.tells("product_architecture") else None
+
+
+def is_desktop(gpu: Gpu) -> bool:
+    """Whether a GPU of no known model is a desktop or workstation board."""
+    return of_gpu(gpu.name) is None and DESKTOP.search(f"{gpu.said('product_brand')} {gpu.name}") is not None
+
+
+def mig_on(gpu: Gpu) -> bool:
+    """Whether the GPU is divided into MIG devices."""
+    return gpu.said(MIG) == "Enabled"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """A place where a GPU should be, and the GPU if it is there."""
+    """Place of an expected GPU, and the GPU if nvidia-smi lists it."""
 
     device: str  # gpu0: its position by bus address, which is nvidia-smi's index while none is missing
     bus: str | None  # None: missing, and nothing tells which one
@@ -115,7 +189,7 @@ class Slot:
 
 
 def slots(gpus: Gpus, count: int) -> list[Slot]:
-    """One per GPU that is listed and per GPU that is missing from `count`."""
+    """One slot per listed GPU and per GPU that is missing from `count`."""
     listed = {gpu.bus: gpu for gpu in (gpus.smi.gpus if gpus.smi else ())}
     absent = [address for address in gpus.bus if address not in listed]
     missing = max(0, count - len(listed))
@@ -127,7 +201,7 @@ def slots(gpus: Gpus, count: int) -> list[Slot]:
 
 
 def judge_each(gpus: Gpus, expect: Expect, judge_one: Callable[[Gpu, str], Finding | list[Finding]]) -> list[Finding]:
-    """Findings for each GPU that should be here; one that is not listed is an error, never silence."""
+    """Findings for each expected GPU; one that is not listed, or does not report the value, is an error."""
     refused = refuse(gpus, expect)
     if refused is not None:
         return [refused]
@@ -139,19 +213,22 @@ def judge_each(gpus: Gpus, expect: Expect, judge_one: Callable[[Gpu, str], Findi
 
 
 def _judge_slot(slot: Slot, judge_one: Callable[[Gpu, str], Finding | list[Finding]]) -> Finding | list[Finding]:
-    if slot.gpu is None:
+    if slot.gpu is None or slot.gpu.lost is not None:
         return missing_gpu(slot)
     try:
         return judge_one(slot.gpu, slot.device)
     except NotTold as wrong:
-        if not wrong.applies:
-            return skip(str(wrong), device=slot.device)
         return error(str(wrong), action="reset the GPU or reboot the node", device=slot.device)
 
 
 def missing_gpu(slot: Slot) -> Finding:
-    where = f"the GPU at {slot.bus}" if slot.bus else "a GPU that should be here"
-    return error(f"{where} is not listed by nvidia-smi", action="see gpu_count", device=slot.device)
+    """Error for a GPU that no check can read."""
+    if slot.gpu is not None:
+        reason = f"the GPU at {slot.bus} does not answer: {slot.gpu.lost}"
+    else:
+        where = f"the GPU at {slot.bus}" if slot.bus else "an expected GPU"
+        reason = f"{where} is not listed by nvidia-smi"
+    return error(reason, action="see gpu_count", device=slot.device)
 
 
 def _order(address: str) -> tuple[int, str]:
@@ -159,17 +236,38 @@ def _order(address: str) -> tuple[int, str]:
     return int(domain, 16), rest
 
 
-def _on_bus(host: Host) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Addresses of NVIDIA's GPUs (display 0x0300, 3D 0x0302) and NVSwitches (bridge 0x0680); audio is neither."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bus:
+    """Devices of the PCI bus that matter here."""
+
+    gpus: tuple[str, ...] = ()  # NVIDIA display (0x0300) and 3D (0x0302) controllers; audio is none
+    switches: tuple[str, ...] = ()  # NVSwitches (bridge 0x0680)
+    foreign: tuple[str, ...] = ()  # AMD processing accelerators (0x1200)
+    proof: str = "there is no PCI bus"
+
+
+def _on_bus(host: Host) -> _Bus:
     try:
         addresses = sorted(host.list(PCI), key=str.lower)
     except FileMissing:
-        return (), ()  # a machine without a PCI bus
-    ours = [address for address in addresses if host.read(f"{PCI}/{address}/vendor").strip() == "0x10de"]
-    kinds = {address: host.read(f"{PCI}/{address}/class").strip() for address in ours}
-    return (
-        tuple(address for address in ours if kinds[address].startswith("0x03")),
-        tuple(address for address in ours if kinds[address].startswith("0x0680")),
+        return _Bus()
+    vendors = {address: host.read(f"{PCI}/{address}/vendor").strip() for address in addresses}
+    wrong = next((text for text in vendors.values() if not re.fullmatch(r"0x[0-9a-f]{4}", text, re.IGNORECASE)), None)
+    if wrong is not None:
+        raise HostError(f"the PCI bus is unreadable: {wrong!r:.40} is no vendor")
+    kinds = {
+        address: host.read(f"{PCI}/{address}/class").strip()
+        for address in addresses
+        if vendors[address] in (NVIDIA, AMD)
+    }
+    if any(not re.fullmatch(r"0x[0-9a-f]{6}", kind, re.IGNORECASE) for kind in kinds.values()):
+        raise HostError("the PCI bus is unreadable: a GPU vendor's device has no class")
+    ours = [address for address in kinds if vendors[address] == NVIDIA]
+    return _Bus(
+        gpus=tuple(address for address in ours if kinds[address].startswith("0x03")),
+        switches=tuple(address for address in ours if kinds[address].startswith("0x0680")),
+        foreign=tuple(a for a in kinds if vendors[a] == AMD and kinds[a].startswith("0x1200")),
+        proof=f"PCI bus: {len(ours)} of {len(addresses)} devices are NVIDIA's (10de)",
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from trainmaster.core.errors import Fault, HostError, SpecError
 from trainmaster.core.expect import Expect, build_expect, parse_word
-from trainmaster.core.gpus import GpuModel, find_gpu, gpus, of_gpu
+from trainmaster.core.gpus import GpuModel, find_gpu, gpus, of_gpu, why_unsupported
 from trainmaster.core.results import CheckResult
 from trainmaster.core.schema import build
 from trainmaster.node.host import Host
@@ -195,6 +195,8 @@ def _trusted(instance: Instance, host: Host) -> dict[str, object]:
 
 def _unknown(name: str) -> str:
     known = [*gpus(), *instances(), *(f"ml.{name}" for name in instances())]
+    if (why := why_unsupported(name)) is not None:
+        return f"{name} is not supported: {why}"
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]}?" if close else "write an instance (ml.p5.48xlarge), a GPU (H200) or name=value"
     return f"there is no profile of that name; {hint}"

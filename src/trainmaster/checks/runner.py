@@ -71,6 +71,8 @@ def _findings(judged: object) -> tuple[Finding, ...]:
     for item in found:
         if not isinstance(item, Finding) or not isinstance(item.verdict, Verdict) or not item.reason:
             return (_broken(f"it returned {item!r:.80}, which is no finding"),)
+        if item.verdict is Verdict.SKIP and not item.proof:
+            return (_broken(f"it skipped without proof: {item.reason[:80]}"),)
     return tuple(found)
 
 

@@ -90,7 +90,7 @@ def check(
     if on is not None and cluster is not None:
         health = _cluster(on, profiles.resolve(wanted), cluster, timeout_s=timeout, out=out)
     else:
-        node = _node(wanted, level=level, planned=here, replay=replay, capture=capture, out=out)
+        node = _node(wanted, level=level, planned=here, alone=not only, replay=replay, capture=capture, out=out)
         health = ClusterHealth(
             asked=(node.node,), nodes=(node,), started_at=node.started_at, took_s=node.took_s
         )  # a cluster of one: the same bundle, rejudge and diff
@@ -158,6 +158,7 @@ def _node(
     *,
     level: int,
     planned: list[str],
+    alone: bool,
     replay: Path | None,
     capture: Path | None,
     out: Path | None,
@@ -185,7 +186,14 @@ def _node(
         progress.update(f"[dim]0/{len(planned)}[/] {planned[0]}")
         known = profiles.resolve(wanted, host)
         return document.measure(
-            host, known.expect, level=level, only=planned, node=name, profile=known.profile, on_result=on_result
+            host,
+            known.expect,
+            level=level,
+            only=planned,
+            node=name,
+            profile=known.profile,
+            alone=alone,
+            on_result=on_result,
         )
 
 

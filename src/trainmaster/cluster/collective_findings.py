@@ -100,7 +100,7 @@ def _curves(plan: Plan, rows: Sequence[Row]) -> Iterator[Finding]:
     for name in dict.fromkeys(row.collective for row in rows):
         of = [row for row in rows if row.collective == name]
         reason = f"{name}: {len(of)} sizes measured before the run broke; not judged"
-        yield skip(reason, collective=name, **_values(plan, of, ""))
+        yield skip(reason, proof=reason, collective=name, **_values(plan, of, ""))
 
 
 def _values(plan: Plan, rows: Sequence[Row], transport: str) -> dict[str, Any]:

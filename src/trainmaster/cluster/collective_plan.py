@@ -66,7 +66,14 @@ class Plan:
 def choose(health: ClusterHealth) -> tuple[list[NodeHealth], list[Finding]]:
     """Nodes that take part, and a finding for each that does not. Those have a bad verdict of their own."""
     fit: list[NodeHealth] = []
-    out = [skip(f"left out of the collectives: no answer ({one.reason})", device=one.node) for one in health.silent]
+    out = [
+        skip(
+            f"left out of the collectives: no answer ({one.reason})",
+            proof="the node is listed as silent",
+            device=one.node,
+        )
+        for one in health.silent
+    ]
     for node in health.nodes:
         failed = [
             result
@@ -76,7 +83,9 @@ def choose(health: ClusterHealth) -> tuple[list[NodeHealth], list[Finding]]:
         ]
         if failed:
             names = ", ".join(f"{result.check} ({result.verdict})" for result in failed)
-            out.append(skip(f"left out of the collectives: {names}", device=node.node))
+            out.append(
+                skip(f"left out of the collectives: {names}", proof="these checks failed on the node", device=node.node)
+            )
         else:
             fit.append(node)
     return fit, out
@@ -135,7 +144,11 @@ def plan(
 
 
 def _missing(reason: str, action: str, device: str | None, *, required: bool) -> Finding:
-    return error(reason, action=action, device=device) if required else skip(reason, device=device)
+    return (
+        error(reason, action=action, device=device)
+        if required
+        else skip(reason, proof="collectives are not required here", device=device)
+    )
 
 
 def _wants(node: NodeHealth) -> bool:

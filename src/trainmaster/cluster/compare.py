@@ -91,7 +91,7 @@ def _flat(values: Mapping[str, Any], head: str = "") -> Iterable[tuple[str, Any]
 def drift(nodes: Sequence[NodeHealth], facts: Sequence[Fact]) -> list[Finding]:
     """Each node that differs from the majority, by name; agreement is one finding."""
     if len(nodes) < 2:
-        return [skip(f"{len(nodes)} node answered: nothing to compare")]
+        return [skip("there is nothing to compare", proof=f"{len(nodes)} node answered")]
     found, agreed = _skipped_alone(nodes), {}
     for (name, check, kind), told in _by(facts, lambda fact: (fact.name, fact.check, _alike(fact))).items():
         rule = same(check, name)
@@ -129,7 +129,7 @@ def drift(nodes: Sequence[NodeHealth], facts: Sequence[Fact]) -> list[Finding]:
     if found:
         return _distinct(found)
     if not agreed:
-        return [skip("no two nodes reported a comparable value")]
+        return [skip("there is nothing to compare", proof="no two nodes reported a comparable value")]
     return [ok(f"{len(nodes)} nodes agree in {', '.join(sorted(agreed))}", nodes=len(nodes), agreed=agreed)]
 
 
@@ -212,7 +212,7 @@ def peers(facts: Sequence[Fact]) -> list[Finding]:
     if found:
         return sorted(found, key=lambda finding: (finding.verdict is not Verdict.FAIL, -abs(finding.values["z"])))
     if not compared:
-        return [skip(f"fewer than {LEAST_PEERS} nodes reported a number to compare")]
+        return [skip("too few peers to compare", proof=f"fewer than {LEAST_PEERS} nodes reported a number")]
     return [ok(f"no outlier in {', '.join(sorted(set(compared)))}", compared=sorted(set(compared)))]
 
 
@@ -267,7 +267,7 @@ def digests(facts: Sequence[Fact]) -> list[Finding]:
     if found:
         return found
     if not compared:
-        return [skip("no two equal GPUs reported a digest; level 2 computes them")]
+        return [skip("no digests to compare; level 2 computes them", proof="no two equal GPUs reported a digest")]
     return [ok(f"{compared} digests of equal GPUs are the same", compared=compared)]
 
 

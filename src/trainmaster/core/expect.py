@@ -74,6 +74,47 @@ class Expect:
     )
 
 
+# Fields that describe GPUs, or a thing that needs one: each of them stated implies that there is a GPU. A number that
+# may be 0 and a flag that may be false imply nothing then.
+_OF_GPUS = (
+    "gpus", "gpu_model", "gpu_memory_gib", "gpu_temperature_c", "driver", "vbios", "gpu_power_w", "gpu_clock_mhz",
+    "pcie_gen", "pcie_width", "nvlinks", "fabric", "ecc", "mig", "persistence", "dcgm", "gemm_tflops", "hbm_gbps",
+    "h2d_gbps", "d2h_gbps", "p2p_gbps", "gdr",
+)  # fmt: skip
+
+
+def implies_gpu(expect: Expect) -> list[str]:
+    """Stated expectations (`gpu_model=H200`) that only a machine with a GPU can meet."""
+    found = {name: getattr(expect, name) for name in _OF_GPUS}
+    if expect.transport in ("NVLS", "P2P"):  # carried by GPUs alone
+        found["transport"] = expect.transport
+    return [f"{name}={_show(value)}" for name, value in found.items() if value]
+
+
+def implies_rdma(expect: Expect) -> list[str]:
+    """Stated expectations that only a machine with InfiniBand or RoCE can meet."""
+    found: dict[str, object] = {name: getattr(expect, name) for name in ("ib_ports", "ib_rate_gbps", "ib_link_layer")}
+    if expect.transport == "IB":
+        found["transport"] = expect.transport
+    return [f"{name}={_show(value)}" for name, value in found.items() if value]
+
+
+def implies_efa(expect: Expect) -> list[str]:
+    """Stated expectations that only a machine with EFA can meet."""
+    found = {"efa_devices": expect.efa_devices, "transport": expect.transport if expect.transport == "EFA" else None}
+    return [f"{name}={_show(value)}" for name, value in found.items() if value]
+
+
+def implies_collectives(expect: Expect) -> list[str]:
+    """Stated expectations that only collectives between ranks can measure."""
+    names = ("collectives", "busbw_gbps", "transport")
+    return [f"{name}={_show(getattr(expect, name))}" for name in names if getattr(expect, name)]
+
+
+def _show(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def parse_expect(words: Sequence[str]) -> Expect:
     """Expect from `name=value` words (`--expect gpus=8`); all faults are raised at once."""
     mapping: dict[str, object] = {}

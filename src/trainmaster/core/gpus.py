@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, fields
 from importlib import resources
 from typing import Any
 
+UNVERIFIED = "unverified"  # the source of a fact that no document states
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # one object per model
 class GpuModel:
@@ -32,7 +34,15 @@ class GpuModel:
     h2d_gbps: float | None = None
     d2h_gbps: float | None = None
     cuda_min: str | None = None
+    generation: str | None = None  # as nvidia-smi writes it: Volta, Turing, Ampere, Ada Lovelace, Hopper, Blackwell
+    memory_kind: str | None = None  # HBM2, HBM2e, HBM3, HBM3e, GDDR6, GDDR7
+    fabric: bool | None = None  # sold only behind NVSwitches
+    c2c: bool | None = None  # joined to its CPU by NVLink-C2C; what it shows of PCIe is no measure
     sources: Mapping[str, str] = field(default_factory=dict)  # of each field above
+
+    def is_verified(self, name: str) -> bool:
+        """Whether a source states this fact. A GPU that differs from an unverified one is a warning, no failure."""
+        return self.sources.get(name) != UNVERIFIED
 
 
 def find_gpu(name: str) -> GpuModel | None:
@@ -53,6 +63,18 @@ def gpus() -> Mapping[str, GpuModel]:
     text = (resources.files("trainmaster.core") / "data" / "gpus.toml").read_text(encoding="utf-8")
     document = tomllib.loads(text)
     return {name: _gpu_model(name, row, document["source"]) for name, row in document["gpu"].items()}
+
+
+@functools.cache
+def unsupported() -> Mapping[str, str]:
+    """Models of other vendors that users may name, with the reason why no check can judge them."""
+    text = (resources.files("trainmaster.core") / "data" / "gpus.toml").read_text(encoding="utf-8")
+    return {_plain(name): why for name, why in tomllib.loads(text)["unsupported"].items()}
+
+
+def why_unsupported(name: str) -> str | None:
+    """Reason why a named model is not supported; None if it is not known as such."""
+    return unsupported().get(_plain(name).removeprefix("amd ").removeprefix("instinct "))
 
 
 def _gpu_model(name: str, row: Mapping[str, Any], sources: Mapping[str, str]) -> GpuModel:

@@ -18,7 +18,7 @@ class Verdict(StrEnum):
     PASS = "pass"  # noqa: S105 (a verdict, not a password)
     WARN = "warn"
     FAIL = "fail"
-    SKIP = "skip"  # does not apply here, with its reason
+    SKIP = "skip"  # does not apply here, with its reason and its proof
     ERROR = "error"  # applies, and could not be measured
 
 
@@ -40,6 +40,7 @@ class Finding:
     action: str | None = None
     device: str | None = None  # "gpu0", "mlx5_1"; None: the whole node
     values: Mapping[str, Any] = field(default_factory=dict)
+    proof: str | None = None  # of a skip: what was read that shows that the check does not apply
 
 
 def ok(reason: str, *, device: str | None = None, **values: Any) -> Finding:
@@ -54,8 +55,9 @@ def fail(reason: str, *, action: str, device: str | None = None, **values: Any) 
     return Finding(verdict=Verdict.FAIL, reason=reason, action=action, device=device, values=values)
 
 
-def skip(reason: str, *, device: str | None = None, **values: Any) -> Finding:
-    return Finding(verdict=Verdict.SKIP, reason=reason, device=device, values=values)
+def skip(reason: str, *, proof: str, device: str | None = None, **values: Any) -> Finding:
+    """Finding of a check that does not apply. `proof`: what was read that shows it; an absent answer is an `error`."""
+    return Finding(verdict=Verdict.SKIP, reason=reason, device=device, values=values, proof=proof)
 
 
 def error(reason: str, *, action: str, device: str | None = None, **values: Any) -> Finding:

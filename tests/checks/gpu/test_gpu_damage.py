@@ -50,7 +50,7 @@ def judge(name: str, gpu: nvidia_smi.Gpu) -> list[Finding]:
     gpus = nvidia.Gpus(bus=(FIRST.bus, SECOND.bus), devices=(), granted=None, smi=smi, trouble=None)
     data: Any = gpus
     if name == "gpu_nvlink":
-        links = {each.uuid: check.Links(up=frozenset(range(18))) for each in smi.gpus}
+        links = {each.uuid: check.Links(up=frozenset(range(18)), counted=frozenset(range(18))) for each in smi.gpus}
         data = check.Evidence(gpus=gpus, links=links, trouble=None)
     elif name == "gpu_fabric":
         data = check.Evidence(gpus=gpus, service=None)
@@ -88,7 +88,19 @@ def test_a_damaged_value_is_never_a_pass(name: str, leaf: str) -> None:
         assert "pass" not in verdicts, word
 
 
-MAY_BE_GONE = ("aggregate", "repair", "_correctable", "counters", "histogram", "gpu_util", "health", "secded", "parity")
+MAY_BE_GONE = (
+    "clique",
+    "cluster",
+    "aggregate",
+    "repair",
+    "_correctable",
+    "counters",
+    "histogram",
+    "gpu_util",
+    "health",
+    "secded",
+    "parity",
+)
 MUST_BE_THERE = [
     (name, leaf)
     for name, leaf in PLACES

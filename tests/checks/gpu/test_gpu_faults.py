@@ -181,7 +181,7 @@ FAULTS = [
     Fault(name="SRAM threshold", put=edit(ecc_errors__aggregate__sram_threshold_exceeded="Yes"), check="gpu_ecc",
           verdict="fail"),
     Fault(name="repair pending", put=edit(ecc_errors__channel_repair_pending="Yes"), check="gpu_ecc", verdict="fail"),
-    Fault(name="ECC off", put=edit(ecc_mode__current_ecc="Disabled"), check="gpu_ecc", verdict="warn"),
+    Fault(name="ECC off", put=edit(ecc_mode__current_ecc="Disabled"), check="gpu_ecc", verdict="fail"),
     Fault(name="ECC off, wanted", put=edit(ecc_mode__current_ecc="Disabled"), check="gpu_ecc", verdict="fail",
           expect={"ecc": True}),
     Fault(name="page retirement pending", put=retire, check="gpu_retired", verdict="fail"),
@@ -259,7 +259,7 @@ FAULTS = [
           verdict="error"),
     Fault(name="ERR! temperature", put=edit(temperature__gpu_temp="ERR!"), check="gpu_temperature", verdict="error"),
     Fault(name="ERR! ECC count", put=edit(**{ECC + "dram_uncorrectable": "ERR!"}), check="gpu_ecc", verdict="error"),
-    Fault(name="GPU is lost", put=edit(compute_mode="GPU is lost"), check="gpu_modes", verdict="error"),
+    Fault(name="GPU is lost", put=edit(compute_mode="GPU is lost"), check="gpu_count", verdict="fail"),
     Fault(name="a strange remap word", put=edit(remapped_rows__remapped_row_pending="Maybe"), check="gpu_remap",
           verdict="error"),
     Fault(name="a clock without a unit", put=edit(max_clocks__sm_clock="1980"), check="gpu_clocks", verdict="error"),
@@ -362,11 +362,11 @@ def test_a_site_lays_its_own_table_over_ours(node: Machine) -> None:
 
 
 def test_a_fabric_manager_that_is_down_fails_gpus_that_tell_no_state(node: Machine) -> None:
-    node.edit(None, {"fabric/state": "N/A"})
+    node.edit(None, {"fabric/state": "N/A", "product_name": "NVIDIA A100-SXM4-80GB"})
     switch = "/sys/bus/pci/devices/0000:c1:00.0"
     node.answer("list", "/sys/bus/pci/devices", [*(f"0000:{16 + n:02x}:00.0" for n in range(8)), "0000:c1:00.0"])
     node.file(f"{switch}/vendor", "0x10de\n")
     node.file(f"{switch}/class", "0x068000\n")
-    for said, verdict in (("active", "pass"), ("inactive", "fail"), ("failed", "fail"), ("", "skip")):
+    for said, verdict in (("active", "pass"), ("inactive", "fail"), ("failed", "fail"), ("", "error")):
         node.command("systemctl is-active nvidia-fabricmanager", f"{said}\n", exit_code=0 if said == "active" else 3)
         assert set(node.verdicts("gpu_fabric").values()) == {verdict}

@@ -21,6 +21,7 @@ _ACTIONS = {
     "config": "mend the setting that DCGM names",
     "reset": "drain the node and reset the GPU",
 }
+_GRAVE = ("isolate", "triage", "reset")  # severities that keep a GPU from work, whatever word the row has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,7 @@ def judge(evidence: Evidence, expect: Expect) -> list[Finding]:
     if evidence.ran is None:
         if expect.dcgm:
             return [error("DCGM is not installed", action="install datacenter-gpu-manager")]
-        return [skip("DCGM is not installed")]
+        return [skip("DCGM is not installed", proof="there is no dcgmi on PATH")]
     meant = dcgm.read_exit(evidence.ran.exit_code)
     try:
         diag = dcgm.parse(evidence.ran.stdout)
@@ -79,7 +80,7 @@ def _judge_gpus(evidence: Evidence, diag: dcgm.Diag, expect: Expect) -> Iterator
     """One finding per GPU that should be here. DCGM numbers those that the driver lists, in the order of the bus."""
     number = 0
     for slot in nvidia.slots(evidence.gpus, nvidia.expected(evidence.gpus, expect)):
-        if slot.gpu is None:
+        if slot.gpu is None or slot.gpu.lost is not None:
             yield nvidia.missing_gpu(slot)
             continue
         yield _judge_gpu(diag, number, slot.device)
@@ -92,23 +93,53 @@ def _judge_gpu(diag: dcgm.Diag, number: int, device: str) -> Finding:
     }
     status = dcgm.worst(diag, number)
     if status is dcgm.Status.PASS:
-        return ok(f"{sum(word == 'Pass' for word in tests.values())} tests of DCGM pass", device=device, tests=tests)
+        return _judge_pass(diag, number, device, tests)
     bad = _bad(diag, number)
     values = {"tests": tests, "problems": [problem.text for _, problem in bad if problem][:10]}
     name, problem = bad[0] if bad else ("the diagnostic", None)
     why = f": {problem.text}" if problem else ""
     severity = dcgm.SEVERITIES.get(problem.severity or 0, "unknown") if problem else "unknown"
-    action = _ACTIONS.get(severity, "drain the node and look at what DCGM says of this GPU")
+    action = _ACTIONS.get(severity, "drain the node and look at what DCGM reports of this GPU")
     if status is dcgm.Status.FAIL:
         return fail(f"{name} of DCGM fails{why}", action=action, device=device, **values)
     if status is dcgm.Status.WARN:
-        return warn(f"{name} of DCGM warns{why}", action=action, device=device, **values)
-    said = diag.runtime_error or next(iter(diag.faults), None) or f"its result is {status}{why}"
+        say = fail if severity in _GRAVE else warn
+        return say(f"{name} of DCGM warns{why}", action=action, device=device, **values)
+    said = diag.runtime_error or next(iter(diag.faults), None) or f"{name} is {status}{why}"
     return error(f"DCGM did not test it: {said}", action="run dcgmi diag by hand", device=device, **values)
 
 
+def _judge_pass(diag: dcgm.Diag, number: int, device: str, tests: dict[str, str]) -> Finding:
+    """Finding of a GPU without a failed test: a warning attached to a pass counts, a skipped test does not."""
+    rows = [(test, result) for test in diag.tests for result in test.results if result.gpu == number]
+    problems = [(test.name, problem) for test, result in rows for problem in result.problems]
+    grave = [(name, one) for name, one in problems if dcgm.SEVERITIES.get(one.severity or 0) in _GRAVE]
+    if grave:
+        name, problem = grave[0]
+        action = _ACTIONS[dcgm.SEVERITIES[problem.severity or 0]]
+        return fail(f"{name} of DCGM passes with an error: {problem.text}", action=action, device=device, tests=tests)
+    hardware = [(test, result) for test, result in rows if test.category != dcgm.DEPLOYMENT and test.key != "software"]
+    peers = {
+        test.key
+        for test in diag.tests
+        for result in test.results
+        if result.gpu not in (number, None) and result.status is dcgm.Status.PASS
+    }
+    skipped = [test for test, result in hardware if result.status is dcgm.Status.SKIP]
+    lost = [test.name for test in skipped if test.key in peers]
+    if lost or (skipped and len(skipped) == len(hardware)):
+        what = f"{lost[0]} was skipped on it and run on others" if lost else "every hardware test was skipped"
+        action = "run dcgmi diag by hand: a skipped test measured nothing"
+        return error(f"DCGM did not test it: {what}", action=action, device=device, tests=tests)
+    if problems:
+        name, problem = problems[0]
+        action = _ACTIONS.get(dcgm.SEVERITIES.get(problem.severity or 0, ""), _ACTIONS["monitor"])
+        return warn(f"{name} of DCGM passes with a warning: {problem.text}", action=action, device=device, tests=tests)
+    return ok(f"{sum(word == 'Pass' for word in tests.values())} tests of DCGM pass", device=device, tests=tests)
+
+
 def _bad(diag: dcgm.Diag, number: int) -> list[tuple[str, dcgm.Problem | None]]:
-    """The tests that speak against a GPU, failures first, each with what DCGM says."""
+    """Tests that did not pass on a GPU, failures first, each with DCGM's sentence."""
     rows = [(test.name, result) for test in diag.tests for result in test.results if result.gpu in (number, None)]
     order = {dcgm.Status.FAIL: 0, dcgm.Status.UNKNOWN: 1, dcgm.Status.NOT_RUN: 2, dcgm.Status.WARN: 3}
     chosen = sorted((row for row in rows if row[1].status in order), key=lambda row: order[row[1].status])
@@ -116,7 +147,7 @@ def _bad(diag: dcgm.Diag, number: int) -> list[tuple[str, dcgm.Problem | None]]:
 
 
 def _judge_run(evidence: Evidence, diag: dcgm.Diag, meant: dcgm.ExitCode, found: list[Finding]) -> Iterator[Finding]:
-    """What holds for the whole run: it failed where no GPU was named, it was cut short, or tests are missing."""
+    """Findings of the whole run: a failure that names no GPU, a run that was cut short, missing tests."""
     assert evidence.ran is not None
     code = evidence.ran.exit_code
     named = any(finding.verdict is Verdict.FAIL for finding in found)

@@ -62,7 +62,7 @@ class Report:
 def read(host: Host, probe: str, *options: str, timeout_s: float = TIMEOUT_S) -> Probed:
     """Run the probe on every GPU that this process may use, all at once."""
     gpus = nvidia.read(host)
-    uuids = [str(gpu.uuid) for gpu in gpus.smi.gpus] if gpus.smi else []
+    uuids = [str(gpu.uuid) for gpu in gpus.smi.gpus if gpu.lost is None] if gpus.smi else []
     visible = host.env("CUDA_VISIBLE_DEVICES") if uuids else None
     hidden = hidden_from(uuids, visible)
     answers: dict[str, Answer] = {}
@@ -99,7 +99,7 @@ def sort_out(probed: Probed, probe: str, expect: Expect) -> tuple[dict[str, Repo
     reports: dict[str, Report] = {}
     found: list[Finding] = []
     for slot in nvidia.slots(probed.gpus, nvidia.expected(probed.gpus, expect)):
-        if slot.gpu is None:
+        if slot.gpu is None or slot.gpu.lost is not None:
             found.append(nvidia.missing_gpu(slot))
             continue
         uuid = str(slot.gpu.uuid)
@@ -152,7 +152,7 @@ def hidden_gpu(probed: Probed, device: str, expect: Expect) -> Finding:
     why = f"CUDA_VISIBLE_DEVICES={probed.visible} keeps it from this process"
     if expect.gpus is not None and expect.gpus > len(probed.answers):
         return error(f"not tried: {why}", action="unset CUDA_VISIBLE_DEVICES, or expect fewer GPUs", device=device)
-    return skip(f"not tried: {why}", device=device)
+    return skip("not given to this process", proof=why, device=device)
 
 
 def judge_answer(answer: Answer | None, probe: str, device: str, uuid: str | None) -> Report | Finding:

@@ -71,7 +71,7 @@ def _yardstick(gpu: str) -> Yardstick | None:
             fail_below=FAIL_BELOW,
             peak=model.hbm_gbps,
         )
-    if model.hbm_gbps is None:
+    if model.hbm_gbps is None or not model.is_verified("hbm_gbps"):
         return None
     return Yardstick(
         rate=model.hbm_gbps,

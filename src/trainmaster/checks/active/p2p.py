@@ -48,7 +48,7 @@ class Way:
 
 def read(host: Host) -> Exchanged:
     gpus = nvidia.read(host)
-    every = [str(gpu.uuid) for gpu in gpus.smi.gpus] if gpus.smi else []
+    every = [str(gpu.uuid) for gpu in gpus.smi.gpus if gpu.lost is None] if gpus.smi else []
     visible = host.env("CUDA_VISIBLE_DEVICES") if every else None
     hidden = _probe.hidden_from(every, visible)
     uuids = tuple(uuid for uuid in every if uuid not in hidden)
@@ -69,13 +69,14 @@ def judge(exchanged: Exchanged, expect: Expect) -> list[Finding]:
         return [refused]
     slots = nvidia.slots(gpus, nvidia.expected(gpus, expect))
     if len(slots) == 1:
-        return [skip("one GPU: there is no peer to copy to")]
-    device_of = {str(slot.gpu.uuid): slot.device for slot in slots if slot.gpu}
-    found = [nvidia.missing_gpu(slot) for slot in slots if slot.gpu is None]
+        return [skip("one GPU: there is no peer to copy to", proof="one GPU is expected and listed")]
+    device_of = {str(slot.gpu.uuid): slot.device for slot in slots if slot.gpu and slot.gpu.lost is None}
+    found = [nvidia.missing_gpu(slot) for slot in slots if slot.gpu is None or slot.gpu.lost is not None]
     found += [_probe.hidden_gpu(exchanged.probed, device_of[uuid], expect) for uuid in exchanged.probed.hidden]
     asked = [device_of[uuid] for uuid in exchanged.uuids]
     if len(asked) == 1:
-        found.append(skip("one GPU is visible: there is no peer to copy to", device=asked[0]))
+        proof = f"CUDA_VISIBLE_DEVICES={exchanged.probed.visible}"
+        found.append(skip("one GPU is visible: there is no peer to copy to", proof=proof, device=asked[0]))
     elif asked:
         found += _judge_pairs(exchanged, asked, expect)
     return _probe.in_order(found)

@@ -49,6 +49,7 @@ class Device:
     driver: str | None  # efa, mlx5_core; None where it does not sit on a bus (soft RoCE)
     board: str  # its model: devices of one model are alike
     ports: tuple[Port, ...]
+    address: str | None  # on the PCI bus; None: not shown
     interfaces: tuple[str, ...]  # its network interfaces in this network namespace
 
     @property
@@ -68,13 +69,14 @@ def ports(devices: tuple[Device, ...]) -> list[Port]:
 
 def _device(host: Host, name: str) -> Device:
     folder = f"{FOLDER}/{name}"
-    driver = re.search(
-        r"^DRIVER=(\S+)$", system_files.read_optional(host, f"{folder}/device/uevent") or "", re.MULTILINE
-    )
+    uevent = system_files.read_optional(host, f"{folder}/device/uevent") or ""
+    driver = re.search(r"^DRIVER=(\S+)$", uevent, re.MULTILINE)
+    slot = re.search(r"^PCI_SLOT_NAME=(\S+)$", uevent, re.MULTILINE)
     numbers = [text for text in system_files.list_optional(host, f"{folder}/ports") or () if text.isdecimal()]
     return Device(
         name=name,
         driver=driver[1] if driver else None,
+        address=slot[1].lower() if slot else None,
         board=(system_files.read_optional(host, f"{folder}/board_id") or "").strip(),
         ports=tuple(_port(host, name, int(number)) for number in sorted(numbers, key=int)),
         interfaces=system_files.list_optional(host, f"{folder}/device/net") or (),

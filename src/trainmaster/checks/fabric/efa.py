@@ -8,7 +8,7 @@ from typing import Any
 from trainmaster.checks import system_files
 from trainmaster.checks.fabric import _rdma_devices
 from trainmaster.core.errors import CommandMissing
-from trainmaster.core.expect import Expect
+from trainmaster.core.expect import Expect, implies_efa
 from trainmaster.core.results import Finding, error, fail, ok, skip
 from trainmaster.node.host import Host
 from trainmaster.node.parse import ParseError, fi_info
@@ -42,11 +42,15 @@ def read(host: Host) -> Efa:
 
 def judge(efa: Efa, expect: Expect) -> list[Finding]:
     if expect.efa_devices == 0:
-        return [skip("the profile expects no EFA")]
+        return [skip("the profile expects no EFA", proof="efa_devices=0 is stated")]
     there = max(len(efa.on_bus), len(efa.devices))
     wanted = there if expect.efa_devices is None else expect.efa_devices
+    implied = implies_efa(expect)
+    if not wanted and implied:
+        reason = f"there is no EFA device, but {implied[0]} is expected"
+        return [fail(reason, action="use a node with EFA, or give the container its EFA devices")]
     if not wanted:
-        return [skip("no EFA device here and none expected")]
+        return [skip("no EFA device here and none expected", proof="the PCI bus and /sys/class/infiniband show none")]
     names = [device.name for device in efa.devices]
     offered = list(efa.told.devices("efa")) if efa.told else None
     values: dict[str, Any] = {"expected": wanted, "on_bus": len(efa.on_bus), "devices": names, "offered": offered}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from trainmaster.checks import system_files
 from trainmaster.checks.fabric import _rdma_devices
 from trainmaster.core.expect import Expect
-from trainmaster.core.results import Finding, fail, ok, skip, warn
+from trainmaster.core.results import Finding, error, fail, ok, skip, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
@@ -35,7 +35,9 @@ def read(host: Host) -> Plugin:
 
 def judge(plugin: Plugin, expect: Expect) -> Finding:
     if not plugin.efa:
-        return skip("no EFA device here")  # one that is expected is missed by efa
+        if expect.efa_devices or expect.transport == "EFA":
+            return error("there is no EFA device whose plugin could be looked for", action="see efa")
+        return skip("no EFA device here", proof="/sys/class/infiniband has no device of the driver efa")
     if plugin.path is None:
         action = "install aws-ofi-nccl (the EFA installer has it) and put its folder into LD_LIBRARY_PATH"
         reason = "no libnccl-net is in LD_LIBRARY_PATH or where the EFA installer puts it"

@@ -42,7 +42,7 @@ def read(host: Host) -> Gdr:
 
 def judge(gdr: Gdr, expect: Expect) -> Finding:
     if expect.gdr is False:
-        return skip("the profile expects no GPUDirect RDMA")
+        return skip("the profile expects no GPUDirect RDMA", proof="gdr=false is stated")
     values: dict[str, Any] = {
         "modules": list(gdr.modules or ()),
         "kernel": ".".join(map(str, gdr.kernel)) if gdr.kernel else None,
@@ -52,7 +52,8 @@ def judge(gdr: Gdr, expect: Expect) -> Finding:
         missing = "RDMA device" if gdr.gpus else "GPU"
         if expect.gdr:
             return fail(f"there is no {missing} here for GPUDirect RDMA", action="see gpu_count, ib_ports and efa")
-        return skip(f"no {missing} here for GPUDirect RDMA")
+        where = "/sys/class/infiniband is empty or absent" if gdr.gpus else "/dev has no nvidia device"
+        return skip(f"no {missing} here for GPUDirect RDMA", proof=where)
     if gdr.modules:
         return ok(f"by {gdr.modules[0]}", **values)
     if gdr.kernel is not None and gdr.kernel >= (5, 12) and gdr.open_driver:

@@ -13,13 +13,14 @@ from typing import Any
 from trainmaster.checks import system_files
 from trainmaster.checks.fabric import _rdma_devices
 from trainmaster.core.errors import HostError
-from trainmaster.core.expect import Expect
+from trainmaster.core.expect import Expect, implies_rdma
 from trainmaster.core.results import Finding, error, fail, ok, skip, warn
 from trainmaster.node.host import Host
 from trainmaster.node.parse import ibstat
 
 LEVEL = 1
 DAY_S = 86_400
+LEAST_DAYS = 0.25  # the few errors of a link that has just trained are no rate
 # Bit errors that remain after correction. 1e-12 is the most the InfiniBand specification allows a link to have;
 # 1e-15 is what links with forward error correction (HDR, NDR) hold in practice.
 FAIL_BER, WARN_BER = 1e-12, 1e-15
@@ -35,6 +36,7 @@ class Rule:
 
     per_day: int
     meaning: str
+    grave: int | None = None  # times that number: a failure
 
 
 RULES = {
@@ -46,6 +48,19 @@ RULES = {
     "local_link_integrity_errors": Rule(per_day=10, meaning="the link failed too often in a row"),
     "excessive_buffer_overrun_errors": Rule(per_day=10, meaning="its buffers overran"),
     "rx_icrc_encapsulated": Rule(per_day=10, meaning="damaged RoCE packets came in"),
+    # Ours: packets that were lost or answered late cost a retry each; a healthy lossless fabric has almost none.
+    "port_xmit_discards": Rule(per_day=1000, meaning="packets were discarded on their way out", grave=100),
+    "VL15_dropped": Rule(per_day=1000, meaning="management packets were dropped"),
+    "local_ack_timeout_err": Rule(per_day=100, meaning="a peer did not acknowledge in time", grave=100),
+    "packet_seq_err": Rule(per_day=10_000, meaning="packets came out of order", grave=100),
+    "rnr_nak_retry_err": Rule(per_day=100, meaning="a peer was not ready to receive", grave=100),
+    "req_cqe_error": Rule(per_day=100, meaning="requests completed with an error", grave=100),
+    "resp_cqe_error": Rule(per_day=100, meaning="responses completed with an error", grave=100),
+    "req_remote_access_errors": Rule(per_day=100, meaning="a peer refused access"),
+    "req_remote_invalid_request": Rule(per_day=100, meaning="a peer refused a request"),
+    "roce_adp_retrans": Rule(per_day=10_000, meaning="RoCE packets were sent again", grave=100),
+    "roce_slow_restart": Rule(per_day=10_000, meaning="RoCE restarted slowly after loss", grave=100),
+    "out_of_sequence": Rule(per_day=10_000, meaning="packets came in out of sequence", grave=100),
 }
 _ACTION = "clean or replace its cable and transceiver, clear the counters (`perfquery -R`), and look again in a day"
 
@@ -69,10 +84,12 @@ def read(host: Host) -> tuple[list[Counted], float]:
 def judge(data: tuple[list[Counted], float], expect: Expect) -> list[Finding]:
     counted, days = data
     if not counted:
-        if expect.ib_ports:
+        if implies_rdma(expect):
             return [error("there is no port whose errors could be counted", action="see ib_ports")]
-        return [skip("no InfiniBand or RoCE device here and none expected")]
-    return [_judge_port(one, max(days, 1.0)) for one in counted]
+        return [
+            skip("no InfiniBand or RoCE device here and none expected", proof="/sys/class/infiniband shows no port")
+        ]
+    return [_judge_port(one, max(days, LEAST_DAYS)) for one in counted]
 
 
 def _judge_port(one: Counted, days: float) -> Finding:
@@ -82,7 +99,7 @@ def _judge_port(one: Counted, days: float) -> Finding:
         action = f"read {one.port.folder}/counters by hand"
         return error(f"{', '.join(one.unread)} cannot be read", action=action, device=name, **values)
     if not found:
-        return skip("it keeps no error counters", device=name)
+        return skip("it keeps no error counters", proof=f"{one.port.folder} has no error counter", device=name)
     bad, worst = _excess(one.port, found, days)
     if bad:
         return (fail if worst else warn)("; ".join(bad), action=_ACTION, device=name, **values)
@@ -97,16 +114,18 @@ def _excess(port: _rdma_devices.Port, found: dict[str, int], days: float) -> tup
     worst = False
     flaps = found.get("link_downed", 0)
     if flaps > FLAPS_FREE + FLAPS_WARN_PER_DAY * days:
-        bad.append(f"the link went down {flaps} times in {days:.0f} days (link_downed)")
+        bad.append(f"the link went down {flaps} times in {days:.3g} days (link_downed)")
         worst = flaps > FLAPS_FREE + FLAPS_PER_DAY * days
     symbols = found.get("symbol_error", 0)
     ber = symbols / ((port.rate_gbps or 100.0) * 1e9 * days * DAY_S)
     if symbols > LEAST_SYMBOL_ERRORS and ber > WARN_BER:
-        bad.append(f"{symbols} bit errors in {days:.0f} days, one in {1 / ber:.0e} bits (symbol_error)")
+        bad.append(f"{symbols} bit errors in {days:.3g} days, one in {1 / ber:.0e} bits (symbol_error)")
         worst = worst or ber > FAIL_BER
     for name, rule in RULES.items():
         if found.get(name, 0) > rule.per_day * days:
-            bad.append(f"{rule.meaning} {found[name]} times in {days:.0f} days ({name})")
+            rate = found[name] / (days * DAY_S)
+            bad.append(f"{rule.meaning} {found[name]:,} times in {days:.3g} days, {rate:.3g} a second ({name})")
+            worst = worst or (rule.grave is not None and found[name] > rule.grave * rule.per_day * days)
     return bad, worst
 
 

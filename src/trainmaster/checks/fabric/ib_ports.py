@@ -11,13 +11,14 @@ from typing import Any
 
 from trainmaster.checks import system_files
 from trainmaster.checks.fabric import _rdma_devices
-from trainmaster.core.errors import CommandMissing
+from trainmaster.core.errors import CommandMissing, HostError
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, error, fail, ok, skip, warn
 from trainmaster.node.host import Host
 from trainmaster.node.parse import ParseError, ibstat
 
 LEVEL = 1
+DARK_PORTS = 4  # ours: one or two Ethernet ports without a link may be spares
 _CABLE = "reseat or replace its cable or transceiver, see the switch port, then rerun"
 _ACTIONS = {
     "Polling": _CABLE,  # it searches for a link partner
@@ -31,23 +32,25 @@ _ACTIONS = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
     devices: tuple[_rdma_devices.Device, ...]
-    unbound: tuple[str, ...]  # InfiniBand controllers on the PCI bus, where no driver made a device of any
+    unbound: tuple[str, ...]  # InfiniBand and RoCE adapters on the PCI bus without an RDMA device
     idle: frozenset[str]  # devices whose network interface an administrator has switched off, or that show none
     second: ibstat.Ibstat | None  # what ibstat says; None: not installed, or no port speaks InfiniBand
-    trouble: str | None  # why ibstat is no witness
+    trouble: str | None  # why ibstat cannot confirm
+    gpus: bool = False  # a training node: its adapters are meant to have a link
 
 
 def read(host: Host) -> Ports:
     devices = _rdma_devices.read(host)
     found = _rdma_devices.ports(devices)
-    controllers = system_files.read_pci(host, system_files.MELLANOX, kind="0x0207")
+    controllers = _unbound(host, devices)
     second, trouble = None, None
     # A RoCE node may do without the module that ibstat needs.
     if any(port.link_layer == "InfiniBand" for port in found):
         second, trouble = _ask_ibstat(host)
     return Ports(
         devices=devices,
-        unbound=() if found else controllers,
+        unbound=controllers,
+        gpus=system_files.has_gpus(host),
         idle=frozenset(device.name for device in devices if not _switched_on(host, device)),
         second=second,
         trouble=trouble,
@@ -57,8 +60,9 @@ def read(host: Host) -> Ports:
 def judge(ports: Ports, expect: Expect) -> list[Finding]:
     found = _rdma_devices.ports(ports.devices)
     if expect.ib_ports == 0:
-        return [skip("the profile expects no InfiniBand port")]
+        return [skip("the profile expects no InfiniBand port", proof="ib_ports=0 is stated")]
     stated = expect.ib_ports is not None or expect.ib_rate_gbps is not None or expect.ib_link_layer is not None
+    stated = stated or expect.transport == "IB"
     if not found:
         return [_judge_none(ports, expect, stated=stated)]
     wrong = {port.name: why for port in found if (why := _wrong(port, ports, expect, found))}
@@ -67,14 +71,22 @@ def judge(ports: Ports, expect: Expect) -> list[Finding]:
     if expect.ib_ports is not None and fit >= expect.ib_ports:
         # More ports than expected (storage, spares): those that do not fit are listed and are no fault.
         findings = [ok(f"{fit} of {expect.ib_ports} expected ports are up", **values)]
-        findings += [skip(f"{why}; not one of those expected", device=name) for name, why in wrong.items()]
+        proof = f"{fit} of {expect.ib_ports} expected ports are up without it"
+        findings += [skip(f"{why}; not one of those expected", proof=proof, device=name) for name, why in wrong.items()]
     else:
-        findings = [_judge_port(port, wrong.get(port.name), ports, stated=stated) for port in found]
+        # A training node with adapters of which none has a link is no node of a cluster.
+        many = len(found) >= DARK_PORTS or any(port.link_layer == "InfiniBand" for port in found)
+        dark = ports.gpus and many and not any(port.up for port in found)
+        findings = [_judge_port(port, wrong.get(port.name), ports, stated=stated or dark) for port in found]
         if expect.ib_ports is not None:
             reason = f"{fit} of {expect.ib_ports} ports fit: {', '.join(wrong) or 'the rest are not there'}"
             absent = expect.ib_ports - len(found)
             action = f"find the {absent} ports that are not there" if absent > 0 else "mend the ports named here"
             findings.insert(0, fail(reason, action=action, **values))
+    if ports.unbound:
+        reason = f"{len(ports.unbound)} adapters on the PCI bus have no RDMA device: {', '.join(ports.unbound)[:120]}"
+        say = fail if stated or len(ports.unbound) > 1 or ports.gpus else warn
+        findings.append(say(reason, action="load mlx5_ib (`modprobe mlx5_ib`), and see dmesg if it refuses"))
     if ports.trouble is not None:
         action = "run `ibstat` by hand; load ib_umad, and give the container /dev/infiniband"
         findings.append(error(f"ibstat cannot confirm the ports: {ports.trouble}", action=action))
@@ -83,12 +95,13 @@ def judge(ports: Ports, expect: Expect) -> list[Finding]:
 
 def _judge_none(ports: Ports, expect: Expect, *, stated: bool) -> Finding:
     if ports.unbound:
-        reason = f"no driver serves the InfiniBand controllers at {', '.join(ports.unbound)}"
+        reason = f"no driver serves the adapters at {', '.join(ports.unbound)[:120]}"
         return fail(reason, action="load mlx5_ib (`modprobe mlx5_ib`), and see dmesg if it refuses")
     if stated:
         reason = f"0 of {expect.ib_ports or 'the expected'} ports: there is no InfiniBand or RoCE device"
         return fail(reason, action="use a node with that fabric, or give the container its RDMA devices")
-    return skip("no InfiniBand or RoCE device here and none expected")
+    proof = "/sys/class/infiniband and the PCI bus show no InfiniBand or RoCE device"
+    return skip("no InfiniBand or RoCE device here and none expected", proof=proof)
 
 
 def _wrong(port: _rdma_devices.Port, ports: Ports, expect: Expect, found: list[_rdma_devices.Port]) -> str | None:
@@ -121,7 +134,8 @@ def _judge_port(port: _rdma_devices.Port, wrong: str | None, ports: Ports, *, st
     if wrong is None:
         return ok(f"up, {port.rate_gbps:g} Gb/s, {port.link_layer}", device=port.name, **values)
     if not stated and not port.up and port.link_layer == "Ethernet" and port.device in ports.idle:
-        return skip(f"{wrong}: its interface is switched off or not ours", device=port.name, **values)
+        proof = "its network interface is administratively down or in another namespace"
+        return skip(f"{wrong}: no link is intended", proof=proof, device=port.name, **values)
     action = _ACTIONS.get(port.physical_state or "") or _ACTIONS.get(port.state or "") or _CABLE
     if port.up and "link layer" in wrong:
         action = "set the port's type with `mlxconfig set LINK_TYPE_P1=1` (InfiniBand) or 2 (Ethernet), then reboot"
@@ -162,6 +176,28 @@ def _ask_ibstat(host: Host) -> tuple[ibstat.Ibstat | None, str | None]:
         return None, str(wrong)
     problems = [*told.errors, *told.faults] or ([f"it ended with {ran.exit_code}"] if ran.exit_code else [])
     return told, "; ".join(problems[:3]) or None
+
+
+def _unbound(host: Host, devices: tuple[_rdma_devices.Device, ...]) -> tuple[str, ...]:
+    """Adapters on the PCI bus without an RDMA device: InfiniBand (0x0207), or Ethernet (0x0200) without any driver.
+
+    Functions of one card count together: a bond of two ports is one RDMA device of the first. An Ethernet adapter with
+    a driver is an ordinary network card.
+    """
+    cards = {device.address.rpartition(".")[0] for device in devices if device.address is not None}
+    infiniband = system_files.read_pci(host, system_files.MELLANOX, kind="0x0207")
+    if devices and not cards:
+        infiniband = ()  # the devices do not show their addresses here
+    ethernet = system_files.read_pci(host, system_files.MELLANOX, kind="0x0200")
+    alone = [address for address in infiniband if address.rpartition(".")[0] not in cards]
+    return (*alone, *(a for a in ethernet if a.rpartition(".")[0] not in cards and not _has_driver(host, a)))
+
+
+def _has_driver(host: Host, address: str) -> bool:
+    try:
+        return "DRIVER=" in host.read(f"{system_files.PCI}/{address}/uevent")
+    except HostError:
+        return True  # not shown: nothing speaks against it
 
 
 def _switched_on(host: Host, device: _rdma_devices.Device) -> bool:

@@ -98,7 +98,8 @@ def _judge_found(interfaces: Interfaces) -> Finding:
         name for name in usable if not name.startswith("docker")
     ]
     if not usable:
-        return skip("no interface but loopback has an address: this node can only work alone")
+        proof = f"{len(interfaces.found)} interfaces, none but loopback up and with an address"
+        return skip("this node can only work alone", proof=proof)
     values: dict[str, Any] = {"interfaces": usable}
     outward = [name for name in usable if not _INWARD.fullmatch(name)]
     if interfaces.gpus and outward and outward[0] != usable[0]:

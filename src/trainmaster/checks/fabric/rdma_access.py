@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from trainmaster.checks import system_files
 from trainmaster.checks.fabric import _rdma_devices
 from trainmaster.core.errors import FileMissing
-from trainmaster.core.expect import Expect
-from trainmaster.core.results import Finding, fail, ok, skip, warn
+from trainmaster.core.expect import Expect, implies_efa, implies_rdma
+from trainmaster.core.results import Finding, error, fail, ok, skip, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
@@ -33,7 +33,9 @@ def read(host: Host) -> Access:
 
 def judge(access: Access, expect: Expect) -> Finding:
     if not access.devices:
-        return skip("no RDMA device on this machine")  # expected ones are missed by ib_ports and efa
+        if implies_rdma(expect) or implies_efa(expect):
+            return error("there is no RDMA device that could be opened", action="see ib_ports and efa")
+        return skip("no RDMA device on this machine", proof="/sys/class/infiniband is empty or absent")
     if access.closed:
         reason = f"no file in /dev/infiniband opens {', '.join(access.closed)}"
         needed = bool(expect.ib_ports or expect.efa_devices)

@@ -46,7 +46,9 @@ def read(host: Host) -> Gids:
 
 def judge(gids: Gids, expect: Expect) -> list[Finding]:  # noqa: ARG001 (the need of a port does not depend on the profile)
     if not gids.table:
-        return [skip("no RoCE port is up here")]
+        return [
+            skip("no RoCE port is up here", proof="/sys/class/infiniband has no active port of link layer Ethernet")
+        ]
     return [_judge_port(name, table, gids.index) for name, table in gids.table.items()]
 
 

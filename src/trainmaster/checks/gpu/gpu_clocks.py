@@ -1,4 +1,4 @@
-"""Each GPU may reach its full clock. Clocks that somebody lowered make it slow without any error."""
+"""Each GPU may reach its full clock. A lowered clock makes it slow without any error."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def _judge_one(gpu: nvidia.Gpu, device: str, wanted: float | None) -> Finding:
     reach = min(most, allowed if allowed is not None else most)
     values = {"now_mhz": now, "max_mhz": most, "allowed_mhz": allowed, "default_mhz": usual}
     if wanted is not None and reach < wanted:
-        reason = f"it may reach {reach:g} MHz, not {wanted:g}"
+        reason = f"its highest allowed clock is {reach:g} MHz, not {wanted:g}"
         return fail(reason, action="reset its clocks: nvidia-smi -rac -rgc", device=device, **values)
     if allowed is not None and usual is not None and allowed < usual:
-        reason = f"somebody lowered its clock to {allowed:g} MHz; its default is {usual:g}"
+        reason = f"its clock is limited to {allowed:g} MHz; the default is {usual:g}"
         return warn(reason, action="reset its clocks: nvidia-smi -rac", device=device, **values)
     busy = gpu.tells(UTIL) and gpu.number(" %", UTIL) >= BUSY_PERCENT
     if busy and now < most * SLOW_SHARE:
@@ -43,5 +43,8 @@ def _judge_one(gpu: nvidia.Gpu, device: str, wanted: float | None) -> Finding:
 
 
 def _set(gpu: nvidia.Gpu, name: str) -> float | None:
+    """Configured clock. None where the driver has retired the setting (nvidia-smi of driver 580 and later)."""
     path = f"{name}/graphics_clock"
-    return gpu.number(" MHz", path) if gpu.tells(path) else None
+    if not gpu.said(path) or "deprecated" in gpu.said(path) or nvidia.is_desktop(gpu):
+        return gpu.number(" MHz", path) if gpu.tells(path) else None
+    return gpu.number(" MHz", path)

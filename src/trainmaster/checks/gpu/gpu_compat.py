@@ -24,7 +24,7 @@ DRIVERS = {11: 450, 12: 525, 13: 580}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Versions:
-    """What has to fit. `torch` is the text of its version file; None: it could not be asked."""
+    """Versions that must fit. `torch` is the text of its version file; None: it could not be read."""
 
     gpus: nvidia.Gpus
     torch: str | None
@@ -60,15 +60,19 @@ def judge(versions: Versions, expect: Expect) -> list[Finding]:
 def _judge_torch(versions: Versions, gpus: nvidia.Gpus) -> Finding:
     assert gpus.smi is not None
     if versions.torch is None:
-        return error(f"torch cannot be looked at: {versions.trouble}", action="make python3 work on this node")
+        return error(
+            f"the version of torch cannot be read: {versions.trouble}", action="make python3 work on this node"
+        )
+    if not versions.torch.strip():
+        return error("the version file of torch is empty", action="make python3 work on this node")
     if versions.torch.strip() == "no torch":
-        return skip("python3 here has no torch")
+        return skip("python3 has no torch", proof="`python3` finds no module torch")
     cuda, driver = _torch_cuda(versions.torch), _numbers(gpus.smi.driver)
     if cuda is None:
         reason = "torch is built without CUDA: it would train on the CPU"
         return fail(reason, action="install the CUDA build of torch")
     if not driver:
-        return error("nvidia-smi does not tell the driver's version", action="reinstall the NVIDIA driver")
+        return error("nvidia-smi reports no driver version", action="reinstall the NVIDIA driver")
     values = {"torch_cuda": _text(cuda), "driver": gpus.smi.driver, "driver_cuda": gpus.smi.cuda}
     # A library for forward compatibility raises the CUDA that nvidia-smi shows without changing the driver.
     if _numbers(gpus.smi.cuda) >= cuda:
@@ -82,14 +86,20 @@ def _judge_torch(versions: Versions, gpus: nvidia.Gpus) -> Finding:
 
 
 def _judge_chip(gpu: nvidia.Gpu, device: str, versions: Versions) -> Finding:
+    if gpu.name is None:
+        return error("it reports no product name", action="reset the GPU or reboot the node", device=device)
     model = profiles.of_gpu(gpu.name)
     smi = versions.gpus.smi
     assert smi is not None
     if model is None or model.cuda_min is None:
-        return skip("what it needs at least is not known", device=device)
+        return skip(
+            "the CUDA that it needs at least is not in the table of GPU models",
+            proof=f"its name is {gpu.name}",
+            device=device,
+        )
     least, torch = _numbers(model.cuda_min), _torch_cuda(versions.torch or "")
     if not smi.cuda:
-        return error("nvidia-smi does not tell the driver's CUDA", action="reinstall the NVIDIA driver", device=device)
+        return error("nvidia-smi reports no CUDA version", action="reinstall the NVIDIA driver", device=device)
     values = {"cuda_min": model.cuda_min, "driver_cuda": smi.cuda, "torch_cuda": _text(torch) if torch else None}
     if _numbers(smi.cuda) < least:
         reason = f"a {model.name} needs CUDA {model.cuda_min}; the driver has {smi.cuda}"

@@ -1,14 +1,19 @@
-"""The GPUs that should be here are here, all of them."""
+"""All expected GPUs are here and answer."""
 
 from __future__ import annotations
 
+import re
+
 from trainmaster.checks import nvidia
 from trainmaster.core.expect import Expect
-from trainmaster.core.results import Finding, fail, ok
+from trainmaster.core.results import Finding, error, fail, ok
 from trainmaster.node.host import Host
 
 LEVEL = 1
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
+# What nvidia-smi prints, with exit code 0, of a GPU that it cannot open.
+_HANDLE = re.compile(r"Unable to determine the device handle for (?:GPU|gpu)\w*\s*(?P<address>[0-9A-Fa-f:.]{7,20})?.*")
+_LOST = "look for Xid 79 in the kernel log; power-cycle the node, then replace the GPU"
 
 
 def read(host: Host) -> nvidia.Gpus:
@@ -16,19 +21,25 @@ def read(host: Host) -> nvidia.Gpus:
 
 
 def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
+    lost = [_no_handle(line) for line in gpus.warnings if _HANDLE.search(line)]
     refused = nvidia.refuse(gpus, expect)
     if refused is not None:
-        return [refused]
+        return lost or [refused]
     assert gpus.smi is not None
     count, listed = nvidia.expected(gpus, expect), len(gpus.smi.gpus)
     found = [_present(slot.gpu, slot.device) if slot.gpu else _missing(slot) for slot in nvidia.slots(gpus, count)]
+    found += lost
+    strangers = [gpu.bus for gpu in gpus.smi.gpus if gpus.bus and gpu.bus not in gpus.bus]
+    if strangers:
+        reason = f"nvidia-smi lists a GPU at {strangers[0]}, which the PCI bus does not show"
+        found.append(error(reason, action="read the PCI bus again; reboot the node if it stays"))
     if listed == count and gpus.smi.attached == listed:
         return [ok(f"{listed} of {count} GPUs", listed=listed, expected=count), *found]
     shown = f"{listed} of {count} GPUs: nvidia-smi lists {listed} and counts {gpus.smi.attached}, "
     return [
         fail(
             shown + f"the PCI bus shows {len(gpus.bus)}",
-            action="drain the node and reboot it; if this process was given a part of them, say so: --expect gpus=N",
+            action="drain the node and reboot it; if this process has only some of them, state it: --expect gpus=N",
             listed=listed,
             attached=gpus.smi.attached,
             on_bus=len(gpus.bus),
@@ -39,13 +50,19 @@ def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
 
 
 def _present(gpu: nvidia.Gpu, device: str) -> Finding:
+    if gpu.lost is not None:
+        return fail(f"the GPU at {gpu.bus} does not answer: {gpu.lost}", action=_LOST, device=device, bus=gpu.bus)
     return ok(f"at {gpu.bus}", device=device, bus=gpu.bus, uuid=gpu.uuid)
 
 
 def _missing(slot: nvidia.Slot) -> Finding:
     where = f"at {slot.bus} " if slot.bus else ""
     return fail(
-        f"not there: nvidia-smi lists no GPU {where}in its place",
-        action="look for Xid 79 in the kernel log; power-cycle the node, then replace the GPU",
+        f"missing: nvidia-smi lists no GPU {where}in its place",
+        action=_LOST,
         device=slot.device,
     )
+
+
+def _no_handle(line: str) -> Finding:
+    return fail(f"nvidia-smi cannot open a GPU: {line[:160]}", action=_LOST)

@@ -1,10 +1,10 @@
-"""ECC is on and has met no error it could not correct. Such an error ends the job, or corrupts it where ECC is off."""
+"""ECC is on and counted no uncorrectable error. Such an error ends the job; without ECC it corrupts the job unseen."""
 
 from __future__ import annotations
 
 from trainmaster.checks import nvidia, profiles
 from trainmaster.core.expect import Expect
-from trainmaster.core.results import Finding, fail, ok, warn
+from trainmaster.core.results import Finding, Verdict, error, fail, ok, skip, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
@@ -12,14 +12,17 @@ TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 REPLACE = "take the GPU out of service and have it replaced"
 RESET = "drain the node and reset the GPU"
 FLAGS = {
-    "ecc_errors/aggregate/sram_threshold_exceeded": ("its SRAM passed the vendor's error threshold", REPLACE),
-    "ecc_errors/unrepairable_memory": ("its memory cannot be repaired any more", REPLACE),
-    "ecc_errors/channel_repair_pending": ("a memory channel waits to be repaired", RESET),
-    "ecc_errors/tpc_repair_pending": ("a part of its processor waits to be repaired", RESET),
+    "ecc_errors/aggregate/sram_threshold_exceeded": ("its SRAM exceeded the vendor's error threshold", REPLACE),
+    "ecc_errors/unrepairable_memory": ("its memory is unrepairable", REPLACE),
+    "ecc_errors/channel_repair_pending": ("a memory channel repair is pending", RESET),
+    "ecc_errors/tpc_repair_pending": ("a TPC repair is pending", RESET),
 }
 # Page-retiring GPUs count by bits, later ones by kind of memory; without both of a kind half was not measured.
 MUST_TELL = (("dram_uncorrectable", "double_bit"), ("sram_uncorrectable", "double_bit"))
-CORRECTED_WARN = 10_000  # ours: healthy memory shows few; none of them hurt a result
+MIG_COUNT = "ecc_error_count/volatile_count/sram_uncorrectable"
+CURRENT, PENDING = "ecc_mode/current_ecc", "ecc_mode/pending_ecc"
+CORRECTED_WARN = 10_000  # ours: healthy memory shows few; none of them changes a result
+TURN_ON = "turn it on and reset the GPU: nvidia-smi -e 1"
 
 
 def read(host: Host) -> nvidia.Gpus:
@@ -27,51 +30,116 @@ def read(host: Host) -> nvidia.Gpus:
 
 
 def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
-    return nvidia.judge_each(gpus, expect, lambda gpu, device: _judge_one(gpu, device, expect.ecc))
+    return nvidia.judge_each(gpus, expect, lambda gpu, device: _judge_one(gpu, device, gpus, expect.ecc))
 
 
-def _judge_one(gpu: nvidia.Gpu, device: str, wanted: bool | None) -> Finding:
-    if not gpu.tells("ecc_mode/current_ecc") and wanted:
-        return fail("it has no ECC", action="use a GPU with ECC", device=device)
-    if not gpu.yes("ecc_mode/current_ecc"):
-        if wanted is False or (wanted is None and profiles.of_gpu(gpu.name) is None):
-            # Workstation boards are sold with ECC off; every model that is known here is sold with it on.
-            return ok("ECC is off, and nothing asks for it", device=device, ecc=False)
+def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus, wanted: bool | None) -> Finding:
+    counts, unread = _counts(gpu)
+    # Errors that were counted are judged first: no missing value hides them.
+    found = _judge_errors(gpu, device, counts)
+    if found is not None and found.verdict is not Verdict.WARN:
+        return found
+    mode = _judge_mode(gpu, device, gpus, wanted)
+    if mode is not None and mode.verdict is not Verdict.WARN:
+        return mode
+    missing = [
+        kinds[0] for kinds in MUST_TELL if not any(f"volatile {kind}" in name for name in counts for kind in kinds)
+    ]
+    in_mig = bool(gpu.mig_devices) and all(MIG_COUNT in told for told in gpu.mig_devices)
+    if unread or (missing and not (nvidia.mig_on(gpu) and in_mig)):
+        if nvidia.mig_on(gpu) and not gpu.mig_devices and not unread:
+            return skip("no MIG device counts errors", proof="MIG is Enabled and mig_devices is empty", device=device)
+        what = f"it does not report {unread[0] if unread else f'volatile {missing[0]}'.replace('_', ' ')}"
+        return error(f"ECC: {what}", action="reset the GPU or reboot the node", device=device)
+    now = {name: count for name, count in counts.items() if name.startswith("volatile") and count}
+    return found or mode or ok("ECC is on, no uncorrectable error", device=device, ecc=True, **now)
+
+
+def _judge_mode(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus, wanted: bool | None) -> Finding | None:
+    """Finding about the mode: off, about to be off, or not reported. None: it is on."""
+    known = profiles.of_gpu(gpu.name) is not None or nvidia.peers_tell(gpus, gpu, CURRENT)
+    if not gpu.tells(CURRENT):
+        if wanted and gpu.said(CURRENT) and nvidia.is_desktop(gpu):
+            return fail("it has no ECC", action="use a GPU with ECC", device=device)
+        if not known and not wanted and gpu.said(CURRENT) and nvidia.is_desktop(gpu):
+            proof = f"it is a {gpu.name}, and its ECC mode is {gpu.said(CURRENT)}"
+            return skip("a desktop board without ECC", proof=proof, device=device)
+    on = gpu.yes(CURRENT)
+    others = [other for other in nvidia.same_model(gpus, gpu) if other.said(CURRENT) == "Enabled"]
+    if not on:
+        if wanted is False or (wanted is None and not others and nvidia.is_desktop(gpu)):
+            return ok("ECC is off, and nothing requires it", device=device, ecc=False)
+        say = fail if wanted or others else warn
+        beside = f", and on in {len(others)} equal GPUs" if others else ""
+        return say(f"ECC is off{beside}", action=TURN_ON, device=device, ecc=False)
+    if wanted is not False and gpu.said(PENDING) == "Disabled":
         say = fail if wanted else warn
-        return say("ECC is off", action="turn it on and reset the GPU: nvidia-smi -e 1", device=device, ecc=False)
+        return say(
+            "ECC will be off after the next reset", action="keep it on: nvidia-smi -e 1", device=device, ecc=True
+        )
+    gpu.yes(PENDING)
+    return None
+
+
+def _judge_errors(gpu: nvidia.Gpu, device: str, counts: dict[str, int]) -> Finding | None:
+    """Finding about counted errors and the flags of the driver. None: there are none."""
     for flag, (meaning, action) in FLAGS.items():
-        if gpu.tells(flag) and gpu.yes(flag):
+        if gpu.said(flag) == "Yes":
             return fail(meaning, action=action, device=device)
-    counts = _counts(gpu)
     now = {name: count for name, count in counts.items() if name.startswith("volatile") and count}
     hard = {name: count for name, count in now.items() if _is_hard(name)}
     if hard:
-        reason = f"errors that ECC could not correct since the last reset: {_say(hard)}"
+        reason = f"uncorrectable errors since the last reset: {_say(hard)}"
         return fail(reason, action="drain the node and reset the GPU; replace it if they return", device=device, **hard)
     old = {name: count for name, count in counts.items() if name.startswith("aggregate") and count and _is_hard(name)}
     if old:
-        reason = f"errors that ECC could not correct in its life: {_say(old)}"
+        reason = f"uncorrectable errors in its lifetime: {_say(old)}"
         return warn(reason, action="run --level 3 on it before a long job", device=device, **old)
     many = {name: count for name, count in now.items() if count >= CORRECTED_WARN}
     if many:
         reason = f"many corrected errors since the last reset: {_say(many)}"
         return warn(reason, action="run --level 3 on it before a long job", device=device, **many)
-    return ok("ECC is on, no error that it could not correct", device=device, ecc=True, **now)
+    return None
 
 
-def _counts(gpu: nvidia.Gpu) -> dict[str, int]:
-    """Every counter by name: `volatile dram_uncorrectable`. Schemas name and group them in many ways."""
+def _counts(gpu: nvidia.Gpu) -> tuple[dict[str, int], list[str]]:
+    """Every counter by name (`volatile dram_uncorrectable`), and those without a number.
+
+    A GPU that retires pages has N/A for some memories; with MIG the counters stand under the MIG devices.
+    """
     paths = [path for path in gpu.leaves if path.startswith(("ecc_errors/volatile", "ecc_errors/aggregate/"))]
-    counters = [path for path in paths if "correctable" in path or "_bit/" in path]
-    counts = {
-        path.removeprefix("ecc_errors/").replace("/", " "): int(gpu.number("", path))
-        for path in counters
-        if gpu.tells(path)
-    }
-    for kinds in MUST_TELL:
-        if not any(f"volatile {kind}" in name for name in counts for kind in kinds):
-            raise nvidia.NotTold("ecc_errors/volatile", f"no count of {kinds[0]}", applies=True)
-    return counts
+    counts: dict[str, int] = {}
+    unread = []
+    for path in [path for path in paths if "correctable" in path or "_bit/" in path]:
+        name = path.removeprefix("ecc_errors/").replace("/", " ")
+        try:
+            counts[name] = int(gpu.number("", path))
+        except nvidia.NotTold as wrong:
+            if wrong.applies or not _may_be_absent(gpu, path):
+                unread.append(name.replace("_", " "))
+    unread += [
+        flag.rpartition("/")[2].replace("_", " ")
+        for flag in FLAGS
+        if gpu.said(flag) and gpu.said(flag) not in ("Yes", "No") and not _may_be_absent(gpu, flag)
+    ]
+    for number, told in enumerate(gpu.mig_devices):
+        said = told.get(MIG_COUNT, "")
+        if said.isascii() and said.isdigit():
+            counts[f"volatile mig{number} sram_uncorrectable"] = int(said)
+        elif said:
+            unread.append(f"sram uncorrectable of MIG device {number}")
+    return counts, unread
+
+
+def _may_be_absent(gpu: nvidia.Gpu, path: str) -> bool:
+    """Whether N/A is normal here: while ECC is off or in MIG mode, for page-retiring GPUs and desktop boards."""
+    if gpu.said(CURRENT) != "Enabled" or nvidia.mig_on(gpu) or nvidia.is_desktop(gpu):
+        return True
+    model = profiles.of_gpu(gpu.name)
+    if model is None:
+        return not path.endswith(("dram_uncorrectable", "total"))
+    # GDDR counts no SRAM apart in some drivers; page-retiring GPUs report the memories they have.
+    return model.generation in nvidia.RETIRES_PAGES or (model.memory_kind or "").startswith("GDDR")
 
 
 def _is_hard(name: str) -> bool:

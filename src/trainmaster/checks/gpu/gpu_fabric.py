@@ -1,21 +1,32 @@
-"""Each GPU behind NVSwitches is registered with a healthy fabric. Without it CUDA does not start."""
+"""Each GPU behind NVSwitches is registered with a healthy fabric of one version. Without it CUDA does not start."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from dataclasses import dataclass
 
-from trainmaster.checks import nvidia
+from trainmaster.checks import nvidia, profiles
 from trainmaster.core.errors import HostError
 from trainmaster.core.expect import Expect
-from trainmaster.core.results import Finding, error, fail, ok, skip
+from trainmaster.core.results import Finding, error, fail, ok, skip, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
+STATE, STATUS = "fabric/state", "fabric/status"
+# Who shares an NVLink domain: schemas spell the two names in two ways.
+DOMAIN = {
+    "clique": ("fabric/cliqueId", "fabric/clique_id"),
+    "cluster UUID": ("fabric/clusterUuid", "fabric/cluster_uuid"),
+}
+IMEX = "nvidia-imex"
+_UUID = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+_DOMAIN_FORMS = {"clique": re.compile(r"[0-9]{1,10}"), "cluster UUID": re.compile(_UUID)}
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 SERVICE = "nvidia-fabricmanager"
 START = f"start the fabric manager: systemctl restart {SERVICE}"
 RESET = "drain the node; reset all its GPUs and NVSwitches together"
-# What each part of the health says where nothing is wrong (nvmlGpuFabricInfo_v3).
+# Healthy values of each part (nvmlGpuFabricInfo_v3).
 HEALTHY = {
     "summary": {"Healthy"},
     "bandwidth": {"Full"},
@@ -28,54 +39,123 @@ HEALTHY = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """`service` is the state of the fabric manager; None: nobody could be asked."""
+    """`service`, `imex`: state of the two services; `manager`: version. None: not readable here (a container)."""
 
     gpus: nvidia.Gpus
     service: str | None
+    manager: str | None = None
+    imex: str | None = None
 
 
 def read(host: Host) -> Evidence:
     gpus = nvidia.read(host)
-    service = None
-    if gpus.switches:
-        try:
-            service = host.run("systemctl", "is-active", SERVICE).stdout.strip() or None
-        except HostError:
-            service = None  # a container has no systemd; the GPUs themselves tell from Hopper on
-    return Evidence(gpus=gpus, service=service)
+    service = manager = imex = None
+    listed = gpus.smi.gpus if gpus.smi else ()
+    if gpus.switches or any(gpu.tells(STATE) for gpu in listed):
+        service = _service(host, SERVICE)
+        manager = _version(host)
+    if any(_domain(gpu, "cluster UUID").strip("0-") for gpu in listed):  # NVLink between nodes
+        imex = _service(host, IMEX)
+    return Evidence(gpus=gpus, service=service, manager=manager, imex=imex)
 
 
 def judge(evidence: Evidence, expect: Expect) -> list[Finding]:
-    return nvidia.judge_each(
-        evidence.gpus, expect, lambda gpu, device: _judge_one(gpu, device, evidence, expect.fabric)
-    )
+    found = nvidia.judge_each(evidence.gpus, expect, lambda gpu, device: _judge_one(gpu, device, evidence, expect))
+    if evidence.gpus.smi is not None:
+        found += _judge_node(evidence, evidence.gpus.smi)
+    return found
 
 
-def _judge_one(gpu: nvidia.Gpu, device: str, evidence: Evidence, wanted: bool | None) -> Finding:
-    if not gpu.tells("fabric/state"):
-        return _judge_service(device, evidence, wanted)
-    state, status = gpu.word("fabric/state"), gpu.said("fabric/status")
+def _judge_node(evidence: Evidence, smi: nvidia.Smi) -> list[Finding]:
+    """Faults of the node: versions that differ, IMEX that does not run."""
+    found = []
+    if evidence.manager is not None and smi.driver is not None and evidence.manager != smi.driver:
+        reason = f"Fabric Manager {evidence.manager} does not match driver {smi.driver}"
+        found.append(fail(reason, action=f"install Fabric Manager {smi.driver}, then restart it"))
+    if evidence.imex in ("failed", "inactive", "deactivating"):
+        say = fail if evidence.imex == "failed" else warn
+        reason = f"the IMEX service is {evidence.imex}: GPUs of other nodes in the NVLink domain cannot be reached"
+        found.append(say(reason, action=f"start it: systemctl restart {IMEX}, and see its log"))
+    return found
+
+
+def _judge_one(gpu: nvidia.Gpu, device: str, evidence: Evidence, expect: Expect) -> Finding:
+    if not gpu.tells(STATE):
+        return _judge_unreported(gpu, device, evidence, expect)
+    state, status = gpu.word(STATE), gpu.said(STATUS)
+    values = {"state": state, "status": status}
     if state != "Completed":
-        return fail(f"its fabric state is {state[:40]}", action=START, device=device, state=state, status=status)
-    if status != "Success":
-        reason = f"it joined the fabric with {status[:40] or 'no status'}"
-        return fail(reason, action=RESET, device=device, state=state, status=status)
+        return fail(f"its fabric state is {state[:40]}", action=START, device=device, **values)
+    if gpu.tells(STATUS) and gpu.word(STATUS) != "Success":
+        return fail(f"its fabric status is {status[:40]}", action=RESET, device=device, **values)
+    told = {name: gpu.said(f"fabric/health/{name}") for name in HEALTHY if gpu.tells(f"fabric/health/{name}")}
     for name, good in HEALTHY.items():
+        if name in told and told[name] not in good:
+            reason = f"its fabric is not healthy: {name.replace('_', ' ')} {told[name][:40]}"
+            return fail(reason, action=RESET, device=device, **values)
+    for name in DOMAIN:
+        told_by = [_domain(other, name) for other in (evidence.gpus.smi.gpus if evidence.gpus.smi else ())]
+        usual, count = Counter(filter(None, told_by)).most_common(1)[0] if any(told_by) else ("", 0)
+        mine = _domain(gpu, name)
+        if mine and mine != usual and count * 2 >= len(list(filter(None, told_by))):
+            reason = f"its {name} is {mine[:60]}, and {usual[:60]} on {count} other GPUs of this node"
+            return fail(reason, action=RESET, device=device, **values)
+    gpu.word(STATUS)
+    for name in HEALTHY:
         path = f"fabric/health/{name}"
-        if gpu.tells(path) and gpu.word(path) not in good:
-            reason = f"its fabric is not healthy: {name.replace('_', ' ')} {gpu.word(path)[:40]}"
-            return fail(reason, action=RESET, device=device, state=state, status=status)
-    return ok("registered with the fabric", device=device, state=state, status=status)
+        if name not in told and nvidia.most_tell(evidence.gpus, gpu, path):
+            gpu.word(path)  # what most equal GPUs report it must report too
+    for name, paths in DOMAIN.items():
+        if gpu.tells(*paths) or nvidia.most_tell(evidence.gpus, gpu, *paths):
+            said = gpu.word(*paths)
+            if not _DOMAIN_FORMS[name].fullmatch(said):
+                raise nvidia.NotTold(paths[0], said, applies=True)
+    return ok("registered with the fabric", device=device, **values)
 
 
-def _judge_service(device: str, evidence: Evidence, wanted: bool | None) -> Finding:
-    """GPUs before Hopper tell no fabric state; then the service is what is known."""
-    service = evidence.service
+def _judge_unreported(gpu: nvidia.Gpu, device: str, evidence: Evidence, expect: Expect) -> Finding:
+    """GPUs before Hopper report no fabric state; the service is then the evidence."""
+    service, gpus, model = evidence.service, evidence.gpus, profiles.of_gpu(gpu.name)
+    if service in ("inactive", "failed", "deactivating") and gpus.switches:
+        reason = f"the fabric manager is {service} and the node has {len(gpus.switches)} NVSwitches"
+        return fail(reason, action=START, device=device, service=service)
+    reports = nvidia.generation(gpu) not in (*nvidia.RETIRES_PAGES, "Ampere", "Ada Lovelace", None)
+    alone = nvidia.expected(gpus, expect) == 1
+    must = expect.fabric or (gpus.switches and reports) or (model is not None and model.fabric and not alone)
+    if must or nvidia.peers_tell(gpus, gpu, STATE):
+        if expect.fabric and not gpus.switches and not reports and service != "active":
+            return fail("it is behind no NVSwitch", action="use a node with NVSwitches", device=device, service=service)
+        if service == "active" and not reports:
+            return ok("the fabric manager runs", device=device, service=service)
+        reason = f"it reports no fabric state: {gpu.said(STATE) or 'nothing'}"
+        return error(reason, action="restart the fabric manager, or update the NVIDIA driver", device=device)
     if service == "active":
         return ok("the fabric manager runs", device=device, service=service)
-    if service in ("inactive", "failed", "deactivating"):
-        reason = f"the fabric manager is {service} and the node has {len(evidence.gpus.switches)} NVSwitches"
-        return fail(reason, action=START, device=device, service=service)
-    if wanted:
-        return error("it tells no fabric state", action="update the NVIDIA driver", device=device, service=service)
-    return skip("it tells no fabric state: it stands behind no NVSwitch, or cannot be asked here", device=device)
+    if gpus.switches:
+        reason = "the node has NVSwitches and the state of the fabric manager is unknown"
+        return error(reason, action=f"read it: systemctl is-active {SERVICE}", device=device)
+    proof = (
+        f"the PCI bus shows no NVSwitch, and no GPU of the node reports a fabric state ({gpu.said(STATE) or 'absent'})"
+    )
+    return skip("it is behind no NVSwitch", proof=proof, device=device)
+
+
+def _domain(gpu: nvidia.Gpu, name: str) -> str:
+    return gpu.said(*DOMAIN[name]) if gpu.tells(*DOMAIN[name]) else ""
+
+
+def _service(host: Host, name: str) -> str | None:
+    try:
+        return host.run("systemctl", "is-active", name).stdout.strip() or None
+    except HostError:
+        return None  # a container has no systemd; the GPUs themselves report from Hopper on
+
+
+def _version(host: Host) -> str | None:
+    """Version of the installed fabric manager: `Fabric Manager version is : 535.104.05`."""
+    try:
+        ran = host.run("nv-fabricmanager", "--version")
+    except HostError:
+        return None
+    found = re.search(r"version is\s*:\s*(\d{3}\.[\d.]{2,12})", ran.stdout, re.IGNORECASE | re.ASCII)
+    return found[1].rstrip(".") if found else None

@@ -18,7 +18,7 @@ def read(host: Host) -> nvidia.Gpus:
 def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
     found = nvidia.judge_each(gpus, expect, lambda gpu, device: _judge_one(gpu, device, expect.gpu_model))
     models = {gpu.name for gpu in gpus.smi.gpus if gpu.name} if gpus.smi else set()
-    if expect.gpu_model is None and len(models) > 1:
+    if len(models) > 1:
         reason = f"the GPUs differ: {', '.join(sorted(models))}"
         found.append(warn(reason, action="train on GPUs of one model, or state the model: --expect gpu_model=NAME"))
     return found
@@ -26,7 +26,7 @@ def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
 
 def _judge_one(gpu: nvidia.Gpu, device: str, wanted: str | None) -> Finding:
     if gpu.name is None:
-        return error("it does not tell its model", action="reset the GPU or reboot the node", device=device)
+        return error("it reports no product name", action="reset the GPU or reboot the node", device=device)
     values = {"model": gpu.name, "uuid": gpu.uuid, "bus": gpu.bus, "serial": gpu.said("serial")}
     if wanted is not None and not profiles.is_model(gpu.name, wanted):
         return fail(f"{gpu.name}, not {wanted}", action="use a node of the right type", device=device, **values)

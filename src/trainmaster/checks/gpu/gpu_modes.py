@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainmaster.checks import nvidia
+from trainmaster.checks import nvidia, profiles
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, error, fail, ok, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
-MIG = "mig_mode/current_mig"
+MIG = nvidia.MIG
 OPEN = ("Default", "Exclusive_Process", "Exclusive_Thread")
 
 
@@ -20,18 +20,25 @@ def read(host: Host) -> nvidia.Gpus:
 
 
 def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
-    return nvidia.judge_each(gpus, expect, lambda gpu, device: _judge_one(gpu, device, expect))
+    return nvidia.judge_each(gpus, expect, lambda gpu, device: _judge_one(gpu, device, expect, gpus))
 
 
-def _judge_one(gpu: nvidia.Gpu, device: str, expect: Expect) -> list[Finding]:
+def _judge_one(gpu: nvidia.Gpu, device: str, expect: Expect, gpus: nvidia.Gpus) -> list[Finding]:
     modes = {
         "mig": gpu.said(MIG) or "N/A",
-        "compute": gpu.word("compute_mode"),
+        "compute": gpu.said("compute_mode"),
         "persistence": gpu.said("persistence_mode"),
     }
-    found = [*_compute(modes["compute"], device), *_mig(gpu, device, expect.mig), *_persistence(gpu, device, expect)]
+    found: list[Finding] = []
+    for part in (_compute(modes["compute"], device), _mig(gpu, device, expect), _persistence(gpu, device, expect)):
+        try:
+            found += part
+        except nvidia.NotTold as wrong:  # one mode that is not reported hides no fault of another
+            found.append(error(str(wrong), action="reset the GPU or reboot the node", device=device))
     if found:
         return found
+    if not gpu.tells(nvidia.MIG) and (expect.mig or nvidia.peers_tell(gpus, gpu, nvidia.MIG) or _has_mig(gpu)):
+        gpu.yes(nvidia.MIG)  # it must report its mode; N/A is no answer
     return [
         ok(
             f"compute mode {modes['compute']}, MIG {modes['mig']}, persistence {modes['persistence']}",
@@ -44,24 +51,40 @@ def _judge_one(gpu: nvidia.Gpu, device: str, expect: Expect) -> list[Finding]:
 def _compute(mode: str, device: str) -> Iterator[Finding]:
     if mode == "Prohibited":
         action = "open it: nvidia-smi -c 0"
-        yield fail("no program may compute on it (compute mode Prohibited)", action=action, device=device, compute=mode)
+        yield fail("compute mode Prohibited: no program may use it", action=action, device=device, compute=mode)
     elif mode not in OPEN:
-        yield error(f"unknown compute mode {mode[:40]}", action="set it: nvidia-smi -c 0", device=device, compute=mode)
+        yield error(
+            f"unknown compute mode {mode[:40] or '(none)'}",
+            action="set it: nvidia-smi -c 0",
+            device=device,
+            compute=mode,
+        )
 
 
-def _mig(gpu: nvidia.Gpu, device: str, wanted: bool | None) -> Iterator[Finding]:
-    on = gpu.yes(MIG) if gpu.tells(MIG) else False
-    if on != bool(wanted):
+def _has_mig(gpu: nvidia.Gpu) -> bool:
+    """Whether its model can be divided (NVIDIA, MIG user guide): those with HBM from Ampere on."""
+    model = profiles.of_gpu(gpu.name)
+    return (
+        model is not None
+        and (model.memory_kind or "").startswith("HBM")
+        and model.generation not in nvidia.RETIRES_PAGES
+    )
+
+
+def _mig(gpu: nvidia.Gpu, device: str, expect: Expect) -> Iterator[Finding]:
+    if not gpu.tells(MIG):
+        return
+    on = gpu.yes(MIG)
+    if on != bool(expect.mig):
         reason = "MIG is on: a program sees slices, not the GPU" if on else "MIG is off"
         yield fail(reason, action=f"change it and reset the GPU: nvidia-smi -mig {int(not on)}", device=device, mig=on)
-    elif gpu.tells(MIG) and gpu.yes("mig_mode/pending_mig") != on:
-        action = "reset the GPU, or take the change back"
-        yield warn("a change of MIG waits for a reset", action=action, device=device, mig=on)
+    elif gpu.yes("mig_mode/pending_mig") != on:
+        action = "reset the GPU, or undo the change"
+        yield warn("a change of the MIG mode is pending a reset", action=action, device=device, mig=on)
 
 
 def _persistence(gpu: nvidia.Gpu, device: str, expect: Expect) -> Iterator[Finding]:
-    known = gpu.tells("persistence_mode") or not gpu.said("persistence_mode")  # N/A: Windows has none
-    if expect.persistence is not False and known and not gpu.yes("persistence_mode"):
+    if expect.persistence is not False and not gpu.yes("persistence_mode"):
         say = fail if expect.persistence else warn
-        reason = "persistence mode is off: the driver unloads between jobs and forgets its settings"
+        reason = "persistence mode is off: the driver unloads between jobs and loses its settings"
         yield say(reason, action="turn it on: nvidia-smi -pm 1", device=device, persistence=False)

@@ -1,14 +1,16 @@
-"""Every NVLink of every GPU is up and clean. One that is down takes its share of all traffic between the GPUs."""
+"""Every NVLink of every GPU is up and without errors. A link that is down takes its share of the traffic."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from trainmaster.checks import nvidia, profiles
 from trainmaster.core.errors import HostError
 from trainmaster.core.expect import Expect
+from trainmaster.core.gpus import UNVERIFIED
 from trainmaster.core.results import Finding, error, fail, ok, skip, warn
 from trainmaster.node.host import Host
 
@@ -20,6 +22,8 @@ _HARD = re.compile(r"recovery errors|recovery failed|malformed|buffer overrun|lo
 _SOFT = re.compile(r"rx errors|rx remote errors|effective errors|symbol errors|discards|recovery successful", re.I)
 _MANY = re.compile(r"replay errors|crc errors", re.I)
 MANY_WARN = 1000  # ours: single repeats happen when a link trains; a bad cable makes thousands
+# Product names of modules that are sold with NVLink only.
+_NAMED = re.compile(r"SXM|\bGB\d{3}\b|\bHGX\b", re.I)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +32,15 @@ class Links:
 
     up: frozenset[int] = frozenset()
     down: frozenset[int] = frozenset()
-    errors: Mapping[str, int] = field(default_factory=dict)  # "link 3: Replay Errors" → how many
-    strange: tuple[str, ...] = ()  # lines that nobody understands
+    counted: frozenset[int] = frozenset()  # links with at least one error counter
+    errors: Mapping[str, int] = field(default_factory=dict)  # "link 3: Replay Errors" → count
+    strange: tuple[str, ...] = ()  # lines of no known form
+    inactive: bool = False  # the driver reports that all links are inactive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Links by the UUID of their GPU; `trouble` says why they are not known."""
+    """Links by the UUID of their GPU; `trouble` is the reason why an answer is missing."""
 
     gpus: nvidia.Gpus
     links: Mapping[str, Links]
@@ -43,63 +49,128 @@ class Evidence:
 
 def read(host: Host) -> Evidence:
     gpus = nvidia.read(host)
-    texts = []
+    texts, troubles = [], []
     for option in ("-s", "-e"):
         try:
             ran = host.run("nvidia-smi", "nvlink", option, timeout_s=nvidia.SMI_TIMEOUT_S)
         except HostError as wrong:
-            return Evidence(gpus=gpus, links={}, trouble=str(wrong))
+            troubles.append(str(wrong))
+            continue
         if ran.exit_code:
             said = " ".join((ran.stdout + " " + ran.stderr).split())[:200]
-            return Evidence(
-                gpus=gpus, links={}, trouble=f"nvidia-smi nvlink {option} ended with {ran.exit_code}: {said}"
-            )
+            troubles.append(f"nvidia-smi nvlink {option} ended with {ran.exit_code}: {said}")
         texts.append(ran.stdout)
-    return Evidence(gpus=gpus, links=parse("\n".join(texts)), trouble=None)
+    # What one of the two answered counts, whatever became of the other.
+    return Evidence(gpus=gpus, links=parse("\n".join(texts)), trouble="; ".join(troubles) or None)
 
 
 def judge(evidence: Evidence, expect: Expect) -> list[Finding]:
-    alone = nvidia.expected(evidence.gpus, expect) == 1
-    return nvidia.judge_each(
-        evidence.gpus, expect, lambda gpu, device: _judge_one(gpu, device, evidence, expect.nvlinks, alone)
-    )
+    return nvidia.judge_each(evidence.gpus, expect, lambda gpu, device: _judge_one(gpu, device, evidence, expect))
 
 
-def _judge_one(gpu: nvidia.Gpu, device: str, evidence: Evidence, stated: int | None, alone: bool) -> Finding:
-    model = profiles.of_gpu(gpu.name)
-    wanted = stated if stated is not None else model.nvlinks if model and not alone else None
-    if stated == 0:
-        return skip("the profile expects no NVLink", device=device)
-    if alone and stated is None:
-        return skip("one GPU alone: NVLink connects it to nothing here", device=device)
+def _judge_one(gpu: nvidia.Gpu, device: str, evidence: Evidence, expect: Expect) -> Finding:
     links = evidence.links.get(gpu.uuid or "")
-    if evidence.trouble is not None or links is None:
-        if wanted is None:
-            return skip("nothing tells of NVLink and this model needs none", device=device)
-        why = evidence.trouble or "nvidia-smi nvlink does not list this GPU"
-        return error(f"its {wanted} NVLinks are not known: {why}", action="update the NVIDIA driver", device=device)
-    values = {"up": len(links.up), "down": sorted(links.down), "expected": wanted, "errors": dict(links.errors)}
-    if wanted is None and not links.up:
-        return skip("no NVLink is connected and none is expected", device=device)
-    if wanted is not None and len(links.up) < wanted:
-        named = f" (link {', '.join(map(str, sorted(links.down)))})" if links.down else ""
-        action = "drain the node; restart the fabric manager and reset the GPUs; replace the board if it stays"
-        return fail(f"{len(links.up)} of {wanted} NVLinks are up{named}", action=action, device=device, **values)
-    if links.strange:
-        reason = f"nvidia-smi nvlink says what is not understood: {links.strange[0][:60]}"
-        return error(reason, action="report it, with the folder that --capture writes", device=device, **values)
-    hard = {name: count for name, count in links.errors.items() if _HARD.search(name)}
-    soft = {name: count for name, count in links.errors.items() if name not in hard}
+    wanted, source = _wanted(gpu, evidence, expect)
+    known = links or Links()
+    values = {"up": len(known.up), "down": sorted(known.down), "expected": wanted, "errors": dict(known.errors)}
+    hard = {name: count for name, count in known.errors.items() if _HARD.search(name)}
     if hard:
         action = "drain the node and reset the GPUs; replace the board if the errors return"
         return fail(f"NVLink errors: {_say(hard)}", action=action, device=device, **values)
-    if wanted is None and links.down:
-        action = "seat the NVLink bridge"
+    if wanted and links is not None and _shows_state(links) and len(links.up) < wanted and not _in_mig(gpu, expect):
+        named = f" (link {', '.join(map(str, sorted(links.down)))})" if links.down else ""
+        action = "drain the node; restart the fabric manager and reset the GPUs; replace the board if it stays"
+        say = fail if source != UNVERIFIED else warn
+        return say(f"{len(links.up)} of {wanted} NVLinks are up{named}", action=action, device=device, **values)
+    proof = _proof_of_none(gpu, device, evidence, expect, links)
+    if proof is not None:
+        return skip("no NVLink to judge here", proof=proof, device=device)
+    if links is None or not _shows_state(links) or evidence.trouble is not None:
+        why = evidence.trouble or "nvidia-smi nvlink does not list its links"
+        of = f"its {wanted} NVLinks are" if wanted else "its NVLinks are"
+        return error(f"{of} not known: {why}", action="update the NVIDIA driver", device=device, **values)
+    return _judge_links(links, device, gpu, evidence, values)
+
+
+def _judge_links(links: Links, device: str, gpu: nvidia.Gpu, evidence: Evidence, values: Mapping[str, Any]) -> Finding:
+    """Finding about links of which enough are up."""
+    if links.strange:
+        reason = f"nvidia-smi nvlink prints a line of no known form: {links.strange[0][:60]}"
+        return error(reason, action="report it, with the folder that --capture writes", device=device, **values)
+    if links.down and (not links.up or values["expected"] is None):
+        if _on_fabric(gpu, evidence):
+            action = "drain the node; restart the fabric manager and reset the GPUs"
+            return fail(f"{len(links.down)} of its NVLinks are down", action=action, device=device, **values)
+        action = "seat the NVLink bridge, or state nvlinks=0 if there is none"
         return warn(f"{len(links.down)} of its NVLinks are down", action=action, device=device, **values)
-    if soft:
+    if silent := sorted(links.up - links.counted):
+        reason = f"nvidia-smi nvlink -e reports no error counters of link {', '.join(map(str, silent))}"
+        return error(reason, action="update the NVIDIA driver; reset the GPU if it stays", device=device, **values)
+    if links.errors:
         action = "test the bandwidth between the GPUs (--level 2)"
-        return warn(f"NVLink errors: {_say(soft)}", action=action, device=device, **values)
+        return warn(f"NVLink errors: {_say(links.errors)}", action=action, device=device, **values)
     return ok(f"{len(links.up)} NVLinks are up", device=device, **values)
+
+
+def _wanted(gpu: nvidia.Gpu, evidence: Evidence, expect: Expect) -> tuple[int | None, str]:
+    """Number of links that must be up, and its source: stated, the model's, or that of the GPU's peers."""
+    if expect.nvlinks is not None:
+        return expect.nvlinks, "stated"
+    if nvidia.expected(evidence.gpus, expect) == 1:
+        return None, ""
+    peers = [
+        evidence.links[str(p.uuid)] for p in nvidia.same_model(evidence.gpus, gpu) if str(p.uuid) in evidence.links
+    ]
+    most = max((len(links.up) for links in peers), default=0)
+    model = profiles.of_gpu(gpu.name)
+    if model is not None and model.nvlinks is not None:
+        if model.is_verified("nvlinks") or most <= model.nvlinks:
+            least = model.nvlinks if model.is_verified("nvlinks") else most
+            return (least, "model") if least or not model.nvlinks else (model.nvlinks, UNVERIFIED)
+        return most, "peers"
+    if most:
+        return most, "peers"
+    if _on_fabric(gpu, evidence) or (model is None and _NAMED.search(gpu.name or "")):
+        return 1, "fabric"
+    return None, ""
+
+
+def _in_mig(gpu: nvidia.Gpu, expect: Expect) -> bool:
+    """Whether MIG takes the links away: NVLink joins whole GPUs only."""
+    return expect.nvlinks is None and nvidia.mig_on(gpu)
+
+
+def _on_fabric(gpu: nvidia.Gpu, evidence: Evidence) -> bool:
+    """Whether the GPU is behind NVSwitches, by the driver's word or by the bus."""
+    return gpu.tells("fabric/state") or bool(evidence.gpus.switches)
+
+
+def _shows_state(links: Links) -> bool:
+    return bool(links.up or links.down or links.inactive)
+
+
+def _proof_of_none(gpu: nvidia.Gpu, device: str, evidence: Evidence, expect: Expect, links: Links | None) -> str | None:
+    """What shows that there is no link to judge; None: there may be one."""
+    model = profiles.of_gpu(gpu.name)
+    if expect.nvlinks is not None:
+        return "nvlinks=0 is stated" if expect.nvlinks == 0 else None
+    if nvidia.expected(evidence.gpus, expect) == 1:
+        return "one GPU is here: NVLink joins it to no other"
+    if links is not None and links.up:
+        return None
+    if nvidia.mig_on(gpu):
+        return f"MIG is Enabled on {device}: NVLink joins whole GPUs only"
+    if model is not None and model.nvlinks == 0:
+        return f"a {model.name} has no NVLink ({model.sources['nvlinks']})"
+    if links is None or evidence.trouble is not None or links.strange or _on_fabric(gpu, evidence):
+        return None
+    if model is not None and model.nvlinks is None:
+        return f"bridges are optional on a {model.name}, and nvidia-smi nvlink shows none connected"
+    if model is None and not links.down and not links.inactive and not _NAMED.search(gpu.name or ""):
+        others = [evidence.links.get(str(peer.uuid)) for peer in nvidia.same_model(evidence.gpus, gpu)]
+        if not any(other is None or _shows_state(other) for other in others):
+            return "nvidia-smi nvlink lists the GPU without any link"
+    return None
 
 
 _GPU = re.compile(r"GPU \d{1,4}: .{1,100} \(UUID: (?P<uuid>[\w-]{4,60})\)", re.ASCII)
@@ -110,7 +181,7 @@ _NONE = re.compile(r"NVML: Unable to retrieve NVLink information as all links ar
 
 
 def parse(text: str) -> dict[str, Links]:
-    """`nvidia-smi nvlink -s` and `-e`, one after the other. A line that is not understood is kept as such."""
+    """Links from `nvidia-smi nvlink -s` and `-e`, one after the other. A line of no known form is kept as such."""
     found: dict[str, Links] = {}
     uuid = None
     for line in (raw.strip() for raw in text.splitlines()):
@@ -125,18 +196,26 @@ def parse(text: str) -> dict[str, Links]:
 
 def _add(links: Links, line: str) -> Links:
     up, down, errors, strange = set(links.up), set(links.down), dict(links.errors), list(links.strange)
+    counted, inactive = set(links.counted), links.inactive or _NONE.fullmatch(line) is not None
     state, count = _STATE.fullmatch(line), _COUNT.fullmatch(line)
     if state is not None:
         (up if state["up"] else down).add(int(state["link"]))
     elif count is not None:
         number = int(count["count"])
+        counted.add(int(count["link"]))
         bad = _HARD.search(count["name"]) or _SOFT.search(count["name"])
         if (number and bad) or (number >= MANY_WARN and _MANY.search(count["name"])):
             errors[f"link {count['link']}: {count['name']}"] = number
     elif _OTHER.fullmatch(line) is None and _NONE.fullmatch(line) is None:
         strange.append(line)
-    # A link that is said to be both is not up.
-    return Links(up=frozenset(up - down), down=frozenset(down), errors=errors, strange=tuple(strange[:5]))
+    return Links(
+        up=frozenset(up - down),  # a link that is reported as both is not up
+        down=frozenset(down),
+        counted=frozenset(counted),
+        errors=errors,
+        strange=tuple(strange[:5]),
+        inactive=inactive,
+    )
 
 
 def _say(counts: Mapping[str, int]) -> str:

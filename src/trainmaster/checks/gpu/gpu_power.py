@@ -1,4 +1,4 @@
-"""Each GPU may draw the power it was built for. A lowered limit makes it slow under load and shows nowhere else."""
+"""Each GPU may draw its full power. A lowered limit makes it slow under load and shows nowhere else."""
 
 from __future__ import annotations
 
@@ -30,14 +30,21 @@ def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
 
 
 def _judge_one(gpu: nvidia.Gpu, device: str, wanted: float | None) -> Finding:
-    limit, usual, draw = (gpu.number(" W", *paths) for paths in (LIMIT, DEFAULT, DRAW))
+    limit, usual = (gpu.number(" W", *paths) for paths in (LIMIT, DEFAULT))
+    if wanted is not None and limit < wanted:
+        reason, action = (
+            f"its power limit is {limit:g} W, not {wanted:g} W",
+            f"raise it again: nvidia-smi -pl {usual:g}",
+        )
+        return fail(reason, action=action, device=device, limit_w=limit, default_w=usual)
+    draw = gpu.number(" W", *DRAW)
     values = {"draw_w": draw, "limit_w": limit, "default_w": usual}
     if not 0 < limit < MOST_W or not 0 <= draw < MOST_W:
-        reason = f"its sensors say {draw:g} W of {limit:g} W, which cannot be"
+        reason = f"implausible readings: {draw:g} W of {limit:g} W"
         return error(reason, action="reset the GPU or reboot the node", device=device, **values)
     action = f"raise the limit again: nvidia-smi -pl {usual:g}"
-    if wanted is not None and limit < wanted:
-        return fail(f"its limit is {limit:g} W, not {wanted:g} W", action=action, device=device, **values)
     if limit < usual:
-        return warn(f"its limit was lowered to {limit:g} W from {usual:g} W", action=action, device=device, **values)
+        return warn(
+            f"its power limit was lowered to {limit:g} W from {usual:g} W", action=action, device=device, **values
+        )
     return ok(f"{draw:g} W of {limit:g} W", device=device, **values)

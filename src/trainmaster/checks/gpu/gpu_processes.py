@@ -1,4 +1,4 @@
-"""No other program computes on the GPUs. It would take memory and time from the job, or end in an out-of-memory."""
+"""No other program computes on the GPUs. It would take memory and time from the job, or make it run out of memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
 
 
 def _judge_one(gpu: nvidia.Gpu, device: str) -> Finding:
-    # Graphics (G) is a display. A container that may not see other processes shows none: gpu_memory then tells of them.
+    # Graphics (G) is a display. A container may not see other processes: gpu_memory then shows their memory.
     foreign = [process for process in gpu.processes if "C" in process.kind.upper() or process.kind == "unknown"]
     if not foreign:
         return ok("no process computes on it", device=device, processes=len(gpu.processes))

@@ -1,4 +1,4 @@
-"""No GPU asks to be reset or rebooted. The driver says so when it cannot repair an error by itself."""
+"""The driver asks for no recovery action. It does when it cannot repair an error of a GPU by itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
 
 def _judge_one(gpu: nvidia.Gpu, device: str) -> Finding:
     if not gpu.said(PATH):
-        return skip("this driver tells no recovery action", device=device)
+        # Added with driver 550. Without it the kernel log (Xid 154) is the evidence.
+        return skip(
+            "this driver has no recovery action", proof="nvidia-smi -q has no gpu_recovery_action", device=device
+        )
     said = gpu.word(PATH)
     if said == "None":
         return ok("no recovery action", device=device, recovery=said)

@@ -1,4 +1,4 @@
-"""No memory row waits to be remapped and no remapping failed. The next error in such a row ends the job."""
+"""No memory row is pending a remap and no remap failed. The next error in such a row ends the job."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from trainmaster.node.host import Host
 LEVEL = 1
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 PENDING = "remapped_rows/remapped_row_pending"
+FAILURE = "remapped_rows/remapped_row_failure"
+PAGES = ("retired_pages/pending_retirement", "retired_pages/pending_blacklist")
+SPENT = "remapped_rows/row_remapper_histogram/row_remapper_histogram_none"
 
 
 def read(host: Host) -> nvidia.Gpus:
@@ -17,23 +20,38 @@ def read(host: Host) -> nvidia.Gpus:
 
 
 def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
-    return nvidia.judge_each(gpus, expect, _judge_one)
+    return nvidia.judge_each(gpus, expect, lambda gpu, device: _judge_one(gpu, device, gpus))
 
 
-def _judge_one(gpu: nvidia.Gpu, device: str) -> Finding:
-    if not gpu.said(PENDING):
-        return skip("this driver tells nothing of remapped rows", device=device)
-    pending, failed = gpu.yes(PENDING), gpu.yes("remapped_rows/remapped_row_failure")
+def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus) -> Finding:
+    # A fault is judged before a value that is missing.
+    if gpu.said(FAILURE) == "Yes":
+        action = "take the GPU out of service and have it replaced"
+        return fail("a memory row could not be remapped", action=action, device=device, failed=True)
+    if gpu.said(PENDING) == "Yes":
+        return fail(
+            "a memory row is pending a remap", action="drain the node and reset the GPU", device=device, pending=True
+        )
+    if not gpu.tells(PENDING) and not nvidia.peers_tell(gpus, gpu, PENDING):
+        proof = _no_rows(gpu)
+        if proof is not None:
+            return skip("it does not remap rows", proof=proof, device=device)
+    pending, failed = gpu.yes(PENDING), gpu.yes(FAILURE)
     corrected, hard = (int(gpu.number("", f"remapped_rows/remapped_row_{name}")) for name in ("corr", "unc"))
     values = {"pending": pending, "failed": failed, "corrected": corrected, "uncorrectable": hard}
-    if failed:
-        action = "take the GPU out of service and have it replaced"
-        return fail("a memory row could not be remapped", action=action, device=device, **values)
-    if pending:
-        action = "drain the node and reset the GPU"
-        return fail("a memory row waits to be remapped", action=action, device=device, **values)
-    spent = "remapped_rows/row_remapper_histogram/row_remapper_histogram_none"
-    if gpu.tells(spent) and gpu.number(" bank(s)", spent) > 0:
-        reason = f"{gpu.number(' bank(s)', spent):g} memory banks have no spare row left"
+    # Driver 450 to 515 have no histogram; where it is, it must hold a number.
+    banks = gpu.number(" bank(s)", SPENT) if gpu.said(SPENT) else 0
+    if banks > 0:
+        reason = f"{banks:g} memory banks have no spare row left"
         return warn(reason, action="plan to have the GPU replaced", device=device, **values)
-    return ok(f"no row waits; {corrected + hard} were remapped in its life", device=device, **values)
+    return ok(f"no remap is pending; {corrected + hard} rows are remapped", device=device, **values)
+
+
+def _no_rows(gpu: nvidia.Gpu) -> str | None:
+    """What shows that a GPU does not remap rows."""
+    generation = nvidia.generation(gpu)
+    if generation in nvidia.RETIRES_PAGES:
+        return f"its generation is {generation}"
+    if gpu.tells(*PAGES):
+        return f"it retires pages instead: pending {gpu.said(*PAGES)}"
+    return f"it is a {gpu.name}" if nvidia.is_desktop(gpu) else None

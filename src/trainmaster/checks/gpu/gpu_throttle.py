@@ -1,4 +1,4 @@
-"""No GPU is being slowed down by heat or power, now or before. A throttled GPU makes every other one wait."""
+"""No GPU is throttled by heat or power, now or since the driver started. A throttled GPU makes all others wait."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trainmaster.node.host import Host
 
 LEVEL = 1
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
-# Idle, a software power cap and clocks that somebody set are how a healthy GPU works; they are not here.
+# Idle, a software power cap and set clocks are normal operation; they are not here.
 REASONS = {
     "hw_slowdown": "hardware slowdown",
     "hw_thermal_slowdown": "hardware thermal slowdown",
@@ -34,26 +34,23 @@ def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
 
 
 def _judge_one(gpu: nvidia.Gpu, device: str) -> Finding:
-    gpu.yes(*_paths("hw_slowdown"))  # every GPU tells this one; one that does not was not measured
-    active = [name for name in REASONS if _is_active(gpu, name)]
+    # A reason that is active is judged before one that is not reported.
+    active = [name for name in REASONS if gpu.said(*_paths(name)) == "Active"]
     hard = [name for name in active if name != "sw_thermal_slowdown"]
+    if hard:
+        reason = f"throttled now: {', '.join(REASONS[name] for name in hard)}"
+        return fail(reason, action=ACTION, device=device, active=active)
+    if active:
+        return warn(f"throttled now: {REASONS[active[0]]}", action=ACTION, device=device, active=active)
+    for name in REASONS:
+        gpu.yes(*_paths(name))  # every GPU reports these; one that does not was not measured
     spent_s = {name: _spent_s(gpu, name) for name in COUNTERS}
     values = {"active": active, "spent_s": {name: spent for name, spent in spent_s.items() if spent is not None}}
-    if hard:
-        reason = f"it is slowed down now: {', '.join(REASONS[name] for name in hard)}"
-        return fail(reason, action=ACTION, device=device, **values)
-    if active:
-        return warn(f"it is slowed down now: {REASONS[active[0]]}", action=ACTION, device=device, **values)
     past = {name: spent for name, spent in spent_s.items() if spent is not None and spent >= WARN_S}
     if past:
         words = ", ".join(f"{COUNTERS[name]} for {spent:.0f} s" for name, spent in past.items())
-        return warn(f"it was slowed down since the driver started: {words}", action=ACTION, device=device, **values)
-    return ok("not slowed down", device=device, **values)
-
-
-def _is_active(gpu: nvidia.Gpu, name: str) -> bool:
-    """A reason that is N/A is never active; one that is gone from the list was not measured."""
-    return gpu.yes(*_paths(name)) if gpu.tells(*_paths(name)) or not gpu.said(*_paths(name)) else False
+        return warn(f"throttled since the driver started: {words}", action=ACTION, device=device, **values)
+    return ok("not throttled", device=device, **values)
 
 
 def _paths(name: str) -> tuple[str, str]:
@@ -65,5 +62,6 @@ def _paths(name: str) -> tuple[str, str]:
 
 
 def _spent_s(gpu: nvidia.Gpu, name: str) -> float | None:
+    """Seconds spent so. None: the driver has no such counter (before 550); one that is there must hold a number."""
     path = f"clocks_event_reasons_counters/clocks_event_reasons_counters_{name}"
-    return gpu.number(" us", path) / 1e6 if gpu.tells(path) else None
+    return gpu.number(" us", path) / 1e6 if gpu.said(path) else None

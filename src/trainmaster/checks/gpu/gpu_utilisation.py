@@ -1,10 +1,10 @@
-"""The GPUs are idle before the work starts. One that is busy works for somebody else."""
+"""The GPUs are idle before the work starts. A busy one is used by another program."""
 
 from __future__ import annotations
 
 from trainmaster.checks import nvidia
 from trainmaster.core.expect import Expect
-from trainmaster.core.results import Finding, ok, warn
+from trainmaster.core.results import Finding, ok, skip, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
@@ -21,6 +21,8 @@ def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
 
 
 def _judge_one(gpu: nvidia.Gpu, device: str) -> Finding:
+    if not gpu.tells("utilization/gpu_util") and nvidia.mig_on(gpu):
+        return skip("a GPU in MIG mode reports no utilisation", proof="its MIG mode is Enabled", device=device)
     busy = gpu.number(" %", "utilization/gpu_util")
     if busy > WARN_PERCENT:
         reason = f"{busy:g} % busy before the start"

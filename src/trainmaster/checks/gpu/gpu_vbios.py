@@ -1,4 +1,4 @@
-"""The GPUs carry the same, whole firmware. A mixed or damaged one behaves differently under load."""
+"""All GPUs of a model have the same, intact firmware. A different or damaged one behaves differently under load."""
 
 from __future__ import annotations
 
@@ -28,16 +28,18 @@ def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
 
 
 def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus, wanted: str | None) -> Finding:
-    version = gpu.word("vbios_version")
     values = {
-        "vbios": version,
+        "vbios": gpu.said("vbios_version"),
         "inforom": gpu.said("inforom_version/img_version"),
         "gsp": gpu.said("gsp_firmware_version"),
     }
     assert gpus.smi is not None
     if gpu.bus in gpus.smi.broken_inforom:
         action = "take the GPU out of service and have it replaced"
-        return fail("its InfoROM is corrupted: it forgets errors and limits", action=action, device=device, **values)
+        return fail(
+            "its infoROM is corrupted: it loses its error history and limits", action=action, device=device, **values
+        )
+    version = gpu.word("vbios_version")
     if wanted is not None and version.lower() != wanted.lower():
         return fail(f"VBIOS {version}, not {wanted}", action=f"update it to {wanted}", device=device, **values)
     gsp = values["gsp"]

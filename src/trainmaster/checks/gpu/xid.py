@@ -1,4 +1,7 @@
-"""The kernel log holds no GPU (Xid) or NVSwitch (SXid) error since boot that forbids work. Such a GPU fails again."""
+"""The kernel log has no fault of GPU (Xid), NVSwitch (SXid), PCIe, memory, adapter or disk since boot.
+
+Such a device fails again. Events before the last reset of a GPU are noted and do not count.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, Verdict, error, fail, ok, warn
 from trainmaster.node.host import Host
 from trainmaster.node.parse import ParseError, kernel_log, xid_catalog
+from trainmaster.node.parse.kernel_events import KernelEvent, Kind
 from trainmaster.node.parse.kernel_log import KernelLog, Sxid, Xid
 from trainmaster.node.parse.xid_catalog import Catalog, Meaning, Severity
 
@@ -26,8 +30,49 @@ _FILES = ("/var/log/kern.log", "/var/log/messages")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Meaning of a kernel message without an Xid, from how many on it counts, and its severity."""
+
+    meaning: str
+    action: str
+    severity: Severity = "fail"
+    least: int = 1
+
+
+_REBOOT = "drain the node and reboot it; have it repaired if it repeats"
+_DISK = "drain the node; check and replace the disk"
+_NIC = "drain the node and reset the adapter (mlxfwreset); replace it if it repeats"
+EVENTS: dict[Kind, Rule] = {
+    "gpu_init_failed": Rule(meaning="the driver could not start a GPU", action=_REBOOT),
+    "driver_probe_failed": Rule(meaning="a driver could not bind its device", action=_REBOOT),
+    "pcie_uncorrected": Rule(
+        meaning="uncorrectable PCIe error", action="reseat the device or its riser; replace it if it repeats"
+    ),
+    "pcie_corrected": Rule(
+        # Ours: a few corrected errors are normal, a marginal slot makes thousands.
+        meaning="corrected PCIe errors", action="reseat the device or its riser", severity="warn", least=1000,
+    ),
+    "pcie_link_down": Rule(meaning="a PCIe link went down", action="reseat the device or its riser", severity="warn"),
+    "machine_check": Rule(meaning="machine check", action=_REBOOT),
+    "memory_uncorrected": Rule(meaning="uncorrectable memory error", action="replace the module that EDAC names"),
+    "memory_corrected": Rule(meaning="corrected memory errors", action="watch the memory module", severity="warn"),
+    "nic_health": Rule(meaning="the network adapter reports an internal error", action=_NIC),
+    "nic_command_timeout": Rule(meaning="the network adapter's firmware does not answer", action=_NIC),
+    "nic_module": Rule(meaning="a cable or module reports an error", action="replace the cable", severity="warn"),
+    "soft_lockup": Rule(meaning="a CPU was stuck in the kernel", action=_REBOOT),
+    "hard_lockup": Rule(meaning="a CPU was locked up", action=_REBOOT),
+    "hung_task": Rule(
+        meaning="a process hung in the kernel", action="see what it waits for (a mount, a driver); reboot the node"
+    ),
+    "filesystem_readonly": Rule(meaning="a file system was remounted read-only", action=_DISK),
+    "filesystem_error": Rule(meaning="a file system reports an error", action=_DISK),
+    "disk_error": Rule(meaning="a disk reports an error", action=_DISK, severity="warn"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """One log. `whole`: it reaches back to the boot. `log` None: none could be read, and `trouble` says why."""
+    """One log. `whole`: it reaches back to the boot. `log` None: none could be read, for the reason in `trouble`."""
 
     gpus: nvidia.Gpus
     source: str
@@ -53,7 +98,7 @@ def read(host: Host) -> Evidence:
 def judge(evidence: Evidence, expect: Expect) -> list[Finding]:
     gpus = evidence.gpus
     refused = nvidia.refuse(gpus, expect)
-    # Where nvidia-smi hangs, the log is the one witness left: read on.
+    # Where nvidia-smi hangs, the log is the only evidence left: go on.
     if refused is not None and refused.verdict is not Verdict.ERROR:
         return [refused]
     if evidence.log is None:
@@ -69,33 +114,77 @@ def judge(evidence: Evidence, expect: Expect) -> list[Finding]:
 def _judge(evidence: Evidence, log: KernelLog, catalog: Catalog, expect: Expect) -> Iterator[Finding]:
     gpus = evidence.gpus
     slots = nvidia.slots(gpus, nvidia.expected(gpus, expect))
-    since = "since boot" if evidence.whole else "in what is left of the log"
-    left = list(log.xids)
+    left, events = list(log.xids), list(log.events)
     for slot in slots:
         own = [xid for xid in left if slot.bus is not None and slot.bus.startswith(f"{xid.device}.")]
         left = [xid for xid in left if xid not in own]
-        found = [_judge_xid(xid, catalog.of_xid(xid), slot.device) for xid in own]
+        mine = [event for event in events if slot.bus is not None and _same(event.device, slot.bus)]
+        events = [event for event in events if event not in mine]
+        found = [_judge_xid(xid, catalog.of_xid(xid), slot.device, log) for xid in own]
+        found += [one for event in mine if (one := _judge_event(event, slot.device, log)) is not None]
         if found:
             yield from found
         elif slot.bus is None:
             yield nvidia.missing_gpu(slot)
         else:
-            yield ok(f"no Xid {since} ({evidence.source})", device=slot.device, lines=log.lines)
+            yield _judge_quiet(evidence, log, slot.device)
     for xid in left:
-        # A container sees the log of the whole node: another's GPU is another's trouble. A lost GPU is ours.
+        # A container reads the log of the whole node: GPUs of others are not judged here. A lost GPU is.
         if gpus.granted is None or any(slot.gpu is None for slot in slots):
-            yield _judge_xid(xid, catalog.of_xid(xid), xid.device)
+            yield _judge_xid(xid, catalog.of_xid(xid), xid.device, log)
     for sxid in log.sxids:
         yield _judge_sxid(sxid, catalog.of_sxid(sxid))
+    for event in events:
+        if (one := _judge_event(event, event.device, log)) is not None:
+            yield one
     if log.faults:
         yield error(log.faults[0], action=f"read the kernel log by hand: {evidence.source}")
 
 
-def _judge_xid(xid: Xid, meaning: Meaning, device: str) -> Finding:
+def _judge_quiet(evidence: Evidence, log: KernelLog, device: str) -> Finding:
+    """Finding of a GPU without an event. A log that lost messages proves nothing about it."""
+    action = "read the node's persistent log (journalctl -k -b), or enlarge the ring buffer: log_buf_len=16M"
+    if not evidence.whole:
+        reason = f"no Xid in {evidence.source}, which does not reach back to the boot"
+        return error(reason, action=action, device=device, lines=log.lines)
+    if log.lost:
+        reason = f"no Xid in {evidence.source}, which lost messages ({log.lost} gaps)"
+        return error(reason, action=action, device=device, lines=log.lines)
+    return ok(f"no Xid since boot ({evidence.source})", device=device, lines=log.lines)
+
+
+def _judge_xid(xid: Xid, meaning: Meaning, device: str, log: KernelLog) -> Finding:
     values = {"xid": xid.code, "count": xid.count, "first": xid.first, "last": xid.last, "source": meaning.source}
     values |= {"text": xid.text, "pid": xid.pid, "process": xid.process}
     times = f" {xid.count} times" if xid.count > 1 else ""
-    return _finding(f"Xid {xid.code}{times}: {meaning.meaning}", meaning, device, values)
+    reason = f"Xid {xid.code}{times}: {meaning.meaning}"
+    if _before_reset(xid.line, xid.device, log):
+        return ok(f"{reason} (noted: before the last reset of the GPU)", device=device, **values)
+    return _finding(reason, meaning, device, values)
+
+
+def _before_reset(line: int, device: str | None, log: KernelLog) -> bool:
+    """Whether an event is older than the last reset of its GPU, or than the last start of the driver."""
+    short = (device or "").partition(".")[0]
+    return any(line < reset.line for reset in log.resets if reset.device in (None, short))
+
+
+def _judge_event(event: KernelEvent, device: str | None, log: KernelLog) -> Finding | None:
+    """Finding about a message without an Xid; None: it is of no concern."""
+    rule = EVENTS[event.kind]
+    if event.kind in ("gpu_init_failed", "pcie_uncorrected") and _before_reset(event.line, event.device, log):
+        return None
+    if rule.least > event.count:
+        return None
+    times = f" {event.count} times" if event.count > 1 else ""
+    reason = f"{rule.meaning}{times}: {event.text}"
+    values = {"kind": event.kind, "count": event.count, "first": event.first, "last": event.last}
+    say = warn if rule.severity == "warn" or (event.fatal is False and event.kind == "machine_check") else fail
+    return say(reason, action=rule.action, device=device, **values)
+
+
+def _same(device: str | None, bus: str) -> bool:
+    return device is not None and (device == bus or bus.startswith(f"{device}."))
 
 
 def _judge_sxid(sxid: Sxid, meaning: Meaning) -> Finding:
@@ -113,7 +202,7 @@ def _finding(reason: str, meaning: Meaning, device: str, values: Mapping[str, ob
 
 
 def _catalog(site: str | None, expect: Expect) -> Catalog:
-    """Our table, the site's file over it, and what `--expect xids=` says over both."""
+    """Our table, then the site's file, then `--expect xids=`; later ones win."""
     catalog = xid_catalog.load()
     if site is not None:
         catalog = catalog.overlay(xid_catalog.parse(site))
@@ -128,7 +217,7 @@ def _catalog(site: str | None, expect: Expect) -> Catalog:
 
 
 def _read_log(host: Host) -> tuple[str, str, str]:
-    """The first log that reaches back to the boot, else the first that can be read: its name, its text, the trouble."""
+    """First log that reaches back to the boot, else the first readable one: its name, its text, the trouble."""
     best, troubles = ("", ""), []
     for name, ask in _sources(host):
         try:

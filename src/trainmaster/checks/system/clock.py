@@ -29,6 +29,7 @@ class Clock:
     service: str | None  # the time service that answered
     synchronised: bool | None  # by that service's word
     offset_s: float | None
+    unread: str | None = None  # a tool that answered with exit code 0 and no readable text
 
 
 def read(host: Host) -> Clock:
@@ -46,6 +47,8 @@ def read(host: Host) -> Clock:
     ):
         text = _ask(host, *argv)
         told = parse(text) if text is not None else None
+        if text is not None and told is None:
+            return Clock(kernel=kernel, service=None, synchronised=None, offset_s=None, unread=argv[0])
         if told is not None:
             return Clock(kernel=kernel, service=argv[0], synchronised=told[0], offset_s=told[1])
     return Clock(kernel=kernel, service=None, synchronised=None, offset_s=None)
@@ -55,11 +58,19 @@ def judge(clock: Clock, expect: Expect) -> Finding:
     steered = bool(clock.synchronised or (clock.kernel and clock.kernel.synchronised))
     bound = clock.kernel.max_error_s if clock.kernel and clock.kernel.synchronised else None
     values: dict[str, Any] = {"service": clock.service, "offset_s": clock.offset_s, "max_error_s": bound}
+    if clock.unread is not None:
+        return error(f"{clock.unread} gives no readable answer", action="run it by hand", **values)
     if not steered:
+        if clock.kernel is None and clock.service is None:
+            return error(
+                "neither the kernel nor a time service reports the state of the clock", action=_ACTION, **values
+            )
         if clock.service is None:
             reason = "no time service answers on this machine and the kernel's clock is not steered"
             if expect.clock_offset_s is None:
-                return skip(reason, **values)
+                return skip(
+                    reason, proof="chronyc, ntpq and timedatectl are not installed or have no service", **values
+                )
             return error(f"{reason}: its offset cannot be known", action=_ACTION, **values)
         told = f"{clock.service} says that the clock is not synchronised"
         return (warn if expect.clock_offset_s is None else fail)(told, action=_ACTION, **values)

@@ -12,7 +12,7 @@ from typing import Any
 
 from trainmaster.checks import system_files
 from trainmaster.core.expect import Expect
-from trainmaster.core.results import Finding, fail, ok, skip, warn
+from trainmaster.core.results import Finding, error, fail, ok, skip, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
@@ -50,8 +50,11 @@ def read(host: Host) -> list[Policy]:
 
 def judge(policies: list[Policy], expect: Expect) -> Finding:
     if not policies:
+        if expect.governor is not None:
+            reason = f"governor={expect.governor} is expected, and the kernel shows no frequency policy"
+            return error(reason, action="load the CPU frequency driver, or leave the expectation out on this machine")
         # A virtual machine: its hypervisor steers the frequency, and nothing in here can.
-        return skip("this machine does not steer its CPUs' frequency")
+        return skip("the kernel does not control the CPU frequency here", proof=f"{FOLDER} has no policy")
     counts = Counter(policy.governor for policy in policies)
     told = ", ".join(f"{count} × {governor}" for governor, count in counts.most_common())
     values: dict[str, Any] = {"governors": dict(counts), "driver": policies[0].driver}

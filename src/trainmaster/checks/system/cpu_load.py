@@ -46,7 +46,7 @@ def judge(load: Load, expect: Expect) -> Finding:
             return fail(f"{told}, more than {expect.load_per_cpu:g} per CPU", action=action, **values)
         return ok(told, **values)
     if not load.gpus:
-        return skip(f"{told}; no GPU here and no limit is stated", **values)
+        return skip(f"{told}; no GPU here and no limit is stated", proof="/dev has no nvidia device", **values)
     if steady > WARN_PER_CPU * load.cpus:
         return warn(f"{told} before the work starts", action=action, **values)
     return ok(told, **values)

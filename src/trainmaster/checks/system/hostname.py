@@ -85,7 +85,9 @@ def _ask(host: Host, name: str, *, own: bool) -> Name:
 
 def _unasked(name: Name) -> Finding:
     if name.own and name.trouble == NO_TOOL:
-        return skip(NO_TOOL, name=name.name)  # a small container; nothing else was asked of it
+        return skip(
+            "no resolver to try, and no peer is named", proof=NO_TOOL, name=name.name
+        )  # a small container; nothing else was asked of it
     device = None if name.own else name.name
     return error(f"{name.name}: {name.trouble}", action="run `getent ahosts` by hand", device=device)
 

@@ -45,7 +45,7 @@ def judge(pages: Pages | None, expect: Expect) -> Finding:
     if pages is None:
         if wanted:
             return fail(f"this kernel has no huge pages; {wanted} are expected", action=action)
-        return skip("this kernel has no huge pages and none are expected")
+        return skip("this kernel has no huge pages and none are expected", proof="/proc/meminfo has no HugePages_Total")
     values: dict[str, Any] = {
         "total": pages.total,
         "free": pages.free,
@@ -56,7 +56,7 @@ def judge(pages: Pages | None, expect: Expect) -> Finding:
     if pages.free < wanted:
         return fail(f"{told}, not {wanted}", action=action, **values)
     if not pages.total:
-        return skip("no huge pages are reserved and none are expected", **values)
+        return skip("no huge pages are reserved and none are expected", proof="HugePages_Total is 0", **values)
     share = pages.free * pages.size_kib / max(pages.ram_kib, 1)
     if share > WARN_SHARE:
         reason = f"{told}: {share:.0%} of the memory is set aside and unused"

@@ -40,10 +40,11 @@ def judge(modules: Modules, expect: Expect) -> list[Finding]:
     if modules.rdma:
         needed |= dict.fromkeys(("ib_core", "ib_uverbs"))
     if not needed:
-        return [skip("no GPU, no RDMA device and no module expected")]
+        proof = "/dev has no nvidia device, /sys/class/infiniband has none"
+        return [skip("no GPU, no RDMA device and no module expected", proof=proof)]
     if modules.loaded is None:
         reason = f"this machine does not show its kernel modules; {', '.join(needed)} cannot be looked for"
-        return [error(reason, action="make /sys/module readable") if stated else skip(reason)]
+        return [error(reason, action="make /sys/module readable")]
     missing = [name for name in needed if name not in modules.loaded]
     findings = [_judge_missing(name, modules, stated=name in stated) for name in missing]
     return findings or [ok(f"{', '.join(needed)} loaded", modules=list(needed))]
@@ -56,7 +57,7 @@ def _judge_missing(name: str, modules: Modules, *, stated: bool) -> Finding:
         # Its devices work or their own checks fail; this one cannot tell.
         told = f"this kernel has no loadable modules and does not show {name}"
         if not stated:
-            return skip(told, device=name)
+            return skip(told, proof="/proc/modules does not exist: modules are built in", device=name)
         return error(told, action="see that the kernel was built with it", device=name)
     # The driver's helper loads nvidia_uvm when CUDA first starts; after a boot it may not have been needed yet.
     return (fail if stated or name != "nvidia_uvm" else warn)(reason, action=action, device=name)

@@ -45,7 +45,7 @@ def judge(pressure: Pressure | None, expect: Expect) -> Finding:
     if pressure is None:
         if expect.memory_pressure is not None:
             return error("this kernel does not measure memory pressure", action="boot it with psi=1")
-        return skip("this kernel does not measure memory pressure")
+        return skip("this kernel does not measure memory pressure", proof="/proc/pressure/memory is not there")
     told = f"processes stood still for memory {pressure.some:g} % of the last minute"
     values: dict[str, Any] = {"some_percent": pressure.some, "full_percent": pressure.full}
     action = "find who fills the memory (`ps aux --sort=-rss`) and end it, then rerun"

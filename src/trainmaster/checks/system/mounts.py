@@ -57,7 +57,8 @@ def judge(mounts: list[Mount], expect: Expect) -> list[Finding]:
             findings.append(ok(f"{mount.kind} answers", device=mount.path, **_values(mount)))
         else:
             findings.append(_not_asked(mount))
-    return findings or [skip("no network file system is mounted and no mount is expected")]
+    proof = f"none of {len(mounts)} mounts is a network file system"
+    return findings or [skip("no network file system is mounted and no mount is expected", proof=proof)]
 
 
 def parse(text: str) -> list[Mount]:

@@ -36,7 +36,7 @@ def read(host: Host) -> Swap:
 def judge(swap: Swap, expect: Expect) -> Finding:
     values: dict[str, Any] = {"used_gib": round(swap.used_gib, 2), "total_gib": round(swap.total_gib, 2)}
     if swap.total_gib == 0:
-        return skip("this machine has no swap", **values)
+        return skip("this machine has no swap", proof="SwapTotal is 0", **values)
     told = f"{swap.used_gib:.1f} of {swap.total_gib:.1f} GiB of swap in use"
     action = "end what filled the memory, then bring it back with `swapoff -a && swapon -a`"
     if expect.swap_used_gib is not None:

@@ -11,6 +11,7 @@ from trainmaster.node.parse.dcgm_json import parse_json
 from trainmaster.node.parse.dcgm_table import parse_table
 
 __all__ = [
+    "DEPLOYMENT",
     "SEVERITIES",
     "Diag",
     "ExitCode",

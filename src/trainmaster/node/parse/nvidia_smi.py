@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from trainmaster.node.parse import ParseError, as_text, shorten
@@ -46,6 +46,8 @@ class Gpu:
     texts: dict[str, str]
     leaves: Mapping[str, str]  # every text of its entry by its path: ecc_mode/current_ecc
     processes: tuple[Process, ...]
+    lost: str | None = None  # the driver's words for a GPU that it cannot reach: "GPU is lost"
+    mig_devices: tuple[Mapping[str, str], ...] = ()  # the texts of each MIG device by their paths
 
     def said(self, *paths: str) -> str:
         """What is written at the first of these paths that has more than N/A, or above it; empty where nothing is.
@@ -97,18 +99,21 @@ class Smi:
     attached: int  # how many the driver counts; may be more than it lists
     gpus: tuple[Gpu, ...]
     broken_inforom: tuple[str, ...] = ()  # addresses of the GPUs it warns of
+    remarks: tuple[str, ...] = ()  # text outside the elements: warnings that nvidia-smi prints with exit code 0
 
 
 # What nvidia-smi writes for what a GPU does not have, and where it has no value for what it has.
 _NOT_HERE = re.compile(r"\[?(N/A|Not Supported)\]?|Requested functionality has been deprecated", re.IGNORECASE)
 _NO_VALUE = re.compile(
-    rf"{_NOT_HERE.pattern}|\[?ERR!\]?|\[?Unknown Error\]?|\[?GPU is lost\]?|\[?Insufficient Permissions\]?|\(empty\)",
+    rf"{_NOT_HERE.pattern}|\[?ERR!\]?|\[?Unknown Error\]?|\[?GPU is lost\]?|\[?GPU requires reset\]?"
+    r"|\[?Insufficient Permissions\]?|\(empty\)",
     re.IGNORECASE,
 )
 _ANSWERS = {"Yes": True, "No": False, "Enabled": True, "Disabled": False, "Active": True, "Not Active": False}
 # Long lists that no check reads, and the processes, which are read by themselves.
 _LISTS = {"supported_clocks", "processes", "accounted_processes", "mig_devices"}
-_INFOROM = re.compile(r"WARNING: infoROM is corrupted at gpu (?P<address>\S{1,20})")
+_INFOROM = re.compile(r"infoROM is corrupted at gpu (?P<address>[0-9A-Fa-f:]{7,16}\.[0-7])", re.IGNORECASE)
+_LOST = re.compile(r"\[?(GPU is lost|GPU requires reset)\]?", re.IGNORECASE)
 _END = "</nvidia_smi_log>"
 _EMPTY = "(empty)"  # an element without text; one that is not there is no leaf
 _DEEPEST = 8  # levels; no schema has more than 4
@@ -116,16 +121,20 @@ _DEEPEST = 8  # levels; no schema has more than 4
 
 def parse(raw: str | bytes) -> Smi:
     """The XML of `nvidia-smi -q -x`. ParseError where it is damaged or contradicts itself."""
-    body, end, after = as_text(raw).partition(_END)
-    remarks = [line.strip() for line in after.splitlines() if line.strip()]
-    if any(_INFOROM.fullmatch(line) is None for line in remarks):
-        raise ParseError(f"there is more behind its end: {shorten(remarks[0])}")
+    text = as_text(raw)
+    start = min((at for mark in ("<?xml", "<nvidia_smi_log") if (at := text.find(mark)) >= 0), default=0)
+    body, end, after = text[start:].partition(_END)
     try:
         root = ET.fromstring(body + end)  # noqa: S314 (expat refuses external entities; the text comes from our own machine)
     except (ET.ParseError, ValueError, LookupError) as wrong:  # the last two: characters and encodings expat refuses
         raise ParseError(f"not whole XML: {wrong}") from None
     if root.tag != "nvidia_smi_log":
         raise ParseError(f"its root is {root.tag!r:.40}, not nvidia_smi_log")
+    remarks = [*_lines(text[:start]), *_between(root), *_lines(after)]
+    if any("<" in line or ">" in line for line in remarks):
+        raise ParseError(
+            f"there is more around it: {shorten(next(line for line in remarks if '<' in line or '>' in line))}"
+        )
     attached = _word(root, "attached_gpus")
     if attached is None or not re.fullmatch(r"\d{1,4}", attached, flags=re.ASCII):
         raise ParseError(f"attached_gpus is {attached!r:.40}")
@@ -140,8 +149,28 @@ def parse(raw: str | bytes) -> Smi:
         cuda=_word(root, "cuda_version"),
         attached=int(attached),
         gpus=gpus,
-        broken_inforom=tuple(parse_address(match["address"]) for match in map(_INFOROM.fullmatch, remarks) if match),
+        broken_inforom=find_broken_inforom(remarks),
+        remarks=tuple(remarks),
     )
+
+
+def find_broken_inforom(remarks: Iterable[str]) -> tuple[str, ...]:
+    """Addresses of the GPUs whose infoROM is corrupted, from nvidia-smi's warnings."""
+    return tuple(parse_address(match["address"]) for match in map(_INFOROM.search, remarks) if match)
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _between(node: ET.Element) -> list[str]:
+    """Text between the elements below a node: no schema has any, so it is a warning that nvidia-smi printed there."""
+    if not len(node):
+        return []
+    found = _lines(node.text or "")
+    for child in node:
+        found += [*_between(child), *_lines(child.tail or "")]
+    return found
 
 
 def _gpu(node: ET.Element) -> Gpu:
@@ -149,8 +178,12 @@ def _gpu(node: ET.Element) -> Gpu:
     inner = _only(node, "pci/pci_bus_id")
     if inner and parse_address(inner) != address:
         raise ParseError(f"a GPU is at {address} and at {inner}")
-    uuid = _word(node, "uuid")
-    if uuid is None:
+    uuid, said = _word(node, "uuid"), _only(node, "uuid")
+    leaves = _leaves(node)
+    lost = next((text for text in leaves.values() if _LOST.fullmatch(text)), None)
+    if uuid is None and _NO_VALUE.fullmatch(said) and not _NOT_HERE.fullmatch(said):
+        lost = lost or said
+    if uuid is None and lost is None:
         # Every GPU that the driver can talk to has one; without it the entry describes nothing.
         raise ParseError(f"the GPU at {address} has no uuid")
     texts: dict[str, str] = {}
@@ -170,8 +203,10 @@ def _gpu(node: ET.Element) -> Gpu:
         temperature_c=number("temperature", "temperature/gpu_temp", "C"),
         headroom_c=number("headroom", "temperature/gpu_temp_tlimit", "C"),
         texts=texts,
-        leaves=_leaves(node),
+        leaves=leaves,
         processes=tuple(_process(item) for item in node.findall("processes/process_info")),
+        lost=lost,
+        mig_devices=tuple(_leaves(item) for item in node.findall("mig_devices/mig_device")),
     )
 
 

@@ -186,7 +186,7 @@ def ended(attempts: Sequence[Attempt], *, steps: int) -> Finding:
 def rejected(attempts: Sequence[Attempt], damaged: Mapping[int, Damaged]) -> Finding:
     """What was damaged was refused by name, and something else taken."""
     if not damaged:
-        return skip("no checkpoint was to be damaged")
+        return skip("no checkpoint was to be damaged", proof="the plan damages no checkpoint")
     words: list[str] = []
     for place, path in ((place, one.path) for place, one in damaged.items()):
         if place >= len(attempts):

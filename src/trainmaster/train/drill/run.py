@@ -209,7 +209,7 @@ class Drill:
 
     def _other_ranks(self, reference: Attempt, attempts: list[Attempt]) -> Finding:
         if not self.plan.other_wanted:
-            return skip("left out, as asked (--other 0)")
+            return skip("left out on request", proof="--other 0")
         if self.plan.other is None:
             return error(
                 "no other number of ranks can share this batch here",

@@ -66,7 +66,7 @@ TABLE = {
         "fastapi starlette anyio jinja2 markupsafe pydantic prometheus_client",
     ),
     "sim": rule("core targets", "fastapi", "xxhash"),
-    "cli": rule("core api cluster", "typer rich yaml", "uvicorn httpx", ours_lazy=" ".join(ALL)),
+    "cli": rule("core api", "typer rich yaml", "uvicorn httpx", ours_lazy=" ".join(ALL)),
     "client": rule("core api", third_lazy="httpx"),
     "__main__": rule("cli"),
     "__init__": rule(ours_lazy="client"),

@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
-from trainmaster.cli.main import build, verbs
+from trainmaster.cli.main import build, summary, verbs
 
 FIVE_MISTAKES = """\
 nam: trial
@@ -35,6 +36,39 @@ def test_help_has_examples(verb: str) -> None:
     result = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(build(), [verb, "--help"])
     assert result.exit_code == 0
     assert f"trainmaster {verb}" in result.output, "no example in its help"
+
+
+def test_the_help_page_has_the_summary_of_every_verb() -> None:
+    page = CliRunner(env={"COLUMNS": "300", "TERM": "dumb"}).invoke(build(), ["--help"]).output
+    group = typer.main.get_command(build())
+    for verb in verbs():
+        command = group.get_command(None, verb)  # type: ignore[attr-defined,arg-type]
+        assert command is not None and command.help is not None
+        assert summary(verb) == " ".join(command.help.partition("\n\n")[0].split()), "read from the source and imported"
+        assert f" {verb} " in page and summary(verb)[:60] in page
+
+
+@pytest.mark.parametrize(
+    ("words", "without"),
+    [
+        (["--help"], ["sqlalchemy", "fastapi", "httpx", "torch", "yaml", "asyncio"]),
+        (["check", "--help"], ["sqlalchemy", "fastapi", "httpx", "torch", "yaml", "asyncssh"]),
+        (["jobs", "--help"], ["sqlalchemy", "fastapi", "httpx", "torch", "yaml"]),
+        (["jobs"], ["fastapi", "httpx", "torch", "yaml", "asyncssh", "starlette"]),
+    ],
+    ids=" ".join,
+)
+def test_a_verb_imports_only_what_it_uses(words: list[str], without: list[str], tmp_path: Path) -> None:
+    code = (
+        "import sys, contextlib\nfrom trainmaster.cli.main import run\n"
+        "with contextlib.suppress(SystemExit):\n    run()\n"
+        "print('IMPORTED', *sorted(name for name in sys.modules if '.' not in name))"
+    )
+    env = {**os.environ, "TRAINMASTER_HOME": str(tmp_path / "home")}
+    command = [sys.executable, "-c", code, *words]
+    done = subprocess.run(command, check=True, env=env, capture_output=True, text=True, timeout=120)
+    imported = done.stdout.rpartition("IMPORTED ")[2].split()
+    assert not set(without) & set(imported)
 
 
 def test_five_mistakes_five_messages_and_nothing_created(tmp_path: Path) -> None:

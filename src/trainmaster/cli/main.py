@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import io
 import pkgutil
+import re
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from trainmaster import __version__, cli
 from trainmaster.cli import _boundary
@@ -45,6 +49,7 @@ _ORDER = (
 )
 
 
+@functools.cache
 def verbs() -> list[str]:
     """Every verb: the modules of this folder, in the order of the help page."""
     names = [module.name for module in pkgutil.iter_modules(cli.__path__)]
@@ -52,22 +57,45 @@ def verbs() -> list[str]:
     return sorted(found, key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name))
 
 
+class _Verbs(TyperGroup):
+    """The verbs as commands, each imported when it is called: `jobs` does not import `check`."""
+
+    guarded = False
+    _overview = False  # the help page of the program is being written
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 (click's signature)
+        return verbs()
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 (click's signature)
+        if cmd_name not in verbs():
+            return None
+        if self._overview:
+            return TyperCommand(cmd_name, help=summary(cmd_name))
+        return _load(cmd_name, guarded=self.guarded)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self._overview = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self._overview = False
+
+
+class _GuardedVerbs(_Verbs):
+    guarded = True
+
+
 def build(*, guarded: bool = False) -> typer.Typer:
     """The whole command line as one typer application; `guarded` puts each verb behind the error boundary."""
     app = typer.Typer(
         name="trainmaster",
+        cls=_GuardedVerbs if guarded else _Verbs,
         help="Prove the cluster, train on it, never lose a run.",
         no_args_is_help=True,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for name in verbs():
-        verb = getattr(importlib.import_module(f"trainmaster.cli.{name}"), name)
-        if isinstance(verb, typer.Typer):  # a verb with verbs of its own
-            app.add_typer(_guard_all(verb, name) if guarded else verb, name=name)
-        else:
-            app.command(name=name)(_boundary.guard(verb, name) if guarded else verb)
 
     @app.callback()
     def options(
@@ -78,6 +106,26 @@ def build(*, guarded: bool = False) -> typer.Typer:
         """Prove the cluster, train on it, never lose a run."""
 
     return app
+
+
+def summary(name: str) -> str:
+    """The first paragraph of a verb's help, read from its source: importing every verb would take a second."""
+    source = (Path(cli.__path__[0]) / f"{name}.py").read_text(encoding="utf-8")
+    found = re.search(rf'^def {name}\(.*?\) -> None:\n    """(.*?)(?:\n\n|""")', source, re.DOTALL | re.MULTILINE)
+    found = found or re.search(r'^    help="""(.*?)(?:\n\n|""")', source, re.DOTALL | re.MULTILINE)
+    assert found is not None, f"the verb {name} has no help"
+    return " ".join(found[1].split())
+
+
+def _load(name: str, *, guarded: bool) -> Any:
+    verb = getattr(importlib.import_module(f"trainmaster.cli.{name}"), name)
+    app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
+    if isinstance(verb, typer.Typer):  # a verb with verbs of its own
+        app.add_typer(_guard_all(verb, name) if guarded else verb, name=name)
+        group = typer.main.get_group(app)
+        return group.commands[name]
+    app.command(name=name)(_boundary.guard(verb, name) if guarded else verb)
+    return typer.main.get_command(app)
 
 
 def run() -> None:

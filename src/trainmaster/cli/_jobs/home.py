@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import re
@@ -139,6 +138,8 @@ class HomeJobs:
             _refuse_unknown(job_id, stream, number, self.log_streams(job_id))
 
     def log_streams(self, job_id: str) -> tuple[LogStream, ...]:
+        import asyncio
+
         from trainmaster.api.codec import fill
         from trainmaster.api.files import LogStream
         from trainmaster.control import logs
@@ -148,6 +149,8 @@ class HomeJobs:
         return tuple(fill(LogStream, stream) for stream in found)
 
     def log_piece(self, job_id: str, stream: str, *, attempt: int, offset: int) -> bytes:
+        import asyncio
+
         from trainmaster.control import logs
 
         row, found = self._row(job_id), self._attempt(job_id, attempt)

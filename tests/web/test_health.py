@@ -76,7 +76,7 @@ def test_a_database_that_is_away_is_said_and_nothing_breaks(tmp_path: Path) -> N
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "database_away")
         assert "127.0.0.1" not in answer.text
         assert answer.headers["retry-after"]
-    # Who it is cannot be told without the database: not let in, and not told that the token is wrong.
+    # Caller it is cannot be told without the database: not let in, and not told that the token is wrong.
     assert client.get(JOBS, headers={"Authorization": "Bearer tm_" + "A" * 43}).status_code == 503
 
 

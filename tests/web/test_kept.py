@@ -15,7 +15,7 @@ from trainmaster.core.states import Status
 from trainmaster.storage import open_store
 from trainmaster.store import Database, events
 from trainmaster.web.app import create_app
-from trainmaster.web.page_cache import LivePages
+from trainmaster.web.page_cache import PageCache
 from web.conftest import BASE, LOCAL
 from web.furnished import JOBS, keep
 
@@ -80,7 +80,7 @@ def test_walking_gives_the_events_that_listing_gives(any_db: Database) -> None:
 
 
 def test_the_page_of_a_final_job_is_read_once(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    live, story = LivePages(db), samples.resumed(db)
+    live, story = PageCache(db), samples.resumed(db)
     assert live.read(story.id).status is Status.RUNNING  # type: ignore[union-attr]
     story.tell(samples.training(141, 200)).end_attempt().finish(Status.COMPLETED)
     first = live.read(story.id)

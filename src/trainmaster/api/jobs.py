@@ -167,3 +167,20 @@ class AttemptShape:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempts:
     attempts: tuple[AttemptShape, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transition:
+    """One change of a job's stage. `stage_from` is null at its creation, `stage_to` at its end."""
+
+    at: datetime
+    stage_from: Stage | None
+    stage_to: Stage | None
+    status: Status
+    reason: Reason | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transitions:
+    transitions: tuple[Transition, ...]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,3 +35,26 @@ class NewWebhook:
     created_at: datetime
     enabled: bool
     signing_key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """One notification to one channel. `state`: delivered, waiting (to be sent or retried at `next_at`) or failed."""
+
+    id: int
+    at: datetime  # when the notification was created
+    topic: str
+    job_id: str | None
+    channel: str  # webhook:<id>, or the name of a channel in notify.yaml
+    state: Literal["delivered", "waiting", "failed"]
+    tries: int
+    next_at: datetime | None
+    done_at: datetime | None
+    status: int | None  # of the HTTP answer
+    error: str | None
+    took_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deliveries:
+    deliveries: tuple[Delivery, ...]

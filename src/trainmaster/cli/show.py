@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
+from rich.table import Table
 
 from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption
@@ -14,11 +17,18 @@ from trainmaster.cli._server import ServerOption
 from trainmaster.cli._views import plot
 
 if TYPE_CHECKING:
-    from trainmaster.api.jobs import JobPage
+    from trainmaster.api.jobs import JobPage, Transition
+    from trainmaster.api.webhooks import Delivery
 
 
 def show(
     job: Annotated[str, typer.Argument(help="Job id, its unique beginning, or a name.")],
+    transitions: Annotated[
+        bool, typer.Option("--transitions", help="Print every change of its stage instead.")
+    ] = False,
+    deliveries: Annotated[
+        bool, typer.Option("--deliveries", help="Print the deliveries of its notifications instead.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     home: HomeOption = None,
     server: ServerOption = None,
@@ -30,9 +40,16 @@ def show(
       trainmaster show 3f2a
 
       trainmaster show demo --json
+
+      trainmaster show demo --transitions
     """
     with connect(home, server) as jobs:
-        found = jobs.show(jobs.find(job))
+        job_id = jobs.find(job)
+        if transitions or deliveries:
+            rows = jobs.transitions(job_id) if transitions else jobs.deliveries(job_id)
+            _print_rows(rows, json=json, name="transitions" if transitions else "deliveries")
+            return
+        found = jobs.show(job_id)
         if not found.final:
             warn_undriven(jobs)
     if json:
@@ -66,6 +83,30 @@ def _print(page: JobPage) -> None:
             _console.out.print(f"    [dim]{escape(str(line))}[/]")
     for line in plot.curve(run.curves.loss, width=60, height=8):
         _console.out.out(line)
+
+
+def _print_rows(rows: Sequence[Transition | Delivery], *, json: bool, name: str) -> None:
+    if json:
+        _console.as_json({name: rows})
+        return
+    columns = _TRANSITION if name == "transitions" else _DELIVERY
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    for column in columns:
+        table.add_column(_TITLES.get(column, column))
+    for row in rows:
+        table.add_row(*(_cell(getattr(row, column)) for column in columns))
+    _console.out.print(table)
+
+
+_TRANSITION = ("at", "stage_from", "stage_to", "status", "reason", "message")
+_DELIVERY = ("at", "topic", "channel", "state", "tries", "status", "error")
+_TITLES = {"at": "time", "stage_from": "from", "stage_to": "to", "status": "status"}
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, datetime):
+        return f"{value.astimezone():%Y-%m-%d %H:%M:%S}"
+    return "" if value is None else escape(str(value))
 
 
 def _loss(page: JobPage) -> str | None:

@@ -29,9 +29,10 @@ from trainmaster.api.events import Event
 from trainmaster.api.files import Artifact, LogStream
 from trainmaster.api.health import Health
 from trainmaster.api.iterations import CheckRecord, Details, Epoch, Evaluation, Iteration, Step
-from trainmaster.api.jobs import Attempt, Job, JobLine, JobPage, JobsPage, Submitted
+from trainmaster.api.jobs import Attempt, Job, JobLine, JobPage, JobsPage, Submitted, Transition
 from trainmaster.api.paths import JOBS, TRAINING
 from trainmaster.api.run import Run
+from trainmaster.api.webhooks import Delivery
 from trainmaster.client import files
 from trainmaster.client.errors import (
     BadRequest,
@@ -49,10 +50,10 @@ from trainmaster.client.errors import (
 from trainmaster.client.transport import Transport, server_sent
 
 __all__ = [
-    "Artifact", "Attempt", "BadRequest", "Budget", "CheckRecord", "Client", "Conflict", "Cost", "CostPage", "Details",
-    "Download", "Epoch", "Evaluation", "Event", "Health", "Iteration", "Job", "JobCost", "JobLine", "JobPage",
-    "JobsPage", "LogStream", "NoAccess", "NotFound", "OverBudget", "ProjectCost", "Refusal", "Run", "ServerError",
-    "ServerUnreachable", "Step", "Submitted", "Token", "TooMany", "Unavailable",
+    "Artifact", "Attempt", "BadRequest", "Budget", "CheckRecord", "Client", "Conflict", "Cost", "CostPage", "Delivery",
+    "Details", "Download", "Epoch", "Evaluation", "Event", "Health", "Iteration", "Job", "JobCost", "JobLine",
+    "JobPage", "JobsPage", "LogStream", "NoAccess", "NotFound", "OverBudget", "ProjectCost", "Refusal", "Run",
+    "ServerError", "ServerUnreachable", "Step", "Submitted", "Token", "TooMany", "Transition", "Unavailable",
 ]  # fmt: skip
 
 _PIECE = 1 << 20  # bytes of a log in one answer
@@ -150,6 +151,15 @@ class Client:
     def checks(self, job_id: str) -> tuple[CheckRecord, ...]:
         """Pre-flight checks of a job."""
         return decode(tuple[CheckRecord, ...], self.get(_job(job_id, "checks"))["checks"])
+
+    def transitions(self, job_id: str) -> tuple[Transition, ...]:
+        """Every change of a job's stage, in order."""
+        return decode(tuple[Transition, ...], self.get(_job(job_id, "transitions"))["transitions"])
+
+    def deliveries(self, job_id: str, *, failed: bool = False, limit: int = 50) -> tuple[Delivery, ...]:
+        """Deliveries of a job's notifications, newest first. Needs an admin token."""
+        found = self.get(_job(job_id, "deliveries"), failed=failed or None, limit=limit)
+        return decode(tuple[Delivery, ...], found["deliveries"])
 
     # Events and logs
 

@@ -142,12 +142,20 @@ def give_up(conn: Connection, channel: str, error: str, *, before: datetime) -> 
 
 
 def list_deliveries(
-    db: Database, *, channel: str | None = None, project: str | None = None, failed: bool = False, limit: int = 50
+    db: Database,
+    *,
+    channel: str | None = None,
+    job_id: str | None = None,
+    project: str | None = None,
+    failed: bool = False,
+    limit: int = 50,
 ) -> list[DeliveryRow]:
     """Deliveries, newest first; `failed`: those that were given up or did not arrive yet."""
     wanted: list[ColumnElement[bool]] = []
     if channel is not None:
         wanted.append(_WAYS.channel == channel)
+    if job_id is not None:
+        wanted.append(_NEWS.job_id == job_id)
     if project is not None:
         wanted.append(_NEWS.project == project)
     if failed:

@@ -1,1 +1,1 @@
-"""The web: pages for people, JSON for programs, and the reconciler beside them in one process."""
+"""Web server: HTML pages, the REST API, and the reconciler beside them in one process."""

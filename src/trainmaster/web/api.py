@@ -1,4 +1,4 @@
-"""The REST API is every group of routes/, in the order in which the document lists them."""
+"""The REST API: every group of routes/, in the order of the OpenAPI document."""
 
 from __future__ import annotations
 

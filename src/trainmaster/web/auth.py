@@ -1,8 +1,7 @@
-"""Who asks, and what they may do. Every request passes `Door`; a path that nobody thought of is closed, not open.
+"""Authentication and authorisation. Every request passes `AuthMiddleware`; a path without a rule is closed.
 
-Known by a token in the Authorization header (programs) or in a cookie that the login page sets (people). Who asks over
-loopback needs none, unless the server was told to require one: whoever is on this machine as this user can read the
-database file anyway. A request that came through a proxy is not one of loopback, wherever the proxy is.
+A caller is identified by a token in the Authorization header (programs) or in the cookie of the login page (browsers).
+Over loopback none is needed unless the server requires one. A request that a proxy forwarded is not a loopback request.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ _RANK = {Role.VIEWER: 0, Role.USER: 1, Role.ADMIN: 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Who:
-    """Who asks."""
+class Caller:
+    """The caller of a request."""
 
     name: str
     role: Role
@@ -55,20 +54,20 @@ class Who:
 
 
 def may_bind(db: Database, host: str) -> None:
-    """UsageError where a server on this address would be open to others, or closed to everybody."""
+    """UsageError where a server on this address would be open to other machines without any token."""
     try:
         address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
     except ValueError:
         raise UsageError(f"--host {host}: not an address; write 127.0.0.1, ::1 or 0.0.0.0") from None
     if not address.is_loopback and not tokens.any_live(db):
         raise UsageError(
-            f"--host {host}: others could reach it, and there is no token to keep them out; make one first with "
-            "`trainmaster token create NAME --role admin`, or stay on 127.0.0.1 and come through an SSH tunnel"
+            f"--host {host}: other machines could reach it, and there is no token to keep them out; create one first "
+            "with `trainmaster token create NAME --role admin`, or listen on 127.0.0.1 and use an SSH tunnel"
         )
 
 
-class Door:
-    """Lets a request in with its `Who`, or answers it: 401, 403, 429."""
+class AuthMiddleware:
+    """Attach the `Caller` to a request, or refuse it: 401, 403, 429."""
 
     def __init__(
         self, app: ASGIApp, *, db: Database, loopback: bool, asking: Rate | None = ASKING, guessing: Rate = GUESSING
@@ -94,7 +93,7 @@ class Door:
             return
         await self._app(scope, receive, send)
 
-    async def _let_in(self, request: Request) -> Who | None:
+    async def _let_in(self, request: Request) -> Caller | None:
         _refuse_token_in_query(request)
         address = _address(request)
         given, by_cookie = _given(request)
@@ -108,19 +107,21 @@ class Door:
             found = await run_in_threadpool(self._find, given)
             if found is None:
                 count_guess(request)
-                raise Refused(401, "bad_token", "this token is not known, or was revoked", headers=_BEARER)
-            who = Who(name=found.name, role=found.role, project=found.project, token_id=found.id, by_cookie=by_cookie)
+                raise Refused(401, "bad_token", "unknown or revoked token", headers=_BEARER)
+            who = Caller(
+                name=found.name, role=found.role, project=found.project, token_id=found.id, by_cookie=by_cookie
+            )
         if self._asking is not None:
             known = who is not None and who.token_id is not None
             _spend(self._asking, f"token {who.name}" if who and known else f"address {address}", "requests")
-        # Twice here and at each route: a route that forgets to say what it needs must not let a viewer change things.
+        # Checked here and at each route: a route that omits its role must not let a viewer change anything.
         if who is not None and request.method not in SAFE_METHODS and not public and path != "/logout":
             need(who, Role.USER)
         return who
 
-    def _stranger(self, request: Request, *, public: bool) -> Who | None:
+    def _stranger(self, request: Request, *, public: bool) -> Caller | None:
         if self._loopback and _from_loopback(request):
-            return Who(name=LOOPBACK, role=Role.ADMIN, project=None)
+            return Caller(name=LOOPBACK, role=Role.ADMIN, project=None)
         if public:
             return None
         raise Refused(401, "no_token", "send a token: `Authorization: Bearer tm_…`", headers=_BEARER)
@@ -145,10 +146,10 @@ class Door:
 
 
 def count_guess(request: Request) -> None:
-    """Count a wrong token against its address; too many are refused as such.
+    """Count a wrong token against its address; too many are refused with 429.
 
-    A right one passes all the same: it has 256 random bits, so that nobody guesses it, and whoever could lock an
-    address out would lock out everybody behind the same proxy.
+    A valid token still passes: it has 256 random bits and cannot be guessed, and a lock of the address would lock out
+    every user behind the same proxy.
     """
     _spend(request.state.guessing, _address(request), "wrong tokens")
 
@@ -157,30 +158,27 @@ def _spend(limiter: Limiter, caller: str, what: str) -> None:
     wait = math.ceil(limiter.take(caller))
     if wait:
         after = {"Retry-After": str(wait)}
-        raise Refused(429, "too_many", f"too many {what}; ask again in {wait} s", headers=after)
+        raise Refused(429, "too_many", f"too many {what}; retry in {wait} s", headers=after)
 
 
 _BEARER = {"WWW-Authenticate": 'Bearer realm="trainmaster"'}
 
 
-def need(who: Who, role: Role, *, project: str | None = None) -> None:
-    """Refuse unless they may do this; with a project, in it."""
+def need(who: Caller, role: Role, *, project: str | None = None) -> None:
+    """Refuse a caller without this role, or without access to the project."""
     if not who.may(role):
-        raise Refused(403, "forbidden", f"{who.name} is a {who.role}; this needs {_A[role]}")
+        raise Refused(403, "forbidden", f"token {who.name} has the role {who.role}; this needs the role {role}")
     if project is not None and not who.sees(project):
-        raise Refused(403, "forbidden", f"{who.name} has no part in the project {project}")
-
-
-_A = {Role.VIEWER: "a viewer", Role.USER: "a user", Role.ADMIN: "an admin"}
+        raise Refused(403, "forbidden", f"token {who.name} has no access to the project {project}")
 
 
 def _given(request: Request) -> tuple[str | None, bool]:
-    """The token that came with a request, and whether a browser sent it by itself."""
+    """The token of a request, and whether it came in a cookie."""
     header = request.headers.get("authorization")
     if header is not None:
         scheme, _, token = header.partition(" ")
         if scheme.lower() != "bearer":
-            raise Refused(401, "bad_token", "only `Authorization: Bearer` is known here", headers=_BEARER)
+            raise Refused(401, "bad_token", "only the scheme `Authorization: Bearer` is supported", headers=_BEARER)
         return token.strip(), False
     cookie = request.cookies.get(COOKIE)
     return (cookie, True) if cookie else (None, False)
@@ -191,16 +189,17 @@ def _address(request: Request) -> str:
 
 
 def _from_loopback(request: Request) -> bool:
-    """Both ends are this machine, and nobody passed it on."""
+    """Both ends are loopback addresses, and no proxy forwarded it."""
     ends = (request.client.host if request.client else "", (request.scope.get("server") or ("",))[0])
     return all(is_loopback_address(end) for end in ends) and not any(name in request.headers for name in _FORWARDED)
 
 
 def _refuse_token_in_query(request: Request) -> None:
-    # Addresses end up in logs, histories and the Referer of the next page.
+    # URLs end up in logs, browser histories and the Referer header.
     raw = request.scope["query_string"].decode("latin-1")
     if raw.count("&") >= _MOST_PARTS:
-        raise Refused(400, "unknown_parameter", f"an address has at most {_MOST_PARTS} parameters")
+        raise Refused(400, "unknown_parameter", f"a URL has at most {_MOST_PARTS} parameters")
     for name, value in parse_qsl(raw, keep_blank_values=True):
         if name.lower() in _QUERY_NAMES or tokens.SHAPE.search(value):
-            raise Refused(400, "token_in_query", "a token does not belong into an address; revoke it, it may be logged")
+            advice = "Revoke this one and use the Authorization header"
+            raise Refused(400, "token_in_query", f"do not send tokens in the URL: it may have been logged. {advice}")

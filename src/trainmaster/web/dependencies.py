@@ -1,4 +1,4 @@
-"""What routes ask for: the database, who asks, the job of an address that they may see, and the parts of a query."""
+"""FastAPI dependencies of the routes: database, caller, job of a path, query parameters."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from trainmaster.pages.jobs import MOST
 from trainmaster.storage import Store
 from trainmaster.store import Database, jobs
 from trainmaster.store.rows import JobRow
-from trainmaster.web.auth import Who, need
+from trainmaster.web.auth import Caller, need
 from trainmaster.web.errors import Refused, not_found
-from trainmaster.web.page_cache import LivePages
+from trainmaster.web.page_cache import PageCache
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"  # of a project, and of a token
 
 
-# Async although they wait for nothing: FastAPI sends what is not async to a thread, one by one.
+# Async although they do not wait: FastAPI runs a plain function in a thread.
 async def _db(request: Request) -> Database:
     db: Database = request.app.state.db
     return db
 
 
-async def _live(request: Request) -> LivePages:
-    live: LivePages = request.app.state.live
+async def _live(request: Request) -> PageCache:
+    live: PageCache = request.app.state.live
     return live
 
 
@@ -51,61 +51,64 @@ async def _storage(request: Request) -> Store:
     return store
 
 
-async def _viewer(request: Request) -> Who:
-    who: Who | None = request.state.who
-    if who is None:  # a path that is open to all asks for somebody all the same: our own mistake, and closed
+async def _viewer(request: Request) -> Caller:
+    who: Caller | None = request.state.who
+    if who is None:  # a public path that needs a caller: closed
         raise Refused(401, "no_token", "send a token: `Authorization: Bearer tm_…`")
     return who
 
 
-async def _user(who: Viewer) -> Who:
+async def _user(who: Viewer) -> Caller:
     need(who, Role.USER)
     return who
 
 
-async def _admin(who: Viewer) -> Who:
+async def _admin(who: Viewer) -> Caller:
     need(who, Role.ADMIN)
     return who
 
 
-async def _everywhere(who: Viewer) -> Who:
+async def _everywhere(who: Viewer) -> Caller:
     if who.project is not None:
-        raise Refused(403, "forbidden", f"{who.name} has a part in one project only; this tells of all")
+        raise Refused(
+            403, "forbidden", f"token {who.name} is limited to one project; this endpoint covers all projects"
+        )
     return who
 
 
 Db = Annotated[Database, Depends(_db)]
-Live = Annotated[LivePages, Depends(_live)]
+Live = Annotated[PageCache, Depends(_live)]
 Storage = Annotated[Store, Depends(_storage)]
-Viewer = Annotated[Who, Depends(_viewer)]
-User = Annotated[Who, Depends(_user)]
-Admin = Annotated[Who, Depends(_admin)]
-admins = Depends(_admin)  # for a route that need not know who it is
+Viewer = Annotated[Caller, Depends(_viewer)]
+User = Annotated[Caller, Depends(_user)]
+Admin = Annotated[Caller, Depends(_admin)]
+admins = Depends(_admin)  # for a route that does not use the caller
 everywhere = Depends(_everywhere)
 
 
 def _job(
-    uuid: Annotated[str, Path(description="the job's id", json_schema_extra={"format": "uuid"})], who: Viewer, db: Db
+    uuid: Annotated[str, Path(description="id of the job", json_schema_extra={"format": "uuid"})], who: Viewer, db: Db
 ) -> JobRow:
-    # Only what can be an id reaches the database; PostgreSQL would choke on a NUL where SQLite finds nothing.
+    # Only a valid id reaches the database: PostgreSQL refuses a NUL, SQLite does not.
     job = jobs.find_job(db, uuid) if is_uuid(uuid) else None
-    if job is None or not who.sees(job.project):  # of what they may not see, people do not learn that it is there
+    if job is None or not who.sees(job.project):  # a job of another project must look like none
         raise not_found(uuid[:64])
     return job
 
 
 Job = Annotated[JobRow, Depends(_job)]
-StatusWord = Annotated[Status | None, Query(description="only this status")]
+StatusWord = Annotated[Status | None, Query(description="jobs with this status")]
 Find = Annotated[
     str | None,
-    Query(pattern=r"^[A-Za-z0-9.-]{1,63}$", description="only those whose id begins so, or whose name has this in it"),
+    Query(pattern=r"^[A-Za-z0-9.-]{1,63}$", description="beginning of an id, or part of a name"),
 ]
-Limit = Annotated[int, Query(ge=1, le=MOST, description="at most so many")]
-Offset = Annotated[int, Query(ge=0, le=2**31, description="leave out the first so many")]
+Failed = Annotated[bool, Query(description="only deliveries that failed or wait for a retry")]
+Limit = Annotated[int, Query(ge=1, le=MOST, description="maximum number of results")]
+Offset = Annotated[int, Query(ge=0, le=2**31, description="number of results to skip")]
 
 
 async def _project(
-    who: Viewer, project_id: Annotated[str | None, Query(pattern=NAME, description="only this project")] = None
+    who: Viewer, project_id: Annotated[str | None, Query(pattern=NAME, description="jobs of this project")] = None
 ) -> str | None:
     return scope(who, project_id)
 
@@ -113,8 +116,8 @@ async def _project(
 Project = Annotated[str | None, Depends(_project)]
 
 
-def scope(who: Who, project: str | None) -> str | None:
-    """The project to look in: the one that was asked for, or the only one they may see."""
+def scope(who: Caller, project: str | None) -> str | None:
+    """The project of a request: the one in its query, or the only one of the caller."""
     if project is not None:
         need(who, Role.VIEWER, project=project)
     return project if project is not None else who.project
@@ -122,7 +125,7 @@ def scope(who: Who, project: str | None) -> str | None:
 
 @contextlib.contextmanager
 def creating() -> Iterator[None]:
-    """Around what makes a job: its refusals as answers."""
+    """Turn the errors of a submission into answers."""
     try:
         yield
     except SpecError as wrong:
@@ -140,8 +143,8 @@ def creating() -> Iterator[None]:
         raise Refused(422, "bad_spec", "the target refuses the spec; nothing was created", faults=[fault]) from wrong
 
 
-def cancel(db: Database, job: JobRow, who: Who) -> JobRow:
-    """Ask a job to stop, or say why it cannot be asked."""
+def cancel(db: Database, job: JobRow, who: Caller) -> JobRow:
+    """Request the cancellation of a job; Refused if it has ended."""
     try:
         return control.cancel(db, job.id, by=who.name)
     except JobMissing:

@@ -1,4 +1,4 @@
-"""Errors as answers: typed JSON for programs, a page in the same style for people."""
+"""Error answers: typed JSON for programs, an HTML page for browsers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LATER = {"Retry-After": "5"}
 
 
 class Refused(Exception):
-    """A request that cannot be done, with the answer it gets."""
+    """A request that is refused, with its error answer."""
 
     def __init__(
         self,
@@ -37,11 +37,11 @@ class Refused(Exception):
 
 
 def not_found(job_id: str) -> Refused:
-    return Refused(404, "not_found", f"there is no job {job_id}")
+    return Refused(404, "not_found", f"no job {job_id}")
 
 
 def install(app: FastAPI) -> None:
-    """Teach the application to answer errors our way."""
+    """Register the exception handlers."""
     app.add_exception_handler(Refused, _refused)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -56,7 +56,7 @@ async def _refused(request: Request, wrong: Exception) -> Response:
 
 
 async def _unusable(request: Request, wrong: Exception) -> Response:
-    # As a job whose target this server has not installed: it is there, and nothing can be asked of it from here.
+    # For example a job whose target is not installed on this server.
     return answer(request, Refused(409, "unusable", str(wrong)))
 
 
@@ -67,7 +67,7 @@ async def _unavailable(request: Request, wrong: Exception) -> Response:
 async def _http(request: Request, wrong: Exception) -> Response:
     assert isinstance(wrong, HTTPException)
     code = {404: "not_found", 405: "method_not_allowed"}.get(wrong.status_code, "refused")
-    message = {404: "there is nothing at this address"}.get(wrong.status_code, str(wrong.detail))
+    message = {404: "no such path"}.get(wrong.status_code, str(wrong.detail))
     return answer(request, Refused(wrong.status_code, code, message, headers=wrong.headers))
 
 
@@ -81,31 +81,31 @@ async def _invalid(request: Request, wrong: Exception) -> Response:
 
 
 def broken(request: Request, wrong: Exception) -> Response:
-    """The answer to an error nobody foresaw."""
-    # The trace goes to the log alone: a page may be read by others.
+    """The answer to an unexpected exception."""
+    # The traceback goes to the log only.
     log.error("%s %s failed", request.method, request.scope["path"], exc_info=wrong)
-    return answer(request, Refused(500, "internal", "this is a fault of ours; the server's log has its trace"))
+    return answer(request, Refused(500, "internal", "internal error; see the server log"))
 
 
 def unavailable(wrong: Exception) -> Refused:
-    """The answer when something we rest on is away: a database, a storage, a target. Later may be better."""
+    """The answer while the database, the storage or a target is unavailable."""
     log.warning("unavailable: %s", wrong)
     if isinstance(wrong, backlog.GONE):
-        # The driver's own words hold the statement and its values.
-        return Refused(503, "database_away", "the database cannot be asked now; nothing was changed", headers=_LATER)
+        # The text of the driver contains the statement and its values.
+        return Refused(503, "database_away", "the database is unavailable; nothing was changed", headers=_LATER)
     code = {StorageError: "storage_away", TargetError: "target_away"}
     kind = next((word for base, word in code.items() if isinstance(wrong, base)), "store_away")
     return Refused(503, kind, str(wrong), headers=_LATER)
 
 
 def for_programs(request: Request) -> bool:
-    """Whether JSON is the right answer here; people get a page."""
-    path: str = request.scope["path"]  # not of `request.url`, in which the Host header has a say
+    """Whether the answer is JSON; other paths get an HTML page."""
+    path: str = request.scope["path"]  # not request.url, which contains the Host header
     return path.startswith(_PROGRAM)
 
 
 def answer(request: Request, wrong: Refused) -> Response:
-    """A refusal in the words of whoever asked."""
+    """A refusal as JSON or as a page."""
     if for_programs(request):
         body: dict[str, object] = {"code": wrong.code, "message": wrong.message}
         if wrong.faults:

@@ -1,9 +1,8 @@
-"""What every request must pass and every answer carries: host check, cross-site check, size limit, headers.
+"""Protection of the browser: host check, cross-site check, body size limit, security headers.
 
-The server listens on loopback and has no accounts yet, so every web page the user visits could try to speak to it.
-Three doors are closed: a foreign name that resolves to 127.0.0.1 (DNS rebinding) fails the host check; a form or
-script of another site that posts here (CSRF) fails the cross-site check; and the content policy lets a page of ours
-run our own script files only, should a hostile value ever get past the escaping.
+Every web page that a user visits can send requests to a server on loopback. A foreign name that resolves to 127.0.0.1
+(DNS rebinding) fails the host check; a form or script of another site (CSRF) fails the cross-site check; the content
+security policy lets a page run our own script files only, should a hostile value get past the escaping.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ HEADERS: Mapping[str, str] = {
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-class Guard:
-    """The outermost layer of the application."""
+class GuardMiddleware:
+    """The outermost middleware."""
 
     def __init__(self, app: ASGIApp, *, hosts: Sequence[str] = ()) -> None:
         self._app = app
@@ -68,25 +67,29 @@ class Guard:
         except Exception as wrong:
             if started:
                 raise
-            # Answered here and not by the framework's own handler, which would send it without our headers.
+            # Not by the handler of the framework, which would omit the security headers.
             await broken(Request(scope), wrong)(scope, receive, send_guarded)
 
     def _refusal(self, scope: Scope) -> tuple[int, str, str] | None:
-        """Why this request is not let in: status, code, message."""
+        """Status, code and message of a refused request; None if it passes."""
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         if _reached_by_loopback(scope) and _name(host) not in self._hosts:
-            return 421, "wrong_host", f"{host!r} is not a name of this server; open it as http://127.0.0.1"
+            return (
+                421,
+                "wrong_host",
+                f"{host!r} is not a name of this server; use http://127.0.0.1, or start it with --name",
+            )
         if scope["method"] not in SAFE_METHODS and _cross_site(headers, host):
-            return 403, "cross_site", "a page of another site may not change anything here"
+            return 403, "cross_site", "cross-site request refused"
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > MAX_BODY:
-            return 413, "too_large", f"a request has at most {MAX_BODY:,} bytes"
+            return 413, "too_large", f"the body exceeds {MAX_BODY:,} bytes"
         return None
 
 
 def _reached_by_loopback(scope: Scope) -> bool:
-    """The request came in over 127.0.0.1 or ::1, whatever name it used."""
+    """The request arrived on 127.0.0.1 or ::1, whatever its Host header."""
     server = scope.get("server")
     return server is not None and is_loopback_address(server[0])
 
@@ -100,9 +103,9 @@ def _name(host: str) -> str:
 
 
 def _cross_site(headers: Headers, host: str) -> bool:
-    """A browser says that another site is behind this. Programs say nothing, and are let in.
+    """The browser marks the request as cross-site. Programs send no such headers and pass.
 
-    `same-site` is refused too: every port of localhost is the same site, and not all of them are ours.
+    `same-site` is refused too: every port of localhost is the same site, and other programs listen there.
     """
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is not None and site not in ("same-origin", "none"):
@@ -111,7 +114,7 @@ def _cross_site(headers: Headers, host: str) -> bool:
 
 
 def _limited(receive: Receive) -> Receive:
-    """The body cut off at the limit, for a request that did not say its length."""
+    """The body cut off at the limit, for a request without Content-Length."""
     seen = 0
 
     async def receive_limited() -> Message:

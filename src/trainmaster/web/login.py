@@ -1,4 +1,4 @@
-"""The way in for people: a page that takes a token and keeps it in a cookie that no script can read."""
+"""Login page: a token is exchanged for an HttpOnly cookie."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def login_page(after: Annotated[str, Query(alias="next")] = "/") -> Response:
 
 @router.post("/login")
 async def log_in(request: Request, db: dependencies.Db) -> Response:
-    """A good token is kept in a cookie for half a day; a wrong one counts against the address it came from."""
+    """Set the cookie for 12 hours; a wrong token counts against its address."""
     try:
         form = parse_qs((await request.body()).decode("utf-8", errors="replace"), max_num_fields=10)
     except (ClientDisconnect, ValueError) as wrong:
-        raise Refused(400, "bad_form", "the form cannot be read") from wrong
+        raise Refused(400, "bad_form", "invalid form") from wrong
     token, after = (form.get(name, [""])[0].strip() for name in ("token", "next"))
     if await run_in_threadpool(tokens.find_token, db, token) is None:
         count_guess(request)
@@ -53,5 +53,5 @@ def log_out() -> Response:
 
 
 def _ours(path: str) -> str:
-    """A path of this server; anything that a browser might read as another server's becomes the front page."""
+    """A path of this server; anything that a browser could read as another server becomes /."""
     return path if re.fullmatch(r"/(?![/\\])[\x21-\x5b\x5d-\x7e]*", path) else "/"

@@ -1,4 +1,4 @@
-"""Figures for Prometheus: how long requests take, and how the control plane stands."""
+"""Prometheus metrics: request durations and the state of the control plane."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from trainmaster import __version__
 from trainmaster.store.backlog import Backlog
 
-# Seconds. The middle ones stand around what is promised: 50 ms for most answers.
+# Seconds. Finest around the objective: 50 ms for most answers.
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _METHODS = frozenset({"GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"})  # any word may be sent as one
 
 
 class Meter:
-    """The figures of one application. Its registry is its own: two applications in one process do not mix."""
+    """Metrics of one application, in a registry of its own: two applications in one process do not mix."""
 
     media_type = CONTENT_TYPE_LATEST
 
@@ -25,21 +25,23 @@ class Meter:
         own: dict[str, Any] = {"registry": (registry := CollectorRegistry()), "namespace": "trainmaster"}
         self._registry = registry
         self.requests = Histogram(
-            "request_seconds", "Time to the first byte of an answer.", ["method", "path", "status"],
+            "request_seconds", "Time to the first byte of the response.", ["method", "path", "status"],
             buckets=_BUCKETS, **own,
         )  # fmt: skip
-        self.ticks = Counter("reconciler_ticks", "Looks at the jobs that went well.", **own)
+        self.ticks = Counter("reconciler_ticks", "Successful reconciler ticks.", **own)
         self._jobs = Gauge("jobs", "Jobs by status.", ["status"], **own)
         self._lag = Gauge(
-            "event_lag_seconds", "From the writing of the newest event of each running job until it was kept.",
+            "event_lag_seconds", "Delay from writing to ingesting the newest event of each running job.",
             ["quantile"], **own,
         )  # fmt: skip
-        self._news = Gauge("outbox_waiting", "News that nobody was told of yet.", **own)
-        self._deliveries = Gauge("deliveries_waiting", "Messages on their way or to be tried again.", **own)
-        self._instances = Gauge("instances", "Rented machines by state.", ["state"], **own)
-        self._following = Gauge("following", "Answers that are being followed.", **own)
-        self._age = Gauge("reconciler_tick_age_seconds", "Since the last look at the jobs; -1 before the first.", **own)
-        Gauge("build", "Which version this is.", ["version"], **own).labels(__version__).set(1)
+        self._news = Gauge("outbox_waiting", "Notifications not yet dispatched.", **own)
+        self._deliveries = Gauge("deliveries_waiting", "Deliveries in flight or waiting for a retry.", **own)
+        self._instances = Gauge("instances", "Rented instances by state.", ["state"], **own)
+        self._following = Gauge("following", "Open streaming responses.", **own)
+        self._age = Gauge(
+            "reconciler_tick_age_seconds", "Seconds since the last reconciler tick; -1 before the first.", **own
+        )
+        Gauge("build", "Version of the server.", ["version"], **own).labels(__version__).set(1)
         self._ticked: float | None = None
 
     def tick(self) -> None:
@@ -67,8 +69,8 @@ class Meter:
         return generate_latest(self._registry)
 
 
-class Measured:
-    """The layer that times every request."""
+class MetricsMiddleware:
+    """Measure the duration of every request."""
 
     def __init__(self, app: ASGIApp, *, meter: Meter) -> None:
         self._app, self._meter = app, meter
@@ -83,7 +85,7 @@ class Measured:
             nonlocal status
             if message["type"] == "http.response.start" and not status:
                 status = message["status"]
-                # By the route and not by the address: a figure for each job id would never end.
+                # By route, not by path: a series for each job id would grow without bound.
                 path = getattr(scope.get("route"), "path", None) or "(none)"
                 took = time.perf_counter() - began
                 method = scope["method"] if scope["method"] in _METHODS else "(other)"

@@ -1,4 +1,4 @@
-"""The OpenAPI document: what FastAPI makes of the routes, with the spec's own schema and who must show a token."""
+"""The OpenAPI document: the routes as FastAPI describes them, the schema of a spec, and the security schemes."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _NAMES = {
     "Token": "TokenRow",
     "Webhook": "WebhookRow",
 }
-_ABOUT = """Training jobs: submit, watch, stop, and what came of them.
+_ABOUT = """Training jobs: submit, follow, cancel, and their results.
 
 Errors are `{"error": {"code", "message", "faults"}}`; branch on `code`. Times are ISO 8601 in UTC, money is in cents.
 """
 
 
 def document(app: FastAPI, *, loopback: bool) -> Callable[[], dict[str, Any]]:
-    """What makes the document, once."""
+    """A function that makes the document once."""
 
     def make() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -55,7 +55,7 @@ def _complete(found: dict[str, Any], *, loopback: bool) -> dict[str, Any]:
     components = found.setdefault("components", {})
     components.setdefault("schemas", {}).update(_spec())
     components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer", "description": "tm_…"}}
-    # Over loopback a token is not needed unless the server was told so; an empty requirement says "or none".
+    # An empty requirement means that no token is needed.
     found["security"] = [{"token": []}, {}] if loopback else [{"token": []}]
     for path, operations in found["paths"].items():
         if path in PUBLIC:
@@ -77,8 +77,8 @@ def _published(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _spec() -> dict[str, Any]:
-    """The schemas of a job's spec, made strict: what the parser does not know it refuses."""
-    # A name of their own: pages have a Preflight too, and theirs is another.
+    """Schemas of a job's spec, without additional properties, as the parser has it."""
+    # Prefixed: JobPage has a Preflight too.
     whole = TypeAdapter(JobSpec).json_schema(ref_template="#/components/schemas/Spec{model}")
     parts: dict[str, Any] = whole.pop("$defs", {})
     schemas = {**{f"Spec{name}": part for name, part in parts.items()}, _SPEC: whole}
@@ -91,7 +91,7 @@ def _spec() -> dict[str, Any]:
 
 
 def _anchor(value: dict[str, Any]) -> None:
-    """Our patterns are of the whole text; those of JSON Schema are of any part of it."""
+    """Our patterns match the whole text; those of JSON Schema match any part."""
     if "pattern" in value:
         value["pattern"] = f"^(?:{value['pattern']})$"
     for option in value.get("anyOf", ()):

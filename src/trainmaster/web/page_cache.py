@@ -1,4 +1,4 @@
-"""Job pages without reading all events again: of jobs that run only what is new is read, of final ones nothing."""
+"""Cache of job pages: of running jobs only new events are read, of final jobs nothing."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from trainmaster.pages import job
 from trainmaster.pages.parts.run_summary import RunSummary
 from trainmaster.store import Database
 
-_KEPT = 1024  # jobs watched at once, at most some 30 KB each; one more is read from its start
-_FINAL_KEPT = 64  # pages of final jobs, some hundred kilobytes each: nothing about them changes any more
+_KEPT = 1024  # summaries of running jobs, up to 30 KB each; least recently used first out
+_FINAL_KEPT = 64  # pages of final jobs, some hundred kilobytes each
 
 
 @dataclass(slots=True)
@@ -23,8 +23,8 @@ class _Held:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-class LivePages:
-    """Keeps what the events of a watched job came to, and adds only the new ones. Shared by the server's threads."""
+class PageCache:
+    """Summaries of running jobs and pages of final ones. Threads may share it."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
@@ -40,13 +40,13 @@ class LivePages:
                 return dataclasses.replace(final, made_at=datetime.now(UTC))
         held = self._take(job_id)
         with held.lock:
-            whole = held.summary.cursor is None  # nothing was gathered yet: this read begins at the first event
+            whole = held.summary.cursor is None  # this read starts at the first event
             page = job.read(self._db, job_id, summary=held.summary)
         if page is not None and not page.status.final:
             return page
         with self._lock:
             self._held.pop(job_id, None)
-        # The last word on a job is read whole from the database, not from what was gathered on the way.
+        # The page of a final job is read from the first event, not from the incremental summary.
         page = page if whole or page is None else job.read(self._db, job_id)
         if page is not None and page.status.final:
             with self._lock:

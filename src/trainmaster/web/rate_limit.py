@@ -1,4 +1,4 @@
-"""How often one caller may ask: a bucket for each, that fills again at a steady rate. In memory; a restart forgets."""
+"""Rate limits: a token bucket for each caller, in memory."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-_MOST_CALLERS = 10_000  # remembered at once; the one that asked least lately is forgotten first
+_MOST_CALLERS = 10_000  # least recently used callers are forgotten first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """So many at once, and so many a second after that."""
+    """Burst size and sustained rate."""
 
     per_s: float
     burst: int
 
 
-# A page refetches every two seconds and a follower asks twice a second: only a loop that runs wild comes near these.
+# An open page refetches every two seconds and a stream polls twice a second: only a runaway loop reaches these.
 ASKING = Rate(per_s=100.0, burst=500)
 GUESSING = Rate(per_s=0.2, burst=20)  # wrong tokens from one address
 
 
 class Limiter:
-    """Buckets by the caller's name. Shared by threads."""
+    """Buckets by caller. Threads may share it."""
 
     def __init__(self, rate: Rate, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate, self._clock = rate, clock
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # what is left, and when that was so
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens left, and the time of that count
         self._lock = threading.Lock()
 
     def take(self, caller: str) -> float:
-        """0 where the caller may go on; else the seconds after which it may ask again."""
+        """0 where the caller may proceed; else the seconds until its next request may."""
         now = self._clock()
         with self._lock:
             left, at = self._buckets.pop(caller, (float(self._rate.burst), now))

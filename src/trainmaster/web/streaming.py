@@ -1,7 +1,7 @@
-"""Answers that go on for as long as a job does: look, send what is new, wait, look again.
+"""Streaming responses: poll, send new events or log bytes, until the job has ended.
 
-Each open answer costs a task and a query a moment, so there is a most of them. A token that is revoked meanwhile ends
-the answer at its next sign of life.
+Each open stream costs a task and a query per poll, so their number is limited. The stream of a revoked token ends
+within `token_check_s`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from trainmaster.store import Database, backlog, jobs, tokens
 from trainmaster.store.attempts import list_attempts
 from trainmaster.store.events import list_events
 from trainmaster.store.rows import AttemptRow, JobRow
-from trainmaster.web.auth import Who
+from trainmaster.web.auth import Caller
 from trainmaster.web.errors import Refused
 
-END = "end"  # id and name of the last message of a job's events: behind it there is nothing
+END = "end"  # id and name of the last message of a job's events
 _AWAY: tuple[type[Exception], ...] = (TargetError, StorageError, *backlog.GONE)
 _LOOK_S = 0.5
 _BATCH = 500  # events of one look
@@ -33,7 +33,7 @@ _MOST = 256  # open at once
 
 
 class Followers:
-    """How many answers are open, and how they behave."""
+    """Open streams: their number and their intervals."""
 
     def __init__(self, *, look_s: float = _LOOK_S, alive_s: float = 15.0, most: int = _MOST) -> None:
         self.look_s, self.alive_s, self._most = look_s, alive_s, most
@@ -49,23 +49,23 @@ class Followers:
 
     def refuse_when_full(self) -> None:
         if self.open >= self._most:
-            raise Refused(503, "too_many_open", "too many answers are being followed", headers={"Retry-After": "10"})
+            raise Refused(503, "too_many_open", "too many open streams", headers={"Retry-After": "10"})
 
 
 async def events(
-    followers: Followers, db: Database, job_id: str, who: Who, *, after: tuple[int, int] | None
+    followers: Followers, db: Database, job_id: str, who: Caller, *, after: tuple[int, int] | None
 ) -> AsyncIterator[str]:
-    """A job's events as server-sent events, from behind `after` until the job is final. Its `id` is where to go on."""
+    """A job's events as server-sent events, behind `after`, until the job is final. The `id` of each is its cursor."""
     with followers.one_more():
         spoke = time.monotonic()
         yield "retry: 2000\n\n"
         while True:
             try:
-                # The job first: an event that came before its end is then among those read after.
+                # The job first: events recorded before its end are then among those read after.
                 job = await run_in_threadpool(jobs.find_job, db, job_id)
                 rows = await run_in_threadpool(list_events, db, job_id, after=after, limit=_BATCH)
             except backlog.GONE:
-                job, rows = None, []  # away for a while: the reader waits with us and misses nothing
+                job, rows = None, []  # unavailable for a while: the stream waits and misses nothing
             for row in rows:
                 after = row.cursor
                 yield _message("event", row, "{}:{}".format(*after))
@@ -84,10 +84,10 @@ async def events(
 
 
 async def log(
-    followers: Followers, db: Database, storage: Store, job: JobRow, attempt: AttemptRow, *, who: Who, stream: str,
+    followers: Followers, db: Database, storage: Store, job: JobRow, attempt: AttemptRow, *, who: Caller, stream: str,
     offset: int,
 ) -> AsyncIterator[bytes]:  # fmt: skip
-    """The bytes of a stream from an offset on, until nobody writes it any more."""
+    """The bytes of a log from an offset, until its attempt has ended."""
     with followers.one_more():
         looked = time.monotonic()
         over = logs.is_over(job, attempt)
@@ -103,7 +103,7 @@ async def log(
                 now, found = await run_in_threadpool(_again, db, job.id, attempt.number)
                 if now is None or found is None:
                     return
-                # Read once more after it is known to be over: what came in between is taken too.
+                # Read once more after the end is known: bytes written in between are sent too.
                 job, attempt, over = now, found, logs.is_over(now, found)
             except _AWAY:
                 if over:
@@ -116,7 +116,7 @@ async def log(
                 await asyncio.sleep(followers.look_s)
 
 
-async def _still_welcome(db: Database, who: Who) -> bool:
+async def _still_welcome(db: Database, who: Caller) -> bool:
     try:
         return who.token_id is None or await run_in_threadpool(tokens.is_live, db, who.token_id)
     except backlog.GONE:

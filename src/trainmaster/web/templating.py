@@ -1,4 +1,4 @@
-"""The frame around every page: its templates, and the few files they link to."""
+"""Jinja templates of the pages, and the static files they link to."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/static/{name}")
 def static(name: str, request: Request) -> Response:
-    """One of our own files; any other name is not found. Asked again, it is sent only if it changed."""
+    """A static file, with an ETag."""
     if name not in _FILES:
         raise HTTPException(404)
     body, tag = _file(name)
@@ -37,7 +37,7 @@ def static(name: str, request: Request) -> Response:
 
 
 def render(template: str, *, status_code: int = 200, **values: Any) -> HTMLResponse:
-    """A template with its values as an answer."""
+    """Render a template as a response."""
     text = _environment().get_template(template).render(version=__version__, **values)
     return HTMLResponse(text, status_code=status_code)
 

@@ -1,4 +1,4 @@
-"""Pages for people: the list of jobs, one job (live while it runs), its report, and the buttons."""
+"""HTML pages: the list of jobs, one job (live while it runs), its report, and the buttons."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from trainmaster import control
 from trainmaster.api.jobs import JobPage
 from trainmaster.core.roles import Role
 from trainmaster.core.states import Status
+from trainmaster.pages import deliveries, transitions
 from trainmaster.pages import jobs as jobs_page
 from trainmaster.report import html
+from trainmaster.store import Database
 from trainmaster.web import dependencies
-from trainmaster.web.auth import Who
+from trainmaster.web.auth import Caller
 from trainmaster.web.errors import not_found
 from trainmaster.web.templating import render
 
-FINAL = "Trainmaster-Final"  # a header that tells live.js to ask no more
+FINAL = "Trainmaster-Final"  # a header that stops the polling of live.js
 router = APIRouter(include_in_schema=False)
 
 
@@ -35,13 +37,13 @@ def jobs(
     offset: dependencies.Offset = 0,
     part: bool = False,
 ) -> Response:
-    """The list; with `part`, only what the open page swaps in."""
+    """The list of jobs; with `part`, only the fragment that an open page replaces."""
     seen = dependencies.scope(who, project)
     find = find.replace("\x00", "").strip()[:63]  # PostgreSQL has no NUL in a text
     page = jobs_page.read(db, status=status, project=seen, find=find or None, limit=limit, offset=offset)
 
     def link(**changes: object) -> str:
-        """The address of this list with something changed; what is at its default is left out."""
+        """The URL of this list with changed parameters; defaults are left out."""
         asked = {"status": status.value if status else None, "project": project, "find": find, "limit": limit}
         asked["offset"] = offset
         words = {name: value for name, value in {**asked, **changes}.items() if value not in (None, 0, "")}
@@ -55,23 +57,23 @@ def jobs(
 
 
 @router.get("/jobs/{uuid}")
-def job(row: dependencies.Job, live: dependencies.Live, who: dependencies.Viewer) -> Response:
-    return _job("job_page.html", live.read(row.id), row.id, who)
+def job(db: dependencies.Db, row: dependencies.Job, live: dependencies.Live, who: dependencies.Viewer) -> Response:
+    return _job(db, "job_page.html", live.read(row.id), row.id, who)
 
 
 @router.get("/jobs/{uuid}/part")
-def job_part(row: dependencies.Job, live: dependencies.Live, who: dependencies.Viewer) -> Response:
-    """What the open page swaps in every two seconds."""
-    return _job("job_part.html", live.read(row.id), row.id, who)
+def job_part(db: dependencies.Db, row: dependencies.Job, live: dependencies.Live, who: dependencies.Viewer) -> Response:
+    """The fragment that an open page replaces every two seconds."""
+    return _job(db, "job_part.html", live.read(row.id), row.id, who)
 
 
 @router.get("/jobs/{uuid}/report")
 def report(row: dependencies.Job, live: dependencies.Live) -> Response:
-    """The self-contained file, as `trainmaster report` writes it."""
+    """The self-contained report, as `trainmaster report` writes it."""
     page = live.read(row.id)
     if page is None:
         raise not_found(row.id)
-    # Its style and script are inside it; the policy names them by hash and still refuses every other.
+    # Style and script are inline; the policy allows them by hash and no others.
     policy = f"{html.policy()}; frame-ancestors 'none'"
     name = f'inline; filename="trainmaster-{page.id[:8]}.html"'
     return HTMLResponse(
@@ -92,10 +94,15 @@ def resume(row: dependencies.Job, db: dependencies.Db, who: dependencies.User) -
     return RedirectResponse(f"/jobs/{following.id}", status_code=303)
 
 
-def _job(template: str, page: JobPage | None, job_id: str, who: Who) -> Response:
+def _job(db: Database, template: str, page: JobPage | None, job_id: str, who: Caller) -> Response:
     if page is None:
         raise not_found(job_id)
-    answer = render(template, page=page, body=html.render_body(page), who=who, may_act=who.may(Role.USER))
+    may = {"may_act": who.may(Role.USER), "may_admin": who.may(Role.ADMIN)}
+    moves = transitions.read(db, job_id).transitions
+    sent = deliveries.read(db, job=job_id).deliveries if may["may_admin"] else ()
+    answer = render(
+        template, page=page, body=html.render_body(page), who=who, transitions=moves, deliveries=sent, **may
+    )
     if page.status.final:
         answer.headers[FINAL] = "1"
     return answer

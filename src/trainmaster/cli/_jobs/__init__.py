@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from trainmaster.api.costs import CostPage
     from trainmaster.api.events import Event
     from trainmaster.api.files import Artifact, LogStream
-    from trainmaster.api.jobs import Job, JobLine, JobPage, JobsPage, Submitted
+    from trainmaster.api.jobs import Job, JobLine, JobPage, JobsPage, Submitted, Transition
+    from trainmaster.api.webhooks import Delivery
     from trainmaster.core.spec import JobSpec
     from trainmaster.core.states import Status
 
@@ -41,6 +42,10 @@ class Jobs(Protocol):
 
     def line(self, job_id: str) -> JobLine:
         """The job as a line of the list: cheap enough to poll."""
+
+    def transitions(self, job_id: str) -> tuple[Transition, ...]: ...
+
+    def deliveries(self, job_id: str) -> tuple[Delivery, ...]: ...
 
     def submit(self, spec: JobSpec, *, key: str | None) -> Submitted: ...
 

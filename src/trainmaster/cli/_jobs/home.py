@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from trainmaster.api.costs import CostPage
     from trainmaster.api.events import Event
     from trainmaster.api.files import Artifact, LogStream
-    from trainmaster.api.jobs import Job, JobLine, JobPage, JobsPage, Submitted
+    from trainmaster.api.jobs import Job, JobLine, JobPage, JobsPage, Submitted, Transition
+    from trainmaster.api.webhooks import Delivery
     from trainmaster.core.spec import JobSpec
     from trainmaster.core.states import Status
     from trainmaster.storage import Store
@@ -69,6 +70,16 @@ class HomeJobs:
         from trainmaster.pages import jobs
 
         return jobs.line(self.db, self._row(job_id))
+
+    def transitions(self, job_id: str) -> tuple[Transition, ...]:
+        from trainmaster.pages import transitions
+
+        return transitions.read(self.db, job_id).transitions
+
+    def deliveries(self, job_id: str) -> tuple[Delivery, ...]:
+        from trainmaster.pages import deliveries
+
+        return deliveries.read(self.db, job=job_id).deliveries
 
     def submit(self, spec: JobSpec, *, key: str | None) -> Submitted:
         from trainmaster import control

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from trainmaster.api.access import Token
     from trainmaster.api.events import Event
     from trainmaster.api.files import Artifact, LogStream
-    from trainmaster.api.jobs import Job, JobLine, JobPage, JobsPage, Submitted
+    from trainmaster.api.jobs import Job, JobLine, JobPage, JobsPage, Submitted, Transition
+    from trainmaster.api.webhooks import Delivery
     from trainmaster.client import Client
     from trainmaster.core.spec import JobSpec
     from trainmaster.core.states import Status
@@ -68,6 +69,12 @@ class ServerJobs:
         if not found:
             raise UsageError(f"no job {job_id!r}; `trainmaster jobs` lists them")
         return found[0]
+
+    def transitions(self, job_id: str) -> tuple[Transition, ...]:
+        return self._client.transitions(job_id)
+
+    def deliveries(self, job_id: str) -> tuple[Delivery, ...]:
+        return self._client.deliveries(job_id)
 
     def submit(self, spec: JobSpec, *, key: str | None) -> Submitted:
         from trainmaster.core.schema import to_plain

@@ -1,4 +1,4 @@
-"""The REST API: one file for each group of paths. Each has a `router`; api.py lists them."""
+"""REST API: one file for each group of paths, with a `router` that api.py lists."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from trainmaster.api.paths import TRAINING as TRAINING
 from trainmaster.core.errors import Fault
 from trainmaster.web.errors import Refused
 
-# A range, because what can go wrong before a route is reached (401, 403, 413, 421, 429) is the same for all of them.
+# A range: the errors of the middlewares (401, 403, 413, 421, 429) are the same for every route.
 ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": Error, "description": "Refused, with the reason"},
-    "503": {"model": Error, "description": "Something the server rests on is away; ask again later"},
+    "503": {"model": Error, "description": "The database, the storage or a target is unavailable; retry later"},
 }
 
 
 def group(name: str, *, prefix: str = "") -> APIRouter:
-    """A router whose every path says what its errors look like."""
+    """A router whose paths document their errors."""
     return APIRouter(prefix=prefix, tags=[name], responses=ERRORS, dependencies=[Depends(_know_the_query)])
 
 
 async def _know_the_query(request: Request) -> None:
-    """Refuse a parameter that the path does not have: a filter that is misspelt must not show everything."""
+    """Refuse an unknown query parameter: a misspelt filter must not return everything."""
     if not request.query_params:
         return
     operation = request.app.openapi()["paths"][request.scope["route"].path_format][request.method.lower()]
     known = {item["name"] for item in operation.get("parameters", ()) if item["in"] == "query"}
     if unknown := sorted(request.query_params.keys() - known):
-        faults = [Fault(path=name[:100], message="there is no such parameter here") for name in unknown]
-        raise Refused(400, "unknown_parameter", f"no such parameter: {', '.join(unknown)[:200]}", faults=faults)
+        faults = [Fault(path=name[:100], message="unknown parameter") for name in unknown]
+        raise Refused(400, "unknown_parameter", f"unknown parameter: {', '.join(unknown)[:200]}", faults=faults)
 
 
 def reply(value: object, *, status_code: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A dataclass as JSON. Its model is not looked at here: that is the tests' work."""
+    """A shape as JSON. It is not validated here; the tests compare it with the OpenAPI document."""
     assert is_dataclass(value) and fields(value)
     return Response(to_json(value), status_code=status_code, headers=headers, media_type="application/json")

@@ -1,4 +1,4 @@
-"""Money: what jobs and projects cost, and what a project may spend. All in cents."""
+"""Costs of jobs and projects, and budgets of projects. All in cents."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from trainmaster.web.errors import Refused, not_found
 from trainmaster.web.routes import TRAINING, group, reply
 
 router = group("money")
-ProjectName = Annotated[str, Path(pattern=dependencies.NAME, description="the project")]
-Period = Annotated[Literal["total", "month"], Path(description="in all, or each calendar month (UTC)")]
+ProjectName = Annotated[str, Path(pattern=dependencies.NAME, description="name of the project")]
+Period = Annotated[Literal["total", "month"], Path(description="total, or each calendar month (UTC)")]
 
 Month = Annotated[
-    str | None, Query(pattern=r"^20[0-9][0-9]-(0[1-9]|1[0-2])$", description="a calendar month in UTC, as 2026-11")
+    str | None, Query(pattern=r"^20[0-9][0-9]-(0[1-9]|1[0-2])$", description="calendar month in UTC, such as 2026-11")
 ]
 
 
 class Cap(BaseModel):
-    """What a project may spend."""
+    """The budget of a project."""
 
     model_config = ConfigDict(extra="forbid")
     cap_cents: int = Field(strict=True, ge=0, le=10**15)
@@ -36,7 +36,7 @@ class Cap(BaseModel):
 
 @router.get(f"{TRAINING}/jobs/{{uuid}}/cost", response_model=JobCost)
 def find_job_cost(job: dependencies.Job, db: dependencies.Db) -> Response:
-    """What a job has cost so far, and will have cost at its end at its present pace."""
+    """The cost of a job so far, and the forecast at its end."""
     page = job_cost.read(db, job.id)
     if page is None:
         raise not_found(job.id)
@@ -45,7 +45,7 @@ def find_job_cost(job: dependencies.Job, db: dependencies.Db) -> Response:
 
 @router.get("/v1/cost", response_model=Costs)
 def list_costs(db: dependencies.Db, project: dependencies.Project) -> Response:
-    """What each project has cost this month and in all, and what it costs now."""
+    """The cost of each project: this month, in total, and per hour now."""
     return reply(project_costs.read(db, project=project))
 
 
@@ -53,14 +53,14 @@ def list_costs(db: dependencies.Db, project: dependencies.Project) -> Response:
 def list_job_costs(
     db: dependencies.Db, project: dependencies.Project, month: Month = None, limit: dependencies.Limit = 50
 ) -> Response:
-    """Jobs by what they cost, most first, with sums of projects: in a month, or without one from the beginning."""
+    """Jobs by cost, highest first, with the sums of projects; in a month, or from the beginning."""
     when = datetime.strptime(month, "%Y-%m").replace(tzinfo=UTC) if month is not None else None
     return reply(cost.read(db, project=project, month=when, limit=limit))
 
 
 @router.get("/v1/budgets", response_model=Budgets)
 def list_budgets(db: dependencies.Db, project: dependencies.Project) -> Response:
-    """What projects may spend, and what they have."""
+    """Budgets of projects, and the amounts spent."""
     return reply(budgets.read(db, project=project))
 
 
@@ -68,7 +68,7 @@ def list_budgets(db: dependencies.Db, project: dependencies.Project) -> Response
 def set_budget(
     project: ProjectName, period: Period, cap: Cap, db: dependencies.Db, who: dependencies.Admin
 ) -> Response:
-    """Set what a project may spend. Jobs that are over it are asked to save and stop."""
+    """Set the budget of a project. Jobs over budget are stopped after they have saved."""
     need(who, Role.ADMIN, project=project)
     with db.write() as conn:
         costs.set_budget(conn, project, period, cap.cap_cents, at=datetime.now(UTC))
@@ -79,12 +79,12 @@ def set_budget(
 
 @router.delete("/v1/budgets/{project}/{period}", status_code=204, response_class=Response)
 def remove_budget(project: ProjectName, period: Period, db: dependencies.Db, who: dependencies.Admin) -> Response:
-    """Let a project spend what it likes. 404 if it did already."""
+    """Remove a budget. 404 if there is none."""
     need(who, Role.ADMIN, project=project)
     with db.write() as conn:
         found = costs.remove_budget(conn, project, period)
         if found:
             audit.record(conn, who=who.name, action="budget.remove", subject=f"budget:{project}/{period}")
     if not found:
-        raise Refused(404, "not_found", f"the project {project} has no such budget")
+        raise Refused(404, "not_found", f"project {project} has no such budget")
     return Response(status_code=204)

@@ -1,4 +1,4 @@
-"""Events of a job: a page of them as JSON, or all of them as they come (server-sent events)."""
+"""Events of a job: a page as JSON, or a stream of server-sent events."""
 
 from __future__ import annotations
 
@@ -18,16 +18,21 @@ from trainmaster.web.routes import TRAINING, group, reply
 router = group("events", prefix=TRAINING)
 _PLACE = r"\d{1,9}:\d{1,18}"
 _STREAM = "text/event-stream"
-After = Annotated[str | None, Query(pattern=f"^{_PLACE}$", description="`next` of the last answer, or an event's id")]
-Phase = Annotated[str | None, Query(pattern=r"^[^\x00]{1,64}$", description="only of this phase (not when following)")]
+After = Annotated[
+    str | None, Query(pattern=f"^{_PLACE}$", description="cursor: `next` of the last answer, or the id of an event")
+]
+Phase = Annotated[str | None, Query(pattern=r"^[^\x00]{1,64}$", description="events of this phase (not for a stream)")]
 
 
 @router.get(
     "/jobs/{uuid}/events",
     response_model=Events,
     responses={
-        200: {"content": {_STREAM: {"schema": {"type": "string"}}}, "description": "Events; followed if so accepted"},
-        204: {"description": "Everything was told: a browser that follows asks no more"},
+        200: {
+            "content": {_STREAM: {"schema": {"type": "string"}}},
+            "description": "Events; a stream with Accept: text/event-stream",
+        },
+        204: {"description": "Nothing more to send: the stream of an ended job is complete"},
     },
 )
 async def list_events(
@@ -38,13 +43,16 @@ async def list_events(
     who: dependencies.Viewer,
     after: After = None,
     phase: Phase = None,
-    limit: Annotated[int, Query(ge=1, le=1000, description="at most so many (not when following)")] = 1000,
-    last_event_id: Annotated[str | None, Header(description="where a follower was: the id of its last event")] = None,
+    limit: Annotated[int, Query(ge=1, le=1000, description="maximum number of results (not for a stream)")] = 1000,
+    last_event_id: Annotated[
+        str | None, Header(description="cursor of the last received event, to resume a stream")
+    ] = None,
 ) -> Response:
-    """Events in their order, garbage lines too; `next` goes on behind them, and stays the same where none is new.
+    """Events in order, invalid lines included. `next` is the cursor of the following page; it stays the same where no
+    event is new.
 
-    With `Accept: text/event-stream` they are sent as they come, with signs of life between them, until the job is
-    final. `Last-Event-ID` goes on where an earlier answer was cut off: nothing is missed and nothing comes twice.
+    With `Accept: text/event-stream` they are streamed until the job is final, with heartbeats in between.
+    `Last-Event-ID` resumes an interrupted stream: nothing is missed and nothing is repeated.
     """
     if _STREAM in request.headers.get("accept", ""):
         followers: streaming.Followers = request.app.state.followers
@@ -53,7 +61,7 @@ async def list_events(
         followers.refuse_when_full()
         place = _cursor(last_event_id if last_event_id not in (None, "", streaming.END) else after)
         body = streaming.events(followers, db, job.id, who, after=place)
-        # A proxy that gathers an answer before it passes it on would hold the events back.
+        # A buffering proxy would delay the events.
         return StreamingResponse(body, media_type=_STREAM, headers={"X-Accel-Buffering": "no"})
     page = await run_in_threadpool(events.read, db, job.id, phase=phase, after=_cursor(after), limit=limit)
     return reply(page)

@@ -1,4 +1,4 @@
-"""Whether the server is well: for people, for load balancers, for Prometheus."""
+"""Health of the server: liveness, readiness, Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def hello() -> Response:
 @router.get(
     "/healthz",
     response_model=Health,
-    responses={503: {"model": Health, "description": "Jobs are shown but not driven"}},
+    responses={503: {"model": Health, "description": "The reconciler has failed: jobs are shown but make no progress"}},
 )
 def health(request: Request) -> Response:
-    """Whether this process serves, and whether it drives the jobs."""
+    """Liveness of the server and state of its reconciler."""
     reconciler = request.app.state.reconciler()
     fine = reconciler != "failed"
     body = Health(status="ok" if fine else "failing", version=__version__, reconciler=reconciler)
@@ -36,7 +36,7 @@ def health(request: Request) -> Response:
 @router.get(
     "/readyz",
     response_model=Ready,
-    responses={503: {"model": Ready, "description": "Not ready, and why"}},
+    responses={503: {"model": Ready, "description": "Not ready, with the reasons"}},
 )
 def ready(request: Request, db: dependencies.Db) -> Response:
     """Whether work can be given to it: the database answers, its schema is ours, the reconciler looks at the jobs."""
@@ -51,7 +51,7 @@ def ready(request: Request, db: dependencies.Db) -> Response:
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Prometheus text"}},
 )
 def metrics(request: Request, db: dependencies.Db) -> Response:
-    """Jobs by status, event lag, ticks of the reconciler, request times, what waits to be told."""
+    """Prometheus metrics: jobs by status, event lag, reconciler ticks, request times, queue depths."""
     meter: Meter = request.app.state.meter
     return Response(
         meter.render(backlog.read_backlog(db), following=request.app.state.followers.open), media_type=meter.media_type

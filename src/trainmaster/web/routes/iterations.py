@@ -1,4 +1,4 @@
-"""What the training said of itself: iterations with their steps, epochs, evaluations, checks."""
+"""Records of a training: iterations with their phases, epochs, evaluations, checks."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from trainmaster.web.errors import Refused, not_found
 from trainmaster.web.routes import TRAINING, group, reply
 
 router = group("records", prefix=TRAINING)
-Number = Annotated[int, Path(alias="n", ge=0, le=2**63 - 1, description="the iteration's number, from 1")]
+Number = Annotated[int, Path(alias="n", ge=0, le=2**63 - 1, description="number of the iteration, from 1")]
 JobFilter = Annotated[
     str | None,
-    Query(pattern=f"^{UUID_PATTERN}$", description="only of this job"),
+    Query(pattern=f"^{UUID_PATTERN}$", description="evaluations of this job"),
 ]
 ModelFilter = Annotated[
-    str | None, Query(pattern=r"^[^\x00]{1,1024}$", description="only of this model")
+    str | None, Query(pattern=r"^[^\x00]{1,1024}$", description="evaluations of this model")
 ]  # PostgreSQL has no NUL in a text
 
 
 @router.get("/jobs/{uuid}/details", response_model=Details)
 def find_details(job: dependencies.Job, db: dependencies.Db) -> Response:
-    """A job with its iterations, their steps, and how many epochs each has."""
+    """A job with its iterations, their phases and their numbers of epochs."""
     page = details.read(db, job.id)
     if page is None:
         raise not_found(job.id)
@@ -42,10 +42,10 @@ def list_epochs(
     job: dependencies.Job,
     number: Number,
     db: dependencies.Db,
-    limit: Annotated[int, Query(ge=1, le=1000, description="at most so many")] = 1000,
+    limit: Annotated[int, Query(ge=1, le=1000, description="maximum number of results")] = 1000,
     offset: dependencies.Offset = 0,
 ) -> Response:
-    """The epochs of one iteration, in their order. 404 where the job has no such iteration."""
+    """The epochs of one iteration, in order. 404 if the job has no such iteration."""
     found = iterations.find_iteration(db, job.id, number)
     if found is None:
         raise Refused(404, "not_found", f"job {job.id} has no iteration {number}")
@@ -61,10 +61,10 @@ def list_evaluations(
     project: dependencies.Project,
     model_id: ModelFilter = None,
     job_id: JobFilter = None,
-    limit: Annotated[int, Query(ge=1, le=MOST, description="at most so many")] = 50,
+    limit: Annotated[int, Query(ge=1, le=MOST, description="maximum number of results")] = 50,
     offset: dependencies.Offset = 0,
 ) -> Response:
-    """Evaluations, newest first: all, of a model, of a job, of a project."""
+    """Evaluations, newest first, filtered by model, job or project."""
     rows = iterations.list_evals(db, job_id=job_id, model_id=model_id, project=project, limit=limit, offset=offset)
     numbers = iterations.list_iteration_numbers(db, [row.iteration_id for row in rows])
     found = tuple(fill(Evaluation, row, iteration=numbers[row.iteration_id]) for row in rows)
@@ -73,5 +73,5 @@ def list_evaluations(
 
 @router.get("/jobs/{uuid}/checks", response_model=Checks)
 def list_checks(job: dependencies.Job, db: dependencies.Db) -> Response:
-    """What the checks before the workload found, on each node of each attempt."""
+    """Pre-flight checks on each node of each attempt."""
     return reply(checks.read(db, job.id))

@@ -1,4 +1,4 @@
-"""Jobs: list, look at, submit, cancel."""
+"""Jobs: list, show, submit, cancel, resume."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from trainmaster import control
-from trainmaster.api.jobs import Attempts, Job, JobPage, JobsPage
+from trainmaster.api.jobs import Attempts, Job, JobPage, JobsPage, Transitions
+from trainmaster.api.webhooks import Deliveries
 from trainmaster.core.roles import Role
 from trainmaster.core.spec import parse_spec
-from trainmaster.pages import attempts
+from trainmaster.pages import attempts, deliveries, transitions
 from trainmaster.pages import jobs as jobs_page
 from trainmaster.pages.parts import shapes
 from trainmaster.store.rows import JobRow
@@ -27,7 +28,7 @@ from trainmaster.web.routes import TRAINING, group, reply
 router = group("jobs", prefix=f"{TRAINING}/jobs")
 Key = Annotated[
     str | None,
-    Header(pattern=r"^[\x21-\x7e]{1,255}$", description="names this submission: sent again, it gives the same job"),
+    Header(pattern=r"^[\x21-\x7e]{1,255}$", description="name of this submission: the same key returns the same job"),
 ]
 
 
@@ -41,7 +42,7 @@ def list_jobs(
     limit: dependencies.Limit = 50,
     offset: dependencies.Offset = 0,
 ) -> Response:
-    """Jobs, newest first, and how many there are of each status."""
+    """Jobs, newest first, and the number of jobs by status."""
     return reply(jobs_page.read(db, status=status, project=project, find=find, limit=limit, offset=offset))
 
 
@@ -50,21 +51,21 @@ def list_jobs(
     response_model=Job,
     status_code=201,
     openapi_extra=SPEC_BODY,
-    responses={200: {"model": Job, "description": "It was submitted before, with this key"}},
+    responses={200: {"model": Job, "description": "Submitted before with this key"}},
 )
 async def submit_job(
     request: Request, db: dependencies.Db, who: dependencies.User, idempotency_key: Key = None
 ) -> Response:
-    """A spec as JSON becomes a queued job; every fault of it is named at once.
+    """Submit a spec as JSON. All faults of the spec are reported at once.
 
-    With `Idempotency-Key` it can be sent again safely: the same spec gives the same job (200), another gives 409.
+    With `Idempotency-Key` a retry is safe: the same spec returns the same job (200), another spec 409.
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise Refused(415, "not_json", "send the spec as application/json")
     try:
         body = await request.body()
     except ClientDisconnect as gone:
-        raise Refused(413, "too_large", "the body is too large, or was cut off") from gone
+        raise Refused(413, "too_large", "the body is too large or incomplete") from gone
     with dependencies.creating():
         spec = parse_spec(_parse(body))
         need(who, Role.USER, project=spec.project)
@@ -74,7 +75,7 @@ async def submit_job(
 
 @router.get("/{uuid}", response_model=JobPage)
 def find_job(job: dependencies.Job, live: dependencies.Live) -> Response:
-    """Everything the page of a job shows."""
+    """The page of a job."""
     page = live.read(job.id)
     if page is None:
         raise not_found(job.id)
@@ -83,7 +84,7 @@ def find_job(job: dependencies.Job, live: dependencies.Live) -> Response:
 
 @router.post("/{uuid}/cancel", response_model=Job)
 def cancel_job(job: dependencies.Job, db: dependencies.Db, who: dependencies.User) -> Response:
-    """Ask a job to save and stop. 400 if it is over."""
+    """Request that a job saves and stops. 400 if it has ended."""
     return reply(shapes.job(dependencies.cancel(db, job, who)))
 
 
@@ -91,20 +92,34 @@ def cancel_job(job: dependencies.Job, db: dependencies.Db, who: dependencies.Use
     "/{uuid}/resume",
     response_model=Job,
     status_code=201,
-    responses={200: {"model": Job, "description": "It was resumed before, with this key"}},
+    responses={200: {"model": Job, "description": "Resumed before with this key"}},
 )
 def resume_job(
     job: dependencies.Job, db: dependencies.Db, who: dependencies.User, idempotency_key: Key = None
 ) -> Response:
-    """A new job with the spec of one that is over, which goes on from its last checkpoint. 409 while that one runs."""
+    """Continue an ended job as a new job, from its last checkpoint. 409 while it runs."""
     with dependencies.creating():
         row, new = control.resume(db, job.id, key=idempotency_key, by=who.name)
     return _created(row, new=new)
 
 
+@router.get("/{uuid}/transitions", response_model=Transitions)
+def list_transitions(job: dependencies.Job, db: dependencies.Db) -> Response:
+    """Every change of the job's stage, in order, with its reason."""
+    return reply(transitions.read(db, job.id))
+
+
+@router.get("/{uuid}/deliveries", response_model=Deliveries, dependencies=[dependencies.admins])
+def list_job_deliveries(
+    job: dependencies.Job, db: dependencies.Db, failed: dependencies.Failed = False, limit: dependencies.Limit = 50
+) -> Response:
+    """Deliveries of the job's notifications to webhooks and channels, newest first."""
+    return reply(deliveries.read(db, job=job.id, failed=failed, limit=limit))
+
+
 @router.get("/{uuid}/attempts", response_model=Attempts)
 def list_attempts(job: dependencies.Job, db: dependencies.Db) -> Response:
-    """Every try of a job, and how it ended."""
+    """Every attempt of a job, and how it ended."""
     return reply(attempts.read(db, job.id))
 
 
@@ -116,7 +131,7 @@ def _parse(body: bytes) -> Any:
 
 
 def _refuse_constant(word: str) -> None:
-    raise ValueError(f"{word} is no JSON number")
+    raise ValueError(f"{word} is not a JSON number")
 
 
 def _created(row: JobRow, *, new: bool) -> Response:

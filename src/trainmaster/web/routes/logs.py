@@ -1,4 +1,4 @@
-"""Logs of a job: which streams there are, a part of one, or all of one as it grows."""
+"""Logs of a job: the list of streams, a part of one, or one while it grows."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ router = group("logs", prefix=f"{TRAINING}/jobs/{{uuid}}/logs")
 MOST_BYTES = 1 << 20
 _TEXT = "text/plain; charset=utf-8"
 Stream = Annotated[str, Path(pattern=f"^{logs.STREAM}$", description="agent.log, rank-N.log, events.jsonl, exit.json")]
-Number = Annotated[int | None, Query(ge=1, le=1_000_000, description="which attempt; the newest where none is named")]
+Number = Annotated[int | None, Query(ge=1, le=1_000_000, description="number of the attempt; default: the newest")]
 
 
 @router.get("", response_model=Logs)
 async def list_logs(job: dependencies.Job, db: dependencies.Db) -> Response:
-    """Every stream that can be read, with its size."""
+    """Every log stream that can be read, with its size."""
     attempts = await run_in_threadpool(list_attempts, db, job.id)
     found = await logs.list_streams(db, job, attempts)
     return reply(Logs(streams=tuple(fill(LogStream, stream) for stream in found)))
@@ -39,8 +39,8 @@ async def list_logs(job: dependencies.Job, db: dependencies.Db) -> Response:
             "content": {"text/plain": {"schema": {"type": "string"}}},
             "description": "Bytes as they were written",
             "headers": {
-                "Trainmaster-Next-Offset": {"description": "where to go on", "schema": {"type": "string"}},
-                "Trainmaster-Attempt": {"description": "which attempt it is", "schema": {"type": "string"}},
+                "Trainmaster-Next-Offset": {"description": "offset of the next byte", "schema": {"type": "string"}},
+                "Trainmaster-Attempt": {"description": "number of the attempt", "schema": {"type": "string"}},
             },
         },
     },
@@ -55,10 +55,10 @@ async def read_log(
     stream: Stream,
     attempt: Number = None,
     offset: Annotated[int, Query(ge=0, le=2**62, description="first byte")] = 0,
-    limit: Annotated[int, Query(ge=1, le=MOST_BYTES, description="at most so many bytes")] = MOST_BYTES,
-    follow_it: Annotated[bool, Query(alias="follow", description="go on while it is written")] = False,
+    limit: Annotated[int, Query(ge=1, le=MOST_BYTES, description="maximum number of bytes")] = MOST_BYTES,
+    follow_it: Annotated[bool, Query(alias="follow", description="stream it while it grows")] = False,
 ) -> Response:
-    """Bytes of a stream from `offset`; with `follow`, all of them until the attempt is over."""
+    """Bytes of a log from `offset`; with `follow`, streamed until the attempt has ended."""
     attempts = await run_in_threadpool(list_attempts, db, job.id)
     found = next((row for row in reversed(attempts) if attempt is None or row.number == attempt), None)
     if found is None:

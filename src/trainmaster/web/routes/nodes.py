@@ -1,4 +1,4 @@
-"""Machines: what was rented, and what the checks last said of each node."""
+"""Machines: checked nodes and rented instances."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from trainmaster.web.routes import TRAINING, group, reply
 
 router = group("machines")
 State = Annotated[
-    Literal["intended", "launching", "active", "terminating", "gone", "lost"] | None, Query(description="only these")
+    Literal["intended", "launching", "active", "terminating", "gone", "lost"] | None,
+    Query(description="instances in this state"),
 ]
 
 
@@ -23,7 +24,7 @@ State = Annotated[
 def list_nodes(
     db: dependencies.Db, project: dependencies.Project, limit: dependencies.Limit = 50, offset: dependencies.Offset = 0
 ) -> Response:
-    """Every node that was ever checked, with the verdict of its newest checks."""
+    """Every checked node, with the verdict of its newest checks."""
     rows = nodes.list_nodes(db, project=project, limit=limit, offset=offset)
     return reply(Nodes(nodes=tuple(fill(Node, row) for row in rows), limit=limit, offset=offset))
 
@@ -36,7 +37,7 @@ def list_instances(
     limit: dependencies.Limit = 50,
     offset: dependencies.Offset = 0,
 ) -> Response:
-    """Machines that were, are or may be rented, newest first."""
+    """Rented instances, past and present, newest first."""
     rows = nodes.list_instances(db, project=project, state=state, limit=limit, offset=offset)
     return reply(Instances(instances=tuple(fill(Instance, row) for row in rows), limit=limit, offset=offset))
 
@@ -45,6 +46,6 @@ def list_instances(
 def list_job_instances(
     job: dependencies.Job, db: dependencies.Db, limit: dependencies.Limit = 50, offset: dependencies.Offset = 0
 ) -> Response:
-    """Machines that were rented for a job."""
+    """Instances rented for a job."""
     rows = nodes.list_instances(db, job_id=job.id, limit=limit, offset=offset)
     return reply(Instances(instances=tuple(fill(Instance, row) for row in rows), limit=limit, offset=offset))

@@ -1,4 +1,4 @@
-"""Who may ask: tokens, who the caller is, and the trail of what was changed."""
+"""Access: tokens, the caller, and the audit trail."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainmaster.core.roles import Role
 from trainmaster.pages import tokens as tokens_page
 from trainmaster.store import audit, tokens
 from trainmaster.web import dependencies
-from trainmaster.web.auth import Who, need
+from trainmaster.web.auth import Caller, need
 from trainmaster.web.errors import Refused
 from trainmaster.web.routes import group, reply
 
@@ -23,17 +23,19 @@ router = group("access", prefix="/v1")
 
 
 class TokenWish(BaseModel):
-    """A token to be made."""
+    """A token to create."""
 
     model_config = ConfigDict(extra="forbid")
-    name: str = Field(pattern=dependencies.NAME, description="whom the audit trail will name; never given out twice")
+    name: str = Field(pattern=dependencies.NAME, description="name in the audit trail; never reused")
     role: Role
-    project: str | None = Field(default=None, pattern=dependencies.NAME, description="only this project; null for all")
+    project: str | None = Field(
+        default=None, pattern=dependencies.NAME, description="limit to this project; null: all projects"
+    )
 
 
 @router.get("/me", response_model=Me)
 def find_me(who: dependencies.Viewer) -> Response:
-    """Who the server takes you for."""
+    """The identity of the caller."""
     return reply(Me(name=who.name, role=who.role, project=who.project))
 
 
@@ -41,13 +43,13 @@ def find_me(who: dependencies.Viewer) -> Response:
 def list_tokens(
     db: dependencies.Db, who: dependencies.Admin, limit: dependencies.Limit = 200, offset: dependencies.Offset = 0
 ) -> Response:
-    """Tokens by name, revoked ones too. What they are is not kept anywhere."""
+    """Tokens by name, revoked ones too. Their secrets are not stored."""
     return reply(tokens_page.read(db, project=who.project, limit=limit, offset=offset))
 
 
 @router.post("/tokens", response_model=NewToken, status_code=201)
 def create_token(wish: TokenWish, db: dependencies.Db, who: dependencies.Admin) -> Response:
-    """A new token. Its text is in this answer and nowhere else. 409 if the name was ever used."""
+    """Create a token. Its secret is only in this answer. 409 if the name was used before."""
     _need_all_of(who, wish.project)
     with db.write() as conn:
         token = tokens.issue(conn, name=wish.name, role=wish.role, project=wish.project, at=datetime.now(UTC))
@@ -55,7 +57,7 @@ def create_token(wish: TokenWish, db: dependencies.Db, who: dependencies.Admin) 
             detail = {"role": wish.role.value, "project": wish.project}
             audit.record(conn, who=who.name, action="token.create", subject=f"token:{wish.name}", detail=detail)
     if token is None:
-        raise Refused(409, "name_taken", f"the name {wish.name} was given to another token; take a new one")
+        raise Refused(409, "name_taken", f"the name {wish.name} was used by another token; choose a new one")
     return reply(NewToken(name=wish.name, role=wish.role, project=wish.project, token=token), status_code=201)
 
 
@@ -63,10 +65,10 @@ def create_token(wish: TokenWish, db: dependencies.Db, who: dependencies.Admin) 
 def revoke_token(
     name: Annotated[str, Path(pattern=dependencies.NAME)], db: dependencies.Db, who: dependencies.Admin
 ) -> Response:
-    """Make a token useless from now on. A second time changes nothing."""
+    """Revoke a token. A second time changes nothing."""
     found = tokens.find_by_name(db, name)
     if found is None or (who.project is not None and found.project != who.project):
-        raise Refused(404, "not_found", f"there is no token {name}")
+        raise Refused(404, "not_found", f"no token {name}")
     with db.write() as conn:
         tokens.revoke(conn, name, at=datetime.now(UTC))
         if found.revoked_at is None:
@@ -78,18 +80,19 @@ def revoke_token(
 def list_audit(
     db: dependencies.Db,
     subject: Annotated[
-        str | None, Query(pattern=r"^[^\x00]{1,256}$", description="only of this, as job:<id> or token:<name>")
+        str | None,
+        Query(pattern=r"^[^\x00]{1,256}$", description="entries of this subject, such as job:<id> or token:<name>"),
     ] = None,
     limit: dependencies.Limit = 50,
     offset: dependencies.Offset = 0,
 ) -> Response:
-    """Who changed what, newest first."""
+    """Audit trail, newest first."""
     rows = audit.list_audit(db, subject=subject, limit=limit, offset=offset)
     return reply(Audit(entries=tuple(fill(AuditEntry, row) for row in rows), limit=limit, offset=offset))
 
 
-def _need_all_of(who: Who, project: str | None) -> None:
-    """Nobody gives out more than they have."""
+def _need_all_of(who: Caller, project: str | None) -> None:
+    """Refuse a token with more rights than its creator has."""
     if project is None and who.project is not None:
-        raise Refused(403, "forbidden", f"{who.name} has a part in {who.project} only; name that project")
+        raise Refused(403, "forbidden", f"token {who.name} is limited to the project {who.project}; name that project")
     need(who, Role.ADMIN, project=project)

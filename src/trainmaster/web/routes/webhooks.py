@@ -1,4 +1,4 @@
-"""Webhooks: addresses that are told of news, each message signed."""
+"""Webhooks: signed notifications of jobs and budgets."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from trainmaster.api.codec import fill
-from trainmaster.api.webhooks import NewWebhook, Webhook, Webhooks
+from trainmaster.api.webhooks import Deliveries, NewWebhook, Webhook, Webhooks
 from trainmaster.control.notify import channels
 from trainmaster.control.notify.send import check_url
 from trainmaster.control.notify.signing import signing_key
 from trainmaster.core.errors import Fault, UsageError
 from trainmaster.core.ids import UUID_PATTERN
 from trainmaster.core.roles import Role
+from trainmaster.pages import deliveries
 from trainmaster.store import Database, audit, webhooks
 from trainmaster.store.webhooks import WebhookRow
 from trainmaster.web import dependencies
-from trainmaster.web.auth import Who, need
+from trainmaster.web.auth import Caller, need
 from trainmaster.web.errors import Refused
 from trainmaster.web.routes import group, reply
 
@@ -34,16 +35,20 @@ HookId = Annotated[str, Path(alias="id", pattern=f"^{UUID_PATTERN}$")]
 
 
 class HookWish(BaseModel):
-    """A webhook to be made."""
+    """A webhook to create."""
 
     model_config = ConfigDict(extra="forbid")
-    url: str = Field(min_length=1, max_length=2048, description="https, or http on this machine; without credentials")
-    topics: list[Topic] = Field(default=[], max_length=32, description="none: all")
-    project: str | None = Field(default=None, pattern=dependencies.NAME, description="only this project; null for all")
+    url: str = Field(
+        min_length=1, max_length=2048, description="https URL, or http on this machine; without credentials"
+    )
+    topics: list[Topic] = Field(default=[], max_length=32, description="topics to subscribe to; none: all")
+    project: str | None = Field(
+        default=None, pattern=dependencies.NAME, description="limit to this project; null: all projects"
+    )
 
 
 class Switch(BaseModel):
-    """Whether a webhook is told anything."""
+    """State of a webhook: on or off."""
 
     model_config = ConfigDict(extra="forbid")
     enabled: bool = Field(strict=True)
@@ -59,9 +64,9 @@ def list_webhooks(db: dependencies.Db, project: dependencies.Project) -> Respons
 
 @router.post("", response_model=NewWebhook, status_code=201)
 def create_webhook(wish: HookWish, request: Request, db: dependencies.Db, who: dependencies.Admin) -> Response:
-    """A new webhook. Its signing key is in this answer and nowhere else."""
+    """Create a webhook. Its signing key is only in this answer."""
     if wish.project is None and who.project is not None:
-        raise Refused(403, "forbidden", f"{who.name} has a part in {who.project} only; name that project")
+        raise Refused(403, "forbidden", f"token {who.name} is limited to the project {who.project}; name that project")
     need(who, Role.ADMIN, project=wish.project)
     try:
         check_url(wish.url, allow_hosts=channels.load(request.app.state.home).allow_hosts)
@@ -69,7 +74,7 @@ def create_webhook(wish: HookWish, request: Request, db: dependencies.Db, who: d
         fault = Fault(path="url", message=str(wrong))
         raise Refused(422, "bad_url", str(wrong), faults=[fault]) from wrong
     hook_id = str(uuid.uuid4())
-    key = signing_key(request.app.state.home, hook_id)  # first: without it the webhook would be of no use
+    key = signing_key(request.app.state.home, hook_id)  # first: a webhook without a key could not sign
     with db.write() as conn:
         at = datetime.now(UTC)
         webhooks.insert_webhook(conn, hook_id, url=wish.url, project=wish.project, topics=wish.topics, at=at)
@@ -91,9 +96,22 @@ def switch_webhook(hook_id: HookId, switch: Switch, db: dependencies.Db, who: de
     return reply(fill(Webhook, _find(db, hook_id, who)))
 
 
+@router.get("/{id}/deliveries", response_model=Deliveries)
+def list_webhook_deliveries(
+    hook_id: HookId,
+    db: dependencies.Db,
+    who: dependencies.Admin,
+    failed: dependencies.Failed = False,
+    limit: dependencies.Limit = 50,
+) -> Response:
+    """Deliveries to a webhook, newest first: delivered, waiting for a retry, or failed."""
+    _find(db, hook_id, who)
+    return reply(deliveries.read(db, webhook=hook_id, failed=failed, limit=limit))
+
+
 @router.delete("/{id}", status_code=204, response_class=Response)
 def remove_webhook(hook_id: HookId, db: dependencies.Db, who: dependencies.Admin) -> Response:
-    """Forget a webhook; what is on its way to it is given up."""
+    """Remove a webhook; its pending deliveries are dropped."""
     _find(db, hook_id, who)
     with db.write() as conn:
         webhooks.remove_webhook(conn, hook_id)
@@ -101,9 +119,9 @@ def remove_webhook(hook_id: HookId, db: dependencies.Db, who: dependencies.Admin
     return Response(status_code=204)
 
 
-def _find(db: Database, hook_id: str, who: Who) -> WebhookRow:
+def _find(db: Database, hook_id: str, who: Caller) -> WebhookRow:
     with db.read() as conn:
         row = webhooks.find_webhook(conn, hook_id)
     if row is None or (who.project is not None and row.project != who.project):
-        raise Refused(404, "not_found", f"there is no webhook {hook_id}")
+        raise Refused(404, "not_found", f"no webhook {hook_id}")
     return row

@@ -1,0 +1,15 @@
+"""Transitions of a job: every change of its stage, with the reason."""
+
+from __future__ import annotations
+
+from trainmaster.api.codec import fill
+from trainmaster.api.jobs import Transition, Transitions
+from trainmaster.store import Database
+from trainmaster.store.jobs import list_transitions
+
+Page = Transitions
+
+
+def read(db: Database, job_id: str) -> Transitions:
+    """Every transition of a job, in order."""
+    return Transitions(transitions=tuple(fill(Transition, row) for row in list_transitions(db, job_id)))

@@ -9,7 +9,6 @@ import typer
 
 from trainmaster.cli import _console, _remedy
 from trainmaster.cli._home import HomeOption, locate
-from trainmaster.cluster import journal
 
 
 def history(
@@ -36,6 +35,8 @@ def history(
 
       trainmaster history --add evidence/
     """
+    from trainmaster.cluster import journal
+
     place = locate(home)
     for bundle in add or []:
         added = journal.record(place, _remedy.load(bundle))
@@ -49,6 +50,7 @@ def history(
 def _all(home: Path, least: int, as_json: bool) -> None:
     from rich.table import Table
 
+    from trainmaster.cluster import journal
     from trainmaster.cluster.history import offenders
 
     found = offenders(journal.history(home), least=least)
@@ -76,6 +78,8 @@ def _all(home: Path, least: int, as_json: bool) -> None:
 
 def _one(home: Path, word: str, as_json: bool) -> None:
     from rich.table import Table
+
+    from trainmaster.cluster import journal
 
     every = {(entry.run, entry.key): entry for entry in journal.history(home)}
     whole = [entry for entry in every.values() if entry.key.partition(":")[2] == word]

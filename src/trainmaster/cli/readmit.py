@@ -9,7 +9,6 @@ import typer
 
 from trainmaster.cli import _console, _remedy
 from trainmaster.cli._home import HomeOption, locate
-from trainmaster.cluster import journal
 
 
 def readmit(
@@ -30,7 +29,7 @@ def readmit(
 
       trainmaster readmit retest/ --with slurm --yes
     """
-    from trainmaster.cluster import drain, schedulers
+    from trainmaster.cluster import drain, journal, schedulers
     from trainmaster.cluster.remedy import readmit as select
     from trainmaster.cluster.remedy import still_out
 

@@ -9,7 +9,6 @@ import typer
 
 from trainmaster.cli import _console, _remedy
 from trainmaster.cli._home import HomeOption, locate
-from trainmaster.cluster import journal
 
 if TYPE_CHECKING:
     from trainmaster.cluster.remedy import Selection
@@ -41,7 +40,7 @@ def remedy(
 
       trainmaster remedy evidence/ --with kubernetes --max-nodes 2 --yes
     """
-    from trainmaster.cluster import drain, schedulers
+    from trainmaster.cluster import drain, journal, schedulers
     from trainmaster.cluster.remedy import select, still_out
 
     scheduler, folder = schedulers.load(through), locate(home)

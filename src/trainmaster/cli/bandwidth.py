@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -16,7 +16,8 @@ from trainmaster.core.errors import UsageError
 from trainmaster.core.results import CheckResult, exit_code, judge_overall
 
 if TYPE_CHECKING:
-    from trainmaster.bench.collectives import Report, Row
+    from trainmaster.bench.collectives import Report, Row, Sweep
+    from trainmaster.bench.collectives.transport import Expected
 
 _HEAD = f"{'collective':<15}{'size':>10}{'rounds':>8}{'time':>12}{'algbw':>11}{'busbw':>11}{'median':>12}{'p95':>12}"
 _UNITS = f"{'':<15}{'':>10}{'':>8}{'µs':>12}{'GB/s':>11}{'GB/s':>11}{'µs':>12}{'µs':>12}"
@@ -74,21 +75,16 @@ def bandwidth(
     """
     from trainmaster.bench import limits
     from trainmaster.bench.collectives import Sweep
-    from trainmaster.bench.collectives.drive import document, drive, save
     from trainmaster.bench.collectives.sweep import parse_collectives
     from trainmaster.bench.collectives.transport import parse_expected
 
     names = parse_collectives(collective or [])
     if nccl_tests is not None:
-        from trainmaster.bench import nccl_tests as runner
-        from trainmaster.node.host import Host
-
         wanted = parse_expected(expect_transport)
         if nccl_tests == "run":
-            chosen = names if collective else ("all_reduce",)
-            result = runner.run(Host(), chosen, max_size=max_size or "8G", least_gbps=min_busbw)
+            result = _run_nccl_tests(names if collective else ("all_reduce",), max_size, min_busbw)
         else:
-            result = runner.judge(_read(nccl_tests), ranks=ranks, least_gbps=min_busbw, expected=wanted)
+            result = _judge_nccl_tests(nccl_tests, ranks=ranks, least_gbps=min_busbw, expected=wanted)
         _end(result, as_json=as_json, strict=strict)
     if backend not in (None, "nccl", "gloo"):
         raise UsageError(f"--backend {backend}: nccl or gloo")
@@ -101,15 +97,18 @@ def bandwidth(
         processes=processes,
         timeout_s=timeout,
     )
+    wanted = parse_expected(expect_transport)
+    _measure(sweep, out=out, expected=wanted, least_gbps=min_busbw, as_json=as_json, strict=strict)
+
+
+def _measure(
+    sweep: Sweep, *, out: Path | None, expected: Expected | None, least_gbps: float | None, as_json: bool, strict: bool
+) -> NoReturn:
+    """Run the sweep on every rank, print and save its report, and exit with its verdict."""
+    from trainmaster.bench.collectives.drive import document, drive, save
+
     show = _Table(quiet=as_json)
-    found = drive(
-        sweep,
-        env=os.environ,
-        out=out,
-        expected=parse_expected(expect_transport),
-        least_gbps=min_busbw,
-        on_row=show.row,
-    )
+    found = drive(sweep, env=os.environ, out=out, expected=expected, least_gbps=least_gbps, on_row=show.row)
     if isinstance(found, int):
         _leave(found)
     if out is not None:
@@ -171,6 +170,21 @@ def _findings(results: Iterable[CheckResult]) -> None:
             _console.out.print(
                 f"{_console.paint(finding.verdict, width=6)} {escape(finding.reason)}{to_do}", soft_wrap=True
             )
+
+
+def _run_nccl_tests(collectives: Sequence[str], max_size: str | None, least_gbps: float | None) -> CheckResult:
+    from trainmaster.bench import nccl_tests
+    from trainmaster.node.host import Host
+
+    return nccl_tests.run(Host(), collectives, max_size=max_size or "8G", least_gbps=least_gbps)
+
+
+def _judge_nccl_tests(
+    path: str, *, ranks: int | None, least_gbps: float | None, expected: Expected | None
+) -> CheckResult:
+    from trainmaster.bench import nccl_tests
+
+    return nccl_tests.judge(_read(path), ranks=ranks, least_gbps=least_gbps, expected=expected)
 
 
 def _read(path: str) -> bytes:

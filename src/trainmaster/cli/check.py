@@ -15,6 +15,7 @@ from trainmaster.core.errors import UsageError
 if TYPE_CHECKING:
     from trainmaster.checks.profiles import Resolved
     from trainmaster.cluster.check import ClusterPlan
+    from trainmaster.cluster.diff import Change
     from trainmaster.core.health import ClusterHealth, NodeHealth
 
 _COLLECTIVES = "collectives"
@@ -71,11 +72,9 @@ def check(
 
       trainmaster check --level 2 --out evidence/ --upload s3://bucket/acceptance/node-7
     """
-    from trainmaster.checks import document, profiles
-    from trainmaster.cli import _cluster_table, _console, _diff
+    from trainmaster.checks import profiles
     from trainmaster.cluster import diff as between
     from trainmaster.cluster import evidence
-    from trainmaster.core.health import ClusterHealth
     from trainmaster.core.results import exit_code
 
     _refuse_contradictions(out=out, capture=capture, on=on, replay=replay, upload=upload)
@@ -91,25 +90,45 @@ def check(
         health = _cluster(on, profiles.resolve(wanted), cluster, timeout_s=timeout, out=out)
     else:
         node = _node(wanted, level=level, planned=here, alone=not only, replay=replay, capture=capture, out=out)
-        health = ClusterHealth(
-            asked=(node.node,), nodes=(node,), started_at=node.started_at, took_s=node.took_s
-        )  # a cluster of one: the same bundle, rejudge and diff
+        health = _cluster_of_one(node)
     if out is not None:
         _keep(out, health, price=price, upload=upload)
     if replay is None:
         _remember(home, health)
     changes = between.compare(before, health) if before is not None else None
     if as_json:
-        plain = document.document(node, strict=strict, nagios=nagios) if node is not None else health.to_plain()
-        _console.as_json(plain if changes is None else {**plain, "diff": changes})
+        _print_json(node, health, changes, strict=strict, nagios=nagios)
     else:
-        if node is not None:
-            _show(node)
-        else:
-            _cluster_table.show(health)
-        if changes is not None:
-            _diff.show(changes, since=str(diff))
+        _print_text(node, health, changes, since=str(diff))
     raise typer.Exit(exit_code(health.overall, strict=strict, nagios=nagios))
+
+
+def _cluster_of_one(node: NodeHealth) -> ClusterHealth:
+    """One node as a cluster, so that bundle, rejudge and diff are the same for both."""
+    from trainmaster.core.health import ClusterHealth
+
+    return ClusterHealth(asked=(node.node,), nodes=(node,), started_at=node.started_at, took_s=node.took_s)
+
+
+def _print_json(
+    node: NodeHealth | None, health: ClusterHealth, changes: list[Change] | None, *, strict: bool, nagios: bool
+) -> None:
+    from trainmaster.checks import document
+    from trainmaster.cli import _console
+
+    plain = document.document(node, strict=strict, nagios=nagios) if node is not None else health.to_plain()
+    _console.as_json(plain if changes is None else {**plain, "diff": changes})
+
+
+def _print_text(node: NodeHealth | None, health: ClusterHealth, changes: list[Change] | None, *, since: str) -> None:
+    from trainmaster.cli import _cluster_table, _diff
+
+    if node is not None:
+        _show(node)
+    else:
+        _cluster_table.show(health)
+    if changes is not None:
+        _diff.show(changes, since=since)
 
 
 def _refuse_contradictions(

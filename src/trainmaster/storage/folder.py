@@ -9,7 +9,7 @@ from typing import Literal
 
 from trainmaster.core.errors import AccessDenied, NoSignedUrls, ObjectMissing, StorageError
 from trainmaster.core.files import DRAFT_PREFIX, open_whole
-from trainmaster.storage import Stored, check_expiry, check_path
+from trainmaster.storage.contract import Stored, check_expiry, check_path
 
 
 class FolderStore:

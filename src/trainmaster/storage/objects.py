@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from trainmaster.core.errors import AccessDenied, MissingExtra, ObjectMissing, StorageError, StorageUnreachable
-from trainmaster.storage import Stored, check_expiry, check_path
+from trainmaster.storage.contract import Stored, check_expiry, check_path
 
 T = TypeVar("T")
 # obstore's own default waits minutes for a server that is not there; a person is waiting for ours.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainmaster.core.errors import Damaged, ObjectMissing, StorageError
-from trainmaster.storage import Store
+from trainmaster.storage.contract import Store
 
 CHUNK = 4 << 20  # bytes of an object that are in memory at a time
 

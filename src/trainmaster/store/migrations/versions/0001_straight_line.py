@@ -16,6 +16,13 @@ TIME = sa.DateTime(timezone=True)
 
 
 def upgrade() -> None:
+    _create_jobs()
+    _create_attempts()
+    _create_events()
+    _create_transitions()
+
+
+def _create_jobs() -> None:
     op.create_table(
         "jobs",
         sa.Column("id", sa.String(36), nullable=False),
@@ -40,6 +47,8 @@ def upgrade() -> None:
     is_open = sa.text("stage IS NOT NULL")
     op.create_index("ix_jobs_open", "jobs", ["created_at"], sqlite_where=is_open, postgresql_where=is_open)
 
+
+def _create_attempts() -> None:
     op.create_table(
         "attempts",
         sa.Column("id", sa.String(64), nullable=False),
@@ -68,6 +77,8 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("attempt", "stream", name="pk_streams"),
     )
 
+
+def _create_events() -> None:
     op.create_table(
         "events",
         sa.Column("attempt", sa.String(64), nullable=False),
@@ -91,6 +102,8 @@ def upgrade() -> None:
     faulty = sa.text("fault IS NOT NULL")
     op.create_index("ix_events_faults", "events", ["attempt", "offset"], sqlite_where=faulty, postgresql_where=faulty)
 
+
+def _create_transitions() -> None:
     op.create_table(
         "transitions",
         sa.Column("id", BIG, nullable=False),

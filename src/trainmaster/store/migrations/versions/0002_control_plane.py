@@ -28,6 +28,15 @@ TABLES = (
 
 
 def upgrade() -> None:
+    _add_columns()
+    _create_access_and_budgets()
+    _create_iterations_and_outbox()
+    _create_artifacts_and_checks()
+    _create_epochs_and_evals()
+    _create_instances_and_steps()
+
+
+def _add_columns() -> None:
     op.add_column("jobs", sa.Column("project_started_at", TIME))
     op.add_column("jobs", sa.Column("time_taken", sa.Float()))
     op.add_column("jobs", sa.Column("training_config", JSON))
@@ -49,6 +58,9 @@ def upgrade() -> None:
     op.add_column("attempts", sa.Column("stop_at", TIME))
     op.add_column("streams", sa.Column("heard_at", TIME))
     op.create_index("uq_jobs_project_submit_key", "jobs", ["project", "submit_key"], unique=True)
+
+
+def _create_access_and_budgets() -> None:
     op.create_table(
         "audit",
         sa.Column("id", BIG, nullable=False),
@@ -95,6 +107,9 @@ def upgrade() -> None:
         sa.Column("enabled", sa.Boolean(), nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_webhooks"),
     )
+
+
+def _create_iterations_and_outbox() -> None:
     op.create_table(
         "iterations",
         sa.Column("id", BIG, nullable=False),
@@ -124,6 +139,9 @@ def upgrade() -> None:
     )
     new = sa.text("spread_at IS NULL")
     op.create_index("ix_outbox_new", "outbox", ["id"], sqlite_where=new, postgresql_where=new)
+
+
+def _create_artifacts_and_checks() -> None:
     op.create_table(
         "artifacts",
         sa.Column("id", BIG, nullable=False),
@@ -170,6 +188,9 @@ def upgrade() -> None:
     )
     due = sa.text("next_at IS NOT NULL")
     op.create_index("ix_deliveries_due", "deliveries", ["channel", "next_at"], sqlite_where=due, postgresql_where=due)
+
+
+def _create_epochs_and_evals() -> None:
     op.create_table(
         "epochs",
         sa.Column("id", BIG, nullable=False),
@@ -205,6 +226,9 @@ def upgrade() -> None:
     )
     op.create_index("ix_evals_job_id_id", "evals", ["job_id", "id"])
     op.create_index("ix_evals_model_id_id", "evals", ["model_id", "id"])
+
+
+def _create_instances_and_steps() -> None:
     op.create_table(
         "instances",
         sa.Column("id", BIG, nullable=False),

@@ -23,12 +23,12 @@ _KILL_S = 30.0
 
 
 def main(words: Sequence[str]) -> int:
-    """Do what the command line says; the exit code."""
+    """Run the command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m trainmaster.agent", description="Run one attempt on this node.")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--detach", action="store_true", help="return once the agent is certain to run")
     how.add_argument("--kill", action="store_true", help="end whatever still runs of the attempt, and never start it")
-    how.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)  # where the detached agent says that it has begun
+    how.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)  # the detached agent reports its start here
     parser.add_argument("plan", type=Path, metavar="PLAN.json")
     args = parser.parse_args(words)
     try:
@@ -50,7 +50,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def load_plan(path: Path) -> Plan:
-    """The plan in a file; SpecError with everything that is wrong with it."""
+    """Load a plan from a file; SpecError with every fault."""
     try:
         plan = Plan.from_json(path.read_text())
     except SpecError:
@@ -94,13 +94,13 @@ def _run(plan: Plan, *, ready_fd: int | None) -> int:
 
 def _answer(ready_fd: int | None, answer: bytes) -> None:
     if ready_fd is not None:
-        with contextlib.suppress(OSError):  # whoever started us is gone; we run all the same
+        with contextlib.suppress(OSError):  # the launcher is gone; the attempt runs all the same
             os.write(ready_fd, answer)
         os.close(ready_fd)
 
 
 def _detach(plan: Plan, path: Path) -> int:
-    """Start the agent in a session of its own, and return when it has begun, or say why it has not."""
+    """Start the agent in its own session; returns when it has begun, or reports why it has not."""
     folder = AttemptFolder(plan.folder)
     if folder.over:
         return 0
@@ -135,7 +135,7 @@ def _detach(plan: Plan, path: Path) -> int:
 
 
 def _kill(plan: Plan) -> int:
-    """End the attempt by force: its agent, its ranks and what they left; and let no agent begin it any more."""
+    """Kill the attempt: its agent, its ranks and their leftovers; no agent can begin it afterwards."""
     end = time.monotonic() + _KILL_S
     while True:
         left = processes.kill_all(plan.attempt, within_s=max(0.0, end - time.monotonic()))

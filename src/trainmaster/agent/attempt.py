@@ -61,7 +61,7 @@ def _run(plan: Plan, folder: AttemptFolder, events: Emitter, watch: Watch) -> Ou
 
 
 def _nothing_to_resume(plan: Plan) -> Outcome | None:
-    """Who asked to go on with a run must not be given a new one."""
+    """Refuse to start over where a resume was requested and no checkpoint exists."""
     # Our trainer knows better where its checkpoints are and which are whole, and refuses by itself.
     if plan.spec.resume_from is None or plan.spec.train is not None or any(Path(plan.checkpoints).iterdir()):
         return None

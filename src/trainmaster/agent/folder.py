@@ -61,14 +61,14 @@ class AttemptFolder:
         return (self.path / EXIT_FILE).exists()
 
     def stop_text(self) -> str | None:
-        """What the stop file says, or None where nobody asked us to stop."""
+        """Text of the stop file; None where no stop was requested."""
         try:
             return (self.path / STOP_FILE).read_text(errors="replace").strip()
         except FileNotFoundError:
             return None
 
     def log(self, text: str) -> None:
-        """A line for agent.log; a full disk must not stop the run for want of a log line."""
+        """Append a line to agent.log. A full disk is ignored: a log line must not stop the run."""
         line = f"{datetime.now(UTC).isoformat(timespec='milliseconds')} {text}\n"
         try:
             with (self.path / AGENT_LOG).open("a") as file:

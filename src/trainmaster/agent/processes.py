@@ -77,7 +77,7 @@ def kill_all(attempt: str, *, within_s: float) -> set[int]:
 
 
 def reap(known: Collection[int]) -> None:
-    """Collect dead children that nobody waits for: orphans we adopted. `known` have their own waiter."""
+    """Reap adopted orphans. Children in `known` are waited for elsewhere."""
     me = os.getpid()
     for pid, parent in _parents(dead=True).items():
         if parent == me and pid not in known:

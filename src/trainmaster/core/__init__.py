@@ -1,1 +1,1 @@
-"""The words both halves share: spec, states, events, results, plans, errors. Pure, standard library only."""
+"""Names and data that both halves share: spec, states, events, results, plans, errors. Standard library only."""

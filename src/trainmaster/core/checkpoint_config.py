@@ -1,4 +1,4 @@
-"""What survives a crash: when a run is saved, where, and how much is kept."""
+"""Checkpoint settings: when a run is saved, where, and how much is kept."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RemoteConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig:
-    """When to save and how much to keep. A run always saves at its end and when it is told to stop."""
+    """When to save and how much to keep. A run always saves at its end and on a stop request."""
 
     folder: str | None = field(default=None, doc="where; not stated: the job's own folder")
     every_steps: int = field(default=50, ge=1, doc="steps between saves")

@@ -1,7 +1,7 @@
-"""What things cost, from prices and times alone. Cents throughout; nothing is rounded before it is shown.
+"""Costs from prices and times. Cents throughout; nothing is rounded before it is shown.
 
-A price that nobody knows makes a cost that nobody knows, never one of zero. An `Amount` keeps the known part and how
-many parts are unknown, so that a sum can be told as it is: at least so much, and so many parts nobody can say.
+An unknown price makes an unknown cost, never zero. An `Amount` keeps the known part and the number of unknown parts,
+so that a sum can be shown as "at least this much, and N parts unknown".
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Something paid by the hour from a time on; until `end`, or still. Without a price nobody knows what it costs."""
+    """A resource paid by the hour, from `start` until `end` or still. Without a price its cost is unknown."""
 
     cents_per_hour: float | None
     start: datetime
@@ -40,7 +40,7 @@ class Amount:
     """A sum of money of which parts may be unknown."""
 
     known_cents: float = 0.0
-    unknown: int = 0  # parts whose price nobody knows
+    unknown: int = 0  # parts without a known price
 
     @property
     def cents(self) -> float | None:
@@ -52,7 +52,7 @@ class Amount:
 
 
 def add_up(spans: Iterable[Span], *, now: datetime, window: Window | None = None) -> Amount:
-    """What these cost up to now, or in a window. One that has no part in the window does not count."""
+    """Cost of these up to now, or in a window. One outside the window does not count."""
     known, unknown = [], 0
     for span in spans:
         seconds = span.seconds(now=now, window=window)
@@ -82,7 +82,7 @@ def reached_at(cap_cents: float, *, spent_cents: float, cents_per_hour: float, n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """How far the work was at a time, in steps or epochs."""
+    """Progress at a time, in steps or epochs."""
 
     at: datetime
     done: float
@@ -105,7 +105,7 @@ def left_s(marks: Iterable[Mark], total: float | None, *, now: datetime) -> floa
 
 
 def forecast(spent: Amount, *, cents_per_hour: float, left_s: float | None) -> float | None:
-    """What it will have cost at its end; None where the cost so far or the way to the end is unknown."""
+    """Forecast cost at the end; None where the cost so far or the remaining time is unknown."""
     if spent.cents is None or left_s is None:
         return None
     return spent.cents + cents_per_hour * left_s / 3600

@@ -1,4 +1,4 @@
-"""Where a run's samples come from."""
+"""Data settings: sources of a run's samples."""
 
 from __future__ import annotations
 
@@ -90,9 +90,9 @@ class DataConfig(Origin):
 
     @property
     def identity(self) -> DataConfig:
-        """What decides which samples a run sees: a checkpoint belongs to it. How they are fetched may change.
+        """The part that decides which samples a run sees; a checkpoint is tied to it. How they are fetched may change.
 
-        Data may also be moved. That it is still the same is told by its fingerprint, which a checkpoint holds too.
+        Data may also be moved. Its fingerprint, which a checkpoint holds too, shows that it is still the same.
         """
         defaults = {item.name: item.default for item in fields(DataConfig)}
         manner: dict[str, Any] = {name: defaults[name] for name in _MANNER}

@@ -13,7 +13,7 @@
     │   ├── CommandTimedOut         it did not answer in time and was killed with all its children
     │   ├── FileUnreadable          a file that is absent or may not be read
     │   │   └── FileMissing         it is certain that it is not there
-    │   └── NotCaptured             a recorded machine was asked what nobody recorded
+    │   └── NotCaptured             the recorded machine lacks this answer
     ├── TargetError             1   a target refused or could not do what was asked
     │   └── Unreachable             it cannot be asked now; never to be read as "failed"
     ├── StoreError              2   the database cannot be used as it is
@@ -79,7 +79,7 @@ class JobOpen(UsageError):
 
 
 class OverBudget(UsageError):
-    """The project has spent what it may. Says how much that is; nothing was created."""
+    """The project's budget is spent; the message has the amount. Nothing was created."""
 
 
 class KeyTaken(UsageError):
@@ -94,7 +94,7 @@ class MissingExtra(UsageError):
 
 
 class HostError(TrainmasterError):
-    """The machine could not be asked."""
+    """The machine could not be read."""
 
 
 class CommandMissing(HostError):
@@ -114,7 +114,7 @@ class FileMissing(FileUnreadable):
 
 
 class NotCaptured(HostError):
-    """A recorded machine was asked for what nobody recorded. Never to be read as "absent"."""
+    """The recorded machine lacks this answer. Never to be read as "absent"."""
 
 
 class TargetError(TrainmasterError):
@@ -152,7 +152,7 @@ class Damaged(StorageError):
 
 
 class NoSignedUrls(StorageError):
-    """This store cannot give an address to somebody without credentials; its objects are read through the store."""
+    """This store has no signed URLs; its objects are read through the store."""
 
 
 class CheckpointError(TrainmasterError):

@@ -1,4 +1,4 @@
-"""How a run's work is spread over GPUs and what is traded for memory or speed. None of it changes what is computed."""
+"""Parallelism, memory and speed settings. None of them changes the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node is told to do, and what it leaves behind when it is done. Both cross the border as JSON.
+"""Plan and exit record of an attempt: the node's input and its result. Both travel as JSON.
 
 A target writes one `Plan` per node; the agent reads it. The agent writes one `ExitRecord`; the target reads it. Around
 them lies one folder per attempt, whose file names are below.

@@ -34,7 +34,7 @@ _INSTEAD = "set it in the environment of the server, or of the node, from where 
 
 
 def recognise(text: str) -> str | None:
-    """What kind of secret stands in this text, if one certainly does."""
+    """Kind of secret in this text, or None where none is certain."""
     return next((what for what, shape in _SECRETS.items() if shape.search(text)), None)
 
 

@@ -1,4 +1,4 @@
-"""A job as a user writes it: where to run, what to check first, what to run, and its limits."""
+"""Job spec: target, pre-flight checks, workload, limits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Preflight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """When to stop by force, and how often to try."""
+    """Time limits, and the number of attempts."""
 
     timeout_s: float | None = field(default=None, gt=0, doc="longest time of one attempt; not stated: none")
     grace_s: float = field(default=30.0, ge=0, doc="time to save between the asking and the killing")
@@ -116,7 +116,7 @@ class JobSpec:
         doc="a job that is over, whose checkpoints this one goes on with; not stated: a run of its own",
     )
     zone: str = field(
-        default="Asia/Kolkata",  # what the writers of seed event files mean; ours always say their offset
+        default="Asia/Kolkata",  # the zone of docs/seed-004.md's event files; ours always carry their offset
         pattern=r"[A-Za-z0-9_+/-]+",
         example="Europe/Berlin",
         doc="time zone of an event's timestamp that does not say",

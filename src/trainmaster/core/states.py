@@ -12,7 +12,7 @@ from enum import StrEnum
 
 
 class Status(StrEnum):
-    """What a user sees, and what the API filters by."""
+    """Job status, as users see it and the API filters by it."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -28,7 +28,7 @@ class Status(StrEnum):
 
 
 class Stage(StrEnum):
-    """What the control plane is doing for a job that is not final."""
+    """Work of the control plane for a job that is not final."""
 
     QUEUED = "queued"
     PLACING = "placing"
@@ -56,12 +56,12 @@ def may_move(seen: Stage, to: Stage) -> bool:
 
 
 def status_in(stage: Stage) -> Status:
-    """The status of a job in this stage that nobody has asked to cancel."""
+    """The status of a job in this stage, without a cancel request."""
     return Status.RUNNING if stage in _STARTED else Status.PENDING
 
 
 class TargetState(StrEnum):
-    """What a target says of an attempt. "Cannot reach it" is UNKNOWN, never FAILED."""
+    """State of an attempt as its target reports it. A target that cannot be reached is UNKNOWN, never FAILED."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -77,7 +77,7 @@ class TargetState(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why an attempt or a job ended."""
+    """Typed cause of the end of an attempt or a job."""
 
     CHECK_FAILED = "check_failed"
     CHECK_INCOMPLETE = "check_incomplete"

@@ -16,7 +16,7 @@ __all__ = ["FORMATS", "render_html", "render_json", "render_markdown", "write"]
 
 
 def render_json(page: JobPage) -> str:
-    """The page's data, all of it."""
+    """The whole page as JSON."""
     return to_json(page, indent=2) + "\n"
 
 

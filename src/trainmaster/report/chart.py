@@ -28,7 +28,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """Something that happened at x, drawn as a thin upright line."""
+    """An occurrence at x, drawn as a thin vertical line."""
 
     x: float
     label: str
@@ -36,7 +36,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """How x is told: its ticks (None: round numbers), and a place on it in words."""
+    """The x axis: its ticks (None: round numbers), and the label of a point on it."""
 
     ticks: Sequence[float] | None = None
     text: Callable[[float], str] | None = None

@@ -55,13 +55,13 @@ def read_folder(folder: Path, *, now: datetime | None = None) -> JobPage:
     page = build(
         job=job, attempts=rows, summary=summary, now=now, made_by=f"trainmaster report {shlex.quote(str(folder))}"
     )
-    # Without a plan nobody knows what was asked for, and the page says nothing of it.
+    # Without a plan the spec is unknown, and the page leaves it out.
     return page if spec else dataclasses.replace(page, spec=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """What one attempt's folder says of itself."""
+    """The contents of one attempt's folder."""
 
     job_id: str
     spec: JobSpec | None
@@ -113,7 +113,7 @@ def _plan(path: Path) -> Plan | None:
 
 
 def _exit(path: Path) -> ExitRecord | None:
-    """The exit record; one that cannot be read is as good as none: the attempt then did not end well by any proof."""
+    """The exit record; None where it cannot be read: success then has no proof."""
     try:
         return ExitRecord.from_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, SpecError):

@@ -1,4 +1,4 @@
-"""Numbers as people read them: 12.4k, 3 min 20 s, 1.5 GiB. Absent is an en dash, never a zero."""
+"""Number formats for people: 12.4k, 3 min 20 s, 1.5 GiB. Absent is an en dash, never a zero."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def short(value: float | None) -> str:
 
 
 def trim(text: str) -> str:
-    """The same decimal without zeros that say nothing."""
+    """The same decimal without trailing zeros."""
     if "e" in text:
         return f"{float(text):,.0f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

@@ -66,7 +66,7 @@ def title(page: JobPage) -> str:
 
 
 def sentence(page: JobPage) -> str:
-    """What happened, or what is happening."""
+    """One sentence on the job's outcome or progress."""
     run = page.run
     done = f"{count(run.step)} of {count(run.steps)} steps" if run.step is not None and run.steps else ""
     if page.status is Status.COMPLETED:
@@ -91,7 +91,7 @@ def loss_words(page: JobPage) -> str:
 
 
 def figures(page: JobPage) -> list[Figure]:
-    """The summary, most wanted first; what a job never said is left out."""
+    """The summary, most important first; absent values are left out."""
     return list(_figures(page))
 
 
@@ -125,7 +125,7 @@ def _figures(page: JobPage) -> Iterator[Figure]:
         yield Figure(
             name="Duration", value=duration(page.duration_s), note="from start to end" if page.ended_at else "so far"
         )
-    if page.cost_cents:  # nothing to say of what is free or unknown
+    if page.cost_cents:  # left out where it is free or unknown
         ahead = page.forecast_cents is not None and not page.status.final
         note = f"about {dollars(page.forecast_cents)} at the end" if ahead else ""
         yield Figure(name="Cost", value=dollars(page.cost_cents), note=note)
@@ -162,7 +162,7 @@ def tally(preflight: Preflight) -> str:
 
 
 def evidence(attempt: Attempt) -> list[tuple[str, str]]:
-    """What an attempt left as proof, as (name, text) in its own order. Text of one short line is a plain fact."""
+    """Evidence of an attempt as (name, text), in its own order."""
     return [
         (name.replace("_", " "), _proof(value))
         for name, value in attempt.evidence.items()

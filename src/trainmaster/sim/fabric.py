@@ -7,7 +7,7 @@
 Modelled: a flow runs at the speed of its worst part; every result is multiplied by exp(N(0, noise)), so its median is
 the true speed; a part that is dead gives no answer. Both directions of a pair take one path, and take it every time,
 as static routing does. Modelled on request: rare one-off slow results (`glitch`), lasting differences between healthy
-nodes (`spread`), and flows that share an uplink (`uplink_flows`: so many run at full speed, more share it equally).
+nodes (`spread`), and flows that share an uplink (`uplink_flows`: this many run at full speed, more share it).
 Not modelled: several rails per node, adaptive routing, traffic of other jobs.
 """
 

@@ -112,3 +112,9 @@ def test_every_word_of_the_glossary_has_one_meaning() -> None:
     words = re.findall(r"^\| ([a-z -]+) \|", (ROOT / "docs" / "GLOSSARY.md").read_text(), re.MULTILINE)[1:]
     assert len(words) >= 30
     assert words == sorted(set(words))
+
+
+def test_every_page_that_the_code_refers_to_exists() -> None:
+    named = {page for path in FILES for page in re.findall(r"docs/[\w/-]+\.md", path.read_text())}
+    assert named
+    assert [page for page in sorted(named) if not (ROOT / page).exists()] == []

@@ -1,4 +1,4 @@
-"""`health_check_metrics.json`: the metrics file of the SageMaker health check (docs/how/sagemaker.md).
+"""`health_check_metrics.json`: the metrics file of the SageMaker health check (docs/how/health-report.md).
 
 A field is filled from the finding that measured it, and is null (or "NOT_MEASURED") if none did. The verdict is FAIL
 where anything failed, and never PASS for what was not measured.

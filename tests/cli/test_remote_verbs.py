@@ -75,6 +75,9 @@ def run(*words: str, **env: str) -> Result:
         ["show", JOB[:8]],
         ["logs", "trial"],
         ["logs", "trial", "-f"],
+        ["logs", "trial", "--tail", "1"],
+        ["logs", "trial", "--grep", "two"],
+        ["logs", "trial", "--grep", "n", "--tail", "5", "-f"],
         ["events", "trial"],
         ["events", "trial", "-f"],
         ["events", "trial", "--json"],
@@ -179,3 +182,22 @@ def test_tokens_are_shown_once_and_open_a_server_that_wants_one(home: Path, tmp_
     db.close()
     again = run("token", "create", "alice", "--home", str(home))
     assert isinstance(again.exception, UsageError), "a name is never given out twice"
+
+
+def test_lines_of_a_log_are_chosen_and_an_unknown_rank_is_an_error(tmp_path: Path) -> None:
+    db = open_database(make_home(tmp_path))
+    with serve(db, tmp_path) as address:
+        for where in (["--server", address], ["--home", str(tmp_path)]):
+            assert run("logs", "trial", "--tail", "1", *where).stdout == "two\n"
+            assert run("logs", "trial", "--grep", "one", *where).stdout == "one\n"
+            assert run("logs", "trial", "--grep", "three", *where).stdout == ""
+            refused = run("logs", "trial", "--rank", "7", *where)
+            assert isinstance(refused.exception, TrainmasterError) and refused.exception.exit_code == 2
+            assert "rank-7.log" in str(refused.exception)
+    db.close()
+
+
+def test_a_report_of_a_job_on_a_server_is_written_here(url: str, tmp_path: Path) -> None:
+    done = run("report", "trial", "--server", url, "--out", str(tmp_path / "run.html"))
+    assert done.exit_code == 0, done.output
+    assert "trial" in (tmp_path / "run.html").read_text()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
 from typing import Annotated
 
 import typer
@@ -19,20 +21,58 @@ def logs(
     rank: Annotated[int, typer.Option(min=0, help="Which rank.")] = 0,
     agent: Annotated[bool, typer.Option("--agent", help="The agent's own log instead of a rank's.")] = False,
     attempt: Annotated[int | None, typer.Option(min=1, help="Which attempt; the last one if not stated.")] = None,
+    tail: Annotated[int | None, typer.Option("--tail", "-n", min=0, help="Only the last lines, this many.")] = None,
+    grep: Annotated[str | None, typer.Option("--grep", help="Only lines that contain this text.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is over.")] = False,
     home: HomeOption = None,
     server: ServerOption = None,
 ) -> None:
-    """Print a log, byte for byte.
+    """Print a log, byte for byte; on a terminal without control characters.
 
     [bold]Examples[/]
 
       trainmaster logs 3f2a -f
 
       trainmaster logs 3f2a --rank 1 --attempt 2
+
+      trainmaster logs 3f2a --tail 50 --grep loss -f
     """
     stream = AGENT_LOG if agent else rank_log(rank)
     with connect(home, server) as jobs:
-        for piece in jobs.log(jobs.find(job), stream, attempt=attempt, follow=follow):
-            sys.stdout.buffer.write(_console.log_bytes(piece))
-            sys.stdout.buffer.flush()
+        job_id = jobs.find(job)
+        if tail is None and grep is None:
+            for piece in jobs.log(job_id, stream, attempt=attempt, follow=follow):
+                _write(piece)
+            return
+        read = 0
+        if tail is not None:
+            pieces = list(jobs.log(job_id, stream, attempt=attempt, follow=False))
+            read = sum(map(len, pieces))
+            for line in deque(_lines(pieces, grep), maxlen=tail):
+                _write(line)
+            if not follow:
+                return
+        for line in _lines(_skip(jobs.log(job_id, stream, attempt=attempt, follow=follow), read), grep):
+            _write(line)
+
+
+def _lines(pieces: Iterable[bytes], grep: str | None) -> Iterator[bytes]:
+    """The lines of a log that contain the text, each with its end; the last may have none."""
+    wanted, rest = (grep or "").encode(), b""
+    for piece in pieces:
+        *whole, rest = (rest + piece).split(b"\n")
+        yield from (line + b"\n" for line in whole if wanted in line)
+    if rest and wanted in rest:
+        yield rest
+
+
+def _skip(pieces: Iterable[bytes], count: int) -> Iterator[bytes]:
+    for piece in pieces:
+        if count < len(piece):
+            yield piece[count:]
+        count = max(0, count - len(piece))
+
+
+def _write(piece: bytes) -> None:
+    sys.stdout.buffer.write(_console.log_bytes(piece))
+    sys.stdout.buffer.flush()

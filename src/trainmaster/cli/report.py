@@ -10,6 +10,7 @@ import typer
 from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption, locate
 from trainmaster.cli._jobs import connect
+from trainmaster.cli._server import ServerOption
 from trainmaster.core.errors import MissingExtra, UsageError
 
 if TYPE_CHECKING:
@@ -22,10 +23,15 @@ def report(
     ],
     formats: Annotated[str, typer.Option("--format", help="html, md, json; more than one with commas.")] = "html",
     out: Annotated[
-        Path | None, typer.Option(help="File, or folder for several; - prints it.", show_default="beside the job")
+        Path | None,
+        typer.Option(
+            help="File, or folder for several; - prints it.",
+            show_default="beside the job; with --server in this folder",
+        ),
     ] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the HTML report in the browser.")] = False,
     home: HomeOption = None,
+    server: ServerOption = None,
 ) -> None:
     """Write the report of a job, or of a folder that holds an attempt's events.
 
@@ -38,6 +44,8 @@ def report(
       trainmaster report ./attempt --format md --out -
 
       trainmaster report 3f2a --format html,md,json --out reports/
+
+      trainmaster report 3f2a --server https://trainmaster.example.org --out run.html
     """
     try:
         from trainmaster import report as reports
@@ -47,7 +55,7 @@ def report(
     unknown = [word for word in wanted if word not in reports.FORMATS]
     if unknown or not wanted:
         raise UsageError(f"--format {formats}: write one or more of {', '.join(reports.FORMATS)}")
-    page, folder = _page(what, home)
+    page, folder = _page(what, home, server)
     if out is not None and str(out) == "-":
         for word in wanted:
             _console.out.out(reports.FORMATS[word](page), end="", highlight=False)
@@ -59,7 +67,7 @@ def report(
         _open(paths)
 
 
-def _page(what: str, home: Path | None) -> tuple[JobPage, Path]:
+def _page(what: str, home: Path | None, server: str | None) -> tuple[JobPage, Path]:
     """The page, and the folder its report belongs in. A folder that exists wins over a job's name."""
     if Path(what).is_dir():
         from trainmaster.report.folder import read_folder
@@ -67,9 +75,9 @@ def _page(what: str, home: Path | None) -> tuple[JobPage, Path]:
         return read_folder(Path(what)), Path(what)
     if "/" in what:
         raise UsageError(f"{what}: there is no such folder")
-    with connect(home, None) as jobs:
+    with connect(home, server) as jobs:
         page = jobs.show(jobs.find(what))
-    return page, locate(home) / "jobs" / page.id
+    return page, Path() if server else locate(home) / "jobs" / page.id
 
 
 def _paths(wanted: list[str], out: Path | None, folder: Path) -> list[Path]:

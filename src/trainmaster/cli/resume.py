@@ -15,13 +15,17 @@ from trainmaster.cli._server import ServerOption
 def resume(
     job: Annotated[str, typer.Argument(help="Job id, its unique beginning, or a name.")],
     values: Annotated[list[str] | None, typer.Argument(help="Values to put over its spec's: key.path=value.")] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Run it again from the beginning instead, as a run of its own.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the new job as JSON.")] = False,
     home: HomeOption = None,
     server: ServerOption = None,
 ) -> None:
     """Go on with a job that failed, was cancelled, or should train for longer: a new job, from its last checkpoint.
 
-    A job that still runs is refused: two runs must not write the same checkpoints.
+    A job that still runs is refused: two runs must not write the same checkpoints. One that has saved no checkpoint
+    is refused too; --again runs it from the beginning.
 
     [bold]Examples[/]
 
@@ -30,11 +34,14 @@ def resume(
       trainmaster resume llama-trial train.steps=20000
 
       trainmaster resume llama-trial limits.max_cost=500
+
+      trainmaster resume --again 3f2a
     """
     with connect(home, server) as jobs:
-        made = jobs.resume(jobs.find(job), values or ())
+        act = jobs.rerun if again else jobs.resume
+        made = act(jobs.find(job), values or ())
     if json:
         fields = ("id", "name", "project", "status", "stage", "reason")
         _console.as_json({name: getattr(made, name) for name in fields})
     else:
-        _console.out.print(f"{made.name} continues as {made.id}")
+        _console.out.print(f"{made.name} {'runs again' if again else 'continues'} as {made.id}")

@@ -114,6 +114,13 @@ class Client:
         )
         return decode(Submitted, {**answer.json(), "new": answer.status_code == 201})
 
+    def rerun(self, job_id: str, *, key: str | None = None) -> Submitted:
+        """Submit the spec of a job again, from the beginning."""
+        answer = self._transport.ask(
+            "POST", _job(job_id, "rerun"), headers={"Idempotency-Key": key or str(uuid.uuid4())}
+        )
+        return decode(Submitted, {**answer.json(), "new": answer.status_code == 201})
+
     def wait(self, job_id: str, *, every_s: float = 1.0) -> JobPage:
         """Wait for the end of a job and return its page."""
         while not (job := self.job(job_id)).final:

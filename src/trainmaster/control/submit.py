@@ -61,6 +61,13 @@ def resume(
     return submit_once(db, replace(_known(db, job_id).spec, resume_from=job_id), key=key, load=load, by=by)
 
 
+def run_again(
+    db: Database, job_id: str, *, key: str | None = None, load: Callable[[str], Target] = targets.load, by: str = LOCAL
+) -> tuple[JobRow, bool]:
+    """A new job with the spec of another one, from the beginning; and whether it is new."""
+    return submit_once(db, replace(_known(db, job_id).spec, resume_from=None), key=key, load=load, by=by)
+
+
 def _find_first(db: Database, spec: JobSpec) -> JobSpec:
     """The spec with the job that began the run in `resume_from`: where its checkpoints are, whoever went on since."""
     if spec.resume_from is None:
@@ -72,7 +79,12 @@ def _find_first(db: Database, spec: JobSpec) -> JobSpec:
     if earlier.target != spec.target:
         message = f"the checkpoints of {earlier.id} are at {earlier.target}; a job elsewhere cannot go on with them"
         raise SpecError([Fault(path="target", message=message)])
-    return replace(spec, resume_from=earlier.spec.resume_from or earlier.id)
+    first = earlier.spec.resume_from or earlier.id
+    # Our trainer reports each save. A program of its own need not: it is taken at its word.
+    if earlier.spec.train is not None and not jobs.has_checkpoint(db, first):
+        message = f"job {earlier.id} has saved no checkpoint; run it again: trainmaster resume --again {earlier.id}"
+        raise SpecError([Fault(path="resume_from", message=message)])
+    return replace(spec, resume_from=first)
 
 
 def cancel(db: Database, job_id: str, *, by: str = LOCAL) -> JobRow:

@@ -93,6 +93,21 @@ def find_writer(conn: Connection, first: str, *, besides: str) -> str | None:
     return conn.execute(query.limit(1)).scalar_one_or_none()
 
 
+def has_checkpoint(db: Database, first: str) -> bool:
+    """Whether this job, or one that went on with its checkpoints, reported a checkpoint as saved."""
+    of_run = or_(t.jobs.c.id == first, t.jobs.c.spec["resume_from"].as_string() == first)
+    e = t.events.c
+    query = (
+        select(e.attempt)
+        .select_from(t.jobs)
+        .join(t.attempts, t.attempts.c.job_id == t.jobs.c.id)
+        .join(t.events, e.attempt == t.attempts.c.id)
+        .where(of_run, e.phase == "CHECKPOINT", e.event == "saved")
+    )
+    with db.read() as conn:
+        return conn.execute(query.limit(1)).first() is not None
+
+
 def advance(
     conn: Connection,
     job_id: str,

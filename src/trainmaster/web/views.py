@@ -94,6 +94,13 @@ def resume(row: dependencies.Job, db: dependencies.Db, who: dependencies.User) -
     return RedirectResponse(f"/jobs/{following.id}", status_code=303)
 
 
+@router.post("/jobs/{uuid}/rerun")
+def rerun(row: dependencies.Job, db: dependencies.Db, who: dependencies.User) -> Response:
+    with dependencies.creating():
+        following, _ = control.run_again(db, row.id, by=who.name)
+    return RedirectResponse(f"/jobs/{following.id}", status_code=303)
+
+
 def _job(db: Database, template: str, page: JobPage | None, job_id: str, who: Caller) -> Response:
     if page is None:
         raise not_found(job_id)

@@ -52,6 +52,9 @@ class Jobs(Protocol):
     def resume(self, job_id: str, values: Sequence[str]) -> Submitted:
         """Continue an ended job as a new one; `values` are `key.path=value` changes of its spec."""
 
+    def rerun(self, job_id: str, values: Sequence[str]) -> Submitted:
+        """Run a job again from the beginning, as a new one."""
+
     def cancel(self, job_id: str) -> Job: ...
 
     def drive(self) -> contextlib.AbstractContextManager[None]:

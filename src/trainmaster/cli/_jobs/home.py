@@ -89,12 +89,17 @@ class HomeJobs:
         return shapes.submitted(row, new=new)
 
     def resume(self, job_id: str, values: Sequence[str]) -> Submitted:
+        return self._submit_changed(job_id, [*values, f"resume_from={job_id}"])
+
+    def rerun(self, job_id: str, values: Sequence[str]) -> Submitted:
+        return self._submit_changed(job_id, [*values, "resume_from=null"])
+
+    def _submit_changed(self, job_id: str, values: Sequence[str]) -> Submitted:
         from trainmaster.cli import _yaml_file
         from trainmaster.core.schema import to_plain
         from trainmaster.core.spec import parse_spec
 
-        plain = to_plain(self._row(job_id).spec)
-        return self.submit(parse_spec(_yaml_file.override(plain, [*values, f"resume_from={job_id}"])), key=None)
+        return self.submit(parse_spec(_yaml_file.override(to_plain(self._row(job_id).spec), values)), key=None)
 
     def cancel(self, job_id: str) -> Job:
         from trainmaster import control

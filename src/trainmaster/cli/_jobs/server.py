@@ -89,6 +89,11 @@ class ServerJobs:
             raise UsageError("a server does not return whole specs; submit yours again with resume_from=JOB-ID")
         return self._client.resume(job_id)
 
+    def rerun(self, job_id: str, values: Sequence[str]) -> Submitted:
+        if values:
+            raise UsageError("a server does not return whole specs; submit yours again")
+        return self._client.rerun(job_id)
+
     def cancel(self, job_id: str) -> Job:
         return self._client.cancel(job_id)
 

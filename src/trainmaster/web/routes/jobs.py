@@ -97,9 +97,24 @@ def cancel_job(job: dependencies.Job, db: dependencies.Db, who: dependencies.Use
 def resume_job(
     job: dependencies.Job, db: dependencies.Db, who: dependencies.User, idempotency_key: Key = None
 ) -> Response:
-    """Continue an ended job as a new job, from its last checkpoint. 409 while it runs."""
+    """Continue an ended job as a new job, from its last checkpoint. 409 while it runs, 422 if it has saved none."""
     with dependencies.creating():
         row, new = control.resume(db, job.id, key=idempotency_key, by=who.name)
+    return _created(row, new=new)
+
+
+@router.post(
+    "/{uuid}/rerun",
+    response_model=Job,
+    status_code=201,
+    responses={200: {"model": Job, "description": "It was run again before, with this key"}},
+)
+def rerun_job(
+    job: dependencies.Job, db: dependencies.Db, who: dependencies.User, idempotency_key: Key = None
+) -> Response:
+    """A new job with the spec of this one, from the beginning."""
+    with dependencies.creating():
+        row, new = control.run_again(db, job.id, key=idempotency_key, by=who.name)
     return _created(row, new=new)
 
 

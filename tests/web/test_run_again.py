@@ -1,0 +1,45 @@
+"""Resume of a job without a checkpoint is refused at submit and has no button; it can be run again."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from trainmaster import control
+from trainmaster.core.errors import SpecError
+from trainmaster.core.spec import parse_spec
+from trainmaster.core.states import Status
+from trainmaster.store import Database, attempts, jobs
+
+from .conftest import TestClient
+
+SPEC = {"name": "run", "preflight": {"level": 0}, "train": {"steps": 40}}
+
+
+@pytest.fixture
+def failed(db: Database) -> str:
+    """A training job that failed before it saved anything."""
+    job = control.submit(db, parse_spec(SPEC))
+    now = datetime.now(UTC)
+    with db.write() as conn:
+        assert job.stage is not None
+        attempts.insert_attempt(conn, job.id, 1, handle=None, at=now)
+        jobs.finish(conn, job.id, seen=job.stage, status=Status.FAILED, at=now)
+    return job.id
+
+
+def test_resume_without_a_checkpoint_is_refused_at_submit(db: Database, client: TestClient, failed: str) -> None:
+    with pytest.raises(SpecError, match=f"saved no checkpoint; run it again: trainmaster resume --again {failed}"):
+        control.resume(db, failed)
+    answer = client.post(f"/v1/training/jobs/{failed}/resume")
+    assert answer.status_code == 422 and "no checkpoint" in answer.text
+
+
+def test_the_page_offers_to_run_it_again_and_not_to_resume(db: Database, client: TestClient, failed: str) -> None:
+    page = client.get(f"/jobs/{failed}").text
+    assert 'id="rerun"' in page and 'id="resume"' not in page
+    again = client.post(f"/v1/training/jobs/{failed}/rerun")
+    assert again.status_code == 201
+    row = jobs.find_job(db, again.json()["id"])
+    assert row is not None and row.spec == parse_spec(SPEC) and row.spec.resume_from is None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,9 +40,10 @@ class Guard:
     def __init__(self) -> None:
         self.on = False
         self.seen: list[str] = []
+        self.older: frozenset[int | None] = frozenset()  # threads that earlier tests left: not this test's doing
 
     def audit(self, event: str, args: tuple[object, ...]) -> None:
-        if self.on and (event in _EVENTS or event == _BIND):
+        if self.on and (event in _EVENTS or event == _BIND) and threading.get_ident() not in self.older:
             self.seen.append(f"{event} {args[:2]!r}"[:200])
             raise Spawned(f"{self.seen[-1]}: a test that starts a process or a server is marked `spawns`")
 
@@ -75,6 +77,7 @@ sys.addaudithook(_GUARD.audit)
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     _GUARD.seen.clear()
+    _GUARD.older = frozenset(thread.ident for thread in threading.enumerate()) - {threading.get_ident()}
     _GUARD.on = item.get_closest_marker("spawns") is None
     try:
         return (yield)

@@ -67,7 +67,7 @@ def test_a_missing_name_says_what_to_write() -> None:
         ({"train": None}, "train", "exactly one"),
         ({"train": {"batch_sequences": 15, "steps": 40}}, "train.batch_sequences", "use 16"),
         ({"train": {"model": {"heads": 5}, "steps": 40}}, "train.model.heads", "use 4"),
-        ({"train": {"steps": 5}}, "train.optimizer.warmup_steps", "use 0"),
+        ({"train": {"steps": 5, "optimizer": {"warmup_steps": 10}}}, "train.optimizer.warmup_steps", "use 0"),
         ({"train": {"device": "gpu"}}, "train.device", "not one of auto, cpu, cuda"),
         ({"name": "Trial One"}, "name", "llama-8b-trial"),
         ({"env": {"A": 1}}, "env.A", 'put it in quotes: "1"'),

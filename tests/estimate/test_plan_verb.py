@@ -88,6 +88,13 @@ def test_an_instance_brings_its_gpus_and_its_price(config: Path) -> None:
     assert any("efa" in note for note in answer["notes"])
 
 
+def test_a_rate_far_above_the_rule_is_warned_of(config: Path) -> None:
+    words = ["model.preset=llama3.1-8b", "--gpu", "H200"]
+    assert not any("optimizer.lr" in note for note in ask(config, *words, "optimizer.lr=6e-4")["notes"])
+    (note,) = (note for note in ask(config, *words, "optimizer.lr=3e-3")["notes"] if "optimizer.lr" in note)
+    assert note.startswith("optimizer.lr 0.003 is 10 times what suits this model (0.0003)")
+
+
 def test_without_a_gpu_it_tells_memory_and_where_it_fits(config: Path) -> None:
     code, text = call(config)
     answer = ask(config)

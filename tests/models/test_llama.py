@@ -35,7 +35,7 @@ def test_every_weight_and_buffer_is_filled_after_meta_birth(tied: bool) -> None:
         if name.endswith(("output.weight", "down.weight")):
             expected /= 2.0  # sqrt(2 × 2 layers)
         if name == "embedding.weight":
-            expected = 0.02 if tied else 1.0
+            expected = wide.width**-0.5 if tied else 1.0
         assert float(weight.detach().std()) == pytest.approx(expected, rel=0.05), name
         assert abs(float(weight.detach().mean())) < expected * 0.05, name
 
@@ -85,3 +85,13 @@ def test_counts_follow_the_convention(tied: bool) -> None:
     assert parameters == multiplying + (0 if tied else table)
     flops = flops_per_token(config, parameters=parameters, sequence_tokens=8)
     assert flops == 6 * multiplying + 12 * 2 * 32 * 8
+
+
+@pytest.mark.parametrize(("width", "std"), [(64, 0.125), (256, 0.0625), (4096, 0.02)])
+def test_a_tied_embedding_starts_at_the_scale_of_the_width(width: int, std: float) -> None:
+    config = ModelConfig(layers=1, width=width, heads=4, kv_heads=4, ffn_width=8, vocab=300, tied=True)
+    with torch.device("meta"):
+        model = Llama(config, max_tokens=8)
+    model.to_empty(device="cpu")
+    model.init_weights(seed=3)
+    assert float(model.embedding.weight.detach().std()) == pytest.approx(std, rel=0.02)

@@ -14,7 +14,7 @@ from .runs import RunHere, tiny
 def test_the_loss_falls_below_half_and_the_held_out_loss_with_it(run_here: RunHere, tmp_path: Path) -> None:
     ran = run_here(tmp_path, tiny(steps=60, epoch_steps=30, batch_sequences=16, optimizer={"lr": 0.02}))
     (end,) = ran.named("TRAINING", "end")
-    assert end["data"]["loss_first"] == pytest.approx(5.545, abs=0.2)  # ln 256: nothing known
+    assert end["data"]["loss_first"] == pytest.approx(6.05, abs=0.5)  # ln 256, and logits of variance one
     assert end["data"]["loss_last"] < 0.5 * end["data"]["loss_first"]
     assert ran.named("EVAL_MODEL", "metrics")[-1]["data"]["loss"] < 0.5 * end["data"]["loss_first"]
 

@@ -17,13 +17,21 @@ _DECAYING = ("linear", "cosine", "exponential", "wsd")
 class OptimizerConfig:
     """AdamW with linear warm-up to the peak learning rate, then a schedule."""
 
-    lr: float = field(default=3e-3, gt=0, le=1, doc="peak learning rate")
+    lr: float = field(
+        default=3e-3,
+        gt=0,
+        le=1,
+        doc="peak learning rate; not stated: that published for model.preset, else by the model's width",
+        default_text="published, or min(0.003, 1.2288 / width)",
+    )
     schedule: Schedule = field(
         default="cosine",
         doc="way down from the peak; plateau: a cut where evaluations stop improving; wsd: level, then a tail",
     )
     min_lr_ratio: float = field(default=0.1, ge=0, le=1, doc="last learning rate over the peak; constant has none")
-    warmup_steps: int = field(default=10, ge=0, doc="steps from zero to the peak")
+    warmup_steps: int = field(
+        default=10, ge=0, doc="steps from zero to the peak", default_text="min(2000, max(10, steps / 50)), below steps"
+    )
     decay_steps: int | None = field(
         default=None,
         ge=1,

@@ -22,6 +22,8 @@ class Preset:
     parameters: int
     active_parameters: int  # that one token passes through; less than all in a mixture of experts
     source: str
+    lr: float | None = None  # published peak learning rate of its pre-training
+    lr_source: str | None = None
 
 
 def find(name: str) -> Preset:
@@ -49,6 +51,8 @@ def _load() -> Mapping[str, Preset]:
             parameters=entry["parameters"],
             active_parameters=entry.get("active_parameters", entry["parameters"]),
             source=entry["source"],
+            lr=entry.get("lr"),
+            lr_source=entry.get("lr_source"),
         )
         for name, entry in tomllib.loads(text).items()
     }

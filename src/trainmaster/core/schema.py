@@ -35,9 +35,11 @@ def field(
     le: float | None = None,
     pattern: str | None = None,
     example: object = None,
+    default_text: str | None = None,
 ) -> Any:
     """A field of a spec: one sentence for the docs, bounds, and what a right value looks like."""
     metadata = {"doc": doc, "ge": ge, "gt": gt, "le": le, "pattern": pattern, "example": example}
+    metadata["default_text"] = default_text  # for the docs, where other fields decide the default
     if factory is not dataclasses.MISSING:
         return dataclasses.field(default_factory=factory, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -89,7 +91,7 @@ def describe(cls: type[Any], *, path: str = "") -> Iterator[FieldDoc]:
         yield FieldDoc(
             path=where,
             type=_name(hint),
-            default="required" if required else _default_text(default),
+            default="required" if required else item.metadata.get("default_text") or _default_text(default),
             doc=str(item.metadata.get("doc", "")),
         )
 

@@ -16,6 +16,7 @@ from trainmaster.core.data_config import DataConfig
 from trainmaster.core.errors import Fault, SpecError
 from trainmaster.core.optimizer_config import OptimizerConfig
 from trainmaster.core.parallel_config import ParallelConfig
+from trainmaster.core.rates import with_rates
 from trainmaster.core.schema import build, field
 from trainmaster.core.watch_config import WatchConfig
 
@@ -29,6 +30,8 @@ __all__ = [
     "TrainConfig",
     "WatchConfig",
 ]
+
+_WIDTH, _STEPS = 96, 200  # defaults that other defaults depend on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +59,7 @@ class ModelConfig:
     # override could make a label a lie. `name` is the one that its dimensions deserve.
     preset: str | None = field(default=None, doc="dimensions of a known model; what is written beside it wins")
     layers: int = field(default=3, ge=1, doc="decoder blocks")
-    width: int = field(default=96, ge=8, doc="hidden size")
+    width: int = field(default=_WIDTH, ge=8, doc="hidden size")
     heads: int = field(default=4, ge=1, doc="attention heads")
     kv_heads: int = field(default=2, ge=1, doc="key and value heads (grouped-query attention)")
     head_width: int | None = field(default=None, ge=2, doc="size of one head; not stated: width over heads")
@@ -124,7 +127,7 @@ class TrainConfig:
     parallel: ParallelConfig = field(factory=ParallelConfig, doc="sharding, compilation, activation checkpointing")
     watch: WatchConfig = field(factory=WatchConfig, doc="detection of bad steps and stragglers; experiment trackers")
     init_from: str | None = field(default=None, doc="checkpoint whose weights a new run starts with, at step 0")
-    steps: int = field(default=200, ge=1, doc="optimizer steps in all")
+    steps: int = field(default=_STEPS, ge=1, doc="optimizer steps in all")
     epoch_steps: int = field(
         default=50, ge=1, doc="steps per epoch; each ends with an evaluation and an epoch_complete event"
     )
@@ -145,7 +148,8 @@ class TrainConfig:
 
     @classmethod
     def expand(cls, mapping: Mapping[str, object]) -> Mapping[str, object]:
-        """A budget in tokens becomes sequences, called by schema.build: everything after it counts sequences alone."""
+        """Fill in rates that depend on other fields, and turn a batch in tokens into sequences; for schema.build."""
+        mapping = with_rates(mapping, width=_WIDTH, steps=_STEPS)
         tokens, length = mapping.get("batch_tokens"), mapping.get("sequence_tokens", 128)
         if not isinstance(tokens, int) or not isinstance(length, int) or length < 1 or tokens < 1:
             return mapping

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from trainmaster.core import gpus
+from trainmaster.core import gpus, rates
 from trainmaster.core.gpus import GpuModel
 from trainmaster.core.schedule import learning_rate
 from trainmaster.core.train_config import TrainConfig
@@ -247,6 +247,12 @@ def _notes(
             notes.append(f"between GPUs: {bus.source}; several GPUs were never measured here")
     if config.model.experts is not None:
         notes.append("mixtures of experts were never measured here; experts are taken as evenly used")
+    expected = rates.expected_lr(config.model.name, config.model.width)
+    if config.optimizer.lr > rates.FAR_ABOVE * expected:
+        notes.append(
+            f"optimizer.lr {config.optimizer.lr:g} is {config.optimizer.lr / expected:.0f} times what suits this model "
+            f"({expected:g}); it may diverge: leave lr out, or lower it"
+        )
     if config.optimizer.schedule == "plateau":
         notes.append("plateau: the learning rate follows the evaluations; shown as if all of them improved")
     least = checkpoint["least_every_steps"]

@@ -85,9 +85,9 @@ def test_lines_that_come_together_are_committed_together_or_not_at_all(db: Datab
     good, stranger = insert_running(db), str(uuid.uuid4())
 
     async def go(*job_ids: str) -> list[bool | BaseException]:
-        keeper = GroupCommit(db)
+        group = GroupCommit(db)
         return await asyncio.gather(
-            *(keeper.keep(chunk(job_id, LINES[1], offset=0)) for job_id in job_ids), return_exceptions=True
+            *(group.append(chunk(job_id, LINES[1], offset=0)) for job_id in job_ids), return_exceptions=True
         )
 
     assert [type(answer) for answer in asyncio.run(go(good, stranger))] == [IntegrityError] * 2

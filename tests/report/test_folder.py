@@ -96,6 +96,13 @@ def test_a_time_without_an_offset_is_read_in_the_zone_of_the_spec(tmp_path: Path
     assert read_folder(folder).started_at == datetime(2026, 3, 1, 6, 30, tzinfo=UTC)
 
 
+@pytest.mark.parametrize(("name", "hour"), [("events.jsonl", 12), ("global.json", 6)])
+def test_a_time_without_an_offset_and_a_zone_is_utc_except_in_global_json(tmp_path: Path, name: str, hour: int) -> None:
+    (tmp_path / name).write_bytes(b'{"ts":"2026-03-01T12:00:00","phase":"PROJECT","event":"start"}\n')
+    page = read_folder(tmp_path)
+    assert page.started_at is not None and page.started_at.hour == hour
+
+
 def test_a_folder_without_events_says_what_to_give(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no events\.jsonl"):
         read_folder(tmp_path)

@@ -1,30 +1,39 @@
-"""Take the new lines of an attempt's event stream into the store, each exactly once.
+"""Ingest: read the new lines of an attempt's event stream into the store, each exactly once.
 
-The store holds the offset up to which every byte is kept. A pass reads on from there, cuts whole lines, and commits
-lines and offset together. Whatever happens in between (a kill, a second reader, other read sizes) the rows are those
-of the file read at once: a line's row depends on the bytes of the file alone.
+The store holds the offset up to which every byte is stored. A pass reads on from there, cuts whole lines, and commits
+lines and offset together. After a kill, with a second reader, or with other read sizes the rows are those of the file
+read at once: a line's row depends on the bytes of the file alone.
 
-A line longer than `LINE_LIMIT` is not held in memory: it is kept as faults, cut every `LINE_LIMIT` bytes from its
-start, and the stream's row remembers that the offset lies inside such a line.
+A transaction holds at most `TRANSACTION_LINES` lines, so that one job's backlog does not keep other writers waiting.
+
+A line longer than `LINE_LIMIT` is not held in memory: it is stored as faults, cut every `LINE_LIMIT` bytes from its
+start, and the stream's row records that the offset lies inside such a line.
+
+The bytes before the offset identify the file. If they are no longer there, the file was truncated, replaced or removed:
+a fault marks the place, and the file that is there now is read from its start, at the offsets behind the mark.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import tzinfo
 
 from trainmaster.control import failpoints
 from trainmaster.core.events import Line, split
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.store import Database, events
+from trainmaster.store.events import Chunk
+from trainmaster.store.rows import StreamRow
 
-CHUNK = 1 << 20  # bytes asked of a target at a time; also about what one transaction holds
+CHUNK = 1 << 20  # bytes per read of a target
 LINE_LIMIT = 8 << 20  # bytes of one line that are held in memory; our own longest lines are a few kilobytes
-PASS_LIMIT = 64 << 20  # bytes of one pass, so that one job's backlog does not keep its other needs waiting
-TEXT_LIMIT = 1 << 12  # bytes kept as text of each piece of a line that is too long
+PASS_LIMIT = 64 << 20  # bytes of one pass, so that one job's backlog does not delay its other work
+TRANSACTION_LINES = 1_000  # about 60 ms of a slow core; other writers wait for it
+TEXT_LIMIT = 1 << 12  # bytes stored as text of each piece of a line that is too long
+TAIL_BYTES = 64  # before the offset, compared at every read
 
-# How the caller reads the stream: (offset, limit) → bytes, empty where there is no more.
+# Read of the stream: (offset, limit) → bytes, empty at the end.
 Read = Callable[[int, int], Awaitable[bytes]]
 
 
@@ -41,39 +50,96 @@ async def ingest(
 ) -> bool:
     """One pass from the acknowledged offset. True if it reached the end of the stream.
 
-    `last` says that nobody writes any more: then the half line at the end is taken too.
+    `last`: no process writes to the stream any more; the half line at its end is stored too.
     """
     seen = await asyncio.to_thread(events.find_stream, db, attempt, stream)
-    start, inside = seen.offset, seen.inside
-    held = b""  # what lies behind `start` and is not yet a whole line
-    taken = 0
+    start, inside, base, tail = seen.offset, seen.inside, seen.base, seen.tail
+    held = b""  # bytes behind `start` that are not yet a whole line
+    taken, replaced = 0, False
     while taken < PASS_LIMIT:
         # Never more than the limit in hand: a line is then too long or not, whatever sizes the reads have.
-        got = await read(start + len(held), min(chunk, line_limit - len(held)))
+        limit = min(chunk, line_limit - len(held))
+        place = start + len(held) - base
+        got = await read_on(read, offset=place, limit=limit, tail=tail) if tail and not held else b""
+        if got is None and replaced:
+            return False  # twice in one pass: the next one tries again
+        if got is None:
+            replaced = True
+            begin = await asyncio.to_thread(_begin_file, db, seen, offset=start)
+            if begin is None:
+                return False
+            base, start, inside, tail = begin, begin, False, b""
+            continue
+        got = got or await read(place, limit)
         taken += len(got)
         held += got
         lines, inside = await asyncio.to_thread(
             cut, held, offset=start, zone=zone, inside=inside, last=last and not got, line_limit=line_limit
         )
         if lines:
-            if not await asyncio.to_thread(_keep, db, attempt, stream, lines, inside=inside):
+            if not await asyncio.to_thread(_store, db, seen, lines, held, inside=inside, tail=tail):
                 return False  # another reader was first: the next pass begins where it stopped
             end = lines[-1].offset + lines[-1].length
+            tail = tail_of(tail, held[: end - start])
             held, start = held[end - start :], end
         if not got:
             return True
     return False
 
 
-def _keep(db: Database, attempt: str, stream: str, lines: list[Line], *, inside: bool) -> bool:
-    with failpoints.around("commit lines", lines[0].offset), db.write() as conn:
-        return events.append_events(conn, attempt, stream, seen_offset=lines[0].offset, lines=lines, inside=inside)
+async def read_on(read: Read, *, offset: int, limit: int, tail: bytes) -> bytes | None:
+    """Bytes from `offset` on that came with the bytes before it; None if those are not `tail` any more."""
+    got = b""
+    while len(got) < len(tail):  # a read may return less than there is
+        more = await read(offset - len(tail) + len(got), len(tail) + limit - len(got))
+        got += more
+        if not more or not tail.startswith(got[: len(tail)]):
+            return None
+    return got[len(tail) :]
+
+
+def _begin_file(db: Database, seen: StreamRow, *, offset: int) -> int | None:
+    """Mark that the file is another one; the offset at which it begins, or None if another reader was first."""
+    fault = "the event file was truncated, replaced or removed here; what it holds now is read from its start"
+    mark = Line(offset=offset, length=1, fault=fault, text="")
+    base = offset + 1
+    chunk = Chunk(attempt=seen.attempt, stream=seen.stream, lines=[mark], inside=False, tail=b"", base=base)
+    with failpoints.around("commit new file", offset), db.write() as conn:
+        return base if events.append_chunks(conn, [chunk])[0] else None
+
+
+def _store(
+    db: Database, seen: StreamRow, lines: Sequence[Line], raw: bytes, *, inside: bool, tail: bytes | None
+) -> bool:
+    start = lines[0].offset
+    for some in _transactions(lines):
+        end = some[-1].offset + some[-1].length
+        chunk = Chunk(
+            attempt=seen.attempt,
+            stream=seen.stream,
+            lines=some,
+            inside=inside and some[-1] is lines[-1],
+            tail=tail_of(tail, raw[: end - start]),
+        )
+        with failpoints.around("commit lines", some[0].offset), db.write() as conn:
+            if not events.append_chunks(conn, [chunk])[0]:
+                return False
+    return True
+
+
+def _transactions(lines: Sequence[Line]) -> Iterator[Sequence[Line]]:
+    for first in range(0, len(lines), TRANSACTION_LINES):
+        yield lines[first : first + TRANSACTION_LINES]
+
+
+def tail_of(before: bytes | None, raw: bytes) -> bytes:
+    return ((before or b"") + raw[-TAIL_BYTES:])[-TAIL_BYTES:]
 
 
 def cut(
     held: bytes, *, offset: int, zone: tzinfo, inside: bool, last: bool, line_limit: int
 ) -> tuple[list[Line], bool]:
-    """The lines of at most `line_limit` bytes, and whether what follows them is the rest of a line that is too long."""
+    """The whole lines of at most `line_limit` bytes, and whether the rest belongs to a line that is too long."""
     assert len(held) <= line_limit, "more in hand than one line may have"
     newline = held.find(b"\n")
     if newline < 0 and len(held) == line_limit:

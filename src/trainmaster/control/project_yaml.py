@@ -56,7 +56,7 @@ def describe(job: JobRow, storage_url: str) -> dict[str, Any]:
         "resources": to_plain(spec.resources),
         "preflight": to_plain(spec.preflight),
         "limits": to_plain(spec.limits),
-        "zone": spec.zone,
+        "zone": spec.zone or "UTC",
         # Only the names: people do put secrets there, and this file is read by more people than the job's row.
         "environment": sorted(spec.env),
     }

@@ -21,7 +21,6 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
-from zoneinfo import ZoneInfo
 
 from trainmaster.control import budget
 from trainmaster.control.collect import store_files, store_project
@@ -33,6 +32,7 @@ from trainmaster.control.transitions import abandon, end_attempt, end_job, finis
 from trainmaster.core.errors import TargetError, TrainmasterError, Unreachable, UsageError
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.results import Overall
+from trainmaster.core.spec import zone_of
 from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.store import Connection, Database, attempts, costs, events, jobs
 from trainmaster.store.rows import AttemptRow, JobRow
@@ -181,7 +181,7 @@ async def _take_in(context: Context, job: JobRow, attempt: AttemptRow, handle: H
     async def read(offset: int, limit: int) -> bytes:
         return await context.call("read", target.read(handle, EVENTS_FILE, offset=offset, limit=limit))
 
-    return await ingest(context.db, attempt.id, read, zone=ZoneInfo(job.spec.zone), last=last)
+    return await ingest(context.db, attempt.id, read, zone=zone_of(job.spec, EVENTS_FILE), last=last)
 
 
 async def _object(context: Context, job: JobRow, attempt: AttemptRow) -> bool:

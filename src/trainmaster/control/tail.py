@@ -1,11 +1,10 @@
-"""Listening to jobs that run, at a price that a thousand of them can pay.
+"""Fast path for running jobs: poll, read new events, commit many jobs' lines in one transaction.
 
-Most looks at most jobs find nothing, or a line. For those a whole step (rows read, threads asked, a commit of its own)
-is a hundred times what is needed. A glance asks the target how the attempt stands and what it wrote; new lines of many
-jobs are kept in one transaction. Whatever else it sees (another report, a message, a deadline, silence, a backlog, an
-error) it leaves to a step: `steps.py` alone decides what becomes of a job.
+Most visits to most running jobs find nothing, or a line. A stage handler (rows read, threads, its own commit) costs a
+hundred times what such a visit needs. Whatever else is found (another target state, a message, a deadline, a stall, a
+backlog, another file, an error) is left to the stage handler: `stage_handlers.py` alone decides what becomes of a job.
 
-Nothing is remembered that rows do not say: of an attempt that runs, its spec and its handle do not change any more.
+Nothing is remembered that rows do not hold: the spec and the handle of a running attempt do not change.
 """
 
 from __future__ import annotations
@@ -15,14 +14,15 @@ import logging
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
-from zoneinfo import ZoneInfo
+from datetime import tzinfo
 
 from trainmaster.control import failpoints
 from trainmaster.control.context import Context
 from trainmaster.control.deadlines import is_stalled
-from trainmaster.control.ingest import LINE_LIMIT, cut
+from trainmaster.control.ingest import LINE_LIMIT, TRANSACTION_LINES, cut, read_on, tail_of
 from trainmaster.control.transitions import last_attempt
 from trainmaster.core.plan import EVENTS_FILE
+from trainmaster.core.spec import zone_of
 from trainmaster.core.states import Stage
 from trainmaster.store import Database, events, jobs
 from trainmaster.store.events import Chunk
@@ -30,26 +30,26 @@ from trainmaster.store.leases import RunningRow
 from trainmaster.store.rows import AttemptRow, JobRow
 from trainmaster.targets import Handle, Target
 
-_MOST_BYTES = 64 << 10  # of one glance; more is a backlog, and a step's work
-_GATHER_S = 0.05  # lines wait so long for those of other jobs, and share their commit
-_QUIET_TICKS = 2  # a job that said nothing is asked at every second tick
+_MOST_BYTES = 64 << 10  # of one visit; more is a backlog and the stage handler's work
+_GATHER_S = 0.05  # longest wait of lines for those of other jobs
+_QUIET_TICKS = 2  # a job without new lines is visited at every second tick
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """What does not change while an attempt runs."""
+    """Facts that do not change while an attempt runs."""
 
     job: JobRow
     attempt: AttemptRow
     handle: Handle
     target: Target
-    zone: ZoneInfo
+    zone: tzinfo
 
 
 class Tail:
-    """The glances of one reconciler."""
+    """Visits of one reconciler to its running jobs."""
 
     def __init__(self, context: Context, *, tick_s: float) -> None:
         self._context = context
@@ -59,26 +59,26 @@ class Tail:
         self._group_commit = GroupCommit(context.db)
 
     def choose(self, rows: Collection[RunningRow]) -> list[RunningRow]:
-        """Those of the running jobs that are to be looked at now. What is not among them is forgotten."""
+        """The running jobs to visit now; state of attempts that no longer run is dropped."""
         now, attempts = time.monotonic(), {row.attempt for row in rows}
         self._known = {attempt: known for attempt, known in self._known.items() if attempt in attempts}
         self._not_before = {attempt: when for attempt, when in self._not_before.items() if attempt in attempts}
         return [row for row in rows if self._not_before.get(row.attempt, 0.0) <= now]
 
     async def close(self) -> None:
-        """Wait for the commit that is under way."""
+        """Wait for the commit in progress."""
         await self._group_commit.close()
 
     async def look(self, row: RunningRow) -> bool:
-        """Take in what a job wrote. True if it needs a step."""
+        """Ingest new lines of a job. True if it needs its stage handler."""
         try:
             known = self._known.get(row.attempt) or await self._learn(row)
             if known is None or await self._needs_handler(known, row):
                 return True
-            return await self._listen(known, row)
+            return await self._read(known, row)
         except Exception as wrong:
             log.debug("job %s: %s", row.job_id, wrong)
-            return True  # the step meets it too, and knows what to do
+            return True  # the stage handler meets the same error and handles it
 
     async def _learn(self, row: RunningRow) -> _Known | None:
         job = await asyncio.to_thread(jobs.find_job, self._context.db, row.job_id)
@@ -87,7 +87,7 @@ class Tail:
         attempt = await last_attempt(self._context, job)
         if attempt.id != row.attempt or attempt.handle is None:
             return None
-        target, zone = self._context.load(job.target), ZoneInfo(job.spec.zone)
+        target, zone = self._context.load(job.target), zone_of(job.spec, EVENTS_FILE)
         known = _Known(job=job, attempt=attempt, handle=attempt.handle, target=target, zone=zone)
         self._known[row.attempt] = known
         return known
@@ -101,36 +101,49 @@ class Tail:
             return True
         return is_stalled(known.job, now, heard_at=row.heard_at)
 
-    async def _listen(self, known: _Known, row: RunningRow) -> bool:
-        read = known.target.read(known.handle, EVENTS_FILE, offset=row.offset, limit=_MOST_BYTES)
-        got = await self._context.call("read", read)
-        if len(got) == _MOST_BYTES:
+    async def _read(self, known: _Known, row: RunningRow) -> bool:
+        """Read and store new lines. True if a stage handler has to: a backlog, or another file."""
+
+        async def read(offset: int, limit: int) -> bytes:
+            stream = known.target.read(known.handle, EVENTS_FILE, offset=offset, limit=limit)
+            return await self._context.call("read", stream)
+
+        place = row.offset - row.base
+        got = (
+            await read_on(read, offset=place, limit=_MOST_BYTES, tail=row.tail)
+            if row.tail
+            else await read(place, _MOST_BYTES)
+        )
+        if got is None or len(got) == _MOST_BYTES:
             return True
         lines, inside = cut(
             got, offset=row.offset, zone=known.zone, inside=row.inside, last=False, line_limit=LINE_LIMIT
         )
-        if lines:
-            self._not_before.pop(row.attempt, None)
-            await self._group_commit.keep(Chunk(job_id=row.job_id, attempt=row.attempt, lines=lines, inside=inside))
-        else:
+        if not lines:
             self._not_before[row.attempt] = time.monotonic() + self._quiet_s
+            return False
+        self._not_before.pop(row.attempt, None)
+        end = lines[-1].offset + lines[-1].length
+        tail = tail_of(row.tail, got[: end - row.offset])
+        chunk = Chunk(job_id=row.job_id, attempt=row.attempt, lines=lines, inside=inside, tail=tail)
+        await self._group_commit.append(chunk)
         return False
 
 
 class GroupCommit:
-    """Commits lines of many jobs together: each waits a moment, and then one commit is there for all of them."""
+    """Append lines of many jobs in one transaction: each waits `_GATHER_S` for the others."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
         self._waiting: list[tuple[Chunk, asyncio.Future[bool]]] = []
         self._task: asyncio.Task[None] | None = None
 
-    async def keep(self, chunk: Chunk) -> bool:
-        """Returns once it is committed: False if another reader was first. Raises what went wrong with this one."""
+    async def append(self, chunk: Chunk) -> bool:
+        """Return once the chunk is committed: False if another reader was first. Raise if the transaction failed."""
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.append((chunk, future))
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._work(), name="keep lines")
+            self._task = asyncio.create_task(self._work(), name="group commit")
         return await future
 
     async def close(self) -> None:
@@ -140,25 +153,34 @@ class GroupCommit:
     async def _work(self) -> None:
         while self._waiting:
             await asyncio.sleep(_GATHER_S)
-            batch, self._waiting = self._waiting, []
+            batch = self._take_batch()
             try:
-                kept = await asyncio.to_thread(_keep, self._db, [chunk for chunk, _ in batch])
+                stored = await asyncio.to_thread(_commit, self._db, [chunk for chunk, _ in batch])
             except Exception as wrong:
-                # Nothing of it is there. One of them may be why: each for itself then, as a step.
+                # Nothing of it was stored, and one chunk may be the cause: each goes through its stage handler.
                 for _, future in batch:
                     if not future.done():
                         future.set_exception(wrong)
                 continue
-            for (_, future), one in zip(batch, kept, strict=True):
+            for (_, future), one in zip(batch, stored, strict=True):
                 if not future.done():
                     future.set_result(one)
 
+    def _take_batch(self) -> list[tuple[Chunk, asyncio.Future[bool]]]:
+        """The oldest chunks, up to the lines of one transaction."""
+        count, lines = 0, 0
+        while count < len(self._waiting) and (count == 0 or lines < TRANSACTION_LINES):
+            lines += len(self._waiting[count][0].lines)
+            count += 1
+        batch, self._waiting = self._waiting[:count], self._waiting[count:]
+        return batch
 
-def _keep(db: Database, chunks: list[Chunk]) -> list[bool]:
+
+def _commit(db: Database, chunks: list[Chunk]) -> list[bool]:
     for chunk in chunks:
         failpoints.before("commit lines", chunk.lines[0].offset)
     with db.write() as conn:
-        kept = events.append_chunks(conn, chunks)
+        stored = events.append_chunks(conn, chunks)
     for chunk in chunks:
         failpoints.after("commit lines", chunk.lines[0].offset)
-    return kept
+    return stored

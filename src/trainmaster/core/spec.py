@@ -7,6 +7,7 @@ import re
 import zoneinfo
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, timedelta, timezone, tzinfo
 from typing import Literal
 
 from trainmaster.core.errors import Fault, SpecError
@@ -14,6 +15,9 @@ from trainmaster.core.expect import Expect
 from trainmaster.core.ids import UUID_PATTERN
 from trainmaster.core.schema import build, field
 from trainmaster.core.train_config import TrainConfig
+
+GLOBAL_FILE = "global.json"  # event file of programs that write Indian time without an offset
+GLOBAL_ZONE = timezone(timedelta(hours=5, minutes=30), "Asia/Kolkata")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,11 +119,11 @@ class JobSpec:
         example="0b6c5c4e-53ad-4f0e-9c57-6a4f1f3c2d10",
         doc="a job that is over, whose checkpoints this one goes on with; not stated: a run of its own",
     )
-    zone: str = field(
-        default="Asia/Kolkata",  # the zone of docs/seed-004.md's event files; ours always carry their offset
+    zone: str | None = field(
+        default=None,
         pattern=r"[A-Za-z0-9_+/-]+",
         example="Europe/Berlin",
-        doc="time zone of an event's timestamp that does not say",
+        doc="time zone of timestamps without an offset; not stated: UTC, and Asia/Kolkata in a file named global.json",
     )
 
     def faults(self) -> Iterator[Fault]:
@@ -137,8 +141,15 @@ class JobSpec:
                 yield Fault(path=f"env.{name}", message="not a name for an environment variable; write NAME: value")
         # A node without a zone database reads no timestamps and need not know the zone.
         known = _zones()
-        if known and self.zone not in known:
+        if self.zone is not None and known and self.zone not in known:
             yield Fault(path="zone", message=f"{self.zone!r} is no time zone; write for example Europe/Berlin or UTC")
+
+
+def zone_of(spec: JobSpec, file: str) -> tzinfo:
+    """Time zone of timestamps without an offset in an event file of a job: as stated; else UTC, or global.json's."""
+    if spec.zone is not None:
+        return zoneinfo.ZoneInfo(spec.zone)
+    return GLOBAL_ZONE if file == GLOBAL_FILE else UTC
 
 
 @functools.cache

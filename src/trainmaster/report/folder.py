@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import zoneinfo
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
@@ -17,7 +16,7 @@ from trainmaster.api.jobs import JobPage
 from trainmaster.core.errors import SpecError, UsageError
 from trainmaster.core.events import Line, parse_time, split
 from trainmaster.core.plan import EVENTS_FILE, EXIT_FILE, PLAN_FILE, ExitRecord, Plan
-from trainmaster.core.spec import JobSpec
+from trainmaster.core.spec import JobSpec, zone_of
 from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.pages.job import build
 from trainmaster.pages.parts.run_summary import RunSummary
@@ -90,7 +89,7 @@ def _load(folder: Path, number: int, summary: RunSummary) -> _Found:
     path = _events_file(folder)
     assert path is not None, "only folders with an event file come here"
     first = last = None
-    zone = zoneinfo.ZoneInfo((plan.spec if plan else _UNKNOWN).zone)
+    zone = zone_of(plan.spec if plan else _UNKNOWN, path.name)
     for line in _lines(path, over=record is not None, zone=zone):
         summary.add(_event(line, attempt=f"{folder.name}.{number}"))
         when = line.event.ts if line.event else None

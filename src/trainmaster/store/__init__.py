@@ -2,8 +2,7 @@
 
 from sqlalchemy import Connection
 
-from trainmaster.store import tables  # its tables belong to the metadata of every database
 from trainmaster.store.database import Database
 from trainmaster.store.migrate import open_database
 
-__all__ = ["Connection", "Database", "open_database", "tables"]
+__all__ = ["Connection", "Database", "open_database"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 
 from sqlalchemy import Connection, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from trainmaster.store import tables as t
+from trainmaster.store.columns import upsert
 from trainmaster.store.database import Database
 from trainmaster.store.rows import ArtifactRow
 
@@ -24,11 +24,9 @@ def insert_artifact(
     at: datetime,
 ) -> None:
     """Note an object that was stored under the job's prefix; one that was stored again replaces its row."""
-    dialect = sqlite if conn.dialect.name == "sqlite" else postgresql
-    what = {"attempt": attempt, "kind": kind, "size_bytes": size_bytes, "sha256": sha256, "stored_at": at}
-    row = dialect.insert(t.artifacts).values(job_id=job_id, path=path, **what)
-    changes = {name: row.excluded[name] for name in what}
-    conn.execute(row.on_conflict_do_update(index_elements=["job_id", "path"], set_=changes))
+    row = {"attempt": attempt, "kind": kind, "size_bytes": size_bytes, "sha256": sha256, "stored_at": at}
+    change = upsert(conn.dialect.name, t.artifacts, ("job_id", "path"), tuple(row))
+    conn.execute(change, {"job_id": job_id, "path": path, **row})
 
 
 def list_artifacts(db: Database, job_id: str) -> list[ArtifactRow]:

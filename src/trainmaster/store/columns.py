@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Integer, MetaData
+from sqlalchemy import JSON, BigInteger, ColumnElement, DateTime, Dialect, Integer, MetaData, Table
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.types import TypeDecorator
 
@@ -59,3 +61,23 @@ def big() -> BigInteger:
 def word(kind: Any, value: str | None) -> Any:
     """A text column as a member of its enum; NULL stays None."""
     return kind(value) if value is not None else None
+
+
+def upsert(
+    dialect: str,
+    table: Table,
+    key: tuple[str, ...],
+    changed: tuple[str, ...] = (),
+    *,
+    where: Callable[[Any, Any], ColumnElement[bool]] | None = None,
+) -> Any:
+    """INSERT … ON CONFLICT (key) DO UPDATE the changed columns; DO NOTHING without any.
+
+    `where` takes the stored and the new columns and restricts the update.
+    """
+    row = (sqlite if dialect == "sqlite" else postgresql).insert(table)
+    if not changed:
+        return row.on_conflict_do_nothing()
+    condition = where(table.c, row.excluded) if where is not None else None
+    changes = {name: row.excluded[name] for name in changed}
+    return row.on_conflict_do_update(index_elements=key, set_=changes, where=condition)

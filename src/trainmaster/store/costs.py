@@ -12,12 +12,11 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Float, case, cast, delete, func, literal, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from trainmaster.core.cost import Amount, Span, Window, add_up, month_of
 from trainmaster.core.states import Stage
 from trainmaster.store import tables as t
-from trainmaster.store.columns import UtcTime
+from trainmaster.store.columns import UtcTime, upsert
 from trainmaster.store.database import Database
 
 PERIODS = ("total", "month")
@@ -193,10 +192,9 @@ def set_price(conn: Connection, attempt: str, cents_per_hour: float | None) -> N
 def set_budget(conn: Connection, project: str, period: str, cap_cents: int, *, at: datetime) -> None:
     """What a project may spend; a cap that was there is replaced, and its warning forgotten."""
     assert period in PERIODS and cap_cents >= 0, f"no budget: {cap_cents} a {period}"
-    dialect = sqlite if conn.dialect.name == "sqlite" else postgresql
-    row = dialect.insert(t.budgets).values(project=project, period=period, cap_cents=cap_cents, created_at=at)
-    changes = {"cap_cents": row.excluded.cap_cents, "created_at": row.excluded.created_at, "warned_at": None}
-    conn.execute(row.on_conflict_do_update(index_elements=["project", "period"], set_=changes))
+    row = {"cap_cents": cap_cents, "created_at": at, "warned_at": None}
+    change = upsert(conn.dialect.name, t.budgets, ("project", "period"), tuple(row))
+    conn.execute(change, {"project": project, "period": period, **row})
 
 
 def remove_budget(conn: Connection, project: str, period: str) -> bool:

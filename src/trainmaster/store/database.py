@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from trainmaster.core.errors import MissingExtra, StoreError
 
@@ -116,3 +117,17 @@ def _begin(conn: Connection) -> None:
     else:
         # Takes no lock and so cannot fail; straight to the driver, because a page opens several of these.
         conn.connection.cursor().execute("BEGIN")
+
+
+def is_unavailable(wrong: Exception) -> bool:
+    """Whether a statement failed because the database is away, full or busy, and not because of its values."""
+    if not isinstance(wrong, DBAPIError):
+        return isinstance(wrong, PoolTimeout)
+    state = getattr(wrong.orig, "sqlstate", None) or ""
+    if state[:2] in _VALUE_STATES:
+        return False
+    return wrong.connection_invalidated or isinstance(wrong, (OperationalError, InterfaceError))
+
+
+# SQLSTATE classes: data exception, integrity violation, program limit (an index entry that is too long).
+_VALUE_STATES = ("22", "23", "54")

@@ -25,107 +25,183 @@ from sqlalchemy import (
     type_coerce,
     update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 
-from trainmaster.core.events import Line
+from trainmaster.core.events import Line, render
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.store import tables as t
-from trainmaster.store.database import Database
-from trainmaster.store.projection import project
+from trainmaster.store.columns import upsert
+from trainmaster.store.database import Database, is_unavailable
+from trainmaster.store.projection import PHASES, project
 from trainmaster.store.rows import EventRow, StreamRow
+
+_FAULT_CHARACTERS = 300
+_TEXT_CHARACTERS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """New lines of one attempt, which begin where its stream is acknowledged."""
+    """New lines of one stream, from its acknowledged offset on."""
 
-    job_id: str
     attempt: str
     lines: Sequence[Line]
-    inside: bool
+    inside: bool = False  # the end lies inside a line too long to be kept whole
+    job_id: str | None = None  # None: looked up
+    stream: str = EVENTS_FILE
+    tail: bytes | None = None  # last bytes of the file before the new offset; None: not known
+    base: int | None = None  # offset at which a new file begins; None: still the same file
 
-
-def append_chunks(conn: Connection, chunks: Sequence[Chunk]) -> list[bool]:
-    """`append_events` for many attempts in one transaction: for each, whether it was kept or somebody was first."""
-    s = t.streams.c
-    names = [chunk.attempt for chunk in chunks]
-    query = select(s.attempt, s.offset).where(s.attempt.in_(names), s.stream == EVENTS_FILE)
-    known = {row.attempt: row.offset for row in conn.execute(query.order_by(s.attempt).with_for_update())}
-    fresh = [chunk for chunk in chunks if known.get(chunk.attempt) == chunk.lines[0].offset]
-    if fresh:
-        _append(conn, fresh)
-    kept = {chunk.attempt for chunk in fresh}
-    return [
-        # The first lines of a stream have no row to compare with; it is made with them.
-        append_events(
-            conn, chunk.attempt, EVENTS_FILE, seen_offset=chunk.lines[0].offset, lines=chunk.lines, inside=chunk.inside
-        )
-        if chunk.attempt not in known
-        else chunk.attempt in kept
-        for chunk in chunks
-    ]
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.attempt, self.stream
 
 
 def append_events(
     conn: Connection, attempt: str, stream: str, *, seen_offset: int, lines: Sequence[Line], inside: bool = False
 ) -> bool:
-    """Keep lines that begin at the offset we saw, what they say of the training, and move the offset behind them.
-
-    False, and nothing is changed, if another reader has already moved it.
-    """
+    """Append lines of one stream; False, and nothing is changed, if another reader has moved its offset."""
     if not lines:
         return True
-    assert lines[0].offset == seen_offset, "the lines do not begin where the stream was acknowledged"
-    end = lines[-1].offset + lines[-1].length
-    at = datetime.now(UTC)
-    if not _acknowledge(conn, attempt, stream, seen=seen_offset, end=end, inside=inside, at=at):
-        return False
-    # An agent that only says that it is alive does not say that the work goes on.
-    if any(line.event is None or line.event.phase != "HEARTBEAT" for line in lines):
-        job = t.jobs.c.id == select(t.attempts.c.job_id).where(t.attempts.c.id == attempt).scalar_subquery()
-        conn.execute(update(t.jobs).where(job).values(heard_at=at, stalled_at=None))
-    insert_lines(conn, attempt, stream, lines)
-    project(conn, attempt, stream, lines)
-    return True
+    assert lines[0].offset == seen_offset, "the lines do not begin at the acknowledged offset"
+    return append_chunks(conn, [Chunk(attempt=attempt, stream=stream, lines=lines, inside=inside)])[0]
 
 
-def _acknowledge(
-    conn: Connection, attempt: str, stream: str, *, seen: int, end: int, inside: bool, at: datetime
-) -> bool:
-    row = update(t.streams).where(t.streams.c.attempt == attempt, t.streams.c.stream == stream)
-    moved = conn.execute(row.where(t.streams.c.offset == seen).values(offset=end, inside=inside, heard_at=at))
-    if moved.rowcount == 1:
-        return True
-    if seen != 0:
-        return False
-    # A stream's first lines. Should another reader write the same row now, one of us finds it there and gives way.
-    dialect = sqlite if conn.dialect.name == "sqlite" else postgresql
-    first = dialect.insert(t.streams).values(attempt=attempt, stream=stream, offset=end, inside=inside, heard_at=at)
-    return conn.execute(first.on_conflict_do_nothing().returning(t.streams.c.offset)).first() is not None
+def append_chunks(conn: Connection, chunks: Sequence[Chunk]) -> list[bool]:
+    """Append lines of many streams with their offsets and derived records; for each, False if another was first.
+
+    The only function that adds events. A line that the database refuses is stored as a fault, so that the stream goes
+    on behind it.
+    """
+    names = list({chunk.attempt: None for chunk in chunks})
+    found = _offsets(conn, names)
+    if new := [{"attempt": c.attempt, "stream": c.stream} for c in chunks if c.key not in found]:
+        # Two readers may insert the same row: the second waits for the first and then reads its offset.
+        conn.execute(upsert(conn.dialect.name, t.streams, ("attempt", "stream")), [{**row, **_UNREAD} for row in new])
+        found = _offsets(conn, names)
+    fresh = [chunk for chunk in chunks if found[chunk.key] == chunk.lines[0].offset]
+    if fresh:
+        _acknowledge(conn, fresh)
+        _insert(conn, fresh)
+        for chunk in fresh:
+            _project(conn, chunk)
+    stored = {chunk.key for chunk in fresh}
+    return [chunk.key in stored for chunk in chunks]
 
 
-_ACKNOWLEDGE = (
+_UNREAD = {"offset": 0, "inside": False, "base": 0}
+
+
+def _offsets(conn: Connection, attempts: Sequence[str]) -> dict[tuple[str, str], int]:
+    s = t.streams.c
+    query = select(s.attempt, s.stream, s.offset).where(s.attempt.in_(attempts)).order_by(s.attempt, s.stream)
+    return {(row.attempt, row.stream): row.offset for row in conn.execute(query.with_for_update())}
+
+
+_STREAM = (t.streams.c.attempt == bindparam("of_attempt"), t.streams.c.stream == bindparam("of_stream"))
+_MOVE = (
     update(t.streams)
-    .where(t.streams.c.attempt == bindparam("key"), t.streams.c.stream == EVENTS_FILE)
-    .values(offset=bindparam("end"), inside=bindparam("within"), heard_at=bindparam("at"))
+    .where(*_STREAM)
+    .values(offset=bindparam("end"), inside=bindparam("within"), heard_at=bindparam("at"), tail=bindparam("last"))
+)
+_REBASE = update(t.streams).where(*_STREAM).values(base=bindparam("start"))
+_HEAR = update(t.jobs).where(t.jobs.c.id == bindparam("key")).values(heard_at=bindparam("at"), stalled_at=None)
+_HEAR_ATTEMPT = (
+    update(t.jobs)
+    .where(t.jobs.c.id == select(t.attempts.c.job_id).where(t.attempts.c.id == bindparam("key")).scalar_subquery())
+    .values(heard_at=bindparam("at"), stalled_at=None)
 )
 
 
-_HEAR = update(t.jobs).where(t.jobs.c.id == bindparam("key")).values(heard_at=bindparam("at"), stalled_at=None)
-
-
-def _append(conn: Connection, chunks: Sequence[Chunk]) -> None:
+def _acknowledge(conn: Connection, chunks: Sequence[Chunk]) -> None:
     at = datetime.now(UTC)
-    ends = [chunk.lines[-1].offset + chunk.lines[-1].length for chunk in chunks]
-    moved = [{"key": c.attempt, "end": end, "within": c.inside, "at": at} for c, end in zip(chunks, ends, strict=True)]
-    conn.execute(_ACKNOWLEDGE, moved)
-    # An agent that only says that it is alive does not say that the work goes on.
+    conn.execute(
+        _MOVE,
+        [
+            {
+                "of_attempt": chunk.attempt,
+                "of_stream": chunk.stream,
+                "end": chunk.lines[-1].offset + chunk.lines[-1].length,
+                "within": chunk.inside,
+                "last": chunk.tail.hex() if chunk.tail is not None else None,
+                "at": at,
+            }
+            for chunk in chunks
+        ],
+    )
+    if moved := [chunk for chunk in chunks if chunk.base is not None]:
+        conn.execute(_REBASE, [{"of_attempt": c.attempt, "of_stream": c.stream, "start": c.base} for c in moved])
+    # A heartbeat shows that the agent lives, not that the work goes on.
     heard = [c for c in chunks if any(line.event is None or line.event.phase != "HEARTBEAT" for line in c.lines)]
-    if heard:
-        conn.execute(_HEAR, [{"key": chunk.job_id, "at": at} for chunk in heard])
-    insert_many(conn, [(chunk.attempt, EVENTS_FILE, chunk.lines) for chunk in chunks])
+    if by_job := [{"key": chunk.job_id, "at": at} for chunk in heard if chunk.job_id is not None]:
+        conn.execute(_HEAR, by_job)
+    if by_attempt := [{"key": chunk.attempt, "at": at} for chunk in heard if chunk.job_id is None]:
+        conn.execute(_HEAR_ATTEMPT, by_attempt)
+
+
+def _insert(conn: Connection, chunks: Sequence[Chunk]) -> None:
+    try:
+        with conn.begin_nested():
+            insert_many(conn, [(chunk.attempt, chunk.stream, chunk.lines) for chunk in chunks])
+    except Exception as wrong:
+        if is_unavailable(wrong):
+            raise
+    else:
+        return
     for chunk in chunks:
-        project(conn, chunk.attempt, EVENTS_FILE, chunk.lines, job_id=chunk.job_id)
+        for line in chunk.lines:
+            _insert_or_fault(conn, chunk, line)
+
+
+def _insert_or_fault(conn: Connection, chunk: Chunk, line: Line) -> None:
+    try:
+        with conn.begin_nested():
+            insert_many(conn, [(chunk.attempt, chunk.stream, [line])])
+    except Exception as wrong:
+        if is_unavailable(wrong):
+            raise
+        fault = f"could not be stored: {_describe(wrong)}"
+        refused = Line(offset=line.offset, length=line.length, fault=fault, text=_text_of(line))
+        insert_many(conn, [(chunk.attempt, chunk.stream, [refused])])
+
+
+def _project(conn: Connection, chunk: Chunk) -> None:
+    told = [line for line in chunk.lines if line.event is not None and line.event.phase in PHASES]
+    if not told:
+        return
+    try:
+        with conn.begin_nested():
+            project(conn, chunk.attempt, chunk.stream, told, job_id=chunk.job_id)
+    except Exception as wrong:
+        if is_unavailable(wrong):
+            raise
+    else:
+        return
+    for line in told:
+        try:
+            with conn.begin_nested():
+                project(conn, chunk.attempt, chunk.stream, [line], job_id=chunk.job_id)
+        except Exception as wrong:
+            if is_unavailable(wrong):
+                raise
+            e = t.events.c
+            this = (e.attempt == chunk.attempt, e.stream == chunk.stream, e.offset == line.offset)
+            fault = f"stored as an event only: {_describe(wrong)}"
+            conn.execute(update(t.events).where(*this).values(fault=fault, text=_text_of(line)))
+
+
+def _describe(wrong: Exception) -> str:
+    words = str(getattr(wrong, "orig", None) or wrong).strip().partition("\n")[0]
+    return f"{type(wrong).__name__}: {words}"[:_FAULT_CHARACTERS].replace("\x00", "\ufffd")
+
+
+def _text_of(line: Line) -> str:
+    """The beginning of a line that the database refused, as text that it accepts."""
+    text = line.text
+    if text is None:
+        try:
+            text = render(line.event) if line.event is not None else ""
+        except (ValueError, RecursionError):
+            text = ""
+    return text[:_TEXT_CHARACTERS].replace("\x00", "\ufffd").encode("utf-8", errors="replace").decode()
 
 
 def find_stream(db: Database, attempt: str, stream: str) -> StreamRow:
@@ -133,7 +209,14 @@ def find_stream(db: Database, attempt: str, stream: str) -> StreamRow:
     query = select(t.streams).where(t.streams.c.attempt == attempt, t.streams.c.stream == stream)
     with db.read() as conn:
         row = conn.execute(query).mappings().first()
-    return StreamRow(**row) if row is not None else StreamRow(attempt=attempt, stream=stream, offset=0, inside=False)
+    if row is None:
+        return StreamRow(attempt=attempt, stream=stream, offset=0, inside=False)
+    return StreamRow(**{**row, "tail": read_tail(row["tail"])})
+
+
+def read_tail(value: str | None) -> bytes | None:
+    """The `tail` column of a stream."""
+    return bytes.fromhex(value) if value is not None else None
 
 
 _ATTEMPTS_FROM = (
@@ -287,11 +370,6 @@ _COLUMNS = (
 
 
 _to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
-
-
-def insert_lines(conn: Connection, attempt: str, stream: str, lines: Sequence[Line]) -> None:
-    """One row for each line."""
-    insert_many(conn, [(attempt, stream, lines)])
 
 
 def insert_many(conn: Connection, streams: Sequence[tuple[str, str, Sequence[Line]]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import fields
 
 from sqlalchemy import bindparam, func, select
 
@@ -12,9 +13,10 @@ from trainmaster.store.rows import EpochRow, EvalRow, IterationRow, StepRow
 
 # What the details of a job ask for, put together once.
 _OF_JOB = t.iterations.c.job_id == bindparam("job")
-_ITERATIONS = select(t.iterations).where(_OF_JOB).order_by(t.iterations.c.number)
+_ITERATION = select(*(t.iterations.c[item.name] for item in fields(IterationRow)))
+_ITERATIONS = _ITERATION.where(_OF_JOB).order_by(t.iterations.c.number)
 _STEPS = (
-    select(t.steps)
+    select(*(t.steps.c[item.name] for item in fields(StepRow)))
     .join(t.iterations, t.iterations.c.id == t.steps.c.iteration_id)
     .where(_OF_JOB)
     .order_by(t.iterations.c.number, t.steps.c.id)
@@ -34,7 +36,7 @@ def list_iterations(db: Database, job_id: str) -> list[IterationRow]:
 
 
 def find_iteration(db: Database, job_id: str, number: int) -> IterationRow | None:
-    query = select(t.iterations).where(t.iterations.c.job_id == job_id, t.iterations.c.number == number)
+    query = _ITERATION.where(t.iterations.c.job_id == job_id, t.iterations.c.number == number)
     with db.read() as conn:
         row = conn.execute(query).mappings().first()
     return IterationRow(**row) if row is not None else None

@@ -89,13 +89,15 @@ class RunningRow:
     heard_at: datetime | None
     offset: int
     inside: bool
+    base: int = 0
+    tail: bytes | None = None
 
 
 def list_running(db: Database, token: str) -> list[RunningRow]:
     """The jobs of this token that run, that nobody wants to stop, and whose last step went well."""
     j, a, s = t.jobs.c, t.attempts.c, t.streams.c
     query = (
-        select(j.id, a.id, a.report, j.message, j.heard_at, s.offset, s.inside)
+        select(j.id, a.id, a.report, j.message, j.heard_at, s.offset, s.inside, s.base, s.tail)
         .select_from(t.jobs)
         .join(t.attempts, (a.job_id == j.id) & (a.number == j.attempts))
         .outerjoin(t.streams, (s.attempt == a.id) & (s.stream == EVENTS_FILE))
@@ -116,9 +118,10 @@ def list_running(db: Database, token: str) -> list[RunningRow]:
     return [
         RunningRow(
             job_id=job, attempt=attempt, report=TargetState(report) if report is not None else None, message=message,
-            heard_at=heard, offset=offset or 0, inside=bool(inside),
+            heard_at=heard, offset=offset or 0, inside=bool(inside), base=base or 0,
+            tail=bytes.fromhex(tail) if tail is not None else None,
         )
-        for job, attempt, report, message, heard, offset, inside in rows
+        for job, attempt, report, message, heard, offset, inside, base, tail in rows
     ]  # fmt: skip
 
 

@@ -7,16 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Connection, inspect, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from trainmaster.core.errors import StoreError
+from trainmaster.store import projection, tables
 from trainmaster.store.database import Database, connect
 
 if TYPE_CHECKING:
     from alembic.config import Config
 
 _FOLDER = Path(__file__).parent / "migrations"
+_INCREMENTAL = "0003"  # the revision from which on records carry aggregates
 _ONE_AT_A_TIME = threading.Lock()  # Alembic keeps what it works on in a global of the process
 
 
@@ -42,10 +44,13 @@ def upgrade(db: Database) -> None:
     with db.read() as conn:
         if _is_current(conn):
             return
+        before = _revision(conn)
     # Imported where it is needed: it takes longer to load than most commands take, and hardly any needs it.
     from alembic import command
 
     _run(db, lambda config: command.upgrade(config, "head"))
+    if before is not None and before < _INCREMENTAL:
+        _rebuild_open(db)
 
 
 def downgrade(db: Database, revision: str) -> None:
@@ -65,9 +70,7 @@ def _run(db: Database, step: Callable[[Config], None]) -> None:
 
 
 def _is_current(conn: Connection) -> bool:
-    found = None
-    if inspect(conn).has_table("alembic_version"):
-        found = conn.execute(text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
+    found = _revision(conn)
     known = revisions()
     if found is not None and found not in known:
         raise StoreError(
@@ -75,6 +78,22 @@ def _is_current(conn: Connection) -> bool:
             "install the newer release again (pip install -U trainmaster), or open another database"
         )
     return bool(found == known[-1])
+
+
+def _revision(conn: Connection) -> str | None:
+    if not inspect(conn).has_table("alembic_version"):
+        return None
+    found: str | None = conn.execute(text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
+    return found
+
+
+def _rebuild_open(db: Database) -> None:
+    """Derive the records of open jobs again: later lines are merged with aggregates, which older rows do not have."""
+    with db.read() as conn:
+        ids = conn.execute(select(tables.jobs.c.id).where(tables.jobs.c.stage.is_not(None))).scalars().all()
+    for job_id in ids:
+        with db.write() as conn:
+            projection.rebuild(conn, job_id)
 
 
 def revisions() -> list[str]:

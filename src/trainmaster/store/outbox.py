@@ -10,9 +10,9 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, or_, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from trainmaster.store import tables as t
+from trainmaster.store.columns import upsert
 from trainmaster.store.database import Database
 
 _NEWS, _WAYS = t.outbox.c, t.deliveries.c
@@ -60,11 +60,9 @@ def insert_news(
     at: datetime,
 ) -> bool:
     """Put one piece of news in. False where the same key is there: it is told once, however often it is found out."""
-    dialect = sqlite if conn.dialect.name == "sqlite" else postgresql
-    row = dialect.insert(t.outbox).values(
-        key=key, topic=topic, project=project, job_id=job_id, payload=dict(payload), at=at
-    )
-    return conn.execute(row.on_conflict_do_nothing().returning(t.outbox.c.id)).first() is not None
+    row = {"key": key, "topic": topic, "project": project, "job_id": job_id, "payload": dict(payload), "at": at}
+    change = upsert(conn.dialect.name, t.outbox, ("key",)).returning(t.outbox.c.id)
+    return conn.execute(change, row).first() is not None
 
 
 def is_known(conn: Connection, key: str) -> bool:
@@ -86,10 +84,9 @@ def has_unspread(db: Database) -> bool:
 
 def spread(conn: Connection, news: NewsRow, channels: Collection[str], *, at: datetime) -> None:
     """Send a piece of news on its way to each channel."""
-    dialect = sqlite if conn.dialect.name == "sqlite" else postgresql
-    for channel in channels:
-        row = dialect.insert(t.deliveries).values(outbox_id=news.id, channel=channel, tries=0, next_at=at)
-        conn.execute(row.on_conflict_do_nothing())
+    change = upsert(conn.dialect.name, t.deliveries, ("outbox_id", "channel"))
+    if rows := [{"outbox_id": news.id, "channel": channel, "tries": 0, "next_at": at} for channel in channels]:
+        conn.execute(change, rows)
     conn.execute(update(t.outbox).where(_NEWS.id == news.id).values(spread_at=at))
 
 

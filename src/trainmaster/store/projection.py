@@ -1,308 +1,302 @@
-"""What the lines say of the training becomes rows, in the transaction that keeps the lines: exactly once with them.
+"""Training records derived from events: iterations, their phases, epochs, evaluations and checks.
 
-A row of the training depends on which events there are, and not on the order in which they came: what several events
-tell together (when a thing began, ended, how long it took, with which config) is told anew from all of them whenever
-one is added. They are few: starts and ends. An epoch and a check are told by one event each; told again, the one with
-the later time stands. A line without an iteration belongs to iteration 1, as everything does that our trainer writes.
+Written in the transaction that stores the lines, so each line counts once. Incremental: a batch of lines is folded in
+memory and merged with the rows it touches. The cost grows with the lines of the batch, not with those of the run.
 
-What does depend on the order of the lines: the numbers of rows, an evaluation's offset, and which of two events about
-the same epoch or check stands that have the same time or none (the later line).
+A row depends on which events there are, not on the order in which they arrive. Starts and ends are merged: the first
+start, the last end, the newest config, the newest stated duration (an iteration) or the exact sum of the stated ones (a
+phase of an iteration). What a later merge needs beside the row itself is in its `aggregate`. One event describes one
+epoch or one check; of several about the same one, the latest time wins. A line without an iteration belongs to
+iteration 1.
+
+Three things depend on the order of lines: row numbers, an evaluation's offset, and which of two events about the same
+epoch or check wins if they have the same time or none (the later line).
 """
 
 from __future__ import annotations
 
 import functools
-import json
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Table, and_, insert, or_, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from trainmaster.core.events import Event, Line
 from trainmaster.core.results import Verdict
 from trainmaster.store import tables as t
+from trainmaster.store.columns import upsert
+from trainmaster.store.spans import Span, read_text, read_whole
 
-# Phases whose starts and ends are one step of an iteration.
-_STEPS = {"TRAJECTORY": "traj_gen", "TRAINING": "training", "EVAL_TRAINING": "evaluation"}
-_LONGEST_S = 1e12  # more is no duration, and sums of it would leave what a float holds
-_LONG_AGO = datetime.min.replace(tzinfo=UTC)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Said:
-    """An event and where it was said."""
-
-    conn: Connection
-    job_id: str
-    attempt: str
-    stream: str
-    offset: int
-    event: Event
-
-    @property
-    def data(self) -> Mapping[str, Any]:
-        return self.event.data
-
-    @property
-    def ts(self) -> datetime | None:
-        return self.event.ts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Told:
-    """The starts and ends of one thing, each in the order of attempts and times."""
-
-    starts: Sequence[Any]  # rows of `events`
-    ends: Sequence[Any]
-
-    @property
-    def began(self) -> datetime | None:
-        return min((row.ts for row in self.starts if row.ts is not None), default=None)
-
-    @property
-    def ended(self) -> datetime | None:
-        return max((row.ts for row in self.ends if row.ts is not None), default=None)
-
-    @property
-    def between(self) -> float | None:
-        """Seconds from the first start to the last end, for ends that do not say."""
-        if self.began is None or self.ended is None:
-            return None
-        return max(0.0, (self.ended - self.began).total_seconds())
-
-    @property
-    def seconds(self) -> list[float]:
-        """What the ends say of how long it took."""
-        return [found for row in self.ends if (found := _seconds(row.data or {})) is not None]
-
-    @property
-    def config(self) -> dict[str, Any] | None:
-        """The newest that a start says."""
-        return next((found for row in reversed(self.starts) if (found := _config(row.data or {}))), None)
+# Phases of an iteration, by the phase of their events.
+_KINDS = {"TRAJECTORY": "traj_gen", "TRAINING": "training", "EVAL_TRAINING": "evaluation"}
+_SPANS = frozenset({"PROJECT", "GROUP_ITERATION", "ITERATION", *_KINDS})
+PHASES = _SPANS | {"EVAL_MODEL", "PREFLIGHT"}
+_AT_ONCE = 500  # keys in one query
+# Longest text in an index. PostgreSQL refuses an index entry of more than 2,704 bytes, and a character may take four.
+_INDEXED_CHARACTERS = 255
 
 
 def project(conn: Connection, attempt: str, stream: str, lines: Iterable[Line], *, job_id: str | None = None) -> None:
-    """Take what these lines say into the rows of their job. The lines themselves are in `events` already."""
-    events = [(line.offset, line.event) for line in lines if line.event is not None and line.event.phase in _PHASES]
-    if not events:
+    """Merge lines into the records of their job. The lines themselves are in `events` already."""
+    told = [(line.offset, line.event) for line in lines if line.event is not None and line.event.phase in PHASES]
+    if not told:
         return
     if job_id is None:
         job_id = str(conn.execute(select(t.attempts.c.job_id).where(t.attempts.c.id == attempt)).scalar_one())
-    changed: dict[tuple[str, int | None], None] = {}  # in the order in which they were first spoken of
-    for offset, event in events:
-        if (rule := _RULES.get((event.phase, event.event))) is not None:
-            rule(_Said(conn=conn, job_id=job_id, attempt=attempt, stream=stream, offset=offset, event=event))
-        elif event.event in ("start", "end") and event.phase in _RETELL:
-            whole = event.phase in ("PROJECT", "GROUP_ITERATION")
-            changed[event.phase, None if whole else _number_of(event.iteration, event.data)] = None
-    for phase, number in changed:
-        told = _tell(conn, job_id, stream, phase, number)
-        _RETELL[phase](conn, job_id, phase, number, told)
+    fold = _Fold(conn, job_id, attempt, stream)
+    for offset, event in told:
+        fold.add(offset, event)
+    fold.write()
 
 
-def _tell(conn: Connection, job_id: str, stream: str, phase: str, number: int | None) -> _Told:
-    """All starts and ends of a phase, of one iteration where a number is given, over the attempts of a job."""
-    e, a = t.events.c, t.attempts.c
-    attempts = {row.id: row.number for row in conn.execute(select(a.id, a.number).where(a.job_id == job_id))}
-    query = select(e.attempt, e.ts, e.seq, e.event, e.iteration, e.data).where(
-        e.attempt.in_(attempts), e.stream == stream, e.phase == phase, e.event.in_(("start", "end"))
-    )
-    if number is not None:
-        query = query.where(or_(e.iteration == number, e.iteration.is_(None)))
-    rows = [row for row in conn.execute(query) if number is None or _number_of(row.iteration, row.data or {}) == number]
-    # The content last: two events of one moment are told in the same order however they came.
-    rows.sort(
-        key=lambda row: (
-            attempts[row.attempt],
-            row.ts or _LONG_AGO,
-            -1 if row.seq is None else row.seq,
-            json.dumps(row.data, sort_keys=True),
-        )
-    )
-    return _Told(starts=[row for row in rows if row.event == "start"], ends=[row for row in rows if row.event == "end"])
+class _Fold:
+    """Lines of one stream, folded by the row that they belong to."""
 
+    def __init__(self, conn: Connection, job_id: str, attempt: str, stream: str) -> None:
+        self._conn, self._job_id, self._attempt, self._stream = conn, job_id, attempt, stream
+        self._attempt_number = int(attempt.rpartition(".")[2])
+        self._spans: dict[tuple[str, int | None], Span] = {}
+        self._numbers: dict[int, None] = {}  # iterations, in the order in which they were first named
+        self._epochs: dict[tuple[int, int], dict[str, Any]] = {}
+        self._evals: list[tuple[int, dict[str, Any]]] = []
+        self._checks: dict[tuple[str, str], dict[str, Any]] = {}
 
-def _retell_project(conn: Connection, job_id: str, _phase: str, _number: int | None, told: _Told) -> None:
-    taken = told.seconds[-1] if told.seconds else told.between
-    values = {"project_started_at": told.began, "time_taken": taken}
-    conn.execute(update(t.jobs).where(t.jobs.c.id == job_id).values(values))
+    def add(self, offset: int, event: Event) -> None:
+        phase, name = event.phase, event.event
+        if name in ("start", "end") and phase in _SPANS:
+            number = None if phase in ("PROJECT", "GROUP_ITERATION") else self._number(event)
+            span = self._spans.get((phase, number))
+            if span is None:
+                span = self._spans[phase, number] = Span()
+            span.add(name, self._attempt_number, event)
+        elif phase == "TRAINING" and name == "epoch_complete":
+            self._add_epoch(event)
+        elif phase == "EVAL_MODEL" and name == "metrics":
+            self._add_eval(offset, event)
+        elif phase == "PREFLIGHT" and name == "check":
+            self._add_check(event)
 
+    def write(self) -> None:
+        self._write_job()
+        ids = self._write_iterations()
+        self._write_phases(ids)
+        if self._epochs:
+            rows = [{"iteration_id": ids[key[0]], "number": key[1], **row} for key, row in self._epochs.items()]
+            self._conn.execute(_upsert_newest(self._conn.dialect.name, t.epochs, ("iteration_id", "number")), rows)
+        if self._evals:
+            self._conn.execute(insert(t.evals), [{"iteration_id": ids[n], **row} for n, row in self._evals])
+        if self._checks:
+            rows = [{"node": node, "check": check, **row} for (node, check), row in self._checks.items()]
+            key = ("attempt", "node", "check")
+            self._conn.execute(_upsert_newest(self._conn.dialect.name, t.check_results, key), rows)
 
-def _retell_group(conn: Connection, job_id: str, _phase: str, _number: int | None, told: _Told) -> None:
-    conn.execute(update(t.jobs).where(t.jobs.c.id == job_id).values(training_config=told.config))
+    def _number(self, event: Event) -> int:
+        number = event.iteration if event.iteration is not None else read_whole(event.data.get("iteration"))
+        number = 1 if number is None else number
+        self._numbers[number] = None
+        return number
 
+    def _add_epoch(self, event: Event) -> None:
+        epoch = event.epoch if event.epoch is not None else read_whole(event.data.get("epoch"))
+        if epoch is None:
+            return  # an epoch without a number stays an event
+        data = event.data
+        row = {
+            "avg_loss": _float(data.get("avg_loss")),
+            "model_path": read_text(data.get("model_path")),
+            "optimizer_path": read_text(data.get("optimizer_path")),
+            "metrics": dict(data),
+            "at": event.ts,
+            "attempt": self._attempt,
+        }
+        _put_newest(self._epochs, (self._number(event), epoch), row)
 
-def _retell_iteration(conn: Connection, job_id: str, _phase: str, number: int | None, told: _Told) -> None:
-    values = {
-        "started_at": told.began,
-        "completed_at": told.ended,
-        "config": told.config,
-        "time_taken": told.seconds[-1] if told.seconds else told.between,
-    }
-    _upsert(conn, t.iterations, {"job_id": job_id, "number": number}, values)
+    def _add_eval(self, offset: int, event: Event) -> None:
+        data, metrics = event.data, event.data.get("metrics")
+        model = read_text(data.get("model_id")) or read_text(data.get("model_path"))
+        row = {
+            "job_id": self._job_id,
+            "model_id": model and bound(model),
+            "metrics": dict(metrics) if isinstance(metrics, Mapping) else dict(data),
+            "at": event.ts,
+            "attempt": self._attempt,
+            "stream": self._stream,
+            "offset": offset,
+        }
+        self._evals.append((self._number(event), row))
 
-
-def _retell_step(conn: Connection, job_id: str, phase: str, number: int | None, told: _Told) -> None:
-    iteration = _upsert(conn, t.iterations, {"job_id": job_id, "number": number}, {})
-    values = {
-        "started_at": told.began,
-        "completed_at": told.ended,
-        "config": told.config,
-        # Together: several evaluations of one iteration, or a training that was resumed. fsum, because plain sums of
-        # the same numbers differ with their order.
-        "step_time": math.fsum(told.seconds) if told.seconds else told.between,
-    }
-    _upsert(conn, t.steps, {"iteration_id": iteration, "kind": _STEPS[phase]}, values)
-
-
-_RETELL: Mapping[str, Callable[[Connection, str, str, int | None, _Told], None]] = {
-    "PROJECT": _retell_project,
-    "GROUP_ITERATION": _retell_group,
-    "ITERATION": _retell_iteration,
-    **dict.fromkeys(_STEPS, _retell_step),
-}
-
-
-def _epoch(said: _Said) -> None:
-    number = said.event.epoch if said.event.epoch is not None else _whole(said.data.get("epoch"))
-    if number is None:
-        return  # an epoch that has no number is kept as an event and cannot be a row
-    _upsert_newest(
-        said.conn,
-        t.epochs,
-        {"iteration_id": _iteration(said), "number": number},
-        {
-            "avg_loss": _number(said.data.get("avg_loss")),
-            "model_path": _text(said.data.get("model_path")),
-            "optimizer_path": _text(said.data.get("optimizer_path")),
-            "metrics": dict(said.data),
-            "at": said.ts,
-            "attempt": said.attempt,
-        },
-    )
-
-
-_NEW_EVAL = insert(t.evals)
-
-
-def _eval(said: _Said) -> None:
-    metrics = said.data.get("metrics")
-    values = {
-        "job_id": said.job_id,
-        "iteration_id": _iteration(said),
-        "model_id": _text(said.data.get("model_id")) or _text(said.data.get("model_path")),
-        "metrics": dict(metrics) if isinstance(metrics, Mapping) else dict(said.data),
-        "at": said.ts,
-        "attempt": said.attempt,
-        "stream": said.stream,
-        "offset": said.offset,
-    }
-    said.conn.execute(_NEW_EVAL, values)
-
-
-def _check(said: _Said) -> None:
-    name, verdict = _text(said.data.get("check")), said.data.get("verdict")
-    if name is None or verdict not in list(Verdict):
-        return
-    node = _text(said.data.get("node")) or _text(said.event.extra.get("node")) or _host(said) or "0"
-    _upsert_newest(
-        said.conn,
-        t.check_results,
-        {"attempt": said.attempt, "node": node, "check": name[:64]},
-        {
+    def _add_check(self, event: Event) -> None:
+        data = event.data
+        name, verdict = read_text(data.get("check")), data.get("verdict")
+        if name is None or verdict not in list(Verdict):
+            return
+        node = read_text(data.get("node")) or read_text(event.extra.get("node")) or self._host or "0"
+        row = {
+            "attempt": self._attempt,
             "verdict": str(verdict),
-            "took_s": _number(said.data.get("took_s")),
-            "findings": said.data.get("findings"),
-            "at": said.ts,
-        },
-    )
+            "took_s": _float(data.get("took_s")),
+            "findings": data.get("findings"),
+            "at": event.ts,
+        }
+        _put_newest(self._checks, (bound(node), name[:64]), row)
+
+    @functools.cached_property
+    def _host(self) -> str | None:
+        """Host name in the agent's PROJECT start: a check does not state where it ran."""
+        e = t.events.c
+        start = (e.attempt == self._attempt, e.stream == self._stream, e.phase == "PROJECT", e.event == "start")
+        data = self._conn.execute(select(e.data).where(*start).order_by(e.offset).limit(1)).scalar_one_or_none()
+        return read_text((data or {}).get("host"))
+
+    def _write_job(self) -> None:
+        project_span, group = self._spans.get(("PROJECT", None)), self._spans.get(("GROUP_ITERATION", None))
+        if project_span is None and group is None:
+            return
+        j = t.jobs.c
+        query = select(j.project_started_at, j.aggregate, j.training_config).where(j.id == self._job_id)
+        row = self._conn.execute(query.with_for_update()).mappings().one()
+        aggregate = dict(row["aggregate"] or {})
+        values: dict[str, Any] = {}
+        if project_span is not None:
+            # A job has no column for the end of its project: it is kept with the rest of the aggregate.
+            project_span.merge(began=row["project_started_at"], ended=None, config=None, kept=aggregate.get("project"))
+            aggregate["project"] = project_span.kept()
+            values |= {"project_started_at": project_span.began, "time_taken": project_span.newest_s}
+        if group is not None:
+            group.merge(began=None, ended=None, config=row["training_config"], kept=aggregate.get("group"))
+            aggregate["group"] = group.kept()
+            values["training_config"] = group.config
+        self._conn.execute(update(t.jobs).where(j.id == self._job_id).values(aggregate=aggregate, **values))
+
+    def _write_iterations(self) -> dict[int, int]:
+        """Insert or merge the iterations that the lines name; their ids by number where a record below needs them."""
+        if not self._numbers:
+            return {}
+        own = {number: span for (phase, number), span in self._spans.items() if phase == "ITERATION"}
+        i = t.iterations.c
+        known = {
+            row["number"]: row
+            for some in _slices(list(self._numbers))
+            for row in self._conn.execute(
+                select(t.iterations).where(i.job_id == self._job_id, i.number.in_(some))
+            ).mappings()
+        }
+        rows = []
+        for number, span in own.items():
+            if number is not None and number in known:
+                span.merge_row(dict(known[number]))
+            values: dict[str, Any] = {"config": span.config, "started_at": span.began, "completed_at": span.ended}
+            values |= {"time_taken": span.newest_s, "aggregate": span.kept()}
+            rows.append({"job_id": self._job_id, "number": number, **values})
+        dialect = self._conn.dialect.name
+        if rows:
+            changed = ("config", "started_at", "completed_at", "time_taken", "aggregate")
+            self._conn.execute(upsert(dialect, t.iterations, ("job_id", "number"), changed), rows)
+        bare = [{"job_id": self._job_id, "number": n} for n in self._numbers if n not in own and n not in known]
+        if bare:
+            self._conn.execute(upsert(dialect, t.iterations, ("job_id", "number")), bare)
+        if len(own) == len(self._numbers) and len(self._spans) == len(own) and not self._epochs and not self._evals:
+            return {}  # nothing but iterations
+        return {
+            number: row_id
+            for some in _slices(list(self._numbers))
+            for row_id, number in self._conn.execute(
+                select(i.id, i.number).where(i.job_id == self._job_id, i.number.in_(some))
+            )
+        }
+
+    def _write_phases(self, ids: Mapping[int, int]) -> None:
+        own = {
+            (ids[number], _KINDS[phase]): span
+            for (phase, number), span in self._spans.items()
+            if phase in _KINDS and number is not None
+        }
+        if not own:
+            return
+        s = t.steps.c
+        known = {
+            (row["iteration_id"], row["kind"]): row
+            for some in _slices(list(dict.fromkeys(key[0] for key in own)))
+            for row in self._conn.execute(select(t.steps).where(s.iteration_id.in_(some))).mappings()
+        }
+        rows = []
+        for key, span in own.items():
+            if key in known:
+                span.merge_row(dict(known[key]))
+            values: dict[str, Any] = {"config": span.config, "started_at": span.began, "completed_at": span.ended}
+            values |= {"step_time": span.total_s, "aggregate": span.kept()}
+            rows.append({"iteration_id": key[0], "kind": key[1], **values})
+        changed = ("config", "started_at", "completed_at", "step_time", "aggregate")
+        self._conn.execute(upsert(self._conn.dialect.name, t.steps, ("iteration_id", "kind"), changed), rows)
 
 
-def _host(said: _Said) -> str | None:
-    """The machine that wrote this stream, as its agent said at its start: a check does not say where it ran."""
-    e = t.events.c
-    start = (e.attempt == said.attempt, e.stream == said.stream, e.phase == "PROJECT", e.event == "start")
-    data = said.conn.execute(select(e.data).where(*start).order_by(e.offset).limit(1)).scalar_one_or_none()
-    return _text((data or {}).get("host"))
+def bound(text: str, limit: int = _INDEXED_CHARACTERS) -> str:
+    """A text short enough for an index: itself, or its beginning and a digest that keeps two long ones apart."""
+    if len(text) <= limit:
+        return text
+    return f"{text[: limit - 17]}~{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-_RULES: Mapping[tuple[str, str], Callable[[_Said], None]] = {
-    ("TRAINING", "epoch_complete"): _epoch,
-    ("EVAL_MODEL", "metrics"): _eval,
-    ("PREFLIGHT", "check"): _check,
-}
-_PHASES = frozenset(_RETELL) | {phase for phase, _ in _RULES}
-
-
-def _iteration(said: _Said) -> int:
-    """The id of the iteration an event belongs to, which is made where it is not there yet."""
-    number = _number_of(said.event.iteration, said.data)
-    return _upsert(said.conn, t.iterations, {"job_id": said.job_id, "number": number}, {})
-
-
-def _number_of(stated: int | None, data: Mapping[str, Any]) -> int:
-    number = stated if stated is not None else _whole(data.get("iteration"))
-    return 1 if number is None else number
-
-
-def _upsert(conn: Connection, table: Table, key: Mapping[str, Any], values: Mapping[str, Any]) -> int:
-    """The row with this key, made or changed; its id."""
-    made = _upsert_query(conn.dialect.name, table, tuple(key), tuple(values))
-    return int(conn.execute(made, {**key, **values}).scalar_one())
+def _put_newest(rows: dict[Any, dict[str, Any]], key: Any, row: dict[str, Any]) -> None:
+    """Keep the row with the latest time; the later line of two with the same time."""
+    old = rows.get(key)
+    if old is None or old["at"] is None or (row["at"] is not None and row["at"] >= old["at"]):
+        rows[key] = row
 
 
 @functools.cache
-def _upsert_query(dialect: str, table: Table, key: Sequence[str], values: Sequence[str]) -> Any:
-    row = _insert(dialect, table)
-    # With nothing to change, the key is set to itself: a row that is left alone would not give its id back.
-    changes = {name: row.excluded[name] for name in (values or key)}
-    return row.on_conflict_do_update(index_elements=key, set_=changes).returning(table.c.id)
+def _upsert_newest(dialect: str, table: Table, key: tuple[str, ...]) -> Any:
+    """Insert a row, or change it unless the stored one has a later time of the same attempt."""
+    changed = tuple(column.name for column in table.c if column.name not in ("id", *key))
+
+    def is_newer(old: Any, new: Any) -> Any:
+        later = or_(old.at.is_(None), and_(new.at.is_not(None), new.at >= old.at))
+        return later if "attempt" in key else or_(old.attempt != new.attempt, later)
+
+    return upsert(dialect, table, key, changed, where=is_newer)
 
 
-def _upsert_newest(conn: Connection, table: Table, key: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """The row with this key, made, or changed unless what it holds was said at a later time of the same attempt."""
-    conn.execute(_upsert_newest_query(conn.dialect.name, table, tuple(key), tuple(values)), {**key, **values})
+def _slices(keys: Sequence[int]) -> list[Sequence[int]]:
+    return [keys[first : first + _AT_ONCE] for first in range(0, len(keys), _AT_ONCE)]
 
 
-@functools.cache
-def _upsert_newest_query(dialect: str, table: Table, key: Sequence[str], values: Sequence[str]) -> Any:
-    row = _insert(dialect, table)
-    old, new = table.c, row.excluded
-    newer = or_(old.attempt != new.attempt, old.at.is_(None), and_(new.at.is_not(None), new.at >= old.at))
-    return row.on_conflict_do_update(index_elements=key, set_={name: new[name] for name in values}, where=newer)
-
-
-def _insert(dialect: str, table: Table) -> Any:
-    return (sqlite if dialect == "sqlite" else postgresql).insert(table)
-
-
-def _config(data: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a start says it starts with: its `config`, or all of it."""
-    for name in ("config", "step_config", "training_config"):
-        if isinstance(data.get(name), Mapping):
-            return dict(data[name])
-    return dict(data) or None
-
-
-def _seconds(data: Mapping[str, Any]) -> float | None:
-    for name in ("time_taken", "duration", "duration_s", "step_time"):
-        found = _number(data.get(name))
-        if found is not None and 0 <= found <= _LONGEST_S:
-            return found
-    return None
-
-
-def _number(value: object) -> float | None:
+def _float(value: object) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+def rebuild(conn: Connection, job_id: str) -> int:
+    """Delete the records of a job and derive them again from its events; the number of lines read."""
+    of_job = select(t.iterations.c.id).where(t.iterations.c.job_id == job_id)
+    attempts = conn.execute(
+        select(t.attempts.c.id).where(t.attempts.c.job_id == job_id).order_by(t.attempts.c.number)
+    ).scalars().all()  # fmt: skip
+    for table in (t.steps, t.epochs, t.evals):
+        conn.execute(table.delete().where(table.c.iteration_id.in_(of_job)))
+    conn.execute(t.check_results.delete().where(t.check_results.c.attempt.in_(attempts)))
+    conn.execute(t.iterations.delete().where(t.iterations.c.job_id == job_id))
+    nothing = {"project_started_at": None, "time_taken": None, "training_config": None, "aggregate": None}
+    conn.execute(update(t.jobs).where(t.jobs.c.id == job_id).values(nothing))
+    count = 0
+    e = t.events.c
+    for attempt in attempts:
+        after: tuple[str, int] = ("", -1)
+        while True:
+            behind = or_(e.stream > after[0], and_(e.stream == after[0], e.offset > after[1]))
+            query = select(t.events).where(e.attempt == attempt, e.phase.in_(PHASES), behind)
+            rows = conn.execute(query.order_by(e.stream, e.offset).limit(2000)).mappings().all()
+            if not rows:
+                break
+            after = (rows[-1]["stream"], rows[-1]["offset"])
+            count += len(rows)
+            for stream in dict.fromkeys(row["stream"] for row in rows):
+                project(
+                    conn, attempt, stream, [_line(dict(row)) for row in rows if row["stream"] == stream], job_id=job_id
+                )
+    return count
 
 
-def _text(value: object) -> str | None:
-    return str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) and value != "" else None
+def _line(row: Mapping[str, Any]) -> Line:
+    names = ("phase", "event", "ts", "seq", "iteration", "epoch")
+    event = Event(**{name: row[name] for name in names}, data=row["data"] or {}, extra=row["extra"] or {})
+    return Line(offset=row["offset"], length=row["length"], event=event)

@@ -72,6 +72,8 @@ class StreamRow:
     offset: int
     inside: bool  # the offset lies inside a line too long to be kept whole
     heard_at: datetime | None = None  # when it last grew
+    base: int = 0  # offset at which the present file begins: more than 0 after it was truncated or replaced
+    tail: bytes | None = None  # last bytes of the file before `offset`, to recognise it again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

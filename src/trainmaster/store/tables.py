@@ -54,6 +54,7 @@ jobs = Table(
     Column("project_started_at", UtcTime),
     Column("time_taken", Float),
     Column("training_config", json_column()),
+    Column("aggregate", json_column()),
     Column("heard_at", UtcTime),  # when the last new event was taken in; a job that is silent for long has stalled
     Column("stalled_at", UtcTime),  # since when it is known to have stalled; NULL while it is heard of
     Column("rest_until", UtcTime),  # not to be worked on before: the backoff between tries, kept over a restart
@@ -110,6 +111,8 @@ streams = Table(
     Column("offset", big(), nullable=False),  # every byte before it is in `events`, none after it
     Column("heard_at", UtcTime),  # when it last grew
     Column("inside", Boolean, nullable=False),  # the offset lies inside a line too long to be kept whole
+    Column("base", big(), nullable=False, server_default=text("0")),  # offset at which the present file begins
+    Column("tail", String(128)),  # last bytes before the offset, as hex: another file at this place differs
 )
 
 events = Table(
@@ -183,6 +186,7 @@ iterations = Table(
     Column("started_at", UtcTime),
     Column("completed_at", UtcTime),
     Column("time_taken", Float),
+    Column("aggregate", json_column()),  # what merging later lines needs (spans.py)
     UniqueConstraint("job_id", "number"),
 )
 
@@ -196,6 +200,7 @@ steps = Table(
     Column("started_at", UtcTime),
     Column("completed_at", UtcTime),
     Column("step_time", Float),  # seconds
+    Column("aggregate", json_column()),
     UniqueConstraint("iteration_id", "kind"),
 )
 

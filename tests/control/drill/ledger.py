@@ -16,10 +16,12 @@ from trainmaster.store.columns import UtcTime, metadata
 
 # Measured anew in each run, or of whichever process worked last.
 _OWN = {
-    "jobs": {"time_taken", "lease_token", "lease_owner", "lease_until"},
+    "jobs": {"time_taken", "aggregate", "lease_token", "lease_owner", "lease_until"},
     "check_results": {"took_s"},
     "events": {"offset", "length", "seq"},  # a heartbeat more or less moves them
-    "streams": {"offset"},
+    "streams": {"offset", "tail"},
+    "iterations": {"aggregate"},  # they hold times
+    "steps": {"aggregate"},
     "evals": {"offset"},
     "outbox": {"spread_at"},  # by a clock of its own, beside the jobs
 }

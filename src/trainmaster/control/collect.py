@@ -12,19 +12,26 @@ not copied again, so a copy that was cut off anywhere is simply made again, and 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from trainmaster.control import failpoints, project_yaml
 from trainmaster.control.context import Context
 from trainmaster.control.project_yaml import PROJECT_FILE, prefix
+from trainmaster.core.errors import TargetError, Unreachable
 from trainmaster.core.plan import EVENTS_FILE, OUTPUTS_FOLDER
 from trainmaster.storage import Store, transfer
 from trainmaster.store import artifacts
 from trainmaster.store.rows import ArtifactRow, AttemptRow, JobRow
 from trainmaster.targets import FileSize, Handle
 
+_PART_BYTES = 200  # of one part of a path; file systems hold 255
+_PATH_BYTES = 900  # of a path; object stores hold 1,024 with the prefix
+_SHOWN = 5  # files named in a message
+_NAME_CHARACTERS = 200
 _CHUNK = 4 << 20  # bytes held of a file that is copied
 _PARTING_S = 5.0  # over what a read may take: a loop that has ended answers nobody
 # Threads of its own: a copy waits for reads, which need a thread too. In one pool, enough copies would wait for ever.
@@ -47,18 +54,37 @@ async def store_project(context: Context, job: JobRow) -> None:
         await _insert_row(context, job, None, kind="project", path=path, size_bytes=len(content), sha256=sha256)
 
 
-async def store_files(context: Context, job: JobRow, attempt: AttemptRow, handle: Handle) -> None:
-    """Store every file of an attempt that is not stored yet as it is now."""
+async def store_files(context: Context, job: JobRow, attempt: AttemptRow, handle: Handle) -> list[str]:
+    """Store every file of an attempt that is not stored yet as it is now; what cannot be stored, with the reason."""
+    unstored: list[str] = []
     files = await context.call("list", context.load(job.target).list_files(handle))
     rows = {row.path: row for row in await asyncio.to_thread(artifacts.list_artifacts, context.db, job.id)}
     for file in files:
         path = _path(attempt, file.name)
         if _is_stored(rows.get(path), attempt, file):
             continue
-        size_bytes, sha256 = await _copy(context, job, handle, file, f"{prefix(job.id)}/{path}")
+        try:
+            if file.fault:
+                raise TargetError(file.fault)
+            size_bytes, sha256 = await _copy(context, job, handle, file, f"{prefix(job.id)}/{path}")
+        except Unreachable:
+            raise
+        except TargetError as refused:  # this file, for ever: the others must not wait for it
+            unstored.append(f"{path}: {refused}")
+            continue
         await _insert_row(
             context, job, attempt.id, kind=_kind(file.name), path=path, size_bytes=size_bytes, sha256=sha256
         )
+    return unstored
+
+
+def describe_unstored(unstored: Sequence[str]) -> str:
+    """A sentence for the job's message; empty if everything was stored."""
+    if not unstored:
+        return ""
+    shown = "; ".join(text[:_NAME_CHARACTERS] for text in unstored[:_SHOWN])
+    more = f" and {len(unstored) - _SHOWN} more" if len(unstored) > _SHOWN else ""
+    return f"{len(unstored)} {'file was' if len(unstored) == 1 else 'files were'} not stored: {shown}{more}"
 
 
 def _is_stored(row: ArtifactRow | None, attempt: AttemptRow, file: FileSize) -> bool:
@@ -69,7 +95,41 @@ def _is_stored(row: ArtifactRow | None, attempt: AttemptRow, file: FileSize) -> 
 
 
 def _path(attempt: AttemptRow, name: str) -> str:
-    return name if name.startswith(f"{OUTPUTS_FOLDER}/") else f"attempts/{attempt.number}/{name}"
+    return escape(name) if name.startswith(f"{OUTPUTS_FOLDER}/") else f"attempts/{attempt.number}/{name}"
+
+
+def escape(name: str) -> str:
+    """A path that every storage and both databases take: unsafe bytes as %XX, long parts shortened by a digest.
+
+    Two names give two paths: a percent sign that could be read as an escape is escaped itself.
+    """
+    path = "/".join(_shorten(_ESCAPED.sub(_percent, part), _PART_BYTES) for part in name.split("/"))
+    if len(path.encode()) <= _PATH_BYTES:
+        return path
+    folder, last = path.partition("/")[0], path.rpartition("/")[2]
+    return f"{folder}/{_digest(name)}~{_shorten(last, 120)}"
+
+
+# Controls, backslash, DEL, surrogate escapes of bytes that are not UTF-8, and what looks like an escape of ours.
+_ESCAPED = re.compile("[\x00-\x1f\\\\\x7f\ud800-\udfff]|%(?=[0-9A-F]{2})")
+
+
+def _percent(found: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in found[0].encode("utf-8", errors="surrogateescape"))
+
+
+def _shorten(part: str, limit: int) -> str:
+    raw = part.encode()
+    if len(raw) <= limit:
+        return part
+    stem, dot, ending = part.rpartition(".")
+    ending = f".{ending}" if dot and stem and len(ending) <= 16 else ""
+    room = limit - 17 - len(ending.encode())
+    return f"{raw[:room].decode(errors='ignore')}~{_digest(part)[:16]}{ending}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", errors="surrogateescape")).hexdigest()[:32]
 
 
 def _kind(name: str) -> str:

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 
+from trainmaster.core.spec import MAX_GRACE_S
 from trainmaster.core.states import Reason, Stage
 from trainmaster.store.rows import AttemptRow, JobRow
 
@@ -38,19 +39,26 @@ class Deadlines:
     leak_s: float = 900.0  # a release that fails for so long may leave something running
     leak_again_s: float = 6 * 3600.0
     tries: int = 3  # a stage that failed less often in a row is not given up, however late it is
+    # A running attempt that cannot be asked is given up after so many tries in a row, about a day: time in which
+    # this control plane was away does not count.
+    unreachable_tries: int = 4_000
 
     def is_late(self, job: JobRow, now: datetime) -> bool:
         """Whether the stage of a job whose step has just failed is to be given up."""
+        if job.stage is Stage.RUNNING:
+            return job.tries + 1 >= self.unreachable_tries
         limit = self._limit_s(job)
         if limit is None or job.stage_since is None or job.tries + 1 < self.tries:
             return False
-        return now - job.stage_since > timedelta(seconds=limit)
+        return (now - job.stage_since).total_seconds() > limit
 
     def _limit_s(self, job: JobRow) -> float | None:
         if job.stage is Stage.PLACING:
             return self.placing_s
         if job.stage is Stage.STAGING:
             return self.staging_s
+        if job.stage is Stage.CHECKING:
+            return self.checking_s[job.spec.preflight.level]
         if job.stage in (Stage.COLLECTING, Stage.RELEASING):
             return self.cancelled_collecting_s if job.cancel_requested else self.collecting_s
         return None
@@ -77,10 +85,10 @@ class Deadlines:
 
     def must_force(self, job: JobRow, request: StopRequest, now: datetime) -> bool:
         """Whether an attempt that was asked to stop had all its time."""
-        return now - request.since > timedelta(seconds=self.grace_s(job))
+        return (now - request.since).total_seconds() > self.grace_s(job)
 
     def grace_s(self, job: JobRow) -> float:
-        return job.spec.limits.grace_s + self.stop_margin_s
+        return min(job.spec.limits.grace_s, MAX_GRACE_S) + self.stop_margin_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,9 @@ TRANSACTION_LINES = 1_000  # about 60 ms of a slow core; other writers wait for 
 TEXT_LIMIT = 1 << 12  # bytes stored as text of each piece of a line that is too long
 TAIL_BYTES = 64  # before the offset, compared at every read
 
+_FAULT_CHARACTERS = 500
+_REPLACED = "the event file was truncated, replaced or removed here; what it holds now is read from its start"
+
 # Read of the stream: (offset, limit) → bytes, empty at the end.
 Read = Callable[[int, int], Awaitable[bytes]]
 
@@ -98,9 +101,15 @@ async def read_on(read: Read, *, offset: int, limit: int, tail: bytes) -> bytes 
     return got[len(tail) :]
 
 
-def _begin_file(db: Database, seen: StreamRow, *, offset: int) -> int | None:
+def mark_unreadable(db: Database, attempt: str, why: str, *, stream: str = EVENTS_FILE) -> None:
+    """Mark, once, that the target refuses to read the event file. Should it be readable later, it is a new file."""
+    seen = events.find_stream(db, attempt, stream)
+    if seen.base != seen.offset or seen.offset == 0:
+        _begin_file(db, seen, offset=seen.offset, fault=f"the event file cannot be read: {why}"[:_FAULT_CHARACTERS])
+
+
+def _begin_file(db: Database, seen: StreamRow, *, offset: int, fault: str = _REPLACED) -> int | None:
     """Mark that the file is another one; the offset at which it begins, or None if another reader was first."""
-    fault = "the event file was truncated, replaced or removed here; what it holds now is read from its start"
     mark = Line(offset=offset, length=1, fault=fault, text="")
     base = offset + 1
     chunk = Chunk(attempt=seen.attempt, stream=seen.stream, lines=[mark], inside=False, tail=b"", base=base)

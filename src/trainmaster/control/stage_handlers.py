@@ -23,10 +23,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from trainmaster.control import budget
-from trainmaster.control.collect import store_files, store_project
+from trainmaster.control.collect import describe_unstored, store_files, store_project
 from trainmaster.control.context import Context
 from trainmaster.control.deadlines import StopRequest, find_stop_request, is_stalled, quiet_s
-from trainmaster.control.ingest import ingest
+from trainmaster.control.ingest import ingest, mark_unreadable
 from trainmaster.control.notify.job_news import put_job_news
 from trainmaster.control.transitions import abandon, end_attempt, end_job, finish_attempt, judge, last_attempt, move
 from trainmaster.core.errors import TargetError, TrainmasterError, Unreachable, UsageError
@@ -116,6 +116,8 @@ async def _watch(context: Context, job: JobRow, attempt: AttemptRow, handle: Han
     if request:
         await context.call("cancel", target.cancel(handle, reason=f"{request.reason.value}: {request.text}"))
     if poll.state is TargetState.UNKNOWN:
+        if not request and (late := context.deadlines.overdue(job, attempt, context.now())):
+            return await context.apply(job.id, lambda conn: _request_stop(conn, attempt, late), what="overdue")
         raise Unreachable(poll.note or "the target cannot be asked now")
     await _take_in(context, job, attempt, handle)
     waits = poll.state is TargetState.WAITING
@@ -137,8 +139,8 @@ async def _watch(context: Context, job: JobRow, attempt: AttemptRow, handle: Han
 async def _collect(context: Context, job: JobRow, attempt: AttemptRow, handle: Handle) -> bool:
     if not await _take_in(context, job, attempt, handle):
         return False
-    await store_files(context, job, attempt, handle)
-    reason, message = attempt.reason, attempt.message
+    unstored = describe_unstored(await store_files(context, job, attempt, handle))
+    reason, message = attempt.reason, "; ".join(text for text in (attempt.message, unstored) if text)
     return await context.apply(
         job.id, lambda conn: move(conn, context, job, Stage.RELEASING, reason=reason, message=message), what="collected"
     )
@@ -154,8 +156,9 @@ async def _release(context: Context, job: JobRow, attempt: AttemptRow, handle: H
     # Only now can nobody write any more: what a lost attempt's last processes wrote, and half a line, are taken here.
     if not await _take_in(context, job, attempt, handle, last=True):
         return False
-    await store_files(context, job, attempt, handle)
-    return await finish_attempt(context, job, attempt, attempt.message)
+    unstored = describe_unstored(await store_files(context, job, attempt, handle))
+    message = "; ".join(text for text in (attempt.message, unstored) if text)
+    return await finish_attempt(context, job, attempt, message)
 
 
 _HANDLERS: Mapping[Stage, Callable[[Context, JobRow, AttemptRow, Handle], Awaitable[bool]]] = {
@@ -181,7 +184,14 @@ async def _take_in(context: Context, job: JobRow, attempt: AttemptRow, handle: H
     async def read(offset: int, limit: int) -> bytes:
         return await context.call("read", target.read(handle, EVENTS_FILE, offset=offset, limit=limit))
 
-    return await ingest(context.db, attempt.id, read, zone=zone_of(job.spec, EVENTS_FILE), last=last)
+    try:
+        return await ingest(context.db, attempt.id, read, zone=zone_of(job.spec, EVENTS_FILE), last=last)
+    except Unreachable:
+        raise
+    except TargetError as refused:
+        # The target is there and refuses this file (a folder or a pipe stands in its place): the job goes on.
+        await asyncio.to_thread(mark_unreadable, context.db, attempt.id, str(refused))
+        return True
 
 
 async def _object(context: Context, job: JobRow, attempt: AttemptRow) -> bool:
@@ -234,6 +244,9 @@ def _checked(db: Database, job: JobRow, attempt: AttemptRow) -> bool:
     """Whether the node has said that its checks let the workload start. Read from the rows: a restart forgets."""
     if job.spec.preflight.level == 0:
         return True
+    alive = events.find_event(db, attempt.id, phase="HEARTBEAT", event="alive")
+    if alive is not None and alive.data.get("ranks"):
+        return True  # ranks run; the end of the pre-flight may have been lost with a truncated file
     row = events.find_event(db, attempt.id, phase="PREFLIGHT", event="end")
     go: set[Any] = {Overall.PASS, Overall.WARN}
     if job.spec.preflight.allow_incomplete:

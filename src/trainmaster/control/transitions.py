@@ -9,6 +9,7 @@ import asyncio
 from datetime import timedelta
 
 from trainmaster.control.context import Context
+from trainmaster.control.deadlines import find_stop_request
 from trainmaster.control.notify.job_news import put_job_news
 from trainmaster.core.errors import StorageError
 from trainmaster.core.states import Reason, Stage, Status, TargetState
@@ -122,6 +123,8 @@ async def end_overdue(context: Context, job: JobRow, wrong: Exception) -> bool:
     if job.stage is Stage.RELEASING and attempt.released_at is None:
         await _alarm(context, job, attempt, wrong)
         return False
+    if job.stage in (Stage.CHECKING, Stage.RUNNING):
+        return await _end_unwatched(context, job, attempt, wrong)
     if not context.deadlines.is_late(job, context.now()):
         return False
     if job.stage in (Stage.PLACING, Stage.STAGING):
@@ -136,6 +139,19 @@ async def end_overdue(context: Context, job: JobRow, wrong: Exception) -> bool:
         return move(conn, context, job, Stage.RELEASING, reason=attempt.reason, message=note)
 
     return await context.apply(job.id, change, what="leave collecting")
+
+
+async def _end_unwatched(context: Context, job: JobRow, attempt: AttemptRow, wrong: Exception) -> bool:
+    """End an attempt whose handler fails: asked to stop long ago, or not watchable for too long."""
+    request = find_stop_request(job, attempt)
+    if request is not None and context.deadlines.must_force(job, request, context.now()):
+        message = f"{request.text}; it could not be watched and is ended by force: {wrong}"
+        return await end_attempt(context, job, attempt, poll=None, reason=request.reason, message=message)
+    if not context.deadlines.is_late(job, context.now()):
+        return False
+    reason = Reason.CHECK_INCOMPLETE if job.stage is Stage.CHECKING else Reason.NODE_LOST
+    message = f"{job.stage} did not come to an end: {wrong}"
+    return await end_attempt(context, job, attempt, poll=None, reason=reason, message=message)
 
 
 async def _alarm(context: Context, job: JobRow, attempt: AttemptRow, wrong: Exception) -> None:

@@ -74,7 +74,7 @@ def render(event: Event) -> str:
     if event.data:
         line["data"] = event.data
     # A key of `extra` never covers one of ours.
-    return json.dumps(_clean({**event.extra, **line}), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return json.dumps(clean_value({**event.extra, **line}), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 _MAX_INT = 2**63 - 1  # what both databases hold
@@ -102,7 +102,7 @@ def _parse(raw: bytes, *, zone: tzinfo, plain: bool) -> tuple[Event | None, str 
         return None, f"not a JSON object but {type(line).__name__}"
     if not plain:
         try:
-            line = _clean(line)
+            line = clean_value(line)
         except _TooDeep:
             return None, _TOO_DEEP
     get = line.get
@@ -225,7 +225,7 @@ def _line(raw: bytes, *, offset: int, length: int, zone: tzinfo, plain: bool) ->
     plain = plain and _is_flat(raw)
     event, fault = _parse(raw, zone=zone, plain=plain)
     if fault is not None:
-        text = _clean(raw.decode("utf-8", errors="replace"))
+        text = clean_value(raw.decode("utf-8", errors="replace"))
         return Line(offset=offset, length=length, event=event, fault=fault, text=text)
     data = _verbatim(raw) if plain and event is not None and event.data else None
     return Line(offset=offset, length=length, event=event, data_json=data)
@@ -239,7 +239,7 @@ class _TooDeep(ValueError):
     """A value nested deeper than we keep."""
 
 
-def _clean(value: Any, depth: int = 0) -> Any:
+def clean_value(value: Any, depth: int = 0) -> Any:
     """The same value in a form every JSON reader and both databases accept.
 
     Not-a-number becomes text (JSON has no word for it), NUL and lone surrogates are replaced (PostgreSQL refuses
@@ -260,13 +260,13 @@ def _clean(value: Any, depth: int = 0) -> Any:
     if depth >= _MAX_DEPTH and isinstance(value, (Mapping, list, tuple)):
         raise _TooDeep(_TOO_DEEP)
     if isinstance(value, Mapping):
-        return {_clean(str(key)): _clean(item, depth + 1) for key, item in value.items()}
+        return {clean_value(str(key)): clean_value(item, depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_clean(item, depth + 1) for item in value]
+        return [clean_value(item, depth + 1) for item in value]
     for plain in (str, int, float):  # an enum or another subclass is what it derives from
         if isinstance(value, plain):
-            return _clean(plain(value))
-    return _clean(str(value))
+            return clean_value(plain(value))
+    return clean_value(str(value))
 
 
 def _whole(value: str | int) -> int | str:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from trainmaster.core import schema
+from trainmaster.core.errors import SpecError
+from trainmaster.core.events import clean_value
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Reason
 
@@ -76,8 +79,20 @@ class ExitRecord:
     v: int = 1
 
     def to_json(self) -> str:
-        return json.dumps(schema.to_plain(self), indent=2, sort_keys=True)
+        """The record as JSON that every reader accepts: log lines in it may hold any byte."""
+        return json.dumps(clean_value(schema.to_plain(self)), indent=2, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> ExitRecord:
-        return schema.build(cls, json.loads(text))
+        return schema.build(cls, clean_value(json.loads(text)))
+
+    @classmethod
+    def read(cls, raw: bytes, *, attempt: str) -> ExitRecord:
+        """The record in a file. A file that holds none is described by a record of its own: the attempt is over."""
+        try:
+            return cls.from_json(raw.decode("utf-8", errors="replace"))
+        except (ValueError, RecursionError, SpecError) as wrong:
+            words = str(wrong).partition("\n")[0][:300]
+            message = f"the agent's exit record cannot be read: {words}"
+            ended_at = datetime.now(UTC).isoformat(timespec="microseconds")
+            return cls(attempt=attempt, ok=False, ended_at=ended_at, reason=Reason.TARGET_ERROR, message=message)

@@ -17,6 +17,7 @@ from trainmaster.core.schema import build, field
 from trainmaster.core.train_config import TrainConfig
 
 GLOBAL_FILE = "global.json"  # event file of programs that write Indian time without an offset
+MAX_GRACE_S = 3600.0  # more would keep a job running, and paid for, after it was told to stop
 GLOBAL_ZONE = timezone(timedelta(hours=5, minutes=30), "Asia/Kolkata")
 
 
@@ -51,7 +52,7 @@ class Limits:
     """Time limits, and the number of attempts."""
 
     timeout_s: float | None = field(default=None, gt=0, doc="longest time of one attempt; not stated: none")
-    grace_s: float = field(default=30.0, ge=0, doc="time to save between the asking and the killing")
+    grace_s: float = field(default=30.0, ge=0, doc="time to save between the stop request and the kill, at most 3600")
     attempts: int = field(default=1, ge=1, le=100, doc="attempts in all, where the reason allows another")
     stall_minutes: float | None = field(
         default=30.0, gt=0, doc="no event for so long is a stall; null: never. Heartbeats do not count"
@@ -159,11 +160,18 @@ def _zones() -> frozenset[str]:
 
 
 def parse_spec(mapping: object) -> JobSpec:
-    """A JobSpec from a plain mapping; SpecError with every fault, those between fields too."""
+    """A JobSpec from a plain mapping; SpecError with every fault, those between fields too.
+
+    Bounds that were added later are checked here and not in the fields: rows with older specs must stay readable.
+    """
     try:
-        return build(JobSpec, mapping)
+        spec = build(JobSpec, mapping)
     except SpecError as wrong:
         raise SpecError([*wrong.faults, *_faults_between(mapping, wrong.faults)]) from None
+    if spec.limits.grace_s > MAX_GRACE_S:
+        message = f"{spec.limits.grace_s:g} is more than {MAX_GRACE_S:g} s, the longest time to save"
+        raise SpecError([Fault(path="limits.grace_s", message=message)])
+    return spec
 
 
 def _faults_between(mapping: object, found: Sequence[Fault]) -> Iterator[Fault]:

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, ColumnElement, DateTime, Dialect, Integer, MetaData, Table
+from sqlalchemy import JSON, BigInteger, ColumnElement, DateTime, Dialect, Integer, MetaData, Table, Text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.types import TypeDecorator
+
+from trainmaster.core.events import clean_value
 
 
 class UtcTime(TypeDecorator[datetime]):
@@ -33,6 +35,16 @@ class UtcTime(TypeDecorator[datetime]):
             return None
         found: datetime = value
         return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+
+
+class SafeText(TypeDecorator[str]):
+    """Text from targets and jobs: NUL (PostgreSQL refuses it) and half a surrogate pair (no UTF-8) become U+FFFD."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002
+        return None if value is None else str(clean_value(value))
 
 
 def _from_text(value: str | None) -> datetime | None:

@@ -22,10 +22,11 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, Operationa
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from trainmaster.core.errors import MissingExtra, StoreError
+from trainmaster.core.events import clean_value
 
 _BUSY_MS = 30_000  # longest wait for another process's write; ours last milliseconds
 _WRITES = "trainmaster_writes"  # an option of a connection: its transaction takes the write lock
-_to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 
 class Database:
@@ -100,6 +101,18 @@ def connect(where: str | Path) -> Engine:
         event.listen(engine, "connect", _prepare)
         event.listen(engine, "begin", _begin)
     return engine
+
+
+def _to_json(value: Any) -> str:
+    """JSON that both databases accept: neither NUL nor half a surrogate pair, which logs and names may hold."""
+    try:
+        text = _encode(value)
+        if "\\u0000" not in text:
+            text.encode()
+            return text
+    except ValueError:  # also: not UTF-8, not a number
+        pass
+    return _encode(clean_value(value))
 
 
 def _prepare(connection: Any, _record: object) -> None:

@@ -31,7 +31,7 @@ from sqlalchemy import (
     text,
 )
 
-from trainmaster.store.columns import UtcTime, big, json_column, metadata
+from trainmaster.store.columns import SafeText, UtcTime, big, json_column, metadata
 
 jobs = Table(
     "jobs",
@@ -43,7 +43,7 @@ jobs = Table(
     Column("status", String(16), nullable=False),
     Column("stage", String(16)),  # NULL: final
     Column("reason", String(32)),
-    Column("message", Text, nullable=False),
+    Column("message", SafeText, nullable=False),
     Column("spec", json_column(), nullable=False),
     Column("attempts", Integer, nullable=False),
     Column("cancel_requested", Boolean, nullable=False),
@@ -90,7 +90,7 @@ attempts = Table(
     Column("handle", json_column()),
     Column("report", String(16)),
     Column("reason", String(32)),
-    Column("message", Text, nullable=False),
+    Column("message", SafeText, nullable=False),
     Column("exit", json_column()),
     Column("created_at", UtcTime, nullable=False),
     Column("started_at", UtcTime),
@@ -151,7 +151,7 @@ transitions = Table(
     Column("stage_to", String(16)),  # NULL: the job is final
     Column("status", String(16), nullable=False),
     Column("reason", String(32)),
-    Column("message", Text, nullable=False),
+    Column("message", SafeText, nullable=False),
     Index(None, "job_id", "id"),
 )
 
@@ -336,7 +336,7 @@ deliveries = Table(
     Column("next_at", UtcTime),  # NULL: done, or given up
     Column("done_at", UtcTime),
     Column("status", Integer),
-    Column("error", Text),
+    Column("error", SafeText),
     Column("took_s", Float),
     UniqueConstraint("outbox_id", "channel"),
     Index("ix_deliveries_due", "channel", "next_at", sqlite_where=text("next_at IS NOT NULL"),

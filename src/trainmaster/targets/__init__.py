@@ -58,10 +58,14 @@ class Poll:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSize:
-    """A file of an attempt: its name for `read`, and its size when listed."""
+    """A file of an attempt: its name for `read`, and its size when listed.
+
+    A name may hold any byte but NUL; bytes that are not UTF-8 are surrogate escapes, as `os.fsdecode` gives them.
+    """
 
     name: str
     size_bytes: int
+    fault: str = ""  # why it cannot be read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,8 @@ from trainmaster.targets import FileSize, Handle, Owned, Placement, Poll, Submis
 
 _STREAMS = frozenset({PLAN_FILE, EVENTS_FILE, AGENT_LOG, EXIT_FILE})
 _RANK_LOG = re.compile(r"rank-[0-9]{1,6}\.log")
+_RECORD_BYTES = 1 << 20  # the agent reserves 192 KiB for its record
+_DEPTH = 64  # folders below the outputs folder
 _AGENT = (sys.executable, "-m", "trainmaster.agent")
 # Variables withheld from the agent and its workload: the credentials of the control plane.
 _OURS = frozenset({ATTEMPT_VARIABLE, "TRAINMASTER_DATABASE", "TRAINMASTER_TOKEN", "TRAINMASTER_TOKEN_FILE"})
@@ -172,9 +174,13 @@ def _look(folder: Path) -> Poll:
 
 def _read_exit(folder: Path) -> Poll | None:
     try:
-        record = ExitRecord.from_json((folder / EXIT_FILE).read_text())
+        with (folder / EXIT_FILE).open("rb") as file:
+            raw = file.read(_RECORD_BYTES)
     except FileNotFoundError:
         return None
+    except IsADirectoryError:  # a workload owns the folder and may put anything there
+        raw = b""
+    record = ExitRecord.read(raw, attempt=folder.name)
     return Poll(state=TargetState.SUCCEEDED if record.ok else TargetState.FAILED, exit=record, note=record.message)
 
 
@@ -222,28 +228,46 @@ def _is_output(parts: tuple[str, ...]) -> bool:
 
 
 def _is_name(part: str) -> bool:
-    """Whether a name is portable: no parent components, and nothing that a storage would refuse."""
-    return part not in ("", ".", "..") and not re.search(r"[\x00-\x1f\x7f\\]", part)
+    return part not in ("", ".", "..") and "\x00" not in part
 
 
 def _list(folder: Path) -> list[FileSize]:
-    """List plain files only: the workload owns the folder, and a link may lead anywhere."""
-    found = []
-    for place, folders, files in os.walk(folder):
-        inside = Path(place).relative_to(folder)
-        if inside == Path():
-            folders[:] = [name for name in folders if name == OUTPUTS_FOLDER]
-        for name in files:
-            file = inside / name
-            facts = (folder / file).lstat()
-            known = (
-                name in _STREAMS - {PLAN_FILE} or _RANK_LOG.fullmatch(name)
-                if inside == Path()
-                else _is_output(file.parts)
-            )
-            if known and stat.S_ISREG(facts.st_mode):
-                found.append(FileSize(name=file.as_posix(), size_bytes=facts.st_size))
+    """Plain files only: the workload owns the folder, and a link may lead anywhere."""
+    found = [
+        FileSize(name=entry.name, size_bytes=entry.stat(follow_symlinks=False).st_size)
+        for entry in os.scandir(folder)
+        if (entry.name in _STREAMS - {PLAN_FILE} or _RANK_LOG.fullmatch(entry.name))
+        and entry.is_file(follow_symlinks=False)
+    ]
+    if not (folder / OUTPUTS_FOLDER).is_symlink() and (folder / OUTPUTS_FOLDER).is_dir():
+        found += _list_outputs(folder)
     return sorted(found, key=lambda file: file.name)
+
+
+def _list_outputs(folder: Path) -> Iterator[FileSize]:
+    """Files below the outputs folder. A folder that cannot be listed stands for its files, with the reason."""
+    waiting = [(OUTPUTS_FOLDER, 0)]
+    while waiting:
+        name, depth = waiting.pop()
+        if depth > _DEPTH:
+            yield FileSize(name=name, size_bytes=0, fault=f"deeper than {_DEPTH} folders")
+            continue
+        try:
+            entries = list(os.scandir(folder / name))
+        except OSError as wrong:
+            yield FileSize(name=name, size_bytes=0, fault=wrong.strerror or type(wrong).__name__)
+            continue
+        for entry in entries:
+            inner = f"{name}/{entry.name}"
+            try:
+                facts = entry.stat(follow_symlinks=False)
+            except OSError as wrong:
+                yield FileSize(name=inner, size_bytes=0, fault=wrong.strerror or type(wrong).__name__)
+                continue
+            if stat.S_ISDIR(facts.st_mode):
+                waiting.append((inner, depth + 1))
+            elif stat.S_ISREG(facts.st_mode):
+                yield FileSize(name=inner, size_bytes=facts.st_size)
 
 
 def _read(folder: Path, parts: tuple[str, ...], offset: int, limit: int) -> bytes:

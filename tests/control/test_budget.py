@@ -6,6 +6,7 @@ import asyncio
 import random
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,30 @@ def test_a_job_is_warned_at_four_fifths_and_stopped_at_its_cap(db: Database) -> 
         budget.look(db, now=NOW + 0.5 * HOUR)
         assert attempt_of(db, job_id).stop_reason is Reason.OVER_BUDGET
     assert [topic for topic, _ in told(db)] == ["budget.warning", "budget.exceeded"], "each is told once"
+
+
+def test_a_cap_counts_the_earlier_jobs_of_a_run(db: Database) -> None:
+    first = run_since(db, spec(price=6, max_cost=3), NOW - HOUR, cents=600, released=NOW - 0.6 * HOUR)  # $2.40
+    again = run_since(db, replace(spec(price=6, max_cost=3), resume_from=first), NOW, cents=600)
+    budget.look(db, now=NOW + 0.05 * HOUR)
+    assert attempt_of(db, again).stop_reason is None
+    budget.look(db, now=NOW + 0.11 * HOUR)  # $0.66 more
+    assert attempt_of(db, again).stop_reason is Reason.OVER_BUDGET
+    job = jobs.find_job(db, again)
+    assert job is not None
+    why = budget.refuse_start(db, replace(job, attempts=0), price=600, now=NOW + 0.2 * HOUR)
+    assert why is not None and "limits.max_cost is spent" in why
+
+
+@pytest.mark.parametrize(
+    ("stated", "charged", "cents"),
+    [(1.0, 300.0, 300.0), (5.0, 300.0, 500.0), (None, 300.0, 300.0), (1.0, None, 100.0), (None, None, 0.0)],
+)
+def test_a_spec_cannot_undercut_the_price_of_its_target(
+    stated: float | None, charged: float | None, cents: float
+) -> None:
+    handle = {} if charged is None else {"price_cents_per_hour": charged}
+    assert budget.price_of(spec(price=stated), handle) == cents
 
 
 @pytest.mark.parametrize("period", ["total", "month"])

@@ -52,5 +52,5 @@ async def _until_told(db: Database, home: Path, storage: Store, tick_s: float) -
     # One that dies takes the others with it: a worker that counts no money must not go on spending it.
     async with asyncio.TaskGroup() as group:
         group.create_task(control.run(db, home, stop=stop, tick_s=tick_s, storage=storage))
-        group.create_task(budget.run(db, stop=stop))
+        group.create_task(budget.run(db, stop=stop, home=home))
         group.create_task(outbox.run(db, home, stop=stop))

@@ -42,7 +42,7 @@ async def _until_told(db: Database, home: Path, *, storage: str | None, tick_s: 
     store = open_store(storage or home / STORAGE_FOLDER)
     async with asyncio.TaskGroup() as tasks:  # if one of them dies, so does this process, and whoever runs it sees that
         tasks.create_task(run(db, home, stop=stop, tick_s=tick_s, storage=store))
-        tasks.create_task(budget.run(db, stop=stop))
+        tasks.create_task(budget.run(db, stop=stop, home=home))
         tasks.create_task(outbox.run(db, home, stop=stop))
 
 

@@ -16,10 +16,12 @@ import logging
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from trainmaster.control import failpoints
+from trainmaster.control.clock import Clock
 from trainmaster.control.notify import outbox
 from trainmaster.core.cost import Amount, Span, add_up, burn, dollars, reached_at
 from trainmaster.core.errors import OverBudget
@@ -37,16 +39,18 @@ log = logging.getLogger(__name__)
 
 
 def price_of(spec: JobSpec, handle: Mapping[str, Any] | None) -> float | None:
-    """Cents an hour for the whole attempt: as the spec states it, else as the target says in its handle; None: unknown.
+    """Cents an hour for the whole attempt, None if unknown: as the spec or the target's handle states it.
 
-    This machine costs nothing unless somebody says what it costs.
+    Of two, the higher one: a spec cannot make a machine cheaper than its target charges. This machine costs nothing
+    unless the spec states a price.
     """
+    prices = []
     if spec.resources.price_per_hour is not None:
-        return spec.resources.price_per_hour * 100
-    said = (handle or {}).get("price_cents_per_hour")
-    if isinstance(said, (int, float)) and not isinstance(said, bool) and math.isfinite(said) and said >= 0:
-        return float(said)
-    return 0.0 if spec.target == "local" else None
+        prices.append(spec.resources.price_per_hour * 100)
+    charged = (handle or {}).get("price_cents_per_hour")
+    if isinstance(charged, (int, float)) and not isinstance(charged, bool) and math.isfinite(charged) and charged >= 0:
+        prices.append(float(charged))
+    return max(prices) if prices else 0.0 if spec.target == "local" else None
 
 
 def admit(conn: Connection, project: str, *, price: float | None, now: datetime) -> None:
@@ -70,34 +74,37 @@ def refuse_start(db: Database, job: JobRow, *, price: float | None, now: datetim
         except OverBudget as spent:
             return str(spent)
         cap = job.spec.limits.max_cost
-        if cap is None or job.attempts == 0:
+        if cap is None or (job.attempts == 0 and job.spec.resume_from is None):
             return None
-        spans = (span for charge in costs.list_charges(conn, jobs=[job.id]) for span in charge.spans)
+        run = [job.id, *costs.list_run(conn, job.spec.resume_from)]
+        spans = (span for charge in costs.list_charges(conn, jobs=run) for span in charge.spans)
         amount = add_up(spans, now=now)
     return f"limits.max_cost is spent: {_figures(amount, cap * 100)}" if amount.known_cents >= cap * 100 else None
 
 
-async def run(db: Database, *, stop: asyncio.Event, look_s: float = LOOK_S) -> None:
+async def run(db: Database, *, stop: asyncio.Event, look_s: float = LOOK_S, home: Path | None = None) -> None:
     """Hold the caps until `stop` is set."""
+    clock = Clock(home)
     while not stop.is_set():
         rest_s = look_s
         try:
-            following = await asyncio.to_thread(look, db)
+            following = await asyncio.to_thread(look, db, clock=clock)
             if following is not None:
-                rest_s = min(look_s, max(0.05, (following - datetime.now(UTC)).total_seconds()))
+                rest_s = min(look_s, max(0.05, (following - clock.now()).total_seconds()))
         except Exception:  # a database that restarts must not end the watch over the money
             log.exception("the budgets could not be looked at; trying again")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), rest_s)
 
 
-def look(db: Database, *, now: datetime | None = None) -> datetime | None:
+def look(db: Database, *, now: datetime | None = None, clock: Clock | None = None) -> datetime | None:
     """Ask for a stop where a cap is reached and tell of it; when the next can be, if all goes on as it does."""
-    now = now if now is not None else datetime.now(UTC)
+    clock = clock if clock is not None else Clock()
+    now = now if now is not None else clock.now()
     with db.read() as conn:
         budgets = costs.list_budgets(conn)
         running = costs.list_spending(conn, capped=not budgets)
-        limits = [*_job_limits(conn, running, now), *_project_limits(conn, running, budgets, now)]
+        limits = [*_job_limits(conn, running, now, clock), *_project_limits(conn, running, budgets, now, clock)]
     coming = [_hold(db, limit, now) for limit in limits]
     return min((when for when in coming if when is not None), default=None)
 
@@ -117,11 +124,15 @@ class _Limit:
     budget: BudgetRow | None = None
 
 
-def _job_limits(conn: Connection, running: list[Spending], now: datetime) -> Iterator[_Limit]:
+def _job_limits(conn: Connection, running: list[Spending], now: datetime, clock: Clock) -> Iterator[_Limit]:
     capped = {job.job_id: job for job in running if job.max_cost is not None}
-    spans: dict[str, list[Span]] = {job_id: [] for job_id in capped}
-    for charge in costs.list_charges(conn, jobs=capped) if capped else ():
-        spans[charge.job_id] += charge.spans
+    # A cap holds for the whole run: what earlier jobs of it cost counts too.
+    runs = {job_id: {job_id, *costs.list_run(conn, job.resume_from)} for job_id, job in capped.items()}
+    charges = costs.list_charges(conn, jobs={one for run in runs.values() for one in run}) if capped else []
+    spans: dict[str, list[Span]] = {
+        job_id: [clock.correct(span, now=now) for c in charges if c.job_id in run for span in c.spans]
+        for job_id, run in runs.items()
+    }
     for job_id, job in capped.items():
         assert job.max_cost is not None
         yield _Limit(
@@ -137,13 +148,13 @@ def _job_limits(conn: Connection, running: list[Spending], now: datetime) -> Ite
 
 
 def _project_limits(
-    conn: Connection, running: list[Spending], budgets: list[BudgetRow], now: datetime
+    conn: Connection, running: list[Spending], budgets: list[BudgetRow], now: datetime, clock: Clock
 ) -> Iterator[_Limit]:
     for budget in budgets:
         window = budget.window(now)
         charges = costs.list_charges(conn, project=budget.project, window=window, closed=False)
         closed = costs.sum_closed(conn, project=budget.project, window=window).get(budget.project, Amount())
-        spans = [span for charge in charges for span in charge.spans]
+        spans = [clock.correct(span, now=now) for charge in charges for span in charge.spans]
         free = {charge.attempt for charge in charges if all(span.cents_per_hour == 0 for span in charge.spans)}
         yield _Limit(
             about=f"{budget.project} {budget.label(now)} {budget.cap_cents}",

@@ -14,7 +14,7 @@ row and its time is over. A control plane that was dead for a day, or whose data
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -24,6 +24,10 @@ from trainmaster.store.rows import AttemptRow, JobRow
 
 # Seconds by preflight.level: what the checks of that level take on a large node, several times over.
 _CHECKING_S = {0: 900.0, 1: 900.0, 2: 3600.0, 3: 6 * 3600.0}
+
+
+def _elapsed_s(since: datetime, until: datetime) -> float:
+    return (until - since).total_seconds()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +46,7 @@ class Deadlines:
     # A running attempt that cannot be asked is given up after so many tries in a row, about a day: time in which
     # this control plane was away does not count.
     unreachable_tries: int = 4_000
+    elapsed_s: Callable[[datetime, datetime], float] = _elapsed_s  # control/clock.py leaves steps of the clock out
 
     def is_late(self, job: JobRow, now: datetime) -> bool:
         """Whether the stage of a job whose step has just failed is to be given up."""
@@ -50,7 +55,7 @@ class Deadlines:
         limit = self._limit_s(job)
         if limit is None or job.stage_since is None or job.tries + 1 < self.tries:
             return False
-        return (now - job.stage_since).total_seconds() > limit
+        return self.elapsed_s(job.stage_since, now) > limit
 
     def _limit_s(self, job: JobRow) -> float | None:
         if job.stage is Stage.PLACING:
@@ -67,14 +72,14 @@ class Deadlines:
         """How often people should have been told by now that releasing fails."""
         if job.stage is not Stage.RELEASING or job.stage_since is None:
             return 0
-        late_s = (now - job.stage_since).total_seconds() - self.leak_s
+        late_s = self.elapsed_s(job.stage_since, now) - self.leak_s
         return 0 if late_s < 0 else 1 + int(late_s // self.leak_again_s)
 
     def overdue(self, job: JobRow, attempt: AttemptRow, now: datetime) -> StopRequest | None:
         """Why an attempt that was asked just now and goes on should not."""
         if attempt.started_at is None:
             return None  # it waits for its node; that costs nothing here
-        lasted_s = (now - attempt.started_at).total_seconds()
+        lasted_s = self.elapsed_s(attempt.started_at, now)
         timeout_s, checking_s = job.spec.limits.timeout_s, self.checking_s[job.spec.preflight.level]
         if timeout_s is not None and lasted_s > timeout_s + self.stop_margin_s:
             return StopRequest(reason=Reason.TIMED_OUT, since=now, text=f"limits.timeout_s of {timeout_s:g} s is over")
@@ -85,7 +90,18 @@ class Deadlines:
 
     def must_force(self, job: JobRow, request: StopRequest, now: datetime) -> bool:
         """Whether an attempt that was asked to stop had all its time."""
-        return (now - request.since).total_seconds() > self.grace_s(job)
+        return self.elapsed_s(request.since, now) > self.grace_s(job)
+
+    def quiet_s(self, job: JobRow, now: datetime, *, heard_at: datetime | None = None) -> float:
+        """Seconds since the last event of a running job, or since it began. `heard_at`: newer than its row."""
+        heard = [time for time in (heard_at or job.heard_at, job.stage_since) if time is not None]
+        return self.elapsed_s(max(heard), now) if heard else 0.0
+
+    def is_stalled(self, job: JobRow, now: datetime, *, heard_at: datetime | None = None) -> bool:
+        limit = job.spec.limits.stall_minutes
+        return (
+            job.stage is Stage.RUNNING and limit is not None and self.quiet_s(job, now, heard_at=heard_at) > limit * 60
+        )
 
     def grace_s(self, job: JobRow) -> float:
         return min(job.spec.limits.grace_s, MAX_GRACE_S) + self.stop_margin_s
@@ -110,14 +126,3 @@ def find_stop_request(job: JobRow, attempt: AttemptRow) -> StopRequest | None:
         assert attempt.stop_at is not None
         return StopRequest(reason=attempt.stop_reason, since=attempt.stop_at, text=attempt.message)
     return None
-
-
-def quiet_s(job: JobRow, now: datetime, *, heard_at: datetime | None = None) -> float:
-    """Seconds since a running job said anything, or since it began to run. `heard_at`: what is newer than its row."""
-    heard = [time for time in (heard_at or job.heard_at, job.stage_since) if time is not None]
-    return (now - max(heard)).total_seconds() if heard else 0.0
-
-
-def is_stalled(job: JobRow, now: datetime, *, heard_at: datetime | None = None) -> bool:
-    limit = job.spec.limits.stall_minutes
-    return job.stage is Stage.RUNNING and limit is not None and quiet_s(job, now, heard_at=heard_at) > limit * 60

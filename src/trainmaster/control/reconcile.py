@@ -15,12 +15,14 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from trainmaster import targets
 from trainmaster.control import failpoints
+from trainmaster.control.clock import Clock
 from trainmaster.control.context import TIMEOUTS_S, Context, LeaseLost, backoff_after
 from trainmaster.control.deadlines import Deadlines
 from trainmaster.control.liveness import Liveness, find_dead
@@ -65,10 +67,12 @@ async def run(
     """
     home = home.absolute()  # noqa: ASYNC240 (rows keep this folder: it must not depend on where we stand)
     liveness = Liveness(home)
+    clock = Clock(home)
     context = Context(
         db=db, home=home, load=load, timeouts_s=timeouts_s, token=liveness.token, rest_s=rest_s,
         storage=storage if storage is not None else open_store(home / STORAGE_FOLDER),
-        deadlines=deadlines if deadlines is not None else Deadlines(),
+        deadlines=replace(deadlines if deadlines is not None else Deadlines(), elapsed_s=clock.elapsed_s),
+        now=clock.now,
     )  # fmt: skip
     log.info("reconciling %s", home)
     try:

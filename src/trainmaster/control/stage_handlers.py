@@ -25,7 +25,7 @@ from typing import Any
 from trainmaster.control import budget
 from trainmaster.control.collect import describe_unstored, store_files, store_project
 from trainmaster.control.context import Context
-from trainmaster.control.deadlines import StopRequest, find_stop_request, is_stalled, quiet_s
+from trainmaster.control.deadlines import StopRequest, find_stop_request
 from trainmaster.control.ingest import ingest, mark_unreadable
 from trainmaster.control.notify.job_news import put_job_news
 from trainmaster.control.transitions import abandon, end_attempt, end_job, finish_attempt, judge, last_attempt, move
@@ -199,12 +199,12 @@ async def _object(context: Context, job: JobRow, attempt: AttemptRow) -> bool:
     now = context.now()
     if late := context.deadlines.overdue(job, attempt, now):
         return await context.apply(job.id, lambda conn: _request_stop(conn, attempt, late), what="overdue")
-    if job.stalled_at is not None or not is_stalled(job, now):
+    if job.stalled_at is not None or not context.deadlines.is_stalled(job, now):
         return False
     fresh = await asyncio.to_thread(jobs.find_job, context.db, job.id)  # it may just have been heard of
-    if fresh is None or not is_stalled(fresh, now):
+    if fresh is None or not context.deadlines.is_stalled(fresh, now):
         return False
-    text = f"nothing was heard of it for {quiet_s(fresh, now) / 60:.0f} minutes"
+    text = f"nothing was heard of it for {context.deadlines.quiet_s(fresh, now) / 60:.0f} minutes"
 
     def change(conn: Connection) -> bool:
         if not jobs.mark_stalled(conn, job.id, at=now):

@@ -18,7 +18,6 @@ from datetime import tzinfo
 
 from trainmaster.control import failpoints
 from trainmaster.control.context import Context
-from trainmaster.control.deadlines import is_stalled
 from trainmaster.control.ingest import LINE_LIMIT, TRANSACTION_LINES, cut, read_on, tail_of
 from trainmaster.control.transitions import last_attempt
 from trainmaster.core.plan import EVENTS_FILE
@@ -99,7 +98,7 @@ class Tail:
         now = self._context.now()
         if self._context.deadlines.overdue(known.job, known.attempt, now) is not None:
             return True
-        return is_stalled(known.job, now, heard_at=row.heard_at)
+        return self._context.deadlines.is_stalled(known.job, now, heard_at=row.heard_at)
 
     async def _read(self, known: _Known, row: RunningRow) -> bool:
         """Read and store new lines. True if a stage handler has to: a backlog, or another file."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Float, case, cast, delete, func, literal, select, update
+from sqlalchemy import ColumnElement, Connection, Float, case, cast, delete, func, literal, or_, select, update
 
 from trainmaster.core.cost import Amount, Span, Window, add_up, month_of
 from trainmaster.core.states import Stage
@@ -22,6 +22,7 @@ from trainmaster.store.database import Database
 PERIODS = ("total", "month")
 _AT_ONCE = 500  # ids in one query
 _JOBS, _ATTEMPTS, _INSTANCES = t.jobs.c, t.attempts.c, t.instances.c
+_FIRST = _JOBS.spec["resume_from"].as_string()
 # When an attempt was given back. A final job holds nothing, whoever forgot to note since when.
 _END = case(
     (_ATTEMPTS.released_at.is_not(None), _ATTEMPTS.released_at),
@@ -72,6 +73,7 @@ class Spending:
     status: str
     attempt: str
     max_cost: float | None  # dollars
+    resume_from: str | None  # the first job of its run
     begun: bool  # its target has answered: a price that is not known now stays unknown
     stopping: bool  # it was asked to stop, for whatever reason
 
@@ -162,7 +164,7 @@ def list_spending(conn: Connection, *, capped: bool = False) -> list[Spending]:
     cap = _JOBS.spec["limits"]["max_cost"].as_float()
     query = (
         select(_JOBS.id, _JOBS.name, _JOBS.project, _JOBS.status, _JOBS.stage, _JOBS.cancel_requested,
-               _ATTEMPTS.id.label("attempt"), _ATTEMPTS.stop_reason, cap.label("cap"))
+               _ATTEMPTS.id.label("attempt"), _ATTEMPTS.stop_reason, cap.label("cap"), _FIRST.label("first"))
         .join(t.attempts, (_ATTEMPTS.job_id == _JOBS.id) & (_ATTEMPTS.number == _JOBS.attempts))
         .where(_JOBS.stage.is_not(None), _ATTEMPTS.ended_at.is_(None), _ATTEMPTS.released_at.is_(None))
     )  # fmt: skip
@@ -175,11 +177,19 @@ def list_spending(conn: Connection, *, capped: bool = False) -> list[Spending]:
             status=row.status,
             attempt=row.attempt,
             max_cost=row.cap,
+            resume_from=row.first,
             begun=row.stage in (Stage.CHECKING, Stage.RUNNING),
             stopping=row.cancel_requested or row.stop_reason is not None,
         )
         for row in conn.execute(query)
     ]
+
+
+def list_run(conn: Connection, first: str | None) -> list[str]:
+    """The jobs of a run by the id of its first one; none for a job that resumes no other."""
+    if first is None:
+        return []
+    return list(conn.execute(select(_JOBS.id).where(or_(_JOBS.id == first, first == _FIRST))).scalars())
 
 
 def set_price(conn: Connection, attempt: str, cents_per_hour: float | None) -> None:

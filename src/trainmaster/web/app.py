@@ -110,7 +110,7 @@ async def _reconciler(db: Database, home: Path, storage: Store, meter: Meter) ->
     task = asyncio.create_task(control.run(db, home, stop=stop, storage=storage, leads=looks), name="reconciler")
     # Budgets and notifications have loops of their own: a hanging webhook must not delay a job, nor a job a budget.
     beside = [
-        asyncio.create_task(budget.run(db, stop=stop), name="budgets"),
+        asyncio.create_task(budget.run(db, stop=stop, home=home), name="budgets"),
         asyncio.create_task(outbox.run(db, home, stop=stop), name="news"),
     ]
     for each in (task, *beside):

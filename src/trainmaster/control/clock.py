@@ -1,0 +1,130 @@
+"""Durations that do not contain the steps of the wall clock.
+
+Rows hold wall-clock times. When the clock is set (NTP after a bad boot, a hand, a virtual machine that was restored), a
+difference of two such times is no duration: a forward step would end jobs as timed out or over budget. The kernel's
+boot-time clock does not step. A change of the difference between the two clocks is a step; it is logged, kept in
+HOME/clock.json, and left out of every duration that contains it. Time in which this process did not run counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from trainmaster.core.cost import Span
+from trainmaster.core.files import write_whole
+
+FILE = "clock.json"
+STEP_S = 5.0  # a smaller difference is slewing, or a busy machine between two readings
+_KEPT = 100  # steps
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step: the wall clock as it should have been, and as it was. Seconds since 1970."""
+
+    expected_s: float
+    found_s: float
+
+    @property
+    def size_s(self) -> float:
+        return self.found_s - self.expected_s
+
+
+def _boot_time() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Clock:
+    """The wall clock and its steps."""
+
+    def __init__(
+        self,
+        home: Path | None = None,
+        *,
+        wall: Callable[[], float] = time.time,
+        steady: Callable[[], float] = _boot_time,
+        boot: str | None = None,
+    ) -> None:
+        self._wall, self._steady = wall, steady
+        self._path = home / FILE if home is not None else None
+        self._boot = boot if boot is not None else _boot_id()
+        self._steps: list[Step] = []
+        self._offset_s = wall() - steady()
+        self._load()
+
+    def now(self) -> datetime:
+        """The time of the wall clock."""
+        self.observe()
+        return datetime.fromtimestamp(self._wall(), tz=UTC)
+
+    def observe(self) -> None:
+        """Compare the two clocks, and record a step."""
+        wall, steady = self._wall(), self._steady()
+        if abs(wall - steady - self._offset_s) < STEP_S:
+            return
+        step = Step(expected_s=steady + self._offset_s, found_s=wall)
+        self._offset_s = wall - steady
+        self._steps = [*self._steps, step][-_KEPT:]
+        log.warning("the clock was set by %+.0f s; durations leave the step out", step.size_s)
+        self._save()
+
+    def elapsed_s(self, since: datetime, until: datetime) -> float:
+        """Seconds that really passed between two wall-clock times, the second of them about now."""
+        start, end = since.timestamp(), until.timestamp()
+        return end - start - sum(step.size_s for step in self._between(start, end))
+
+    def correct(self, span: Span, *, now: datetime) -> Span:
+        """A span of money as long as it really was: its start is moved by the steps inside it."""
+        end = span.end if span.end is not None else now
+        real_s = max(0.0, self.elapsed_s(span.start, end))
+        return replace(span, start=datetime.fromtimestamp(end.timestamp() - real_s, tz=UTC))
+
+    def _between(self, start: float, end: float) -> list[Step]:
+        """Steps inside an interval. After a step back a time may be of before or behind it: behind, unless it lies
+        in the future."""
+        forward = [step for step in self._steps if step.size_s > 0]
+        back = [step for step in self._steps if step.size_s < 0]
+        return [
+            *(step for step in forward if start <= step.expected_s and step.found_s <= end + STEP_S),
+            *(step for step in back if start < step.found_s - STEP_S or start > end + STEP_S),
+        ]
+
+    def _load(self) -> None:
+        if self._path is None:
+            return
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            kept = json.loads(self._path.read_text())
+            self._steps = [Step(expected_s=float(a), found_s=float(b)) for a, b in kept["steps"]][-_KEPT:]
+            if kept["boot"] == self._boot:
+                self._offset_s = float(kept["offset_s"])
+                self.observe()  # the clock may have been set while no server ran
+        self._save()
+
+    def _save(self) -> None:
+        if self._path is None:
+            return
+        text = json.dumps(
+            {
+                "boot": self._boot,
+                "offset_s": self._offset_s,
+                "steps": [[step.expected_s, step.found_s] for step in self._steps],
+            }
+        )
+        with contextlib.suppress(OSError):  # a full disk must not stop the clock
+            write_whole(self._path, text + "\n", durable=False, mode=0o600)
+
+
+def _boot_id() -> str:
+    """The kernel's id of this boot: the boot-time clock of another boot has another zero."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""

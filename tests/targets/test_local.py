@@ -18,7 +18,7 @@ import pytest
 from trainmaster import targets
 from trainmaster.core.errors import TargetError, UsageError
 from trainmaster.core.plan import Plan
-from trainmaster.core.states import TargetState
+from trainmaster.core.states import Reason, TargetState
 from trainmaster.targets import Poll
 
 LOCAL = targets.load("local")
@@ -144,12 +144,14 @@ def test_a_folder_that_cannot_be_read_is_unknown(place: Any, run: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"attempt": "a", "ok": "yes"}', "\xff"])
-def test_a_record_that_cannot_be_read_is_unknown(place: Any, run: Any, text: str) -> None:
+def test_a_record_that_cannot_be_read_ends_the_attempt_and_is_described(place: Any, run: Any, text: str) -> None:
     handle = LOCAL.plan(place()).handle
     folder = Path(handle["folder"])
     folder.mkdir(parents=True)
     (folder / "exit.json").write_text(text, encoding="latin-1")
-    assert run(LOCAL.poll(handle)).state is TargetState.UNKNOWN
+    poll = run(LOCAL.poll(handle))
+    assert poll.state is TargetState.FAILED and poll.exit is not None
+    assert poll.exit.reason is Reason.TARGET_ERROR and "cannot be read" in poll.note
 
 
 def test_an_agent_that_cannot_start_is_a_refusal_with_its_words(place: Any, run: Any) -> None:

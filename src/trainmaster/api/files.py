@@ -39,3 +39,21 @@ class Artifact:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifacts:
     artifacts: tuple[Artifact, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFile:
+    """One file of a checkpoint."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFiles:
+    """The newest checkpoint of a job. `name` is its folder."""
+
+    step: int
+    name: str
+    files: tuple[CheckpointFile, ...]

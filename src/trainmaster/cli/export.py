@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -12,6 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from trainmaster.cli import _console
+from trainmaster.cli._home import HomeOption
+from trainmaster.cli._server import ServerOption
 from trainmaster.core.errors import MissingExtra
 
 
@@ -24,7 +27,9 @@ class Dtype(StrEnum):
 
 
 def export(
-    source: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint, or a folder: its newest one.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="CHECKPOINT|JOB", help="A checkpoint, a folder or a job: its newest one.")
+    ],
     out: Annotated[Path, typer.Argument(help="The folder to make.")],
     from_hf: Annotated[
         bool, typer.Option("--from-hf", help="The other way: CHECKPOINT is an HF model, OUT gets a checkpoint of it.")
@@ -32,6 +37,8 @@ def export(
     dtype: Annotated[Dtype, typer.Option(help="Of the exported weights; fp32 is what training keeps.")] = Dtype.fp32,
     file_gib: Annotated[float, typer.Option(min=0.001, help="Largest file; also the memory it takes.")] = 4.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+    home: HomeOption = None,
+    server: ServerOption = None,
 ) -> None:
     """Make an HF model (config.json, safetensors) of a checkpoint, or with --from-hf a checkpoint of an HF model.
 
@@ -42,6 +49,8 @@ def export(
 
       trainmaster export checkpoints/step-00001000 my-model --dtype bf16
 
+      trainmaster export 3f2a my-model --server https://trainmaster.example.org
+
       trainmaster export --from-hf Llama-3.2-1B start
 
       trainmaster train finetune.yaml init_from=start/step-00000000
@@ -49,7 +58,11 @@ def export(
     for package, extra in (("torch", "train"), ("safetensors", "hf")):
         if find_spec(package) is None:
             raise MissingExtra("exchanging models with HF", extra)
-    done = _import(source, out) if from_hf else _export(source, out, dtype.value, round(file_gib * 2**30))
+    if from_hf:
+        done = _import(source, out)
+    else:
+        with _checkpoint(source, out, home, server) as folder:
+            done = _export(folder, out, dtype.value, round(file_gib * 2**30))
     if as_json:
         _console.as_json(done)
     else:
@@ -57,6 +70,24 @@ def export(
         _console.note(f"{done['parameters']:,} parameters{' of step ' + str(done['step']) if 'step' in done else ''}")
         if from_hf:
             _console.note(f"to train from it: init_from: {done['path']}")
+
+
+@contextmanager
+def _checkpoint(source: Path, out: Path, home: Path | None, server: str | None) -> Iterator[Path]:
+    """The folder as it is; for a job a copy of its newest checkpoint, beside OUT while it is converted."""
+    if source.exists() or len(source.parts) != 1:
+        yield source
+        return
+    from trainmaster.cli._jobs import connect
+    from trainmaster.cli.fetch import fetch_checkpoint
+    from trainmaster.models import hf
+
+    hf.must_be_free(out)
+    out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.absolute().parent, prefix=".export-") as folder:
+        with connect(home, server) as jobs:
+            fetch_checkpoint(jobs, jobs.find(str(source)), Path(folder))
+        yield Path(folder)
 
 
 def _export(source: Path, out: Path, dtype: str, shard_bytes: int) -> dict[str, Any]:

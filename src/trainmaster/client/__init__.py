@@ -26,7 +26,7 @@ from trainmaster.api.access import Token
 from trainmaster.api.codec import decode
 from trainmaster.api.costs import Budget, Cost, CostPage, JobCost, ProjectCost
 from trainmaster.api.events import Event
-from trainmaster.api.files import Artifact, LogStream
+from trainmaster.api.files import Artifact, CheckpointFiles, LogStream
 from trainmaster.api.health import Health
 from trainmaster.api.iterations import CheckRecord, Details, Epoch, Evaluation, Iteration, Step
 from trainmaster.api.jobs import Attempt, Job, JobLine, JobPage, JobsPage, Submitted, Transition
@@ -259,17 +259,27 @@ class Client:
 
     def pieces(self, job_id: str, path: str, offset: int = 0) -> Iterator[bytes]:
         """Bytes of an artifact from an offset, piece by piece. Reconnects at the byte offset."""
+        return self._pieces(_job(job_id, f"artifacts/{quote(path)}"), offset)
 
+    def _pieces(self, address: str, offset: int) -> Iterator[bytes]:
         def opened() -> Generator[bytes, None, bool]:
             nonlocal offset
             params = {"offset": offset} if offset else None
-            with self._transport.stream(_job(job_id, f"artifacts/{quote(path)}"), params=params) as answer:
+            with self._transport.stream(address, params=params) as answer:
                 for piece in answer.iter_bytes():
                     offset += len(piece)
                     yield piece
             return True
 
         return self._transport.reopen(opened)
+
+    def checkpoint(self, job_id: str) -> CheckpointFiles:
+        """The newest checkpoint of a job; NotFound where it has saved none."""
+        return decode(CheckpointFiles, self.get(_job(job_id, "checkpoint")))
+
+    def checkpoint_pieces(self, job_id: str, step: int, path: str, offset: int = 0) -> Iterator[bytes]:
+        """Bytes of a file of a checkpoint from an offset, piece by piece. Reconnects at the byte offset."""
+        return self._pieces(_job(job_id, f"checkpoint/{step}/{quote(path)}"), offset)
 
     def fetch(self, job_id: str, folder: str | Path) -> list[Path]:
         """Download every artifact of a job and the logs that are not stored yet. Complete files are left alone."""

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
-from trainmaster.web.routes import artifacts, costs, events, health, iterations, jobs, logs, nodes, tokens, webhooks
+from trainmaster.web.routes import (
+    artifacts,
+    checkpoints,
+    costs,
+    events,
+    health,
+    iterations,
+    jobs,
+    logs,
+    nodes,
+    tokens,
+    webhooks,
+)
 
 ROUTERS = tuple(
-    part.router for part in (jobs, iterations, events, logs, artifacts, nodes, costs, webhooks, tokens, health)
+    part.router
+    for part in (jobs, iterations, events, logs, artifacts, checkpoints, nodes, costs, webhooks, tokens, health)
 )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trainmaster.api.access import Token
     from trainmaster.api.costs import CostPage
     from trainmaster.api.events import Event
-    from trainmaster.api.files import Artifact, LogStream
+    from trainmaster.api.files import Artifact, CheckpointFiles, LogStream
     from trainmaster.api.jobs import Job, JobLine, JobPage, JobsPage, Submitted, Transition
     from trainmaster.api.webhooks import Delivery
     from trainmaster.core.spec import JobSpec
@@ -80,6 +80,11 @@ class Jobs(Protocol):
     def artifacts(self, job_id: str) -> tuple[Artifact, ...]: ...
 
     def pieces(self, job_id: str, path: str, offset: int) -> Iterator[bytes]: ...
+
+    def checkpoint(self, job_id: str) -> CheckpointFiles:
+        """The newest checkpoint of a job; an error where it has saved none."""
+
+    def checkpoint_pieces(self, job_id: str, step: int, path: str, offset: int) -> Iterator[bytes]: ...
 
     def cost(self, *, job_id: str | None, project: str | None, month: datetime | None, limit: int) -> CostPage: ...
 

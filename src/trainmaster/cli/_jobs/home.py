@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trainmaster.api.access import Token
     from trainmaster.api.costs import CostPage
     from trainmaster.api.events import Event
-    from trainmaster.api.files import Artifact, LogStream
+    from trainmaster.api.files import Artifact, CheckpointFiles, LogStream
     from trainmaster.api.jobs import Job, JobLine, JobPage, JobsPage, Submitted, Transition
     from trainmaster.api.webhooks import Delivery
     from trainmaster.core.spec import JobSpec
@@ -186,6 +186,22 @@ class HomeJobs:
             raise UsageError(f"job {job_id} has no stored file {path!r}")
         storage = self._open_storage()
         while piece := logs.read_kept(storage, row, offset=offset, limit=_PIECE):
+            yield piece
+            offset += len(piece)
+
+    def checkpoint(self, job_id: str) -> CheckpointFiles:
+        from trainmaster.api.files import CheckpointFile, CheckpointFiles
+        from trainmaster.control import checkpoints
+
+        found = checkpoints.find_newest(self.home, self._row(job_id))
+        files = (CheckpointFile(path=name, size_bytes=size, sha256=sha) for name, (size, sha) in found.files.items())
+        return CheckpointFiles(step=found.step, name=found.folder.name, files=tuple(files))
+
+    def checkpoint_pieces(self, job_id: str, step: int, path: str, offset: int) -> Iterator[bytes]:
+        from trainmaster.control import checkpoints
+
+        listing = checkpoints.find_step(self.home, self._row(job_id), step)
+        while piece := checkpoints.read(listing, path, offset=offset, limit=_PIECE):
             yield piece
             offset += len(piece)
 

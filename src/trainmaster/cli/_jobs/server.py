@@ -15,7 +15,7 @@ from trainmaster.core.ids import is_uuid
 if TYPE_CHECKING:
     from trainmaster.api.access import Token
     from trainmaster.api.events import Event
-    from trainmaster.api.files import Artifact, LogStream
+    from trainmaster.api.files import Artifact, CheckpointFiles, LogStream
     from trainmaster.api.jobs import Job, JobLine, JobPage, JobsPage, Submitted, Transition
     from trainmaster.api.webhooks import Delivery
     from trainmaster.client import Client
@@ -141,6 +141,12 @@ class ServerJobs:
 
     def pieces(self, job_id: str, path: str, offset: int) -> Iterator[bytes]:
         return self._client.pieces(job_id, path, offset)
+
+    def checkpoint(self, job_id: str) -> CheckpointFiles:
+        return self._client.checkpoint(job_id)
+
+    def checkpoint_pieces(self, job_id: str, step: int, path: str, offset: int) -> Iterator[bytes]:
+        return self._client.checkpoint_pieces(job_id, step, path, offset)
 
     def cost(self, *, job_id: str | None, project: str | None, month: datetime | None, limit: int) -> CostPage:
         if job_id is None:

@@ -1,0 +1,76 @@
+"""A remote user gets the trained model: the newest checkpoint of a job, verified, and as an HF model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from client.served import serve
+from trainmaster.cli.main import build
+from trainmaster.core.errors import TrainmasterError
+from trainmaster.core.spec import parse_spec
+from trainmaster.core.train_config import ModelConfig
+from trainmaster.models.llama import weight_shapes
+from trainmaster.store import jobs, open_database
+from trainmaster.train.checkpoint.weights import save_weights
+
+JOB, EMPTY = "6f1c1f0e-95b8-4d6b-8a43-0d6b1b0f7a11", "7f1c1f0e-95b8-4d6b-8a43-0d6b1b0f7a12"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with a job that saved a checkpoint and one that did not."""
+    home = tmp_path_factory.mktemp("home")
+    config = ModelConfig()
+    shapes = weight_shapes(config)
+    save_weights(home / "jobs" / JOB / "checkpoints", config, lambda name: torch.ones(shapes[name]))
+    db = open_database(home / "trainmaster.db")
+    with db.write() as conn:
+        for job, name in ((JOB, "trained"), (EMPTY, "empty")):
+            jobs.insert_job(conn, job, parse_spec({"name": name, "train": {"steps": 40}}), at=datetime.now(UTC))
+    db.close()
+    return home
+
+
+@pytest.fixture(scope="module")
+def url(home: Path) -> Iterator[str]:
+    db = open_database(home / "trainmaster.db")
+    with serve(db, home) as address:
+        yield address
+    db.close()
+
+
+def run(*words: object) -> Result:
+    return CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}).invoke(build(), list(map(str, words)))
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_newest_checkpoint_is_fetched_and_exported(home: Path, url: str, tmp_path: Path, there: bool) -> None:
+    where = ["--server", url] if there else ["--home", home]
+    done = run("fetch", "trained", tmp_path / "model", "--checkpoint", *where)
+    assert done.exit_code == 0, done.exception
+    for file in (home / "jobs" / JOB / "checkpoints/step-00000000").iterdir():
+        assert (tmp_path / "model/step-00000000" / file.name).read_bytes() == file.read_bytes()
+    done = run("export", "trained", tmp_path / "hf", *where)
+    assert done.exit_code == 0, done.exception
+    assert (tmp_path / "hf/config.json").exists() and list((tmp_path / "hf").glob("*.safetensors"))
+    assert not list(tmp_path.glob(".export-*")), "the copy is gone"
+    refused = run("fetch", "empty", tmp_path / "none", "--checkpoint", *where)
+    assert isinstance(refused.exception, TrainmasterError) and "saved no checkpoint" in str(refused.exception)
+
+
+def test_a_manifest_cannot_lead_out_of_its_folder(home: Path, url: str, tmp_path: Path) -> None:
+    """The job owns the folder: a name with a slash, or a link, is not read."""
+    evil = home / "jobs" / EMPTY / "checkpoints" / "step-00000007"
+    evil.mkdir(parents=True)
+    (evil / "manifest.json").write_text('{"files": {"../../../../trainmaster.db": {"size_bytes": 5, "sha256": "x"}}}')
+    assert "saved no checkpoint" in str(run("fetch", "empty", tmp_path, "--checkpoint", "--server", url).exception)
+    (evil / "manifest.json").write_text('{"files": {"weights": {"size_bytes": 5, "sha256": "x"}}}')
+    (evil / "weights").symlink_to("/etc/passwd")
+    assert run("fetch", "empty", tmp_path / "x", "--checkpoint", "--server", url).exit_code != 0
+    assert not (tmp_path / "x/step-00000007/weights").exists()

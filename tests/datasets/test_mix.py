@@ -9,7 +9,9 @@ import pytest
 from corpus import make, row_texts, source, texts
 from test_stream_shards import stream
 
-from trainmaster.core.errors import DataError
+from trainmaster.core.data_config import DataConfig
+from trainmaster.core.errors import DataError, SpecError
+from trainmaster.core.schema import build
 from trainmaster.datasets import Shape
 from trainmaster.datasets.mix import Mix, Wheel
 
@@ -66,3 +68,11 @@ def test_sources_of_different_tokenizers_are_refused(tmp_path: Path) -> None:
     other.tokenizer = "another"
     with pytest.raises(DataError, match="different tokenizers"):
         Mix([one, other], [1, 1], Shape(sequence_tokens=48, batch_sequences=12))
+
+
+def test_a_weight_too_small_to_be_drawn_is_refused() -> None:
+    parts = [{"source": "tales", "weight": 1000.0}, {"source": "tales", "weight": 0.9}]
+    with pytest.raises(SpecError, match=r"parts\[1\]\.weight: 0\.9 is 0\.0009 of all weights; .* use 0\.98 or more"):
+        build(DataConfig, {"source": "mix", "parts": parts})
+    parts[1]["weight"] = 1.0
+    assert build(DataConfig, {"source": "mix", "parts": parts}).parts[1].weight == 1.0

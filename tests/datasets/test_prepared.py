@@ -115,6 +115,17 @@ def test_held_out_data_of_its_own_must_be_other_data(tmp_path: Path) -> None:
         source(source="prepared", path=str(tmp_path / "a"), held_out_path=str(tmp_path / "copy"))
 
 
+@pytest.mark.parametrize(("shared", "width"), [(1, 32), (40, 32), (3, 5000)])
+def test_one_held_out_document_that_is_trained_on_is_refused(tmp_path: Path, shared: int, width: int) -> None:
+    ours, theirs = texts(120), texts(60, start=1000)
+    theirs[10 : 10 + shared] = [text + "x" * width for text in ours[50 : 50 + shared]]
+    ours[50 : 50 + shared] = [text + "x" * width for text in ours[50 : 50 + shared]]
+    make(tmp_path / "a", ours, files=3)
+    make(tmp_path / "b", theirs)
+    with pytest.raises(DataError, match=r"b: document \d+ is also in .*a; held-out documents must not be trained on"):
+        source(source="prepared", path=str(tmp_path / "a"), held_out_path=str(tmp_path / "b"), sequence_tokens=16)
+
+
 def test_the_fingerprint_follows_the_content_not_the_place(tmp_path: Path) -> None:
     prints = []
     for name, documents in (("a", texts(30)), ("moved", texts(30)), ("other", texts(31))):

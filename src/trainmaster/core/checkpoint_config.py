@@ -57,6 +57,11 @@ class CheckpointConfig:
         doc="async: written while training goes on, and one that is due meanwhile waits for a later step; exact: the "
         "same, but training waits for its turn; sync: training waits for each",
     )
+    resume: Literal["same", "changed"] = field(
+        default="same",
+        doc="same: a checkpoint of another seed, batch or optimizer setting is refused; changed: it is continued with "
+        "the settings of this config",
+    )
     retries: int = field(default=2, ge=0, doc="times a failed save is tried again")
     retry_s: float = field(default=5.0, ge=0, doc="pause before the first of them; each further one is twice as long")
     memory: MemoryConfig = field(factory=MemoryConfig, doc="saves to host memory")

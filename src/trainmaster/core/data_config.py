@@ -11,6 +11,7 @@ from trainmaster.core.schema import field
 
 RAW = ("jsonl", "parquet", "text")  # local files that are tokenised before the first step
 _NEEDS = {"prepared": "path", **dict.fromkeys(RAW, "path"), "hub": "dataset", "mix": "parts"}
+MIX_SLOTS = 1021  # a prime: a mix keeps weights to one part in this many (datasets/mix.py)
 # How samples are fetched. What they are does not depend on it, so a resumed run may change it.
 _MANNER = ("cache", "prefetch_steps", "readers", "wait_s")
 
@@ -83,6 +84,14 @@ class DataConfig(Origin):
         yield from _missing(self)
         if self.parts and self.source != "mix":
             yield Fault(path="parts", message=f"stand beside source {self.source}; write source: mix")
+        total = sum(part.weight for part in self.parts)
+        for number, part in enumerate(self.parts):
+            if part.weight * MIX_SLOTS < total:
+                message = (
+                    f"{part.weight:g} is {part.weight / total:.2g} of all weights; a mix draws at least 1/{MIX_SLOTS} "
+                    f"from each part: use {total / MIX_SLOTS:.3g} or more, or leave the part out"
+                )
+                yield Fault(path=f"parts[{number}].weight", message=message)
         if self.held_out_path is not None and self.held_out_path == self.path:
             yield Fault(path="held_out_path", message="is the path itself; held-out documents must be others")
         if self.held_out_split is not None and self.held_out_split == self.split:

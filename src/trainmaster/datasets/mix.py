@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainmaster.core.data_config import DataConfig
+from trainmaster.core.data_config import MIX_SLOTS, DataConfig
 from trainmaster.core.errors import DataError
 from trainmaster.datasets import Rows, Shape, Source, load, stack
 
-_SLOTS = 1021  # a prime: weights are kept to one part in this many
+_SLOTS = MIX_SLOTS
 _STRIDE = 631  # near _SLOTS over the golden ratio: steps of it fall evenly into any stretch of the circle
 
 

@@ -15,6 +15,7 @@ from trainmaster.datasets._packing import Concat, Cut, Packed
 from trainmaster.datasets._shuffle import shuffled
 from trainmaster.datasets.corpus import index as _index
 from trainmaster.datasets.corpus.index import Index
+from trainmaster.datasets.corpus.overlap import find_overlap
 from trainmaster.datasets.corpus.tokens import Tokens
 
 
@@ -92,4 +93,10 @@ def _must_differ(folder: Path, index: Index, held_out: Path, other: Index) -> No
         raise DataError(
             f"{held_out} was made with tokenizer {other.tokenizer.name}, {folder} with {index.tokenizer.name}; "
             "prepare both with one"
+        )
+    document = find_overlap(folder, index, held_out, other)
+    if document is not None:
+        raise DataError(
+            f"{held_out}: document {document} is also in {folder}; held-out documents must not be trained on: "
+            "remove them from one of the two, or leave held_out_path out and hold out a share"
         )

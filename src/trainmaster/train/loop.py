@@ -29,6 +29,7 @@ from trainmaster.train.compute import build_model, forward_backward
 from trainmaster.train.drill.failpoints import reach
 from trainmaster.train.drill.sample_log import SampleLog
 from trainmaster.train.evaluate import evaluate
+from trainmaster.train.experiment import experiment_of, must_continue
 from trainmaster.train.feed import Feed, StoppedWaiting
 from trainmaster.train.metrics.async_scalars import PendingScalars, StepInFlight
 from trainmaster.train.metrics.metrics import Metrics
@@ -103,7 +104,8 @@ class Trainer:
     ) -> None:
         self.config, self.world, self.folder, self.stop, self.run_log = config, world, folder, stop, run_log
         self.watchdog = watchdog
-        self.state = State()
+        self.experiment = experiment_of(config)
+        self.state = State(experiment=self.experiment)
         self.flight: StepInFlight | None = None
         self.resumed_from: int | None = None
         self.started = time.perf_counter()
@@ -138,8 +140,10 @@ class Trainer:
         if found is None:
             self.start()
             return
+        allowed = job is not None or self.config.checkpoint.resume == "changed"
+        must_continue(found.path, found.state.experiment, self.experiment, changes_allowed=allowed)
         configure(self.optimizer, self.config.optimizer)
-        self.state, self.resumed_from = found.state, found.state.step
+        self.state, self.resumed_from = replace(found.state, experiment=self.experiment), found.state.step
         self.run_log.checkpoint_loaded(step=found.state.step, path=found.path, tier=found.tier, seconds=found.seconds)
 
     def start(self) -> None:
@@ -284,7 +288,7 @@ class Trainer:
         else:
             self.model.init_weights(self.config.seed)
             self.optimizer.state.clear()
-            well = State()
+            well = State(experiment=self.experiment)
             self.start()
         self.state = replace(
             well,

@@ -12,6 +12,7 @@ import torch
 
 from trainmaster.core.optimizer_config import OptimizerConfig
 from trainmaster.core.schedule import Plateau
+from trainmaster.train.experiment import Experiment
 from trainmaster.train.watch.bad_steps import History, Range
 
 
@@ -31,6 +32,7 @@ class State:
     history: History = History()  # the newest good steps, by which a bad one is recognised
     passed_over: tuple[Range, ...] = ()  # samples that made the run sick before it went back
     rollbacks: int = 0
+    experiment: Experiment | None = None  # None: saved by a version that did not record it
 
     def after_step(self, *, samples: int) -> State:
         """One step on; its loss comes later."""

@@ -50,7 +50,8 @@ def test_the_config_wins_over_the_optimizer_settings_of_the_checkpoint(run_here:
     run_here(tmp_path / "same", first)
     run_here(tmp_path / "other", first)
     same = run_here(tmp_path / "same", tiny(steps=6, optimizer={**FLAT, "weight_decay": 0.0}))
-    other = run_here(tmp_path / "other", tiny(steps=6, optimizer={**FLAT, "weight_decay": 50.0}))
+    changed = {"optimizer": {**FLAT, "weight_decay": 50.0}, "checkpoint": {"resume": "changed"}}
+    other = run_here(tmp_path / "other", tiny(steps=6, **changed))
     assert same.losses[4] == other.losses[4]
     assert same.losses[6] != other.losses[6]
 

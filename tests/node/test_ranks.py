@@ -24,6 +24,15 @@ PET = {
     "PET_MASTER_ADDR": "job-0", "PET_MASTER_PORT": "29400",
 }  # fmt: skip
 KUBEFLOW = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
+HYDRA = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4", **MASTER}
+MVAPICH = {
+    "MV2_COMM_WORLD_RANK": "5", "MV2_COMM_WORLD_SIZE": "8", "MV2_COMM_WORLD_LOCAL_RANK": "1",
+    "MV2_COMM_WORLD_LOCAL_SIZE": "4", **MASTER,
+}  # fmt: skip
+JSRUN = {
+    "JSM_NAMESPACE_RANK": "5", "JSM_NAMESPACE_SIZE": "8", "JSM_NAMESPACE_LOCAL_RANK": "1",
+    "JSM_NAMESPACE_LOCAL_SIZE": "4", "PMIX_RANK": "5", **MASTER,
+}  # fmt: skip
 SAGEMAKER = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2", "SM_NUM_GPUS": "8"}
 
 
@@ -50,6 +59,39 @@ def place(ranks: Ranks) -> tuple[object, ...]:
         (MPI, ("mpi", 5, 8, 1, 4, 1, 2, "10.0.0.1", 29500)),
         ({**SLURM, **MPI}, ("mpi", 5, 8, 1, 4, 1, 2, "10.0.0.1", 29500)),
         ({**SAGEMAKER, **MPI}, ("mpi", 5, 8, 1, 4, 1, 2, "10.0.0.1", 29500)),
+        # MPICH and Intel MPI (Hydra), MVAPICH 2 and 3, IBM's jsrun
+        (HYDRA, ("mpich", 5, 8, 1, 4, 1, 2, "10.0.0.1", 29500)),
+        ({**HYDRA, "I_MPI_HYDRA_UUID": "7", "PMI_FD": "9"}, ("mpich", 5, 8, 1, 4, 1, 2, "10.0.0.1", 29500)),
+        (MVAPICH, ("mvapich", 5, 8, 1, 4, 1, 2, "10.0.0.1", 29500)),
+        ({name.replace("MV2", "MVP"): word for name, word in MVAPICH.items()},
+         ("mvapich", 5, 8, 1, 4, 1, 2, "10.0.0.1", 29500)),
+        (JSRUN, ("jsrun", 5, 8, 1, 4, 1, 2, "10.0.0.1", 29500)),
+        # Hydra starts its proxies with srun; srun's own PMI has no local rank, and PMIx under srun is Slurm's
+        ({**SLURM, **HYDRA}, ("mpich", 5, 8, 1, 4, 1, 2, "10.0.0.1", 29500)),
+        ({**SLURM, "PMI_RANK": "3", "PMI_SIZE": "4"}, ("slurm", 3, 4, 1, 2, 1, 2, "n07", 23456)),
+        ({**SLURM, "PMIX_RANK": "3"}, ("slurm", 3, 4, 1, 2, 1, 2, "n07", 23456)),
+        # on one machine the rendezvous has torchrun's default; on SageMaker it is the first host
+        (
+            {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+             "OMPI_COMM_WORLD_LOCAL_SIZE": "4"},
+            ("mpi", 1, 4, 1, 4, 0, 1, "localhost", 29500),
+        ),
+        (
+            {name: word for name, word in {**SAGEMAKER, **MPI}.items() if not name.startswith("MASTER")},
+            ("mpi", 5, 8, 1, 4, 1, 2, "algo-1", 7777),
+        ),
+        # documented defaults where no other launcher is seen
+        ({"LOCAL_RANK": "0"}, ("torchrun", 0, 1, 0, 1, 0, 1, None, None)),
+        ({"RANK": "0"}, ("torchrun", 0, 1, 0, 1, 0, 1, None, None)),
+        ({"WORLD_SIZE": "1"}, ("torchrun", 0, 1, 0, 1, 0, 1, None, None)),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, ("torchrun", 0, 1, 0, 1, 0, 1, None, None)),
+        (MASTER, ("single", 0, 1, 0, 1, 0, 1, None, None)),
+        ({"MASTER_ADDR": "localhost"}, ("single", 0, 1, 0, 1, 0, 1, None, None)),
+        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}, ("torchrun", 1, 2, 1, 2, 0, 1, "localhost", 29500)),
+        (
+            {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"},
+            ("torchrun", 1, 2, 1, 2, 0, 1, "127.0.0.1", 29511),
+        ),
         (SLURM, ("slurm", 3, 4, 1, 2, 1, 2, "n07", 23456)),
         ({**SLURM, **MASTER}, ("slurm", 3, 4, 1, 2, 1, 2, "10.0.0.1", 29500)),
         # a step smaller than its job; its own numbers count
@@ -106,9 +148,20 @@ def without(env: dict[str, str], name: str) -> dict[str, str]:
         ({**TORCHRUN, "LOCAL_WORLD_SIZE": "16", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}, ["16 ranks here", "8 in"]),
         ({**TORCHRUN, "GROUP_RANK": "2"}, ["node rank 2 of 2"]),
         ({**TORCHRUN, "MASTER_PORT": "70000"}, ["MASTER_PORT=70000"]),
-        ({"LOCAL_RANK": "0"}, ["RANK"]),
-        (MASTER, ["MASTER_ADDR", "MASTER_PORT"]),
+        ({"LOCAL_RANK": "1"}, ["LOCAL_RANK=1"]),
+        ({"RANK": "1"}, ["RANK=1", "WORLD_SIZE"]),
+        ({"WORLD_SIZE": "2"}, ["WORLD_SIZE=2", "RANK"]),
+        ({"MASTER_PORT": "x"}, ["MASTER_PORT"]),
         ({"LOCAL_WORLD_SIZE": "8"}, ["LOCAL_WORLD_SIZE"]),
+        (without(HYDRA, "PMI_SIZE"), ["PMI_SIZE"]),
+        (without(HYDRA, "MPI_LOCALRANKID"), ["MPI_LOCALRANKID"]),
+        ({**HYDRA, "RANK": "0"}, ["RANK=0"]),
+        (without(MVAPICH, "MV2_COMM_WORLD_LOCAL_SIZE"), ["MV2_COMM_WORLD_LOCAL_SIZE"]),
+        (without(JSRUN, "JSM_NAMESPACE_SIZE"), ["JSM_NAMESPACE_SIZE"]),
+        (without(JSRUN, "MASTER_PORT"), ["MASTER_PORT"]),
+        ({"PMIX_RANK": "3"}, ["PMIX_RANK=3", "WORLD_SIZE"]),
+        ({"PALS_RANKID": "3"}, ["PALS_RANKID=3"]),
+        ({"FLUX_TASK_RANK": "0"}, ["FLUX_TASK_RANK=0"]),
         (without(MPI, "OMPI_COMM_WORLD_SIZE"), ["OMPI_COMM_WORLD_SIZE"]),
         (without(MPI, "OMPI_COMM_WORLD_RANK"), ["OMPI_COMM_WORLD_RANK"]),
         (without(MPI, "OMPI_COMM_WORLD_LOCAL_SIZE"), ["OMPI_COMM_WORLD_LOCAL_SIZE"]),
@@ -190,7 +243,9 @@ def test_a_range_gives_each_host_once_in_order(first: int, count: int, width: in
 
 
 WORDS = st.sampled_from(["0", "1", "2", "4", "8", "", "x", "-1", "n[1-2]", '["a"]', "a", "auto", "2(x2)"])
-NAMES = st.sampled_from(sorted({*TORCHRUN, *MPI, *SLURM, *PET, *SAGEMAKER, "GROUP_RANK", "GROUP_WORLD_SIZE"}))
+NAMES = st.sampled_from(
+    sorted({*TORCHRUN, *MPI, *SLURM, *PET, *SAGEMAKER, *HYDRA, *JSRUN, "GROUP_RANK", "GROUP_WORLD_SIZE"})
+)
 
 
 @given(st.dictionaries(NAMES, WORDS))

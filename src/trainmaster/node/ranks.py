@@ -1,9 +1,13 @@
 """Rank, world size and node of this process, read from the launcher's environment.
 
-A launcher that starts one process per rank (torchrun, Slurm, Open MPI, our agent) tells the rank. One that starts one
-process per node (Kubeflow pods, PET_*, SageMaker) tells the node; the ranks are still to be started there, so `rank`
-and `local_rank` are None. An environment that is half set or contradicts itself is refused by the names of its
-variables: a wrong guess here is a job that hangs, or two jobs that each believe to be the whole one.
+A launcher that starts one process per rank (torchrun, Slurm, Open MPI, MPICH, Intel MPI, MVAPICH, jsrun, our agent)
+sets the rank. One that starts one process per node (Kubeflow pods, PET_*, SageMaker) sets the node; the ranks are still
+to be started there, so `rank` and `local_rank` are None.
+
+Where no other launcher is seen, unset variables have torchrun's defaults: RANK 0, WORLD_SIZE 1, LOCAL_RANK 0, and for
+several ranks on one machine MASTER_ADDR localhost, MASTER_PORT 29500. An environment that contradicts itself, or comes
+from a launcher that cannot be read, is refused by the names of its variables: a wrong guess here is a job that hangs,
+or two jobs that each take themselves for the whole one.
 """
 
 from __future__ import annotations
@@ -17,10 +21,14 @@ from itertools import product
 from typing import Literal, NoReturn
 
 from trainmaster.core.errors import UsageError
+from trainmaster.core.loopback import is_loopback_host
 
-Launcher = Literal["torchrun", "mpi", "slurm", "pet", "kubeflow", "sagemaker", "single"]
+Launcher = Literal[
+    "torchrun", "mpi", "mpich", "mvapich", "jsrun", "slurm", "pet", "kubeflow", "sagemaker", "single"
+]  # fmt: skip
 Env = Mapping[str, str]
 
+DEFAULT_PORT = 29500  # torchrun's
 SAGEMAKER_PORT = 7777  # what SageMaker's own torchrun launcher uses
 _SLURM_PORTS = (20_000, 10_000)  # first and count: below the kernel's ephemeral ports, which start at 32768
 _MAX_HOSTS = 100_000
@@ -48,16 +56,21 @@ def detect(env: Env) -> Ranks:
     Launchers nest (torchrun inside a Slurm task inside a pod), so the innermost is asked first. LOCAL_RANK is what
     tells a rank of torchrun from a Kubeflow pod: both have RANK and WORLD_SIZE, but the pod's count pods.
     """
+    family = next((one for one in _MPI_FAMILIES if any(name in env for name in one.names[:2])), None)
     if "LOCAL_RANK" in env:
         found = _torchrun(env)
-    elif "OMPI_COMM_WORLD_RANK" in env or "OMPI_COMM_WORLD_SIZE" in env:
-        found = _mpi(env)
+    elif family is not None and (family.own_local_rank or "MPI_LOCALRANKID" in env):
+        found = _mpi(env, family)
     elif "SLURM_PROCID" in env and _is_slurm_task(env):
         found = _slurm(env)
+    elif family is not None:
+        found = _mpi(env, family)
     elif "PET_NNODES" in env or "PET_NODE_RANK" in env:
         found = _pet(env)
-    elif "RANK" in env or "WORLD_SIZE" in env:
+    elif "RANK" in env and "WORLD_SIZE" in env and "MASTER_ADDR" in env:
         found = _kubeflow(env)
+    elif "RANK" in env or "WORLD_SIZE" in env:
+        found = _torchrun(env)
     elif "SM_HOSTS" in env or "SM_CURRENT_HOST" in env:
         found = _sagemaker(env)
     else:
@@ -66,10 +79,22 @@ def detect(env: Env) -> Ranks:
 
 
 def _torchrun(env: Env) -> Ranks:
-    rank, world, local_rank = (_count(env, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-    if "LOCAL_WORLD_SIZE" not in env and world > 1:
-        _refuse("LOCAL_WORLD_SIZE is not set beside LOCAL_RANK; set it to the number of ranks on this node")
-    local_world = _count(env, "LOCAL_WORLD_SIZE", default=1)
+    """Ranks in torchrun's variables. Unset ones have its defaults where no other value is possible: a single rank."""
+    world, local_rank = _count(env, "WORLD_SIZE", default=1), _count(env, "LOCAL_RANK", default=0)
+    if world > 1 and "RANK" not in env:
+        _refuse(f"WORLD_SIZE={world} but RANK is not set; every rank must know its number")
+    if world > 1 and "LOCAL_RANK" not in env:
+        _refuse(f"WORLD_SIZE={world} but LOCAL_RANK is not set; a pod of Kubeflow has MASTER_ADDR beside RANK")
+    rank = _count(env, "RANK", default=0)
+    if rank >= world and "WORLD_SIZE" not in env:
+        _refuse(f"RANK={rank} but WORLD_SIZE is not set, which means 1")
+    address = env.get("MASTER_ADDR")
+    if "LOCAL_WORLD_SIZE" not in env and world > 1 and not (address is None or is_loopback_host(address)):
+        _refuse(
+            f"LOCAL_WORLD_SIZE is not set, and MASTER_ADDR={address} may be another machine; set it to the number of "
+            "ranks on this node"
+        )
+    local_world = _count(env, "LOCAL_WORLD_SIZE", default=world)
     nodes = _count(env, "GROUP_WORLD_SIZE") if "GROUP_WORLD_SIZE" in env else None
     if nodes is None:
         if not local_world or world % local_world:
@@ -78,26 +103,53 @@ def _torchrun(env: Env) -> Ranks:
     node_rank = _count(env, "GROUP_RANK") if "GROUP_RANK" in env else None
     if node_rank is None:
         node_rank = _block(rank, local_rank, local_world, "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    address, port = _master(env, needed=world > 1)
+    master, port = _master_or_local(env, world=world, nodes=nodes)
     return Ranks(
         rank=rank, world_size=world, local_rank=local_rank, local_world_size=local_world,
-        node_rank=node_rank, nodes=nodes, master_addr=address, master_port=port, launcher="torchrun",
+        node_rank=node_rank, nodes=nodes, master_addr=master, master_port=port, launcher="torchrun",
         restart=_count(env, "TORCHELASTIC_RESTART_COUNT", default=0),
     )  # fmt: skip
 
 
-def _mpi(env: Env) -> Ranks:
-    names = [f"OMPI_COMM_WORLD_{word}" for word in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Family:
+    """Variables of one MPI launcher: rank, size, local rank, local size."""
+
+    launcher: Launcher
+    names: tuple[str, str, str, str]
+    own_local_rank: bool = True  # False: Slurm's PMI sets rank and size too, without a local rank
+
+
+def _names(prefix: str) -> tuple[str, str, str, str]:
+    return f"{prefix}_RANK", f"{prefix}_SIZE", f"{prefix}_LOCAL_RANK", f"{prefix}_LOCAL_SIZE"
+
+
+# Open MPI and Spectrum MPI; MVAPICH2, MVAPICH 3; IBM's jsrun; Hydra, the launcher of MPICH and Intel MPI.
+_MPI_FAMILIES = (
+    _Family(launcher="mpi", names=_names("OMPI_COMM_WORLD")),
+    _Family(launcher="mvapich", names=_names("MV2_COMM_WORLD")),
+    _Family(launcher="mvapich", names=_names("MVP_COMM_WORLD")),
+    _Family(launcher="jsrun", names=_names("JSM_NAMESPACE")),
+    _Family(
+        launcher="mpich", names=("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"), own_local_rank=False
+    ),
+)
+# Set by launchers whose ranks we cannot read: PMIx tells no size, the others are not known well enough.
+_UNREADABLE = ("PMIX_RANK", "PALS_RANKID", "ALPS_APP_PE", "FLUX_TASK_RANK", "PMI_ID")
+
+
+def _mpi(env: Env, family: _Family) -> Ranks:
+    names = family.names
     rank, world, local_rank, local_world = (_count(env, name) for name in names)
     if not local_world or world % local_world:
         _refuse(f"{names[1]}={world} is not a multiple of {names[3]}={local_world}: nodes with unequal ranks")
     _agree(env, rank=rank, world=world)
     # OMPI_COMM_WORLD_NODE_RANK is no node's number but a second local rank; the node follows from the default mapping.
     node_rank = _block(rank, local_rank, local_world, names[0], names[2], names[3])
-    address, port = _master(env, needed=world > 1)
+    address, port = _master_or_local(env, world=world, nodes=world // local_world)
     return Ranks(
         rank=rank, world_size=world, local_rank=local_rank, local_world_size=local_world, node_rank=node_rank,
-        nodes=world // local_world, master_addr=address, master_port=port, launcher="mpi",
+        nodes=world // local_world, master_addr=address, master_port=port, launcher=family.launcher,
     )  # fmt: skip
 
 
@@ -178,12 +230,7 @@ def _kubeflow(env: Env) -> Ranks:
 
 
 def _sagemaker(env: Env) -> Ranks:
-    try:
-        hosts = json.loads(_text(env, "SM_HOSTS"))
-    except ValueError:
-        hosts = None
-    if not isinstance(hosts, list) or not hosts or not all(isinstance(host, str) for host in hosts):
-        _refuse(f"SM_HOSTS={env['SM_HOSTS']} is not a JSON list of names")
+    hosts = _sagemaker_hosts(env)
     current = _text(env, "SM_CURRENT_HOST")
     if hosts.count(current) != 1:
         _refuse(f"SM_CURRENT_HOST={current} is not once in SM_HOSTS={env['SM_HOSTS']}")
@@ -196,10 +243,28 @@ def _sagemaker(env: Env) -> Ranks:
     )  # fmt: skip
 
 
+def _sagemaker_hosts(env: Env) -> list[str]:
+    try:
+        hosts = json.loads(_text(env, "SM_HOSTS"))
+    except ValueError:
+        hosts = None
+    if not isinstance(hosts, list) or not hosts or not all(isinstance(host, str) for host in hosts):
+        _refuse(f"SM_HOSTS={env['SM_HOSTS']} is not a JSON list of names")
+    return hosts
+
+
 def _single(env: Env) -> Ranks:
-    strays = [name for name in ("LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT") if name in env]
+    """One process without a launcher. MASTER_ADDR and MASTER_PORT alone change nothing: there is no other rank."""
+    foreign = next((name for name in _UNREADABLE if name in env), None)
+    if foreign is not None:
+        _refuse(
+            f"{foreign}={env[foreign]} is a launcher's, but the number of ranks or the local rank is not known; set "
+            "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+        )
+    strays = [name for name in ("LOCAL_WORLD_SIZE", "GROUP_RANK") if env.get(name, "0") not in ("0", "1")]
     if strays:
         _refuse(f"{', '.join(strays)} set, but not RANK, WORLD_SIZE and LOCAL_RANK; set all of them or none")
+    _master(env, needed=False)
     return Ranks(
         rank=0, world_size=1, local_rank=0, local_world_size=1,
         node_rank=0, nodes=1, master_addr=None, master_port=None, launcher="single",
@@ -260,6 +325,17 @@ def _agree(env: Env, *, rank: int, world: int) -> None:
     for name, value in (("RANK", rank), ("WORLD_SIZE", world)):
         if name in env and _count(env, name) != value:
             _refuse(f"{name}={env[name]} contradicts the launcher's {value}, and LOCAL_RANK is not set; unset {name}")
+
+
+def _master_or_local(env: Env, *, world: int, nodes: int) -> tuple[str | None, int | None]:
+    """Rendezvous of ranks that a launcher numbered: stated, SageMaker's first host, or on this machine."""
+    if world > 1 and "MASTER_ADDR" not in env and ("SM_MASTER_ADDR" in env or "SM_HOSTS" in env):
+        first = _sagemaker_hosts(env)[0] if "SM_MASTER_ADDR" not in env else _text(env, "SM_MASTER_ADDR")
+        return first, _count(env, "SM_MASTER_PORT", default=SAGEMAKER_PORT)
+    address, port = _master(env, needed=nodes > 1)
+    if world == 1:
+        return address, port
+    return address or "localhost", port if port is not None else DEFAULT_PORT
 
 
 def _master(env: Env, *, needed: bool, prefix: str = "") -> tuple[str | None, int | None]:

@@ -379,6 +379,7 @@ class Trainer:
             self.keeper.finish(patience_s=_PATIENCE_S)
         except Exception as wrong:  # must not hide why training failed
             self.run_log.alarm(f"a save under way could not be finished: {wrong}")
+        self.keeper.close()
 
     def finish(self, stopped: bool) -> None:
         """Save the last step and log the end; TrainingFailed if it cannot be saved."""
@@ -387,6 +388,7 @@ class Trainer:
         fault = self.keeper.keep_last(self.state)
         if fault is not None:
             raise TrainingFailed(f"step {self.state.step} could not be saved at the end: {fault}")
+        self.keeper.close()
         self.feed.close()
         self.say_end(stopped=self.stop.asked() or "asked on another rank" if stopped else None)
 

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from trainmaster.train.drill.failpoints import reach
 
 MANIFEST = "manifest.json"
 _COMMITTED = re.compile(r"step-(\d{8,})")
-_LEFTOVER = re.compile(r"step-(\d{8,})\.(tmp|old)")
+_LEFTOVER = re.compile(r"step-(\d{8,})(?:\.\d+)?\.(tmp|old)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,8 @@ class Manifest:
     saved_at: str  # ISO, with its offset
     feed: Mapping[str, Any] | None = None  # where the data source is, if it has a state of its own
     origin: Mapping[str, Any] = field(default_factory=dict)  # for people who look for a fault; nothing reads it
+    fence: int = 0  # fencing number of the run that wrote it; 0: written before there was a lock
+    objects: str | None = None  # in an object store: the prefix of its files; None: beside the manifest
     v: int = 1
 
     @property
@@ -108,6 +110,11 @@ def path_of(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
+def draft_of(folder: Path, step: int, *, fence: int = 0) -> Path:
+    """The folder that a save writes into: one for each run, so that files of two runs never meet."""
+    return folder / (f"step-{step:08d}.{fence}.tmp" if fence else f"step-{step:08d}.tmp")
+
+
 def list_steps(folder: Path) -> list[int]:
     """Every committed checkpoint's step, newest first, good or bad. A folder that cannot be read is an error."""
     try:
@@ -124,10 +131,14 @@ def begin(draft: Path) -> None:
     draft.mkdir(parents=True)
 
 
-def commit(draft: Path, manifest: Manifest) -> Path:
-    """Make the draft a checkpoint. After this returns it survives a power cut; before that it does not exist."""
+def commit(draft: Path, manifest: Manifest, *, guard: Callable[[], None] = lambda: None) -> Path:
+    """Make the draft a checkpoint. After this returns it survives a power cut; before that it does not exist.
+
+    `guard` is called right before the rename, and raises where this run may no longer write.
+    """
     write_whole(draft / MANIFEST, render(manifest), durable=True)
     reach("save:manifest")
+    guard()
     final = path_of(draft.parent, manifest.step)
     # Only one that was rejected can be in the way: a good one would have been resumed from.
     rejected = _set_aside(final) if final.exists() else None

@@ -23,9 +23,11 @@ from pathlib import Path
 import torch.distributed as dist
 
 from trainmaster.core.backoff import backoff_s
+from trainmaster.storage import open_store
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.checkpoint.disk import DiskTier
 from trainmaster.train.checkpoint.load import ReadableTier, load_newest
+from trainmaster.train.checkpoint.lock import Fence
 from trainmaster.train.checkpoint.protocol import Ended, Failed, Loaded, Run, Saved
 from trainmaster.train.checkpoint.save import Save, SaveError, Written, retry
 from trainmaster.train.checkpoint.snapshot import Snapshots, restore_feed
@@ -64,15 +66,23 @@ class Tiered:
     def __init__(self, run: Run, folder: Path) -> None:
         config = run.config.checkpoint
         self._run, self._config = run, config
-        group = _open_group(_SAVE_TIMEOUT)
+        self._group = group = _open_group(_SAVE_TIMEOUT)
         self._threads = max(1, min(_THREADS, len(os.sched_getaffinity(0)) // run.world.rank_info.local_world_size))
         self._snapshots = Snapshots(run, group=group, threads=self._threads)
-        self._disk = DiskTier(folder, config, threads=self._threads)
+        fence = Fence(lambda: open_store(folder), lease_s=config.lease_s)
+        self._disk = DiskTier(folder, config, fence=fence, threads=self._threads)
         self._memory = open_memory(run, folder, group=group)
         self._remote: Remote | None = None
         if config.remote is not None:
             uploads, asks = _open_group(_UPLOAD_TIMEOUT), _open_group(_UPLOAD_TIMEOUT)
-            self._remote = Remote(config.remote.url, disk=folder, uploads=uploads, asks=asks)
+            self._remote = Remote(
+                config.remote.url,
+                disk=folder,
+                lease_s=config.lease_s,
+                uploads=uploads,
+                asks=asks,
+                guard=fence.check_here,
+            )
         self._first = FirstTier(self._disk, self._memory, group=group, threads=self._threads)
         self._copies = _open_group(_UPLOAD_TIMEOUT) if self._memory is not None else None
         self._to_disk = Follower(DISK, self._copy_to_disk)
@@ -110,6 +120,10 @@ class Tiered:
         self._ending.clear()
         self._is_last = False
         run = self._run
+        try:
+            self._disk.fence.check(group=self._group)
+        except rank_sync.RankError as wrong:
+            run.say(f"{self._disk} cannot be locked, so nothing is saved there until it can: {wrong}")
         found = load_newest(
             self._readable(),
             run=run.identity,
@@ -188,12 +202,18 @@ class Tiered:
             self._memory.drop()
         return self._drain_ended()
 
+    def close(self) -> None:
+        self._disk.fence.release()
+        if self._remote is not None:
+            self._remote.fence.release()
+
     # Work in the background, on every rank
 
     def _copy_to_disk(self, job: Job, save: Save) -> None:
         folder, group = self._disk.folder, self._copies
         save.result = retry(
-            lambda: copy_to_disk(job.source, folder, job.manifest, job.mine, group=group), self._disk.retries
+            lambda: copy_to_disk(job.source, folder, job.manifest, job.mine, fence=self._disk.fence, group=group),
+            self._disk.retries,
         )
         save.written.set()
         save.warning = self._disk.prune(job.step, spare=self._to_remote.steps, group=group)
@@ -230,6 +250,8 @@ class Tiered:
         assert self._current is not None
         current, self._current = self._current, None
         save, result = current.save, current.save.result
+        if save.lost is not None:
+            raise save.lost
         in_memory = self._memory is not None and DISK not in current.meant
         if result is not None:
             in_memory = result.path.parent != self._disk.folder
@@ -273,6 +295,8 @@ class Tiered:
     def _take(self, follower: Follower) -> None:
         """Report the copy that ended in a farther tier."""
         job, save = follower.take()
+        if save.lost is not None:
+            raise save.lost
         if save.result is None:
             self._ended.append(Failed(step=job.step, why=save.fault or "unknown", tier=follower.tier))
             return

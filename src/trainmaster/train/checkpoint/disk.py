@@ -25,21 +25,23 @@ class DiskTier:
     name = DISK
     verifies = False  # done while loading, so that the disk is read once
 
-    def __init__(self, folder: Path, config: CheckpointConfig, *, fence: Fence, threads: int) -> None:
-        self.folder, self.fence = folder, fence
+    def __init__(
+        self, folder: Path, config: CheckpointConfig, *, fence: Fence, loads: dist.ProcessGroup | None, threads: int
+    ) -> None:
+        self.folder, self.fence, self._loads = folder, fence, loads
         self.retries = Retries(count=config.retries, pause_s=config.retry_s)
         self._keep, self._keep_every = config.keep, config.keep_every_steps
         self._threads = threads
 
     def list_steps(self) -> list[int]:
-        return rank_sync.on_first(lambda: manifests.list_steps(self.folder))
+        return rank_sync.on_first(lambda: manifests.list_steps(self.folder), group=self._loads)
 
     def where(self, step: int) -> str:
         return str(manifests.path_of(self.folder, step))
 
     def fetch(self, step: int) -> tuple[Path, Manifest]:
         path = manifests.path_of(self.folder, step)
-        return path, rank_sync.on_first(lambda: read_manifest(path))
+        return path, rank_sync.on_first(lambda: read_manifest(path), group=self._loads)
 
     def __str__(self) -> str:
         return str(self.folder)

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
@@ -26,9 +28,28 @@ from torch.futures import Future
 from trainmaster.core.errors import CheckpointError
 from trainmaster.train.checkpoint.layout import Frame, frame_of
 from trainmaster.train.checkpoint.manifest import FileRecord, Manifest
+from trainmaster.train.parallel import rank_sync
 
 _SLICE_BYTES = 8 << 20  # read and hashed at one go
 _WRITER = re.compile(r"__(\d+)_\d+\.distcp")
+
+
+def fill(state: dict[str, Any], reader: Reader, *, group: dist.ProcessGroup | None) -> None:
+    """Fill the tensors of a state dict in place; RankError on all ranks where one of them fails.
+
+    Each rank plans its own reads from the index. torch's loader sends every plan to rank 0 and back, unchanged: about
+    164 s on 1,024 ranks with 80 layers.
+    """
+
+    def fill_mine() -> None:
+        index = reader.read_metadata()
+        planner = DefaultLoadPlanner()
+        planner.set_up_planner(state, index, is_coordinator=False)
+        reader.set_up_storage_reader(index, is_coordinator=False)
+        plan = planner.finish_plan(reader.prepare_local_plan(planner.create_local_plan()))
+        reader.read_data(plan, planner)
+
+    rank_sync.on_all(fill_mine, group=group)
 
 
 class Reader(FileSystemReader):

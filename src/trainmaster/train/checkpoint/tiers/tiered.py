@@ -17,10 +17,7 @@ import os
 import threading
 import time
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
-
-import torch.distributed as dist
 
 from trainmaster.core.backoff import backoff_s
 from trainmaster.storage import open_store
@@ -39,11 +36,9 @@ from trainmaster.train.checkpoint.tiers.memory_to_disk import copy_to_disk
 from trainmaster.train.checkpoint.tiers.remote import Remote
 from trainmaster.train.checkpoint.tiers.replicas import Replicas, open_memory
 from trainmaster.train.parallel import rank_sync
+from trainmaster.train.parallel.groups import open_group
 from trainmaster.train.state import State
 
-# Longer than the limit of training collectives: a slow disk is not a dead peer.
-_SAVE_TIMEOUT = timedelta(hours=1)
-_UPLOAD_TIMEOUT = timedelta(hours=6)  # of an upload by the slowest rank
 _THREADS = 8  # at 0.5 to 2 GB/s of SHA-256 each, more than most disks take
 _REFUSALS = 3  # in a row, then memory is left: a bound that counts on it would not hold
 _STOP_S = 20.0  # Kubernetes gives 30 s from SIGTERM to SIGKILL, and disk and memory come first
@@ -66,25 +61,27 @@ class Tiered:
     def __init__(self, run: Run, folder: Path) -> None:
         config = run.config.checkpoint
         self._run, self._config = run, config
-        self._group = group = _open_group(_SAVE_TIMEOUT)
+        limits = run.config.timeouts
+        self._group = group = open_group(limits.save_s, "checkpoint_save")
+        self._loads = open_group(limits.load_s, "checkpoint_load")
         self._threads = max(1, min(_THREADS, len(os.sched_getaffinity(0)) // run.world.rank_info.local_world_size))
         self._snapshots = Snapshots(run, group=group, threads=self._threads)
         fence = Fence(lambda: open_store(folder), lease_s=config.lease_s)
-        self._disk = DiskTier(folder, config, fence=fence, threads=self._threads)
-        self._memory = open_memory(run, folder, group=group)
+        self._disk = DiskTier(folder, config, fence=fence, loads=self._loads, threads=self._threads)
+        self._memory = open_memory(run, folder, group=group, loads=self._loads)
         self._remote: Remote | None = None
         if config.remote is not None:
-            uploads, asks = _open_group(_UPLOAD_TIMEOUT), _open_group(_UPLOAD_TIMEOUT)
+            uploads = open_group(limits.upload_s, "checkpoint_upload")
             self._remote = Remote(
                 config.remote.url,
                 disk=folder,
                 lease_s=config.lease_s,
                 uploads=uploads,
-                asks=asks,
+                asks=self._loads,
                 guard=fence.check_here,
             )
         self._first = FirstTier(self._disk, self._memory, group=group, threads=self._threads)
-        self._copies = _open_group(_UPLOAD_TIMEOUT) if self._memory is not None else None
+        self._copies = open_group(limits.upload_s, "checkpoint_copy") if self._memory is not None else None
         self._to_disk = Follower(DISK, self._copy_to_disk)
         self._to_remote = Follower(REMOTE, self._upload)
         self._cadence = self._new_cadence()
@@ -131,6 +128,7 @@ class Tiered:
             optimizer=run.optimizer,
             rejected=run.rejected,
             threads=self._threads,
+            group=self._loads,
         )
         if found is not None and found.feed is not None:
             restore_feed(run.feed, found.feed)
@@ -365,9 +363,3 @@ class Tiered:
         manifest = rank_sync.on_first(lambda: manifests.read(path))
         job = Job(step=step, source=path, meant={REMOTE}, manifest=manifest, began=time.perf_counter())
         self._to_remote.offer(job)
-
-
-def _open_group(timeout: timedelta) -> dist.ProcessGroup:
-    """A group for the threads of one tier: within one group all ranks must make their calls in the same order."""
-    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timeout)
-    return group

@@ -32,6 +32,7 @@ class DiskTier:
         self.retries = Retries(count=config.retries, pause_s=config.retry_s)
         self._keep, self._keep_every = config.keep, config.keep_every_steps
         self._threads = threads
+        self._good: set[int] = set()  # steps that need not be looked at again before older ones are deleted
 
     def list_steps(self) -> list[int]:
         return rank_sync.on_first(lambda: manifests.list_steps(self.folder), group=self._loads)
@@ -62,4 +63,13 @@ class DiskTier:
         """Delete old checkpoints except the steps in `spare`; returns a fault as text."""
         self.fence.check(group=group)
         keep, keep_every = self._keep, self._keep_every
-        return prune(self.folder, keep=keep, keep_every=keep_every, newest=newest, spare=spare, group=group)
+        self._good.add(newest)  # committed a moment ago
+        return prune(
+            self.folder,
+            keep=keep,
+            keep_every=keep_every,
+            newest=newest,
+            spare=spare,
+            known_good=self._good,
+            group=group,
+        )

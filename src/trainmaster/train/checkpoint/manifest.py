@@ -165,17 +165,33 @@ def _remove(path: Path) -> None:
 
 
 def prune(
-    folder: Path, *, keep: int, newest: int, keep_every: int | None = None, spare: Collection[int] = ()
+    folder: Path,
+    *,
+    keep: int,
+    newest: int,
+    keep_every: int | None = None,
+    spare: Collection[int] = (),
+    known_good: set[int] | None = None,
 ) -> list[int]:
     """Delete what is older than the `keep` newest good checkpoints up to `newest`; returns the deleted steps.
 
     Multiples of `keep_every` stay for ever, beside the `keep`, and those in `spare` for now. Those above `newest` are
-    of a future that was rejected: they neither count as kept nor are deleted here.
+    of a future that was rejected: they neither count as kept nor are deleted here. `known_good` remembers the steps
+    that were looked at, from call to call: none is read twice.
     """
     past = [step for step in list_steps(folder) if step <= newest]
-    good = [step for step in past if _looks_good(path_of(folder, step))]
+    seen = known_good if known_good is not None else set()
+    good: list[int] = []
+    for step in past:
+        if len(good) == keep:
+            break
+        path = path_of(folder, step)
+        if (step in seen and (path / MANIFEST).exists()) or _looks_good(path):
+            seen.add(step)
+            good.append(step)
     gone = [step for step in past if len(good) >= keep and step < good[keep - 1]]
     gone = [step for step in gone if step not in spare and (keep_every is None or step % keep_every)]
+    seen.difference_update(gone)
     for step in gone:
         _set_aside(path_of(folder, step))
     for entry in folder.iterdir():

@@ -139,12 +139,16 @@ def prune(
     keep_every: int | None,
     newest: int,
     spare: Collection[int],
+    known_good: set[int],
     group: dist.ProcessGroup | None,
 ) -> str | None:
     """Delete old checkpoints, only ever after a newer one is committed; returns a fault as text."""
     try:
         rank_sync.on_first(
-            lambda: manifests.prune(folder, keep=keep, keep_every=keep_every, newest=newest, spare=spare), group=group
+            lambda: manifests.prune(
+                folder, keep=keep, keep_every=keep_every, newest=newest, spare=spare, known_good=known_good
+            ),
+            group=group,
         )
     except rank_sync.RankError as wrong:
         return f"old checkpoints could not be deleted: {wrong}"

@@ -127,7 +127,7 @@ def test_what_is_unknown_is_said_to_be(db: Database, tmp_path: Path) -> None:
     a_job(db, "no-pace", NOW, cents=0)
     answer = page.read(db, now=NOW + HOUR)
     assert {line.name: (line.cents, line.forecast_cents) for line in answer.jobs} == {
-        "unpriced": (None, None), "priced": (250, 250), "no-pace": (0, None),
+        "unpriced": (None, None), "priced": (250, 250), "no-pace": (None, None),
     }  # fmt: skip
     (project,) = answer.projects
     assert (project.cents, project.known_cents, project.unknown_jobs) == (None, 250, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -44,7 +45,8 @@ def test_the_same_events_give_the_same_page(db: Database, tmp_path: Path) -> Non
     from_rows = job.read(db, story.id)
     from_files = read_folder(attempt(tmp_path / "a", EVENTS, exited()))
     assert from_rows is not None
-    assert from_files.run == from_rows.run
+    # Iterations come from the records of the database, which a folder does not have.
+    assert from_files.run == replace(from_rows.run, iterations=())
     assert from_files.spec == from_rows.spec
     assert (from_files.status, from_files.id) == (Status.COMPLETED, "job")
 

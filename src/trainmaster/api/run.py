@@ -68,6 +68,43 @@ class Curves:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IterationPhase:
+    """One phase of an iteration (traj_gen, training, evaluation) and its seconds."""
+
+    kind: str
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochLoss:
+    """One epoch of an iteration."""
+
+    number: int
+    avg_loss: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationResult:
+    """One evaluation of one model."""
+
+    model_id: str | None
+    metrics: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterationSummary:
+    """One iteration with its phases, its newest epochs and its evaluations."""
+
+    number: int
+    completed: bool
+    seconds: float | None
+    phases: tuple[IterationPhase, ...]
+    epochs: int  # all of them
+    newest_epochs: tuple[EpochLoss, ...]
+    evaluations: tuple[EvaluationResult, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """Figures of a job so far. None: not reported."""
 
@@ -107,6 +144,10 @@ class Run:
     preflight: Preflight | None
     checkpoints: tuple[Checkpoint, ...]  # the newest, oldest first
     checkpoint_events: Mapping[str, int]  # number of each kind, all of them
+    lost_steps_max: int | None = None  # steps that the loss of a node would cost now, at most; None: not stated
+    lost_s_max: float | None = None
+    loss_bound_missed: str | None = None  # why the stated limit is not held
+    iterations: tuple[IterationSummary, ...] = ()  # the newest, oldest first
     garbage_lines: int
     garbage: tuple[Garbage, ...]
     curves: Curves

@@ -72,6 +72,8 @@ class View:
     def show_event(self, row: Event) -> None:
         data = row.data
         match row.phase, row.event:
+            case "PREFLIGHT", "start":
+                self.skipped = 0  # of this attempt, not of all
             case "PREFLIGHT", "check":
                 self._check(row)
             case "PREFLIGHT", "end":

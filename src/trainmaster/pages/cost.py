@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from trainmaster.api.costs import BudgetLine, CostPage, JobSpending, ProjectSpending
@@ -64,12 +64,21 @@ def figures(db: Database, jobs: Iterable[JobRow], *, now: datetime) -> dict[str,
     # Most jobs are over or cost nothing: their forecast is what they cost, and needs no look at their events.
     going = [row for row in rows if burn(spans[row.id]) > 0]
     left = eta.list_left(db, going, now=now)
-    found = {}
+    found: dict[str, tuple[int | None, int | None]] = {}
     for row in rows:
+        if is_unpriced(row, spans[row.id]):
+            found[row.id] = (None, None)
+            continue
         amount, per_hour = add_up(spans[row.id], now=now), burn(spans[row.id])
         seconds = left.get(row.id) if per_hour > 0 else 0.0
         found[row.id] = (cents(amount.cents), cents(forecast(amount, cents_per_hour=per_hour, left_s=seconds)))
     return found
+
+
+def is_unpriced(row: JobRow, spans: Sequence[Span]) -> bool:
+    """Whether the price 0 is only a default: this machine is not free, its price is unknown. No cap counts it."""
+    stated = row.target != "local" or row.spec.resources.price_per_hour is not None
+    return not stated and bool(spans) and all(span.cents_per_hour == 0 for span in spans)
 
 
 def cents(value: float | None) -> int | None:
@@ -84,11 +93,13 @@ def _job(row: JobRow, spans: list[Span], amount: Amount, whole: Amount, left_s: 
         name=row.name,
         project=row.project,
         status=row.status,
-        cents=cents(amount.cents),
+        cents=None if is_unpriced(row, spans) else cents(amount.cents),
         known_cents=round(amount.known_cents),
         cents_per_hour=per_hour,
         left_s=left_s,
-        forecast_cents=cents(forecast(whole, cents_per_hour=per_hour, left_s=left_s)),
+        forecast_cents=(
+            None if is_unpriced(row, spans) else cents(forecast(whole, cents_per_hour=per_hour, left_s=left_s))
+        ),
         max_cost_cents=cents(cap * 100 if cap is not None else None),
     )
 

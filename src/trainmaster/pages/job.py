@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from trainmaster import __version__
 from trainmaster.api.jobs import Attempt, JobPage
+from trainmaster.api.run import IterationSummary
 from trainmaster.core import schema
 from trainmaster.core.plan import ExitRecord
 from trainmaster.core.spec import JobSpec
 from trainmaster.pages.cost import figures
+from trainmaster.pages.parts import iteration_summary
 from trainmaster.pages.parts.run_summary import RunSummary
 from trainmaster.store import Database, jobs
 from trainmaster.store.attempts import list_attempts
@@ -50,6 +53,7 @@ def read(
             now=now,
             made_by=f"trainmaster report {job.id}",
             cost=figures(db, [job], now=now)[job.id],
+            iterations=iteration_summary.read(db, job_id),
         )
 
 
@@ -61,6 +65,7 @@ def build(
     now: datetime,
     made_by: str,
     cost: tuple[int | None, int | None] = (None, None),
+    iterations: tuple[IterationSummary, ...] = (),
 ) -> JobPage:
     """The page from rows of the database or of an attempt's folder. `cost`: so far, forecast."""
     ended_at = job.ended_at or (attempts[-1].ended_at if attempts and job.status.final else None)
@@ -80,7 +85,10 @@ def build(
         ended_at=ended_at,
         duration_s=_seconds(job.started_at, ended_at or now),
         attempts=tuple(_attempt(row) for row in attempts),
-        run=summary.run(steps=job.spec.train.steps if job.spec.train else None, over=job.status.final),
+        run=replace(
+            summary.run(steps=job.spec.train.steps if job.spec.train else None, over=job.status.final),
+            iterations=iterations,
+        ),
         spec=plain_spec(job.spec),
         made_at=now,
         made_by=made_by,

@@ -66,6 +66,8 @@ def environment() -> Environment:
     env.globals.update(
         bar=bar,
         evidence=phrases.evidence,
+        is_kept=phrases.is_kept,
+        metrics_text=phrases.metrics_text,
         tally=phrases.tally,
         value_text=phrases.value_text,
         tones=phrases.TONES,

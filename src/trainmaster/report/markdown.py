@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from trainmaster.api.jobs import JobPage
 from trainmaster.core.clean_text import clean, clean_line
 from trainmaster.report import phrases
-from trainmaster.report.formats import count, duration, moment
+from trainmaster.report.formats import count, duration, moment, short
 
 
 def render_markdown(page: JobPage) -> str:
@@ -29,6 +29,7 @@ def _lines(page: JobPage) -> Iterator[str]:
     yield f"| Started | {moment(page.started_at)} |"
     yield f"| Ended | {moment(page.ended_at)} |\n"
     yield from _preflight(page)
+    yield from _iterations(page)
     yield from _attempts(page)
     if page.run.garbage_lines:
         yield f"{count(page.run.garbage_lines)} lines of the event stream were not events; they are kept.\n"
@@ -52,6 +53,24 @@ def _preflight(page: JobPage) -> Iterator[str]:
             if value is not None
         )
         yield f"| {escape(row.check)} | {row.verdict.value} | {escape(row.device or '')} | {found} | {values} |"
+    yield ""
+
+
+def _iterations(page: JobPage) -> Iterator[str]:
+    if not page.run.iterations:
+        return
+    yield "## Iterations\n\n| Iteration | Took | Phases | Epochs and their loss | Evaluations |\n|---|---|---|---|---|"
+    for one in page.run.iterations:
+        took = duration(one.seconds) if one.seconds is not None else ""
+        phases = ", ".join(escape(phase.kind) for phase in one.phases)
+        losses = ", ".join(
+            f"{epoch.number}: {short(epoch.avg_loss)}" for epoch in one.newest_epochs if epoch.avg_loss is not None
+        )
+        found = "; ".join(
+            escape(f"{result.model_id or ''} {phrases.metrics_text(result.metrics)}".strip())
+            for result in one.evaluations
+        )
+        yield f"| {one.number} | {took} | {phases} | {count(one.epochs)}{f': {losses}' if losses else ''} | {found} |"
     yield ""
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainmaster.api.jobs import Attempt, JobPage
-from trainmaster.api.run import Preflight
+from trainmaster.api.run import Checkpoint, Preflight
 from trainmaster.core.cost import dollars
 from trainmaster.core.results import Overall, Verdict
 from trainmaster.core.states import Stage, Status
@@ -143,6 +143,14 @@ def _figures(page: JobPage) -> Iterator[Figure]:
             else ""
         )
         yield Figure(name="Parameters", value=short(run.parameters), note=note)
+    yield from _checkpoint_figures(page)
+    if page.attempts:
+        resumed = f"resumed from step {count(run.resumed_from)}" if run.resumed_from is not None else ""
+        yield Figure(name="Attempts", value=count(len(page.attempts)), note=resumed)
+
+
+def _checkpoint_figures(page: JobPage) -> Iterator[Figure]:
+    run = page.run
     saved = [one for one in run.checkpoints if one.event == "saved"]
     if run.checkpoints:
         events = run.checkpoint_events
@@ -150,9 +158,28 @@ def _figures(page: JobPage) -> Iterator[Figure]:
         last = f"last at step {count(saved[-1].step)}" if saved and saved[-1].step is not None else ""
         note = f"{bad} failed or rejected" if bad else last
         yield Figure(name="Checkpoints saved", value=count(events.get("saved", 0)), note=note)
-    if page.attempts:
-        resumed = f"resumed from step {count(run.resumed_from)}" if run.resumed_from is not None else ""
-        yield Figure(name="Attempts", value=count(len(page.attempts)), note=resumed)
+    if run.lost_steps_max is not None and not page.status.final:
+        seconds = f"about {duration(run.lost_s_max)} of work" if run.lost_s_max is not None else ""
+        yield Figure(
+            name="Lost with a node, at most",
+            value=f"{count(run.lost_steps_max)} steps",
+            note=run.loss_bound_missed or seconds,
+        )
+
+
+def is_kept(page: JobPage, checkpoint: Checkpoint) -> bool:
+    """Whether a saved checkpoint is still there, by its spec: the newest `keep`, and each that is kept for good."""
+    config = ((page.spec or {}).get("train") or {}).get("checkpoint") or {}
+    keep, every = config.get("keep"), config.get("keep_every_steps")
+    if keep is None or checkpoint.event != "saved" or checkpoint.step is None:
+        return True
+    steps = sorted({one.step for one in page.run.checkpoints if one.event == "saved" and one.step is not None})
+    return checkpoint.step in steps[-keep:] or bool(every and checkpoint.step % every == 0)
+
+
+def metrics_text(metrics: Mapping[str, Any]) -> str:
+    """Measured values of an evaluation in one line."""
+    return ", ".join(f"{name} {value_text(value)}" for name, value in metrics.items() if value is not None)
 
 
 def tally(preflight: Preflight) -> str:

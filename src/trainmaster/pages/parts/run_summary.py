@@ -67,6 +67,8 @@ class RunSummary:
     _checks_over: bool = False
     _checkpoints: deque[Checkpoint] = field(default_factory=lambda: deque(maxlen=_CHECKPOINTS_KEPT))
     _checkpoint_events: Counter[str] = field(default_factory=Counter)
+    _bound: Mapping[str, Any] = field(default_factory=dict)
+    _skipped: set[int] = field(default_factory=set)  # steps, each once: an attempt that resumes goes over some again
     _garbage_lines: int = 0
     _garbage: list[Garbage] = field(default_factory=list)
 
@@ -123,7 +125,7 @@ class RunSummary:
             data_share=number(self._last, "data_share"),
             compute_share=number(self._last, "compute_share"),
             comm_share=number(self._last, "comm_share"),
-            skipped_steps=self._watch_events["skipped"],
+            skipped_steps=len(self._skipped),
             rollbacks=self._watch_events["rollback"],
             warnings=tuple(self._warnings),
             memory_gib=number(self._last, "memory_gib"),
@@ -142,6 +144,9 @@ class RunSummary:
             preflight=self._preflight(over=over),
             checkpoints=tuple(self._checkpoints),
             checkpoint_events=dict(self._checkpoint_events),
+            lost_steps_max=whole(self._bound, "lost_steps"),
+            lost_s_max=number(self._bound, "lost_s"),
+            loss_bound_missed=text(self._bound, "missed"),
             garbage_lines=self._garbage_lines,
             garbage=tuple(self._garbage),
             curves=Curves(**{name: curve.points() for name, curve in self._curves.items()}),
@@ -171,6 +176,8 @@ class RunSummary:
     def _add_watch(self, row: EventRow | ScannedEvent) -> None:
         self._watch_events[str(row.event)] += 1
         step, why = whole(row.data, "step"), text(row.data, "why")
+        if row.event == "skipped" and step is not None:
+            self._skipped.add(step)
         if row.event == "rollback":
             self._warnings.append(f"went back from step {step} to {whole(row.data, 'to_step')}: {why}")
         elif row.event == "straggler":
@@ -182,6 +189,9 @@ class RunSummary:
             self._warnings.append(why)
 
     def _add_checkpoint(self, row: EventRow | ScannedEvent) -> None:
+        if row.event == "bound":  # states what a loss would cost now: a figure, and no checkpoint
+            self._bound = row.data
+            return
         self._checkpoint_events[str(row.event)] += 1
         self._checkpoints.append(
             Checkpoint(

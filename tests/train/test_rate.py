@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 
 import pytest
+import torch
 
+from trainmaster.train.metrics.async_scalars import PendingScalars, StepClock
 from trainmaster.train.metrics.rate import Meter, peak_flops, thread_busy_s
 
 
@@ -27,6 +29,33 @@ def test_only_steps_count() -> None:
     meter.count(10)
     assert meter.read().tokens_per_s == 10.0
     assert meter.mean_tokens_per_s == pytest.approx(30 / 5)
+
+
+def test_the_last_step_is_timed_by_its_end_not_by_when_it_was_read() -> None:
+    """A GPU: steps end at 1, 2, 3, … s. The host reads each while it starts the next, and the last one at once."""
+    clock = [0.0]
+    meter = Meter(flops_per_token=1, peak=None, devices=1, now=lambda: clock[0])
+    meter.resume()
+    speeds = []
+    for end, read_at in ((1.0, 1.9), (2.0, 2.9), (3.0, 3.9), (4.0, 4.0)):
+        clock[0] = read_at
+        meter.count(100, at=end)
+        speeds.append(meter.read().tokens_per_s)
+    assert speeds == pytest.approx([100.0] * 4)
+    assert meter.mean_tokens_per_s == pytest.approx(100.0)
+    meter.pause()  # nothing of the time before is lost or counted twice
+    clock[0] = 10.0
+    meter.resume()
+    clock[0] = 12.0
+    meter.count(100, at=11.0)
+    assert meter.read().tokens_per_s == pytest.approx(100.0)
+
+
+def test_on_a_cpu_a_step_is_done_when_its_scalars_are_made() -> None:
+    clock = StepClock(torch.device("cpu"))
+    first, second = PendingScalars(torch.tensor(1.0)), PendingScalars(torch.tensor(2.0))
+    assert (clock.completed(first), clock.completed(second)) == (first.made_at, second.made_at)
+    assert first.made_at <= second.made_at
 
 
 def test_a_peak_is_known_or_it_is_not() -> None:
@@ -53,9 +82,9 @@ def test_what_cannot_be_told_apart_is_not() -> None:
     clock = [0.0]
     several = Meter(flops_per_token=1, peak=None, devices=2, now=lambda: clock[0])
     alone = Meter(flops_per_token=100, peak=1000.0, devices=1, measured=800.0, now=lambda: clock[0])
+    clock[0] = 4.0
     for meter in (several, alone):
         meter.count(10)
-    clock[0] = 4.0
     assert several.read().comm_share is None
     reading = alone.read()
     assert (reading.compute_share, reading.comm_share) == (1.0, 0.0)

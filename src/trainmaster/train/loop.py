@@ -31,7 +31,7 @@ from trainmaster.train.drill.sample_log import SampleLog
 from trainmaster.train.evaluate import evaluate
 from trainmaster.train.experiment import experiment_of, must_continue
 from trainmaster.train.feed import Feed, StoppedWaiting
-from trainmaster.train.metrics.async_scalars import PendingScalars, StepInFlight
+from trainmaster.train.metrics.async_scalars import PendingScalars, StepClock, StepInFlight
 from trainmaster.train.metrics.metrics import Metrics
 from trainmaster.train.metrics.rate import measure_peak
 from trainmaster.train.metrics.trackers import open_trackers
@@ -118,7 +118,7 @@ class Trainer:
         self.optimizer = build_optimizer(self.model, config.optimizer)
         self.parameters = count_parameters(self.model)
         self.metrics = Metrics(config, world, run_log, parameters=self.parameters, precision=self.precision, peak=peak)
-        self.meter = self.metrics.meter
+        self.meter, self.clock = self.metrics.meter, StepClock(world.device)
         # What a checkpoint must share with the run that reads it.
         self.identity: Mapping[str, Any] = {"model": to_plain(config.model), "data": to_plain(config.data.identity)}
         parts = Run(
@@ -174,7 +174,7 @@ class Trainer:
 
     def train(self) -> bool:
         """Run the steps; True if a stop request ended them early."""
-        self.meter.resume()
+        self.resume_meter()
         # A run that was stopped inside an evaluation resumes into that evaluation.
         if self.epoch_is_over() and not self.close_epoch():
             return True
@@ -247,7 +247,7 @@ class Trainer:
             return False
         config = self.config
         loss, grad_norm, _ = flight.numbers.read()
-        self.meter.count(config.batch_sequences * config.sequence_tokens)
+        self.meter.count(config.batch_sequences * config.sequence_tokens, at=self.clock.completed(flight.numbers))
         decision = decide(
             self.state.history,
             loss,
@@ -310,7 +310,12 @@ class Trainer:
             rollbacks=self.state.rollbacks,
             why=what,
         )
+        self.resume_meter()
+
+    def resume_meter(self) -> None:
+        """Time steps again, after a pause in which none was in flight."""
         self.meter.resume()
+        self.clock.restart()
 
     def epoch_is_over(self) -> bool:
         """Whether an epoch is complete and not closed; the last step closes a short one."""
@@ -353,7 +358,7 @@ class Trainer:
             # Counted once: a run that is stopped in here has no loss yet, and evaluates again.
             self.state = self.state.after_evaluation(loss, self.config.optimizer)
         self.run_log.evaluation_ended(step=step, seconds=time.perf_counter() - started)
-        self.meter.resume()
+        self.resume_meter()
         return loss is not None
 
     def save_if_due(self) -> None:
@@ -365,7 +370,7 @@ class Trainer:
         self.meter.pause()
         self.keeper.begin(self.state)
         self.watchdog.doing = "train"
-        self.meter.resume()
+        self.resume_meter()
 
     def keep(self) -> None:
         """Save the state after a data error, so that the run can continue when the data is back."""

@@ -96,6 +96,7 @@ class Meter:
         self._devices = devices
         self._now, self._busy = now, busy
         self._since, self._busy_since = now(), busy()
+        self._done_at = self._since  # when the last counted step was done
         self._spent_s = 0.0  # since the last reading, before the last pause
         self._busy_s = 0.0
         self._data_s = self._data_so_far_s = 0.0
@@ -103,8 +104,9 @@ class Meter:
         self._total_s = 0.0
         self._total_tokens = 0
 
-    def count(self, tokens: int) -> None:
-        """Count one step."""
+    def count(self, tokens: int, *, at: float | None = None) -> None:
+        """Count one step that was done at this time; None: now."""
+        self._done_at = self._now() if at is None else max(at, self._since)
         self._steps += 1
         self._tokens += tokens
         self._total_tokens += tokens
@@ -115,6 +117,7 @@ class Meter:
 
     def resume(self) -> None:
         self._since, self._busy_since = self._now(), self._busy()
+        self._done_at = self._since
 
     def wait_for_data(self, so_far_s: float) -> None:
         """Add the time that this rank has waited for its own samples; `so_far_s` is the total since the start."""
@@ -122,9 +125,10 @@ class Meter:
         self._data_so_far_s = so_far_s
 
     def read(self) -> Reading:
-        """Rates since the last reading; the next reading begins here."""
-        self.pause()
-        self.resume()
+        """Rates since the last reading, up to the end of the last counted step; the next reading begins there."""
+        self._spent_s += self._done_at - self._since
+        self._busy_s += _less(self._busy(), self._busy_since)
+        self._since, self._busy_since = self._done_at, self._busy()
         tokens, steps, spent_s = self._tokens, max(1, self._steps), max(self._spent_s, 1e-9)
         data_s, busy_s = min(self._data_s, spent_s), self._busy_s
         self._total_s += spent_s

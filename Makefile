@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 WORKERS ?= 2
 export TRAINMASTER_HOME ?= $(CURDIR)/.trainmaster
 
-.PHONY: help demo test quick lint types parallel alone fuzz api-fuzz chaos chaos-control rank-kills outages serve clean system-packages
+.PHONY: help demo test quick lint types parallel alone fuzz api-fuzz chaos chaos-control hostile rank-kills outages serve clean system-packages
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
 
@@ -42,6 +42,9 @@ chaos: $(VENV)/.dev ## kill and damage a run in every way; ARGS='--seed 7 --case
 
 chaos-control: $(VENV)/.dev ## kill the control plane at every commit and effect; ARGS='--sample 6' takes some of them
 	PYTHONPATH=tests $(BIN)/python -m control.drill $(ARGS)
+
+hostile: $(VENV)/.dev ## 300 misbehaviours of jobs on both databases; ARGS='--seed 7 --count 30' draws others
+	PYTHONPATH=tests $(BIN)/python -m hostile $(ARGS)
 
 rank-kills: $(VENV)/.dev ## kill a rank at ten moments: under `attempts: 3` and under torchrun --max-restarts
 	TRAINMASTER_KILL_MOMENTS=10 $(BIN)/pytest tests/e2e/test_killed_ranks.py

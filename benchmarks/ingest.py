@@ -1,29 +1,32 @@
-"""How fast a backlog of events becomes rows on one core, and in how much memory a file of a gigabyte does.
+"""Rate at which a backlog of events becomes rows on one core, and peak memory for a file of a gigabyte.
 
     python benchmarks/ingest.py                    200,000 STEP events into SQLite, three times
-    python benchmarks/ingest.py --bytes 1000000000 one file of this size; peak memory, sampled as it goes
+    python benchmarks/ingest.py --iterations       and as many ITERATION starts and ends, numbered at the top and in
+                                                   `data`; also one job with 1 iteration; with the longest transaction
+    python benchmarks/ingest.py --bytes 1000000000 one file of this size; peak memory, sampled on the way
     python benchmarks/ingest.py --url postgresql+psycopg://…
 
-The whole way is measured: reading the file, cutting and parsing lines, the insert, the commit with its fsync. The
-process is held to one core, threads and all. `cpu` is the time it computed, `wall` what passed: on a machine that
-others use as well only the first says something about this program.
+Measured from the read of the file to the commit with its fsync. The process is pinned to one core, threads and all.
+`cpu` is its processor time, `wall` the time that passed: on a shared machine only the first describes this program.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import tempfile
 import time
 import uuid
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from trainmaster.control.ingest import ingest
 from trainmaster.core.spec import JobSpec
-from trainmaster.store import Database, attempts, jobs, open_database
+from trainmaster.store import Connection, Database, attempts, jobs, open_database
 
 MIB = 1 << 20
 
@@ -32,6 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=200_000, help="events of the backlog")
     parser.add_argument("--bytes", type=int, help="instead: one file of about so many bytes, with memory sampled")
+    parser.add_argument("--iterations", action="store_true", help="also lines that become records of iterations")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--url", help="database; not stated: SQLite in a folder that is removed afterwards")
     parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)))
@@ -39,20 +43,25 @@ def main() -> None:
     os.sched_setaffinity(0, {options.core})
     with tempfile.TemporaryDirectory(prefix="ingest-", dir=Path.cwd()) as name:
         file = Path(name) / "events.jsonl"
-        count = _write(file, events=options.events, size=options.bytes)
-        print(
-            f"{count:,} events, {file.stat().st_size / 1e6:,.0f} MB; core {options.core}, load {os.getloadavg()[0]:.1f}"
-        )
-        for number in range(1 if options.bytes else options.rounds):
-            db = open_database(options.url or Path(name) / f"{number}.db")
-            try:
-                asyncio.run(_measure(db, file, count, size=file.stat().st_size, sampled=options.bytes is not None))
-            finally:
-                db.close()
+        kinds = ("plain", "top", "data", "one") if options.iterations else ("plain",)
+        for kind in kinds:
+            _run(options, file, Path(name), kind)
 
 
-def _write(file: Path, *, events: int, size: int | None) -> int:
-    """Lines as our trainer writes them."""
+def _run(options: argparse.Namespace, file: Path, folder: Path, kind: str) -> None:
+    count = _write(file, events=options.events, size=options.bytes, kind=kind)
+    size = f"{file.stat().st_size / 1e6:,.0f} MB"
+    print(f"{kind}: {count:,} events, {size}; core {options.core}, load {os.getloadavg()[0]:.1f}")
+    for number in range(1 if options.bytes else options.rounds):
+        db = open_database(options.url or folder / f"{kind}-{number}.db")
+        try:
+            asyncio.run(_measure(db, file, count, size=file.stat().st_size, sampled=options.bytes is not None))
+        finally:
+            db.close()
+
+
+def _write(file: Path, *, events: int, size: int | None, kind: str) -> int:
+    """Lines as our trainer writes them; or starts and ends of iterations, numbered as `kind` names it."""
     start, count, written = datetime(2026, 1, 1, tzinfo=UTC), 0, 0
     with file.open("wb") as out:
         while written < size if size else count < events:
@@ -62,6 +71,13 @@ def _write(file: Path, *, events: int, size: int | None) -> int:
                 "tokens_per_s": 298_000.5, "step_s": 0.25, "mfu": 0.463, "memory_gib": 71.2,
             }  # fmt: skip
             line = {"v": 1, "ts": ts, "seq": count, "phase": "STEP", "event": "metrics", "data": data}
+            if kind != "plain":
+                number = 1 if kind == "one" else count // 2
+                data = {"lr": 3e-4, "batch": 64} if count % 2 == 0 else {"duration": 1.5}
+                place = {"iteration": number} if kind == "top" else {}
+                inside = {"iteration": number} if kind == "data" else {}
+                line |= {"phase": "ITERATION", "event": "end" if count % 2 else "start", **place}
+                line["data"] = {**data, **inside}
             written += out.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
             count += 1
     return count
@@ -83,15 +99,34 @@ async def _measure(db: Database, file: Path, count: int, *, size: int, sampled: 
             source.seek(offset)
             return source.read(limit)
 
+        longest = _watch_writes(db)
         cpu, wall = time.process_time(), time.monotonic()
         while not await ingest(db, attempt, read, zone=UTC):
             pass
         cpu, wall = time.process_time() - cpu, time.monotonic() - wall
     print(
-        f"  {count / cpu:>9,.0f} events/s of cpu, {count / wall:>9,.0f} of wall ({cpu:.1f} s, {wall:.1f} s)", flush=True
+        f"  {count / cpu:>9,.0f} events/s of cpu, {count / wall:>9,.0f} of wall ({cpu:.1f} s, {wall:.1f} s); "
+        f"longest write transaction {1000 * max(longest):.0f} ms",
+        flush=True,
     )
     if sampled:
         print(f"  peak {_peak() / MIB:.0f} MiB")
+
+
+def _watch_writes(db: Database) -> list[float]:
+    """Durations of write transactions, from the lock to the end of the commit."""
+    took = [0.0]
+    write = db.write
+
+    @contextlib.contextmanager
+    def measured() -> Iterator[Connection]:
+        with write() as conn:
+            began = time.monotonic()
+            yield conn
+        took.append(time.monotonic() - began)
+
+    db.write = measured  # type: ignore[method-assign]
+    return took
 
 
 def _resident() -> int:

@@ -29,7 +29,7 @@ from trainmaster.store.rows import StreamRow
 CHUNK = 1 << 20  # bytes per read of a target
 LINE_LIMIT = 8 << 20  # bytes of one line that are held in memory; our own longest lines are a few kilobytes
 PASS_LIMIT = 64 << 20  # bytes of one pass, so that one job's backlog does not delay its other work
-TRANSACTION_LINES = 1_000  # about 60 ms of a slow core; other writers wait for it
+TRANSACTION_LINES = 500  # about 30 ms of a slow core; other writers wait for it
 TEXT_LIMIT = 1 << 12  # bytes stored as text of each piece of a line that is too long
 TAIL_BYTES = 64  # before the offset, compared at every read
 

@@ -1,32 +1,37 @@
-"""NVIDIA's nccl-tests: run where installed, judged from what they printed, by whoever started them.
+"""NVIDIA's nccl-tests: run where installed, or judged from output that any launcher kept.
 
-What they print is not yet a verdict: N copies that never met each print a whole table, wrong data is one word at the
-end, and the average depends on the sweep. So: how many ranks met is computed from the bandwidths themselves, and speed
-is compared at named sizes.
+Their output is no verdict yet: N copies that never met each print a whole table, wrong data is one word at the end, a
+launcher reports a crash beside a whole table, and the average depends on the sweep. So the number of ranks is computed
+from the bandwidths, speed is compared at named sizes, and warnings and reports of dead processes are evidence.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 from trainmaster.bench import limits
 from trainmaster.bench.collectives.transport import Expected, Proof, prove_nccl
 from trainmaster.core.errors import CommandMissing, HostError
-from trainmaster.core.results import CheckResult, Finding, Verdict, error, fail, ok
+from trainmaster.core.results import CheckResult, Finding, Verdict, error, fail, ok, warn
 from trainmaster.node.host import Host
 from trainmaster.node.parse import ParseError, nccl_debug, nccl_tests
-from trainmaster.node.parse.nccl_tests import Output, Run
+from trainmaster.node.parse.nccl_tests import Output, Row, Run
 
 CHECK = "nccl_tests"
-# Where the images of clouds and NVIDIA's own put them; PATH comes first.
+# Locations in images of clouds and of NVIDIA; PATH comes first.
 FOLDERS = ("", "/opt/nccl-tests/build/", "/opt/nccl_tests/build/", "/usr/local/bin/", "/usr/local/nccl-tests/build/")
+_MEET = "start them under mpirun with an nccl-tests built with MPI=1, so that they meet"
+_NEIGHBOURS = 16  # process numbers: copies of one launch are this close; a run before has started threads in between
+_SHOWN = 5  # messages or sizes written out
 _PROGRAMS = {"all_to_all": "alltoall"}
 _NAMES = {"alltoall": "all_to_all"}
 
 
 def plan(collective: str, *, gpus: int, max_size: str, folder: str = "") -> list[str]:
-    """The command: every GPU of this machine in one process, the data checked, sizes that baselines name."""
+    """The command: all GPUs of this machine in one process, data verified, sizes with baselines."""
     program = f"{folder}{_PROGRAMS.get(collective, collective)}_perf"
     return [program, "-b", "8K", "-e", max_size, "-f", "2", "-g", str(gpus), "-c", "1"]
 
@@ -41,8 +46,8 @@ def run(
     timeout_s: float = 900.0,
     least_gbps: float | None = None,
 ) -> CheckResult:
-    """Run them one after the other. `launcher` (mpirun …, srun …) goes before each and starts `ranks` of one GPU."""
-    gpus = 1 if launcher else _count_gpus(host)
+    """Run collectives one after the other. `launcher` (mpirun …, srun …) precedes each, for `ranks` of one GPU."""
+    gpus = 1 if launcher else count_gpus(host)
     if not gpus:
         return _result([error("nvidia-smi lists no GPU, so nccl-tests cannot run", action="run it on a GPU node")])
     findings: list[Finding] = []
@@ -89,29 +94,29 @@ def judge(
     collective: str | None = None,
     baselines: Sequence[limits.Baseline] | None = None,
 ) -> CheckResult:
-    """The verdict on what nccl-tests printed. `ranks`: how many must have met.
+    """Verdict on the output of nccl-tests. `ranks`: number that must have met; `collective`: for unnamed tables.
 
-    Where it ran with NCCL_DEBUG=INFO, the same output proves the transport, and with it which baseline fits.
+    With NCCL_DEBUG=INFO the same output proves the transport, and with it which baseline applies.
     """
     try:
         output = nccl_tests.parse(raw)
     except ParseError as wrong:
         return _result([error(f"this is no output of nccl-tests: {wrong}", action="give its whole standard output")])
-    findings = [*_met(output, ranks), *_told(output)]
+    findings = [*_met(output, ranks), *_reported(output)]
     proof = _prove(raw, output, expected)
     fabric = proof.fabric if proof is not None else None
     findings += [proof.finding] if proof is not None else []
     known = limits.load() if baselines is None else baselines
     speeds = [_speed(one, fabric, collective, least_gbps, known) for one in output.runs]
     findings += [finding for one in output.runs for finding in _data(one)] + speeds
-    if all(finding.verdict is Verdict.SKIP for finding in speeds):
+    if speeds and all(finding.verdict is Verdict.SKIP for finding in speeds):
         words = "measured, not judged: there is no baseline for it"
         findings.append(error(words, action="state what you expect with --min-busbw GB/s"))
     return _result(findings)
 
 
 def _prove(raw: str | bytes, output: Output, expected: Expected | None) -> Proof | None:
-    """What carried it; None where nothing was expected and NCCL logged nothing."""
+    """Proof of transport; None where none was expected and NCCL logged nothing."""
     try:
         log = nccl_debug.parse(raw)
     except ParseError:
@@ -124,42 +129,67 @@ def _prove(raw: str | bytes, output: Output, expected: Expected | None) -> Proof
 
 
 def _met(output: Output, ranks: int | None) -> list[Finding]:
-    """One run, of as many ranks as it should have, by its list of devices and by its bandwidths."""
+    """Whether each run had all its ranks, by its list of devices and by its bandwidths."""
     if not output.runs:
         return [error("no run of nccl-tests is in this output", action="give its whole standard output")]
-    counts = [_count(run) for run in output.runs]
-    if len(output.runs) > 1:
-        known = sorted({count for count in counts if count is not None})
-        each = " or ".join(map(str, known)) or "an unknown number of"
-        return [
-            fail(
-                f"these were {len(output.runs)} separate runs of {each} ranks, not one run of all of them",
-                action="start them under mpirun with an nccl-tests built with MPI=1, so that they meet",
-                runs=len(output.runs), ranks=known,
-            )
-        ]  # fmt: skip
-    (one,) = output.runs
-    listed = len(one.devices) or None
+    if (apart := _apart(output.runs, ranks)) is not None:
+        return [apart]
+    return [_met_in(run, ranks, many=len(output.runs) > 1) for run in output.runs]
+
+
+def _apart(runs: Sequence[Run], ranks: int | None) -> Finding | None:
+    """A finding where these runs were copies that never met, or may have been. Sequential runs are none."""
+    if len(runs) < 2:
+        return None
+    known = sorted({count for count in map(_count, runs) if count is not None})
+    each = " or ".join(map(str, known)) or "an unknown number of"
+    if len({run.label for run in runs}) > 1 or any(_same_start(a, b) for a, b in pairwise(runs)):
+        reason = f"these were {len(runs)} separate runs of {each} ranks, not one run of all of them"
+        return fail(reason, action=_MEET, runs=len(runs), ranks=known)
+    if ranks is None and len({_devices(run) for run in runs}) > 1:
+        reason = f"{len(runs)} runs of {each} ranks on different GPUs: one after the other, or copies that never met"
+        action = "state the number of ranks of each run with --ranks"
+        return error(reason, action=action, runs=len(runs), ranks=known)
+    return None
+
+
+def _same_start(a: Run, b: Run) -> bool:
+    """Two runs of one collective by processes with neighbouring numbers were started together."""
+    first, second = (
+        min((device.pid for device in run.devices if device.pid is not None), default=None) for run in (a, b)
+    )
+    if first is None or second is None or first == second or a.collective != b.collective:
+        return False
+    return a.hosts == b.hosts and abs(first - second) <= _NEIGHBOURS
+
+
+def _devices(run: Run) -> frozenset[tuple[str, str]]:
+    return frozenset((device.host, device.bus_id) for device in run.devices)
+
+
+def _met_in(run: Run, ranks: int | None, *, many: bool) -> Finding:
+    name = f"{run.collective or 'a run'}: " if many else ""
+    listed = len(run.devices) or None
+    proven = run.proven_ranks()
+    if listed is not None and proven is not None and proven[0] > listed and (ranks is None or _fits(ranks, proven)):
+        # More ranks took part than the list shows: an excerpt of a log, not a split run.
+        reason = f"{name}{listed} ranks are listed, but the bandwidths are those of {_words(proven)}"
+        action = "give the whole output, with its list of devices"
+        return error(f"{reason}: the list is an excerpt", action=action, proven=list(proven), listed=listed)
     wanted = ranks if ranks is not None else listed
-    proven = one.proven_ranks()
     if proven is not None and wanted is not None and not _fits(wanted, proven):
         how = "these were" if listed == wanted else "as in"
         split = f": {how} {wanted // proven[0]} separate runs of {proven[0]} ranks" if _splits(wanted, proven) else ""
-        return [
-            fail(
-                f"{wanted} ranks should have met, but the bandwidths are those of {_words(proven)}{split}",
-                action="start them under mpirun with an nccl-tests built with MPI=1, so that they meet",
-                proven=list(proven), wanted=wanted,
-            )
-        ]  # fmt: skip
+        reason = f"{name}{wanted} ranks should have met, but the bandwidths are those of {_words(proven)}{split}"
+        return fail(reason, action=_MEET, proven=list(proven), wanted=wanted)
     if ranks is not None and listed is not None and listed != ranks:
-        return [fail(f"{ranks} ranks should have met, {listed} are listed", action="see that every node was started")]
+        reason = f"{name}{ranks} ranks should have met, {listed} are listed"
+        return fail(reason, action="check that every node was started")
     if ranks is not None and listed is None and proven is None:
-        return [
-            error(f"nothing shows that {ranks} ranks met", action="give the whole output, with its list of devices")
-        ]
-    many = f"{listed} ranks on {len(one.hosts)} nodes" if listed else "the ranks"
-    return [ok(f"{many} met in one run", ranks=listed)]
+        action = "give the whole output, with its list of devices"
+        return error(f"{name}nothing shows that {ranks} ranks met", action=action)
+    met = f"{listed} ranks on {len(run.hosts)} nodes" if listed else "the ranks"
+    return ok(f"{name}{met} met in one run", ranks=listed)
 
 
 def _fits(wanted: int, proven: tuple[int, int | None]) -> bool:
@@ -187,11 +217,16 @@ def _count(run: Run) -> int | None:
     return len(run.devices) or None
 
 
-def _told(output: Output) -> list[Finding]:
-    said = [
-        fail(f"nccl-tests reports: {words}", action="read its output with NCCL_DEBUG=INFO") for words in output.errors
+def _reported(output: Output) -> list[Finding]:
+    """Failures and warnings in words: of the tool, of its launcher, of NCCL."""
+    action = "read its output with NCCL_DEBUG=INFO"
+    found = [fail(f"nccl-tests reports: {words}", action=action) for words in output.errors]
+    found += [
+        fail(f"a process of the run died: {words}", action="find its cause, then run again")
+        for words in output.deaths[:_SHOWN]
     ]
-    return said + [error(f"the output is damaged: {words}", action="run it again") for words in output.faults]
+    found += [warn(f"NCCL warned: {words}", action=action) for words in output.warnings[:_SHOWN]]
+    return found + [error(f"the output is damaged: {words}", action="run it again") for words in output.faults]
 
 
 def _data(run: Run) -> list[Finding]:
@@ -206,8 +241,18 @@ def _data(run: Run) -> list[Finding]:
         ]
     found = [error(f"the output is damaged: {words}", action="run it again") for words in run.faults]
     if run.validated is False:
-        found.append(error("it ran with -c 0: the data was not looked at", action="run it again with -c 1"))
+        found.append(error("it ran with -c 0: the data was not verified", action="run it again with -c 1"))
+    elif unchecked := [row.size_bytes for row in run.rows if not _verified(row)]:
+        sizes = ", ".join(map(limits.render_size, unchecked[:_SHOWN]))
+        reason = f"the data was not verified at {sizes}: #wrong is N/A, although validation was on"
+        found.append(error(reason, action="run it again with -c 1"))
     return found
+
+
+def _verified(row: Row) -> bool:
+    """One side with a result is enough: alltoall and sendrecv print N/A for in-place."""
+    sides = (row.out_of_place, row.in_place)
+    return any(side is not None and (side.wrong is not None or side.delta is not None) for side in sides)
 
 
 def _speed(
@@ -217,17 +262,22 @@ def _speed(
     least_gbps: float | None,
     baselines: Sequence[limits.Baseline],
 ) -> Finding:
-    name = run.collective or collective or "all_reduce"
+    stated = _PROGRAMS.get(collective, collective) if collective is not None else None
+    name = run.collective or stated
+    if name is None:
+        reason = "the table does not name its collective, and its bandwidths fit more than one"
+        return error(reason, action="state it with --collective")
+    if run.collective is not None and stated not in (None, run.collective):
+        return error(f"the table is one of {run.collective}, not of {stated}", action="correct --collective")
     name = _NAMES.get(name, name)
     seen: dict[int, float] = {}
     for row in run.rows:
-        # In place is what training does.
-        side = row.in_place or row.out_of_place
-        if side is not None and side.busbw_gbps is not None:
-            seen[row.size_bytes] = side.busbw_gbps
-    return limits.judge(
-        _key(run, fabric, name), seen, baselines=baselines, least_gbps=least_gbps, collective=name
-    )  # fmt: skip
+        # Out of place and in place, and a size that comes twice: the worst decides.
+        for side in (row.out_of_place, row.in_place):
+            if side is not None and side.busbw_gbps is not None:
+                seen[row.size_bytes] = min(side.busbw_gbps, seen.get(row.size_bytes, side.busbw_gbps))
+    found = limits.judge(_key(run, fabric, name), seen, baselines=baselines, least_gbps=least_gbps, collective=name)
+    return replace(found, values={**found.values, "ranks": len(run.devices)}) if run.devices else found
 
 
 def _key(run: Run, fabric: str | None, name: str) -> limits.Key | None:
@@ -242,7 +292,8 @@ def _key(run: Run, fabric: str | None, name: str) -> limits.Key | None:
     )  # fmt: skip
 
 
-def _count_gpus(host: Host) -> int:
+def count_gpus(host: Host) -> int:
+    """GPUs that `nvidia-smi -L` lists; 0 where it does not answer."""
     try:
         ran = host.run("nvidia-smi", "-L", timeout_s=30.0)
     except HostError:

@@ -38,7 +38,8 @@ def bandwidth(
     ] = None,
     backend: Annotated[str | None, typer.Option(help="nccl or gloo; without: nccl where there are GPUs.")] = None,
     expect_transport: Annotated[
-        str | None, typer.Option(metavar="NAME", help="EFA, IB, NVLS, P2P or Socket must have carried it.")
+        str | None,
+        typer.Option(metavar="NAME", help="Required: EFA, IB, gIB, FasTrak, NVLS, P2P or Socket."),
     ] = None,
     min_busbw: Annotated[
         float | None, typer.Option(metavar="GB/S", help="Your own floor for the largest size, instead of a baseline.")
@@ -84,7 +85,10 @@ def bandwidth(
         if nccl_tests == "run":
             result = _run_nccl_tests(names if collective else ("all_reduce",), max_size, min_busbw)
         else:
-            result = _judge_nccl_tests(nccl_tests, ranks=ranks, least_gbps=min_busbw, expected=wanted)
+            stated = names[0] if collective and len(names) == 1 else None
+            result = _judge_nccl_tests(
+                nccl_tests, ranks=ranks, least_gbps=min_busbw, expected=wanted, collective=stated
+            )
         _end(result, as_json=as_json, strict=strict)
     if backend not in (None, "nccl", "gloo"):
         raise UsageError(f"--backend {backend}: nccl or gloo")
@@ -180,11 +184,11 @@ def _run_nccl_tests(collectives: Sequence[str], max_size: str | None, least_gbps
 
 
 def _judge_nccl_tests(
-    path: str, *, ranks: int | None, least_gbps: float | None, expected: Expected | None
+    path: str, *, ranks: int | None, least_gbps: float | None, expected: Expected | None, collective: str | None
 ) -> CheckResult:
     from trainmaster.bench import nccl_tests
 
-    return nccl_tests.judge(_read(path), ranks=ranks, least_gbps=least_gbps, expected=expected)
+    return nccl_tests.judge(_read(path), ranks=ranks, least_gbps=least_gbps, expected=expected, collective=collective)
 
 
 def _read(path: str) -> bytes:

@@ -28,7 +28,7 @@ def only(name: str) -> nccl_tests.Run:
         ("2-nodes.txt", "all_reduce", 16, 11),
         ("2-nodes.json", "all_reduce", 16, 7),
         ("per-iteration.txt", "all_gather", 8, 9),
-        ("2019.txt", None, 8, 5),
+        ("2019.txt", "all_reduce", 8, 5),
     ],
 )
 def test_a_whole_run_has_no_fault(name: str, collective: str | None, ranks: int, rows: int) -> None:

@@ -15,17 +15,20 @@ from trainmaster.core.results import Finding, error, fail, ok, warn
 from trainmaster.node.parse import ParseError
 from trainmaster.node.parse.nccl_debug import NcclLog, Scope, Transport, parse_lines
 
-Expected = Literal["EFA", "IB", "NVLS", "P2P", "Socket"]
-Fabric = Literal["nvlink", "host", "ib", "roce", "efa", "tcp"]
+Expected = Literal["EFA", "IB", "gIB", "FasTrak", "NVLS", "P2P", "Socket"]
+Fabric = Literal["nvlink", "host", "ib", "roce", "efa", "gib", "fastrak", "tcp"]
 
 _ONCE = "2×8 H200 gave 3.8 GB/s once instead of 481 because it fell back to TCP"
 _TO_DO: Mapping[str, str] = {
-    "EFA": "see that aws-ofi-nccl is installed and that `fi_info -p efa` lists devices inside the container",
-    "IB": "see that the container has /dev/infiniband and that NCCL_IB_HCA and NCCL_IB_DISABLE let NCCL use the ports",
-    "NVLS": "see that the fabric manager runs and that NCCL_NVLS_ENABLE is not 0",
-    "P2P": "see that NCCL_P2P_DISABLE is not set and that `nvidia-smi topo -p2p r` shows OK between all GPUs",
+    "EFA": "check that aws-ofi-nccl is installed and that `fi_info -p efa` lists devices inside the container",
+    "IB": "check that the container has /dev/infiniband and that NCCL_IB_HCA and NCCL_IB_DISABLE admit the ports",
+    "gIB": "check that the gIB plugin is mounted, its environment is sourced, and the pod has the RDMA interfaces",
+    "FasTrak": "check that the FasTrak plugin and its rxdm daemon run, and that the pod has the GPU interfaces",
+    "NVLS": "check that the fabric manager runs and that NCCL_NVLS_ENABLE is not 0",
+    "P2P": "check that NCCL_P2P_DISABLE is not set and that `nvidia-smi topo -p2p r` shows OK between all GPUs",
     "Socket": "leave --expect-transport out: a faster transport than TCP carried the traffic",
 }
+_WANTED = {"EFA": Transport.OFI, "IB": Transport.IB, "gIB": Transport.GIB, "FasTrak": Transport.FASTRAK}
 _RUN_AGAIN = "run again with NCCL_DEBUG=INFO and see that its file is written"
 
 
@@ -75,7 +78,7 @@ def prove_nccl(log: NcclLog | None, expected: Expected | None, *, nodes: int, wo
     """Proof for NCCL. Fails closed: without a complete log nothing is proven."""
     if log is None:
         return Proof(words="unknown: NCCL left no log", fabric=None, finding=error(
-            "NCCL left no log, so nobody knows what carried the traffic", action=_RUN_AGAIN))  # fmt: skip
+            "NCCL left no log, so the transport is unknown", action=_RUN_AGAIN))  # fmt: skip
     fabric, words = _fabric(log, nodes), _words(log)
     spoke = sum(rank.ready for rank in log.ranks)
     values: dict[str, Any] = {"carried": words, "providers": list(log.providers), "hosts": len(log.hosts)}
@@ -86,7 +89,7 @@ def prove_nccl(log: NcclLog | None, expected: Expected | None, *, nodes: int, wo
         kinds = f"{len(log.carried)} kinds of channels, {len(_between(log))} of them between nodes"
         why = log.faults[0] if log.faults else f"{spoke} of {world} ranks are in it, {kinds}"
         found = error(f"the log of NCCL is not whole: {why}", action=_RUN_AGAIN, **values)
-    elif expected in ("IB", "EFA") and nodes == 1:
+    elif expected in _WANTED and nodes == 1:
         found = error(
             f"{expected} was expected, but all ranks are on one node and nothing left it",
             action="run on two nodes or more, or expect NVLS or P2P",
@@ -113,11 +116,11 @@ def _contradiction(log: NcclLog, expected: Expected | None, nodes: int) -> str |
                 names = " and ".join(sorted(str(name).upper() for name in slow))
                 return f"{expected} was expected, but {names} carried traffic inside a node: through host memory"
             if expected == "NVLS" and log.nvls is not True:
-                said = "says that it is not available" if log.nvls is False else "does not speak of it"
+                said = "reports that it is not available" if log.nvls is False else "does not mention it"
                 return f"NVLS was expected, but NCCL {said}"
             return None
-        case "EFA" | "IB":
-            wanted = Transport.OFI if expected == "EFA" else Transport.IB
+        case "EFA" | "IB" | "gIB" | "FasTrak":
+            wanted = _WANTED[expected]
             if tcp or (expected == "EFA" and over_tcp):
                 return f"{expected} was expected, but TCP sockets carried the traffic between nodes; {_ONCE}"
             if nodes > 1 and outside and not outside <= {wanted, Transport.COLLNET}:
@@ -142,6 +145,10 @@ def _fabric(log: NcclLog, nodes: int) -> Fabric | None:
             return "tcp"
         if Transport.OFI in outside:
             return "efa"
+        if Transport.FASTRAK in outside:
+            return "fastrak"
+        if Transport.GIB in outside:
+            return "gib"
         if outside & {Transport.IB, Transport.COLLNET}:
             return "roce" if any("/RoCE" in name for name in log.net_devices) else "ib"
         return "nvlink" if outside == {Transport.P2P} else None  # one NVLink domain over several hosts

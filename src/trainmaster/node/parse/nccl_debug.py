@@ -1,11 +1,12 @@
-"""NCCL_DEBUG=INFO: which transport carried the traffic, between which ranks, and what NCCL warned of.
+"""Logs of NCCL_DEBUG=INFO: the transports of the traffic, the ranks, and NCCL's warnings.
 
-"It ran" is no proof of a fabric: NCCL falls back to TCP sockets in silence and is a hundred times slower. The proof is
-in the lines of connected channels (src/transport/*.cc of NVIDIA/nccl; the names of plugins from their own logs):
+A finished run is no proof of a fabric: NCCL falls back to TCP sockets silently and is then a hundred times slower. The
+proof is in the lines of connected channels (src/transport/*.cc of NVIDIA/nccl; names of plugins from their own logs):
 
     node1:812:950 [0] NCCL INFO Channel 00/0 : 7[7] -> 8[0] [send] via NET/IB/0/GDRDMA
 
-Lines are counted, not kept: a log of a large job has millions of them.
+NCCL 2.4 writes `Ring 00 : 7 -> 8 [send] via NET/IB/0/GDRDMA`. Lines are counted, not kept: a log of a large job has
+millions of them.
 """
 
 from __future__ import annotations
@@ -17,16 +18,19 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from trainmaster.node.parse import ParseError, shorten, split_lines
+from trainmaster.node.parse.launcher_log import strip_colours
 
 
 class Transport(StrEnum):
-    OFI = "ofi"  # libfabric; the provider says whether that is EFA or TCP
+    OFI = "ofi"  # libfabric (AWS OFI plugin); the provider decides between EFA and TCP
     IB = "ib"  # InfiniBand or RoCE
+    GIB = "gib"  # Google's RDMA plugin (A3 Ultra, A4)
+    FASTRAK = "fastrak"  # Google's GPUDirect-TCPXO plugin (A3 Mega), and GPUDirect-TCPX (A3 High)
     SOCKET = "socket"  # TCP
     P2P = "p2p"  # NVLink or PCIe between GPUs
     SHM = "shm"  # through host memory
     COLLNET = "collnet"  # SHARP, in the switch
-    UNKNOWN = "unknown"  # a word no NCCL we know of uses; kept in `word`
+    UNKNOWN = "unknown"  # a word of no known NCCL; kept in `word`
 
 
 class Scope(StrEnum):
@@ -61,7 +65,7 @@ class Rank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NcclLog:
-    """What one or many ranks logged."""
+    """Content of the log of one or many ranks."""
 
     version: str | None
     networks: tuple[str, ...]  # "Using network X", every X
@@ -77,13 +81,13 @@ class NcclLog:
     faults: tuple[str, ...] = ()
 
     def transports(self, scope: Scope | None = None) -> frozenset[Transport]:
-        """What carried traffic there; UNKNOWN scope counts for both, because it may be either."""
+        """Transports in a scope; UNKNOWN scope counts for both, because it may be either."""
         return frozenset(
             item.transport for item in self.carried if scope is None or item.scope in (scope, Scope.UNKNOWN)
         )
 
     def missing_ranks(self) -> tuple[tuple[str, int], ...]:
-        """(communicator, rank) of each rank that others count and that never said it is ready."""
+        """(communicator, rank) of each expected rank without a completed initialisation."""
         sizes = {rank.comm: rank.ranks for rank in self.ranks}
         ready = {(rank.comm, rank.rank) for rank in self.ranks if rank.ready}
         return tuple((comm, n) for comm, size in sizes.items() for n in range(size) if (comm, n) not in ready)
@@ -94,8 +98,8 @@ _LINE = re.compile(
     r" (?:[\w./]+:\d{1,6} )?NCCL (?P<level>INFO|WARN|TRACE|ABORT|VERSION) ?(?P<text>.*)"
 )
 _CHANNEL = re.compile(
-    r"(?:Channel|Ring) \d{1,4}(?:/\d{1,4})? : (?P<from>\d{1,7})\[[0-9a-f]{1,8}\] -> (?P<to>\d{1,7})\[[0-9a-f]{1,8}\]"
-    r"(?: \[(?:send|receive)\])? via (?P<via>\S.*)"
+    r"(?:Channel|Ring) \d{1,4}(?:/\d{1,4})? : (?P<from>\d{1,7})(?:\[[0-9a-f]{1,8}\])?"
+    r" -> (?P<to>\d{1,7})(?:\[[0-9a-f]{1,8}\])?(?: \[(?:send|receive)\])? via (?P<via>\S.*)"
 )
 _NET = re.compile(r"NET/[A-Za-z][\w .-]*/\d{1,4}(?:\(\d{1,7}\))?(?:/GDRDMA(?:\(\w+\))?)?(?:/Shared)?")
 _COLLNET = re.compile(r"CollNet \d{1,4}(?:/\d{1,4})? : \d{1,7} \[(?:send|receive)\] via (?P<via>COLLNET/\S.*)")
@@ -149,6 +153,7 @@ class _Reader:
     faults: Counter[str] = field(default_factory=Counter)
 
     def read(self, raw: str) -> None:
+        raw = strip_colours(raw)
         line = _LINE.search(raw)
         if line is None:
             version = _VERSION.match(raw.strip())
@@ -261,18 +266,22 @@ class _Reader:
 
 
 # The name a net plugin gives itself. HPC-X calls its own IBext; aws-ofi-nccl dropped the "AWS" in 1.7.
-_NETS = {"IB": Transport.IB, "Socket": Transport.SOCKET, "OFI": Transport.OFI}
+_NETS = {"IB": Transport.IB, "Socket": Transport.SOCKET, "OFI": Transport.OFI, "gIB": Transport.GIB}
+_PREFIXES = {"IBext": Transport.IB, "FasTrak": Transport.FASTRAK, "GPUDirectTCPX": Transport.FASTRAK}
 
 
 def _classify(via: str) -> tuple[Transport, str]:
     kind, _, rest = via.partition("/")
     name = rest.partition("/")[0].strip()
     if kind == "NET":
-        if name.startswith("IBext"):
-            return Transport.IB, f"NET/{name}"
+        for prefix, transport in _PREFIXES.items():
+            if name.startswith(prefix):
+                return transport, f"NET/{name}"
         if name.removeprefix("AWS ") == "Libfabric":
             return Transport.OFI, f"NET/{name}"
         return _NETS.get(name, Transport.UNKNOWN), f"NET/{shorten(name)}"
+    if via.startswith("direct shared memory"):
+        return Transport.SHM, "SHM/direct"  # NCCL 2.4
     if kind in ("P2P", "SHM"):
         return Transport(kind.lower()), f"{kind}/{shorten(name)}"
     if kind == "COLLNET":
@@ -281,7 +290,7 @@ def _classify(via: str) -> tuple[Transport, str]:
 
 
 def _scope(start: set[str] | None, end: set[str] | None, transport: Transport, word: str) -> Scope:
-    """Between hosts or within one, where both ends said who they are; a rank number in two places says nothing."""
+    """Between hosts or within one, where both ends are known; a rank number on two hosts proves nothing."""
     if start and end and len(start) == len(end) == 1:
         return Scope.INTRA if start == end else Scope.INTER
     if transport is Transport.SHM or (transport is Transport.P2P and word != "P2P/MNNVL"):

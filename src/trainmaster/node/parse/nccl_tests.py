@@ -1,9 +1,9 @@
-"""The output of nccl-tests (all_reduce_perf and its siblings): the printed table, or the file of `-J`.
+"""Output of nccl-tests and rccl-tests (all_reduce_perf and its siblings): the printed table, or the file of `-J`.
 
 Every width since 2017 is read by its own header, not by counting: `error` became `#wrong`, per-iteration and timestamp
-columns came later (src/util.cu and src/common.cu of NVIDIA/nccl-tests, to v2.19.6). Launchers put a mark before each
-line (`0: `, `[1,0]<stdout>:`, `node1: `); lines are sorted by it first, because N processes that never met each print
-a whole table, and their lines mix.
+columns came later (src/util.cu and src/common.cu of NVIDIA/nccl-tests, to v2.19.6; rccl-tests has the same columns).
+Lines are first sorted by their launcher's prefix (launcher_log.py), because N processes that never met each print a
+whole table, and their lines mix. A `#` that a log viewer stripped is not needed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from trainmaster.node.parse import ParseError, as_text, load_json, read_float, read_int, shorten, split_lines
+from trainmaster.node.parse.launcher_log import reports_death, split_mark, strip_colours
 from trainmaster.node.parse.nccl_tests_data import (
     Device,
     Measure,
@@ -23,6 +24,7 @@ from trainmaster.node.parse.nccl_tests_data import (
     collective_of,
     contradicts,
     expected_rows,
+    infer_collective,
     measure,
     proven_ranks,
 )
@@ -30,35 +32,46 @@ from trainmaster.node.parse.nccl_tests_json import parse_json
 
 __all__ = ["Device", "Measure", "Output", "Row", "Run", "parse"]
 
-_STAMP = re.compile(
-    r"\s*\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?[ \t]+(?:std(?:out|err) [FP] )?"
-)
-_MARK = re.compile(
-    r"\s*(?:(?P<mpi>\[\d{1,6},\d{1,6}\])(?:<std(?:out|err)>)?:|(?P<other>\d{1,6}|[A-Za-z][\w.-]{0,252}):(?= ))"
-)
 _SIZES = re.compile(
     r"#?\s*nThread (?P<threads>\d{1,9}) nGpus (?P<gpus>\d{1,9}) minBytes (?P<min>\d{1,18}) maxBytes (?P<max>\d{1,18})"
     r" step: (?P<step>\d{1,18})\((?P<how>factor|bytes)\)(?:.*\bvalidation: (?P<check>\d{1,9}))?"
 )
 _RANK = re.compile(
-    r"#\s+Rank\s+(?P<rank>\d{1,9})(?:\s+Group\s+(?P<group>\d{1,9}))?\s+Pid\s+(?P<pid>\d{1,18})\s+on\s+(?P<host>[A-Za-z0-9._-]+)"
+    r"#?\s*Rank\s+(?P<rank>\d{1,9})(?:\s+Group\s+(?P<group>\d{1,9}))?\s+Pid\s+(?P<pid>\d{1,18})\s+on\s+(?P<host>[A-Za-z0-9._-]+)"
     r"\s+device\s+(?P<device>\d{1,9})\s+\[(?P<bus>[0-9a-fA-Fx:.]+)\]\s*(?P<name>.*)"
 )
-_BOUNDS = re.compile(r"#\s*Out of bounds values\s*:\s*(?P<count>\d{1,18})\s*(?P<word>OK|FAILED)\s*")
-_AVERAGE = re.compile(r"#\s*Avg bus bandwidth\s*:\s*(?P<value>[0-9.eE+-]+)\s*(?:OK|FAILED)?\s*")
+_BOUNDS = re.compile(r"#?\s*Out of bounds values\s*:\s*(?P<count>\d{1,18})\s*(?P<word>OK|FAILED)\s*")
+_AVERAGE = re.compile(r"#?\s*Avg bus bandwidth\s*:\s*(?P<value>[0-9.eE+-]+)\s*(?:OK|FAILED)?\s*")
 _ROW = re.compile(r"\s*(?P<size>\d{1,18})\s+(?P<count>\d{1,18})\s+(?P<type>[a-z]\w*)\s+(?P<rest>\S.*)")
 _REDOP = re.compile(r"[a-z][a-z0-9]*")
 _TIME_AT_END = re.compile(r"\s+\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\s*$")
-_BEGIN = re.compile(r"\s*#?\s*(?:nThread|nccl-tests version|Collective test starting|Rank)\b")
+_BEGIN = re.compile(
+    r"\s*#?\s*(?:nThread|nccl-tests version|Collective test starting|Rank|Using devices)\b|rccl-tests: "
+)
+_HEAD = re.compile(
+    r"\s*(?:#|nThread\b|Rank +\d|nccl-tests version|Collective test|Out of bounds|Avg bus|Using devices"
+    r"|Reducing maxBytes|size +count +type|bytes +N +type)"
+)
+_COMMAND = re.compile(
+    r"(?:^|[\s/'\"])(all_reduce|all_gather|reduce_scatter|alltoall|sendrecv|broadcast|reduce|gather|scatter|hypercube)_perf(?:_mpi)?\b"
+)
 _FAILURE = re.compile(r"Test (?:NCCL |CUDA )?failure|Test timeout|^#\s*error: \S")
 _NCCL = re.compile(r"\bNCCL (?:INFO|WARN|TRACE|VERSION|ABORT)\b")
-_COLUMNS = {"bytes": "size", "N": "count", "op": "redop", "res": "delta", "error": "delta", "#wrong": "wrong"}
+_COLUMNS = {
+    "bytes": "size",
+    "N": "count",
+    "op": "redop",
+    "res": "delta",
+    "error": "delta",
+    "#wrong": "wrong",
+    "wrong": "wrong",
+}
 _DEFAULT = ("time", "algbw", "busbw", "wrong")
 _TYPES = frozenset(
     "int8 char uint8 int32 int uint32 int64 uint64 half float16 float float32 double float64 bfloat16 "
     "f8e4m3 f8e5m2 fp8_e4m3 fp8_e5m2 fp8e4m3 fp8e5m2".split()
 )
-_MOST = 50  # repeated words of failure are kept this often
+_MOST = 50  # distinct messages kept
 
 
 def parse(raw: str | bytes) -> Output:
@@ -74,7 +87,7 @@ def parse(raw: str | bytes) -> Output:
 
 @dataclass(slots=True)
 class _Draft:
-    """A run, as far as it has been read."""
+    """A run as read so far."""
 
     label: str
     faults: list[str] = field(default_factory=list)
@@ -92,14 +105,15 @@ class _Draft:
     bounds: int | None = None
     average: float | None = None
     corrupt: bool = False
+    hint: str | None = None  # the collective of the command before the table
 
     @property
     def begun(self) -> bool:
         return bool(self.devices or self.rows or self.headed or self.expected_rows is not None)
 
     def read(self, line: str) -> bool:
-        """Take one line without its mark. True: this was a line of the run."""
-        if "#" in line or "nThread" in line:
+        """Read one line without its prefix; whether it belongs to the run."""
+        if _HEAD.match(line):
             return self._head(line.strip())
         row = _ROW.fullmatch(line)
         if row and row["type"] in _TYPES:
@@ -248,6 +262,7 @@ class _Draft:
             self.faults.append(f"the ranks listed are {shorten(str(sorted(ranks)))}: some are missing or come twice")
         elif self.expected_ranks is not None and len(ranks) % max(1, self.expected_ranks):
             self.faults.append(f"{len(ranks)} ranks are listed, which are no whole processes")
+        self.collective = self.collective or infer_collective(tuple(self.rows), len(self.devices), self.hint)
         proven = proven_ranks(tuple(self.rows), self.collective)
         sizes = Counter(device.group for device in self.devices)
         if proven == (1, 0):
@@ -271,6 +286,10 @@ class _Draft:
         )
 
 
+def _is_header(line: str) -> bool:
+    return line.lstrip("# \t").split()[:3] in (["size", "count", "type"], ["bytes", "N", "type"])
+
+
 def _range(ranks: tuple[int, int | None]) -> str:
     low, high = ranks
     return f"{low}" if low == high else f"{low} or more" if high is None else f"{low} to {high}"
@@ -278,17 +297,17 @@ def _range(ranks: tuple[int, int | None]) -> str:
 
 @dataclass(slots=True)
 class _Reader:
-    """Sorts lines by their launcher's mark and cuts each stream into runs."""
+    """Sorts lines by their launcher's prefix and cuts each stream into runs."""
 
     drafts: dict[str, _Draft] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    deaths: list[str] = field(default_factory=list)
+    command: str | None = None  # the last program that a script or shell named before a table
 
     def read(self, line: str) -> None:
-        stamp = _STAMP.match(line)
-        # A row may end with a time but begins with a size, so only a line that begins with a time loses it.
-        line = line[stamp.end() :] if stamp else line
+        line = strip_colours(line)
         if _FAILURE.search(line):
             self._keep(self.errors, line)
             return
@@ -298,19 +317,23 @@ class _Reader:
                 self._keep(self.warnings, line)
             if not _ROW.match(line):
                 return
-        mark = _MARK.match(line)
-        label = (mark["mpi"] or mark["other"]) if mark else ""
-        body = line[mark.end() :] if mark else line
+        elif reports_death(line):
+            self._keep(self.deaths, line)
+            return
+        label, body = split_mark(line)
         draft = self.drafts.setdefault(label, _Draft(label))
         if self._starts(draft, body):
             self.runs.append(draft.end())
             draft = self.drafts[label] = _Draft(label)
-        draft.read(body)
+        if not draft.read(body) and (command := _COMMAND.search(line)) is not None:
+            self.command = command[1]
+        if draft.begun and draft.hint is None:
+            draft.hint = self.command
 
     def _starts(self, draft: _Draft, line: str) -> bool:
-        """Whether this line belongs to the next run of its stream."""
+        """Whether this line begins the next run of its stream."""
         if draft.bounds is not None:
-            return bool(_BEGIN.match(line))
+            return bool(_BEGIN.match(line)) or (draft.headed and _is_header(line))
         return draft.expected_rows is not None and "nThread" in line
 
     def _keep(self, where: list[str], line: str) -> None:
@@ -321,4 +344,9 @@ class _Reader:
         self.runs += [draft.end() for draft in self.drafts.values() if draft.begun or draft.bounds is not None]
         if not self.runs and not self.errors:
             raise ParseError("no run of nccl-tests in this text")
-        return Output(runs=tuple(self.runs), errors=tuple(self.errors), warnings=tuple(self.warnings))
+        return Output(
+            runs=tuple(self.runs),
+            errors=tuple(self.errors),
+            warnings=tuple(self.warnings),
+            deaths=tuple(self.deaths),
+        )

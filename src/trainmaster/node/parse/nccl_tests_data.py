@@ -1,4 +1,4 @@
-"""The words for a run of NVIDIA's nccl-tests, and what its numbers prove about themselves.
+"""Data of an nccl-tests run, and what its numbers prove about themselves.
 
 Bus bandwidth is algorithm bandwidth times a factor that depends only on the collective and on the number of ranks
 (doc/PERFORMANCE.md of nccl-tests). So the two columns say how many ranks really took part, whatever the launcher was
@@ -97,6 +97,7 @@ class Output:
     runs: tuple[Run, ...]
     errors: tuple[str, ...] = ()  # failures the tool reported in words
     warnings: tuple[str, ...] = ()  # NCCL WARN lines
+    deaths: tuple[str, ...] = ()  # a launcher, shell or scheduler reports that a process died
     faults: tuple[str, ...] = ()
 
 
@@ -139,6 +140,35 @@ def proven_ranks(rows: tuple[Row, ...], collective: str | None) -> tuple[int, in
     # (n-1)/n = x, so n = 1/(1-x).
     least = math.ceil(1 / (1 - low) - 1e-6)
     return least, None if high >= 1 else math.floor(1 / (1 - high) + 1e-6)
+
+
+def infer_collective(rows: tuple[Row, ...], ranks: int, hint: str | None = None) -> str | None:
+    """The collective of a table that does not name it, from busbw/algbw, reduction and root; None where unclear.
+
+    With n ranks the factor is 2(n-1)/n for all_reduce, (n-1)/n for reduce_scatter, all_gather and alltoall, and 1 for
+    the rest. `hint` is the program named before the table; it counts only where the factor agrees.
+    """
+    ratios = list(_ratios(rows))
+    if not ratios or not rows:
+        return None
+    low, high = max(ratio[0] for ratio in ratios), min(ratio[1] for ratio in ratios)
+    hint = {"alltoallv": "alltoall"}.get(hint or "", hint)
+    if hint is not None and _agrees(hint, low, high, ranks):
+        return hint
+    if low > 1:
+        return "all_reduce"  # no other factor is above 1
+    reduces, rooted = rows[0].redop not in (None, "none"), (rows[0].root or 0) >= 0 and rows[0].root is not None
+    if ranks > 2 and low <= (ranks - 1) / ranks <= high < 1 and reduces and not rooted:
+        return "reduce_scatter"
+    return None
+
+
+def _agrees(collective: str, low: float, high: float, ranks: int) -> bool:
+    if ranks < 2:
+        return True
+    factor = (ranks - 1) / ranks
+    wanted = 2 * factor if collective in _TWICE else factor if collective in _ONCE else 1.0
+    return low <= wanted <= high
 
 
 def expected_rows(low: int | None, high: int | None, *, factor: int | None, step: int | None) -> int | None:

@@ -1,16 +1,17 @@
-"""What each process of the SageMaker job runs: check this node, measure collectives, put the result into S3.
+"""Program of every process of the SageMaker health check: check the host, measure collectives, write the result to S3.
 
-SageMaker starts it once per GPU (Torchrun or MPI), or once per node (neither). The first process of a node checks it,
-alone and without a rendezvous, and puts the answer into the store. Then all processes measure collectives together, and
-the first process of the first node gathers the answers. A node whose answer does not come in time is named, and the
-others' answers are kept: nobody waits for ever for a node that hangs.
+SageMaker starts it once per GPU (Torchrun or MPI) or once per host (neither). The first process of a host checks the
+host, alone and without a rendezvous, and writes the answer to the store. Then all ranks measure collectives together;
+without a launcher each process starts the ranks of its host. The first process of the first host gathers the answers. A
+host without an answer in time is named, and the answers of the others are kept.
 
-    STORE/answers/HOST.json              each node's own answer
-    STORE/nodes/HOST/…                   the evidence it rests on
+    STORE/answers/HOST.json              the host's own answer
+    STORE/jobs/HOST.json                 its ranks, EFA test, nccl-tests and raw outputs
+    STORE/nodes/HOST/…                   the evidence of its checks
     STORE/health_check_metrics.json      and report.html, report.md, junit.xml, metrics.prom, health.json
 
-STORE is --to, else TRAINMASTER_METRICS_URL/TRAINING_JOB_NAME/metrics. Ends, on the first process, with 0 (PASS, WARN),
-1 (FAIL) or 3 (INCOMPLETE), so that the job's own status says it too.
+STORE is --to, else TRAINMASTER_METRICS_URL/TRAINING_JOB_NAME/metrics. The first process ends with 0 (PASS, WARN),
+1 (FAIL) or 3 (INCOMPLETE), which also decides the status of the job.
 """
 
 from __future__ import annotations
@@ -22,54 +23,58 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
-from trainmaster.checks import document
-from trainmaster.cluster import compare, evidence
+from trainmaster.bench import link_limits
+from trainmaster.bench.nccl_tests import count_gpus
+from trainmaster.checks import document, profiles
+from trainmaster.cluster import compare, evidence, prices, sagemaker, sagemaker_node
+from trainmaster.cluster.sagemaker import Job
+from trainmaster.cluster.sagemaker_node import HostReport
+from trainmaster.core import schema
 from trainmaster.core.errors import SpecError, StorageError, UsageError
 from trainmaster.core.health import ClusterHealth, NodeHealth, Silent
-from trainmaster.core.results import CheckResult, Verdict, error, exit_code
-from trainmaster.core.schema import build
+from trainmaster.core.results import CheckResult, Finding, Verdict, error, exit_code
+from trainmaster.node.host import Host
 from trainmaster.report.health import render_terminal, write_bundle
 from trainmaster.storage import Store, open_store, upload_bundle
 
-CHECK_S = {1: 300.0, 2: 1800.0, 3: 7200.0}  # by level: above what the checks of a node may take one after the other
+CHECK_S = {1: 300.0, 2: 1800.0, 3: 7200.0}  # by level: above the sum of the timeouts of a host's checks
+COLLECTIVES_S = 3600.0
 POLL_S = 1.0
 
 
 def main(words: list[str] | None = None) -> int:
-    options = parse(words)
-    hosts: list[str] = json.loads(os.environ.get("SM_HOSTS", "[]")) or ["localhost"]
-    here = os.environ.get("SM_CURRENT_HOST", hosts[0])
-    world, local = count("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE") or 1, count("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
+    options, job = parse(words), sagemaker.read_job(os.environ)
     started_at, started = datetime.now().astimezone().isoformat(timespec="seconds"), time.monotonic()
     store = open_store(address(options.to))
-    folder = Path(options.work) / here
+    folder = Path(options.work) / job.here
     folder.mkdir(parents=True, exist_ok=True)
+    host = Host()
+    gpus = count_gpus(host)
+    per_node = max(1, gpus) if job.distribution == "none" else job.per_node
     done = folder / "checked"
-    if not local:
-        answer(here, options, folder, store)
+    if job.first_on_node:
+        answer(job.here, options, folder, store)
+        report(job, host, options, folder, store, gpus=gpus, per_node=per_node)
         done.touch()
-    elif not wait_for(done, CHECK_S[options.level] + 60):
-        say(f"{here}: the check of this node did not end; taking part in the collectives all the same")
-    code = measure(options, folder) if world > 1 else 0
-    if here != hosts[0] or local:
+    elif not wait_for(done, CHECK_S[options.level] + options.wait + 60):
+        say(f"{job.here}: the check of this host did not end; the collectives run all the same")
+    ran = measure(job, options, folder, store, per_node) if len(job.hosts) * per_node > 1 else None
+    if not job.first:
         return 0
-    nodes, silent = gather(hosts, store, options.wait)
-    between = compare.compare(nodes) if len(hosts) > 1 else ()
-    health = ClusterHealth(
-        asked=tuple(hosts),
-        nodes=tuple(nodes),
-        silent=tuple(silent),
-        cluster=(*between, *(collectives(folder / "bandwidth", code) if world > 1 else ())),
-        started_at=started_at,
-        took_s=round(time.monotonic() - started, 3),
-    )
+    health = gather_all(job, options, store, folder, ran)
+    health = replace(health, started_at=started_at, took_s=round(time.monotonic() - started, 3))
     bundle = Path(options.out)
     evidence.save(bundle, health)
-    write_bundle(health, bundle)
-    for line in render_terminal(health):
+    known = profiles.find_instance(_instance(job, options) or "")
+    cost = prices.find(health, known.usd_per_hour if known is not None else None)
+    write_bundle(health, bundle, cost=cost)
+    for line in render_terminal(health, cost=cost):
         say(line)
     for url in upload_bundle(bundle, address(options.to)):
         say(f"wrote {url}")
@@ -77,17 +82,20 @@ def main(words: list[str] | None = None) -> int:
 
 
 def parse(words: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Check a SageMaker cluster before it is trained on.")
+    parser = argparse.ArgumentParser(description="Check a SageMaker cluster before training on it.")
     parser.add_argument("--level", type=int, choices=(1, 2, 3), default=2)
     parser.add_argument("--expect", action="append", default=[], help="a profile or name=value, e.g. ml.p5.48xlarge")
-    parser.add_argument("--max-size", default="1G", help="largest message of the collectives")
-    parser.add_argument("--expect-transport", help="EFA, NVLS, P2P: what must have carried the collectives")
-    parser.add_argument("--min-busbw", help="GB/s that must be reached, where no baseline is known")
-    parser.add_argument("--wait", type=float, default=600.0, help="seconds for the answers of the other nodes")
-    parser.add_argument("--to", help="where the results go: s3://bucket/prefix or a folder")
+    parser.add_argument("--max-size", default="2G", help="largest message of the collectives")
+    parser.add_argument("--expect-transport", help="transport that must carry the collectives: EFA, NVLS, P2P")
+    parser.add_argument("--min-busbw", help="GB/s that must be reached at the largest size")
+    parser.add_argument("--baseline", help='TOML file with figures of your site: [all_reduce] and "1G" = 85.0')
+    parser.add_argument("--efa-provider", default="efa", help="libfabric provider of the EFA test")
+    parser.add_argument("--replay", help="judge a captured host instead of this one, to try the job without GPUs")
+    parser.add_argument("--wait", type=float, default=600.0, help="seconds for the answers of the other hosts")
+    parser.add_argument("--to", help="destination of the results: s3://bucket/prefix or a folder")
     parser.add_argument("--out", default=os.environ.get("SM_OUTPUT_DATA_DIR", "/opt/ml/output/data") + "/health")
-    parser.add_argument("--work", default=f"{tempfile.gettempdir()}/trainmaster", help="a folder on this node")
-    # SageMaker adds hyperparameters of its own; they are not ours to refuse.
+    parser.add_argument("--work", default=f"{tempfile.gettempdir()}/trainmaster", help="a folder on this host")
+    # SageMaker adds hyperparameters of its own.
     return parser.parse_known_args(words)[0]
 
 
@@ -96,85 +104,200 @@ def address(to: str | None) -> str:
         return to
     base = os.environ.get("TRAINMASTER_METRICS_URL")
     if not base:
-        raise UsageError("nobody said where the results go: --to s3://bucket/prefix, or set TRAINMASTER_METRICS_URL")
+        raise UsageError("no destination for the results: pass --to s3://bucket/prefix or set TRAINMASTER_METRICS_URL")
     return f"{base.rstrip('/')}/{os.environ.get('TRAINING_JOB_NAME', 'job')}/metrics"
 
 
+# --- on every host --------------------------------------------------------------------------------------------------
+
+
 def answer(here: str, options: argparse.Namespace, folder: Path, store: Store) -> None:
-    """Check this node in a process of its own, which can be killed, and put what it says into the store."""
+    """Check this host in a process of its own, which can be killed, and write its answer to the store."""
     argv = [sys.executable, "-m", "trainmaster.checks", "--json", "--progress", "--level", str(options.level)]
     argv += ["--node", here, "--capture", str(folder / "capture")]
     argv += [word for value in options.expect for word in ("--expect", value)]
+    argv += ["--replay", options.replay] if options.replay else []
     try:
         ran = subprocess.run(argv, stdout=subprocess.PIPE, timeout=CHECK_S[options.level], check=False)
-        told = ran.stdout
+        text = ran.stdout
     except subprocess.TimeoutExpired:
-        say(f"{here}: the check of this node took longer than {CHECK_S[options.level]:g} s and was ended")
-        told = b""
-    # An answer that cannot be understood is put there too: whoever gathers says so, and does not wait for another.
-    store.put(f"answers/{here}.json", told)
+        say(f"{here}: the check of this host took longer than {CHECK_S[options.level]:g} s and was ended")
+        text = b""
+    # An unreadable answer is stored too: it is reported at once instead of waited for.
+    store.put(f"answers/{here}.json", text)
     if (folder / "capture").is_dir():
         upload_bundle(folder / "capture", f"{store.url}/nodes/{here}")
 
 
-def measure(options: argparse.Namespace, folder: Path) -> int:
-    """Take part in the collectives as the rank that the launcher made of this process."""
+def report(
+    job: Job, host: Host, options: argparse.Namespace, folder: Path, store: Store, *, gpus: int, per_node: int
+) -> None:
+    """Write the host's ranks, EFA test, nccl-tests and raw outputs to the store."""
+    facts = sagemaker.describe(job, per_node=per_node, collectives=len(job.hosts) * per_node > 1)
+    facts |= sagemaker_node.read_facts(host, folder / "capture")
+    efa: list[Finding] = []
+    nccl: list[Finding] = []
+    if options.level >= 2:
+        if len(job.hosts) > 1:
+            efa = sagemaker_node.ping(
+                host, job, store, provider=options.efa_provider, address=None, wait_s=options.wait
+            )
+        nccl = sagemaker_node.run_nccl_tests(host, gpus, max_size=options.max_size)
+    told = HostReport(host=job.here, facts=facts, efa=tuple(efa), nccl=tuple(nccl))
+    store.put(f"jobs/{job.here}.json", json.dumps(schema.to_plain(told)).encode())
+
+
+def measure(job: Job, options: argparse.Namespace, folder: Path, store: Store, per_node: int) -> str:
+    """Run the collectives: as the rank that the launcher made of this process, or with ranks of this host's own."""
+    if job.distribution == "none" and (absent := meet(job, store, options.wait)):
+        return f"did not start, because of {', '.join(absent)}: not ready in {options.wait:g} s"
     argv = [sys.executable, "-m", "trainmaster", "bandwidth", "--max", options.max_size]
     argv += ["--out", str(folder / "bandwidth"), "--timeout", "300"]
-    for name in ("expect_transport", "min_busbw"):
-        if getattr(options, name):
-            argv += [f"--{name.replace('_', '-')}", getattr(options, name)]
-    try:
-        return subprocess.run(argv, timeout=3600, check=False).returncode
-    except subprocess.TimeoutExpired:
-        return 124
+    if (transport := options.expect_transport or _transport(job, options)) is not None:
+        argv += ["--expect-transport", transport]
+    if options.min_busbw:
+        argv += ["--min-busbw", options.min_busbw]
+    if job.distribution == "none":
+        ranks = [sagemaker.rank_environment(job, local_rank=local, per_node=per_node) for local in range(per_node)]
+    else:
+        ranks = [sagemaker.rank_environment(job)]
+    running = [subprocess.Popen(argv, env={**_without_launcher(os.environ), **rank}) for rank in ranks]
+    until = time.monotonic() + COLLECTIVES_S
+    codes = []
+    for process in running:
+        try:
+            codes.append(process.wait(max(1.0, until - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            codes.append(124)
+    return f"ended with {codes[0]}"
 
 
-def collectives(folder: Path, code: int) -> tuple[CheckResult, ...]:
-    """What the collectives found; an error if they left nothing, because they were planned."""
+def meet(job: Job, store: Store, wait_s: float) -> list[str]:
+    """Wait until every host is ready to start its ranks; the hosts that are not. A launcher does this by itself."""
+    store.put(f"ready/{job.here}", b"")
+    until = time.monotonic() + wait_s
+    while True:
+        absent = [host for host in job.hosts if not store.exists(f"ready/{host}")]
+        if not absent or time.monotonic() >= until:
+            return absent
+        time.sleep(POLL_S)
+
+
+def _transport(job: Job, options: argparse.Namespace) -> str | None:
+    """EFA between hosts that have it, TCP by design between those that have none; None where that is not known."""
+    instance = _instance(job, options)
+    if instance is None or len(job.hosts) == 1:
+        return None
+    return "EFA" if profiles.resolve([instance]).expect.efa_devices else "Socket"
+
+
+def _instance(job: Job, options: argparse.Namespace) -> str | None:
+    """The instance type, with SageMaker's `ml.`: as stated with --expect, else as SageMaker names it."""
+    name = next((word for word in options.expect if profiles.find_instance(word)), job.instance)
+    return None if name is None else f"ml.{name.removeprefix('ml.')}"
+
+
+def _without_launcher(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment without MPI's own rank variables, which would contradict those set here."""
+    return {name: value for name, value in env.items() if not name.startswith(("OMPI_", "PMIX_"))}
+
+
+# --- on the first host ----------------------------------------------------------------------------------------------
+
+
+def gather_all(job: Job, options: argparse.Namespace, store: Store, folder: Path, ran: str | None) -> ClusterHealth:
+    """Health of all hosts, and the collectives with a verdict of a baseline, the site, peers or the link."""
+    hosts = list(job.hosts)
+    nodes, silent = gather(hosts, store, options.wait)
+    reports = read_reports(hosts, store)
+    instance = _instance(job, options)
+    known = profiles.find_instance(instance) if instance else None
+    gpu = known.gpu if known is not None else None
+    site = link_limits.parse_site(Path(options.baseline).read_text()) if options.baseline else None
+    alone = link_limits.find_link(instance=instance, nodes=1, gpu=gpu)
+    compared = link_limits.settle_peers({host: list(one.nccl) for host, one in reports.items()})
+    nccl = {host: link_limits.settle(found, link=alone, site=site) for host, found in compared.items()}
+    results = list(sagemaker_node.results(reports, nccl))
+    if ran is not None:
+        link = link_limits.find_link(instance=instance, nodes=len(hosts), gpu=gpu)
+        results += [
+            replace(result, findings=tuple(link_limits.settle(result.findings, link=link, site=site)))
+            for result in collectives(folder / "bandwidth", ran)
+        ]
+    between = compare.compare(nodes) if len(hosts) > 1 else ()
+    return ClusterHealth(asked=tuple(hosts), nodes=tuple(nodes), silent=tuple(silent), cluster=(*between, *results))
+
+
+def read_reports(hosts: list[str], store: Store) -> dict[str, HostReport]:
+    found = {}
+    for host in hosts:
+        if store.exists(f"jobs/{host}.json"):
+            try:
+                found[host] = sagemaker_node.parse_report(json.loads(store.get(f"jobs/{host}.json")))
+            except (ValueError, SpecError) as wrong:
+                say(f"{host}: its report cannot be parsed: {wrong}"[:300])
+    return found
+
+
+def collectives(folder: Path, ran: str) -> tuple[CheckResult, ...]:
+    """Results of the collectives; an error if they left none, because they were planned."""
     try:
         plain = json.loads((folder / "bandwidth.json").read_text())
-        return tuple(build(CheckResult, item) for item in plain["results"])
+        results = [schema.build(CheckResult, item) for item in plain["results"]]
+        return tuple(
+            replace(result, findings=tuple(_with_points(finding, plain) for finding in result.findings))
+            for result in results
+        )
     except (OSError, ValueError, KeyError, TypeError, SpecError) as wrong:
-        reason = f"they ended with {code} and left no result: {wrong}"[:300]
-        finding = error(reason, action="read this job's log from the first line that says NCCL or lost")
+        reason = f"the collectives left no result; they {ran} ({type(wrong).__name__})"[:300]
+        finding = error(reason, action="read this job's log from the first line with NCCL or `lost`")
         return (CheckResult(check="collective_bandwidth", findings=(finding,), took_s=0.0),)
 
 
+def _with_points(finding: Finding, report: Mapping[str, Any]) -> Finding:
+    """The finding of a collective with its ranks, and bandwidth and latency of every size."""
+    name = finding.values.get("collective")
+    if name is None:
+        return finding
+    points = [
+        {"size_bytes": row["size_bytes"], "busbw_gbps": row["busbw_gbps"], "latency_us": row["median_us"]}
+        for row in report["rows"]
+        if row["collective"] == name
+    ]
+    return replace(finding, values={**finding.values, "ranks": report["world"], "points": points})
+
+
 def gather(hosts: list[str], store: Store, wait_s: float) -> tuple[list[NodeHealth], list[Silent]]:
-    """Every node's answer, or why there is none, in the order of the hosts."""
+    """The answer of every host, or the reason for its absence, in the order of the hosts."""
     until = time.monotonic() + wait_s
-    told: dict[str, bytes] = {}
+    texts: dict[str, bytes] = {}
     while True:
         for host in hosts:
-            if host not in told and store.exists(f"answers/{host}.json"):
-                told[host] = store.get(f"answers/{host}.json")
-        if len(told) == len(hosts) or time.monotonic() >= until:
+            if host not in texts and store.exists(f"answers/{host}.json"):
+                texts[host] = store.get(f"answers/{host}.json")
+        if len(texts) == len(hosts) or time.monotonic() >= until:
             break
         time.sleep(POLL_S)
     nodes, silent = [], []
     for host in hosts:
-        action = "look at this host's log stream in CloudWatch"
-        if host not in told:
+        action = "read this host's log stream in CloudWatch"
+        if host not in texts:
             silent.append(quiet(host, f"no answer {wait_s:g} s after the others", action))
             continue
         try:
-            health = document.parse(told[host].decode("utf-8", errors="replace"))
+            health = document.parse(texts[host].decode("utf-8", errors="replace"))
             if health.node == host:
                 nodes.append(health)
             else:
                 silent.append(quiet(host, f"its answer names another node: {health.node}"[:300], action))
         except SpecError as wrong:
-            silent.append(quiet(host, f"its answer cannot be understood: {wrong}"[:300], action))
+            silent.append(quiet(host, f"its answer cannot be parsed: {wrong}"[:300], action))
     return nodes, silent
 
 
 def quiet(host: str, reason: str, action: str) -> Silent:
     return Silent(node=host, verdict=Verdict.ERROR, reason=reason, action=action)
-
-
-def count(*names: str) -> int:
-    return next((int(os.environ[name]) for name in names if name in os.environ), 0)
 
 
 def wait_for(path: Path, seconds: float) -> bool:
@@ -187,7 +310,7 @@ def wait_for(path: Path, seconds: float) -> bool:
 
 
 def say(line: str) -> None:
-    """To the log, which SageMaker sends to CloudWatch."""
+    """Write to the log, which SageMaker sends to CloudWatch."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 

@@ -25,8 +25,6 @@ from trainmaster.targets import Handle, Poll
 
 from .scripted import RUNNING, Scripted
 
-pytestmark = pytest.mark.spawns
-
 ENDS_S = 90.0
 
 

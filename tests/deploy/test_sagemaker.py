@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,9 @@ def test_the_dockerfile_has_both_parts_and_what_is_required() -> None:
     assert "FROM ${BASE_IMAGE}" in mine
     for name in ("libfabric-dev", "datacenter-gpu-manager", "nccl-tests", "trainmaster[server,storage]"):
         assert name in required
+    assert "&& dcgmi --version" in required, "an image without DCGM is not built"
+    assert "ln -s /opt/nccl-tests /usr/local/cuda/efa/test-" in required
+    assert 'pip install --no-cache-dir "psutil>=5.9.0"' in required
     assert "FROM" not in required
 
 
@@ -83,27 +87,41 @@ def test_every_cell_compiles(source: str) -> None:
     compile(source, "cell", "exec")
 
 
-def test_the_notebook_knows_the_four_scenarios_and_both_launchers() -> None:
-    scope: dict[str, object] = {"MPI": lambda **words: ("mpi", words), "Torchrun": lambda **words: ("torchrun", words)}
+@pytest.mark.parametrize(
+    ("instance_type", "count", "scenario", "processes"),
+    [
+        ("ml.g5.xlarge", 1, "single-node-single-gpu", None),
+        ("ml.g5.12xlarge", 1, "single-node-multi-gpu", 4),
+        ("ml.g5.8xlarge", 2, "multi-node-single-gpu", 1),
+        ("ml.p4d.24xlarge", 2, "multi-node-multi-gpu", 8),
+        ("ml.p5.48xlarge", 4, "multi-node-multi-gpu", 8),
+    ],
+)
+def test_the_notebook_needs_only_instance_type_and_count(
+    instance_type: str, count: int, scenario: str, processes: int | None
+) -> None:
+    scope: dict[str, Any] = {"MPI": lambda **words: ("mpi", words), "Torchrun": lambda **words: ("torchrun", words)}
     for source in CODE:
+        if "instance_count = " in source:
+            text = re.sub(r'instance_type = ".*"', f'instance_type = "{instance_type}"', source)
+            exec(re.sub(r"instance_count = \d+", f"instance_count = {count}", text), scope)
         for node in ast.parse(source).body:
-            named = isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "SCENARIOS"
-            if named or (isinstance(node, ast.FunctionDef) and node.name == "make_distributed"):
+            if isinstance(node, ast.FunctionDef) and node.name == "make_distributed":
                 exec(compile(ast.Module(body=[node], type_ignores=[]), "cell", "exec"), scope)
-    make = scope["make_distributed"]
-    assert callable(make)
-    found = {
-        name: [make(launcher, one["instance_count"], one["gpus"]) for launcher in ("torchrun", "mpi")]
-        for name, one in scope["SCENARIOS"].items()  # type: ignore[attr-defined]
-    }
-    assert found == {
-        "single-node-single-gpu": [None, None],
-        "single-node-multi-gpu": [(word, {"process_count_per_node": 4}) for word in ("torchrun", "mpi")],
-        "multi-node-single-gpu": [(word, {"process_count_per_node": 1}) for word in ("torchrun", "mpi")],
-        "multi-node-multi-gpu": [(word, {"process_count_per_node": 8}) for word in ("torchrun", "mpi")],
-    }
+    assert scope["scenario"] == scenario
+    for launcher in ("torchrun", "mpi"):
+        made = scope["make_distributed"](launcher, count, scope["gpus"])
+        assert made == ((launcher, {"process_count_per_node": processes}) if processes else None)
+    assert scope["make_distributed"]("none", count, scope["gpus"]) is None
     assert any("subnet_ids = " in source and "security_group_ids = " in source for source in CODE)
     assert any("/metrics/health_check_metrics.json" in source for source in CODE)
+
+
+def test_the_documented_folder_builds_the_image() -> None:
+    argv = [str(ROOT / "container" / "create-image.sh"), "sagemaker-cluster-test", "latest"]
+    ran = subprocess.run(argv, env={**os.environ, "DRY_RUN": "1"}, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "docker build" in ran.stderr and ran.stdout.strip().endswith("sagemaker-cluster-test:latest")
 
 
 # --- the program ---------------------------------------------------------------------------------------------------
@@ -163,5 +181,5 @@ def test_a_host_that_does_not_answer_is_named(tmp_path: Path) -> None:
 
 def test_without_a_place_for_the_results_nothing_is_checked(tmp_path: Path) -> None:
     process = start(tmp_path, "algo-1", ["algo-1"], TRAINMASTER_METRICS_URL="")
-    assert "nobody said where the results go" in process.communicate(timeout=60)[0]
+    assert "no destination for the results" in process.communicate(timeout=60)[0]
     assert process.returncode == 2

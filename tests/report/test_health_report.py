@@ -35,7 +35,7 @@ def test_the_published_example_fails_and_names_gpu_1() -> None:
     assert told["training_readiness"]["ready"] is False
     extended = told["nodes"]["node_0"]["dcgm"]["diagnostics"]["extended"]
     assert extended["success"] is False
-    assert [row["device"] for row in extended["parsed_output"]["test_results"] if row["status"] == "FAIL"] == ["gpu1"]
+    assert [row["device"] for row in extended["parsed_output"]["findings"] if row["status"] == "FAIL"] == ["gpu1"]
 
 
 def test_the_metrics_file_has_the_seeds_names() -> None:

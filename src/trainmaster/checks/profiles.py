@@ -169,7 +169,7 @@ def _stated(name: str) -> dict[str, object]:
         return {
             **_of_model(gpus()[instance.gpu]),
             "gpus": instance.gpus,
-            "efa_devices": instance.efa_devices,
+            "efa_devices": _efa_devices(name, instance),
             "cpus": instance.vcpus,
             "ram_gib": round(instance.ram_gib * RAM_SHARE, 1),
         }
@@ -177,6 +177,15 @@ def _stated(name: str) -> dict[str, object]:
     if model is None:
         raise SpecError([Fault(path=f"--expect {name}", message=_unknown(name))])
     return _of_model(model)
+
+
+def _efa_devices(name: str, instance: Instance) -> int:
+    """EFA devices of a named instance. SageMaker attaches none to most of the types that must ask for one."""
+    if not name.strip().lower().startswith("ml."):
+        return instance.efa_devices
+    rule = _load("instances.toml")["sagemaker"]
+    on_request = instance.name.partition(".")[0] in rule["efa_on_request"]
+    return instance.efa_devices if not on_request or instance.name in rule["efa"] else 0
 
 
 def _of_model(model: GpuModel) -> dict[str, object]:

@@ -11,7 +11,14 @@ from typing import Any
 
 from trainmaster.core.results import Overall
 from trainmaster.report.health import curves, sanitise
-from trainmaster.report.health.metrics_node import bad_rows, describe_node, gpus_expected, issue_text, summarise
+from trainmaster.report.health.metrics_node import (
+    bad_rows,
+    describe_node,
+    gpus_expected,
+    issue_text,
+    processes_per_node,
+    summarise,
+)
 from trainmaster.report.health.view import Row, View
 
 
@@ -29,6 +36,8 @@ def document(view: View) -> dict[str, Any]:
     whole = view.coverage.nodes_heard == view.coverage.nodes_asked and not view.coverage.not_measured
     ranks = max((curve.ranks for curve in found if curve.ranks and curve.node is None), default=None)
     nodes = len(view.nodes)
+    each = {processes_per_node(node) for node in view.nodes}
+    processes = ranks // nodes if ranks and nodes and ranks % nodes == 0 else None
     return {
         "timestamp": view.started_at or None,
         "cluster_info": {
@@ -38,7 +47,7 @@ def document(view: View) -> dict[str, Any]:
             "cluster_topology": {
                 "total_nodes": nodes,
                 "gpus_per_node": same,
-                "processes_per_node": ranks // nodes if ranks and nodes and ranks % nodes == 0 else None,
+                "processes_per_node": each.pop() if len(each) == 1 and None not in each else processes,
             },
         },
         "cluster_summary": summarise(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trainmaster.core.results import Overall, Verdict
@@ -23,12 +23,14 @@ def describe_node(view: View, node: Node) -> dict[str, Any]:
     """All sections of one node."""
     rows = list(node.rows)
     heard = node.heard
+    job = _job(rows)
+    between = [row for row in view.cluster if row.node is None]  # collectives over all nodes
     return {
         "timestamp": sanitise.line(heard.started_at) or None if heard else None,
         "node_info": {
-            "world_size": None,
-            "rank": None,
-            "local_rank": None,
+            "world_size": _number(job, "world_size"),
+            "rank": _number(job, "rank"),
+            "local_rank": _number(job, "local_rank"),
             "hostname": node.name,
             "current_host": node.name,
             "host_rank": node.index,
@@ -41,13 +43,13 @@ def describe_node(view: View, node: Node) -> dict[str, Any]:
             "memory": _room(rows, "ram", "available_gb"),
             "disk": _room(rows, "disk_space", "free_gb"),
             "cpu": {
-                "usage_percent": _value(rows, "cpu", "usage_percent"),
+                "usage_percent": _usage(rows, job),
                 "count": _value(rows, "cpu", "usable", "count"),
             },
         },
         "network": _network(rows),
-        "nccl": _nccl(rows, curves.find(rows)),
-        "dcgm": _dcgm(rows),
+        "nccl": _nccl(rows, [*curves.find(between), *curves.find(rows)], job),
+        "dcgm": _dcgm(rows, job),
     }
 
 
@@ -56,6 +58,10 @@ def gpus_expected(node: Node) -> int | None:
     if told is None and node.heard is not None:
         told = sanitise.number(node.heard.expect.get("gpus"))
     return int(told) if told is not None else None
+
+
+def processes_per_node(node: Node) -> int | None:
+    return _number(_job(list(node.rows)), "processes_per_node")
 
 
 def _gpus(rows: list[Row]) -> dict[str, Any]:
@@ -92,7 +98,8 @@ def _network(rows: list[Row]) -> dict[str, Any]:
     devices = next((row.values["devices"] for row in efa if isinstance(row.values.get("devices"), list)), None)
     verdict = worst(row.verdict for row in efa)
     known = {Verdict.PASS: True, Verdict.WARN: True, Verdict.FAIL: False}
-    pinged = [row for row in rows if row.check in ("efa_communication", "efa_pingpong")]
+    pinged = [row for row in rows if row.check == "efa_communication"]
+    ping = next((row.values for row in pinged if row.verdict is not Verdict.SKIP), {})
     return {
         "aws_ofi_nccl_plugin": {
             "installed": known.get(plugin.verdict) if plugin else None,
@@ -103,19 +110,21 @@ def _network(rows: list[Row]) -> dict[str, Any]:
         "efa_provider_count": len(devices) if devices is not None else None,
         "efa_communication_test": {
             "success": known.get(worst(row.verdict for row in pinged) or Verdict.SKIP),
-            "raw_output": None,
-            "test_role": None,
-            "rank": None,
+            "raw_output": _string(ping, "raw_output"),
+            "test_role": _string(ping, "test_role"),
+            "rank": _number(ping, "rank"),
         },
     }
 
 
-def _nccl(rows: list[Row], found: list[curves.Curve]) -> dict[str, Any]:
+def _nccl(rows: list[Row], found: list[curves.Curve], job: Mapping[str, Any]) -> dict[str, Any]:
     of = [row for row in rows if _NCCL.match(row.check)]
+    ran = any(row.verdict in (Verdict.PASS, Verdict.WARN, Verdict.FAIL) for row in of)
+    installed = job.get("nccl_tests_installed")
     return {
-        "nccl_tests_available": any(row.verdict in (Verdict.PASS, Verdict.WARN, Verdict.FAIL) for row in of) or None,
+        "nccl_tests_available": installed if isinstance(installed, bool) else ran or None,
         "communication_tests": {
-            f"distributed_{curve.collective}": {
+            f"{'single_node' if curve.row.check == 'nccl_tests' else 'distributed'}_{curve.collective}": {
                 "success": curve.row.verdict in (Verdict.PASS, Verdict.WARN),
                 "test_type": curve.collective,
                 "processes_tested": curve.ranks,
@@ -134,29 +143,33 @@ def _nccl(rows: list[Row], found: list[curves.Curve]) -> dict[str, Any]:
     }
 
 
-def _dcgm(rows: list[Row]) -> dict[str, Any]:
+def _dcgm(rows: list[Row], job: Mapping[str, Any]) -> dict[str, Any]:
     of = [row for row in rows if _dcgm_level(row) is not None]
     ran = [row for row in of if row.verdict is not Verdict.SKIP]
     return {
         "dcgm_available": bool(ran) if of else None,
         "diagnostics": {
-            "basic": _diagnosis([row for row in of if _dcgm_level(row) == 1]),
-            "extended": _diagnosis([row for row in of if _dcgm_level(row) == 2]),
+            "basic": _diagnosis([row for row in of if _dcgm_level(row) == 1], job, ("dcgm",)),
+            "extended": _diagnosis([row for row in of if _dcgm_level(row) == 2], job, ("dcgm_stress", "dcgm_extended")),
         },
     }
 
 
-def _diagnosis(rows: list[Row]) -> dict[str, Any]:
+def _diagnosis(rows: list[Row], job: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     verdict = worst(row.verdict for row in rows)
+    ran = next((name for name in names if f"{name}_raw_output" in job), names[0])
+    told = job if f"{ran}_raw_output" in job else {}
+    ids = told.get("gpu_device_ids") or next(
+        (row.values["gpu_device_ids"] for row in rows if "gpu_device_ids" in row.values), None
+    )
     return {
         "success": {Verdict.PASS: True, Verdict.WARN: True, Verdict.FAIL: False}.get(verdict) if verdict else None,
         "parsed_output": {
-            "dcgm_version": _text(rows, "", "dcgm_version", "version"),
-            "driver_version": _text(rows, "", "driver_version", "driver"),
-            "gpu_device_ids": next(
-                (row.values["gpu_device_ids"] for row in rows if "gpu_device_ids" in row.values), None
-            ),
-            "test_results": [
+            "dcgm_version": _text(rows, "", "dcgm_version", "version") or _string(told, "dcgm_version"),
+            "driver_version": _text(rows, "", "driver_version", "driver") or _string(told, "driver_version"),
+            "gpu_device_ids": ids,
+            "test_results": told.get(f"{ran}_tests") or {},
+            "findings": [
                 {
                     "device": row.device,
                     "status": _WORDS.get(row.verdict, "SKIP"),
@@ -167,8 +180,28 @@ def _diagnosis(rows: list[Row]) -> dict[str, Any]:
             ],
             "overall_status": _test(rows),
         },
-        "raw_output": None,  # the node's capture in this bundle holds it whole
+        "raw_output": _string(told, f"{ran}_raw_output"),
     }
+
+
+def _usage(rows: list[Row], job: Mapping[str, Any]) -> float | None:
+    stated = _value(rows, "cpu", "usage_percent")
+    return stated if stated is not None else sanitise.number(job.get("usage_percent"))
+
+
+def _job(rows: list[Row]) -> Mapping[str, Any]:
+    """Facts of the SageMaker job about this node; empty for a run without one."""
+    return next((row.values for row in rows if row.check == "sagemaker_job"), {})
+
+
+def _number(values: Mapping[str, Any], name: str) -> int | None:
+    found = sanitise.number(values.get(name))
+    return int(found) if found is not None else None
+
+
+def _string(values: Mapping[str, Any], name: str) -> str | None:
+    found = values.get(name)
+    return found if isinstance(found, str) else None
 
 
 def _value(rows: list[Row], check: str, *names: str) -> float | None:

@@ -1,0 +1,113 @@
+"""One process of a SageMaker training job: its hosts and ranks, and environments for ranks of its own.
+
+SageMaker starts a program once per GPU with torchrun (RANK, LOCAL_RANK …) or MPI (OMPI_COMM_WORLD_*, without
+MASTER_ADDR), or once per host without either. The hosts are in SM_HOSTS, this one in SM_CURRENT_HOST, the first host's
+address in SM_MASTER_ADDR.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trainmaster.core.errors import UsageError
+
+Distribution = Literal["torchrun", "mpi", "none"]
+PORT = 7777  # of SageMaker's own torchrun launcher
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """This process within the job. Without a distribution one process stands for its whole host."""
+
+    hosts: tuple[str, ...]
+    here: str
+    distribution: Distribution
+    rank: int
+    world: int
+    local_rank: int
+    per_node: int
+    master: tuple[str, int]
+    instance: str | None
+
+    @property
+    def index(self) -> int:
+        return self.hosts.index(self.here)
+
+    @property
+    def first_on_node(self) -> bool:
+        return self.local_rank == 0
+
+    @property
+    def first(self) -> bool:
+        return self.first_on_node and self.index == 0
+
+
+def read_job(env: Mapping[str, str]) -> Job:
+    """The job of this environment. UsageError where it contradicts itself."""
+    hosts = _hosts(env)
+    here = env.get("SM_CURRENT_HOST") or hosts[0]
+    if here not in hosts:
+        raise UsageError(f"SM_CURRENT_HOST={here} is not in SM_HOSTS={','.join(hosts)}")
+    distribution: Distribution = "none"
+    names: tuple[str, ...] = ()
+    if "OMPI_COMM_WORLD_RANK" in env:
+        distribution = "mpi"
+        names = tuple(f"OMPI_COMM_WORLD_{word}" for word in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+    elif "LOCAL_RANK" in env and "RANK" in env:
+        distribution, names = "torchrun", ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    rank, world, local_rank, per_node = (_number(env, name) for name in names) if names else (0, 1, 0, 1)
+    address = env.get("MASTER_ADDR") or env.get("SM_MASTER_ADDR") or hosts[0]
+    port = env.get("MASTER_PORT") or env.get("SM_MASTER_PORT") or str(PORT)
+    return Job(
+        hosts=hosts, here=here, distribution=distribution, rank=rank, world=world, local_rank=local_rank,
+        per_node=per_node, master=(address, int(port)),
+        instance=env.get("SM_CURRENT_INSTANCE_TYPE") or None,
+    )  # fmt: skip
+
+
+def rank_environment(job: Job, *, local_rank: int | None = None, per_node: int | None = None) -> dict[str, str]:
+    """Torchrun's variables for one rank: this process's own, or one that it starts for a job without a distribution."""
+    each = per_node if per_node is not None else job.per_node
+    local = local_rank if local_rank is not None else job.local_rank
+    rank = job.rank if per_node is None else job.index * each + local
+    world = job.world if per_node is None else len(job.hosts) * each
+    return {
+        "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(each),
+        "GROUP_RANK": str(job.index), "GROUP_WORLD_SIZE": str(len(job.hosts)),
+        "MASTER_ADDR": job.master[0], "MASTER_PORT": str(job.master[1]),
+    }  # fmt: skip
+
+
+def describe(job: Job, *, per_node: int, collectives: bool) -> dict[str, Any]:
+    """Ranks of a host for the metrics file."""
+    started = job.distribution == "none"
+    return {
+        "distribution": job.distribution,
+        "world_size": len(job.hosts) * per_node if started else job.world,
+        "rank": job.index * per_node if started else job.rank,
+        "local_rank": 0 if started else job.local_rank,
+        "processes_per_node": per_node if started else job.per_node,
+        "collectives": collectives,
+    }
+
+
+def _hosts(env: Mapping[str, str]) -> tuple[str, ...]:
+    try:
+        hosts = json.loads(env.get("SM_HOSTS") or "[]")
+    except ValueError:
+        hosts = None
+    if not isinstance(hosts, list) or not all(isinstance(host, str) and host for host in hosts):
+        raise UsageError(f"SM_HOSTS is no list of names: {env.get('SM_HOSTS', '')[:100]}")
+    return tuple(hosts) or (env.get("SM_CURRENT_HOST") or "localhost",)
+
+
+def _number(env: Mapping[str, str], name: str) -> int:
+    try:
+        return int(env[name])
+    except KeyError:
+        raise UsageError(f"{name} is not set beside the other variables of its launcher") from None
+    except ValueError:
+        raise UsageError(f"{name}={env[name][:40]} is no number") from None

@@ -1,0 +1,199 @@
+"""Parts of the SageMaker health check on one host that no check of the node covers.
+
+The EFA ping-pong with a neighbour host, NVIDIA's nccl-tests over the GPUs of the host, CPU usage, and the raw output of
+the diagnostics from the node's capture. All of it becomes findings of one result, `sagemaker_job`, which names the
+host, so that the metrics file can be filled from the run alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from trainmaster.bench import nccl_tests
+from trainmaster.cluster.sagemaker import Job
+from trainmaster.core import schema
+from trainmaster.core.errors import HostError, SpecError, UsageError
+from trainmaster.core.results import CheckResult, Finding, error, fail, ok, skip
+from trainmaster.node.host import Host
+from trainmaster.node.parse import ParseError, dcgm
+from trainmaster.node.parse.dcgm_data import WEIGHT
+from trainmaster.node.recorded import RecordedHost
+from trainmaster.storage import Store
+
+CHECK = "sagemaker_job"
+EFA_CHECK = "efa_communication"
+NCCL_CHECK = nccl_tests.CHECK
+_RAW_CHARACTERS = 65_536  # kept of one command's output
+_PINGPONG_S = 60.0
+_FI_INFO = ("fi_info", "/opt/amazon/efa/bin/fi_info")
+_PINGPONG = ("fi_pingpong", "/opt/amazon/efa/bin/fi_pingpong")
+Role = Literal["server", "client"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostReport:
+    """Results of one host beside its checks; travels through the store as JSON."""
+
+    host: str
+    facts: Mapping[str, Any]
+    efa: tuple[Finding, ...] = ()
+    nccl: tuple[Finding, ...] = ()
+
+
+def parse_report(plain: object) -> HostReport:
+    """A report from JSON. SpecError where it has another shape."""
+    return schema.build(HostReport, plain)
+
+
+def results(reports: Mapping[str, HostReport], nccl: Mapping[str, list[Finding]]) -> tuple[CheckResult, ...]:
+    """Results of the cluster from the reports of its hosts. A finding's device names the host."""
+    jobs = [ok(_summary(report), device=host, **report.facts) for host, report in reports.items()]
+    efa = [replace(finding, device=host) for host, report in reports.items() for finding in report.efa]
+    tests = [replace(finding, device=host) for host, findings in nccl.items() for finding in findings]
+    found = ((CHECK, jobs), (EFA_CHECK, efa), (NCCL_CHECK, tests))
+    return tuple(CheckResult(check=name, findings=tuple(items), took_s=0.0) for name, items in found if items)
+
+
+def _summary(report: HostReport) -> str:
+    facts = report.facts
+    return f"rank {facts.get('rank')} of {facts.get('world_size')}, started by {facts.get('distribution')}"
+
+
+# --- EFA -------------------------------------------------------------------------------------------------------------
+
+
+def find_pair(job: Job) -> tuple[Role, str] | None:
+    """This host's role in the ping-pong and its partner: even hosts serve the next one; an odd one out has none."""
+    if job.index % 2:
+        return "client", job.hosts[job.index - 1]
+    if job.index + 1 < len(job.hosts):
+        return "server", job.hosts[job.index + 1]
+    return None
+
+
+def ping(host: Host, job: Job, store: Store, *, provider: str, address: str | None, wait_s: float) -> list[Finding]:
+    """Messages over EFA to a neighbour host. No EFA device on this host is a skip with what `fi_info` printed."""
+    shown = _first(host, _FI_INFO, "-p", provider)
+    if shown is None or "fi_getinfo" in shown or "provider" not in shown:
+        proof = "fi_info is not installed" if shown is None else " ".join(shown.split())[:200]
+        return [skip(f"no {provider} provider on this host", proof=proof)]
+    pair = find_pair(job)
+    if pair is None:
+        return [skip("no neighbour host to exchange messages with", proof=f"{len(job.hosts)} hosts")]
+    role, partner = pair
+    values: dict[str, Any] = {"test_role": role, "partner": partner, "rank": job.rank}
+    if role == "server":
+        store.put(f"efa/{job.here}.ready", b"")
+        words: list[str] = []
+    else:
+        if not _wait(store, f"efa/{partner}.ready", wait_s):
+            reason = f"{partner} did not start its side of the EFA test in {wait_s:g} s"
+            return [error(reason, action=f"see the log of {partner}", **values)]
+        words = [address or partner]
+    for tool in _PINGPONG:
+        with contextlib.suppress(HostError):
+            limit_s = _PINGPONG_S + (wait_s if role == "server" else 0.0)
+            ran = host.run(tool, "-p", provider, "-e", "rdm", *words, timeout_s=limit_s)
+            raw = f"{ran.stdout}\n{ran.stderr}".strip()[:_RAW_CHARACTERS]
+            if ran.exit_code == 0 and "bytes" in ran.stdout:
+                return [ok(f"messages of every size arrived, as {role} with {partner}", raw_output=raw, **values)]
+            action = "check that the security group allows all traffic between its members, EFA included"
+            return [
+                fail(f"the EFA test with {partner} ended with {ran.exit_code}", action=action, raw_output=raw, **values)
+            ]
+    return [error("fi_pingpong is not installed or gave no answer", action="install libfabric-bin", **values)]
+
+
+def _first(host: Host, tools: tuple[str, ...], *words: str) -> str | None:
+    for tool in tools:
+        with contextlib.suppress(HostError):
+            ran = host.run(tool, *words, timeout_s=30.0)
+            return f"{ran.stdout}\n{ran.stderr}"
+    return None
+
+
+def _wait(store: Store, name: str, wait_s: float) -> bool:
+    until = time.monotonic() + wait_s
+    while not store.exists(name):
+        if time.monotonic() >= until:
+            return False
+        time.sleep(0.5)
+    return True
+
+
+# --- nccl-tests and facts ---------------------------------------------------------------------------------------------
+
+
+def run_nccl_tests(host: Host, gpus: int, *, max_size: str) -> list[Finding]:
+    """all_reduce and all_gather of NVIDIA's nccl-tests over the GPUs of this host."""
+    if gpus < 2:
+        return [skip("nccl-tests need two GPUs or more", proof=f"nvidia-smi -L lists {gpus}")]
+    return list(nccl_tests.run(host, ("all_reduce", "all_gather"), max_size=max_size).findings)
+
+
+def read_facts(host: Host, capture: Path) -> dict[str, Any]:
+    """CPU usage, and versions and raw output of the diagnostics that the checks ran."""
+    facts: dict[str, Any] = {"usage_percent": _cpu_percent(host), "nccl_tests_installed": _has_nccl_tests(host)}
+    try:
+        recorded = RecordedHost(capture)
+    except (UsageError, SpecError):
+        return facts
+    for level, name in ((1, "dcgm"), (2, "dcgm_extended"), (3, "dcgm_stress")):
+        with contextlib.suppress(HostError, ParseError):
+            text = recorded.run("dcgmi", "diag", "-r", str(level), "-j").stdout
+            facts[f"{name}_raw_output"] = text[:_RAW_CHARACTERS]
+            diag = dcgm.parse(text)
+            facts["dcgm_version"], facts["driver_version"] = diag.dcgm_version, diag.driver_version
+            facts["gpu_device_ids"] = list(diag.gpus)
+            facts[f"{name}_tests"] = _categories(diag)
+    for tool in _FI_INFO:
+        with contextlib.suppress(HostError):
+            facts["efa_raw_output"] = recorded.run(tool, "-p", "efa").stdout[:_RAW_CHARACTERS]
+            break
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _categories(diag: dcgm.Diag) -> dict[str, dict[str, str]]:
+    """Status of every test by category, the worst of its results; a GPU at fault is named."""
+    found: dict[str, dict[str, str]] = {}
+    for test in diag.tests:
+        worst = max(test.results, key=lambda result: WEIGHT[result.status], default=None)
+        word = str(worst.status if worst is not None else test.summary or "unknown")
+        bad = worst is not None and worst.gpu is not None and word.lower() not in ("pass", "skip")
+        at = f" - GPU {worst.gpu}" if worst is not None and bad else ""
+        found.setdefault(test.category.lower().replace(" ", "_"), {})[test.key] = f"{word}{at}"
+    return found
+
+
+def _cpu_percent(host: Host) -> float | None:
+    """Share of CPU time that was not idle, between two reads of /proc/stat a quarter of a second apart."""
+    with contextlib.suppress(HostError, ValueError, IndexError, ZeroDivisionError):
+        before = _cpu_times(host)
+        time.sleep(0.25)
+        after = _cpu_times(host)
+        total = sum(after) - sum(before)
+        idle = after[3] + after[4] - before[3] - before[4]
+        return round(100.0 * (total - idle) / total, 1)
+    return None
+
+
+def _cpu_times(host: Host) -> list[int]:
+    return [int(word) for word in host.read("/proc/stat").splitlines()[0].split()[1:]]
+
+
+def _has_nccl_tests(host: Host) -> bool:
+    for folder in nccl_tests.FOLDERS:
+        if folder:
+            with contextlib.suppress(HostError):
+                if "all_reduce_perf" in host.list(folder):
+                    return True
+        else:
+            with contextlib.suppress(HostError):
+                host.run("all_reduce_perf", "--help", timeout_s=10.0)
+                return True
+    return False

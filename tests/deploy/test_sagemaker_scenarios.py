@@ -1,0 +1,153 @@
+"""The four scenarios of the SageMaker job, each with the processes and variables that SageMaker starts it with.
+
+The hosts are recorded ones (a healthy GPU node), the ranks, the store and the collectives are real.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from machines import H200
+
+ROOT = Path(__file__).parents[2]
+ENTRY = ROOT / "deploy" / "sagemaker" / "entry.py"
+SCHEMA = json.loads((resources.files("trainmaster.report.health") / "metrics.schema.json").read_text())
+SITE = '[all_reduce]\n"64K" = 0.000001\n[all_gather]\n"64K" = 0.000001\n[reduce_scatter]\n"64K" = 0.000001\n'
+SITE += '[all_to_all]\n"64K" = 0.000001\n[broadcast]\n"64K" = 0.000001\n[sendrecv]\n"64K" = 0.000001\n'
+
+pytestmark = pytest.mark.spawns
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+class Cluster:
+    """Hosts of one job: a folder in place of S3, and a stand-in for `nvidia-smi -L` that lists the GPUs of a host."""
+
+    def __init__(self, folder: Path, hosts: int, gpus: int) -> None:
+        self.folder, self.gpus = folder, gpus
+        self.hosts = [f"algo-{number + 1}" for number in range(hosts)]
+        self.port = free_port()
+        tools = folder / "tools"
+        tools.mkdir()
+        smi = tools / "nvidia-smi"
+        lines = "".join(f'echo "GPU {n}: NVIDIA A10G (UUID: GPU-{n})"\n' for n in range(gpus))
+        smi.write_text(f"#!/bin/sh\n{lines}")
+        smi.chmod(0o755)
+        (folder / "site.toml").write_text(SITE)
+
+    def environment(self, host: str) -> dict[str, str]:
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("SM_", "OMPI_", "SLURM_", "PET_"))}
+        return {
+            **clean, "PATH": f"{self.folder / 'tools'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT / "src"),
+            "SM_HOSTS": json.dumps(self.hosts), "SM_CURRENT_HOST": host, "SM_CURRENT_INSTANCE_TYPE": "ml.g5.12xlarge",
+            "SM_MASTER_ADDR": "127.0.0.1", "SM_MASTER_PORT": self.port,
+            "TRAINMASTER_METRICS_URL": str(self.folder / "bucket"), "TRAINING_JOB_NAME": "job-1",
+            "SM_OUTPUT_DATA_DIR": str(self.folder / host / "out"),
+        }  # fmt: skip
+
+    def start(self, host: str, rank: Mapping[str, str], *words: str) -> subprocess.Popen[str]:
+        argv = [sys.executable, str(ENTRY), "--level", "1", "--work", str(self.folder / "work"), "--max-size", "64K"]
+        argv += ["--replay", str(H200), "--baseline", str(self.folder / "site.toml"), "--wait", "120", *words]
+        env = {**self.environment(host), **rank}
+        return subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def torchrun(self) -> list[tuple[str, dict[str, str]]]:
+        return [
+            (host, {
+                "RANK": str(node * self.gpus + local), "WORLD_SIZE": str(len(self.hosts) * self.gpus),
+                "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(self.gpus), "GROUP_RANK": str(node),
+                "GROUP_WORLD_SIZE": str(len(self.hosts)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.port,
+            })
+            for node, host in enumerate(self.hosts) for local in range(self.gpus)
+        ]  # fmt: skip
+
+    def mpi(self) -> list[tuple[str, dict[str, str]]]:
+        """As SageMaker's mpirun starts them: no MASTER_ADDR."""
+        return [
+            (host, {
+                "OMPI_COMM_WORLD_RANK": str(node * self.gpus + local),
+                "OMPI_COMM_WORLD_SIZE": str(len(self.hosts) * self.gpus),
+                "OMPI_COMM_WORLD_LOCAL_RANK": str(local), "OMPI_COMM_WORLD_LOCAL_SIZE": str(self.gpus),
+            })
+            for node, host in enumerate(self.hosts) for local in range(self.gpus)
+        ]  # fmt: skip
+
+    def none(self) -> list[tuple[str, dict[str, str]]]:
+        return [(host, {}) for host in self.hosts]
+
+    def run(self, launcher: str, *words: str) -> tuple[int, dict[str, Any], str]:
+        started = [self.start(host, rank, *words) for host, rank in getattr(self, launcher)()]
+        said = [process.communicate(timeout=170)[0] for process in started]
+        file = self.folder / "bucket" / "job-1" / "metrics" / "health_check_metrics.json"
+        assert file.exists(), "\n".join(said)
+        metrics = json.loads(file.read_text())
+        jsonschema.validate(metrics, SCHEMA)
+        assert all(process.returncode == 0 for process in started[1:]), "\n".join(said)
+        return started[0].returncode, metrics, "\n".join(said)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "gpus", "launcher"),
+    [
+        (1, 1, "none"), (1, 2, "torchrun"), (1, 2, "mpi"), (1, 2, "none"), (2, 1, "torchrun"), (2, 1, "mpi"),
+        (2, 2, "mpi"),
+    ],
+    ids=["one GPU", "GPUs-torchrun", "GPUs-mpi", "GPUs-none", "nodes-torchrun", "nodes-mpi", "nodes and GPUs-mpi"],
+)  # fmt: skip
+def test_a_healthy_cluster_passes_in_every_scenario(tmp_path: Path, hosts: int, gpus: int, launcher: str) -> None:
+    cluster = Cluster(tmp_path, hosts, gpus)
+    code, metrics, said = cluster.run(launcher)
+    assert (code, metrics["overall"]) == (0, "PASS"), said
+    topology = metrics["cluster_info"]["cluster_topology"]
+    assert (topology["total_nodes"], topology["processes_per_node"]) == (hosts, gpus)
+    for number, node in enumerate(metrics["nodes"].values()):
+        info = node["node_info"]
+        assert (info["world_size"], info["rank"], info["local_rank"]) == (hosts * gpus, number * gpus, 0)
+        assert (info["host_rank"], info["host_count"]) == (number, hosts)
+        assert node["system"]["cpu"]["usage_percent"] is not None
+        tests = node["nccl"]["communication_tests"]
+        if hosts * gpus > 1:
+            assert {"distributed_all_reduce", "distributed_all_gather"} <= set(tests)
+            results = tests["distributed_all_reduce"]["results"]
+            assert results[-1]["size_bytes"] == 64 << 10 and results[-1]["bandwidth_gbps"] > 0
+            assert results[-1]["latency_ms"] > 0
+            assert tests["distributed_all_reduce"]["processes_tested"] == hosts * gpus
+        else:
+            assert tests == {}
+    assert metrics["cost"]["usd_per_hour"] == pytest.approx(5.67 * hosts, abs=0.02)
+
+
+def test_without_a_figure_to_compare_with_it_is_a_warning_and_no_failure(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 1, 2)
+    (tmp_path / "site.toml").write_text("")
+    code, metrics, said = cluster.run("torchrun")
+    assert (code, metrics["overall"]) == (0, "WARN"), said
+
+
+def test_a_site_figure_that_is_missed_fails(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 1, 2)
+    (tmp_path / "site.toml").write_text(SITE.replace("0.000001", "1e9"))
+    code, metrics, said = cluster.run("torchrun")
+    assert (code, metrics["overall"]) == (1, "FAIL"), said
+
+
+def test_nodes_without_a_launcher_start_their_own_ranks(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 2, 1)
+    code, metrics, said = cluster.run("none")
+    assert (code, metrics["overall"]) == (0, "PASS"), said
+    assert metrics["nodes"]["node_1"]["node_info"]["rank"] == 1

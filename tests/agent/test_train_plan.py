@@ -49,8 +49,8 @@ async def read_events(target: targets.Target, handle: targets.Handle) -> list[di
 
 
 async def wait_until_over(target: targets.Target, handle: targets.Handle) -> targets.Poll:
-    while not (poll := await target.poll(handle)).report.over:
-        assert poll.report is TargetState.RUNNING
+    while not (poll := await target.poll(handle)).state.over:
+        assert poll.state is TargetState.RUNNING
         await asyncio.sleep(0.1)
     return poll
 
@@ -60,7 +60,7 @@ def test_checks_then_two_ranks_train_to_the_end(tmp_path: Path) -> None:
         target = targets.load("local")
         handle = await target.submit(target.plan(place(tmp_path, 1)))
         poll = await wait_until_over(target, handle)
-        assert (poll.report, poll.exit and poll.exit.exit_codes) == (TargetState.SUCCEEDED, {"0": 0, "1": 0}), poll
+        assert (poll.state, poll.exit and poll.exit.exit_codes) == (TargetState.SUCCEEDED, {"0": 0, "1": 0}), poll
         names = [f"{event['phase']} {event['event']}" for event in await read_events(target, handle)]
         order = ("PROJECT start", "PREFLIGHT start", "PREFLIGHT end", "TRAINING start", "TRAINING end", "PROJECT end")
         assert [name for name in names if name in order] == list(order)
@@ -76,7 +76,7 @@ def test_cancelled_it_saves_and_the_next_attempt_goes_on(tmp_path: Path) -> None
         target = targets.load("local")
         handle = await target.submit(target.plan(place(tmp_path, 1, steps=100_000, epoch_steps=100_000)))
         while not any(event["phase"] == "STEP" for event in await read_events(target, handle)):
-            assert (await target.poll(handle)).report is TargetState.RUNNING
+            assert (await target.poll(handle)).state is TargetState.RUNNING
             await asyncio.sleep(0.1)
         await target.cancel(handle, reason=Reason.USER_CANCELLED)
         poll = await wait_until_over(target, handle)
@@ -87,10 +87,10 @@ def test_cancelled_it_saves_and_the_next_attempt_goes_on(tmp_path: Path) -> None
 
         handle = await target.submit(target.plan(place(tmp_path, 2, steps=100_000, epoch_steps=100_000)))
         while not (begun := [e for e in await read_events(target, handle) if e["phase"] == "TRAINING"]):
-            assert (await target.poll(handle)).report is TargetState.RUNNING
+            assert (await target.poll(handle)).state is TargetState.RUNNING
             await asyncio.sleep(0.1)
         assert begun[0]["data"]["resumed_from"] == saved[-1]
         await target.release(handle)
-        assert (await target.poll(handle)).report is TargetState.LOST
+        assert (await target.poll(handle)).state is TargetState.LOST
 
     asyncio.run(go())

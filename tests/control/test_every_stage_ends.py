@@ -25,6 +25,8 @@ from trainmaster.targets import Handle, Poll
 
 from .scripted import RUNNING, Scripted
 
+pytestmark = pytest.mark.spawns
+
 ENDS_S = 90.0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,7 @@ def test_deleted_is_gone(store: Store) -> None:
 @pytest.mark.parametrize("path", ["", "/etc/passwd", "../x", "a/../../x", "a//b", "a/", ".", "a\x00b", "a\\b"])
 def test_no_path_leads_out(store: Store, path: str) -> None:
     for ask in (store.get, store.delete, store.exists, lambda name: store.put(name, b"x")):
-        with pytest.raises(UsageError, match="no path of an object"):
+        with pytest.raises(UsageError, match="not an object path"):
             ask(path)
 
 
@@ -83,3 +84,11 @@ def test_a_bundle_is_uploaded_whole_with_its_health_last(place: str, store: Stor
     assert [url.removeprefix(place) for url in written] == ["/nodes/n1/answers.json", "/zz.md", "/health.json"]
     assert [item.path for item in store.list()] == ["health.json", "nodes/n1/answers.json", "zz.md"]
     assert store.get("zz.md") == b"zz.md"
+
+
+def test_of_several_writers_of_a_new_object_one_wins(any_store: Store) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(lambda number: any_store.put_new("lock/1.json", f"{number}".encode()), range(8)))
+    assert won.count(True) == 1
+    assert any_store.get("lock/1.json") == f"{won.index(True)}".encode()
+    assert any_store.put_new("lock/1.json", b"late") is False

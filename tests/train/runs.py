@@ -64,7 +64,8 @@ class Ran:
 
     @property
     def checkpoints(self) -> list[str]:
-        return sorted(entry.name for entry in (self.folder / "checkpoints").iterdir())
+        names = (entry.name for entry in (self.folder / "checkpoints").iterdir())
+        return sorted(name for name in names if name != ".lock")
 
     def manifest(self, step: int) -> dict[str, Any]:
         text = (self.folder / "checkpoints" / f"step-{step:08d}" / "manifest.json").read_text()

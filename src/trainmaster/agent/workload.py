@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from trainmaster.agent import workfolder
 from trainmaster.agent.diagnose import Outcome, count_oom_kills, find_full, judge, mask, read_tail
 from trainmaster.agent.processes import die_with, reap
 from trainmaster.agent.watch import Stop, Watch
@@ -69,14 +70,21 @@ def run(plan: Plan, watch: Watch) -> Outcome:
     oom_before = count_oom_kills(Host())
     argv, shared = _argv(plan, folder), _shared_environment(plan)
     (folder / OUTPUTS_FOLDER).mkdir(exist_ok=True)
+    try:
+        work = workfolder.make(plan)
+    except OSError as wrong:
+        return Outcome(reason=Reason.SCRIPT_FAILED, message=f"the working folder cannot be made: {wrong}")
+    written = workfolder.GlobalFile(plan, work, folder / EVENTS_FILE)
     ranks: list[_Rank] = []
     for local in range(plan.spec.resources.processes_per_node):
         number = plan.node_rank * plan.spec.resources.processes_per_node + local
         try:
-            ranks.append(_start(argv, shared | _rank_environment(number, local), folder / rank_log(number), number))
+            environment = shared | _rank_environment(number, local)
+            ranks.append(_start(argv, environment, folder / rank_log(number), number, work))
         except OSError as wrong:
             return _not_started(wrong, number, plan, folder)
-    stopping = _supervise(ranks, plan, watch)
+    stopping = _supervise(ranks, plan, watch, written)
+    written.copy(last=True)
     codes = {str(rank.number): rank.process.returncode for rank in ranks}
     resumable = RESUMABLE_EXIT in codes.values() and set(codes.values()) <= {0, RESUMABLE_EXIT}
     if stopping is None:
@@ -86,10 +94,11 @@ def run(plan: Plan, watch: Watch) -> Outcome:
     return replace(_first_failure(stopping.failed, plan, count_oom_kills(Host()) - oom_before), exit_codes=codes)
 
 
-def _supervise(ranks: Sequence[_Rank], plan: Plan, watch: Watch) -> _Stopping | None:
+def _supervise(ranks: Sequence[_Rank], plan: Plan, watch: Watch, written: workfolder.GlobalFile) -> _Stopping | None:
     """Wait until no rank runs. None if all ended with exit code 0 without a stop request."""
     alive, stopping = list(ranks), None
     while True:
+        written.copy()
         died = [rank for rank in alive if rank.process.poll() is not None]
         alive = [rank for rank in alive if rank not in died]
         failed = [rank for rank in died if rank.process.returncode != 0]
@@ -176,11 +185,12 @@ def _argv(plan: Plan, folder: Path) -> Sequence[str]:
     return (sys.executable, "-m", "trainmaster.train", str(config))
 
 
-def _start(argv: Sequence[str], environment: Mapping[str, str], log: Path, number: int) -> _Rank:
+def _start(argv: Sequence[str], environment: Mapping[str, str], log: Path, number: int, work: Path) -> _Rank:
     with log.open("ab") as output:
         process = subprocess.Popen(
             argv,
             env=environment,
+            cwd=work,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,6 +55,8 @@ def submit(
         )
         _console.out.out(targets.load(job.target).plan(placement).render(), end="")
         return
+    if job.workdir is None and job.target == "local" and server is None:
+        job = replace(job, workdir=str(spec.absolute().parent))
     with connect(home, server) as jobs:
         made = jobs.submit(job, key=key)
         if json:

@@ -70,7 +70,8 @@ async def finish_attempt(context: Context, job: JobRow, attempt: AttemptRow, mes
     if job.cancel_requested or reason is Reason.USER_CANCELLED:
         return await end_job(context, job, Status.CANCELLED, Reason.USER_CANCELLED, message)
     assert reason is not None, "an attempt that did not succeed has a reason"
-    if not reason.rule.retry or job.attempts >= job.spec.limits.attempts:
+    may_retry = job.spec.limits.retry.get(reason.value, reason.rule.retry)
+    if not may_retry or job.attempts >= job.spec.limits.attempts:
         return await end_job(context, job, Status.FAILED, reason, message)
     again = f"attempt {attempt.number} ended: {message}"
     until = context.now() + timedelta(seconds=context.rest_s(reason, attempt.number))

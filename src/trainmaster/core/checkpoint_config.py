@@ -64,6 +64,11 @@ class CheckpointConfig:
     )
     retries: int = field(default=2, ge=0, doc="times a failed save is tried again")
     retry_s: float = field(default=5.0, ge=0, doc="pause before the first of them; each further one is twice as long")
+    lease_s: float = field(
+        default=60.0,
+        gt=0,
+        doc="a run that has not renewed its lock on the folder or the store for this long loses it to the next run",
+    )
     memory: MemoryConfig = field(factory=MemoryConfig, doc="saves to host memory")
     remote: RemoteConfig | None = field(default=None, doc="copies in an object store; its URL alone will do")
     managed: ManagedConfig | None = field(

@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from enum import StrEnum
 from typing import Any
 
@@ -115,6 +115,8 @@ def _parse(raw: bytes, *, zone: tzinfo, plain: bool) -> tuple[Event | None, str 
     if get("v") != 1 or not _FIELDS.issuperset(line):
         extra = {key: value for key, value in line.items() if key not in _FIELDS or (key == "v" and value != 1)}
     said, seq, iteration, epoch, data = get("ts"), get("seq"), get("iteration"), get("epoch"), get("data")
+    if said is None and extra and parse_time(extra.get("timestamp"), zone=zone) is not None:
+        said = extra.pop("timestamp")  # another program's word for `ts`
     ts = None if said is None else parse_time(said, zone=zone)
     fault = None
     # Nearly every line is right. What is wrong with the others is found out in a second look.
@@ -190,11 +192,17 @@ _TOO_DEEP = f"nested deeper than {_MAX_DEPTH} levels"
 _FIELDS = frozenset({"v", "ts", "seq", "phase", "event", "iteration", "epoch", "data"})
 
 
+_INDIA = timezone(timedelta(hours=5, minutes=30), "IST")
+
+
 def parse_time(value: object, *, zone: tzinfo) -> datetime | None:
     """ISO text or seconds since 1970, as UTC; a time without an offset is read in `zone`. None if it is neither."""
     try:
         if isinstance(value, str):
-            when = datetime.fromisoformat(value.strip())
+            text = value.strip()
+            if text.endswith("IST"):  # of programs in India; no other zone's letters are read, several mean many
+                text, zone = text[:-3].rstrip(), _INDIA
+            when = datetime.fromisoformat(text)
             if when.tzinfo is UTC:
                 return when
             return (when if when.tzinfo else when.replace(tzinfo=zone)).astimezone(UTC)

@@ -14,6 +14,7 @@ from trainmaster.core.errors import Fault, SpecError
 from trainmaster.core.expect import Expect
 from trainmaster.core.ids import UUID_PATTERN
 from trainmaster.core.schema import build, field
+from trainmaster.core.states import Reason
 from trainmaster.core.train_config import TrainConfig
 
 GLOBAL_FILE = "global.json"  # event file of programs that write Indian time without an offset
@@ -54,6 +55,11 @@ class Limits:
     timeout_s: float | None = field(default=None, gt=0, doc="longest time of one attempt; not stated: none")
     grace_s: float = field(default=30.0, ge=0, doc="time to save between the stop request and the kill, at most 3600")
     attempts: int = field(default=1, ge=1, le=100, doc="attempts in all, where the reason allows another")
+    retry: dict[str, bool] = field(
+        factory=dict,
+        doc="by reason, whether another attempt may follow, over the defaults in docs/how/control.md: "
+        "{script_failed: true, node_lost: false}",
+    )
     stall_minutes: float | None = field(
         default=30.0, gt=0, doc="no event for so long is a stall; null: never. Heartbeats do not count"
     )
@@ -110,6 +116,13 @@ class JobSpec:
     train: TrainConfig | None = field(default=None, doc="our trainer, with this config")
     command: tuple[str, ...] | None = field(default=None, doc="your own program, as a list of words")
     inputs: Inputs = field(factory=Inputs, doc="where the data of your own program lies")
+    workdir: str | None = field(
+        default=None,
+        pattern=r"/.*",
+        example="/home/me/project",
+        doc="folder on the node whose entries are linked into the job's own working folder; not stated: an empty one "
+        "(`submit` states the folder of the spec file for the target local)",
+    )
     env: dict[str, str] = field(
         factory=dict, doc="environment of every rank; not for secrets: it is stored, and what looks like one is refused"
     )
@@ -128,6 +141,9 @@ class JobSpec:
     )
 
     def faults(self) -> Iterator[Fault]:
+        for name in self.limits.retry:
+            if name not in list(Reason):
+                yield Fault(path=f"limits.retry.{name}", message=f"no reason; write one of {', '.join(Reason)}")
         if (self.train is None) == (self.command is None):
             yield Fault(path="train", message=_EXACTLY_ONE)
         if self.command is not None and not self.command:

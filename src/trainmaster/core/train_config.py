@@ -18,6 +18,7 @@ from trainmaster.core.optimizer_config import OptimizerConfig
 from trainmaster.core.parallel_config import ParallelConfig
 from trainmaster.core.rates import with_rates
 from trainmaster.core.schema import build, field
+from trainmaster.core.timeout_config import TimeoutConfig
 from trainmaster.core.watch_config import WatchConfig
 
 __all__ = [
@@ -126,6 +127,7 @@ class TrainConfig:
     checkpoint: CheckpointConfig = field(factory=CheckpointConfig, doc="checkpoints")
     parallel: ParallelConfig = field(factory=ParallelConfig, doc="sharding, compilation, activation checkpointing")
     watch: WatchConfig = field(factory=WatchConfig, doc="detection of bad steps and stragglers; experiment trackers")
+    timeouts: TimeoutConfig = field(factory=TimeoutConfig, doc="time limits, by activity")
     init_from: str | None = field(default=None, doc="checkpoint whose weights a new run starts with, at step 0")
     steps: int = field(default=_STEPS, ge=1, doc="optimizer steps in all")
     epoch_steps: int = field(

@@ -2,12 +2,13 @@
 
     store = open_store("/data/bundles")            needs nothing
     store = open_store("s3://bucket/prefix")       also gs:// and az://; pip install 'trainmaster[storage]'
-    store.put("a/b.json", b"{}")                   bytes, pieces of bytes, or a file's path: never read whole
+    store.put("a/b.json", b"{}")                   bytes, pieces of bytes, or the path of a file
+    store.put_new("a/lock", b"me")                 only if there is none
     store.read("a/b.json", start=0, size=100)      a part of it
     store.get("a/b.json"); store.list("a/"); store.exists("a/b.json"); store.delete("a/b.json")
-    store.sign("a/b.json", expires_s=600)          a URL for somebody without credentials; a folder has none
+    store.sign("a/b.json", expires_s=600)          a URL that needs no credentials; a folder has none
 
-Whole files with checksums, and downloads that go on where they were cut off, are in transfer.py.
+transfer.py moves whole files with checksums and continues downloads that were cut off.
 
 Credentials and the endpoint come from the environment, as the vendors' own tools read them (AWS_ACCESS_KEY_ID,
 AWS_ENDPOINT_URL for MinIO and its like, AWS_REGION; the role of the machine where there is one), never from a URL.
@@ -33,7 +34,7 @@ __all__ = [
     "upload_bundle",
 ]
 
-# Written last by upload_bundle: a reader that sees it may trust what lies beside it.
+# Written last by upload_bundle: once it is there, the files beside it are complete.
 LAST = "health.json"
 SCHEMES = ("s3", "gs", "az")
 

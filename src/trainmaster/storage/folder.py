@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from trainmaster.core.errors import AccessDenied, NoSignedUrls, ObjectMissing, StorageError
-from trainmaster.core.files import DRAFT_PREFIX, open_whole
+from trainmaster.core.files import DRAFT_PREFIX, open_whole, write_whole
 from trainmaster.storage.contract import Stored, check_expiry, check_path
 
 
@@ -33,6 +33,18 @@ class FolderStore:
                     out.writelines(data)
         except OSError as wrong:
             raise _error(f"{place} cannot be written", wrong) from None
+
+    def put_new(self, path: str, data: bytes) -> bool:
+        place = self._place(path)
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            # A hard link: atomic on NFS too, where O_EXCL has not always been.
+            write_whole(place, data, durable=True, replace=False)
+        except FileExistsError:
+            return False
+        except OSError as wrong:
+            raise _error(f"{place} cannot be written", wrong) from None
+        return True
 
     def get(self, path: str) -> bytes:
         place = self._place(path)
@@ -86,7 +98,7 @@ class FolderStore:
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as wrong:
-            raise _error(f"nobody can tell whether {place} is there", wrong) from None
+            raise _error(f"cannot tell whether {place} is there", wrong) from None
 
     def stat(self, path: str) -> Stored:
         place = self._place(path)

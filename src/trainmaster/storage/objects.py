@@ -55,6 +55,21 @@ class ObjectStore:
         part = part_bytes(data.stat().st_size) if isinstance(data, Path) else _PART
         self._ask(lambda: self._store.put(path, data, chunk_size=part, max_concurrency=_AT_ONCE), path)
 
+    def put_new(self, path: str, data: bytes) -> bool:
+        from obstore import exceptions
+
+        check_path(path)
+
+        def put() -> bool:
+            try:
+                # One request with a condition (If-None-Match on S3): parts could not carry it.
+                self._store.put(path, data, mode="create", use_multipart=False)
+            except exceptions.AlreadyExistsError:
+                return False
+            return True
+
+        return self._ask(put, path)
+
     def get(self, path: str) -> bytes:
         check_path(path)
         return bytes(self._ask(lambda: self._store.get(path).bytes(), path))

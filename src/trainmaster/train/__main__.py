@@ -12,6 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from trainmaster.core.errors import CheckpointError, DataError, SpecError, TrainmasterError, UsageError
@@ -36,7 +37,6 @@ from trainmaster.train.watch.stop import Stop
 from trainmaster.train.watch.watchdog import Watchdog, meet
 
 TIMEOUT_VARIABLE = "TRAINMASTER_COLLECTIVE_TIMEOUT_S"
-_TIMEOUT_S = 120.0  # long enough for the slowest save of one rank, short enough that a dead peer costs two minutes
 _BAD_CHECKPOINT = next(code for code, reason in EXIT_REASONS.items() if reason is Reason.BAD_CHECKPOINT)
 _BAD_DATA = next(code for code, reason in EXIT_REASONS.items() if reason is Reason.BAD_DATA)
 
@@ -93,9 +93,10 @@ def train(config: TrainConfig, rank_info: RankInfo, environ: Mapping[str, str], 
     flight_recorder.prepare()
     folder = Path(config.checkpoint.folder or environ.get(CHECKPOINTS_VARIABLE) or "checkpoints").absolute()
     device = shard.pick_device(config.device, rank_info)
-    timeout_s = float(environ.get(TIMEOUT_VARIABLE) or _TIMEOUT_S)
-    world = shard.join(rank_info, device, timeout_s=timeout_s)
-    watchdog = Watchdog(rank_info, stop=stop, run_log=run_log, timeout_s=timeout_s)
+    if limit := environ.get(TIMEOUT_VARIABLE):
+        config = replace(config, timeouts=replace(config.timeouts, first_step_s=float(limit), step_s=float(limit)))
+    world = shard.join(rank_info, device, timeout_s=config.timeouts.first_step_s)
+    watchdog = Watchdog(rank_info, stop=stop, run_log=run_log, timeout_s=config.timeouts.step_s)
     watchdog.start(*meet(rank_info))
     try:
         outcome = loop.run(

@@ -37,7 +37,7 @@ from trainmaster.train.metrics.rate import measure_peak
 from trainmaster.train.metrics.trackers import open_trackers
 from trainmaster.train.optimizer import build_optimizer, configure, update
 from trainmaster.train.parallel import rank_sync
-from trainmaster.train.parallel.shard import World, pick_precision
+from trainmaster.train.parallel.shard import World, limit_collectives, pick_precision
 from trainmaster.train.run_log import RunLog
 from trainmaster.train.state import State, seed_step
 from trainmaster.train.watch.bad_steps import Decision, Range, decide, limits, pass_over
@@ -108,6 +108,7 @@ class Trainer:
         self.state = State(experiment=self.experiment)
         self.flight: StepInFlight | None = None
         self.resumed_from: int | None = None
+        self.first_step_done = False
         self.started = time.perf_counter()
         self.feed = Feed(config, world, stop=stop, run_log=run_log)
         self.sample_log = SampleLog(world.rank_info, config)
@@ -150,7 +151,9 @@ class Trainer:
         """Start a new run, with initial weights or with those of `init_from`."""
         if self.config.init_from is not None:
             path = Path(self.config.init_from).absolute()
-            seconds = load_weights(path, config=self.config.model, model=self.model)
+            seconds = load_weights(
+                path, config=self.config.model, model=self.model, timeout_s=self.config.timeouts.load_s
+            )
             self.run_log.line(f"starting at step 0 with the weights of {path} ({seconds:.1f} s)")
 
     def announce(self) -> None:
@@ -181,6 +184,9 @@ class Trainer:
                 reach("stop:heard")
                 return True
             self.step()
+            if not self.first_step_done:
+                limit_collectives(self.config.timeouts.step_s)
+                self.first_step_done = True
             self.watchdog.close_window()
             self.keeper.look()
             if self.epoch_is_over():
@@ -384,6 +390,7 @@ class Trainer:
             self.keeper.finish(patience_s=_PATIENCE_S)
         except Exception as wrong:  # must not hide why training failed
             self.run_log.alarm(f"a save under way could not be finished: {wrong}")
+        self.keeper.close()
 
     def finish(self, stopped: bool) -> None:
         """Save the last step and log the end; TrainingFailed if it cannot be saved."""
@@ -392,6 +399,7 @@ class Trainer:
         fault = self.keeper.keep_last(self.state)
         if fault is not None:
             raise TrainingFailed(f"step {self.state.step} could not be saved at the end: {fault}")
+        self.keeper.close()
         self.feed.close()
         self.say_end(stopped=self.stop.asked() or "asked on another rank" if stopped else None)
 

@@ -101,18 +101,18 @@ def test_a_damaged_newest_is_rejected_and_the_one_before_it_resumed(
 def test_when_none_is_good_nothing_starts(run_here: RunHere, tmp_path: Path, damage: Damage) -> None:
     run_here(tmp_path, CONFIG)
     before = len(read_events(tmp_path / "events.jsonl"))
-    for checkpoint in (tmp_path / "checkpoints").iterdir():
+    for checkpoint in (tmp_path / "checkpoints").glob("step-*"):
         damage(checkpoint)
     with pytest.raises(CheckpointError, match=r"none of the 2 checkpoints in .* can be trusted"):
         run_here(tmp_path, CONFIG)
     after = read_events(tmp_path / "events.jsonl")[before:]
     assert [item["event"] for item in after] == ["rejected", "rejected"]
-    assert len(list((tmp_path / "checkpoints").iterdir())) == 2  # they are left for a person to look at
+    assert len(list((tmp_path / "checkpoints").glob("step-*"))) == 2  # they are left for a person to look at
 
 
 def test_two_ranks_refuse_together_with_exit_66(start: Start, run_here: RunHere, tmp_path: Path) -> None:
     run_here(tmp_path, CONFIG)
-    for checkpoint in (tmp_path / "checkpoints").iterdir():
+    for checkpoint in (tmp_path / "checkpoints").glob("step-*"):
         flip_a_bit(checkpoint)
     ran = start(tmp_path, CONFIG, ranks=2).finish()
     assert ran.codes == [66, 66]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 import socket
 from collections.abc import Iterator
@@ -56,7 +58,7 @@ def put_on_disk(disk: Path, step: int) -> Path:
 
 
 def remote(url: str, disk: Path) -> Remote:
-    return Remote(url, disk=disk, uploads=None, asks=None)
+    return Remote(url, disk=disk, lease_s=60, uploads=None, asks=None)
 
 
 def test_what_goes_there_comes_back_and_the_old_is_deleted(url: str, tmp_path: Path) -> None:
@@ -66,7 +68,8 @@ def test_what_goes_there_comes_back_and_the_old_is_deleted(url: str, tmp_path: P
         put_on_disk(disk, step)
         assert remote(url, disk).upload(step, keep=2) is None
     assert remote(url, other).list_steps() == [30, 20]
-    assert {item.path.split("/")[0] for item in store.list()} == {"step-00000020", "step-00000030"}
+    folders = {item.path.split("/")[0] for item in store.list()}
+    assert folders == {".lock", "step-00000020", "step-00000020.2", "step-00000030", "step-00000030.3"}
     path, manifest = remote(url, other).fetch(30)
     assert path == other / "step-00000030"
     assert manifests.find_fault(path, manifest.files, deep=True) is None
@@ -83,22 +86,40 @@ def test_an_upload_that_was_cut_off_is_never_read(url: str, tmp_path: Path) -> N
     (path / "__0_0.distcp").write_bytes(FILES["__0_0.distcp"] + b"21")
     with pytest.raises(rank_sync.RankError, match="does not match its SHA-256, and was not uploaded"):
         remote(url, disk).upload(20, keep=2)
-    assert not store.exists("step-00000020/__0_0.distcp")
+    assert not store.exists("step-00000020.2/__0_0.distcp")
     assert list_steps(store) == [10]
     put_on_disk(disk, 30)
     remote(url, disk).upload(30, keep=2)
     assert list_steps(store) == [30, 10]
-    assert store.list("step-00000020") == []  # its remains are swept away
+    assert store.list("step-00000020.2") == []  # its remains are deleted
 
 
-def test_an_older_manifest_of_the_same_step_goes_first(url: str, tmp_path: Path) -> None:
+def test_an_older_upload_of_the_same_step_is_whole_until_it_is_replaced(url: str, tmp_path: Path) -> None:
     disk, store = tmp_path / "disk", open_store(url)
     path = put_on_disk(disk, 10)
     remote(url, disk).upload(10, keep=2)
+    data = (path / "__1_0.distcp").read_bytes()
     (path / "__1_0.distcp").unlink()
     with pytest.raises(rank_sync.RankError):
         remote(url, disk).upload(10, keep=2)
-    assert list_steps(store) == []
+    remote(url, tmp_path / "other").fetch(10)
+    (path / "__1_0.distcp").write_bytes(data)
+    remote(url, disk).upload(10, keep=2)
+    assert {item.path.split("/")[0] for item in store.list()} == {".lock", "step-00000010", "step-00000010.3"}
+    remote(url, tmp_path / "third").fetch(10)
+
+
+def test_an_upload_of_version_0_1_0_is_read(tmp_path: Path) -> None:
+    """Its files lie beside the manifest, which names no prefix and no fencing number."""
+    path = put_on_disk(tmp_path / "disk", 10)
+    manifest = json.loads((path / "manifest.json").read_text())
+    del manifest["fence"], manifest["objects"], manifest["digest"]
+    plain = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
+    manifest["digest"] = hashlib.sha256(plain.encode()).hexdigest()
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    shutil.copytree(path, tmp_path / "far" / path.name)
+    fetched, found = remote(str(tmp_path / "far"), tmp_path / "other").fetch(10)
+    assert manifests.find_fault(fetched, found.files, deep=True) is None
 
 
 def test_damage_there_is_found(url: str, tmp_path: Path) -> None:
@@ -113,11 +134,11 @@ def test_damage_there_is_found(url: str, tmp_path: Path) -> None:
         assert list((tmp_path / "other").glob("step-????????")) == []
         return str(refused.value)
 
-    store.put("step-00000010/__1_0.distcp", b"Second" * 1000 + b"10")
-    assert "step-00000010/__1_0.distcp does not match its SHA-256" in fetch()
-    store.put("step-00000010/__1_0.distcp", b"short")
+    store.put("step-00000010.1/__1_0.distcp", b"Second" * 1000 + b"10")
+    assert "step-00000010.1/__1_0.distcp does not match its SHA-256" in fetch()
+    store.put("step-00000010.1/__1_0.distcp", b"short")
     assert "__1_0.distcp has 5 bytes instead of 6002" in fetch()
-    store.delete("step-00000010/__1_0.distcp")
+    store.delete("step-00000010.1/__1_0.distcp")
     assert "__1_0.distcp is missing" in fetch()
     store.put("step-00000010/manifest.json", b"{")
     assert "manifest.json is damaged" in fetch()

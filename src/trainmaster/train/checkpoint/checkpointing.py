@@ -68,6 +68,10 @@ class Checkpointing:
         """Wait for everything under way."""
         self._tell(self._checkpoints.finish(patience_s=patience_s))
 
+    def close(self) -> None:
+        """Release the lock of the checkpoints; the last call."""
+        self._checkpoints.close()
+
     def keep_last(self, state: State) -> str | None:
         """See to it that this step is kept; why it could not be, or None."""
         self.finish()

@@ -1,8 +1,8 @@
-"""Which rank writes which tensor into which file, in the format of torch.distributed.checkpoint.
+"""Files of a checkpoint: which tensors lie in which file, in the format of torch.distributed.checkpoint.
 
-The layout of a run does not change from save to save. It is agreed on once, by torch's own planner, and kept: a save
-then needs nothing from the other ranks but the hashes of their files. Each tensor's frame in a file (what torch.save
-puts around its bytes) is made once too, so that a save moves bytes from memory to the disk and does nothing else.
+The layout of a run does not change from save to save. Every rank computes its own files from the shares of the ranks,
+and rank 0 computes the index of all files in the background, when it is first written. Each tensor's frame in a file
+(the bytes that torch.save puts around it) is made once too, so that a save only moves bytes from memory to the disk.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import IO, Any, cast
 
 import torch
@@ -18,9 +18,19 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
-from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
+from torch.distributed.checkpoint.metadata import (
+    STORAGE_TYPES,
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import WriteItemType
 
+from trainmaster.train.checkpoint.gathered import GatheredShares, gather_shares
+from trainmaster.train.checkpoint.shares import Part, Shares, read_entries
 from trainmaster.train.parallel import rank_sync
 
 INDEX = ".metadata"
@@ -45,44 +55,41 @@ class Shard:
     tensors: Sequence[tuple[int, Frame]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
-    """Where one thing lies."""
-
-    index: MetadataIndex
-    file: str
-    offset: int
-    length: int
-
-
 class Layout:
-    """This rank's part, and on rank 0 the index of all."""
+    """This rank's files, and on rank 0 the index of all."""
 
     def __init__(self, state: Mapping[str, Any], *, group: dist.ProcessGroup, files: int) -> None:
-        """Agree with the other ranks; `files` is how many this rank may write at once."""
+        """Agree with the other ranks; `files` is the number of files that this rank may write at once."""
         rank = dist.get_rank()
         planner = _flatten(state, first=rank == 0)
-        plans = rank_sync.on_all(planner.create_local_plan, group=group)
-        everything = rank_sync.on_first(lambda: _plan(planner, plans), group=group)
-        self._tensors = [item for item in everything[rank].items if item.type != WriteItemType.BYTE_IO]
-        # Small things that all ranks have alike (the optimizer's settings): rank 0 writes them, into its first file.
-        self._things = [item for plan in everything for item in plan.items if item.type == WriteItemType.BYTE_IO]
-        self.shards, placed, things_at = _arrange(self._tensors, rank=rank, files=files)
-        self.placed = [part for parts in rank_sync.on_all(lambda: placed, group=group) for part in parts]
-        self._things_at = things_at
-        self._metadata: Metadata | None = planner.metadata if rank == 0 else None
+        items = planner.create_local_plan().items
+        # Small objects that all ranks have alike (the optimizer's settings): rank 0 writes them, into its first file.
+        self._things = [item for item in items if item.type == WriteItemType.BYTE_IO]
+        self._planner = planner
+        entries = read_entries(planner.state_dict, rank=rank)
+        shares = Shares(entries) if entries is not None else None
+        seen = rank_sync.on_all(lambda: (shares.digest() if shares is not None else None, files), group=group)
+        self._files = [count for _, count in seen]
+        self._shares: Shares | GatheredShares
+        if shares is not None and len({digest for digest, _ in seen}) == 1:
+            self._shares = shares
+        else:
+            self._shares = gather_shares(items, group=group)
+        mine = self._shares.of(rank)
+        self._indices = [MetadataIndex(part.entry.name, part.offsets) for part in mine]
+        self._parts = mine
+        self.shards, self._things_at = _name(arrange(mine, files=files), rank)
         self._index: tuple[list[int], bytes] | None = None
 
     def pick(self, state: Mapping[str, Any]) -> tuple[list[Tensor], list[bytes]]:
         """This rank's tensors, in the order of their numbers, and on rank 0 the other things as bytes."""
         first = dist.get_rank() == 0
         planner = _flatten(state, first=first)
-        tensors = [planner.lookup_object(item.index).detach() for item in self._tensors]
-        for item, tensor in zip(self._tensors, tensors, strict=True):
-            assert item.tensor_data is not None
-            planned = item.tensor_data.chunk.sizes, item.tensor_data.properties.dtype
+        tensors = [planner.lookup_object(index).detach() for index in self._indices]
+        for part, tensor in zip(self._parts, tensors, strict=True):
+            planned = part.sizes, part.entry.dtype
             if planned != (tensor.shape, tensor.dtype):
-                raise RuntimeError(f"{item.index.fqn} was {planned} and is {(tensor.shape, tensor.dtype)} now")
+                raise RuntimeError(f"{part.entry.name} was {planned} and is {(tensor.shape, tensor.dtype)} now")
         return tensors, [_pickled(planner.lookup_object(item.index)) for item in self._things] if first else []
 
     def pieces(self, shard: Shard, tensors: Sequence[Tensor], things: Sequence[bytes]) -> list[bytes | memoryview]:
@@ -93,18 +100,41 @@ class Layout:
         return found + list(things) if shard is self.shards[0] else found
 
     def index(self, things: Sequence[bytes]) -> bytes:
-        """What is where in all files, as torch's reader wants it. On rank 0."""
-        assert self._metadata is not None
+        """The index of all files, as torch's reader expects it. On rank 0."""
         lengths = [len(thing) for thing in things]
         if self._index is None or self._index[0] != lengths:
-            storage = {part.index: _Where(part.file, part.offset, part.length) for part in self.placed}
-            offset = self._things_at
+            whole = build_index(self._shares, files=self._files)
+            storage, offset = whole.storage_data, self._things_at
             for item, length in zip(self._things, lengths, strict=True):
+                whole.state_dict_metadata[item.index.fqn] = BytesStorageMetadata()
                 storage[item.index] = _Where(self.shards[0].name, offset, length)
                 offset += length
-            whole = replace(self._metadata, storage_data=storage, version=filesystem.CURRENT_DCP_VERSION)
+            whole.planner_data = self._planner.mappings
             self._index = lengths, pickle.dumps(whole)
         return self._index[1]
+
+
+def build_index(shares: Shares | GatheredShares, *, files: Sequence[int]) -> Metadata:
+    """Where every part of every rank lies; `files` is the number of files that each rank may write."""
+    tensors: dict[str, STORAGE_TYPES] = {}
+    storage: dict[MetadataIndex, Any] = {}
+    known: dict[tuple[Any, ...], Arrangement] = {}
+    for rank, count in enumerate(files):
+        parts = shares.of(rank)
+        # Most ranks hold parts of the same sizes, and their files are arranged alike.
+        key = (count, *(part.sizes for part in parts))
+        arrangement = known.get(key) or known.setdefault(key, arrange(parts, files=count))
+        for part, (file, offset, length) in zip(parts, arrangement.places, strict=True):
+            held = tensors.get(part.entry.name)
+            if held is None:
+                properties = TensorProperties(dtype=part.entry.dtype)
+                held = TensorStorageMetadata(properties=properties, size=part.entry.size, chunks=[])
+                tensors[part.entry.name] = held
+            assert isinstance(held, TensorStorageMetadata)
+            index = MetadataIndex(part.entry.name, part.offsets, len(held.chunks))
+            held.chunks.append(ChunkStorageMetadata(offsets=part.offsets, sizes=part.sizes))
+            storage[index] = _Where(_file_name(rank, file), offset, length)
+    return Metadata(tensors, storage_data=storage, version=filesystem.CURRENT_DCP_VERSION)
 
 
 def _flatten(state: Mapping[str, Any], *, first: bool) -> DefaultSavePlanner:
@@ -119,35 +149,48 @@ def _pickled(thing: object) -> bytes:
     return buffer.getvalue()
 
 
-def _plan(planner: DefaultSavePlanner, plans: list[SavePlan]) -> list[SavePlan]:
-    """Everything once: what several ranks hold alike is written by one of them."""
-    return planner.create_global_plan(plans)[0]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrangement:
+    """Parts over files: for each file its parts in their frames, and for each part its file, offset and length."""
+
+    files: Sequence[Sequence[tuple[int, Frame]]]
+    places: Sequence[tuple[int, int, int]]
+    first_end: int  # length of the first file
 
 
-def _arrange(items: Sequence[WriteItem], *, rank: int, files: int) -> tuple[list[Shard], list[Placed], int]:
-    """Tensors over files of about the same size; also where the first file ends."""
-    sizes = [_size_of(item) for item in items]
+def arrange(parts: Sequence[Part], *, files: int) -> Arrangement:
+    """Parts over at most so many files of about the same size."""
+    sizes = [part.size_bytes for part in parts]
     count = max(1, min(files, sum(sizes) // _FILE_BYTES))
     members: list[list[int]] = [[] for _ in range(count)]
     filled = [0] * count
-    for number in sorted(range(len(items)), key=lambda number: -sizes[number]):
+    for number in sorted(range(len(parts)), key=lambda number: -sizes[number]):
         least = filled.index(min(filled))
         members[least].append(number)
         filled[least] += sizes[number]
     frames = _Frames()
-    shards, placed, ends = [], [], []
+    framed, ends = [], []
+    places = [(0, 0, 0)] * len(parts)
     for file, numbers in enumerate(members):
-        name, offset = f"__{rank}_{file}{filesystem.DEFAULT_SUFFIX}", 0
-        framed = []
+        offset, inside = 0, []
         for number in sorted(numbers):
-            frame = frames.of(items[number])
+            frame = frames.of(parts[number])
             length = len(frame.head) + sizes[number] + len(frame.tail)
-            placed.append(Placed(index=items[number].index, file=name, offset=offset, length=length))
-            framed.append((number, frame))
+            places[number] = (file, offset, length)
+            inside.append((number, frame))
             offset += length
-        shards.append(Shard(name=name, tensors=framed))
+        framed.append(inside)
         ends.append(offset)
-    return shards, placed, ends[0]
+    return Arrangement(files=framed, places=places, first_end=ends[0])
+
+
+def _name(arrangement: Arrangement, rank: int) -> tuple[list[Shard], int]:
+    shards = [Shard(name=_file_name(rank, file), tensors=inside) for file, inside in enumerate(arrangement.files)]
+    return shards, arrangement.first_end
+
+
+def _file_name(rank: int, file: int) -> str:
+    return f"__{rank}_{file}{filesystem.DEFAULT_SUFFIX}"
 
 
 class _Frames:
@@ -156,9 +199,8 @@ class _Frames:
     def __init__(self) -> None:
         self._known: dict[tuple[torch.Size, torch.dtype], Frame] = {}
 
-    def of(self, item: WriteItem) -> Frame:
-        assert item.tensor_data is not None
-        key = item.tensor_data.chunk.sizes, item.tensor_data.properties.dtype
+    def of(self, part: Part) -> Frame:
+        key = part.sizes, part.entry.dtype
         if key not in self._known:
             self._known[key] = frame_of(*key)
         return self._known[key]
@@ -191,11 +233,6 @@ class _Recorder(io.RawIOBase):
         assert whence == io.SEEK_CUR and self._into is self.head, "one tensor has one hole"
         self._into = self.tail
         return offset
-
-
-def _size_of(item: WriteItem) -> int:
-    assert item.tensor_data is not None
-    return item.tensor_data.chunk.sizes.numel() * item.tensor_data.properties.dtype.itemsize
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

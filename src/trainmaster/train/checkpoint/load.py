@@ -18,7 +18,6 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_state_dict,
 )
-from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 
 from trainmaster.core import schema
 from trainmaster.core.errors import CheckpointError, SpecError
@@ -27,9 +26,10 @@ from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.checkpoint.layout import INDEX
 from trainmaster.train.checkpoint.manifest import Manifest
 from trainmaster.train.checkpoint.protocol import Loaded, Rejected
-from trainmaster.train.checkpoint.read import Reader, share_out
+from trainmaster.train.checkpoint.read import Reader, fill, share_out
 from trainmaster.train.drill.failpoints import reach
 from trainmaster.train.parallel import rank_sync
+from trainmaster.train.parallel.groups import open_group
 from trainmaster.train.state import State
 
 
@@ -64,6 +64,7 @@ def load_newest(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     rejected: Rejected,
+    group: dist.ProcessGroup | None,
     threads: int = 1,
 ) -> Loaded | None:
     """Fill model and optimizer from the newest good checkpoint; None where there has never been one.
@@ -97,7 +98,7 @@ def load_newest(
             must_match(path, as_of_today(path, manifest.run), run)
             state = schema.build(State, manifest.state)
             reach("load:verified")
-            _fill(path, manifest, model, optimizer, verify=not tier.verifies, threads=threads)
+            _fill(path, manifest, model, optimizer, verify=not tier.verifies, threads=threads, group=group)
             reach("load:filled")
         except (rank_sync.RankError, CheckpointException, SpecError) as wrong:
             rejected(tier.where(step), rank_sync.cause(wrong), tier.name)
@@ -122,18 +123,19 @@ def load_newest(
     return None
 
 
-def load_weights(path: Path, *, config: ModelConfig, model: nn.Module, threads: int = 1) -> float:
+def load_weights(path: Path, *, config: ModelConfig, model: nn.Module, timeout_s: float, threads: int = 1) -> float:
     """Fill the model alone from a checkpoint of any run, for a new one to start with; returns the seconds it took.
 
     CheckpointError where it is not good or of another shape: who named it wants it and nothing else.
     """
     started = time.perf_counter()
+    group = open_group(timeout_s, "checkpoint_init")
     try:
-        manifest = rank_sync.on_first(lambda: read_manifest(path))
+        manifest = rank_sync.on_first(lambda: read_manifest(path), group=group)
         saved = schema.build(ModelConfig, manifest.run.get("model"))
         must_match(path, {"model": _meaning(saved)}, {"model": _meaning(config)})
         weights = get_model_state_dict(model)
-        load_shards({"model": weights}, storage_reader=_reader(path, manifest, verify=True, threads=threads))
+        fill({"model": weights}, _reader(path, manifest, verify=True, threads=threads), group=group)
         set_model_state_dict(model, weights)
     except (rank_sync.RankError, CheckpointException, SpecError) as wrong:
         raise CheckpointError(f"init_from: {path} cannot be used: {rank_sync.cause(wrong)}") from wrong
@@ -188,12 +190,16 @@ def must_match(path: Path | str, saved: Mapping[str, Any], wanted: Mapping[str, 
 
 
 def _fill(
-    path: Path, manifest: Manifest, model: nn.Module, optimizer: torch.optim.Optimizer, *, verify: bool, threads: int
+    path: Path,
+    manifest: Manifest,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    verify: bool,
+    threads: int,
+    group: dist.ProcessGroup | None,
 ) -> None:
     weights, moments = get_state_dict(model, optimizer)
-    # Read in tier: each rank fetches its own parts, from however many shards they were written in.
-    load_shards(
-        {"model": weights, "optimizer": moments},
-        storage_reader=_reader(path, manifest, verify=verify, threads=threads),
-    )
+    reader = _reader(path, manifest, verify=verify, threads=threads)
+    fill({"model": weights, "optimizer": moments}, reader, group=group)
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from trainmaster.train.drill.failpoints import reach
 
 MANIFEST = "manifest.json"
 _COMMITTED = re.compile(r"step-(\d{8,})")
-_LEFTOVER = re.compile(r"step-(\d{8,})\.(tmp|old)")
+_LEFTOVER = re.compile(r"step-(\d{8,})(?:\.\d+)?\.(tmp|old)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,8 @@ class Manifest:
     saved_at: str  # ISO, with its offset
     feed: Mapping[str, Any] | None = None  # where the data source is, if it has a state of its own
     origin: Mapping[str, Any] = field(default_factory=dict)  # for people who look for a fault; nothing reads it
+    fence: int = 0  # fencing number of the run that wrote it; 0: written before there was a lock
+    objects: str | None = None  # in an object store: the prefix of its files; None: beside the manifest
     v: int = 1
 
     @property
@@ -108,6 +110,11 @@ def path_of(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
+def draft_of(folder: Path, step: int, *, fence: int = 0) -> Path:
+    """The folder that a save writes into: one for each run, so that files of two runs never meet."""
+    return folder / (f"step-{step:08d}.{fence}.tmp" if fence else f"step-{step:08d}.tmp")
+
+
 def list_steps(folder: Path) -> list[int]:
     """Every committed checkpoint's step, newest first, good or bad. A folder that cannot be read is an error."""
     try:
@@ -124,10 +131,14 @@ def begin(draft: Path) -> None:
     draft.mkdir(parents=True)
 
 
-def commit(draft: Path, manifest: Manifest) -> Path:
-    """Make the draft a checkpoint. After this returns it survives a power cut; before that it does not exist."""
+def commit(draft: Path, manifest: Manifest, *, guard: Callable[[], None] = lambda: None) -> Path:
+    """Make the draft a checkpoint. After this returns it survives a power cut; before that it does not exist.
+
+    `guard` is called right before the rename, and raises where this run may no longer write.
+    """
     write_whole(draft / MANIFEST, render(manifest), durable=True)
     reach("save:manifest")
+    guard()
     final = path_of(draft.parent, manifest.step)
     # Only one that was rejected can be in the way: a good one would have been resumed from.
     rejected = _set_aside(final) if final.exists() else None
@@ -154,17 +165,33 @@ def _remove(path: Path) -> None:
 
 
 def prune(
-    folder: Path, *, keep: int, newest: int, keep_every: int | None = None, spare: Collection[int] = ()
+    folder: Path,
+    *,
+    keep: int,
+    newest: int,
+    keep_every: int | None = None,
+    spare: Collection[int] = (),
+    known_good: set[int] | None = None,
 ) -> list[int]:
     """Delete what is older than the `keep` newest good checkpoints up to `newest`; returns the deleted steps.
 
     Multiples of `keep_every` stay for ever, beside the `keep`, and those in `spare` for now. Those above `newest` are
-    of a future that was rejected: they neither count as kept nor are deleted here.
+    of a future that was rejected: they neither count as kept nor are deleted here. `known_good` remembers the steps
+    that were looked at, from call to call: none is read twice.
     """
     past = [step for step in list_steps(folder) if step <= newest]
-    good = [step for step in past if _looks_good(path_of(folder, step))]
+    seen = known_good if known_good is not None else set()
+    good: list[int] = []
+    for step in past:
+        if len(good) == keep:
+            break
+        path = path_of(folder, step)
+        if (step in seen and (path / MANIFEST).exists()) or _looks_good(path):
+            seen.add(step)
+            good.append(step)
     gone = [step for step in past if len(good) >= keep and step < good[keep - 1]]
     gone = [step for step in gone if step not in spare and (keep_every is None or step % keep_every)]
+    seen.difference_update(gone)
     for step in gone:
         _set_aside(path_of(folder, step))
     for entry in folder.iterdir():

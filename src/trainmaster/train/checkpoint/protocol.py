@@ -101,6 +101,9 @@ class Checkpoints(Protocol):
         Also called, with a patience, while an exception leaves the loop: it must not need the training group.
         """
 
+    def close(self) -> None:
+        """Release the lock of the folder. The last call, on the way out of success or failure; no collectives."""
+
     @property
     def busy(self) -> bool:
         """A save is under way; one that is due now waits for a later step boundary. The same on all ranks."""

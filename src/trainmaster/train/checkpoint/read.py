@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
@@ -26,9 +28,28 @@ from torch.futures import Future
 from trainmaster.core.errors import CheckpointError
 from trainmaster.train.checkpoint.layout import Frame, frame_of
 from trainmaster.train.checkpoint.manifest import FileRecord, Manifest
+from trainmaster.train.parallel import rank_sync
 
 _SLICE_BYTES = 8 << 20  # read and hashed at one go
 _WRITER = re.compile(r"__(\d+)_\d+\.distcp")
+
+
+def fill(state: dict[str, Any], reader: Reader, *, group: dist.ProcessGroup | None) -> None:
+    """Fill the tensors of a state dict in place; RankError on all ranks where one of them fails.
+
+    Each rank plans its own reads from the index. torch's loader sends every plan to rank 0 and back, unchanged: about
+    164 s on 1,024 ranks with 80 layers.
+    """
+
+    def fill_mine() -> None:
+        index = reader.read_metadata()
+        planner = DefaultLoadPlanner()
+        planner.set_up_planner(state, index, is_coordinator=False)
+        reader.set_up_storage_reader(index, is_coordinator=False)
+        plan = planner.finish_plan(reader.prepare_local_plan(planner.create_local_plan()))
+        reader.read_data(plan, planner)
+
+    rank_sync.on_all(fill_mine, group=group)
 
 
 class Reader(FileSystemReader):
@@ -67,6 +88,8 @@ class Reader(FileSystemReader):
         with (self._folder / name).open("rb", buffering=0) as file:
             stream = _Hashed(file, hashing=record is not None)
             for (offset, length), group in sorted(places.items(), key=lambda place: place[0]):
+                if record is None and len(group) == 1 and self._fill_rows(group[0], stream, offset, planner):
+                    continue
                 stream.skip_to(offset)
                 blob = stream.take(length)
                 for item in group:
@@ -85,16 +108,47 @@ class Reader(FileSystemReader):
         for item, pickled in things:
             planner.load_bytes(item, io.BytesIO(pickled))
 
-    def _unwrap(self, item: ReadItem, blob: memoryview) -> Tensor:
-        """The tensor in what torch.save wrote: in place where that looks as it would today, else by torch.load."""
+    def _fill_rows(self, item: ReadItem, stream: _Hashed, offset: int, planner: LoadPlanner) -> bool:
+        """Read only the rows that this rank needs of a stored tensor; False where they cannot be told apart.
+
+        A rank of many needs little of a tensor that was stored whole, as imported models are.
+        """
+        stored = self._shape_of(item)
+        if stored is None or not stored[0] or not stored[0].numel() or list(item.lengths[1:]) != list(stored[0][1:]):
+            return False
+        shape, dtype = stored
+        frame = self._frame(shape, dtype)
+        stream.skip_to(offset)
+        if stream.take(len(frame.head)) != frame.head:
+            return False
+        row_bytes = shape.numel() // shape[0] * dtype.itemsize
+        stream.skip_to(offset + len(frame.head) + item.storage_offsets[0] * row_bytes)
+        blob = stream.take(item.lengths[0] * row_bytes)
+        rows = torch.frombuffer(blob, dtype=dtype, count=item.lengths.numel()).view(item.lengths)
+        _put(item, rows, planner)
+        return True
+
+    def _shape_of(self, item: ReadItem) -> tuple[torch.Size, torch.dtype] | None:
+        """Shape and type of the stored tensor that an item reads from; None for another object."""
+        if item.type == LoadItemType.BYTE_IO:
+            return None
         held, at = self._index.state_dict_metadata[item.storage_index.fqn], item.storage_index.offset
         assert isinstance(held, TensorStorageMetadata)
         shape = next((chunk.sizes for chunk in held.chunks if chunk.offsets == at), None)
-        if shape is not None and shape.numel():
-            key = shape, held.properties.dtype
-            frame = self._frames.get(key) or self._frames.setdefault(key, frame_of(*key))
+        return (shape, held.properties.dtype) if shape is not None else None
+
+    def _frame(self, shape: torch.Size, dtype: torch.dtype) -> Frame:
+        key = shape, dtype
+        return self._frames.get(key) or self._frames.setdefault(key, frame_of(*key))
+
+    def _unwrap(self, item: ReadItem, blob: memoryview) -> Tensor:
+        """The tensor in what torch.save wrote: in place where that looks as it would today, else by torch.load."""
+        stored = self._shape_of(item)
+        if stored is not None and stored[0].numel():
+            shape, dtype = stored
+            frame = self._frame(shape, dtype)
             if blob[: len(frame.head)] == frame.head:
-                found = torch.frombuffer(blob, dtype=key[1], count=shape.numel(), offset=len(frame.head))
+                found = torch.frombuffer(blob, dtype=dtype, count=shape.numel(), offset=len(frame.head))
                 return found.view(shape)
         loaded: Tensor = torch.load(io.BytesIO(blob), map_location="cpu", weights_only=True)
         return loaded
@@ -153,6 +207,10 @@ class _Hashed:
 def _fill(item: ReadItem, saved: Tensor, planner: LoadPlanner) -> None:
     for dimension, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
         saved = saved.narrow(dimension, offset, length)
+    _put(item, saved, planner)
+
+
+def _put(item: ReadItem, saved: Tensor, planner: LoadPlanner) -> None:
     target = planner.resolve_tensor(item).detach()
     if target.size() != saved.size():
         raise CheckpointError(f"{item.storage_index.fqn} is {list(saved.size())} and should be {list(target.size())}")

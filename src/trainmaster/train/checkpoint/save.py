@@ -21,8 +21,10 @@ import torch
 import torch.distributed as dist
 
 from trainmaster.core.backoff import backoff_s
+from trainmaster.core.errors import CheckpointError
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.checkpoint.layout import INDEX
+from trainmaster.train.checkpoint.lock import Fence, LockHeld, LockLost
 from trainmaster.train.checkpoint.manifest import FileRecord, Manifest
 from trainmaster.train.checkpoint.snapshot import Snapshot
 from trainmaster.train.checkpoint.write import write
@@ -63,6 +65,7 @@ class Save:
         self.result: Written | None = None
         self.warning: str | None = None
         self.fault: str | None = None
+        self.lost: CheckpointError | None = None  # another run holds the lock: this one must end
         self.seconds = 0.0
         self.began = time.perf_counter()
         self._thread = threading.Thread(target=self._run, args=(work,), name="checkpoint", daemon=True)
@@ -89,6 +92,8 @@ class Save:
     def _run(self, work: Callable[[Save], None]) -> None:
         try:
             work(self)
+        except (LockHeld, LockLost) as wrong:
+            self.lost, self.fault = wrong, str(wrong)
         except SaveError as wrong:
             self.fault = str(wrong)
         except Exception as wrong:  # a peer that is gone, mostly: training will find out by itself
@@ -102,13 +107,16 @@ def save(
     folder: Path,
     snapshot: Snapshot,
     *,
+    fence: Fence,
     group: dist.ProcessGroup,
     retries: Retries,
     threads: int,
     written: threading.Event,
 ) -> Written:
     """Write and commit, trying again after a failure; SaveError on every rank once no attempt is left."""
-    return retry(lambda: _attempt(folder, snapshot, group=group, threads=threads, written=written), retries)
+    return retry(
+        lambda: _attempt(folder, snapshot, fence=fence, group=group, threads=threads, written=written), retries
+    )
 
 
 def retry(action: Callable[[], T], retries: Retries) -> T:
@@ -131,12 +139,16 @@ def prune(
     keep_every: int | None,
     newest: int,
     spare: Collection[int],
+    known_good: set[int],
     group: dist.ProcessGroup | None,
 ) -> str | None:
-    """Delete old checkpoints, only ever after a newer one is committed; returns what went wrong, if anything did."""
+    """Delete old checkpoints, only ever after a newer one is committed; returns a fault as text."""
     try:
         rank_sync.on_first(
-            lambda: manifests.prune(folder, keep=keep, keep_every=keep_every, newest=newest, spare=spare), group=group
+            lambda: manifests.prune(
+                folder, keep=keep, keep_every=keep_every, newest=newest, spare=spare, known_good=known_good
+            ),
+            group=group,
         )
     except rank_sync.RankError as wrong:
         return f"old checkpoints could not be deleted: {wrong}"
@@ -145,9 +157,17 @@ def prune(
 
 
 def _attempt(
-    folder: Path, snapshot: Snapshot, *, group: dist.ProcessGroup, threads: int, written: threading.Event
+    folder: Path,
+    snapshot: Snapshot,
+    *,
+    fence: Fence,
+    group: dist.ProcessGroup,
+    threads: int,
+    written: threading.Event,
 ) -> Written:
-    draft = folder / f"{manifests.path_of(folder, snapshot.state.step).name}.tmp"
+
+    fence.check(group=group)
+    draft = manifests.draft_of(folder, snapshot.state.step, fence=fence.number)
 
     def write_mine() -> dict[str, FileRecord]:
         records = write_files(draft, snapshot, threads=threads)
@@ -158,7 +178,9 @@ def _attempt(
         rank_sync.on_first(lambda: manifests.begin(draft), group=group)
         parts = rank_sync.on_all(write_mine, group=group)
         reach("save:hashed")
-        return rank_sync.on_first(lambda: commit(draft, describe(snapshot, parts)), group=group)
+        return rank_sync.on_first(
+            lambda: commit(draft, describe(snapshot, parts, fence=fence.number), guard=fence.check_here), group=group
+        )
     except rank_sync.RankError:
         if dist.get_rank() == 0:
             with contextlib.suppress(OSError):  # the disk may be full: give back what the failed save took
@@ -181,7 +203,7 @@ def write_files(folder: Path, snapshot: Snapshot, *, threads: int) -> dict[str, 
     return records
 
 
-def describe(snapshot: Snapshot, parts: Sequence[Mapping[str, FileRecord]]) -> Manifest:
+def describe(snapshot: Snapshot, parts: Sequence[Mapping[str, FileRecord]], *, fence: int) -> Manifest:
     """The manifest over the files that each rank wrote."""
     return Manifest(
         step=snapshot.state.step,
@@ -193,15 +215,16 @@ def describe(snapshot: Snapshot, parts: Sequence[Mapping[str, FileRecord]]) -> M
         saved_at=datetime.now(UTC).isoformat(),
         feed=snapshot.feed,
         origin={**snapshot.origin, "files": {name: rank for rank, part in enumerate(parts) for name in part}},
+        fence=fence,
     )
 
 
-def commit(draft: Path, manifest: Manifest) -> Written:
+def commit(draft: Path, manifest: Manifest, *, guard: Callable[[], None]) -> Written:
     """On rank 0, once every rank has written."""
     # On nodes without a common file system each sees its own files alone.
     fault = manifests.find_fault(draft, manifest.files, deep=False)
     if fault is not None:
         raise FileNotFoundError(f"{fault} in {draft}; the folder must be shared by all nodes")
-    path = manifests.commit(draft, manifest)
+    path = manifests.commit(draft, manifest, guard=guard)
     reach("save:committed")
     return Written(path=path, manifest=manifest)

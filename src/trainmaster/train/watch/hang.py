@@ -115,6 +115,21 @@ def _last_seen(view: RankView, where: Collective | None) -> str:
     return f", last seen in {last}"
 
 
+def render_hang(found: Hang) -> str:
+    return json.dumps(asdict(found), separators=(",", ":"))
+
+
+def parse_hang(text: str | bytes) -> Hang | None:
+    """A verdict from its text; None where it cannot be read."""
+    try:
+        raw = json.loads(text)
+        return Hang(
+            ranks=tuple(raw["ranks"]), nodes=tuple(raw["nodes"]), collective=raw["collective"], line=raw["line"]
+        )
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
 def render(status: RankStatus) -> str:
     """A status as the text that is kept in the store."""
     return json.dumps(asdict(status), separators=(",", ":"))

@@ -30,6 +30,10 @@ from trainmaster.train.watch.stop import Stop
 _BEAT_S = 1.0
 # Shares of the time that a collective may take. Before the last of them the group itself would raise, or NCCL abort.
 _LOOK_AT, _SAY_AT, _GIVE_UP_AT = 0.25, 0.5, 0.9
+# Ranks that read the status of all ranks: local rank 0 of the first nodes. The others read the leaders' verdict, and
+# find out by themselves, between these shares of the time, only if there is none.
+_LEADERS = 16
+_ALONE_AT, _ALONE_FIND_AT = 0.6, 0.75
 _PARTING_S = 5.0  # how long the keeper of the store waits for the others to have read the verdict
 _STOP, _LEAVE, _STAY, _LEFT = "watchdog/stop", "watchdog/leave", "watchdog/stay", "watchdog/left"
 
@@ -168,15 +172,49 @@ class Watchdog:
             share = trace.waiting[0].share_waited(now) if trace.waiting else 0.0
             if share < _LOOK_AT:
                 self._first, said, self._hang = None, False, None
-            elif self._first is None:
-                self._first = time.monotonic(), self._statuses()
             elif share >= _GIVE_UP_AT:
-                self._give_up(trace, self._first)
-            elif share >= _SAY_AT and not said:
-                self._hang = self._find(trace, self._first)
+                self._give_up(trace)
+            elif self._first is None and (self._leads or share >= _ALONE_AT):
+                self._first = time.monotonic(), self._statuses()
+            elif share >= _SAY_AT and not said and (found := self._judge(trace, share)):
+                self._hang = found
                 self._tell(self._hang)
                 self._run_log.line(self._hang.line.replace(hang.MARK, "waiting:", 1))
                 said = True
+
+    @property
+    def _leads(self) -> bool:
+        """Whether this rank reads the status of all ranks. If all did, 1,024 ranks would read a million keys."""
+        return self._rank_info.local_rank == 0 and self._rank_info.node_rank < _LEADERS
+
+    def _judge(self, trace: flight_recorder.Trace, share: float) -> Hang | None:
+        """The missing ranks of the collective that this rank waits in: found here, or published by a leader."""
+        if not self._leads and (found := self._published(trace)) is not None:
+            return found
+        if self._first is None or (not self._leads and share < _ALONE_FIND_AT):
+            return None
+        found = self._find(trace, self._first)
+        self._answered(lambda store: store.set(_hang_key(trace), hang.render_hang(found)))
+        return found
+
+    def _published(self, trace: flight_recorder.Trace) -> Hang | None:
+        key = _hang_key(trace)
+        text = self._answered(lambda store: store.get(key) if store.check([key]) else None)
+        return hang.parse_hang(text) if text is not None else None
+
+    def _answered(self, ask: Callable[[Store], Any]) -> Any:
+        """The answer of the store; None where it does not answer in time."""
+        box: list[Any] = []
+
+        def work() -> None:
+            assert self._connect is not None
+            box.append(ask(self._connect()))
+
+        # In a thread of its own: a store whose process is stopped takes the question and never answers.
+        asking = threading.Thread(target=_quietly, args=(work,), daemon=True)
+        asking.start()
+        asking.join(timeout=max(2.0, self._timeout_s / 10))
+        return box[0] if box else None
 
     def _find(self, trace: flight_recorder.Trace, first: _Look) -> Hang:
         (since, before), now = first, self._statuses()
@@ -190,31 +228,27 @@ class Watchdog:
     def _statuses(self) -> list[RankStatus | None]:
         """Status of every rank. If the store does not answer, only rank 0's is missing: it holds the store."""
         keys = [_key(who.rank) for who in self._everyone]
-        box: list[list[bytes]] = []
 
-        def read() -> None:
-            assert self._connect is not None
-            store = self._connect()
+        def read(store: Store) -> list[bytes]:
             # A rank that has not spoken yet has no key, and the store would wait for it.
-            known = [key if store.check([key]) else None for key in keys]
-            values = iter(store.multi_get([key for key in known if key]))
-            box.append([next(values) if key else b"" for key in known])
+            known = keys if store.check(keys) else [key for key in keys if store.check([key])]
+            values = dict(zip(known, store.multi_get(known), strict=True))
+            return [values.get(key, b"") for key in keys]
 
-        # In a thread of its own: a store whose process is stopped takes the question and never answers.
-        reader = threading.Thread(target=_quietly, args=(read,), daemon=True)
-        reader.start()
-        reader.join(timeout=max(2.0, self._timeout_s / 10))
-        if not box:
+        found: list[bytes] | None = self._answered(read)
+        if found is None:
             alive = RankStatus(beats=time.monotonic_ns(), doing="train", step=self.step, trace=flight_recorder.read())
             return [None if who.rank == 0 else alive for who in self._everyone]
-        return [hang.parse(value) for value in box[0]]
+        return [hang.parse(value) for value in found]
 
     def _tell(self, found: Hang) -> None:
         self._run_log.hang_found(ranks=found.ranks, nodes=found.nodes, collective=found.collective, why=found.line)
 
-    def _give_up(self, trace: flight_recorder.Trace, first: _Look) -> None:
+    def _give_up(self, trace: flight_recorder.Trace) -> None:
         # Not asked again: another rank may have given up a moment ago and taken the store with it.
-        found = self._hang or self._find(trace, first)
+        found = self._hang or self._published(trace)
+        if found is None:
+            found = self._find(trace, self._first or (time.monotonic(), self._statuses()))
         self._tell(found)
         self._run_log.alarm(f"{found.line}; gave up after {time.time() - trace.waiting[0].since:.0f} s")
         _exit(1)
@@ -241,6 +275,11 @@ def meet(rank_info: RankInfo) -> tuple[list[RankProcess], Callable[[], Store] | 
     everyone: list[Any] = [None] * rank_info.world_size
     dist.all_gather_object(everyone, mine)
     return everyone, lambda: rendezvous.connect(rank_info)
+
+
+def _hang_key(trace: flight_recorder.Trace) -> str:
+    where = trace.waiting[0]
+    return f"watchdog/hang/{where.group}/{where.seq}"
 
 
 def _key(rank: int) -> str:

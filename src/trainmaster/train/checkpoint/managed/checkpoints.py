@@ -31,6 +31,7 @@ from trainmaster.core.backoff import backoff_s
 from trainmaster.core.errors import CheckpointError, SpecError
 from trainmaster.core.managed_config import ManagedConfig
 from trainmaster.train.checkpoint.load import as_of_today, must_match
+from trainmaster.train.checkpoint.lock import Fence
 from trainmaster.train.checkpoint.managed.library import Library, Tier
 from trainmaster.train.checkpoint.managed.record import Record
 from trainmaster.train.checkpoint.managed.survey import Records, Survey, survey
@@ -76,6 +77,7 @@ class Managed:
                 use_pinned_memory=cuda, use_shared_memory=False, use_async_staging=True, use_non_blocking_copy=cuda
             )
         )
+        self._fence = Fence(lambda: self._records.store, lease_s=run.config.checkpoint.lease_s)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="managed-checkpoint")
         self._draft: Draft | None = None
         self._saving: Future[list[Ended]] | None = None
@@ -90,6 +92,7 @@ class Managed:
         started = time.perf_counter()
         self._wait()  # after a rollback one may still be under way, and be the newest
         self._ending = False
+        self._guard()
         try:
             found = rank_sync.on_first(lambda: survey(self._records, self._library), group=self._group)
         except rank_sync.RankError as wrong:
@@ -206,6 +209,16 @@ class Managed:
         ended, self._ended = self._ended, []
         return ended
 
+    def close(self) -> None:
+        self._fence.release()
+
+    def _guard(self) -> None:
+        """LockHeld or LockLost where another run writes to this namespace."""
+        try:
+            self._fence.check(group=self._group)
+        except rank_sync.RankError:
+            return  # S3 cannot be read: saves go to the daemon's memory alone until it can
+
     def _wait(self, patience_s: float | None = None) -> None:
         """Until nothing is under way. Asks nobody: every rank's thread ends with the same result."""
         if self._saving is None:
@@ -234,6 +247,7 @@ class Managed:
 
     def _attempt(self, draft: Draft) -> list[Ended]:
         """A tier that fails is no reason to lose the step: the other one is tried with the same copy."""
+        self._guard()
         step, ended = draft.state.step, list[Ended]()
         for to_s3 in (draft.to_s3, not draft.to_s3):
             try:

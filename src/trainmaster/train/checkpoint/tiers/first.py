@@ -33,6 +33,7 @@ class FirstTier:
         if self.memory is None:
             self._to_disk(save, snapshot, uploading)
             return
+        self._disk.fence.check(group=self._group)
         try:
             save.result = self._to_memory(self.memory, save, snapshot, copying)
         except rank_sync.RankError as wrong:
@@ -53,7 +54,7 @@ class FirstTier:
             snapshot.state.step,
             size_bytes=sum(tensor.nbytes for tensor in snapshot.tensors) + _FRAMES_BYTES,
             write=write,
-            describe=lambda parts: describe(snapshot, parts),
+            describe=lambda parts: describe(snapshot, parts, fence=self._disk.fence.number),
             spare=copying,
         )
         return Written(path=Path(memory.where(snapshot.state.step)), manifest=manifest)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from trainmaster.core.errors import CheckpointError
 from trainmaster.train.checkpoint import manifest as manifests
+from trainmaster.train.checkpoint.lock import Fence
 from trainmaster.train.checkpoint.manifest import FileRecord, Manifest
 from trainmaster.train.checkpoint.save import Written, commit
 from trainmaster.train.checkpoint.write import write
@@ -21,15 +22,21 @@ _PIECE_BYTES = 8 << 20
 
 
 def copy_to_disk(
-    source: Path, folder: Path, manifest: Manifest, mine: Mapping[str, FileRecord], *, group: dist.ProcessGroup | None
+    source: Path,
+    folder: Path,
+    manifest: Manifest,
+    mine: Mapping[str, FileRecord],
+    *,
+    fence: Fence,
+    group: dist.ProcessGroup | None,
 ) -> Written:
     """Every rank copies the files that it wrote, from its own node; rank 0 commits. RankError on all ranks alike."""
-    final = manifests.path_of(folder, manifest.step)
-    draft = final.with_name(f"{final.name}.tmp")
+    fence.check(group=group)
+    draft = manifests.draft_of(folder, manifest.step, fence=fence.number)
     try:
         rank_sync.on_first(lambda: manifests.begin(draft), group=group)
         rank_sync.on_all(lambda: _copy_mine(source, draft, mine), group=group)
-        return rank_sync.on_first(lambda: commit(draft, manifest), group=group)
+        return rank_sync.on_first(lambda: commit(draft, manifest, guard=fence.check_here), group=group)
     except rank_sync.RankError:
         if dist.get_rank() == 0:
             with contextlib.suppress(OSError):  # the disk may be full: give back what the failed copy took

@@ -1,9 +1,11 @@
 """Checkpoints in an object store, or on a file system far away: copies of what the disk tier has committed.
 
-    URL/step-00000050/__0_0.distcp …    as on the disk
+    URL/step-00000050.7/__0_0.distcp …  files as on the disk, uploaded by the run with fencing number 7 of this URL
     URL/step-00000050/manifest.json     put last: an upload that was cut off has none, and is never read
+    URL/.lock/00000007.json             the lock of this URL
 
 Every rank uploads and downloads its share of the files. Each is hashed while it is sent, and again when it comes back.
+Two runs never write the same object, except the manifest, which names the prefix of its files.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import hashlib
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch.distributed as dist
@@ -19,6 +22,7 @@ import torch.distributed as dist
 from trainmaster.core.errors import CheckpointError, ObjectMissing, StorageError
 from trainmaster.storage import Store, open_store
 from trainmaster.train.checkpoint import manifest as manifests
+from trainmaster.train.checkpoint.lock import Fence
 from trainmaster.train.checkpoint.manifest import MANIFEST, FileRecord, Manifest
 from trainmaster.train.checkpoint.tiers.loss_bound import REMOTE
 from trainmaster.train.drill.failpoints import reach
@@ -26,7 +30,7 @@ from trainmaster.train.parallel import rank_sync
 
 _PIECE_BYTES = 16 << 20
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # between attempts to download; an object store's bad minute is mostly shorter
-_STEP = re.compile(r"step-(\d{8,})/.+")
+_STEP = re.compile(r"(step-(\d{8,})(?:\.\d+)?)/(.+)")
 _FINISHED = re.compile(rf"step-(\d{{8,}})/{re.escape(MANIFEST)}")
 
 
@@ -37,28 +41,39 @@ class Remote:
     verifies = True
 
     def __init__(
-        self, url: str, *, disk: Path, uploads: dist.ProcessGroup | None, asks: dist.ProcessGroup | None
+        self,
+        url: str,
+        *,
+        disk: Path,
+        lease_s: float,
+        uploads: dist.ProcessGroup | None,
+        asks: dist.ProcessGroup | None,
+        guard: Callable[[], None] = lambda: None,
     ) -> None:
         """`disk` is the folder that all nodes share: uploads come from there, and downloads go to it.
 
-        Uploads have a group of their own: one may be under way in its thread while another asks what is there.
+        `guard` raises on rank 0 where this run may no longer write to that folder. Uploads have their own group: one
+        may be under way in its thread while the steps are listed.
         """
         self._store: Store = open_store(url)
+        self.fence = Fence(lambda: self._store, lease_s=lease_s)
+        self._guard = guard
         self._disk, self._uploads, self._asks = disk, uploads, asks
         self._sent: tuple[int, set[str]] = (-1, set())  # files of a step that are there already, after a failure
 
     def upload(self, step: int, *, keep: int) -> str | None:
-        """Copy a committed step there; returns what went wrong beside it: old ones that could not be deleted."""
+        """Copy a committed step there; returns a fault beside it as text: old ones that could not be deleted."""
+        self.fence.check(group=self._uploads)
         path = manifests.path_of(self._disk, step)
         manifest = rank_sync.on_first(lambda: manifests.read(path), group=self._uploads)
         if self._sent[0] != step:
-            # One of this step that a run before this one left behind must not seem whole with files of both.
-            rank_sync.on_first(lambda: self._withdraw(f"{path.name}/{MANIFEST}"), group=self._uploads)
             self._sent = (step, set())
         rank_sync.on_all(lambda: self._send_mine(path, manifest), group=self._uploads)
-        rank_sync.on_first(lambda: self._commit(path, manifest), group=self._uploads)
+        self.fence.check(group=self._uploads)
+        rank_sync.on_first(lambda: self._commit(manifest), group=self._uploads)
+        objects = self._objects(step)
         try:
-            rank_sync.on_first(lambda: prune(self._store, keep=keep, newest=step), group=self._uploads)
+            rank_sync.on_first(lambda: prune(self._store, keep=keep, newest=step, objects=objects), group=self._uploads)
         except rank_sync.RankError as wrong:
             return f"old checkpoints in {self} could not be deleted: {wrong}"
         return None
@@ -101,41 +116,46 @@ class Remote:
         cut_off = rank_sync.on_all(lambda: self._receive_mine(draft, manifest), group=self._asks)
         if why := next(filter(None, cut_off), None):
             return why
-        return rank_sync.on_first(lambda: manifests.commit(draft, manifest), group=self._asks), manifest
+        ours = replace(manifest, objects=None)
+        path = rank_sync.on_first(lambda: manifests.commit(draft, ours, guard=self._guard), group=self._asks)
+        return path, ours
 
-    def _withdraw(self, path: str) -> None:
-        if self._store.exists(path):
-            self._store.delete(path)
+    def _objects(self, step: int) -> str:
+        """The prefix that this run alone uploads the files of a step to."""
+        return f"{_name(step)}.{self.fence.number}"
 
     def _send_mine(self, path: Path, manifest: Manifest) -> None:
         sent = self._sent[1]
         for name, record in _share(manifest.files).items():
             if name not in sent:
-                self._store.put(f"{path.name}/{name}", _hashed(path / name, record))
+                self._store.put(f"{self._objects(manifest.step)}/{name}", _hashed(path / name, record))
                 sent.add(name)
                 reach("remote:file")
 
-    def _commit(self, path: Path, manifest: Manifest) -> None:
-        there = {item.path: item.size_bytes for item in self._store.list(path.name)}
+    def _commit(self, manifest: Manifest) -> None:
+        objects = self._objects(manifest.step)
+        there = {item.path: item.size_bytes for item in self._store.list(objects)}
         for name, record in manifest.files.items():
-            size = there.get(f"{path.name}/{name}")
+            size = there.get(f"{objects}/{name}")
             if size != record.size_bytes:
-                self._sent = (-1, set())  # something takes away what was put there: begin from the start
-                raise StorageError(f"{self.where(manifest.step)}/{name} has {size} bytes there after its upload")
+                self._sent = (-1, set())  # uploaded files disappear there: begin from the start
+                raise StorageError(f"{self._store.url}/{objects}/{name} has {size} bytes there after its upload")
         reach("remote:manifest")
-        self._store.put(f"{path.name}/{MANIFEST}", manifests.render(manifest).encode())
+        named = replace(manifest, objects=objects)
+        self._store.put(f"{_name(manifest.step)}/{MANIFEST}", manifests.render(named).encode())
 
     def _prepare(self, step: int, draft: Path) -> Manifest | str:
         """Its manifest, and a draft to receive it; or why the store could not be asked. What is damaged is raised."""
         try:
             manifest = manifests.parse(self._store.get(f"{_name(step)}/{MANIFEST}"))
-            there = {item.path: item.size_bytes for item in self._store.list(_name(step))}
+            objects = manifest.objects or _name(step)
+            there = {item.path: item.size_bytes for item in self._store.list(objects)}
         except ObjectMissing:
             raise
         except StorageError as wrong:
             return str(wrong)
         for name, record in manifest.files.items():
-            size = there.get(f"{_name(step)}/{name}")
+            size = there.get(f"{objects}/{name}")
             if size != record.size_bytes:
                 found = "is missing" if size is None else f"has {size} bytes instead of {record.size_bytes}"
                 raise CheckpointError(f"{name} {found}")
@@ -149,7 +169,7 @@ class Remote:
         """This rank's share; why the store could not be asked on, if it could not."""
         try:
             for name, record in _share(manifest.files).items():
-                download(self._store, f"{_name(manifest.step)}/{name}", draft / name, record)
+                download(self._store, f"{manifest.objects or _name(manifest.step)}/{name}", draft / name, record)
         except ObjectMissing:
             raise
         except StorageError as wrong:
@@ -187,13 +207,19 @@ def download(store: Store, path: str, to: Path, record: FileRecord) -> None:
     raise CheckpointError(f"{store.url}/{path} does not match its SHA-256")
 
 
-def prune(store: Store, *, keep: int, newest: int) -> None:
-    """Delete all but the `keep` newest finished uploads up to `newest`, and what a cut-off one left before it."""
+def prune(store: Store, *, keep: int, newest: int, objects: str) -> None:
+    """Delete all but the `keep` newest finished uploads up to `newest`, and files that cut-off uploads left.
+
+    The files of `newest` itself are under the prefix `objects`; any others are of an earlier upload of that step.
+    """
     kept = [step for step in list_steps(store) if step <= newest][:keep]
     for item in sorted(store.list(), key=lambda item: not item.path.endswith(f"/{MANIFEST}")):
         found = _STEP.fullmatch(item.path)
         # The manifest first: what is half deleted must not look like a damaged checkpoint.
-        if found and int(found[1]) <= newest and int(found[1]) not in kept:
+        if not found or int(found[2]) > newest:
+            continue
+        replaced = int(found[2]) == newest and found[1] != objects and found[3] != MANIFEST
+        if replaced or int(found[2]) not in kept:
             store.delete(item.path)
 
 

@@ -37,9 +37,16 @@ class Replicas:
     verifies = True
 
     def __init__(
-        self, folder: Path, *, group: dist.ProcessGroup | None, check: Callable[[Manifest], None], needs: Needs
+        self,
+        folder: Path,
+        *,
+        group: dist.ProcessGroup | None,
+        loads: dist.ProcessGroup | None,
+        check: Callable[[Manifest], None],
+        needs: Needs,
     ) -> None:
         """`check` raises CheckpointError where a manifest is of another run, before anything is moved for it."""
+        self._loads = loads
         self._folder, self._group, self._check, self._needs = folder, group, check, needs
         self._rank = dist.get_rank()
         words = rank_sync.on_all(lambda: memory.open_folder(folder), group=group)
@@ -80,6 +87,7 @@ class Replicas:
                 [Transfer(name=n, source=r, target=self._peer(r), record=f) for n, r, f in written]
                 if self.nodes > 1
                 else [],
+                self._group,
             )
             reach("memory:peer")
             manifest = rank_sync.on_first(lambda: describe(parts), group=self._group)
@@ -123,15 +131,15 @@ class Replicas:
         path = manifests.path_of(self._folder, step)
         manifest = self._choose(step)
         self._check(manifest)
-        rank_sync.on_all(lambda: path.mkdir(mode=0o700, exist_ok=True), group=self._group)
+        rank_sync.on_all(lambda: path.mkdir(mode=0o700, exist_ok=True), group=self._loads)
         here = self._verify(path, manifest)
         lost = sorted(set(manifest.files) - {name for names in here for name in names})
         if lost:
             raise rank_sync.RankError(f"{len(lost)} of {len(manifest.files)} files are on no node, as {lost[0]}")
         self._bring(path, manifest, here, [{INDEX} & set(manifest.files)] * len(self._node_of))
-        needed = rank_sync.on_all(lambda: set(self._needs(path)), group=self._group)
+        needed = rank_sync.on_all(lambda: set(self._needs(path)), group=self._loads)
         self._bring(path, manifest, here, needed)
-        rank_sync.on_all(lambda: memory.commit(self._folder, manifest) if self._leads else None, group=self._group)
+        rank_sync.on_all(lambda: memory.commit(self._folder, manifest) if self._leads else None, group=self._loads)
         return path, manifest
 
     def _begin(self, step: int, sizes: Sequence[int], spare: Collection[int]) -> None:
@@ -153,14 +161,14 @@ class Replicas:
         there = self._ranks_on[(node + 1) % self.nodes]
         return there[self._ranks_on[node].index(rank) % len(there)]
 
-    def _exchange(self, path: Path, transfers: Sequence[Transfer]) -> None:
-        faults = rank_sync.on_all(lambda: exchange(path, transfers, group=self._group), group=self._group)
+    def _exchange(self, path: Path, transfers: Sequence[Transfer], group: dist.ProcessGroup | None) -> None:
+        faults = rank_sync.on_all(lambda: exchange(path, transfers, group=group), group=group)
         told = [f"rank {rank}: {fault}" for rank, found in enumerate(faults) for fault in found]
         if told:
             raise rank_sync.RankError("; ".join(told))
 
     def _inventories(self) -> list[dict[int, Manifest | str]]:
-        return rank_sync.on_all(lambda: memory.list_steps(self._folder) if self._leads else {}, group=self._group)
+        return rank_sync.on_all(lambda: memory.list_steps(self._folder) if self._leads else {}, group=self._loads)
 
     def _choose(self, step: int) -> Manifest:
         """Of a step that was saved twice, by a run and by one that went back before it, the later."""
@@ -178,7 +186,7 @@ class Replicas:
             lambda: {
                 name for name in names if manifests.find_fault(path, {name: manifest.files[name]}, deep=True) is None
             },
-            group=self._group,
+            group=self._loads,
         )
         return [set().union(*(good[rank] for rank in ranks)) for ranks in self._ranks_on]
 
@@ -199,13 +207,15 @@ class Replicas:
                     )
                 )
         coming = sum(one.record.size_bytes for one in transfers if self._node_of[one.target] == self._node)
-        rank_sync.on_all(lambda: memory.must_have(self._folder, coming) if self._leads else None, group=self._group)
-        self._exchange(path, transfers)
+        rank_sync.on_all(lambda: memory.must_have(self._folder, coming) if self._leads else None, group=self._loads)
+        self._exchange(path, transfers, self._loads)
         for one in transfers:
             here[self._node_of[one.target]].add(one.name)
 
 
-def open_memory(run: Run, checkpoints: Path, *, group: dist.ProcessGroup | None) -> Replicas | None:
+def open_memory(
+    run: Run, checkpoints: Path, *, group: dist.ProcessGroup | None, loads: dist.ProcessGroup | None
+) -> Replicas | None:
     """The memory tier of a run that saves to the folder `checkpoints`; None where it has none."""
     config = run.config.checkpoint.memory
     if config.use == "off":
@@ -220,7 +230,7 @@ def open_memory(run: Run, checkpoints: Path, *, group: dist.ProcessGroup | None)
         must_match(where, as_of_today(where, manifest.run), run.identity)
 
     try:
-        opened = Replicas(folder, group=group, check=check, needs=lambda path: _find_needed(run, path))
+        opened = Replicas(folder, group=group, loads=loads, check=check, needs=lambda path: _find_needed(run, path))
     except rank_sync.RankError as wrong:
         run.say(f"no saves to memory, only to {checkpoints}: {wrong}")
         return None

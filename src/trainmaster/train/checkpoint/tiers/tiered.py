@@ -17,15 +17,14 @@ import os
 import threading
 import time
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 
-import torch.distributed as dist
-
 from trainmaster.core.backoff import backoff_s
+from trainmaster.storage import open_store
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.checkpoint.disk import DiskTier
 from trainmaster.train.checkpoint.load import ReadableTier, load_newest
+from trainmaster.train.checkpoint.lock import Fence
 from trainmaster.train.checkpoint.protocol import Ended, Failed, Loaded, Run, Saved
 from trainmaster.train.checkpoint.save import Save, SaveError, Written, retry
 from trainmaster.train.checkpoint.snapshot import Snapshots, restore_feed
@@ -37,11 +36,9 @@ from trainmaster.train.checkpoint.tiers.memory_to_disk import copy_to_disk
 from trainmaster.train.checkpoint.tiers.remote import Remote
 from trainmaster.train.checkpoint.tiers.replicas import Replicas, open_memory
 from trainmaster.train.parallel import rank_sync
+from trainmaster.train.parallel.groups import open_group
 from trainmaster.train.state import State
 
-# Longer than the limit of training collectives: a slow disk is not a dead peer.
-_SAVE_TIMEOUT = timedelta(hours=1)
-_UPLOAD_TIMEOUT = timedelta(hours=6)  # of an upload by the slowest rank
 _THREADS = 8  # at 0.5 to 2 GB/s of SHA-256 each, more than most disks take
 _REFUSALS = 3  # in a row, then memory is left: a bound that counts on it would not hold
 _STOP_S = 20.0  # Kubernetes gives 30 s from SIGTERM to SIGKILL, and disk and memory come first
@@ -64,17 +61,27 @@ class Tiered:
     def __init__(self, run: Run, folder: Path) -> None:
         config = run.config.checkpoint
         self._run, self._config = run, config
-        group = _open_group(_SAVE_TIMEOUT)
+        limits = run.config.timeouts
+        self._group = group = open_group(limits.save_s, "checkpoint_save")
+        self._loads = open_group(limits.load_s, "checkpoint_load")
         self._threads = max(1, min(_THREADS, len(os.sched_getaffinity(0)) // run.world.rank_info.local_world_size))
         self._snapshots = Snapshots(run, group=group, threads=self._threads)
-        self._disk = DiskTier(folder, config, threads=self._threads)
-        self._memory = open_memory(run, folder, group=group)
+        fence = Fence(lambda: open_store(folder), lease_s=config.lease_s)
+        self._disk = DiskTier(folder, config, fence=fence, loads=self._loads, threads=self._threads)
+        self._memory = open_memory(run, folder, group=group, loads=self._loads)
         self._remote: Remote | None = None
         if config.remote is not None:
-            uploads, asks = _open_group(_UPLOAD_TIMEOUT), _open_group(_UPLOAD_TIMEOUT)
-            self._remote = Remote(config.remote.url, disk=folder, uploads=uploads, asks=asks)
+            uploads = open_group(limits.upload_s, "checkpoint_upload")
+            self._remote = Remote(
+                config.remote.url,
+                disk=folder,
+                lease_s=config.lease_s,
+                uploads=uploads,
+                asks=self._loads,
+                guard=fence.check_here,
+            )
         self._first = FirstTier(self._disk, self._memory, group=group, threads=self._threads)
-        self._copies = _open_group(_UPLOAD_TIMEOUT) if self._memory is not None else None
+        self._copies = open_group(limits.upload_s, "checkpoint_copy") if self._memory is not None else None
         self._to_disk = Follower(DISK, self._copy_to_disk)
         self._to_remote = Follower(REMOTE, self._upload)
         self._cadence = self._new_cadence()
@@ -110,6 +117,10 @@ class Tiered:
         self._ending.clear()
         self._is_last = False
         run = self._run
+        try:
+            self._disk.fence.check(group=self._group)
+        except rank_sync.RankError as wrong:
+            run.say(f"{self._disk} cannot be locked, so nothing is saved there until it can: {wrong}")
         found = load_newest(
             self._readable(),
             run=run.identity,
@@ -117,6 +128,7 @@ class Tiered:
             optimizer=run.optimizer,
             rejected=run.rejected,
             threads=self._threads,
+            group=self._loads,
         )
         if found is not None and found.feed is not None:
             restore_feed(run.feed, found.feed)
@@ -188,12 +200,18 @@ class Tiered:
             self._memory.drop()
         return self._drain_ended()
 
+    def close(self) -> None:
+        self._disk.fence.release()
+        if self._remote is not None:
+            self._remote.fence.release()
+
     # Work in the background, on every rank
 
     def _copy_to_disk(self, job: Job, save: Save) -> None:
         folder, group = self._disk.folder, self._copies
         save.result = retry(
-            lambda: copy_to_disk(job.source, folder, job.manifest, job.mine, group=group), self._disk.retries
+            lambda: copy_to_disk(job.source, folder, job.manifest, job.mine, fence=self._disk.fence, group=group),
+            self._disk.retries,
         )
         save.written.set()
         save.warning = self._disk.prune(job.step, spare=self._to_remote.steps, group=group)
@@ -230,6 +248,8 @@ class Tiered:
         assert self._current is not None
         current, self._current = self._current, None
         save, result = current.save, current.save.result
+        if save.lost is not None:
+            raise save.lost
         in_memory = self._memory is not None and DISK not in current.meant
         if result is not None:
             in_memory = result.path.parent != self._disk.folder
@@ -273,6 +293,8 @@ class Tiered:
     def _take(self, follower: Follower) -> None:
         """Report the copy that ended in a farther tier."""
         job, save = follower.take()
+        if save.lost is not None:
+            raise save.lost
         if save.result is None:
             self._ended.append(Failed(step=job.step, why=save.fault or "unknown", tier=follower.tier))
             return
@@ -341,9 +363,3 @@ class Tiered:
         manifest = rank_sync.on_first(lambda: manifests.read(path))
         job = Job(step=step, source=path, meant={REMOTE}, manifest=manifest, began=time.perf_counter())
         self._to_remote.offer(job)
-
-
-def _open_group(timeout: timedelta) -> dist.ProcessGroup:
-    """A group for the threads of one tier: within one group all ranks must make their calls in the same order."""
-    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timeout)
-    return group

@@ -1,0 +1,103 @@
+"""Working folder of a job's ranks, and the event file `global.json` that programs write there.
+
+Every job has a folder of its own: relative paths of two jobs never meet. Entries of the spec's `workdir` are linked
+into it, so that `python train.py` finds its script and its data, and what a program creates lies in its own folder.
+
+A program that appends events to `global.json` in its working folder needs no further step: whole lines are copied into
+the attempt's event file. Times without an offset are read in the spec's zone, or else in that of such files
+(Asia/Kolkata), and written with their offset.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from trainmaster.core.events import parse, render
+from trainmaster.core.plan import Plan
+from trainmaster.core.spec import GLOBAL_FILE, zone_of
+
+WORK_FOLDER = "work"
+_AT_ONCE = 1 << 20  # bytes copied in one turn
+_LINE_LIMIT = 1 << 20  # a longer line is copied in pieces, each of them a fault
+
+
+def make(plan: Plan) -> Path:
+    """The working folder of the plan's job, with links to the entries of its `workdir`."""
+    attempt = Path(plan.folder)
+    job = attempt.parent.parent if attempt.parent.name == "attempts" else attempt
+    work = job / WORK_FOLDER
+    work.mkdir(parents=True, exist_ok=True)
+    if plan.spec.workdir is not None:
+        for entry in os.scandir(plan.spec.workdir):
+            if entry.name != GLOBAL_FILE:
+                with contextlib.suppress(FileExistsError):  # of an earlier attempt, or the program's own
+                    (work / entry.name).symlink_to(entry.path)
+    return work
+
+
+class GlobalFile:
+    """Copies new lines of `global.json` into the event file. One agent runs an attempt once, so each line goes once."""
+
+    def __init__(self, plan: Plan, work: Path, events: Path) -> None:
+        self._path, self._events = work / GLOBAL_FILE, events
+        self._zone = zone_of(plan.spec, GLOBAL_FILE)
+        self._offset = self._size()  # lines of an earlier attempt are in its own stream
+        self._held = b""
+
+    def copy(self, *, last: bool = False) -> None:
+        """Append what is new; with `last` also a line without its newline. A full disk must not stop the run."""
+        with contextlib.suppress(OSError):
+            while got := self._read():
+                self._held += got
+                *lines, self._held = self._held.split(b"\n")
+                if len(self._held) > _LINE_LIMIT:
+                    lines.append(self._held)
+                    self._held = b""
+                self._append(lines)
+            if last and self._held:
+                lines, self._held = [self._held], b""
+                self._append(lines)
+
+    def _read(self) -> bytes:
+        # Not through a link: it may be one to the event file itself, whose lines are read already.
+        try:
+            fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return b""
+        try:
+            facts = os.fstat(fd)
+            if not stat.S_ISREG(facts.st_mode) or os.path.samestat(facts, self._events.stat()):
+                return b""
+            if facts.st_size < self._offset:  # truncated, or begun anew
+                self._offset, self._held = 0, b""
+            got = os.pread(fd, _AT_ONCE, self._offset)
+            self._offset += len(got)
+            return got
+        finally:
+            os.close(fd)
+
+    def _size(self) -> int:
+        with contextlib.suppress(OSError):
+            return self._path.lstat().st_size if not self._path.is_symlink() else 0
+        return 0
+
+    def _append(self, lines: list[bytes]) -> None:
+        written = b"".join(self._line(raw) for raw in lines if raw.strip())
+        if not written:
+            return
+        fd = os.open(self._events, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(fd, written)
+        finally:
+            os.close(fd)
+
+    def _line(self, raw: bytes) -> bytes:
+        event, fault = parse(raw, zone=self._zone)
+        if event is None or fault is not None:
+            return raw.replace(b"\n", b" ") + b"\n"
+        return render(replace(event, ts=event.ts or datetime.now(UTC))).encode() + b"\n"

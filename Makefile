@@ -31,7 +31,7 @@ parallel: $(VENV)/.dev ## every test but those that depend on timing; skipped on
 alone: $(VENV)/.dev ## the tests that depend on timing, one at a time
 	$(BIN)/pytest -rs -m alone
 
-fuzz: $(VENV)/.dev ## 100,000 damaged inputs for every parser; ARGS='--only dcgm --seed 7 --cases 1' repeats one
+fuzz: $(VENV)/.dev ## 100,000 damaged inputs for every parser and for the judges; ARGS='--only dcgm --seed 7 --cases 1' repeats one
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(ARGS)
 
 api-fuzz: $(VENV)/.dev ## 6,500 requests made from the API's own document; ARGS='--seed 7 --as viewer' makes others

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from trainmaster.checks import system_files
 from trainmaster.core.errors import CommandMissing, FileMissing, HostError, NotCaptured
 from trainmaster.core.expect import Expect, implies_gpu
 from trainmaster.core.gpus import of_gpu
@@ -75,7 +76,7 @@ def read(host: Host) -> Gpus:
         # A hung nvidia-smi is a symptom of a sick GPU; a machine without one cannot have it.
         trouble = str(wrong)
     found = _on_bus(host)
-    devices = host.list("/dev")
+    devices = system_files.list_devices(host)
     return Gpus(
         bus=found.gpus,
         switches=found.switches,

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from trainmaster.checks.registry import load, plan, timeout_of
+from trainmaster.checks.whole_files import WholeFiles
 from trainmaster.core.errors import CommandMissing, CommandTimedOut, HostError, NotCaptured
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import CheckResult, Finding, Verdict, error
@@ -26,7 +27,7 @@ def run(
     on_result: Callable[[CheckResult], None] | None = None,
 ) -> list[CheckResult]:
     """Run the planned checks one after the other; each gives exactly one result."""
-    host = host if isinstance(host, Snapshot) else Snapshot(host)
+    host = WholeFiles(host if isinstance(host, Snapshot) else Snapshot(host))
     results = []
     for name in plan(level, only, skip):
         started = time.monotonic()

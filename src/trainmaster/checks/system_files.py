@@ -38,23 +38,40 @@ def read_number(host: Host, path: str, *, base: int = 10) -> int:
 
 def has_gpus(host: Host) -> bool:
     """Whether /dev has an NVIDIA GPU: the machine is then judged as a training node."""
-    return any(re.fullmatch(r"nvidia\d+", name) for name in host.list("/dev"))
+    return any(re.fullmatch(r"nvidia\d+", name) for name in list_devices(host))
+
+
+def list_devices(host: Host) -> tuple[str, ...]:
+    """Names in /dev. It is never empty."""
+    names = host.list("/dev")
+    if not names:
+        raise HostError("/dev is empty")
+    return names
 
 
 def read_pci(host: Host, vendor: str, *, kind: str) -> tuple[str, ...]:
     """PCI addresses of a vendor's devices whose class begins with `kind`; empty without a PCI bus."""
-    return tuple(
-        address
-        for address in list_optional(host, PCI) or ()
-        if host.read(f"{PCI}/{address}/vendor").strip() == vendor
-        and host.read(f"{PCI}/{address}/class").strip().startswith(kind)
-    )
+    found = []
+    for address in list_optional(host, PCI) or ():
+        maker = host.read(f"{PCI}/{address}/vendor").strip()
+        if not re.fullmatch(r"0x[0-9a-f]{4}", maker, re.IGNORECASE):
+            raise HostError(f"the PCI bus is unreadable: {maker!r:.40} is no vendor")
+        if maker != vendor:
+            continue
+        shown = host.read(f"{PCI}/{address}/class").strip()
+        if not re.fullmatch(r"0x[0-9a-f]{6}", shown, re.IGNORECASE):
+            raise HostError(f"the PCI bus is unreadable: {shown!r:.40} is no class")
+        if shown.startswith(kind):
+            found.append(address)
+    return tuple(found)
 
 
 def read_limit(host: Host, name: str) -> int | None:
     """Soft limit in /proc/self/limits; None is unlimited."""
     match = re.search(
-        rf"^{re.escape(name)}\s+(\d+|unlimited)\s", host.read("/proc/self/limits"), flags=re.MULTILINE | re.ASCII
+        rf"^{re.escape(name)}\s+(\d+|unlimited)\s+(?:\d+|unlimited)\s+[a-z]+\s*$",
+        host.read("/proc/self/limits"),
+        flags=re.MULTILINE | re.ASCII,
     )
     if not match:
         raise HostError(f"/proc/self/limits has no {name}")

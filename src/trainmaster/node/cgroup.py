@@ -23,6 +23,8 @@ def read_cpu_quota(host: Host) -> float | None:
     for version, folder in _folders(host, "cpu"):
         if version == 2:
             words = _read(host, f"{folder}/cpu.max").split()
+            if not words and _read(host, f"{folder}/cpu.max"):
+                raise HostError(f"{folder}/cpu.max holds no value")
             if words and not re.fullmatch(r"(max|\d{1,18}) [1-9]\d{0,17}", " ".join(words), flags=re.ASCII):
                 raise HostError(f"{folder}/cpu.max cannot be understood: {' '.join(words)[:40]!r}")
             if words and words[0] != "max":
@@ -68,6 +70,8 @@ def read_oom_kills(host: Host) -> tuple[int | None, bool]:
     top = ""
     for version, folder in _folders(host, "memory"):
         text = _read(host, f"{folder}/{'memory.events' if version == 2 else 'memory.oom_control'}")
+        if any(not re.fullmatch(r"\w+ \d+", line) for line in text.splitlines()):
+            raise HostError(f"the OOM counters of {folder} cannot be read")
         match = re.search(r"^oom_kill (\d+)$", text, flags=re.MULTILINE | re.ASCII)
         if match and ours is None:
             ours = int(match[1])
@@ -84,8 +88,8 @@ def _cache(host: Host, folder: str) -> int:
 
 def _folders(host: Host, controller: str) -> Iterator[tuple[int, str]]:
     """(cgroup version, folder) from this process's own group up to where the tree is mounted."""
-    groups = dict(_groups(host.read("/proc/self/cgroup")))
-    for version, root, point in _mounts(host.read("/proc/self/mountinfo"), controller):
+    groups = dict(_groups(_whole(host, "/proc/self/cgroup")))
+    for version, root, point in _mounts(_whole(host, "/proc/self/mountinfo"), controller):
         path = groups.get("" if version == 2 else controller)
         if path is None:
             continue
@@ -97,9 +101,19 @@ def _folders(host: Host, controller: str) -> Iterator[tuple[int, str]]:
             yield version, str(PurePosixPath(point) / part)
 
 
+def _whole(host: Host, path: str) -> str:
+    """Text of a file that the kernel never leaves empty. Without its last newline it was cut short."""
+    text = host.read(path)
+    if not text.strip() or not text.endswith("\n"):
+        raise HostError(f"{path} is empty or was cut short")
+    return text
+
+
 def _groups(text: str) -> Iterator[tuple[str, str]]:
     """Controller → path; "" is the one tree of v2."""
     for line in text.splitlines():
+        if not re.fullmatch(r"\d{1,4}:[\w,=.-]*:/.*", line):
+            raise HostError(f"/proc/self/cgroup cannot be read: {line[:80]!r}")
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         for controller in [""] if number == "0" and not controllers else controllers.split(","):
@@ -111,8 +125,8 @@ def _mounts(text: str, controller: str) -> Iterator[tuple[int, str, str]]:
     for line in text.splitlines():
         left, _, right = line.partition(" - ")
         fields, kind = left.split(), right.split()
-        if len(fields) < 5 or len(kind) < 3:
-            continue
+        if len(fields) < 5 or len(kind) < 3 or not fields[0].isdigit() or not re.fullmatch(r"[\w.+-]+", kind[0]):
+            raise HostError(f"/proc/self/mountinfo cannot be read: {line[:80]!r}")
         if kind[0] == "cgroup2":
             yield 2, fields[3], fields[4]
         elif kind[0] == "cgroup" and controller in kind[2].split(","):
@@ -128,8 +142,9 @@ def _read(host: Host, path: str) -> str:
 
 
 def _number(host: Host, path: str) -> int | None:
-    text = _read(host, path).strip()
-    if text in ("", "max"):
+    raw = _read(host, path)
+    text = raw.strip()
+    if not raw or text == "max":  # no such file, or no limit; a file without a value is neither
         return None
     if not re.fullmatch(r"-?\d{1,20}", text, flags=re.ASCII):
         raise HostError(f"{path} holds no number: {text[:40]!r}")

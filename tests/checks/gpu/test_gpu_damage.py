@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from gpu_faults import FABRIC
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_gpu_faults import FABRIC
 
 from machines import edit_smi, smi_text
 from trainmaster import checks

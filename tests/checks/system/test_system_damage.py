@@ -7,7 +7,7 @@ import re
 
 import pytest
 from nodes import bare_metal, efa, put, roce
-from test_system_faults import MINE
+from system_faults import MINE
 
 from machines import Machine
 from trainmaster import checks

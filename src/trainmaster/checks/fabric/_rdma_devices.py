@@ -10,11 +10,17 @@ import re
 from dataclasses import dataclass
 
 from trainmaster.checks import system_files
-from trainmaster.core.errors import FileMissing
+from trainmaster.core.errors import FileMissing, HostError, NotCaptured
 from trainmaster.node.host import Host
 from trainmaster.node.parse import ibstat
 
 FOLDER = "/sys/class/infiniband"
+# drivers/infiniband/core/sysfs.c: state_show and phys_state_to_str
+STATES = ("NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER")
+LAYERS = ("InfiniBand", "Ethernet", "Unspecified")
+PHYSICAL = (
+    "Sleep", "Polling", "Disabled", "PortConfigurationTraining", "LinkUp", "LinkErrorRecovery", "Phy Test",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +37,11 @@ class Port:
     @property
     def up(self) -> bool:
         return self.state == "ACTIVE" and self.physical_state == "LinkUp"
+
+    @property
+    def readable(self) -> bool:
+        """Whether state and link layer are words that the kernel uses."""
+        return self.state in STATES and self.physical_state in PHYSICAL and self.link_layer in LAYERS
 
     @property
     def name(self) -> str:
@@ -59,7 +70,20 @@ class Device:
 
 def read(host: Host) -> tuple[Device, ...]:
     """Every RDMA device; empty if the kernel has no such class."""
-    return tuple(_device(host, name) for name in system_files.list_optional(host, FOLDER) or ())
+    return tuple(_device(host, name) for name in list_names(host))
+
+
+def list_names(host: Host) -> tuple[str, ...]:
+    """Names of the RDMA devices. An empty list beside openable devices is no answer."""
+    names = system_files.list_optional(host, FOLDER) or ()
+    if not names:
+        try:
+            opened = system_files.list_optional(host, "/dev/infiniband") or ()
+        except NotCaptured:
+            opened = ()
+        if any(name.startswith("uverbs") for name in opened):
+            raise HostError(f"{FOLDER} shows no device, but /dev/infiniband has {len(opened)}")
+    return names
 
 
 def ports(devices: tuple[Device, ...]) -> list[Port]:
@@ -73,11 +97,16 @@ def _device(host: Host, name: str) -> Device:
     driver = re.search(r"^DRIVER=(\S+)$", uevent, re.MULTILINE)
     slot = re.search(r"^PCI_SLOT_NAME=(\S+)$", uevent, re.MULTILINE)
     numbers = [text for text in system_files.list_optional(host, f"{folder}/ports") or () if text.isdecimal()]
+    board = (system_files.read_optional(host, f"{folder}/board_id") or "").strip()
+    if not re.fullmatch(r"[\w. ()-]*", board) or (not board and driver is not None and driver[1].startswith("mlx")):
+        raise HostError(f"the board of {name} is {board[:40]!r}")
+    if not numbers:
+        raise HostError(f"the RDMA device {name} shows no port")
     return Device(
         name=name,
         driver=driver[1] if driver else None,
         address=slot[1].lower() if slot else None,
-        board=(system_files.read_optional(host, f"{folder}/board_id") or "").strip(),
+        board=board,
         ports=tuple(_port(host, name, int(number)) for number in sorted(numbers, key=int)),
         interfaces=system_files.list_optional(host, f"{folder}/device/net") or (),
     )

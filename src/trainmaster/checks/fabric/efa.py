@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from trainmaster.checks import system_files
 from trainmaster.checks.fabric import _rdma_devices
-from trainmaster.core.errors import CommandMissing
+from trainmaster.core.errors import CommandMissing, HostError
 from trainmaster.core.expect import Expect, implies_efa
 from trainmaster.core.results import Finding, error, fail, ok, skip
 from trainmaster.node.host import Host
@@ -32,12 +33,19 @@ def read(host: Host) -> Efa:
         on_bus=tuple(
             address
             for address in system_files.read_pci(host, system_files.AMAZON, kind="0x02")
-            if host.read(f"{system_files.PCI}/{address}/device").strip().startswith("0xefa")
+            if _device_id(host, address).startswith("0xefa")
         ),
         devices=tuple(device for device in _rdma_devices.read(host) if device.efa),
         told=told,
         trouble=trouble,
     )
+
+
+def _device_id(host: Host, address: str) -> str:
+    text = host.read(f"{system_files.PCI}/{address}/device").strip()
+    if not re.fullmatch(r"0x[0-9a-f]{4}", text, re.IGNORECASE):
+        raise HostError(f"the PCI device at {address} has the ID {text[:20]!r}")
+    return text
 
 
 def judge(efa: Efa, expect: Expect) -> list[Finding]:
@@ -51,6 +59,8 @@ def judge(efa: Efa, expect: Expect) -> list[Finding]:
         return [fail(reason, action="use a node with EFA, or give the container its EFA devices")]
     if not wanted:
         return [skip("no EFA device here and none expected", proof="the PCI bus and /sys/class/infiniband show none")]
+    if efa.devices and not efa.on_bus:
+        return [error("EFA devices are not on the PCI bus", action="read /sys/bus/pci/devices by hand")]
     names = [device.name for device in efa.devices]
     offered = list(efa.told.devices("efa")) if efa.told else None
     values: dict[str, Any] = {"expected": wanted, "on_bus": len(efa.on_bus), "devices": names, "offered": offered}

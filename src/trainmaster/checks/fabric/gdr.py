@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainmaster.checks import system_files
+from trainmaster.core.errors import HostError
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, error, fail, ok, skip, warn
 from trainmaster.node.host import Host
@@ -30,7 +31,12 @@ class Gdr:
 def read(host: Host) -> Gdr:
     shown = system_files.list_optional(host, "/sys/module")
     driver = system_files.read_optional(host, "/proc/driver/nvidia/version")
-    match = re.match(r"(\d+)\.(\d+)", host.read("/proc/sys/kernel/osrelease"), flags=re.ASCII)
+    release = host.read("/proc/sys/kernel/osrelease").strip()
+    match = re.fullmatch(r"(\d+)\.(\d+)[\w.+-]*", release, flags=re.ASCII)
+    if match is None:
+        raise HostError(f"the kernel release is {release[:40]!r}")
+    if driver is not None and not re.search(r"Kernel Module.* \d{3}\.\d", driver):
+        raise HostError("/proc/driver/nvidia/version names no driver version")
     return Gdr(
         gpus=system_files.has_gpus(host),
         rdma=bool(system_files.list_optional(host, "/sys/class/infiniband")),

@@ -89,15 +89,18 @@ def judge(data: tuple[list[Counted], float], expect: Expect) -> list[Finding]:
         return [
             skip("no InfiniBand or RoCE device here and none expected", proof="/sys/class/infiniband shows no port")
         ]
-    return [_judge_port(one, max(days, LEAST_DAYS)) for one in counted]
+    counting = any(one.counters for one in counted)
+    return [_judge_port(one, max(days, LEAST_DAYS), counting=counting) for one in counted]
 
 
-def _judge_port(one: Counted, days: float) -> Finding:
+def _judge_port(one: Counted, days: float, *, counting: bool) -> Finding:
     name, found = one.port.name, one.counters
     values: dict[str, Any] = {"days": round(days, 2), **found}
     if one.unread:
         action = f"read {one.port.folder}/counters by hand"
         return error(f"{', '.join(one.unread)} cannot be read", action=action, device=name, **values)
+    if not found and counting:
+        return error("it shows no error counters, and other ports do", action=f"read {one.port.folder}", device=name)
     if not found:
         return skip("it keeps no error counters", proof=f"{one.port.folder} has no error counter", device=name)
     bad, worst = _excess(one.port, found, days)
@@ -136,7 +139,7 @@ def _count(host: Host, port: _rdma_devices.Port) -> Counted:
     for folder in ("counters", "hw_counters"):
         for name in sorted(wanted & set(system_files.list_optional(host, f"{port.folder}/{folder}") or ())):
             text = host.read(f"{port.folder}/{folder}/{name}")
-            number = ibstat.parse_counter(text)
+            number = ibstat.parse_counter(text) if text.endswith("\n") else None
             if number is not None:
                 counters[name] = number
             elif "no PMA" not in text:  # a virtual port, whose counters are its hypervisor's

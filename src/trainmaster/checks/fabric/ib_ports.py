@@ -46,7 +46,7 @@ def read(host: Host) -> Ports:
     second, trouble = None, None
     # A RoCE node may do without the module that ibstat needs.
     if any(port.link_layer == "InfiniBand" for port in found):
-        second, trouble = _ask_ibstat(host)
+        second, trouble = _ask_ibstat(host, found)
     return Ports(
         devices=devices,
         unbound=controllers,
@@ -131,6 +131,9 @@ def _judge_port(port: _rdma_devices.Port, wrong: str | None, ports: Ports, *, st
         "rate_gbps": port.rate_gbps,
         "link_layer": port.link_layer,
     }
+    if not port.readable:
+        action = f"read {port.folder} by hand"
+        return error("its state or link layer cannot be read", action=action, device=port.name, **values)
     if wrong is None:
         return ok(f"up, {port.rate_gbps:g} Gb/s, {port.link_layer}", device=port.name, **values)
     if not stated and not port.up and port.link_layer == "Ethernet" and port.device in ports.idle:
@@ -165,7 +168,7 @@ def _second(port: _rdma_devices.Port, told: ibstat.Ibstat | None) -> ibstat.Port
     return None
 
 
-def _ask_ibstat(host: Host) -> tuple[ibstat.Ibstat | None, str | None]:
+def _ask_ibstat(host: Host, found: list[_rdma_devices.Port]) -> tuple[ibstat.Ibstat | None, str | None]:
     try:
         ran = host.run("ibstat")
     except CommandMissing:
@@ -174,7 +177,13 @@ def _ask_ibstat(host: Host) -> tuple[ibstat.Ibstat | None, str | None]:
         told = ibstat.parse(ran.stdout + ran.stderr)
     except ParseError as wrong:
         return None, str(wrong)
-    problems = [*told.errors, *told.faults] or ([f"it ended with {ran.exit_code}"] if ran.exit_code else [])
+    listed = {(adapter.name, one.number) for adapter in told.adapters for one in adapter.ports}
+    absent = [
+        port.name for port in found if port.link_layer == "InfiniBand" and (port.device, port.number) not in listed
+    ]
+    problems = [*told.errors, *told.faults, *(f"it does not list {name}" for name in absent)] or (
+        [f"it ended with {ran.exit_code}"] if ran.exit_code else []
+    )
     return told, "; ".join(problems[:3]) or None
 
 

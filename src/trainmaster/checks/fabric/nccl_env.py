@@ -188,7 +188,7 @@ def read(host: Host) -> Scene:
     topology = settings.get("NCCL_TOPO_FILE")
     return Scene(
         settings=settings,
-        gpus=sum(bool(re.fullmatch(r"nvidia\d+", name)) for name in host.list("/dev")),
+        gpus=sum(bool(re.fullmatch(r"nvidia\d+", name)) for name in system_files.list_devices(host)),
         ports=tuple(port.name for port in _rdma_devices.ports(devices) if port.up),
         efa=sum(device.efa for device in devices),
         topology=topology is not None and system_files.read_optional(host, topology.value) is not None,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainmaster.checks import system_files
+from trainmaster.core.errors import HostError
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, fail, ok, skip, warn
 from trainmaster.node.host import Host
@@ -14,6 +15,7 @@ from trainmaster.node.host import Host
 LEVEL = 1
 NET = "/sys/class/net"
 VARIABLE = "NCCL_SOCKET_IFNAME"
+_ROUTE = re.compile(r"\S+\s+[0-9A-F]{8}(?:\s|$)", re.ASCII)  # interface, destination
 # Bridges and tunnels inside one machine: no other node can reach an address on them.
 _INWARD = re.compile(r"(virbr|br-|cni|flannel|cali|veth|podman|lxc|lxd|kube|tunl|vxlan|docker|dummy|ifb).*")
 
@@ -114,7 +116,10 @@ def _there(interfaces: Interfaces) -> str:
 
 def _addressed(host: Host) -> set[str]:
     """Interfaces with an address: those with a route of IPv4, which every address brings, or an address of IPv6."""
-    routes = (system_files.read_optional(host, "/proc/net/route") or "").splitlines()[1:]
+    text = system_files.read_optional(host, "/proc/net/route")
+    routes = (text or "").splitlines()[1:]
+    if text is not None and (not text.endswith("\n") or any(not _ROUTE.match(line) for line in routes)):
+        raise HostError("/proc/net/route cannot be read whole")
     six = (system_files.read_optional(host, "/proc/net/if_inet6") or "").splitlines()
     # Scope 20 is link-local: every interface that is up has one, and NCCL does not use it.
     return {line.split()[0] for line in routes if line.split()} | {

@@ -23,7 +23,7 @@ class Access:
 
 
 def read(host: Host) -> Access:
-    devices = system_files.list_optional(host, _rdma_devices.FOLDER) or ()
+    devices = _rdma_devices.list_names(host)
     if not devices:
         return Access(devices=(), closed=())
     files = system_files.list_optional(host, "/dev/infiniband") or ()

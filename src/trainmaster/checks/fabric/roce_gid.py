@@ -5,14 +5,15 @@ The GID table has 256 entries, of which the first few are in use; the first sixt
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from trainmaster.checks import system_files
 from trainmaster.checks.fabric import _rdma_devices
-from trainmaster.core.errors import FileUnreadable, NotCaptured
+from trainmaster.core.errors import FileUnreadable, HostError, NotCaptured
 from trainmaster.core.expect import Expect
-from trainmaster.core.results import Finding, fail, ok, skip, warn
+from trainmaster.core.results import Finding, error, fail, ok, skip, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
@@ -35,21 +36,27 @@ class Gid:
 class Gids:
     table: dict[str, tuple[Gid, ...]]  # port → what is in use
     index: str | None  # NCCL_IB_GID_INDEX
+    unread: tuple[str, ...] = ()  # ports whose state or link layer cannot be read
 
 
 def read(host: Host) -> Gids:
-    ports = [
-        port for port in _rdma_devices.ports(_rdma_devices.read(host)) if port.link_layer == "Ethernet" and port.up
-    ]
-    return Gids(table={port.name: _table(host, port) for port in ports}, index=host.env(INDEX_VARIABLE))
+    every = _rdma_devices.ports(_rdma_devices.read(host))
+    ports = [port for port in every if port.link_layer == "Ethernet" and port.up]
+    unread = tuple(port.name for port in every if not port.readable)
+    table = {port.name: _table(host, port) for port in ports}
+    return Gids(table=table, index=host.env(INDEX_VARIABLE), unread=unread)
 
 
 def judge(gids: Gids, expect: Expect) -> list[Finding]:  # noqa: ARG001 (the need of a port does not depend on the profile)
+    action = "read its files in /sys/class/infiniband by hand"
+    unread = [error("its state cannot be read", action=action, device=name) for name in gids.unread]
+    if not gids.table and unread:
+        return unread
     if not gids.table:
         return [
             skip("no RoCE port is up here", proof="/sys/class/infiniband has no active port of link layer Ethernet")
         ]
-    return [_judge_port(name, table, gids.index) for name, table in gids.table.items()]
+    return [*(_judge_port(name, table, gids.index) for name, table in gids.table.items()), *unread]
 
 
 def _judge_port(name: str, table: tuple[Gid, ...], index: str | None) -> Finding:
@@ -75,6 +82,8 @@ def _table(host: Host, port: _rdma_devices.Port) -> tuple[Gid, ...]:
     found = []
     for index in range(PLACES):
         text = (system_files.read_optional(host, f"{port.folder}/gids/{index}") or "").strip()
+        if text and not re.fullmatch(r"(?:[0-9a-f]{4}:){7}[0-9a-f]{4}", text, re.IGNORECASE):
+            raise HostError(f"GID {index} of {port.name} is {text[:40]!r}")
         if text.replace(":", "").strip("0"):  # an empty entry is all zeros
             found.append(Gid(index=index, address=text, kind=_kind(host, port, index)))
     return tuple(found)
@@ -82,8 +91,11 @@ def _table(host: Host, port: _rdma_devices.Port) -> tuple[Gid, ...]:
 
 def _kind(host: Host, port: _rdma_devices.Port, index: int) -> str | None:
     try:
-        return host.read(f"{port.folder}/gid_attrs/types/{index}").strip()
+        kind = host.read(f"{port.folder}/gid_attrs/types/{index}").strip()
     except NotCaptured:
         raise
     except FileUnreadable:
         return None  # the entry was removed between the two reads
+    if kind not in ("RoCE v2", "IB/RoCE v1", "RoCE v1"):
+        raise HostError(f"the type of GID {index} of {port.name} is {kind[:40]!r}")
+    return kind

@@ -221,7 +221,10 @@ def _read_log(host: Host) -> tuple[str, str, str]:
     best, troubles = ("", ""), []
     for name, ask in _sources(host):
         try:
-            text = _since_boot(ask())
+            raw = ask()
+            if raw and not raw.endswith("\n"):
+                raise HostError(f"{name} was cut short")  # what followed may be the fault
+            text = _since_boot(raw)
         except HostError as wrong:
             troubles.append(str(wrong))
             continue

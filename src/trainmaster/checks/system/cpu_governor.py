@@ -17,6 +17,8 @@ from trainmaster.node.host import Host
 
 LEVEL = 1
 FOLDER = "/sys/devices/system/cpu/cpufreq"
+GOVERNORS = ("performance", "powersave", "ondemand", "conservative", "userspace", "schedutil")
+PREFERENCES = ("default", "performance", "balance_performance", "balance_power", "power")
 _SELF_STEERED = ("intel_pstate", "amd-pstate-epp")
 _SAVING = ("power", "balance_power")  # energy preferences that hold the CPU back under load
 _ACTION = "run `cpupower frequency-set -g performance` and make it permanent"
@@ -49,6 +51,12 @@ def read(host: Host) -> list[Policy]:
 
 
 def judge(policies: list[Policy], expect: Expect) -> Finding:
+    strange = next((policy for policy in policies if not _known(policy)), None)
+    if strange is not None:
+        reason = (
+            f"{strange.name} has governor {strange.governor[:30]!r} and preference {(strange.preference or '')[:30]!r}"
+        )
+        return error(reason, action=f"read the files of {FOLDER}/{strange.name} by hand")
     if not policies:
         if expect.governor is not None:
             reason = f"governor={expect.governor} is expected, and the kernel shows no frequency policy"
@@ -71,6 +79,12 @@ def judge(policies: list[Policy], expect: Expect) -> Finding:
         reason = f"{len(slow)} of {len(policies)} CPU groups are held back ({how})"
         return warn(reason, action=_ACTION, first=first.name, **values)
     return ok(told, **values)
+
+
+def _known(policy: Policy) -> bool:
+    """Whether its words are the kernel's own (drivers/cpufreq); a preference may be a number."""
+    preference = policy.preference is None or policy.preference in PREFERENCES or policy.preference.isdigit()
+    return policy.governor in GOVERNORS and preference
 
 
 def _saves(policy: Policy) -> bool:

@@ -80,6 +80,10 @@ def _ask(host: Host, name: str, *, own: bool) -> Name:
     if ran.exit_code not in (0, 2):  # 2: the name is not known
         return Name(name=name, addresses=(), trouble=f"getent ended with {ran.exit_code}", own=own)
     found = dict.fromkeys(line.split()[0] for line in ran.stdout.splitlines() if line.strip())
+    wrong = [text for text in found if not re.fullmatch(r"[\d.]{7,15}|[0-9a-fA-F:.%\w]*:[0-9a-fA-F:.%\w]*", text)]
+    if wrong or (found and not ran.stdout.endswith("\n")):
+        why = f"getent gives no whole answer: {(wrong or list(found))[0]!r:.40}"
+        return Name(name=name, addresses=(), trouble=why, own=own)
     return Name(name=name, addresses=tuple(found), trouble=None, own=own)
 
 

@@ -16,6 +16,6 @@ def read(host: Host) -> str:
 
 
 def judge(release: str, expect: Expect) -> Finding:  # noqa: ARG001 (the release is compared between nodes)
-    if not re.match(r"\d+\.\d+", release, flags=re.ASCII):
+    if not re.fullmatch(r"\d+\.\d+[\w.+~-]*", release, flags=re.ASCII) or re.search(r"~\W|-{2}|-$|\.$", release):
         return error(f"its release is {release!r:.60}", action="look at /proc/sys/kernel/osrelease")
     return ok(f"kernel {release}", kernel=release)

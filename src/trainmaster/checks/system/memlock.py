@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
-from trainmaster.core.errors import FileMissing, HostError
+from trainmaster.checks import system_files
+from trainmaster.checks.fabric import _rdma_devices as rdma_devices
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, fail, ok, warn
 from trainmaster.node.host import Host
@@ -21,14 +21,9 @@ class Lock:
 
 
 def read(host: Host) -> Lock:
-    match = re.search(r"^Max locked memory\s+(\d+|unlimited)\s", host.read("/proc/self/limits"), flags=re.MULTILINE)
-    if not match:
-        raise HostError("/proc/self/limits has no limit of locked memory")
-    try:
-        rdma = host.list("/sys/class/infiniband")  # EFA and RoCE devices are here too
-    except FileMissing:
-        rdma = ()
-    return Lock(limit_bytes=None if match[1] == "unlimited" else int(match[1]), rdma=rdma)
+    limit = system_files.read_limit(host, "Max locked memory")
+    rdma = rdma_devices.list_names(host)  # EFA and RoCE devices are here too
+    return Lock(limit_bytes=limit, rdma=rdma)
 
 
 def judge(lock: Lock, expect: Expect) -> Finding:

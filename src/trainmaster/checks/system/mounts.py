@@ -67,11 +67,11 @@ def parse(text: str) -> list[Mount]:
     for line in text.splitlines():
         left, _, right = line.partition(" - ")
         fields, kind = left.split(), right.split()
-        if len(fields) < 6 or len(kind) < 2:
+        if len(fields) < 6 or len(kind) < 2 or not fields[0].isdigit() or not re.fullmatch(r"[\w.+-]+", kind[0]):
             raise HostError(f"/proc/self/mountinfo cannot be understood: {line[:80]!r}")
         found[_plain(fields[4])] = Mount(path=_plain(fields[4]), kind=kind[0], source=_plain(kind[1]))
-    if not found:
-        raise HostError("/proc/self/mountinfo shows no mount")
+    if not found or not text.endswith("\n"):
+        raise HostError("/proc/self/mountinfo shows no mount, or was cut short")
     return list(found.values())
 
 

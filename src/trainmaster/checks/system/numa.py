@@ -33,13 +33,19 @@ def read(host: Host) -> Numa | None:
     if not nodes:
         raise HostError(f"{FOLDER}/online names no node")
     balancing = system_files.read_optional(host, "/proc/sys/kernel/numa_balancing")
+    cpus = {n: len(system_files.parse_numbers(host.read(f"{FOLDER}/node{n}/cpulist"))) for n in nodes}
+    usable = len(system_files.parse_numbers(host.read("/sys/devices/system/cpu/online")))
+    if sum(cpus.values()) < usable:
+        raise HostError(f"the NUMA nodes have {sum(cpus.values())} of {usable} CPUs")
+    gpus = system_files.read_pci(host, system_files.NVIDIA, kind="0x03")
+    if not gpus and system_files.has_gpus(host):
+        raise HostError("/dev has a GPU, and the PCI bus shows none")
+    if balancing is not None and not balancing.strip().isdigit():
+        raise HostError(f"numa_balancing is {balancing.strip()[:20]!r}")
     return Numa(
-        cpus={n: len(system_files.parse_numbers(host.read(f"{FOLDER}/node{n}/cpulist"))) for n in nodes},
+        cpus=cpus,
         memory_kib={n: _memory(host.read(f"{FOLDER}/node{n}/meminfo")) for n in nodes},
-        gpus={
-            bus: system_files.read_number(host, f"{system_files.PCI}/{bus}/numa_node")
-            for bus in system_files.read_pci(host, system_files.NVIDIA, kind="0x03")
-        },
+        gpus={bus: system_files.read_number(host, f"{system_files.PCI}/{bus}/numa_node") for bus in gpus},
         balancing=None if balancing is None else balancing.strip() != "0",
     )
 

@@ -1,0 +1,105 @@
+"""Contract of every check: an emptied, cut, N/A or refused answer never makes a pass or a bare skip of a finding."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gpu_faults
+import pytest
+import system_faults
+from damaged import DamagedHost, damages, judge, opened
+from nodes import HEALTHY
+
+from machines import H200, Machine
+from trainmaster import checks
+from trainmaster.core.expect import Expect
+from trainmaster.node.host import Host, Snapshot
+from trainmaster.node.recorded import RecordedHost
+
+pytestmark = pytest.mark.slow
+HOSTS = Path(__file__).parents[1] / "hosts"
+# What a stated setting is: its absence is another machine, not a missing answer.
+SETTINGS = ("/etc/nccl.conf", "/.nccl.conf", "/etc/trainmaster/xid.toml")
+
+
+def mutations(host: Host, check: str, expect: Expect) -> Iterator[tuple[str, str | None]]:
+    """Each damage of each answer that the check reads, and how it opened the judgement."""
+    whole = DamagedHost(host)
+    before = judge(check, whole, expect)
+    groups: Counter[str] = Counter()
+    for question, answer in list(whole.asked.items()):
+        # Of many alike (ports, counters, CPUs) the first two are tried.
+        alike = re.sub(r"[0-9a-f]*[0-9][0-9a-f]*", "#", f"{question[0]} {question[1]}")
+        groups[alike] += 1
+        if groups[alike] > 2:
+            continue
+        if question[0] == "read" and str(question[1]).endswith(SETTINGS):
+            continue
+        for how, damaged in damages(answer):
+            after = judge(check, DamagedHost(host, {question: damaged}), expect)
+            yield f"{question[0]} {question[1]}: {how}", opened(before, after)
+
+
+def count(host: Host, names: list[str], expect: Expect, seen: Counter[str]) -> list[str]:
+    found = []
+    for name in names:
+        for where, how in mutations(host, name, expect):
+            seen[name] += 1
+            if how is not None:
+                found.append(f"{name}: {where}: {how}")
+    return found
+
+
+@pytest.mark.parametrize(
+    "folder", sorted(path for path in HOSTS.iterdir() if path.is_dir()), ids=lambda path: path.name
+)
+def test_recorded_hosts(folder: Path, record_property: Callable[[str, object], None]) -> None:
+    seen: Counter[str] = Counter()
+    found = count(Snapshot(RecordedHost(folder)), checks.names(), Expect(), seen)
+    record_property("mutations", seen.total())
+    print(f"{folder.name}: {seen.total():,} mutations of {len(seen)} checks, {len(found)} fail-open")
+    assert found == []
+    assert len(seen) > 30  # the others read only variables, disk sizes, the clock, or files that are not there
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_composed_hosts(machine: Machine, name: str) -> None:
+    HEALTHY[name](machine)
+    seen: Counter[str] = Counter()
+    found = count(Snapshot(machine.host), system_faults.MINE, Expect(), seen)
+    print(f"{name}: {seen.total():,} mutations, {len(found)} fail-open")
+    assert found == []
+
+
+@pytest.mark.parametrize("fault", system_faults.FAULTS, ids=lambda fault: fault.name)
+def test_faults_of_the_system(machine: Machine, fault: Any) -> None:
+    fault.node(machine)
+    fault.break_it(machine)
+    seen: Counter[str] = Counter()
+    found = count(Snapshot(machine.host), [fault.check], Expect(**fault.expect), seen)
+    print(f"{fault.name}: {seen.total():,} mutations, {len(found)} fail-open")
+    assert found == []
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hgx") / "node"
+    shutil.copytree(H200, folder)
+    gpu_faults.make(Machine(folder))
+    return folder
+
+
+@pytest.mark.parametrize("fault", gpu_faults.FAULTS, ids=lambda fault: fault.name)
+def test_faults_of_gpus(whole: Path, tmp_path: Path, fault: Any) -> None:
+    shutil.copytree(whole, tmp_path / "node")
+    machine = Machine(tmp_path / "node")
+    fault.put(machine)
+    seen: Counter[str] = Counter()
+    found = count(Snapshot(machine.host), [fault.check], Expect(**fault.expect), seen)
+    print(f"{fault.name}: {seen.total():,} mutations, {len(found)} fail-open")
+    assert found == []

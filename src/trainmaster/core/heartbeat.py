@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 At = Literal["train", "eval", "save", "load"]
 
-_PREFIX = r"^\[rank \d+ node \d+\] "
+# Time (UTC), level, rank and node: every line of the trainer begins with them.
+LINE_PREFIX = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z [A-Z]+ \[rank \d+ node \d+\] "
 PATTERN = re.compile(
-    r"^\[rank (?P<rank>\d+) node (?P<node>\d+)\] heartbeat step=(?P<step>\d+) steps=(?P<steps>\d+) "
+    r"^\S+ [A-Z]+ \[rank (?P<rank>\d+) node (?P<node>\d+)\] heartbeat step=(?P<step>\d+) steps=(?P<steps>\d+) "
     r"loss=(?P<loss>\S+) grad_norm=(?P<grad_norm>\S+) tokens_per_s=(?P<tokens_per_s>\d+\.\d+) "
     r"step_s=(?P<step_s>\d+\.\d+) at=(?P<at>train|eval|save|load)$"
 )
@@ -37,9 +39,13 @@ class Beat:
     at: At
 
 
-def prefix(rank: int, node: int) -> str:
-    """Prefix of every line of a rank."""
-    return f"[rank {rank} node {node}] "
+Level = Literal["INFO", "WARNING", "ERROR"]
+
+
+def prefix(rank: int, node: int, *, level: Level = "INFO", at: datetime | None = None) -> str:
+    """Prefix of every line of a rank: time, level, rank, node."""
+    stamp = (at or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return f"{stamp} {level} [rank {rank} node {node}] "
 
 
 def words(beat: Beat) -> str:
@@ -87,7 +93,7 @@ def hyperpod_rules(
     numbers = (start_s, silent_s, slow_points, *(() if slow_tokens_per_s is None else (slow_tokens_per_s,)))
     if any(not isinstance(number, int) or isinstance(number, bool) or number < 1 for number in numbers):
         raise ValueError(f"{numbers}: log rules take whole numbers from 1 on")
-    beat = f"{_PREFIX}heartbeat "
+    beat = f"{LINE_PREFIX}heartbeat "
     rules: list[dict[str, Any]] = [
         {
             "name": "TrainmasterAlive",
@@ -95,7 +101,7 @@ def hyperpod_rules(
             "expectedStartCutOffInSeconds": start_s,
             "expectedRecurringFrequencyInSeconds": silent_s,
             # Without it the time between the last step and the end of the process counts as a hang.
-            "stopPattern": _PREFIX + r"(?:done|stopped)\b",
+            "stopPattern": LINE_PREFIX + r"(?:done|stopped)\b",
         }
     ]
     if slow_tokens_per_s is not None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainmaster.core import heartbeat
-from trainmaster.core.heartbeat import At
+from trainmaster.core.heartbeat import At, Level
 from trainmaster.node.emit import Emitter
 from trainmaster.train.metrics.rate import Reading
 from trainmaster.train.metrics.trackers import Tracker
@@ -41,15 +41,20 @@ class RunLog:
 
     # Lines.
 
-    def line(self, text: str) -> None:
+    def line(self, text: str, level: Level = "INFO") -> None:
         """Print a line on local rank 0 of each node."""
         if self._rank_info.local_rank == 0:
-            self.alarm(text)
+            self.alarm(text, level)
 
-    def alarm(self, text: str) -> None:
+    def warning(self, text: str) -> None:
+        """Print a warning on local rank 0 of each node."""
+        self.line(text, "WARNING")
+
+    def alarm(self, text: str, level: Level = "ERROR") -> None:
         """Print a line on this rank, whichever it is, in one write: log readers take half a line for a whole one."""
         plain = text.translate(_ASCII).encode("ascii", "backslashreplace").decode()
-        sys.stdout.write(heartbeat.prefix(self._rank_info.rank, self._rank_info.node_rank) + plain + "\n")
+        prefix = heartbeat.prefix(self._rank_info.rank, self._rank_info.node_rank, level=level)
+        sys.stdout.write(prefix + plain + "\n")
         sys.stdout.flush()
 
     def beat(
@@ -191,12 +196,12 @@ class RunLog:
     def checkpoint_failed(self, *, step: int, tier: str, why: str) -> None:
         """CHECKPOINT failed."""
         self._emit("CHECKPOINT", "failed", step=step, why=why, tier=tier)
-        self.line(f"checkpoint of step {step} failed ({tier}): {why}")
+        self.warning(f"checkpoint of step {step} failed ({tier}): {why}")
 
     def checkpoint_rejected(self, path: str, why: str, tier: str = "disk") -> None:
         """CHECKPOINT rejected."""
         self._emit("CHECKPOINT", "rejected", path=path, why=why, tier=tier)
-        self.line(f"checkpoint {path} rejected: {why}")
+        self.warning(f"checkpoint {path} rejected: {why}")
 
     def loss_bounded(self, data: Mapping[str, Any], lines: Sequence[str]) -> None:
         """CHECKPOINT bound, with the lines that state it."""
@@ -219,7 +224,7 @@ class RunLog:
             grad_norm=grad_norm,
             why=why,
         )
-        self.line(f"step {step} skipped: {why} (samples {first} to {last})")
+        self.warning(f"step {step} skipped: {why} (samples {first} to {last})")
 
     def rolled_back(self, *, step: int, to_step: int, samples: range, rollbacks: int, why: str) -> None:
         """WATCH rollback."""
@@ -233,12 +238,12 @@ class RunLog:
             rollbacks=rollbacks,
             why=why,
         )
-        self.line(f"rolled back from step {step} to {to_step} and past these samples: {why}")
+        self.warning(f"rolled back from step {step} to {to_step} and past these samples: {why}")
 
     def straggler_found(self, *, step: int, name: str, rank: int | None, node: int, score: float, what: str) -> None:
         """WATCH straggler."""
         self._emit("WATCH", "straggler", step=step, rank=rank, node=node, score=round(score, 3), what=what)
-        self.line(f"straggler: {name} takes {score:.0%} of a step more than the median: {what}")
+        self.warning(f"straggler: {name} takes {score:.0%} of a step more than the median: {what}")
 
     def hang_found(self, *, ranks: Sequence[int], nodes: Sequence[int], collective: str, why: str) -> None:
         """WATCH hang. The caller prints the line: it differs between a warning and the end of the run."""
@@ -263,7 +268,7 @@ class RunLog:
             act()
         except Exception as wrong:  # a foreign library and a network; training must not end for a chart
             self._trackers = [other for other in self._trackers if other is not tracker]
-            self.alarm(f"{tracker.name} is left out from here on: {type(wrong).__name__}: {wrong}")
+            self.alarm(f"{tracker.name} is left out from here on: {type(wrong).__name__}: {wrong}", "WARNING")
 
 
 def _rounded(share: float | None) -> float | None:

@@ -17,7 +17,7 @@ from trainmaster.cli import _console
 from trainmaster.core import heartbeat
 from trainmaster.core.clean_text import clean
 
-_STEP = re.compile(r"^\[rank \d+ node \d+\] step \d+/\d+ ")
+_STEP = re.compile(heartbeat.LINE_PREFIX + r"step \d+/\d+ ")
 
 
 class TrainView:

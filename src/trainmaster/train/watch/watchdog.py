@@ -179,7 +179,7 @@ class Watchdog:
             elif share >= _SAY_AT and not said and (found := self._judge(trace, share)):
                 self._hang = found
                 self._tell(self._hang)
-                self._run_log.line(self._hang.line.replace(hang.MARK, "waiting:", 1))
+                self._run_log.warning(self._hang.line.replace(hang.MARK, "waiting:", 1))
                 said = True
 
     @property

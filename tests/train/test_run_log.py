@@ -1,0 +1,43 @@
+"""Every line of a rank carries its time, level, rank and node, in ASCII and in one piece."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+
+import pytest
+
+from trainmaster.core import heartbeat
+from trainmaster.train.parallel.rank_info import RankInfo
+from trainmaster.train.run_log import RunLog
+
+LINE = re.compile(heartbeat.LINE_PREFIX)
+
+
+def rank(number: int, *, local: int) -> RankInfo:
+    return RankInfo(
+        rank=number, world_size=4, local_rank=local, local_world_size=2, node_rank=number // 2, nodes=2, master=None
+    )
+
+
+def test_lines_warnings_and_errors_carry_time_level_rank_and_node(capsys: pytest.CaptureFixture[str]) -> None:
+    log = RunLog(rank(2, local=0), None)
+    before = datetime.now(UTC)
+    log.line("2 × 3 tokens → done")
+    log.step_skipped(step=3, samples=range(8, 16), loss=9.0, grad_norm=1.0, why="loss 9 is a spike")
+    log.checkpoint_rejected("/x", "damaged")
+    log.alarm("hang: rank 1")
+    lines = capsys.readouterr().out.splitlines()
+    assert all(LINE.match(line) and line.isascii() for line in lines), lines
+    stamps, levels = zip(*(line.split()[:2] for line in lines), strict=True)
+    assert levels == ("INFO", "WARNING", "WARNING", "ERROR")
+    assert all(abs((datetime.fromisoformat(stamp) - before).total_seconds()) < 60 for stamp in stamps)
+    assert lines[0].endswith(" INFO [rank 2 node 1] 2 x 3 tokens to done")
+
+
+def test_only_local_rank_0_prints_lines_and_every_rank_prints_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    log = RunLog(rank(3, local=1), None)
+    log.line("training")
+    log.warning("slow")
+    log.alarm("failed")
+    assert [line.split("] ")[1] for line in capsys.readouterr().out.splitlines()] == ["failed"]

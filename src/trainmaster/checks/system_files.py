@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
-from trainmaster.core.errors import FileMissing, HostError
+from trainmaster.core.errors import FileMissing, HostError, NotCaptured
 from trainmaster.node.host import Host
 
 PCI = "/sys/bus/pci/devices"
+RDMA = "/sys/class/infiniband"
 NVIDIA, MELLANOX, AMAZON = "0x10de", "0x15b3", "0x1d0f"
 
 
@@ -46,6 +47,19 @@ def list_devices(host: Host) -> tuple[str, ...]:
     names = host.list("/dev")
     if not names:
         raise HostError("/dev is empty")
+    return names
+
+
+def list_rdma(host: Host) -> tuple[str, ...]:
+    """Names of the RDMA devices. An empty list beside openable devices is no answer."""
+    names = list_optional(host, RDMA) or ()
+    if not names:
+        try:
+            opened = list_optional(host, "/dev/infiniband") or ()
+        except NotCaptured:
+            opened = ()
+        if any(name.startswith("uverbs") for name in opened):
+            raise HostError(f"{RDMA} shows no device, but /dev/infiniband has {len(opened)}")
     return names
 
 

@@ -10,11 +10,11 @@ import re
 from dataclasses import dataclass
 
 from trainmaster.checks import system_files
-from trainmaster.core.errors import FileMissing, HostError, NotCaptured
+from trainmaster.core.errors import FileMissing, HostError
 from trainmaster.node.host import Host
 from trainmaster.node.parse import ibstat
 
-FOLDER = "/sys/class/infiniband"
+FOLDER = system_files.RDMA
 # drivers/infiniband/core/sysfs.c: state_show and phys_state_to_str
 STATES = ("NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER")
 LAYERS = ("InfiniBand", "Ethernet", "Unspecified")
@@ -70,20 +70,7 @@ class Device:
 
 def read(host: Host) -> tuple[Device, ...]:
     """Every RDMA device; empty if the kernel has no such class."""
-    return tuple(_device(host, name) for name in list_names(host))
-
-
-def list_names(host: Host) -> tuple[str, ...]:
-    """Names of the RDMA devices. An empty list beside openable devices is no answer."""
-    names = system_files.list_optional(host, FOLDER) or ()
-    if not names:
-        try:
-            opened = system_files.list_optional(host, "/dev/infiniband") or ()
-        except NotCaptured:
-            opened = ()
-        if any(name.startswith("uverbs") for name in opened):
-            raise HostError(f"{FOLDER} shows no device, but /dev/infiniband has {len(opened)}")
-    return names
+    return tuple(_device(host, name) for name in system_files.list_rdma(host))
 
 
 def ports(devices: tuple[Device, ...]) -> list[Port]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainmaster.checks import system_files
-from trainmaster.checks.fabric import _rdma_devices
 from trainmaster.core.errors import FileMissing
 from trainmaster.core.expect import Expect, implies_efa, implies_rdma
 from trainmaster.core.results import Finding, error, fail, ok, skip, warn
@@ -23,7 +22,7 @@ class Access:
 
 
 def read(host: Host) -> Access:
-    devices = _rdma_devices.list_names(host)
+    devices = system_files.list_rdma(host)
     if not devices:
         return Access(devices=(), closed=())
     files = system_files.list_optional(host, "/dev/infiniband") or ()

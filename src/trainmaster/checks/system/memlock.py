@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainmaster.checks import system_files
-from trainmaster.checks.fabric import _rdma_devices as rdma_devices
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, fail, ok, warn
 from trainmaster.node.host import Host
@@ -22,7 +21,7 @@ class Lock:
 
 def read(host: Host) -> Lock:
     limit = system_files.read_limit(host, "Max locked memory")
-    rdma = rdma_devices.list_names(host)  # EFA and RoCE devices are here too
+    rdma = system_files.list_rdma(host)  # EFA and RoCE devices are here too
     return Lock(limit_bytes=limit, rdma=rdma)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from trainmaster.node.parse import ParseError, as_text, shorten
+from trainmaster.node.parse.nvidia_smi_text import is_text, to_xml
 
 
 class NotTold(Exception):
@@ -120,8 +121,9 @@ _DEEPEST = 8  # levels; no schema has more than 4
 
 
 def parse(raw: str | bytes) -> Smi:
-    """The XML of `nvidia-smi -q -x`. ParseError where it is damaged or contradicts itself."""
+    """The XML of `nvidia-smi -q -x`, or the text of `-q`. ParseError where it is damaged or contradicts itself."""
     text = as_text(raw)
+    text = to_xml(text) if is_text(text) else text
     start = min((at for mark in ("<?xml", "<nvidia_smi_log") if (at := text.find(mark)) >= 0), default=0)
     body, end, after = text[start:].partition(_END)
     try:

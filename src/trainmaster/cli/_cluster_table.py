@@ -111,11 +111,11 @@ def _paint_words(words: Sequence[str]) -> str:
 
 def _findings(health: ClusterHealth) -> Table:
     """What is not a pass, each kind once, with the nodes that have it."""
-    grouped: dict[tuple[Verdict, str, str, str], list[str]] = defaultdict(list)
+    found: dict[tuple[Verdict, str, str], dict[str, list[str]]] = defaultdict(dict)
 
     def keep(check: str, finding: Finding, where: str) -> None:
         if finding.verdict in _WORST:
-            grouped[finding.verdict, check, finding.reason, finding.action or ""].append(where)
+            found[finding.verdict, finding.reason, finding.action or ""].setdefault(check, []).append(where)
 
     for node in health.nodes:
         for result in node.results:
@@ -125,7 +125,13 @@ def _findings(health: ClusterHealth) -> Table:
         for finding in result.findings:
             keep(result.check, finding, finding.device or "between nodes")
     for silent in health.silent:
-        grouped[Verdict.ERROR, "answer", silent.reason, silent.action].append(silent.node)
+        found[Verdict.ERROR, silent.reason, silent.action].setdefault("answer", []).append(silent.node)
+    grouped: dict[tuple[Verdict, str, str, str], list[str]] = {}
+    for (verdict, reason, action), checks in found.items():
+        # Several checks that say the same of the same places have one cause, and are one row.
+        for places in dict.fromkeys(map(tuple, checks.values())):
+            names = ", ".join(check for check, where in checks.items() if tuple(where) == places)
+            grouped[verdict, names, reason, action] = list(places)
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("verdict", "check", "where", "reason", "what to do"):
         table.add_column(title, overflow="fold")

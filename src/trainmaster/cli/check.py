@@ -282,16 +282,14 @@ def _keep(out: Path, health: ClusterHealth, *, price: float | None, upload: str 
 def _write_reports(out: Path, health: ClusterHealth, price: float | None) -> None:
     """report.html and its siblings, beside the evidence; without their packages the evidence is still whole."""
     from trainmaster.cli import _console
-    from trainmaster.cluster import prices
+    from trainmaster.cluster import evidence, prices
+    from trainmaster.report.health import FILES, write_bundle
 
-    try:
-        from trainmaster.report.health import write_bundle
-    except ImportError:
-        _console.note(
-            "no report.html: it needs packages that are not installed; run: pip install 'trainmaster\\[server]'"
-        )
-        return
-    write_bundle(health, out, cost=prices.find(health, price))
+    written = [path.name for path in write_bundle(health, out, cost=prices.find(health, price))]
+    names = ", ".join([evidence.HEALTH, evidence.VERDICT, *written])
+    _console.note(f"wrote {_console.plain(str(out))}: {names}, nodes/")
+    if missing := [name for name in FILES if name not in written]:
+        _console.note(f"no {', '.join(missing)}: run: pip install 'trainmaster\\[server]'")
 
 
 def _remember(home: Path | None, health: ClusterHealth) -> None:
@@ -323,18 +321,17 @@ def _show(health: NodeHealth) -> None:
     for title in ("check", "device", "verdict", "reason", "what to do"):
         table.add_column(title, overflow="fold")
     skipped: dict[str, list[str]] = {}
+    judged: dict[tuple[str, str, str, str], list[str]] = {}  # findings that say the same are one row
     for result in health.results:
         for finding in result.findings:
             if finding.verdict is Verdict.SKIP:
                 skipped.setdefault(finding.reason, []).append(" ".join(filter(None, (result.check, finding.device))))
                 continue
-            table.add_row(
-                result.check,
-                escape(finding.device or ""),
-                _console.paint(str(finding.verdict)),
-                escape(finding.reason),
-                escape(finding.action or ""),
-            )
+            key = (finding.device or "", str(finding.verdict), finding.reason, finding.action or "")
+            judged.setdefault(key, []).append(result.check)
+    for (device, verdict, reason, action), checks in judged.items():
+        label = ", ".join(checks) if len(checks) <= 3 else f"{', '.join(checks[:2])} and {len(checks) - 2} more"
+        table.add_row(label, _console.plain(device), _console.paint(verdict), escape(reason), escape(action))
     _console.out.print(table)
     for reason, names in skipped.items():
         _console.out.print(f"[dim]skip  {escape(', '.join(names))}: {escape(reason)}[/]")

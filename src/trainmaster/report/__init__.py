@@ -9,10 +9,16 @@ from trainmaster.api.codec import to_json
 from trainmaster.api.jobs import JobPage
 from trainmaster.core.errors import UsageError
 from trainmaster.core.files import write_whole
-from trainmaster.report.html import render_html
 from trainmaster.report.markdown import render_markdown
 
 __all__ = ["FORMATS", "render_html", "render_json", "render_markdown", "write"]
+
+
+def render_html(page: JobPage) -> str:
+    """The page as one HTML file. Jinja is imported here: the other formats do without it."""
+    from trainmaster.report import html
+
+    return html.render_html(page)
 
 
 def render_json(page: JobPage) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from trainmaster.core.files import write_whole
 from trainmaster.core.health import ClusterHealth
 from trainmaster.core.prices import Prices
-from trainmaster.report.health import html, junit, markdown, metrics, prometheus, terminal
+from trainmaster.report.health import junit, markdown, metrics, prometheus, terminal
 from trainmaster.report.health.view import View, build
 
 __all__ = [
@@ -29,8 +29,16 @@ __all__ = [
     "write_bundle",
 ]
 
+
+def _html(view: View) -> str:
+    """The HTML report. Jinja is imported here: the other formats do without it."""
+    from trainmaster.report.health import html
+
+    return html.render(view)
+
+
 FILES: dict[str, Callable[[View], str]] = {
-    "report.html": html.render,
+    "report.html": _html,
     "report.md": markdown.render,
     "junit.xml": junit.render,
     "metrics.prom": prometheus.render,
@@ -39,14 +47,23 @@ FILES: dict[str, Callable[[View], str]] = {
 
 
 def write_bundle(health: ClusterHealth, folder: Path, *, cost: Prices | None = None) -> list[Path]:
-    """Write every format into the folder, each atomically; the paths in order."""
+    """Write every format into the folder, each atomically; the paths in order. Without Jinja there is no HTML."""
     view = build(health, cost)
     folder.mkdir(parents=True, exist_ok=True)
-    return [write_whole(folder / name, render(view), durable=False) for name, render in FILES.items()]
+    written = []
+    for name, render in FILES.items():
+        try:
+            text = render(view)
+        except ImportError:
+            if name != "report.html":
+                raise
+            continue
+        written.append(write_whole(folder / name, text, durable=False))
+    return written
 
 
 def render_html(health: ClusterHealth, *, cost: Prices | None = None) -> str:
-    return html.render(build(health, cost))
+    return _html(build(health, cost))
 
 
 def render_markdown(health: ClusterHealth, *, cost: Prices | None = None) -> str:

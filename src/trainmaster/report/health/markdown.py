@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from trainmaster.core.results import Verdict
 from trainmaster.report.formats import duration, short, size
 from trainmaster.report.health import curves
-from trainmaster.report.health.view import BAD, View
+from trainmaster.report.health.view import BAD, Row, View
 from trainmaster.report.markdown import escape
 from trainmaster.report.phrases import value_text
 
@@ -52,18 +52,27 @@ def _wrong(view: View) -> Iterator[str]:
     if not rows:
         return
     yield "## What is wrong\n\n| Verdict | Node | Device | Check | What was found | Values |\n|---|---|---|---|---|---|"
-    for row in rows[:MOST_ROWS]:
+    folded = _fold(rows)
+    for row, checks in folded[:MOST_ROWS]:
         cause = f" (follows from {escape(row.cause)})" if row.cause else ""
         values = ", ".join(
             f"{escape(name)}={escape(value_text(value)[:120])}"
             for name, value in row.values.items()
             if value is not None and not isinstance(value, (list, dict))
         )
-        cells = (str(row.verdict), row.node or "cluster", row.device or "", row.check, row.reason)
+        cells = (str(row.verdict), row.node or "cluster", row.device or "", checks, row.reason)
         yield f"| {' | '.join(map(escape, cells))}{cause}{_do(row.action)} | {values} |"
-    if len(rows) > MOST_ROWS:
-        yield f"\n{len(rows) - MOST_ROWS} more are in report.html and health.json."
+    if len(folded) > MOST_ROWS:
+        yield f"\n{len(folded) - MOST_ROWS} more are in report.html and health.json."
     yield ""
+
+
+def _fold(rows: list[Row]) -> list[tuple[Row, str]]:
+    """Findings of one node that say the same, as one row with the names of their checks."""
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.verdict, row.node, row.device, row.reason, row.action, row.cause), []).append(row)
+    return [(same[0], ", ".join(dict.fromkeys(row.check for row in same))) for same in groups.values()]
 
 
 def _collectives(view: View) -> Iterator[str]:

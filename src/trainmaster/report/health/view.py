@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -281,7 +282,9 @@ def _actions(rows: Iterable[Row]) -> tuple[Action, ...]:
         if row.verdict in BAD and row.action and row.cause is None:
             groups.setdefault(row.action, []).append(row)
     found = []
+    findings: dict[str, int] = {}  # of each action: more findings of one verdict are a graver fault
     for action, members in groups.items():
+        findings[action] = len(members)
         top = worst(row.verdict for row in members)
         assert top is not None
         found.append(
@@ -295,7 +298,16 @@ def _actions(rows: Iterable[Row]) -> tuple[Action, ...]:
             )
         )
     return tuple(
-        sorted(found, key=lambda one: (-WEIGHT[one.verdict], -len(one.nodes), -len(one.locations), one.action))
+        sorted(
+            found,
+            key=lambda one: (
+                -WEIGHT[one.verdict],
+                -len(one.nodes),
+                -findings[one.action],
+                -len(one.locations),
+                one.action,
+            ),
+        )
     )
 
 
@@ -333,23 +345,31 @@ _TITLES = {
 def _sentence(overall: Overall, nodes: list[Node], rows: list[Row], coverage: Coverage) -> str:
     many = len(nodes)
     said = []
-    first = next((row for row in rows if row.verdict is Verdict.FAIL), None)
-    if first is not None:
+    failures = [row for row in rows if row.verdict is Verdict.FAIL]
+    if failures:
         failed = sum(any(row.verdict is Verdict.FAIL for row in node.rows) for node in nodes)
         said.append(f"{failed} of {_count(many, 'node')} failed." if failed else "The nodes failed together.")
-        said.append(f"First: {_told(first)}")
+        said.append(f"First: {_told(_gravest(failures))}")
     silent = [node.name for node in nodes if node.silent]
     if silent:
         said.append(f"{_count(len(silent), 'node')} gave no answer: {_list(silent)}.")
     errors = [row for row in rows if row.verdict is Verdict.ERROR and row.check != _ANSWER]
     if errors:
-        said.append(f"{_count(len(errors), 'planned measurement')} could not be made, first {_told(errors[0])}")
+        said.append(f"{_count(len(errors), 'planned measurement')} could not be made, first {_told(_gravest(errors))}")
     warned = [row for row in rows if row.verdict is Verdict.WARN]
     if overall is Overall.WARN:
-        said.append(f"{_count(many, 'node')} answered, {_count(len(warned), 'warning')}, first {_told(warned[0])}")
+        said.append(
+            f"{_count(many, 'node')} answered, {_count(len(warned), 'warning')}, first {_told(_gravest(warned))}"
+        )
     if overall is Overall.PASS:
         said.append(f"{_count(many, 'node')} answered, {_count(coverage.measured, 'measurement')}, nothing is wrong.")
     return " ".join(said)
+
+
+def _gravest(rows: list[Row]) -> Row:
+    """Of findings with one verdict the most frequent one: many checks that fail for one reason have one cause."""
+    reasons = Counter((row.reason, row.action) for row in rows if row.cause is None)
+    return max(rows, key=lambda row: reasons[row.reason, row.action])
 
 
 def _told(row: Row) -> str:

@@ -25,7 +25,7 @@ class Bus(Protocol):
 
 
 class FindBus(Protocol):
-    """The published bandwidth between GPUs of a model on so many nodes; None where there is none."""
+    """The published bandwidth between GPUs of a model on that number of nodes; None where there is none."""
 
     def __call__(self, gpu: GpuModel, *, nodes: int) -> Bus | None: ...
 

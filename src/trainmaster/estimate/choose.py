@@ -1,5 +1,5 @@
 """The fastest setting that fits, and where else a run would fit. What is chosen changes no result, only how it is made:
-recompute, rows at once, sharding, compile. Precision and batch stay what the config says."""
+recompute, rows at once, sharding, compile. Precision and batch stay as configured."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Choice:
 def fastest(config: TrainConfig, cluster: Cluster) -> Choice | None:
     """The fastest setting that fits these GPUs; None where none does.
 
-    Of settings within half a percent the one with more room wins. Where nobody knows how fast the GPU is: the one that
+    Of settings within half a percent the one with more room wins. Where the speed of the GPU is not known: the one that
     computes least again, with most rows at once.
     """
     fitting = [choice for choice in _choices(config, cluster) if choice.estimate.fits]
@@ -71,7 +71,7 @@ def _choices(config: TrainConfig, cluster: Cluster) -> Iterator[Choice]:
 
 
 def _overrides(old: TrainConfig, new: TrainConfig, rows: int) -> tuple[str, ...]:
-    """What differs, as words of a command line; nothing that only says in full what was meant already."""
+    """Changed settings as command-line overrides, without those that only spell out a default."""
     words = []
     if (old.micro_sequences or rows) != new.micro_sequences:
         words.append(f"micro_sequences={new.micro_sequences}")

@@ -45,7 +45,7 @@ def weight_shapes(model: ModelConfig) -> dict[str, Shape]:
 
 
 def flops_per_token(model: ModelConfig, *, sequence_tokens: int) -> int:
-    """Of forward and backward, by the convention of published MFU figures (models/llama.py says it in full)."""
+    """Of forward and backward, by the convention of published MFU figures (models/llama.py has the definition)."""
     lookup = 0 if model.tied else model.vocab * model.width
     seen = min(sequence_tokens, model.sliding_window or sequence_tokens)
     return 6 * (count(model).active - lookup) + 12 * model.layers * model.heads * model.head_size * seen

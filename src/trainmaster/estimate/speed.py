@@ -2,7 +2,7 @@
 
 A matrix product takes the time of its operations or that of its bytes, whichever is longer. Element-wise work and the
 update are bytes alone. Communication is hidden behind the computing of the same pass as far as there is any.
-docs/how/plan.md says what a figure rests on and where it ends.
+docs/how/plan.md describes the basis and the limits of each figure.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class _Clock:
         """AdamW reads four and writes three, and the clipped gradient; the norm reads the gradient once before."""
         held = self.setting.master_bytes * count(self.model).all / self.setting.shard_ranks
         if self.setting.cpu_offload:
-            # Over the bus, both ways, and the update on the host at a rate nobody has measured here.
+            # Over the bus, both ways, and the update on the host at a rate that was not measured here.
             return 2 * held / (1e9 * (self.gpu.d2h_gbps or 25.0)) + 7 * held / 50e9
         return self._bytes(9 * held)
 

@@ -16,7 +16,7 @@ T = TypeVar("T")
 # obstore's own default waits minutes for a server that is not there; a person is waiting for ours.
 _RETRY = {"max_retries": 2, "retry_timeout": timedelta(seconds=20)}
 _CONNECT_TIMEOUT = "5s"
-# What it says (object_store 0.12 and reqwest) when nothing answered, and when nobody would say who we are.
+# Texts of object_store 0.12 and reqwest: no answer, and no credentials.
 _NO_ANSWER = re.compile(r"error sending request|connect|dns|timed? ?out|timeout", re.IGNORECASE)
 _NO_CREDENTIALS = re.compile(r"169\.254\.|metadata\.google|credential|token|account.*key", re.IGNORECASE)
 _REFUSED = re.compile(r"InvalidAccessKeyId|SignatureDoesNotMatch|AccessDenied|\b40[13] ")

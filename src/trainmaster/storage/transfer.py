@@ -32,7 +32,7 @@ def upload(store: Store, path: str, data: bytes | Path | Iterator[bytes]) -> Rec
     """Put an object, read it back and compare. To be tried again as a whole after an error."""
     if isinstance(data, Path):
         receipt = _of_file(data)
-        store.put(path, data)  # as a file, whose size says how it is to be cut; should it grow meanwhile, verify tells
+        store.put(path, data)  # as a file: its size determines the parts; if it grows meanwhile, verify fails
     else:
         digest = _Digest()
         store.put(path, digest.through(iter([data]) if isinstance(data, bytes) else data))

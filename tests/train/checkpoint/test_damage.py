@@ -141,5 +141,5 @@ def test_only_cut_off_saves_are_a_fresh_start(run_here: RunHere, tmp_path: Path)
 
 def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(run_here: RunHere, tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file where the folder should be")
-    with pytest.raises(CheckpointError, match="cannot be read, so nobody knows whether it holds checkpoints"):
+    with pytest.raises(CheckpointError, match="cannot be read, so it is not known whether it holds checkpoints"):
         run_here(tmp_path, CONFIG)

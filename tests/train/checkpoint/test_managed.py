@@ -86,7 +86,7 @@ def test_where_a_tier_cannot_be_asked_the_other_serves_and_with_neither_nobody_k
         with monkeypatch.context() as patch:
             if not checkpoint:
                 patch.setenv("AWS_ENDPOINT_URL", NOWHERE)
-            with pytest.raises(CheckpointError, match=r"nobody knows whether namespace run-\S+ has checkpoints: "):
+            with pytest.raises(CheckpointError, match=r"cannot tell whether namespace run-\S+ has checkpoints: "):
                 run_here(tmp_path / f"new{number}", managed(checkpoint=checkpoint))
 
     cut(tmp_path / "first", managed(), before=8)
@@ -98,7 +98,7 @@ def test_where_a_tier_cannot_be_asked_the_other_serves_and_with_neither_nobody_k
     ran = cut(tmp_path / "without S3", managed(), before=7)
     assert loaded(ran) == (6, "memory")
     assert any("cannot be asked, only the daemon's memory is" in line for line in rejected(ran))
-    with pytest.raises(CheckpointError, match="nobody knows"):
+    with pytest.raises(CheckpointError, match="cannot tell"):
         run_here(tmp_path / "without both", managed(checkpoint=away))
 
 
@@ -200,7 +200,7 @@ def test_the_entry_refuses_with_exit_code_66(
         if dist.is_initialized():
             dist.destroy_process_group()
     said = capsys.readouterr().out
-    assert f"the memory daemon at {NOWHERE} does not answer" in said and "nobody knows whether namespace" in said
+    assert f"the memory daemon at {NOWHERE} does not answer" in said and "cannot tell whether namespace" in said
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def test_a_disk_that_cannot_be_read_is_no_hindrance_while_memory_has_the_newest(
     again = Ran(codes=[], output=[], folder=tmp_path)
     assert tiers(again, "loaded") == [(6, "memory")]
     spoil(shm)
-    with pytest.raises(CheckpointError, match="cannot be read, so nobody knows whether it holds checkpoints"):
+    with pytest.raises(CheckpointError, match="cannot be read, so it is not known whether it holds checkpoints"):
         run_here(tmp_path, config())
 
 

@@ -140,5 +140,5 @@ def test_a_store_that_is_down_at_the_start(run_here: RunHere, tmp_path: Path, ga
     # Nothing is here: nobody knows.
     gate.is_open = False
     shutil.rmtree(tmp_path / "checkpoints")
-    with pytest.raises(CheckpointError, match="nobody knows whether it holds checkpoints"):
+    with pytest.raises(CheckpointError, match="it is not known whether it holds checkpoints"):
         run_here(tmp_path, config(url, steps=4))

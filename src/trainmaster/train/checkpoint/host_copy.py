@@ -89,7 +89,7 @@ class HostCopy:
 
     def _reserve_ahead(self, sizes: Sequence[int]) -> None:
         torch.cuda.set_device(self._device)  # of this thread: it would open another rank's GPU
-        with contextlib.suppress(MemoryError):  # `copy` will say so
+        with contextlib.suppress(MemoryError):  # raised again by `copy`
             self._reserve(sizes)
 
     def _reserve(self, sizes: Sequence[int]) -> None:

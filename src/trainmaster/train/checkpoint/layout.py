@@ -159,7 +159,7 @@ class Arrangement:
 
 
 def arrange(parts: Sequence[Part], *, files: int) -> Arrangement:
-    """Parts over at most so many files of about the same size."""
+    """Distribute parts over at most `files` files of about the same size."""
     sizes = [part.size_bytes for part in parts]
     count = max(1, min(files, sum(sizes) // _FILE_BYTES))
     members: list[list[int]] = [[] for _ in range(count)]

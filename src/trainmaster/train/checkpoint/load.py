@@ -81,7 +81,7 @@ def load_newest(
         try:
             found += [(-step, number) for step in tier.list_steps()]
         except rank_sync.RankError as wrong:
-            unread[number] = f"{tier} cannot be read, so nobody knows whether it holds checkpoints: {wrong}"
+            unread[number] = f"{tier} cannot be read, so it is not known whether it holds checkpoints: {wrong}"
             if len(tiers) > 1:
                 rejected(str(tier), f"cannot be read: {wrong}", tier.name)
     reach("load:listed")
@@ -126,7 +126,7 @@ def load_newest(
 def load_weights(path: Path, *, config: ModelConfig, model: nn.Module, timeout_s: float, threads: int = 1) -> float:
     """Fill the model alone from a checkpoint of any run, for a new one to start with; returns the seconds it took.
 
-    CheckpointError where it is not good or of another shape: who named it wants it and nothing else.
+    CheckpointError where it is damaged or of another shape: no other checkpoint is tried in its place.
     """
     started = time.perf_counter()
     group = open_group(timeout_s, "checkpoint_init")
@@ -168,7 +168,7 @@ _SECTIONS = {"model": ModelConfig, "data": DataConfig}
 
 
 def as_of_today(path: Path | str, saved: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a checkpoint says of its run, in the words of this version: a field it did not know has its default.
+    """The identity in a checkpoint, in the fields of this version: a field that it did not have gets its default.
 
     Without this every new field of a config would make strangers of all checkpoints there are.
     """

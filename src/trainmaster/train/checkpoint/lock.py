@@ -111,7 +111,7 @@ class Lock:
         """LockLost where another run has taken the lock."""
         numbers = self._numbers()
         if not numbers:
-            # The whole place was removed under a living run, and nobody has claimed it since.
+            # The whole place was removed under a living run, and no run has claimed it since.
             numbers = [self.number] if self._store.put_new(_path(self.number), _render(self._mine)) else self._numbers()
         if numbers[-1] == self.number:
             return

@@ -43,7 +43,7 @@ class Manifest:
     torch: str
     saved_at: str  # ISO, with its offset
     feed: Mapping[str, Any] | None = None  # where the data source is, if it has a state of its own
-    origin: Mapping[str, Any] = field(default_factory=dict)  # for people who look for a fault; nothing reads it
+    origin: Mapping[str, Any] = field(default_factory=dict)  # provenance, for debugging; no code reads it
     fence: int = 0  # fencing number of the run that wrote it; 0: written before there was a lock
     objects: str | None = None  # in an object store: the prefix of its files; None: beside the manifest
     v: int = 1
@@ -60,7 +60,7 @@ def render(manifest: Manifest) -> str:
 
 
 def read(checkpoint: Path) -> Manifest:
-    """The manifest of a checkpoint; CheckpointError says what is wrong with it."""
+    """Read the manifest of a checkpoint; CheckpointError names the fault."""
     try:
         return parse((checkpoint / MANIFEST).read_bytes())
     except FileNotFoundError:
@@ -70,7 +70,7 @@ def read(checkpoint: Path) -> Manifest:
 
 
 def parse(data: bytes) -> Manifest:
-    """What `render` wrote; CheckpointError says what is wrong with it."""
+    """Parse the text of `render`; CheckpointError names the fault."""
     try:
         plain = json.loads(data)
         digest = plain.pop("digest")

@@ -1,4 +1,4 @@
-"""Where a checkpoint comes from: config, commit, versions, hosts. For people who look for a fault; nothing reads it.
+"""Provenance of a checkpoint: config, commit, versions, hosts. For debugging; no code reads it.
 
 What could be a secret stays out: no environment, and no URL with its user, password or query.
 """

@@ -2,7 +2,7 @@
 
 Each file is verified whole by one rank. Where that rank also needs it, as on as many ranks as wrote it, it is read a
 single time; on another number of ranks the others read just the parts they need. Tensors are filled before the last
-byte of their file is hashed: who loads must throw all of it away when one file turns out bad.
+byte of their file is hashed: the loader must discard all tensors when one file is bad.
 """
 
 from __future__ import annotations

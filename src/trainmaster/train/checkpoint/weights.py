@@ -26,7 +26,7 @@ from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.checkpoint.manifest import Manifest
 from trainmaster.train.state import State
 
-Advance = Callable[[int], None]  # so many more bytes are done
+Advance = Callable[[int], None]  # called with the number of further bytes done
 _PREFIX = "model."
 
 
@@ -65,7 +65,7 @@ class Weights:
 def find_checkpoint(path: Path) -> tuple[Path, Manifest]:
     """A checkpoint, or the newest one in a folder of them, with its manifest.
 
-    A damaged one is never passed over for an older: who exports must know which step it is.
+    A damaged one is never replaced by an older one: an export must be of the step that was asked for.
     """
     steps = manifests.list_steps(path) if path.is_dir() else []
     if steps:
@@ -110,7 +110,7 @@ def save_weights(
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Without torch's warning that there is no process group, given even to who asks for none."""
+    """Suppress torch's warning about a missing process group, which it prints even with no_dist."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
         yield

@@ -1,4 +1,4 @@
-"""Checkpoints in HyperPod's managed tiers, with the same face and the same promises as our own.
+"""Checkpoints in HyperPod's managed tiers, with the interface and the guarantees of our own.
 
     save   staged copy ─▶ the library's writer, all ranks (daemon's memory, and S3 if due) ─▶ hashes of all ranks to
            rank 0 ─▶ record to S3 ─▶ record to memory. Only then is it a checkpoint.
@@ -96,7 +96,7 @@ class Managed:
         try:
             found = rank_sync.on_first(lambda: survey(self._records, self._library), group=self._group)
         except rank_sync.RankError as wrong:
-            raise CheckpointError(f"nobody knows what namespace {self._config.namespace} holds: {wrong}") from wrong
+            raise CheckpointError(f"cannot tell what namespace {self._config.namespace} holds: {wrong}") from wrong
         reach("load:listed")
         self._records.in_s3 = found.in_s3
         for where, why in found.remarks:
@@ -144,7 +144,7 @@ class Managed:
             )
         if found.unknown:
             raise CheckpointError(
-                f"nobody knows whether namespace {config.namespace} has checkpoints: {found.unknown}; bring it back, "
+                f"cannot tell whether namespace {config.namespace} has checkpoints: {found.unknown}; bring it back, "
                 f"{another}"
             )
 
@@ -220,7 +220,7 @@ class Managed:
             return  # S3 cannot be read: saves go to the daemon's memory alone until it can
 
     def _wait(self, patience_s: float | None = None) -> None:
-        """Until nothing is under way. Asks nobody: every rank's thread ends with the same result."""
+        """Wait for the save under way. No collective: every rank's thread ends with the same result."""
         if self._saving is None:
             return
         try:

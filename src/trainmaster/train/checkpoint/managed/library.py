@@ -32,7 +32,7 @@ class TierError(Exception):
 
 
 class Library:
-    """The library for one run on so many ranks."""
+    """The library, set up for one run and its number of ranks."""
 
     def __init__(self, config: ManagedConfig, *, rank: int, ranks: int) -> None:
         try:
@@ -61,7 +61,7 @@ class Library:
 
     @property
     def namespace(self) -> str:
-        """Where this many ranks write. The daemon is told their number when it makes a namespace, and only then."""
+        """Namespace of this number of ranks. The daemon takes the number only when it creates a namespace."""
         return f"{self._config.namespace}-{self._ranks}r"
 
     def writer(self, step: int, *, to_s3: bool) -> tuple[Any, WrittenParts]:
@@ -84,7 +84,7 @@ class Library:
         faults: list[str] = []
         settings = self._settings(
             namespace=record.namespace,
-            world_size=record.ranks,  # of those who wrote: the index lies behind their shards
+            world_size=record.ranks,  # of the writers: the index lies behind their shards
             s3_path_strategy=self._paths if tier == "s3" else None,
             logger=self._logger,
         )
@@ -190,7 +190,7 @@ class WrittenParts:
 
 
 class CheckedMemory:
-    """The memory client of a reader: a part that is missing or not as its record says is an error."""
+    """The memory client of a reader: a part that is missing or differs from its record is an error."""
 
     def __init__(self, client: Any, record: Record, measure: Measure, faults: list[str]) -> None:
         self._client, self._record, self._measure, self._faults = client, record, measure, faults
@@ -249,6 +249,6 @@ def _noted(faults: list[str]) -> Iterator[None]:
 
 
 def _words(wrong: BaseException) -> str:
-    """The error with its cause: the library's own says "Connection error" and no more."""
+    """The error with its cause: the library's own text is "Connection error" alone."""
     text = str(wrong) if isinstance(wrong, TierError) else f"{type(wrong).__name__}: {wrong}"
     return f"{text} ({wrong.__cause__})" if wrong.__cause__ is not None else text

@@ -1,7 +1,7 @@
 """What a managed checkpoint must be: one small JSON document for each step, written after all else of it.
 
-The library keeps shards and an index of them; whether a step is whole, and who wrote it, it tells from the number of
-ranks that ask. This document says it instead: a step without one is not a checkpoint.
+The library keeps shards and an index of them; it derives whether a step is whole from the
+number of ranks that read it. This document states it instead: a step without one is not a checkpoint.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from trainmaster.core import schema
 from trainmaster.core.errors import CheckpointError, SpecError
 
-INDEX = "index"  # the part that says which tensor is where in the others
+INDEX = "index"  # the part that holds the index of the others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ def render(record: Record) -> bytes:
 
 
 def parse(text: bytes) -> Record:
-    """The record of a whole step; CheckpointError says what is wrong with it."""
+    """Parse the record of a whole step; CheckpointError names the fault."""
     try:
         plain = json.loads(text)
         digest = plain.pop("digest")

@@ -50,7 +50,7 @@ class Records:
         self.in_s3 = False  # whether S3 has any
 
     def write(self, record: Record) -> Record:
-        """Keep it in both tiers, S3 first; what is returned says where the step can be found from now on."""
+        """Write the record to both tiers, S3 first; returns it with the tiers that hold the step from now on."""
         try:
             self.store.put(_name(record), render(record))
             self.in_s3 = True
@@ -92,7 +92,7 @@ class Records:
         try:
             return [uri[len(self.base) + 1 :] for uri in self._library.s3_parts(parse(self.store.get(name)))]
         except (CheckpointError, ObjectMissing):
-            return []  # nobody knows any more where its parts are
+            return []  # its parts cannot be located any more
 
     def _list_names(self) -> dict[tuple[int, Tier], str]:
         found = ((_RECORD.fullmatch(item.path), item.path) for item in self.store.list("records"))
@@ -129,7 +129,7 @@ class Records:
         for step, names in sorted(parts.items(), reverse=True):
             why = f"never finished: it has no record, only {', '.join(sorted(names))}"
             survey.remarks.append((f"{self.base} step {step}", why))
-            # The library calls it whole, and no record tells of any step: somebody took the records away.
+            # The library calls it whole, and there is no record of any step: the records were removed.
             survey.exist = survey.exist or ("index" in names and survey.newest is None)
 
     def find_in_memory(self, survey: Survey) -> dict[tuple[Tier, int], Record]:
@@ -154,7 +154,7 @@ class Records:
 
 
 def survey(records: Records, library: Library) -> Survey:
-    """Ask both tiers. A tier that cannot be asked is not an empty one: the survey says so."""
+    """Survey both tiers. A tier that cannot be read is not an empty one, and is named in `unknown`."""
     result, unknown = Survey(), []
     found: dict[tuple[Tier, int], Record] = {}
     try:

@@ -1,4 +1,4 @@
-"""How often each tier is saved to: as the config says, or as a loss bound needs it by the times measured so far."""
+"""Save cadence of each tier: from the config, or derived from a loss bound and the times measured so far."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from trainmaster.train.checkpoint.tiers.loss_bound import (
     steps_in,
 )
 
-_FIRST = 2  # with a bound to hold, the first save comes after so many steps: until then nothing is measured
+_FIRST = 2  # with a bound to hold, the first save comes after this many steps: until then nothing is measured
 _STEPS, _SAVES = 32, 8  # how many of the last ones count
-_PAUSE = 3.0  # a step boundary that comes so many times later than most had something else before it
-_ROOM = 2.0  # a bound that nobody asked for is stated with room: training waits for a save that would break it
+_PAUSE = 3.0  # a step boundary later than this multiple of the median had other work before it
+_ROOM = 2.0  # a bound without a limit in the config is stated with room: training waits for a save that would break it
 _LONGER = 1.25  # intervals are made longer only if much longer ones do too: they should not change all the time
 
 

@@ -163,7 +163,7 @@ def bound_of(tiers: Sequence[Tier], *, step_s: float, pause_s: float = 0.0, limi
 
 
 def _missed(tiers: Sequence[Tier], losses: Mapping[str, Held], step_s: float, limit_steps: int | None) -> str | None:
-    """Said of a process and a node only: what outlives more is as near as it can keep up with, and is told as it is."""
+    """Why the limit is missed for the loss of a process or a node; farther tiers save as often as they keep up with."""
     if limit_steps is None:
         return None
     for kind in ("process", "node"):

@@ -106,7 +106,7 @@ def prune(folder: Path, *, newest: int, keep: int = KEEP, spare: Collection[int]
 
 
 def make_room(folder: Path, size_bytes: int, *, newest: int, spare: Collection[int] = ()) -> None:
-    """See that so much can be written here, older steps giving way; CheckpointError says what is missing."""
+    """Free `size_bytes` by deleting older steps; CheckpointError where there is not enough room."""
     prune(folder, newest=newest, spare=spare)
     if _free(folder) < size_bytes:
         prune(folder, newest=newest, keep=1, spare=spare)
@@ -127,7 +127,7 @@ def must_have(folder: Path, size_bytes: int) -> None:
 
 
 def drop(folder: Path) -> None:
-    """Give everything back, at the end of a run that nobody will resume."""
+    """Free all memory at the end of a completed run."""
     for step in _steps(folder):
         discard(folder, step)
     shutil.rmtree(folder, ignore_errors=True)

@@ -109,7 +109,7 @@ class Remote:
         raise CheckpointError(f"{self.where(step)} was found, and cannot be downloaded now: {got}")
 
     def _receive(self, step: int, draft: Path) -> tuple[Path, Manifest] | str:
-        """One attempt at it; a text says why the store could not be asked."""
+        """One attempt to download; a text is the reason that the store could not be read."""
         manifest = rank_sync.on_first(lambda: self._prepare(step, draft), group=self._asks)
         if isinstance(manifest, str):
             return manifest
@@ -224,7 +224,7 @@ def prune(store: Store, *, keep: int, newest: int, objects: str) -> None:
 
 
 def _hashed(path: Path, record: FileRecord) -> Iterator[bytes]:
-    """The file piece by piece; it ends in an error, and no object is made, if it was not what the manifest says."""
+    """The file piece by piece; raises at the end, so that no object is created, if it differs from the manifest."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(_PIECE_BYTES):

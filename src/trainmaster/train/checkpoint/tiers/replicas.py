@@ -112,7 +112,7 @@ class Replicas:
             memory.prune(self._folder, newest=before - 1, keep=0)
 
     def drop(self) -> None:
-        """Give everything back, at the end of a run that nobody will resume."""
+        """Free all memory at the end of a completed run."""
         if self._leads:
             memory.drop(self._folder)
 
@@ -179,7 +179,7 @@ class Replicas:
         return max(good, key=lambda one: one.saved_at)
 
     def _verify(self, path: Path, manifest: Manifest) -> list[set[str]]:
-        """Per node, the files there that are as the manifest says. Read whole, shared out over the node's ranks."""
+        """Per node, the files there that match the manifest. Read whole, divided among the node's ranks."""
         mine = self._ranks_on[self._node]
         names = sorted(manifest.files)[mine.index(self._rank) :: len(mine)]
         good = rank_sync.on_all(

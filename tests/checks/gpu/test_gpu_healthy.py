@@ -10,8 +10,10 @@ import pytest
 
 from machines import Machine, edit_smi, smi_text
 from trainmaster import checks
+from trainmaster.checks import nvidia
 from trainmaster.checks.gpu import gpu_compat
 from trainmaster.core.expect import Expect
+from trainmaster.core.gpus import gpus
 from trainmaster.core.results import judge_overall
 
 CHECKS = [name for name in checks.names() if name.startswith("gpu_")] + ["xid", "dcgm", "dcgm_stress"]
@@ -199,3 +201,24 @@ def test_what_is_stated_is_met(machine: Machine) -> None:
                     vbios="96.00.A5.00.1A")  # fmt: skip
     results = checks.run(machine.host, stated, level=3, only=CHECKS)
     assert [f for result in results for f in result.findings if f.verdict not in ("pass", "skip")] == []
+
+
+def of_table(name: str) -> Node:
+    """A healthy node of a model of the table, with what its facts say."""
+    model = gpus()[name]
+    pages = model.generation in nvidia.RETIRES_PAGES
+    gen = model.pcie_gen or 5
+    return Node(
+        model=f"NVIDIA {model.names[0]}", gpus=1 if name.startswith("GH200") else 4, schema="v13", driver="580.95.05",
+        cuda="13.0", memory_mib=int(model.memory_gb * 1e9 / (1 << 20) * 0.98), power_w=int(model.power_w or 400),
+        gen=f"{gen}/{gen}", width=f"{model.pcie_width or 16}x/16x", links=model.nvlinks or 0, fabric=bool(model.fabric),
+        remap=not pages, retire=pages, mig=(model.memory_kind or "").startswith("HBM") and not pages,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", gpus())
+def test_a_healthy_node_of_every_model_in_the_table_raises_no_alarm(machine: Machine, name: str) -> None:
+    shape(machine, of_table(name))
+    results = checks.run(machine.host, Expect(), level=1, only=[check for check in CHECKS if "dcgm" not in check])
+    wrong = [(result.check, f) for result in results for f in result.findings if f.verdict not in ("pass", "skip")]
+    assert wrong == []

@@ -1,0 +1,216 @@
+"""Machines of the classes of input that were once judged too mildly or accused wrongly: one change each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpu_faults import SAMPLES, SMI, kernel, make
+from nodes import IB, infiniband, plain_vm, put
+
+from machines import PCI, Machine
+
+ADDRESSES = [f"0000:{16 + n:02x}:00.0" for n in range(8)]
+GB = "NVIDIA GB999"
+RESET = "NVRM: Xid (PCI:0000:13:00): 154, GPU recovery action changed from 0x{0} ({1}) to 0x{2} ({3})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A machine, the checks that judge it, what is expected of it, and the verdict before and now."""
+
+    name: str
+    check: str
+    put: Callable[[Machine], None]
+    before: str
+    after: str
+    expect: tuple[str, ...] = ()
+
+
+def gpus(gpu: int | None, changes: dict[str, str | None]) -> Callable[[Machine], None]:
+    def change(machine: Machine) -> None:
+        make(machine)
+        machine.edit(gpu, changes)
+
+    return change
+
+
+def links(model: str, down: int | None) -> Callable[[Machine], None]:
+    """Eight GPUs of a model; all links of one GPU, or of all, are down."""
+
+    def change(machine: Machine) -> None:
+        make(machine)
+        machine.edit(None, {"product_name": model})
+        text = machine.host.run("nvidia-smi", "nvlink", "-s").stdout
+        if down is None:
+            text = text.replace("26.562 GB/s", "<inactive>")
+        else:
+            before, head, rest = text.partition(f"GPU {down}:")
+            mine, split, others = rest.partition(f"GPU {down + 1}:")
+            text = before + head + mine.replace("26.562 GB/s", "<inactive>") + split + others
+        machine.command("nvidia-smi nvlink -s", text)
+
+    return change
+
+
+def log(*lines: str) -> Callable[[Machine], None]:
+    def change(machine: Machine) -> None:
+        make(machine)
+        for line in lines:
+            kernel(line)(machine)
+
+    return change
+
+
+def said(stderr: str = "", after: str = "") -> Callable[[Machine], None]:
+    def change(machine: Machine) -> None:
+        make(machine)
+        machine.command(SMI, machine.host.run(*SMI.split()).stdout + after, stderr=stderr)
+
+    return change
+
+
+def diag(change: Callable[[dict[str, object]], None]) -> Callable[[Machine], None]:
+    """DCGM 4's JSON of four GPUs that pass, changed result by result."""
+
+    def build(machine: Machine) -> None:
+        make(machine, 4)
+        document = json.loads((SAMPLES / "dcgm-4.2-healthy.json").read_text())
+        _walk(document, change)
+        machine.command("dcgmi diag -r 1 -j", json.dumps(document))
+
+    return build
+
+
+def _walk(node: object, change: Callable[[dict[str, object]], None]) -> None:
+    if isinstance(node, dict):
+        if "entity_id" in node and "status" in node:
+            change(node)
+        for inner in node.values():
+            _walk(inner, change)
+    elif isinstance(node, list):
+        for inner in node:
+            _walk(inner, change)
+
+
+def lost_beginning(machine: Machine) -> None:
+    make(machine)
+    machine.command("dmesg", "[99999.0] eth0: link becomes ready\n")
+    machine.refuses("journalctl -k -b --no-pager -o short-monotonic", "CommandMissing", "no journalctl")
+    for path in ("/var/log/kern.log", "/var/log/messages"):
+        machine.file(path, None)
+
+
+def unbound(machine: Machine) -> None:
+    make(machine)
+    infiniband(machine, ports=7)
+    machine.answer("list", PCI, [*ADDRESSES, "0000:c0:00.0"])
+    for name, text in (("vendor", "0x15b3"), ("class", "0x020000"), ("uevent", "PCI_SLOT_NAME=0000:c0:00.0")):
+        machine.file(f"{PCI}/0000:c0:00.0/{name}", f"{text}\n")
+
+
+def dark(machine: Machine) -> None:
+    make(machine)
+    infiniband(machine)
+    names = [f"mlx5_{n}" for n in range(8)]
+    put(machine, files={f"{IB}/{name}/ports/1/state": "1: DOWN\n" for name in names})
+    put(machine, files={f"{IB}/{name}/ports/1/phys_state": "2: Polling\n" for name in names})
+    machine.refuses("ibstat", "CommandMissing", "ibstat is not on this machine")
+
+
+def timeouts(machine: Machine) -> None:
+    make(machine)
+    infiniband(machine)
+    port = f"{IB}/mlx5_3/ports/1/hw_counters"
+    put(machine, files={f"{port}/local_ack_timeout_err": "5000000\n"}, lists={port: ["local_ack_timeout_err"]})
+
+
+def mig(machine: Machine) -> None:
+    make(machine)
+    machine.edit(None, {"mig_mode/current_mig": "Enabled", "mig_mode/pending_mig": "Enabled"})
+    for option in ("-s", "-e"):
+        machine.command(f"nvidia-smi nvlink {option}", "", exit_code=3, stderr="Not supported in MIG mode")
+
+
+def _skip_second(row: dict[str, object]) -> None:
+    """Every test of GPU 2."""
+    if row["entity_id"] == 2:
+        row.update(status="Skip")
+
+
+def clique(machine: Machine) -> None:
+    gpus(None, {"fabric/cliqueId": "1"})(machine)
+    machine.edit(3, {"fabric/cliqueId": "2"})
+
+
+def uncounted(machine: Machine) -> None:
+    make(machine)
+    machine.command("nvidia-smi nvlink -e", "")
+
+
+VOLATILE = "ecc_errors/volatile"
+CASES = (
+    Case(name="0 a profile of a GPU on a machine without one", check="gpu_model,cpu", put=plain_vm, before="PASS",
+         after="FAIL", expect=("H200",)),
+    Case(name="1 links of one GPU of an unknown model down", check="gpu_nvlink", put=links(GB, 3), before="PASS",
+         after="FAIL"),
+    Case(name="1 all links of an unknown model down, fabric state reported", check="gpu_nvlink", put=links(GB, None),
+         before="INCOMPLETE", after="FAIL"),
+    Case(name="2 NVLink error counters not given", check="gpu_nvlink", before="PASS", after="INCOMPLETE",
+         put=uncounted),
+    Case(name="3 DCGM: every test skipped on one GPU", check="dcgm", before="INCOMPLETE", after="INCOMPLETE",
+         put=diag(_skip_second)),
+    Case(name="3 DCGM: Pass with a warning of severity isolate", check="dcgm", before="PASS", after="FAIL",
+         put=diag(lambda row: row.update(warnings=[{"warning": "bad", "error_severity": 2, "error_id": 1}])
+                  if row["entity_id"] == 2 else None)),
+    Case(name="4 RmInitAdapter failed", check="xid", before="PASS", after="FAIL",
+         put=log("NVRM: GPU 0000:13:00.0: RmInitAdapter failed! (0x24:0x72:1568)")),
+    Case(name="4 fallen off the bus, in three lines", check="xid", before="PASS", after="FAIL",
+         put=log("NVRM: The NVIDIA GPU 0000:13:00.0", "NVRM: (PCI ID: 10de:2335) installed in this system has",
+                 "NVRM: fallen off the bus and is not responding to commands.")),
+    Case(name="4 AER uncorrected error on a GPU", check="xid", before="PASS", after="FAIL",
+         put=log("nvidia 0000:13:00.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer")),
+    Case(name="4 a file system remounted read-only", check="xid", before="PASS", after="FAIL",
+         put=log("EXT4-fs (nvme0n1p1): Remounting filesystem read-only")),
+    Case(name="4 soft lockup", check="xid", before="PASS", after="FAIL",
+         put=log("watchdog: BUG: soft lockup - CPU#3 stuck for 23s! [python:1234]")),
+    Case(name="4 a log that lost its beginning", check="xid", before="PASS", after="INCOMPLETE", put=lost_beginning),
+    Case(name="5 an adapter on the bus without a driver", check="ib_ports", before="PASS", after="FAIL", put=unbound),
+    Case(name="5 eight ports without a link", check="ib_ports", before="WARN", after="FAIL", put=dark),
+    Case(name="5 five million ack timeouts in ten days", check="ib_counters", before="PASS", after="FAIL",
+         put=timeouts),
+    Case(name="7 ECC mode N/A", check="gpu_ecc", before="PASS", after="INCOMPLETE",
+         put=gpus(3, {"ecc_mode/current_ecc": "N/A"})),
+    Case(name="7 fabric state N/A on one GPU of eight", check="gpu_fabric", before="PASS", after="INCOMPLETE",
+         put=gpus(3, {"fabric/state": "N/A"})),
+    Case(name="7 remap N/A on one GPU of eight", check="gpu_remap", before="PASS", after="INCOMPLETE",
+         put=gpus(3, {"remapped_rows": "N/A"})),
+    Case(name="7 slowdown N/A", check="gpu_throttle", before="PASS", after="INCOMPLETE",
+         put=gpus(3, {"clocks_event_reasons/clocks_event_reason_hw_slowdown": "N/A"})),
+    Case(name="7 PCIe width N/A", check="gpu_pcie", before="PASS", after="INCOMPLETE",
+         put=gpus(3, {"pci/pci_gpu_link_info/link_widths/current_link_width": "N/A"})),
+    Case(name="7 a lost GPU", check="gpu_count", before="PASS", after="FAIL",
+         put=gpus(3, {"compute_mode": "GPU is lost"})),
+    Case(name="7 uncorrectable errors behind a missing SRAM count", check="gpu_ecc", before="INCOMPLETE", after="FAIL",
+         put=gpus(3, {f"{VOLATILE}/dram_uncorrectable": "5", f"{VOLATILE}/sram_uncorrectable_parity": "N/A",
+                      f"{VOLATILE}/sram_uncorrectable_secded": "N/A"})),
+    Case(name="7 HBM at 120 °C", check="gpu_temperature", before="PASS", after="FAIL",
+         put=gpus(3, {"temperature/memory_temp": "120 C"})),
+    Case(name="7 ECC off after the next reset", check="gpu_ecc", before="PASS", after="WARN",
+         put=gpus(3, {"ecc_mode/pending_ecc": "Disabled"})),
+    Case(name="7 PCIe replays", check="gpu_pcie", before="PASS", after="WARN",
+         put=gpus(3, {"pci/replay_counter": "250000"})),
+    Case(name="7 another clique than the other GPUs", check="gpu_fabric", before="PASS", after="FAIL",
+         put=clique),
+    Case(name="nvidia-smi warns of a device handle, exit 0", check="gpu_count", before="PASS", after="FAIL",
+         put=said(stderr="Unable to determine the device handle for GPU 0000:13:00.0: Unknown Error\n")),
+    Case(name="nvidia-smi warns of an infoROM on stderr", check="gpu_vbios", before="PASS", after="FAIL",
+         put=said(stderr="WARNING: infoROM is corrupted at gpu 0000:13:00.0\n")),
+    Case(name="false alarm: MIG with mig=true", check="gpu_nvlink,gpu_modes", before="INCOMPLETE", after="PASS",
+         put=mig, expect=("mig=true",)),
+    Case(name="false alarm: Xid 154 cleared to None", check="xid", before="FAIL", after="PASS",
+         put=log(RESET.format(0, "None", 1, "GPU Reset Required"), RESET.format(1, "GPU Reset Required", 0, "None"))),
+    Case(name="false alarm: Xid before the last reset", check="xid", before="FAIL", after="PASS",
+         put=log("NVRM: Xid (PCI:0000:13:00): 48, pid=1, DBE", "NVRM: loading NVIDIA UNIX Open Kernel Module 580.1")),
+)  # fmt: skip

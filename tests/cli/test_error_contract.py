@@ -99,6 +99,26 @@ CASES: dict[str, dict[str, str]] = {
     },
     "work": {"output": "work --home {blocked}", "encoding": "work --home {bad_home}", "disk": "work --home {full}/h"},
     "reap": {"output": "reap --no-database >", "encoding": "reap --home {bad_home}", "disk": "reap --home {full}"},
+    "backup": {
+        "output": "backup {blocked} --home {out_home}",
+        "encoding": "backup {free}/copy --home {bad_home}",
+        "disk": "backup {full}/copy --home {out_home}",
+    },
+    "restore": {
+        "output": "restore {bad_home} --home {blocked}",
+        "encoding": "restore {bad_home} --home {free}/restored",
+        "disk": "restore {bad_home} --home {full}/h",
+    },
+    "rebuild": {
+        "output": "rebuild --home {blocked}",
+        "encoding": "rebuild --home {bad_home}",
+        "disk": "rebuild --home {full}/h",
+    },
+    "delete": {
+        "output": "delete x --yes --home {blocked}",
+        "encoding": "delete x --yes --home {bad_home}",
+        "disk": "delete x --yes --home {full}/h",
+    },
     "report": {
         "output": "report {events} --out {blocked}.html",
         "encoding": "report some-job --home {bad_home}",
@@ -140,6 +160,10 @@ BASE: dict[str, tuple[str, str | None]] = {
     "serve": ("serve", "server"),
     "work": ("work", "server"),
     "reap": ("reap", "server"),
+    "backup": ("backup {free}/copy", "server"),
+    "restore": ("restore {bundle} --home {free}/restored", "server"),
+    "rebuild": ("rebuild", "server"),
+    "delete": ("delete x --yes", "server"),
     "report": ("report {events} --out -", "server"),
     "token": ("token list", "server"),
     **{

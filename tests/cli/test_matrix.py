@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from trainmaster.cli import _cluster_table, _console
+from trainmaster.cli import _console
+from trainmaster.cli._views import cluster_table
 from trainmaster.core.health import ClusterHealth, NodeHealth, Silent
 from trainmaster.core.results import CheckResult, Finding, Verdict, fail, ok, warn
 
@@ -21,7 +22,7 @@ def node(name: str, finding: Finding) -> NodeHealth:
 def show(health: ClusterHealth, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     console = Console(width=140, record=True, color_system=None, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
     monkeypatch.setattr(_console, "out", console)
-    _cluster_table.show(health)
+    cluster_table.show(health)
     console.file.close()
     return console.export_text().splitlines()
 
@@ -59,4 +60,4 @@ def test_500_nodes_fit_on_a_page_and_the_worst_come_first(monkeypatch: pytest.Mo
     ],
 )
 def test_names_fold(names: list[str], folded: str) -> None:
-    assert _cluster_table.fold(names) == folded
+    assert cluster_table.fold(names) == folded

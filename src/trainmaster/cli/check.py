@@ -121,12 +121,13 @@ def _print_json(
 
 
 def _print_text(node: NodeHealth | None, health: ClusterHealth, changes: list[Change] | None, *, since: str) -> None:
-    from trainmaster.cli import _cluster_table, _diff
+    from trainmaster.cli._views import cluster_table
+    from trainmaster.cli._views import diff as _diff
 
     if node is not None:
         _show(node)
     else:
-        _cluster_table.show(health)
+        cluster_table.show(health)
     if changes is not None:
         _diff.show(changes, since=since)
 
@@ -220,8 +221,9 @@ def _cluster(
     on: str, known: Resolved, planned: ClusterPlan, *, timeout_s: float | None, out: Path | None
 ) -> ClusterHealth:
     """Check every node of a target, with a progress line."""
-    from trainmaster.cli import _cluster_table, _console
+    from trainmaster.cli import _console
     from trainmaster.cli._hosts_file import load_hosts
+    from trainmaster.cli._views import cluster_table
     from trainmaster.cluster import collectives
     from trainmaster.cluster.check import check as check_cluster
     from trainmaster.cluster.gather import TransferStats
@@ -235,8 +237,8 @@ def _cluster(
             if word == "silent":
                 silent.append(name)
             done = len(hosts.hosts) - len(ahead)
-            lost = f"; silent: {_cluster_table.fold(silent)}" if silent else ""
-            waiting = f"; waiting for {_cluster_table.fold(ahead)}" if ahead else ""
+            lost = f"; silent: {cluster_table.fold(silent)}" if silent else ""
+            waiting = f"; waiting for {cluster_table.fold(ahead)}" if ahead else ""
             progress.update(f"[dim]{done}/{len(hosts.hosts)} answered[/]{_console.plain(lost + waiting)}")
 
         progress.update(f"[dim]0/{len(hosts.hosts)} answered[/]")

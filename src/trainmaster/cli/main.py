@@ -45,6 +45,10 @@ _ORDER = (
     "serve",
     "work",
     "token",
+    "backup",
+    "restore",
+    "rebuild",
+    "delete",
     "report",
 )
 

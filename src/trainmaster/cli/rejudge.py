@@ -32,7 +32,9 @@ def rejudge(
       trainmaster rejudge today/ --diff yesterday/
     """
     from trainmaster.checks import document, profiles
-    from trainmaster.cli import _cluster_table, _console, _diff
+    from trainmaster.cli import _console
+    from trainmaster.cli._views import cluster_table
+    from trainmaster.cli._views import diff as _diff
     from trainmaster.cli.check import read_words
     from trainmaster.cluster import diff as between
     from trainmaster.cluster import evidence
@@ -46,7 +48,7 @@ def rejudge(
     elif as_json and before is not None:
         _console.as_json({"health": health, "overall": health.overall, "diff": between.compare(before, health)})
     else:
-        _cluster_table.show(health)
+        cluster_table.show(health)
         if before is not None:
             _diff.show(between.compare(before, health), since=str(diff))
     raise typer.Exit(exit_code(health.overall, strict=strict, nagios=nagios))

@@ -43,7 +43,7 @@ def work(
 
 async def _until_told(db: Database, home: Path, storage: Store, tick_s: float) -> None:
     from trainmaster import control
-    from trainmaster.control import budget
+    from trainmaster.control import budget, maintain
     from trainmaster.control.notify import outbox
 
     stop = asyncio.Event()
@@ -54,3 +54,4 @@ async def _until_told(db: Database, home: Path, storage: Store, tick_s: float) -
         group.create_task(control.run(db, home, stop=stop, tick_s=tick_s, storage=storage))
         group.create_task(budget.run(db, stop=stop, home=home))
         group.create_task(outbox.run(db, home, stop=stop))
+        group.create_task(maintain.run(db, home, storage, stop=stop))

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainmaster.control import budget
+from trainmaster.control import budget, maintain
 from trainmaster.control.notify import outbox
 from trainmaster.control.reconcile import STORAGE_FOLDER, run
 from trainmaster.storage import open_store
@@ -44,6 +44,7 @@ async def _until_told(db: Database, home: Path, *, storage: str | None, tick_s: 
         tasks.create_task(run(db, home, stop=stop, tick_s=tick_s, storage=store))
         tasks.create_task(budget.run(db, stop=stop, home=home))
         tasks.create_task(outbox.run(db, home, stop=stop))
+        tasks.create_task(maintain.run(db, home, store, stop=stop))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from trainmaster.control import failpoints, project_yaml
 from trainmaster.control.context import Context
 from trainmaster.control.project_yaml import PROJECT_FILE, prefix
-from trainmaster.core.errors import TargetError, Unreachable
+from trainmaster.core.errors import TargetError, Unreachable, UsageError
 from trainmaster.core.plan import EVENTS_FILE, OUTPUTS_FOLDER
 from trainmaster.storage import Store, transfer
 from trainmaster.store import artifacts
@@ -69,7 +69,7 @@ async def store_files(context: Context, job: JobRow, attempt: AttemptRow, handle
             size_bytes, sha256 = await _copy(context, job, handle, file, f"{prefix(job.id)}/{path}")
         except Unreachable:
             raise
-        except TargetError as refused:  # this file, for ever: the others must not wait for it
+        except (TargetError, UsageError) as refused:  # this file, for ever: the others must not wait for it
             unstored.append(f"{path}: {refused}")
             continue
         await _insert_row(

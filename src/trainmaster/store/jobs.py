@@ -20,6 +20,7 @@ from sqlalchemy import (
     RowMapping,
     Select,
     Text,
+    and_,
     bindparam,
     case,
     func,
@@ -240,9 +241,17 @@ def list_jobs(
     word: str | None = None,
     limit: int = 50,
     offset: int = 0,
+    after: tuple[datetime, str] | None = None,
 ) -> list[JobRow]:
-    """A page of jobs, newest first. A `word` is the beginning of an id, or a part of a name."""
+    """A page of jobs, newest first. A `word` is the beginning of an id, or a part of a name.
+
+    `after` is the (created_at, id) of the last job of the page before: unlike an offset it gives no job twice while
+    others are inserted.
+    """
     query = _filtered(_NEWEST, status=status, project=project, word=word)
+    if after is not None:
+        j = t.jobs.c
+        query = query.where(or_(j.created_at < after[0], and_(j.created_at == after[0], j.id < after[1])))
     with db.read() as conn:
         return [_job(row) for row in conn.execute(query, {"most": limit, "skip": offset}).mappings()]
 
@@ -290,6 +299,59 @@ def list_transitions(db: Database, job_id: str) -> list[TransitionRow]:
     query = select(t.transitions).where(t.transitions.c.job_id == job_id).order_by(t.transitions.c.id)
     with db.read() as conn:
         return [_transition(row) for row in conn.execute(query).mappings()]
+
+
+def list_ids(db: Database) -> list[str]:
+    """The ids of all jobs, oldest first."""
+    with db.read() as conn:
+        return list(conn.execute(select(t.jobs.c.id).order_by(t.jobs.c.created_at)).scalars())
+
+
+def list_ended(db: Database, *, before: datetime, limit: int = 1000) -> list[str]:
+    """Final jobs that ended before a time, oldest first."""
+    j = t.jobs.c
+    query = select(j.id).where(j.stage.is_(None), j.ended_at < before).order_by(j.ended_at).limit(limit)
+    with db.read() as conn:
+        return list(conn.execute(query).scalars())
+
+
+def find_resumed(db: Database, first: str) -> str | None:
+    """A job that resumed from this one."""
+    query = select(t.jobs.c.id).where(t.jobs.c.spec["resume_from"].as_string() == first).limit(1)
+    with db.read() as conn:
+        found: str | None = conn.execute(query).scalar_one_or_none()
+    return found
+
+
+def delete_events(db: Database, job_id: str, *, limit: int = 5000) -> int:
+    """Delete some events of a final job, so that no transaction is long; how many. 0: none are left."""
+    e = t.events.c
+    with db.write() as conn:
+        ids = conn.execute(select(t.attempts.c.id).where(t.attempts.c.job_id == job_id)).scalars().all()
+        for attempt in ids:
+            query = select(e.stream, e.offset).where(e.attempt == attempt).order_by(e.stream, e.offset).limit(limit)
+            rows = conn.execute(query).all()
+            if rows:
+                last = rows[-1]
+                upto = or_(e.stream < last.stream, and_(e.stream == last.stream, e.offset <= last.offset))
+                conn.execute(t.events.delete().where(e.attempt == attempt, upto))
+                return len(rows)
+    return 0
+
+
+def delete_job(conn: Connection, job_id: str) -> None:
+    """Delete every row of a final job whose events are deleted already. The audit trail keeps its entries."""
+    of_job = select(t.attempts.c.id).where(t.attempts.c.job_id == job_id)
+    of_iterations = select(t.iterations.c.id).where(t.iterations.c.job_id == job_id)
+    news = select(t.outbox.c.id).where(t.outbox.c.job_id == job_id)
+    for table in (t.steps, t.epochs, t.evals):
+        conn.execute(table.delete().where(table.c.iteration_id.in_(of_iterations)))
+    conn.execute(t.deliveries.delete().where(t.deliveries.c.outbox_id.in_(news)))
+    for table in (t.check_results, t.instances, t.streams, t.events):
+        conn.execute(table.delete().where(table.c.attempt.in_(of_job)))
+    for table in (t.outbox, t.artifacts, t.iterations, t.transitions, t.attempts):
+        conn.execute(table.delete().where(table.c.job_id == job_id))
+    conn.execute(t.jobs.delete().where(t.jobs.c.id == job_id, t.jobs.c.stage.is_(None)))
 
 
 def _hold(conn: Connection, project: str, name: str) -> None:

@@ -13,7 +13,7 @@ import anyio.to_thread
 from fastapi import FastAPI
 
 from trainmaster import __version__, control
-from trainmaster.control import budget
+from trainmaster.control import budget, maintain
 from trainmaster.control.notify import outbox
 from trainmaster.control.reconcile import STORAGE_FOLDER
 from trainmaster.storage import Store, open_store
@@ -112,6 +112,7 @@ async def _reconciler(db: Database, home: Path, storage: Store, meter: Meter) ->
     beside = [
         asyncio.create_task(budget.run(db, stop=stop, home=home), name="budgets"),
         asyncio.create_task(outbox.run(db, home, stop=stop), name="news"),
+        asyncio.create_task(maintain.run(db, home, storage, stop=stop), name="maintenance"),
     ]
     for each in (task, *beside):
         each.add_done_callback(_log_death)

@@ -1,4 +1,4 @@
-"""How fast does it train: our whole loop beside HF transformers, on the same GPU, in the same run and precision.
+"""Training speed: our whole loop beside its peers, on the same GPU, in the same run and precision.
 
     PYTHONPATH=src python3 benchmarks/train_gpu.py                            every case
     PYTHONPATH=src python3 benchmarks/train_gpu.py --case 1b-8k --steps 10    one of them, with few steps
@@ -6,10 +6,14 @@
     PYTHONPATH=src python3 benchmarks/train_gpu.py --case tiny --device cpu --steps 2    tries the script itself
 
 Ours is loop.run as a job would run it: data, clipping, logging, checkpoints asked for at every step (none is due within
-the timed steps). HF is LlamaForCausalLM with its own loss, SDPA attention, compiled, bf16, fused AdamW and clipping, on
-one batch that stays on the GPU. It keeps all activations, and checkpoints them only where they do not fit. Every run is
-a process of its own. MFU: 6·(parameters less an untied embedding) + 12·layers·width·sequence per token, against the
-datasheet's 989 TFLOPS.
+the timed steps). The peers get fused AdamW, clipping, and one batch that stays on the GPU; they keep all activations,
+and checkpoint them only where they do not fit:
+  hf      LlamaForCausalLM with its own loss and SDPA attention, compiled
+  liger   the same with Liger's kernels (pip install liger-kernel), eager and compiled; the faster counts
+  titan   torchtitan's Llama 3 (pip install --no-deps torchtitan==0.2.2): each block and the loss compiled, as its
+          trainer does on one GPU
+A peer whose package is missing gets the row "not installed". Every run is a process of its own. MFU: 6·(parameters
+less an untied embedding) + 12·layers·width·sequence per token, against the datasheet's 989 TFLOPS.
 """
 
 from __future__ import annotations
@@ -17,14 +21,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import importlib
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+import types
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -42,7 +50,8 @@ class Case:
     master: str = "bf16"
     parallel: Mapping[str, Any] = field(default_factory=dict)
     micro: int | None = None
-    beside: str | None = "hf"  # or the name of the case it is compared with
+    model: Mapping[str, Any] = field(default_factory=dict)  # fields beside the preset
+    beside: str | None = "peers"  # or the name of the case it is compared with
     target: str = ""
 
 
@@ -59,9 +68,15 @@ CASES = {
         beside="8b-8k",
         target=">= 1.15x our bf16",
     ),
+    "8b-offload": Case(
+        preset="llama3.1-8b", sequence=8192, batch=1, master="fp32", parallel={"cpu_offload": True}, beside=None
+    ),
+    "7b-window": Case(preset="mistral-7b", sequence=16384, batch=1, beside=None),
+    "moe": Case(preset="mixtral-8x7b", model={"layers": 4}, sequence=8192, batch=1, beside=None),
     "tiny": Case(preset="tiny-llama", sequence=64, batch=2, target="none: it tries the script"),
 }
-USUAL = ("1b-8k", "8b-8k", "1b-fp32", "8b-float8")
+USUAL = ("1b-8k", "8b-8k", "1b-fp32", "8b-float8", "8b-offload", "7b-window", "moe")
+PEERS = ("hf", "liger", "titan")
 # Case, sequences at once, recompute, master: what a planner of memory is held against.
 SETTINGS = [
     ("8b-8k", 1, "none", "bf16"),
@@ -85,15 +100,18 @@ def main() -> int:
     parser.add_argument("--case", action="append", choices=sorted(CASES), help="may be given several times")
     parser.add_argument("--steps", type=int, default=12, help="timed steps, after the first four")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--only", choices=("ours", "hf"), help="one side alone")
+    parser.add_argument("--only", choices=("ours", *PEERS), help="one side alone")
     parser.add_argument("--settings", action="store_true", help="peak memory and speed by setting, in one process")
     parser.add_argument("--limit-s", type=float, default=240.0, help="for one process")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=JSON", help="change a field of the case")
-    parser.add_argument("--side", choices=("ours", "hf"), help=argparse.SUPPRESS)
+    parser.add_argument("--side", choices=("ours", *PEERS), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side:
         case = json.loads(sys.stdin.read())
-        (run_ours if options.side == "ours" else run_hf)(Case(**case), steps=options.steps, device=options.device)
+        if options.side == "ours":
+            run_ours(Case(**case), steps=options.steps, device=options.device)
+        else:
+            run_peer(Case(**case), options.side, steps=options.steps, device=options.device)
         return 0
     changes = {name: json.loads(value) for name, _, value in (text.partition("=") for text in options.set)}
     if options.settings:
@@ -105,15 +123,17 @@ def compare(names: Any, changes: Mapping[str, Any], options: argparse.Namespace)
     """Ours, then what it is held against, right after it."""
     speed: dict[str, float] = {}
     for name in names:
-        if options.only != "hf":
+        if options.only in (None, "ours"):
             row = _measure(name, "ours", changes, options)
             speed[name] = row.get("tokens_per_s", 0.0)
             beside = CASES[name].beside
             if beside is not None and speed.get(beside):
                 row["ratio"] = row.get("tokens_per_s", 0.0) / speed[beside]
             yield row
-        if options.only != "ours" and CASES[name].beside == "hf":
-            row = _measure(name, "hf", changes, options)
+        for peer in PEERS if CASES[name].beside == "peers" else ():
+            if options.only not in (None, peer):
+                continue
+            row = _measure(name, peer, changes, options)
             if speed.get(name) and row.get("tokens_per_s"):
                 row["ratio"] = speed[name] / row["tokens_per_s"]
             yield row
@@ -126,7 +146,7 @@ def show(rows: Iterator[dict[str, Any]]) -> int:
     print(("{:10} {:5} {:62} {:>9} {:>6} {:>8} {:>6}  {}").format(*head), flush=True)
     for row in rows:
         if "error" in row:
-            missing += 1
+            missing += not row["error"].startswith("not installed")
             print(f"{row['case']:10} {row['side']:5} {row['setting']:62} {row['error']}", flush=True)
             continue
         ratio = f"{row['ratio']:.2f}x" if "ratio" in row else ""
@@ -166,6 +186,8 @@ def _measure(name: str, side: str, changes: Mapping[str, Any], options: argparse
         oom = [line for line in done.stderr.splitlines() if "out of memory" in line][-1:]
         return {**row, "error": (oom or last)[0][:150]}
     result = json.loads(found[-1].removeprefix("RESULT "))
+    if "missing" in result:
+        return {**row, "error": f"not installed: {result['missing']}"}
     row["setting"] += result.pop("note", "")
     return {**row, **result}
 
@@ -254,29 +276,59 @@ def _time_steps(case: Case, world: Any, *, steps: int) -> dict[str, Any]:
     return _result(case, config.model, tokens=case.batch * case.sequence, times=times, peak_bytes=peak)
 
 
-def run_hf(case: Case, *, steps: int, device: str) -> None:
-    """transformers at its best: without activation checkpointing where that fits."""
+def run_peer(case: Case, side: str, *, steps: int, device: str) -> None:
+    """A peer at its best: without activation checkpointing where that fits, and the faster of its ways to run."""
+    ways: list[Callable[..., list[float]]] = {
+        "hf": [partial(_train_hf, liger=False, compiled=True)],
+        "liger": [partial(_train_hf, liger=True, compiled=False), partial(_train_hf, liger=True, compiled=True)],
+        "titan": [_train_titan],
+    }[side]
+    found, trouble = [], ""
+    for way in ways:
+        try:
+            found.append(_try_way(way, case, steps=steps, device=device))
+        except ImportError as wrong:
+            print("RESULT " + json.dumps({"missing": str(wrong)}), flush=True)
+            return
+        except Exception as wrong:  # a peer that cannot be compiled may still run eagerly
+            trouble = f"{type(wrong).__name__}: {str(wrong).splitlines()[0] if str(wrong) else ''}"
+    if not found:
+        raise SystemExit(trouble)
+    print("RESULT " + json.dumps(max(found, key=lambda result: result["tokens_per_s"])), flush=True)
+
+
+def _try_way(way: Callable[..., list[float]], case: Case, *, steps: int, device: str) -> dict[str, Any]:
     import torch
 
-    times, note = [], ""
-    with contextlib.suppress(torch.OutOfMemoryError):
-        times = _train_hf(case, steps=steps, device=device, recompute=False)
-    if not times:
-        gc.collect()
-        torch._dynamo.reset()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        times, note = _train_hf(case, steps=steps, device=device, recompute=True), ", recompute full (else no room)"
     from trainmaster.core.schema import build
     from trainmaster.core.train_config import ModelConfig
 
+    times, note = [], ""
+    with contextlib.suppress(torch.OutOfMemoryError):
+        times = way(case, steps=steps, device=device, recompute=False)
+    if not times:
+        _clear(device)
+        times, note = way(case, steps=steps, device=device, recompute=True), ", recompute full (else no room)"
+    if isinstance(way, partial) and way.keywords["liger"]:
+        note += ", compiled" if way.keywords["compiled"] else ", eager"
     peak = torch.cuda.max_memory_allocated() if device == "cuda" else 0
-    model = build(ModelConfig, {"preset": case.preset})
+    model = build(ModelConfig, {"preset": case.preset, **case.model})
     result = _result(case, model, tokens=case.batch * case.sequence, times=times, peak_bytes=peak)
-    print("RESULT " + json.dumps({**result, "note": note}), flush=True)
+    _clear(device)
+    return {**result, "note": note}
 
 
-def _train_hf(case: Case, *, steps: int, device: str, recompute: bool) -> list[float]:
+def _clear(device: str) -> None:
+    import torch
+
+    gc.collect()
+    torch._dynamo.reset()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _train_hf(case: Case, *, steps: int, device: str, recompute: bool, liger: bool, compiled: bool) -> list[float]:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -284,22 +336,109 @@ def _train_hf(case: Case, *, steps: int, device: str, recompute: bool) -> list[f
     from trainmaster.core.train_config import ModelConfig
     from trainmaster.models.hf_config import to_hf
 
-    plain = dict(to_hf(build(ModelConfig, {"preset": case.preset}), dtype="bfloat16"))
+    kind: Any = AutoModelForCausalLM
+    if liger:
+        from liger_kernel.transformers import AutoLigerKernelForCausalLM
+
+        kind = AutoLigerKernelForCausalLM
+    plain = dict(to_hf(build(ModelConfig, {"preset": case.preset, **case.model}), dtype="bfloat16"))
     config = AutoConfig.for_model(plain.pop("model_type"), **{**plain, "use_cache": False})
     dtype = torch.bfloat16 if case.master == "bf16" else torch.float32
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+        model = kind.from_config(config, dtype=dtype, attn_implementation="sdpa")
     model.train()
     if recompute:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    compiled = torch.compile(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    run = torch.compile(model) if compiled else model
     tokens = torch.randint(0, config.vocab_size, (case.batch, case.sequence), device=device)
-    times = []
-    for _ in range(WARM_STEPS + steps):
+
+    def loss() -> Any:
         with torch.autocast(device, torch.bfloat16, enabled=case.master == "fp32"):
-            loss = compiled(input_ids=tokens, labels=tokens, use_cache=False).loss
-        loss.backward()
+            return run(input_ids=tokens, labels=tokens, use_cache=False).loss
+
+    return _time_peer(model, loss, steps=steps, device=device)
+
+
+def _train_titan(case: Case, *, steps: int, device: str, recompute: bool) -> list[float]:
+    import torch
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    from trainmaster.core.schema import build
+    from trainmaster.core.train_config import ModelConfig
+
+    config = build(ModelConfig, {"preset": case.preset, **case.model})
+    model_module, args_module = _titan_modules()
+    args = args_module.TransformerModelArgs(
+        dim=config.width, n_layers=config.layers, n_heads=config.heads, n_kv_heads=config.kv_heads,
+        vocab_size=config.vocab, multiple_of=1, norm_eps=config.norm_eps, rope_theta=config.rope_theta,
+        # Its hidden size is this share of 8/3 of the width.
+        ffn_dim_multiplier=(config.ffn_width + 0.5) / int(8 * config.width / 3), max_seq_len=case.sequence,
+    )  # fmt: skip
+    with torch.device(device):
+        model = model_module.Transformer(args)
+        with torch.no_grad():
+            model.init_weights()
+    assert model.layers["0"].feed_forward.w1.weight.shape[0] == config.ffn_width
+    if config.tied:
+        model.output.weight = model.tok_embeddings.weight
+    if case.master == "bf16":
+        for weight in model.parameters():  # not the complex rotary table
+            weight.data = weight.data.to(torch.bfloat16)
+    for name, block in list(model.layers.named_children()):
+        kept = checkpoint_wrapper(block, preserve_rng_state=False) if recompute else block
+        model.layers.register_module(name, torch.compile(kept, fullgraph=True))
+    judge = torch.compile(
+        lambda logits, targets: torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(0, 1))
+    )
+    rows = torch.randint(0, config.vocab, (case.batch, case.sequence + 1), device=device)
+
+    def loss() -> Any:
+        with torch.autocast(device, torch.bfloat16, enabled=case.master == "fp32"):
+            return judge(model(rows[:, :-1].contiguous()), rows[:, 1:].contiguous())
+
+    return _time_peer(model, loss, steps=steps, device=device)
+
+
+def _titan_modules() -> tuple[Any, Any]:
+    """torchtitan's model file without its trainer, whose many packages a GPU machine need not have."""
+    import torch
+
+    root = importlib.util.find_spec("torchtitan")
+    if root is None or not root.submodule_search_locations:
+        raise ImportError("torchtitan")
+    folder = Path(next(iter(root.submodule_search_locations)))
+
+    class ModelProtocol(torch.nn.Module):
+        def __init__(self, _args: Any) -> None:
+            super().__init__()
+
+    for name, path, contents in (
+        ("torchtitan", folder, {}),
+        ("torchtitan.models", folder / "models", {}),
+        ("torchtitan.models.llama3", folder / "models" / "llama3", {}),
+        ("torchtitan.config", None, {"JobConfig": object}),
+        ("torchtitan.components", folder / "components", {}),
+        ("torchtitan.components.tokenizer", None, {"BaseTokenizer": object}),
+        ("torchtitan.protocols", folder / "protocols", {}),
+        ("torchtitan.protocols.model", None, {"AttentionMasksType": Any, "BaseModelArgs": object}),
+        ("torchtitan.protocols.train_spec", None, {"ModelProtocol": ModelProtocol}),
+    ):
+        module = types.ModuleType(name)
+        if path is not None:
+            module.__path__ = [str(path)]
+        vars(module).update(contents)
+        sys.modules[name] = module
+    words = "torchtitan.models.llama3.model"
+    return importlib.import_module(f"{words}.model"), importlib.import_module(f"{words}.args")
+
+
+def _time_peer(model: Any, loss: Callable[[], Any], *, steps: int, device: str) -> list[float]:
+    import torch
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    times: list[float] = []
+    for _ in range(WARM_STEPS + steps):
+        loss().backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -317,7 +456,7 @@ def _config(case: Case, device: str) -> Any:
     return build(
         TrainConfig,
         {
-            "model": {"preset": case.preset},
+            "model": {"preset": case.preset, **case.model},
             "optimizer": {"lr": 1e-5},
             "checkpoint": {"every_steps": far},
             "parallel": dict(case.parallel),

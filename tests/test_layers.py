@@ -63,7 +63,7 @@ TABLE = {
     "report": rule("core store api pages", "jinja2 markupsafe"),
     "web": rule(
         "core store storage control api pages report",
-        "fastapi starlette anyio jinja2 markupsafe pydantic prometheus_client",
+        "fastapi starlette anyio jinja2 markupsafe pydantic prometheus_client uvicorn",
     ),
     "sim": rule("core targets", "fastapi", "xxhash"),
     "cli": rule("core api", "typer rich yaml", "uvicorn httpx", ours_lazy=" ".join(ALL)),

@@ -88,6 +88,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         "AWS_ACCESS_KEY_ID": hidden.put("AWS key id", "AKIA" + secrets.token_hex(8).upper()),
         "AWS_SECRET_ACCESS_KEY": hidden.put("AWS secret", planted()),
         "HF_TOKEN": hidden.put("HF token", planted("hf_")),
+        "TRAINMASTER_JOB_ENV": "HF_TOKEN",
         "WANDB_API_KEY": hidden.put("W&B key", planted()),
         "TRAINMASTER_NOTIFY_OPS": f"json://ops:{hidden.put('channel of the environment', planted())}@127.0.0.1:9/",
     }
@@ -124,6 +125,10 @@ def refusals(served: Served, client: Client) -> list[str]:
     mistakes: list[dict[str, object]] = [
         {**spec, "env": {"HF": hidden.put("env by shape", planted("hf_"))}},
         {**spec, "env": {"DB_PASSWORD": hidden.put("env by name", planted())}},
+        {**spec, "env": {"DB_PASSWORD": hidden.put("short password", planted(letters=7))}},
+        {**spec, "command": ["bash", "-c", f"export X_API_KEY={hidden.put('assignment', planted(letters=12))}; run"]},
+        {**spec, "command": ["curl", "-H", f"Authorization: Bearer {hidden.put('bearer', planted(letters=20))}"]},
+        {"name": "leaky", "train": {"data": {"source": "text", "path": hidden.put("a path", planted("glpat-"))}}},
         {**spec, "env": {"URL": f"postgres://me:{hidden.put('env with an address', planted())}@db/x"}},
         {**spec, "command": ["run", f"--token={hidden.put('command', planted('hf_'))}"]},
         {**spec, "command": ["run", served.token]},
@@ -160,7 +165,15 @@ def answers(served: Served, client: Client, job_id: str) -> list[str]:
             continue
         for stream in ("rank-0.log", "agent.log", "events.jsonl", "exit.json") if "{stream}" in path else ("",):
             place = path.format_map(
-                {"uuid": job_id, "n": 1, "stream": stream, "path": "project.yaml", "id": job_id, "name": "me"}
+                {
+                    "uuid": job_id,
+                    "n": 1,
+                    "step": 1,
+                    "stream": stream,
+                    "path": "project.yaml",
+                    "id": job_id,
+                    "name": "me",
+                }
             )
             told.append(httpx.get(served.url + place, headers=bearer, timeout=30).text)
     for page in ("/", f"/jobs/{job_id}", f"/jobs/{job_id}/report"):
@@ -172,15 +185,18 @@ def answers(served: Served, client: Client, job_id: str) -> list[str]:
 
 def test_no_planted_secret_is_found_again(served: Served) -> None:
     hidden = served.hidden
-    # The workload has its secrets (it inherits them) and fails with one in its hands.
+    # The workload has the secret that its operator passes on and nothing else of the server; it fails holding it.
     script = (
-        "import os\nassert os.environ['HF_TOKEN'] and 'TRAINMASTER_NOTIFY_OPS' not in os.environ\nraise SystemExit(3)"
+        "import os\nassert os.environ['HF_TOKEN']\n"
+        "left = {'TRAINMASTER_NOTIFY_OPS', 'TRAINMASTER_HOME', 'AWS_SECRET_ACCESS_KEY', 'WANDB_API_KEY'}\n"
+        "left &= set(os.environ)\n"
+        "raise SystemExit(4 if left else 3)"
     )
     with Client(served.url, served.token) as client:
         told = refusals(served, client)
         job = client.submit(
             {"name": "sober", "preflight": {"level": 1}, "command": [sys.executable, "-c", script],
-             "env": {"SHORT_PASSWORD": "x", "NCCL_DEBUG": "INFO"}}
+             "env": {"NCCL_DEBUG": "INFO"}}
         )  # fmt: skip
         events = [repr(event) for event in client.events(job.id)]
         ended = client.wait(job.id)

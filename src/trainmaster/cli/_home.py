@@ -1,8 +1,9 @@
-"""The home folder: one database and the jobs' own folders. Where it is, and how a verb opens it."""
+"""The home folder: the database and the folders of jobs."""
 
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from trainmaster.store import Database
 
 DATABASE = "TRAINMASTER_DATABASE"
+JOB_USER = "TRAINMASTER_JOB_USER"  # the Unix user of jobs on the target `local` (targets/_job_user.py)
+SERVER_FILE = "server.json"  # in the home folder while a server runs: {"pid", "url", "link"}
+LOCAL_TOKEN = "local.token"  # noqa: S105 (a file name: the token of the server's own user, web/local_access.py)
+DATABASE_FILE = "trainmaster.db"
 
 HomeOption = Annotated[
     Path | None,
@@ -28,7 +33,7 @@ StorageOption = Annotated[
     typer.Option(
         "--storage",
         envvar="TRAINMASTER_STORAGE",
-        help="Folder or s3://bucket/prefix for what jobs leave; its credentials come from the environment.",
+        help="Folder or s3://bucket/prefix for the files of jobs; credentials come from the environment.",
         show_default="HOME/storage",
     ),
 ]
@@ -40,7 +45,7 @@ def locate(home: Path | None) -> Path:
 
 
 def open_home(home: Path | None) -> tuple[Path, Database]:
-    """The home folder and its database, both made where they are not there yet."""
+    """The home folder and its database, created where missing."""
     try:
         from trainmaster.store import open_database
     except ModuleNotFoundError as missing:
@@ -52,12 +57,44 @@ def open_home(home: Path | None) -> tuple[Path, Database]:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as wrong:
-        raise UsageError(f"{folder}: cannot be made ({wrong.strerror}); give another with --home") from None
-    return folder, open_database(url or folder / "trainmaster.db")
+        raise UsageError(f"{folder}: cannot be created ({wrong.strerror}); give another with --home") from None
+    protect(folder, database=not url)
+    return folder, open_database(url or folder / DATABASE_FILE)
+
+
+def protect(home: Path, *, database: bool = True) -> None:
+    """Keep other accounts of the machine out of the database, the jobs and the storage, whatever mode the home has."""
+    try:
+        for name in ("jobs", "storage", "reconcilers"):
+            (home / name).mkdir(mode=0o700, exist_ok=True)
+            _close(home / name, 0o700)
+        if os.environ.get(JOB_USER):  # the other user passes to its own folder and lists nothing
+            (home / "jobs").chmod(0o711)
+            home.chmod(stat.S_IMODE(home.stat().st_mode) | 0o011)
+        if database:  # SQLite gives its side files the mode of the database
+            os.close(os.open(home / DATABASE_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            _close(home / f"{DATABASE_FILE}{suffix}", 0o600)
+        for name in ("secret.key", LOCAL_TOKEN, SERVER_FILE):
+            _close(home / name, 0o600)
+    except OSError as wrong:
+        raise UsageError(
+            f"{wrong.filename}: cannot be protected ({wrong.strerror}); its owner must start this"
+        ) from None
+
+
+def _close(path: Path, mode: int) -> None:
+    """Take away every permission beyond `mode`."""
+    try:
+        has = stat.S_IMODE(path.stat().st_mode)
+    except FileNotFoundError:
+        return
+    if has & ~mode:
+        path.chmod(has & mode)
 
 
 def open_storage(place: str | None, home: Path) -> Store:
-    """Where what jobs leave is kept: as stated, or a folder of the home."""
+    """The storage of the files of jobs: as given, or a folder of the home."""
     from trainmaster.storage import open_store
 
     return open_store(place or home / "storage")

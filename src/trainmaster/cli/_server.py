@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 
+from trainmaster.cli._home import LOCAL_TOKEN, SERVER_FILE, locate
 from trainmaster.core.errors import UsageError
+from trainmaster.core.loopback import is_loopback_host
 
 if TYPE_CHECKING:
     from trainmaster.client import Client
@@ -22,14 +27,15 @@ ServerOption = Annotated[
         show_default=False,
     ),
 ]
+_LISTEN = "0A"  # of /proc/net/tcp
 TOKEN, TOKEN_FILE = "TRAINMASTER_TOKEN", "TRAINMASTER_TOKEN_FILE"
 
 
-def open_client(server: str) -> Client:
+def open_client(server: str, home: Path | None = None) -> Client:
     """A client of the server. The token is never an argument: other users see arguments in the process list."""
     from trainmaster.client import Client
 
-    return Client(server, read_token())
+    return Client(server, read_token() or read_local_token(server, locate(home)))
 
 
 def read_token() -> str | None:
@@ -49,3 +55,34 @@ def read_token() -> str | None:
     if not token:
         raise UsageError(f"{TOKEN_FILE}: {path} is empty")
     return token
+
+
+def read_local_token(server: str, home: Path) -> str | None:
+    """The token of this user's own server on this machine, from HOME/local.token; None for any other server.
+
+    Only where the listening socket belongs to this user: another account could listen on the port of a server that has
+    ended, and would receive the token.
+    """
+    try:
+        host, port = urlsplit(server).hostname or "", urlsplit(server).port
+        ours = urlsplit(str(json.loads((home / SERVER_FILE).read_text())["url"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if not is_loopback_host(host) or port is None or port != ours.port or not _listens(port, os.geteuid()):
+        return None
+    try:
+        return (home / LOCAL_TOKEN).read_text().strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _listens(port: int, uid: int) -> bool:
+    """Whether every socket that listens on this port belongs to the user."""
+    owners = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
+                    owners.add(int(fields[7]))
+    return owners == {uid}

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainmaster.cli import _console
-from trainmaster.cli._home import HomeOption, open_home
-from trainmaster.cli._jobs.home import SERVER_FILE
+from trainmaster.cli._home import SERVER_FILE, HomeOption, open_home
 from trainmaster.cli._views import plot
 from trainmaster.core.errors import MissingExtra, TrainmasterError
 from trainmaster.core.spec import JobSpec, parse_spec
@@ -53,7 +52,9 @@ def demo(
     jobs = HomeJobs(folder, db)
     with _interruptible(), _Server(folder) as server:
         job = jobs.submit(spec, key=None)
-        _console.out.print(f"job [bold]{job.name}[/] {job.id}\nlive at [link]{server.url}/jobs/{job.id}[/link]\n")
+        _console.out.print(
+            f"job [bold]{job.name}[/] {job.id}\nlive at {server.link}?next=/jobs/{job.id}\n", soft_wrap=True
+        )
         try:
             follow(jobs, job.id, tick=server.keep_alive)
         except KeyboardInterrupt:
@@ -100,7 +101,7 @@ class _Server:
     def __init__(self, home: Path) -> None:
         self._home = home
         self._child: subprocess.Popen[bytes] | None = None
-        self.url = ""
+        self.url = self.link = ""
 
     def __enter__(self) -> _Server:
         self._start()
@@ -133,7 +134,8 @@ class _Server:
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and self._child.poll() is None:
             with contextlib.suppress(OSError, ValueError):
-                self.url = json.loads(note.read_text())["url"]
+                found = json.loads(note.read_text())
+                self.url, self.link = found["url"], found["link"]
                 return
             time.sleep(0.05)
         self._child.kill()

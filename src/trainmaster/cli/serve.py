@@ -10,18 +10,22 @@ import socket
 import ssl
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trainmaster.cli import _console
-from trainmaster.cli._home import HomeOption, StorageOption, open_home, open_storage
-from trainmaster.cli._jobs.home import SERVER_FILE
+from trainmaster.cli._home import SERVER_FILE, HomeOption, StorageOption, open_home, open_storage
 from trainmaster.core.errors import MissingExtra, UsageError
 from trainmaster.core.files import write_whole
 from trainmaster.core.loopback import is_loopback_host
 
+if TYPE_CHECKING:
+    import uvicorn
+
 DEFAULT_PORT = 8470
+_KEEP_ALIVE_S = 75  # longer than the interval of most pollers
+_SHUTDOWN_S = 2  # an open stream would delay the end for as long as its job runs
 
 
 def serve(
@@ -31,15 +35,26 @@ def serve(
     reconcile: Annotated[bool, typer.Option(help="Also drive the jobs, not only show them.")] = True,
     storage: StorageOption = None,
     require_token: Annotated[
-        bool, typer.Option("--require-token", help="Ask for a token over loopback too, as behind a proxy.")
+        bool, typer.Option("--require-token", help="Require a token over loopback too. This is the default.")
+    ] = False,
+    trust_loopback: Annotated[
+        bool, typer.Option("--trust-loopback", help="Admit every account of this machine as admin, without a token.")
+    ] = False,
+    job_user: Annotated[
+        str | None,
+        typer.Option("--job-user", envvar="TRAINMASTER_JOB_USER", help="Unix user of local jobs; needs root."),
+    ] = None,
+    trust_jobs: Annotated[
+        bool, typer.Option("--trust-jobs", help="Let project tokens submit local jobs that run as the server's user.")
     ] = False,
     name: Annotated[list[str] | None, typer.Option("--name", help="A name that a proxy calls this server by.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM), for https.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).")] = None,
 ) -> None:
-    """Serve the API and the dashboard, and drive the jobs until they are done.
+    """Serve the API and the dashboard, and run the reconciler.
 
-    Jobs go on when this process dies; start it again and it continues where it was.
+    Jobs continue when this process ends; the next start takes them over. The command line of the same Unix user reads
+    its token from HOME/local.token by itself; the browser uses the one-time link that is printed here.
 
     [bold]Examples[/]
 
@@ -52,46 +67,77 @@ def serve(
     try:
         import uvicorn
 
+        from trainmaster.targets.local import local_jobs_are_isolated
+        from trainmaster.web import connections
         from trainmaster.web.app import create_app
         from trainmaster.web.auth import may_bind
+        from trainmaster.web.local_access import open_local_access
     except ModuleNotFoundError as missing:
         raise MissingExtra("the server", "server") from missing
-    if (tls_cert is None) != (tls_key is None):
-        raise UsageError("--tls-cert and --tls-key go together")
-    if tls_cert is not None and tls_key is not None:
-        _require_certificate(tls_cert, tls_key)
+    if require_token and trust_loopback:
+        raise UsageError("--require-token and --trust-loopback exclude each other")
+    _require_certificate(tls_cert, tls_key)
+    if job_user:
+        os.environ["TRAINMASTER_JOB_USER"] = job_user
+    isolated = local_jobs_are_isolated()
     folder, db = open_home(home)
     may_bind(db, host)
     kept = open_storage(storage, folder)
+    descriptors = connections.raise_descriptor_limit()
+    local = None if trust_loopback else open_local_access(folder)
     listening = _listen(host, port)
     url = f"{'https' if tls_cert else 'http'}://{_bracket(host)}:{listening.getsockname()[1]}"
     note = folder / SERVER_FILE
-    write_whole(note, json.dumps({"pid": os.getpid(), "url": url}), durable=False)
-    _console.err.print(f"Trainmaster at [bold]{url}[/]  home {folder}  (Ctrl-C ends the server; jobs go on)")
-    if not is_loopback_host(host) and tls_cert is None:
-        _console.note(
-            "tokens travel unencrypted; give --tls-cert and --tls-key, or stand behind a proxy that speaks https"
-        )
-    # uvicorn shuts down on a signal and then raises it again: without this we would die before tidying up.
+    link = url + local.link if local is not None else url
+    write_whole(note, json.dumps({"pid": os.getpid(), "url": url, "link": link}), durable=False, mode=0o600)
+    _announce(url, link, folder, beyond=not is_loopback_host(host), encrypted=tls_cert is not None)
+    if not isolated and reconcile:
+        _note_shared_user(trust_jobs=trust_jobs)
+    # Beyond loopback every caller needs a token: a proxy on this machine makes remote callers look local.
+    app = create_app(
+        db, folder, reconcile=reconcile, hosts=name or (), storage=kept, local=local,
+        require_token=not trust_loopback or not is_loopback_host(host), trust_jobs=trust_jobs or isolated,
+    )  # fmt: skip
+    http = connections.Connections(connections.connection_limit(descriptors)).protocol()
+    config = uvicorn.Config(
+        app, log_level="warning", server_header=False, ssl_certfile=tls_cert, ssl_keyfile=tls_key, http=http,
+        backlog=connections.BACKLOG, timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=_SHUTDOWN_S,
+    )  # fmt: skip
+    connections.bound_logs()
+    _run(uvicorn.Server(config), listening, note)
+
+
+def _run(server: uvicorn.Server, listening: socket.socket, note: Path) -> None:
+    # uvicorn shuts down on a signal and then raises it again, which would skip the clean-up below.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
-        # Beyond loopback everybody shows a token: a proxy on this machine would make strangers look like us.
-        asked = require_token or not is_loopback_host(host)
-        app = create_app(db, folder, reconcile=reconcile, hosts=name or (), storage=kept, require_token=asked)
-        config = uvicorn.Config(
-            app, log_level="warning", server_header=False, ssl_certfile=tls_cert, ssl_keyfile=tls_key,
-            timeout_keep_alive=75,  # seconds; a client that asks every now and then keeps its connection
-            timeout_graceful_shutdown=2,  # seconds; those who follow a job would hold us for as long as it runs
-        )  # fmt: skip
-        uvicorn.Server(config).run(sockets=[listening])
+        server.run(sockets=[listening])
     except KeyboardInterrupt:
-        pass  # Ctrl-C is how a server is meant to end
+        pass  # Ctrl-C ends a server
     finally:
         note.unlink(missing_ok=True)
 
 
-def _require_certificate(cert: Path, key: Path) -> None:
+def _announce(url: str, link: str, home: Path, *, beyond: bool, encrypted: bool) -> None:
+    _console.err.print(f"Trainmaster at [bold]{url}[/]  home {home}  (Ctrl-C ends the server; jobs continue)")
+    if link != url and not beyond:
+        _console.err.print(f"browser: {link}  (valid once)", soft_wrap=True)
+    if beyond and not encrypted:
+        _console.note("tokens are sent unencrypted; give --tls-cert and --tls-key, or use a proxy with https")
+
+
+def _note_shared_user(*, trust_jobs: bool) -> None:
+    advice = "give --job-user USER" if os.geteuid() == 0 else "start the server as root with --job-user USER"
+    allowed = "" if trust_jobs else " Tokens of one project cannot submit to it; --trust-jobs allows them."
+    _console.note(f"jobs on `local` run as this user and can read this home folder: {advice}.{allowed}")
+
+
+def _require_certificate(cert: Path | None, key: Path | None) -> None:
     """Load both files now: uvicorn would find a fault only after the address was printed."""
+    if (cert is None) != (key is None):
+        raise UsageError("--tls-cert and --tls-key go together")
+    if cert is None or key is None:
+        return
     for path in (cert, key):
         try:
             path.open("rb").close()
@@ -110,7 +156,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((str(address), port))
-        listening.listen(2048)  # from here on a caller waits instead of being refused, long before the app is up
+        listening.listen(128)  # from here on a caller waits instead of being refused, long before the app is up
     except OSError as wrong:
         listening.close()
         raise UsageError(f"port {port} cannot be used ({wrong.strerror}); choose another with --port") from None

@@ -131,7 +131,7 @@ class _Fold:
         name, verdict = read_text(data.get("check")), data.get("verdict")
         if name is None or verdict not in list(Verdict):
             return
-        node = read_text(data.get("node")) or read_text(event.extra.get("node")) or self._host or "0"
+        node = self._own_node(read_text(data.get("node")) or read_text(event.extra.get("node")))
         row = {
             "attempt": self._attempt,
             "verdict": str(verdict),
@@ -140,6 +140,19 @@ class _Fold:
             "at": event.ts,
         }
         _put_newest(self._checks, (bound(node), name[:64]), row)
+
+    def _own_node(self, claimed: str | None) -> str:
+        """Node of a check: as the event names it where that is a node of this attempt, else the attempt's own host.
+
+        The workload writes into the same file as the agent; it must not set the verdict of another machine.
+        """
+        host = self._host or "0"
+        if claimed is None or claimed == host:
+            return host
+        a = t.attempts.c
+        handle = self._conn.execute(select(a.handle).where(a.id == self._attempt)).scalar_one_or_none() or {}
+        nodes = handle.get("nodes")
+        return claimed if isinstance(nodes, list) and claimed in nodes else host
 
     @functools.cached_property
     def _host(self) -> str | None:

@@ -11,17 +11,18 @@ import contextlib
 import errno
 import fcntl
 import os
+import pwd
 import re
 import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from trainmaster.core.errors import SpecError, TargetError, Unreachable, UsageError
 from trainmaster.core.files import write_whole
 from trainmaster.core.plan import (
     AGENT_LOG,
-    ATTEMPT_VARIABLE,
     EVENTS_FILE,
     EXIT_FILE,
     LOCK_FILE,
@@ -32,15 +33,13 @@ from trainmaster.core.plan import (
     Plan,
 )
 from trainmaster.core.states import TargetState
-from trainmaster.targets import FileSize, Handle, Owned, Placement, Poll, Submission, _owned
+from trainmaster.targets import FileSize, Handle, Owned, Placement, Poll, Submission, _job_user, _owned
 
 _STREAMS = frozenset({PLAN_FILE, EVENTS_FILE, AGENT_LOG, EXIT_FILE})
 _RANK_LOG = re.compile(r"rank-[0-9]{1,6}\.log")
 _RECORD_BYTES = 1 << 20  # the agent reserves 192 KiB for its record
 _DEPTH = 64  # folders below the outputs folder
 _AGENT = (sys.executable, "-m", "trainmaster.agent")
-# Variables withheld from the agent and its workload: the credentials of the control plane.
-_OURS = frozenset({ATTEMPT_VARIABLE, "TRAINMASTER_DATABASE", "TRAINMASTER_TOKEN", "TRAINMASTER_TOKEN_FILE"})
 # Shortages that may pass; every other error is permanent.
 _SHORT = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EIO})
 
@@ -50,6 +49,11 @@ def create(options: str) -> Local:
     if options:
         raise UsageError(f"target: local takes no options, got {options!r}; write `local`")
     return Local()
+
+
+def local_jobs_are_isolated() -> bool:
+    """Whether local jobs run as another Unix user than the control plane; UsageError where that user cannot be used."""
+    return _job_user.find_user() is not None
 
 
 class Local:
@@ -73,12 +77,14 @@ class Local:
         try:
             if _begun(folder):
                 return _submitted(submission.handle)
+            user = _job_user.find_user()
             folder.mkdir(parents=True, exist_ok=True)
             with _submitting(folder) as fd:
                 for path, text in submission.files.items():
                     await asyncio.to_thread(_write, Path(path), text)
+                _job_user.give(folder, user)
                 for command in submission.commands:
-                    code, said = await _call(*command, keep_fd=fd)
+                    code, said = await _call(*command, keep_fd=fd, user=user)
                     # A refusal is fine if another submit's agent has begun: one agent runs, as requested.
                     if code != 0 and not _begun(folder):
                         raise TargetError(f"local: the agent did not start: {said}")
@@ -291,13 +297,13 @@ def _read(folder: Path, parts: tuple[str, ...], offset: int, limit: int) -> byte
         raise TargetError(f"local: {wrong}") from wrong
 
 
-def _is_ours(name: str) -> bool:
-    return name in _OURS or name.startswith("TRAINMASTER_NOTIFY_")
-
-
-async def _call(*command: str, keep_fd: int | None = None) -> tuple[int, str]:
+async def _call(*command: str, keep_fd: int | None = None, user: pwd.struct_passwd | None = None) -> tuple[int, str]:
     """Run an agent command to its end; its exit code and output."""
-    environment = {name: value for name, value in os.environ.items() if not _is_ours(name)}
+    environment = _job_user.job_environment(os.environ)
+    other: dict[str, Any] = {}
+    if user is not None:
+        environment |= {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
+        other = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
     process = await asyncio.create_subprocess_exec(
         *command,
         env=environment,
@@ -305,6 +311,7 @@ async def _call(*command: str, keep_fd: int | None = None) -> tuple[int, str]:
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
         pass_fds=() if keep_fd is None else (keep_fd,),
+        **other,
     )
     _, said = await process.communicate()
     assert process.returncode is not None

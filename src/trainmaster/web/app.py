@@ -21,9 +21,11 @@ from trainmaster.store import Database
 from trainmaster.web import api, errors, login, openapi, templating, views
 from trainmaster.web.auth import AuthMiddleware
 from trainmaster.web.guard import GuardMiddleware
+from trainmaster.web.local_access import LocalAccess
 from trainmaster.web.metrics import Meter, MetricsMiddleware
 from trainmaster.web.page_cache import PageCache
 from trainmaster.web.rate_limit import ASKING, Rate
+from trainmaster.web.storage_probe import StorageProbe
 from trainmaster.web.streaming import Followers
 
 _THREADS = 8
@@ -42,11 +44,14 @@ def create_app(
     require_token: bool = False,
     rate: Rate | None = ASKING,
     followers: Followers | None = None,
+    local: LocalAccess | None = None,
+    trust_jobs: bool = False,
 ) -> FastAPI:
     """The application over one database.
 
     `hosts` are further valid Host names, for use behind a proxy. `storage` holds the files of jobs; by default a folder
-    of the home. `require_token` requires a token over loopback too.
+    of the home. `require_token` requires a token over loopback too; `local` is the one of the server's own Unix user.
+    `trust_jobs` lets tokens of one project submit to the target `local`, whose jobs may have the server's rights.
     """
     kept = storage if storage is not None else open_store(home / STORAGE_FOLDER)
     meter = Meter()
@@ -70,12 +75,14 @@ def create_app(
     app.state.live = PageCache(db)
     app.state.followers = followers if followers is not None else Followers()
     app.state.reconciler = lambda: "off"
+    app.state.storage_probe = StorageProbe(kept)
+    app.state.local, app.state.trust_jobs = local, trust_jobs
     for router in (views.router, login.router, *api.ROUTERS, templating.router):
         app.include_router(router)
     app.openapi = openapi.document(app, loopback=not require_token)  # type: ignore[method-assign]
     errors.install(app)
     # The last one added runs first: guard, metrics, authentication.
-    app.add_middleware(AuthMiddleware, db=db, loopback=not require_token, asking=rate)
+    app.add_middleware(AuthMiddleware, db=db, loopback=not require_token, local=local, asking=rate)
     app.add_middleware(MetricsMiddleware, meter=meter)
     app.add_middleware(GuardMiddleware, hosts=hosts)
     return app

@@ -24,10 +24,12 @@ from trainmaster.core.roles import Role
 from trainmaster.store import Database, backlog, tokens
 from trainmaster.web.errors import Refused, answer, for_programs, unavailable
 from trainmaster.web.guard import SAFE_METHODS
+from trainmaster.web.local_access import LocalAccess
 from trainmaster.web.rate_limit import ASKING, GUESSING, Limiter, Rate
 
 COOKIE = "trainmaster"
 LOOPBACK = "loopback"
+LOCAL = "local"  # the server's own Unix user, by the token in HOME/local.token
 PUBLIC = frozenset({"/healthz", "/readyz", "/api/hello", "/login", "/v1/openapi.json"})
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
 _QUERY_NAMES = frozenset({"token", "access_token", "api_key", "apikey", "authorization"})
@@ -70,9 +72,16 @@ class AuthMiddleware:
     """Attach the `Caller` to a request, or refuse it: 401, 403, 429."""
 
     def __init__(
-        self, app: ASGIApp, *, db: Database, loopback: bool, asking: Rate | None = ASKING, guessing: Rate = GUESSING
+        self,
+        app: ASGIApp,
+        *,
+        db: Database,
+        loopback: bool,
+        local: LocalAccess | None = None,
+        asking: Rate | None = ASKING,
+        guessing: Rate = GUESSING,
     ) -> None:
-        self._app, self._db, self._loopback = app, db, loopback
+        self._app, self._db, self._loopback, self._local = app, db, loopback, local
         self._asking = Limiter(asking) if asking is not None else None
         self._guessing = Limiter(guessing)
         self._touched: dict[int, float] = {}
@@ -100,9 +109,11 @@ class AuthMiddleware:
         # The path as it came, which is what is routed by. `request.url` is put together from the Host header and read
         # again, so that a Host of `127.0.0.1/healthz?` would make any path look like an open one.
         path: str = request.scope["path"]
-        public = path in PUBLIC or path.startswith("/static/")
+        public = path in PUBLIC or path.startswith(("/static/", "/enter/"))
         if given is None or (public and by_cookie):
             who = self._stranger(request, public=public)
+        elif self._local is not None and self._local.owns(given) and from_loopback(request):
+            who = Caller(name=LOCAL, role=Role.ADMIN, project=None, by_cookie=by_cookie)
         else:
             found = await run_in_threadpool(self._find, given)
             if found is None:
@@ -120,7 +131,7 @@ class AuthMiddleware:
         return who
 
     def _stranger(self, request: Request, *, public: bool) -> Caller | None:
-        if self._loopback and _from_loopback(request):
+        if self._loopback and from_loopback(request):
             return Caller(name=LOOPBACK, role=Role.ADMIN, project=None)
         if public:
             return None
@@ -188,7 +199,7 @@ def _address(request: Request) -> str:
     return request.client.host if request.client else "?"
 
 
-def _from_loopback(request: Request) -> bool:
+def from_loopback(request: Request) -> bool:
     """Both ends are loopback addresses, and no proxy forwarded it."""
     ends = (request.client.host if request.client else "", (request.scope.get("server") or ("",))[0])
     return all(is_loopback_address(end) for end in ends) and not any(name in request.headers for name in _FORWARDED)

@@ -143,6 +143,16 @@ def creating() -> Iterator[None]:
         raise Refused(422, "bad_spec", "the target refuses the spec; nothing was created", faults=[fault]) from wrong
 
 
+def need_trust(request: Request, who: Caller, target: str) -> None:
+    """Refuse a token of one project on `local`: its job has the rights of the server and could read every project."""
+    if who.project is not None and target.partition(":")[0] == "local" and not request.app.state.trust_jobs:
+        message = (
+            f"token {who.name} is limited to one project, and jobs on `local` run with the rights of the server; "
+            "its operator can allow this with --job-user or --trust-jobs"
+        )
+        raise Refused(403, "untrusted_jobs", message)
+
+
 def cancel(db: Database, job: JobRow, who: Caller) -> JobRow:
     """Request the cancellation of a job; Refused if it has ended."""
     try:

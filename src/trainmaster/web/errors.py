@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from trainmaster.core.errors import Fault, StorageError, StoreError, TargetError, UsageError
 from trainmaster.store import backlog
@@ -110,7 +111,10 @@ def answer(request: Request, wrong: Refused) -> Response:
         body: dict[str, object] = {"code": wrong.code, "message": wrong.message}
         if wrong.faults:
             body["faults"] = [{"path": fault.path, "message": fault.message} for fault in wrong.faults]
-        return JSONResponse({"error": body}, status_code=wrong.status, headers=dict(wrong.headers))
-    page = render("error.html", status_code=wrong.status, status=wrong.status, message=wrong.message)
+        # As ASCII: a message may quote half of a surrogate pair, which UTF-8 cannot encode.
+        text = json.dumps({"error": body})
+        return Response(text, status_code=wrong.status, headers=dict(wrong.headers), media_type="application/json")
+    message = wrong.message.encode(errors="replace").decode()
+    page = render("error.html", status_code=wrong.status, status=wrong.status, message=message)
     page.headers.update(wrong.headers)
     return page

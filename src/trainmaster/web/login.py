@@ -13,8 +13,9 @@ from starlette.responses import RedirectResponse, Response
 
 from trainmaster.store import tokens
 from trainmaster.web import dependencies
-from trainmaster.web.auth import COOKIE, count_guess
+from trainmaster.web.auth import COOKIE, count_guess, from_loopback
 from trainmaster.web.errors import Refused
+from trainmaster.web.local_access import LocalAccess
 from trainmaster.web.templating import render
 
 _HOURS = 12
@@ -34,9 +35,25 @@ async def log_in(request: Request, db: dependencies.Db) -> Response:
     except (ClientDisconnect, ValueError) as wrong:
         raise Refused(400, "bad_form", "invalid form") from wrong
     token, after = (form.get(name, [""])[0].strip() for name in ("token", "next"))
-    if await run_in_threadpool(tokens.find_token, db, token) is None:
+    local: LocalAccess | None = request.app.state.local
+    mine = local is not None and local.owns(token)
+    if not mine and await run_in_threadpool(tokens.find_token, db, token) is None:
         count_guess(request)
         return render("login.html", after=_ours(after), wrong=True, status_code=401)
+    return _log_in(request, token, after)
+
+
+@router.get("/enter/{code}")
+def enter(request: Request, code: str, after: Annotated[str, Query(alias="next")] = "/") -> Response:
+    """The one-time link that `trainmaster serve` prints: log the browser of the server's own user in."""
+    local: LocalAccess | None = request.app.state.local
+    if local is None or not from_loopback(request) or not local.redeem(code):
+        count_guess(request)
+        return render("login.html", after=_ours(after), wrong=True, status_code=401)
+    return _log_in(request, local.token, after)
+
+
+def _log_in(request: Request, token: str, after: str) -> Response:
     answer = RedirectResponse(_ours(after), status_code=303)
     # Strict: no other site can make the browser send it, not even by a link.
     answer.set_cookie(

@@ -30,13 +30,21 @@ _LOOK_S = 0.5
 _BATCH = 500  # events of one look
 _CHUNK = 1 << 18  # bytes of a log in one piece
 _MOST = 256  # open at once
+_TOKEN_CHECK_S = 2.0  # a revoked token ends its streams within 5 s, also while they are busy
 
 
 class Followers:
     """Open streams: their number and their intervals."""
 
-    def __init__(self, *, look_s: float = _LOOK_S, alive_s: float = 15.0, most: int = _MOST) -> None:
-        self.look_s, self.alive_s, self._most = look_s, alive_s, most
+    def __init__(
+        self,
+        *,
+        look_s: float = _LOOK_S,
+        alive_s: float = 15.0,
+        token_check_s: float = _TOKEN_CHECK_S,
+        most: int = _MOST,
+    ) -> None:
+        self.look_s, self.alive_s, self.token_check_s, self._most = look_s, alive_s, token_check_s, most
         self.open = 0
 
     @contextlib.contextmanager
@@ -57,9 +65,13 @@ async def events(
 ) -> AsyncIterator[str]:
     """A job's events as server-sent events, behind `after`, until the job is final. The `id` of each is its cursor."""
     with followers.one_more():
-        spoke = time.monotonic()
+        spoke = checked = time.monotonic()
         yield "retry: 2000\n\n"
         while True:
+            if time.monotonic() - checked >= followers.token_check_s:
+                if not await _is_live(db, who):
+                    return
+                checked = time.monotonic()
             try:
                 # The job first: events recorded before its end are then among those read after.
                 job = await run_in_threadpool(jobs.find_job, db, job_id)
@@ -76,8 +88,6 @@ async def events(
                 yield _message(END, {"status": job.status.value, "reason": job.reason and job.reason.value}, END)
                 return
             if time.monotonic() - spoke >= followers.alive_s:
-                if not await _still_welcome(db, who):
-                    return
                 yield ": alive\n\n"
                 spoke = time.monotonic()
             await asyncio.sleep(followers.look_s)
@@ -89,9 +99,13 @@ async def log(
 ) -> AsyncIterator[bytes]:  # fmt: skip
     """The bytes of a log from an offset, until its attempt has ended."""
     with followers.one_more():
-        looked = time.monotonic()
+        checked = time.monotonic()
         over = logs.is_over(job, attempt)
         while True:
+            if time.monotonic() - checked >= followers.token_check_s:
+                if not await _is_live(db, who):
+                    return
+                checked = time.monotonic()
             try:
                 piece = await logs.read(db, storage, job, attempt, stream, offset=offset, limit=_CHUNK)
                 if piece:
@@ -108,15 +122,11 @@ async def log(
             except _AWAY:
                 if over:
                     return
-            if time.monotonic() - looked >= followers.alive_s:
-                looked = time.monotonic()
-                if not await _still_welcome(db, who):
-                    return
             if not over:
                 await asyncio.sleep(followers.look_s)
 
 
-async def _still_welcome(db: Database, who: Caller) -> bool:
+async def _is_live(db: Database, who: Caller) -> bool:
     try:
         return who.token_id is None or await run_in_threadpool(tokens.is_live, db, who.token_id)
     except backlog.GONE:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from trainmaster import control
@@ -88,7 +88,8 @@ def cancel(row: dependencies.Job, db: dependencies.Db, who: dependencies.User) -
 
 
 @router.post("/jobs/{uuid}/resume")
-def resume(row: dependencies.Job, db: dependencies.Db, who: dependencies.User) -> Response:
+def resume(request: Request, row: dependencies.Job, db: dependencies.Db, who: dependencies.User) -> Response:
+    dependencies.need_trust(request, who, row.target)
     with dependencies.creating():
         following, _ = control.resume(db, row.id, by=who.name)
     return RedirectResponse(f"/jobs/{following.id}", status_code=303)

@@ -105,7 +105,7 @@ def connect(home: Path | None, server: str | None, *, storage: str | None = None
         from trainmaster.cli._jobs.server import ServerJobs
         from trainmaster.cli._server import open_client
 
-        with open_client(server) as client:
+        with open_client(server, home) as client:
             yield ServerJobs(client)
         return
     from trainmaster.cli._home import open_home

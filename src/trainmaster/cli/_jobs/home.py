@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from trainmaster.store import Database
     from trainmaster.store.rows import AttemptRow, JobRow
 
-SERVER_FILE = "server.json"  # in the home folder while a server runs: {"pid", "url"}
 _BY = "local"  # the name of the command line in the audit trail
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}"  # as in the API (web/dependencies.py)
 _PIECE = 1 << 20

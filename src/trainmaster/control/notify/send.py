@@ -1,8 +1,8 @@
 """How one piece of news is sent: as a signed webhook, or through a channel of apprise. Neither ever raises.
 
-A webhook goes to https, or to this machine. Its name is looked up here and the connection made to the address that was
-checked, so that a name cannot mean one machine for the check and another for the sending; redirects are not followed.
-What a receiver answers beside its status is not read.
+A webhook goes to https on another machine, or to a host that an admin allowed. Its name is looked up here and the
+connection made to the address that was checked, so that a name cannot mean one machine for the check and another for
+the sending; redirects are not followed. What a receiver answers beside its status is not read.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from trainmaster.core.errors import UsageError
 from trainmaster.core.loopback import is_loopback_host
+from trainmaster.core.secrets import recognise
 
 WEBHOOK_S = 10.0  # for looking up, connecting, sending and the first line of the answer, together
 APPRISE_S = 30.0
@@ -64,8 +65,14 @@ def check_url(url: str, *, allow_hosts: Collection[str] = ()) -> SplitResult:
         raise UsageError("not a web address; write for example https://hooks.example.org/trainmaster")
     if parts.username is not None or parts.password is not None:
         raise UsageError("an address with a password in it would be stored; check the signature instead")
-    if parts.scheme == "http" and not is_loopback_host(host) and host not in allow_hosts:
-        raise UsageError("only https leaves this machine; http goes to 127.0.0.1, ::1 and localhost")
+    if (what := recognise(url)) is not None:
+        raise UsageError(f"the URL contains {what} and would be stored; check the signature instead")
+    if host in allow_hosts:
+        return parts
+    if parts.scheme == "http":
+        raise UsageError("a webhook needs https; an admin allows http by the host in allow_hosts of notify.yaml")
+    if is_loopback_host(host):
+        raise UsageError("a webhook cannot go to this machine; an admin allows it by allow_hosts of notify.yaml")
     return parts
 
 
@@ -107,7 +114,7 @@ async def _post(
     addresses = await in_thread(lambda: resolve(host, port))
     if not addresses:
         return Sent(error=f"{host} has no address")
-    if host not in allow_hosts and (bad := [text for text in addresses if not _may_send(text, host)]):
+    if host not in allow_hosts and (bad := [text for text in addresses if not _may_send(text)]):
         return Sent(error=f"{host} is {bad[0]}, an address that webhooks are not sent to")
     where = f"[{addresses[0]}]" if ":" in addresses[0] else addresses[0]
     target = f"{parts.scheme}://{where}:{port}{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
@@ -198,20 +205,31 @@ def look_up(host: str, port: int) -> list[str]:
     return sorted(addresses, key=lambda text: ":" in text)
 
 
-def _may_send(text: str, host: str) -> bool:
-    """Whether an address may be sent to. Private networks may: receivers of one's own are there, behind TLS."""
+def _may_send(text: str) -> bool:
+    """Whether an address may be sent to. Private networks may: receivers of one's own are there, behind TLS. This
+    machine may not: a server of ours would take the message for one of its own user."""
     address = ipaddress.ip_address(text.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
-    if is_loopback_host(host):
-        return address.is_loopback
     return not (
         address.is_loopback
         or address.is_link_local  # the metadata services of most clouds
         or address.is_multicast
         or address.is_unspecified
         or str(address) in _METADATA
+        or _is_own(str(address))
     )
+
+
+def _is_own(address: str) -> bool:
+    """Whether an address is one of this machine: only such can be bound."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
 
 
 @functools.cache

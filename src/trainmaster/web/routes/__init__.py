@@ -30,7 +30,8 @@ async def _know_the_query(request: Request) -> None:
     """Refuse an unknown query parameter: a misspelt filter must not return everything."""
     if not request.query_params:
         return
-    operation = request.app.openapi()["paths"][request.scope["route"].path_format][request.method.lower()]
+    method = "get" if request.method == "HEAD" else request.method.lower()
+    operation = request.app.openapi()["paths"][request.scope["route"].path_format][method]
     known = {item["name"] for item in operation.get("parameters", ()) if item["in"] == "query"}
     if unknown := sorted(request.query_params.keys() - known):
         faults = [Fault(path=name[:100], message="unknown parameter") for name in unknown]

@@ -25,6 +25,7 @@ def hello() -> Response:
     response_model=Health,
     responses={503: {"model": Health, "description": "The reconciler has failed: jobs are shown but make no progress"}},
 )
+@router.head("/healthz", include_in_schema=False)
 def health(request: Request) -> Response:
     """Liveness of the server and state of its reconciler."""
     reconciler = request.app.state.reconciler()
@@ -38,9 +39,11 @@ def health(request: Request) -> Response:
     response_model=Ready,
     responses={503: {"model": Ready, "description": "Not ready, with the reasons"}},
 )
+@router.head("/readyz", include_in_schema=False)
 def ready(request: Request, db: dependencies.Db) -> Response:
-    """Whether work can be given to it: the database answers, its schema is ours, the reconciler looks at the jobs."""
-    faults = [fault for fault in (backlog.find_fault(db), _reconciler_fault(request)) if fault is not None]
+    """Readiness: the database answers with the right schema, the storage takes files, the reconciler ticks."""
+    found = (backlog.find_fault(db), request.app.state.storage_probe.find_fault(), _reconciler_fault(request))
+    faults = [fault for fault in found if fault is not None]
     return reply(Ready(ready=not faults, faults=tuple(faults)), status_code=503 if faults else 200)
 
 

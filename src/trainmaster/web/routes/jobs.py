@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Header, Request
 from starlette.concurrency import run_in_threadpool
@@ -19,7 +18,7 @@ from trainmaster.pages import attempts, deliveries, transitions
 from trainmaster.pages import jobs as jobs_page
 from trainmaster.pages.parts import shapes
 from trainmaster.store.rows import JobRow
-from trainmaster.web import dependencies
+from trainmaster.web import dependencies, json_body
 from trainmaster.web.auth import need
 from trainmaster.web.errors import Refused, not_found
 from trainmaster.web.openapi import SPEC_BODY
@@ -67,8 +66,9 @@ async def submit_job(
     except ClientDisconnect as gone:
         raise Refused(413, "too_large", "the body is too large or incomplete") from gone
     with dependencies.creating():
-        spec = parse_spec(_parse(body))
+        spec = parse_spec(json_body.parse(body))
         need(who, Role.USER, project=spec.project)
+        dependencies.need_trust(request, who, spec.target)
         row, new = await run_in_threadpool(control.submit_once, db, spec, key=idempotency_key, by=who.name)
     return _created(row, new=new)
 
@@ -95,9 +95,10 @@ def cancel_job(job: dependencies.Job, db: dependencies.Db, who: dependencies.Use
     responses={200: {"model": Job, "description": "Resumed before with this key"}},
 )
 def resume_job(
-    job: dependencies.Job, db: dependencies.Db, who: dependencies.User, idempotency_key: Key = None
+    request: Request, job: dependencies.Job, db: dependencies.Db, who: dependencies.User, idempotency_key: Key = None
 ) -> Response:
     """Continue an ended job as a new job, from its last checkpoint. 409 while it runs, 422 if it has saved none."""
+    dependencies.need_trust(request, who, job.target)
     with dependencies.creating():
         row, new = control.resume(db, job.id, key=idempotency_key, by=who.name)
     return _created(row, new=new)
@@ -136,17 +137,6 @@ def list_job_deliveries(
 def list_attempts(job: dependencies.Job, db: dependencies.Db) -> Response:
     """Every attempt of a job, and how it ended."""
     return reply(attempts.read(db, job.id))
-
-
-def _parse(body: bytes) -> Any:
-    try:
-        return json.loads(body, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as wrong:
-        raise Refused(400, "not_json", f"the body is not JSON: {wrong}") from wrong
-
-
-def _refuse_constant(word: str) -> None:
-    raise ValueError(f"{word} is not a JSON number")
 
 
 def _created(row: JobRow, *, new: bool) -> Response:

@@ -1,0 +1,81 @@
+"""Environment and Unix user of jobs that run on the machine of the control plane.
+
+A job gets nothing of the server: no home folder, no tokens, no credentials. Variables that a program needs to run at
+all (paths, locale, CUDA, NCCL) pass; TRAINMASTER_JOB_ENV names others that the operator wants every job to have, for
+example `HF_TOKEN,WANDB_API_KEY`.
+
+As root the agent is started as the user that TRAINMASTER_JOB_USER names (`serve --job-user`). Otherwise a job has the
+rights of the server and can read its files.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from trainmaster.core.errors import UsageError
+
+PASSED = "TRAINMASTER_JOB_ENV"
+USER = "TRAINMASTER_JOB_USER"
+_NAMES = frozenset(
+    "PATH LANG LANGUAGE TZ TERM TMPDIR USER LOGNAME SHELL HOME HOSTNAME VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV "
+    "COLUMNS NO_COLOR SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE HF_HOME HF_HUB_CACHE HF_DATASETS_CACHE "
+    "HF_HUB_OFFLINE TRANSFORMERS_CACHE TOKENIZERS_PARALLELISM WORLD_SIZE MASTER_ADDR MASTER_PORT "
+    "http_proxy https_proxy no_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY".split()
+)
+_FAMILIES = (
+    "LC_", "LD_", "PYTHON", "COVERAGE_", "COV_CORE_", "CUDA", "NVIDIA_", "NCCL_", "TORCH", "PYTORCH_", "TRITON_",
+    "OMP_", "MKL_", "OPENBLAS_", "KMP_", "GLOO_", "UCX_", "FI_", "RDMAV_", "OMPI_", "HSA_", "ROCR_", "HIP_", "XLA_",
+    "SLURM_", "PYTEST_",
+)  # fmt: skip
+# Ours that a workload reads: failpoints and settings of the trainer, none of them a place or a credential.
+_OURS = frozenset(
+    f"TRAINMASTER_{word}"
+    for word in (
+        "BANDWIDTH_PARENT", "CACHE", "CHECK_EVENTS", "COLLECTIVE_TIMEOUT_S", "KILL_AT", "KILL_RANK", "MEMORY", "PEERS",
+        "TERM_AT", "WITNESS",
+    )
+)  # fmt: skip
+_SECRET = re.compile(r"KEY|TOKEN(?!IZERS)|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE)
+_CREDENTIALS_IN_URL = re.compile(r"://[^\s/@]+@")
+
+
+def job_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The part of the server's environment that its jobs get."""
+    asked = {name for name in re.split(r"[,\s]+", environment.get(PASSED, "")) if name}
+    return {name: value for name, value in environment.items() if name in asked or _passes(name, value)}
+
+
+def _passes(name: str, value: str) -> bool:
+    known = name in _NAMES or name in _OURS or name.startswith(_FAMILIES)
+    return known and not _SECRET.search(name) and not _CREDENTIALS_IN_URL.search(value)
+
+
+def find_user() -> pwd.struct_passwd | None:
+    """The Unix user of jobs; None where jobs run as the user of the server."""
+    name = os.environ.get(USER)
+    if not name:
+        return None
+    if os.geteuid() != 0:
+        raise UsageError(f"{USER}: only root can start jobs as another user; this server runs as uid {os.geteuid()}")
+    try:
+        user = pwd.getpwnam(name)
+    except KeyError:
+        raise UsageError(f"{USER}: no such user: {name}; create it with: useradd --system {name}") from None
+    if user.pw_uid == 0:
+        raise UsageError(f"{USER}: {name} is root; name another user")
+    return user
+
+
+def give(folder: Path, user: pwd.struct_passwd | None) -> None:
+    """Make an attempt's folder, and the job's above it, the property of the user of jobs, closed to everybody else."""
+    if user is None:
+        return
+    for place in (folder.parent.parent, folder.parent, folder):
+        place.chmod(0o700)
+        os.chown(place, user.pw_uid, user.pw_gid)
+    for file in folder.iterdir():
+        os.chown(file, user.pw_uid, user.pw_gid, follow_symlinks=False)

@@ -1,0 +1,43 @@
+"""JSON of a request body, checked for values that no later layer could store or print."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from trainmaster.web.errors import Refused
+
+_MOST_DEEP = 64  # levels; a spec has six
+_LARGEST = 2**63  # integers of a database and of other languages
+
+
+def parse(body: bytes) -> Any:
+    """The JSON value of a body; Refused (400) where it is none, or nested, large or encoded beyond use."""
+    try:
+        value = json.loads(body, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as wrong:
+        message = "nested too deeply" if isinstance(wrong, RecursionError) else str(wrong)
+        raise Refused(400, "not_json", f"the body is not JSON: {message}") from wrong
+    _check(value, 0)
+    return value
+
+
+def _check(value: Any, depth: int) -> None:
+    if depth > _MOST_DEEP:
+        raise Refused(400, "not_json", f"the body is nested more than {_MOST_DEEP} levels deep")
+    if isinstance(value, str):
+        if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise Refused(400, "not_json", "the body has half of a surrogate pair, which is no character")
+    elif isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
+        raise Refused(400, "not_json", "the body has an integer of more than 64 bits")
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            _check(name, depth + 1)
+            _check(item, depth + 1)
+    elif isinstance(value, list):
+        for item in value:
+            _check(item, depth + 1)
+
+
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"{word} is not a JSON number")

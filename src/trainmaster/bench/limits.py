@@ -129,9 +129,7 @@ def judge(
     fit = [base for base in baselines if base.key == key and base.kind != "symptom"] if key is not None else []
     sized = [base for base in fit if base.size_bytes is not None]
     if not sized:
-        why = (
-            "its sources name no message size" if fit else f"nobody has published {key}" if key else "not a GPU fabric"
-        )
+        why = "its sources name no message size" if fit else f"none published for {key}" if key else "not a GPU fabric"
         return skip(
             f"{collective}: measured, not judged: no baseline ({why}); --min-busbw sets your own", proof=why, **values
         )

@@ -29,7 +29,7 @@ def cost(
     project: Annotated[str | None, typer.Option(help="Only this project.")] = None,
     month: Annotated[str | None, typer.Option(help="A calendar month in UTC, as 2026-11.", show_default="this")] = None,
     all_time: Annotated[bool, typer.Option("--all", help="From the beginning instead of one month.")] = False,
-    limit: Annotated[int, typer.Option(min=1, max=200, help="At most so many jobs; the sums have all.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=200, help="Maximum number of jobs listed; the sums cover all.")] = 20,
     set_cap: Annotated[
         list[str] | None,
         typer.Option(
@@ -42,7 +42,7 @@ def cost(
 ) -> None:
     """Show what jobs and projects cost, and set what a project may spend.
 
-    A cost is unknown where nobody said a price (resources.price_per_hour in the spec, or the target). A job over its
+    A cost is unknown without a price (resources.price_per_hour in the spec, or the target). A job over its
     own limits.max_cost or its project's budget is asked to save and stop.
 
     [bold]Examples[/]

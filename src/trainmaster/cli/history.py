@@ -58,7 +58,7 @@ def _all(home: Path, least: int, as_json: bool) -> None:
         _console.as_json(found)
         return
     if not found:
-        _console.note("nobody failed" + (" more than once" if least > 1 else "") + " in the runs that are recorded")
+        _console.note("no GPU failed" + (" more than once" if least > 1 else "") + " in the runs that are recorded")
         return
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("who", "failed", "of runs", "on nodes", "checks", "last", "reason"):

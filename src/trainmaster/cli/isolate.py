@@ -24,7 +24,7 @@ def isolate(
     on: Annotated[str | None, typer.Option("--on", metavar="TARGET", help="Nodes to test: ssh:hosts.yaml.")] = None,
     sim: Annotated[str | None, typer.Option("--sim", help="A simulated fabric, as key=value words.")] = None,
     routes: Annotated[bool, typer.Option("--routes", help="The path of every pair is known: name the link.")] = False,
-    rounds: Annotated[int, typer.Option("--rounds", "--max-rounds", min=1, max=100, help="At most so many.")] = 12,
+    rounds: Annotated[int, typer.Option("--rounds", "--max-rounds", min=1, max=100, help="Maximum rounds.")] = 12,
     expect: Annotated[float | None, typer.Option("--expect", help="GB/s of a healthy pair; else from peers.")] = None,
     expect_cross: Annotated[
         float | None, typer.Option("--expect-cross", help="The same between racks, where it differs.")
@@ -50,7 +50,7 @@ def isolate(
     """
     if on is not None:
         if sim is not None or routes:
-            raise UsageError("--on tests real nodes, whose routes nobody knows: leave --sim and --routes out")
+            raise UsageError("--on tests real nodes, whose routes are unknown: leave --sim and --routes out")
         found, silent = _on_nodes(
             on, rounds=rounds, expect=expect, expect_cross=expect_cross, size=size, timeout_s=timeout
         )
@@ -100,7 +100,7 @@ def _on_nodes(
     from trainmaster.cli._hosts_file import load_hosts
     from trainmaster.cluster.pairs import Pairs
 
-    parse_size(size)  # its fault is told here, not by every node
+    parse_size(size)  # a bad size is refused here, once
     pairs = Pairs(load_hosts(on), size=size, timeout_s=timeout_s, rounds=rounds)
     try:
         if len(pairs.nodes) < 2 and pairs.silent:
@@ -122,7 +122,7 @@ def _on_nodes(
 
 
 def _progress(report: RoundReport) -> None:
-    leading = "; ".join(f"{s.words} {_sure(s)}" for s in report.leading[:3]) or "nobody suspected"
+    leading = "; ".join(f"{s.words} {_sure(s)}" for s in report.leading[:3]) or "no suspect"
     more = f" and {len(report.leading) - 3} more" if len(report.leading) > 3 else ""
     slow = f"{report.slow} of {report.pairs} slow"
     _console.err.print(
@@ -165,7 +165,7 @@ def _describe(suspect: Suspect) -> str:
 
 
 def _sure(suspect: Suspect) -> str:
-    """A posterior is never 1; what rounds to it is told as a bound."""
+    """A posterior is never 1; what rounds to it is shown as a bound."""
     return "over 99.9%" if suspect.confidence > 0.999 else f"{suspect.confidence:.1%}"
 
 

@@ -48,7 +48,7 @@ def plan(
 ) -> None:
     """Say what a run will need before it is started: memory by part, speed, time and cost.
 
-    Exit code 1 if it does not fit the GPUs that were named; what would fit is then said. A GPU that nobody here knows
+    Exit code 1 if it does not fit the GPUs that were named; what would fit is then said. A GPU without known figures
     is refused. How the figures are made, and how far to trust them: docs/how/plan.md.
 
     [bold]Examples[/]

@@ -2,10 +2,11 @@
 
 Level-triggered and apart from the reconciler: a look reads what is being spent, and asks for a stop where a cap is
 reached. From prices and times it knows when the next cap can be reached, and looks again then, or after `LOOK_S`, in
-which a job may have begun. Several may look at once: an attempt is asked to stop once, and each news is put in once.
+which a job may have begun. Several may look at once: an attempt is asked to stop once, and each notification is
+inserted once.
 
-A stop here is a wish in the attempt's row (store/stops.py). The reconciler tells the target, the workload saves within
-`limits.grace_s`, and the job ends as failed with the reason `over_budget`.
+A stop is requested in the attempt's row (store/attempts.py). The reconciler signals the target, the workload saves
+within `limits.grace_s`, and the job ends as failed with the reason `over_budget`.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def look(db: Database, *, now: datetime | None = None, clock: Clock | None = Non
 class _Limit:
     """A cap, how near it is, and who has to stop when it is reached."""
 
-    about: str  # tells this cap and its amount apart in news: a cap that was raised is told of again
+    about: str  # tells this cap and its amount apart in news: a raised cap is reported again
     words: str
     project: str
     cap_cents: float

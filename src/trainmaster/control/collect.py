@@ -33,7 +33,7 @@ _PATH_BYTES = 900  # of a path; object stores hold 1,024 with the prefix
 _SHOWN = 5  # files named in a message
 _NAME_CHARACTERS = 200
 _CHUNK = 4 << 20  # bytes held of a file that is copied
-_PARTING_S = 5.0  # over what a read may take: a loop that has ended answers nobody
+_PARTING_S = 5.0  # over what a read may take: an event loop that has ended does not answer
 # Threads of its own: a copy waits for reads, which need a thread too. In one pool, enough copies would wait for ever.
 _COPIERS = ThreadPoolExecutor(4, thread_name_prefix="storage")
 

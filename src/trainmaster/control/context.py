@@ -1,4 +1,4 @@
-"""What every step has in hand, and the two doors through which it acts: `call` on the world, `apply` on the rows."""
+"""Context of a stage handler, with its two ways to act: `call` a target, `apply` a change to the rows."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ row and its time is over. A control plane that was dead for a day, or whose data
     checking               counted from when the node began; the attempt is asked to stop
     running                limits.timeout_s of the spec; the agent keeps it, we keep the agent to it
     collecting             what could be kept is kept, the rest is named, and the attempt is released
-    releasing              never given up; after a while people are told that something may be left running
+    releasing              never given up; after a while a notification says that something may be left running
     asked to stop          limits.grace_s and a margin, then it is released by force, in whatever stage it is
 """
 
@@ -38,12 +38,12 @@ class Deadlines:
     staging_s: float = 3600.0
     checking_s: Mapping[int, float] = field(default_factory=lambda: _CHECKING_S)
     collecting_s: float = 6 * 3600.0
-    cancelled_collecting_s: float = 600.0  # nobody waits for the outputs of a job that was cancelled
+    cancelled_collecting_s: float = 600.0  # outputs of a cancelled job are stored if this is enough
     stop_margin_s: float = 60.0  # over limits.grace_s: for the agent to see the wish, sweep and write its record
     leak_s: float = 900.0  # a release that fails for so long may leave something running
     leak_again_s: float = 6 * 3600.0
     tries: int = 3  # a stage that failed less often in a row is not given up, however late it is
-    # A running attempt that cannot be asked is given up after so many tries in a row, about a day: time in which
+    # A running attempt that cannot be asked is given up after this many tries in a row, about a day: time in which
     # this control plane was away does not count.
     unreachable_tries: int = 4_000
     elapsed_s: Callable[[datetime, datetime], float] = _elapsed_s  # control/clock.py leaves steps of the clock out
@@ -69,7 +69,7 @@ class Deadlines:
         return None
 
     def leaks(self, job: JobRow, now: datetime) -> int:
-        """How often people should have been told by now that releasing fails."""
+        """Number of notifications due by now about a release that fails."""
         if job.stage is not Stage.RELEASING or job.stage_since is None:
             return 0
         late_s = self.elapsed_s(job.stage_since, now) - self.leak_s
@@ -109,7 +109,7 @@ class Deadlines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequest:
-    """That an attempt should stop: why, since when, and what to tell."""
+    """A request to stop an attempt: reason, time, message."""
 
     reason: Reason
     since: datetime
@@ -117,7 +117,7 @@ class StopRequest:
 
 
 def find_stop_request(job: JobRow, attempt: AttemptRow) -> StopRequest | None:
-    """Whether anybody wants the attempt to stop. A user's wish goes first, the time counts from the first of any."""
+    """The stop request of an attempt, if any. A user's goes first; time counts from the earliest."""
     times = [time for time in (job.cancel_at, attempt.stop_at) if time is not None]
     if job.cancel_requested:
         assert times, "a cancel has its time"

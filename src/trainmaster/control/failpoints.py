@@ -33,7 +33,7 @@ def before(what: str, detail: object = "") -> None:
 
 
 def after(what: str, detail: object = "") -> None:
-    """The last thing this process did is `what`; nobody was told yet."""
+    """The last thing this process did is `what`; nothing was returned yet."""
     _reach(f"{what}: after", detail)
 
 
@@ -58,7 +58,7 @@ def _reach(place: str, detail: object) -> None:
 
 
 def _is_new(path: Path, place: str) -> bool:
-    """Whether nobody has died there; then it is ours. Several processes may ask at the same time."""
+    """Whether no process has died there yet; it is then taken. Several processes may ask at the same time."""
     with path.open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)

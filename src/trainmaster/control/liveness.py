@@ -1,7 +1,7 @@
-"""One life of a reconciler: its token, and a lock by which others on this machine see at once that it has ended.
+"""Liveness of a reconciler: its token, and a file lock that shows others on this machine at once that it has ended.
 
-The kernel drops a lock with its holder. Whoever can lock the file of another life knows that it is over, and need not
-wait for its leases to run out. About a life on another machine, or in another container, only the leases speak.
+The kernel drops a lock with its holder. A process that can lock another's file knows that it has ended, and does not
+wait for its leases to expire. For a reconciler on another machine or in another container only the leases count.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an attempt wrote, wherever it lies now: at its target while it runs, in storage once it was kept there."""
+"""Logs of an attempt: read from its target while it runs, from storage afterwards."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ async def read(
             except StorageError:
                 if attempt.handle is None:
                     raise
-                # The target may still have it, and then nobody need know that storage is away.
+                # The target may still have it, the unreachable storage then does not matter.
                 return await _at_target(job, attempt, stream, offset=offset, limit=limit, load=load)
     return await _at_target(job, attempt, stream, offset=offset, limit=limit, load=load)
 
 
 async def read_stored(storage: Store, row: ArtifactRow, *, offset: int, limit: int) -> bytes:
-    """`read_kept`, in threads of its own: a storage that hangs holds up its own readers, and nobody else."""
+    """`read_kept`, in threads of its own: a storage that hangs blocks only its own readers."""
     read = functools.partial(read_kept, storage, row, offset=offset, limit=limit)
     return await asyncio.get_running_loop().run_in_executor(_READERS, read)
 
@@ -98,7 +98,7 @@ async def list_streams(
 
 
 def is_over(job: JobRow, attempt: AttemptRow) -> bool:
-    """Whether nobody writes for this attempt any more."""
+    """Whether this attempt writes no more."""
     return job.status.final or attempt.released_at is not None or attempt.number < job.attempts
 
 

@@ -33,7 +33,7 @@ async def find(
 ) -> list[Leftover]:
     """Everything at these targets, and in the rows, that no live job owns.
 
-    Without a database nobody can say who owns what: all that the targets run for this home is named.
+    Without a database ownership is unknown: everything that the targets run for this home is listed.
     """
     found: dict[str, Leftover] = {}
     for word in words:

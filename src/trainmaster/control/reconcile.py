@@ -1,7 +1,7 @@
 """The loop that moves every job on until it is final. It keeps nothing that matters in memory.
 
 Level-triggered: at every tick it looks at each job that is not final, as its rows and its target show it, and takes
-the next step. Whether it was told of a change, missed it, or was dead meanwhile makes no difference. Each job has a
+the next step. A missed change or a restart makes no difference. Each job has a
 task of its own, so that a target that hangs or raises holds up its own job and no other.
 
 Several may run on one database, on one machine or on many: each drives the jobs it has leased (store/leases.py), and
@@ -39,10 +39,10 @@ from trainmaster.targets import Target
 
 STORAGE_FOLDER = "storage"  # of the home, where a server is given no other storage
 _AT_ONCE = 64  # jobs that are worked on at the same time
-_SLICE = 20  # glances begun at once: a thousand in a row would keep whoever asks the server waiting
+_SLICE = 20  # glances begun at once: a thousand in a row would block requests to the server
 _LONGEST_REST_S = 30.0  # between two tries of a job whose target keeps failing
 _HURRY_S = 5.0  # a start that takes longer may be cut off by a cancel; the steps around it take milliseconds
-_PARTING_S = 2.0  # for steps that are under way when we are told to stop; a submit takes about one
+_PARTING_S = 2.0  # for steps that are under way when a stop is requested; a submit takes about one
 _MESSAGE_LIMIT = 2_000  # characters of a failure shown to the user; the log has all of it
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ async def run(
     deadlines: Deadlines | None = None,
     leads: asyncio.Event | None = None,
 ) -> None:
-    """Reconcile until `stop` is set. `leads` is set once the first look is done, for those who show it.
+    """Reconcile until `stop` is set. `leads` is set once the first tick is done.
 
     What jobs leave is kept in `storage`; in a folder of the home where none is given.
     """

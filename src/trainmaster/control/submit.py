@@ -17,7 +17,7 @@ from trainmaster.store import Database, audit, jobs, tokens
 from trainmaster.store.rows import JobRow
 from trainmaster.targets import Placement, Target
 
-LOCAL = "local"  # who asks on the command line, on the database itself
+LOCAL = "local"  # caller name of the command line working on the database itself
 
 
 def submit(db: Database, spec: JobSpec, *, load: Callable[[str], Target] = targets.load, by: str = LOCAL) -> JobRow:
@@ -69,7 +69,7 @@ def run_again(
 
 
 def _find_first(db: Database, spec: JobSpec) -> JobSpec:
-    """The spec with the job that began the run in `resume_from`: where its checkpoints are, whoever went on since."""
+    """The spec with the job that began the run in `resume_from`: its checkpoints are there."""
     if spec.resume_from is None:
         return spec
     earlier = jobs.find_job(db, spec.resume_from)

@@ -1,4 +1,4 @@
-"""What is kept of a job in storage. A row here means that the object is there, whole, and was verified."""
+"""Objects of a job in storage. A row means that the object was stored whole and read back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def insert_artifact(
     sha256: str,
     at: datetime,
 ) -> None:
-    """Note an object that was stored under the job's prefix; one that was stored again replaces its row."""
+    """Record an object stored under the job's prefix; storing it again replaces the row."""
     row = {"attempt": attempt, "kind": kind, "size_bytes": size_bytes, "sha256": sha256, "stored_at": at}
     change = upsert(conn.dialect.name, t.artifacts, ("job_id", "path"), tuple(row))
     conn.execute(change, {"job_id": job_id, "path": path, **row})

@@ -54,7 +54,7 @@ def mark_started(conn: Connection, attempt: str, *, at: datetime) -> None:
 
 
 def request_stop(conn: Connection, attempt: str, *, reason: Reason, message: str, at: datetime) -> bool:
-    """Want an attempt to save and stop; False if it is over or was told before. The first reason counts."""
+    """Request that an attempt saves and stops; False if it has ended or was asked before. The first reason counts."""
     row = update(t.attempts).where(
         t.attempts.c.id == attempt, t.attempts.c.ended_at.is_(None), t.attempts.c.stop_reason.is_(None)
     )
@@ -117,7 +117,7 @@ class Held:
 
 
 def list_held(db: Database) -> list[Held]:
-    """Attempts that were placed and never given back, and machines that nobody has seen go."""
+    """Attempts that were placed and never released, and instances not confirmed as gone."""
     a, j, i = t.attempts.c, t.jobs.c, t.instances.c
     over, placed = j.stage.is_(None), a.handle.is_not(None)
     both = t.attempts.join(t.jobs, j.id == a.job_id)

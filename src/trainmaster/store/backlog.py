@@ -1,4 +1,4 @@
-"""How the database stands, for those who watch over the service: can it be asked, is it ours, what waits in it."""
+"""Database health for /readyz and /metrics: reachable, schema version, queue depths."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ GONE: tuple[type[Exception], ...] = (OperationalError, InterfaceError, PoolTimeo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """What waits in the database, and how far behind it is."""
+    """Queue depths and event lag."""
 
     jobs: Mapping[str, int]  # of each status
     event_lags_s: tuple[float, ...]  # of each running attempt: from when its last event was written until it was kept
-    news_waiting: int  # pieces of news that nobody was told of yet
+    news_waiting: int  # notifications not yet dispatched
     deliveries_waiting: int  # messages on their way, tries that failed among them
     instances: Mapping[str, int]  # of each state
 
 
 def find_fault(db: Database) -> str | None:
-    """Why the database cannot be worked with as it is; None where it can."""
+    """Reason why the database cannot be used; None if it can."""
     try:
         with db.read() as conn:
             found = conn.execute(text("SELECT version_num FROM alembic_version")).scalar_one_or_none()

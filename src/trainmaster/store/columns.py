@@ -1,4 +1,4 @@
-"""Kinds of columns, and the one place that knows every table's name. The same on SQLite and on PostgreSQL."""
+"""Column types and upsert for SQLite and PostgreSQL, and the metadata of all tables."""
 
 from __future__ import annotations
 

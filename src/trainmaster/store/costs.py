@@ -1,4 +1,4 @@
-"""What attempts and rented machines cost, as their rows say; and what a project may spend.
+"""Costs of attempts and rented machines, and budgets of projects.
 
 An attempt costs from when it was placed until everything it held was given back. Where machines were rented for it,
 they are what costs: each from its launch until the cloud said that it is gone, which may be later.
@@ -23,7 +23,7 @@ PERIODS = ("total", "month")
 _AT_ONCE = 500  # ids in one query
 _JOBS, _ATTEMPTS, _INSTANCES = t.jobs.c, t.attempts.c, t.instances.c
 _FIRST = _JOBS.spec["resume_from"].as_string()
-# When an attempt was given back. A final job holds nothing, whoever forgot to note since when.
+# When an attempt was given back. A final job holds nothing, even where no release time was written.
 _END = case(
     (_ATTEMPTS.released_at.is_not(None), _ATTEMPTS.released_at),
     (_JOBS.stage.is_(None), func.coalesce(_ATTEMPTS.ended_at, _JOBS.ended_at)),
@@ -32,7 +32,7 @@ _END = case(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charge:
-    """What is paid for one attempt, in one or more spans."""
+    """Charge for one attempt, in one or more spans of time."""
 
     job_id: str
     project: str
@@ -46,7 +46,7 @@ class Charge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetRow:
-    """What a project may spend: in all, or in each calendar month (UTC)."""
+    """Budget of a project: total, or per calendar month (UTC)."""
 
     id: int
     project: str
@@ -65,7 +65,7 @@ class BudgetRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spending:
-    """An attempt that goes on, and the cap of its job."""
+    """A running attempt and the cost cap of its job."""
 
     job_id: str
     name: str

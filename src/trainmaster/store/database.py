@@ -5,7 +5,7 @@
 
 SQLite runs in WAL mode: readers never wait for the writer. `synchronous=FULL` costs one fsync per commit and is paid
 on purpose: a killed process loses nothing under NORMAL either, but a power cut could take back the commit that says
-"we are about to launch this", and what was launched would then belong to nobody.
+"we are about to launch this", and the launched machine would then have no owner.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Database:
         postgresql = engine.dialect.name == "postgresql"
         self._reading = engine.execution_options(isolation_level="REPEATABLE READ") if postgresql else engine
         self._open = threading.local()  # the read of each thread, while it lasts
-        # SQLite has one writer, and those who wait for it look again and again: with a few of them in one process the
+        # SQLite has one writer, and waiting connections poll for it: with a few of them in one process the
         # unlucky one waits for half a minute. Here they stand in line.
         self._line = None if postgresql else threading.Lock()
 

@@ -1,4 +1,4 @@
-"""How far running jobs are and how long they still need, from the steps or the epochs that their last attempt told."""
+"""Progress and remaining time of running jobs, from the step or epoch events of their last attempt."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _steps(db: Database, jobs: Iterable[str]) -> dict[str, tuple[list[Mark], flo
 
 
 def _epochs(db: Database, jobs: Sequence[JobRow]) -> dict[str, list[tuple[int, int, datetime]]]:
-    """(iteration, epoch, when) of what each job's last attempt told."""
+    """(iteration, epoch, time) of the epoch events of each job's last attempt."""
     if not jobs:
         return {}
     query = (

@@ -1,4 +1,4 @@
-"""Queries of what the lines say of the training: iterations, their steps and epochs, evaluations, checks, artifacts."""
+"""Queries of training records: iterations with their phases and epochs, and evaluations."""
 
 from __future__ import annotations
 

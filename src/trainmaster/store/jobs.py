@@ -355,7 +355,7 @@ def delete_job(conn: Connection, job_id: str) -> None:
 
 
 def _hold(conn: Connection, project: str, name: str) -> None:
-    """Let nobody else look for this key until we are done. SQLite has one writer at a time anyway."""
+    """Lock this key until the transaction ends. SQLite has one writer at a time anyway."""
     if conn.dialect.name == "postgresql":
         conn.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(f"{project}/{name}", 0))))
 

@@ -1,8 +1,8 @@
-"""Who works on which job. A reconciler leases jobs in bulk and writes for a job only while the lease is its own.
+"""Leases of jobs. A reconciler leases jobs in bulk and writes for a job only while the lease is its own.
 
 A token is one life of one reconciler. Renewing is one statement for all its jobs, so a thousand quiet jobs cost one
-write every ten seconds. A lease that ran out belongs to whoever takes it first; the old holder, should it wake up,
-finds its token gone and drops what it was about to write.
+write every ten seconds. An expired lease goes to the first reconciler that takes it; the old holder
+finds its token gone and writes nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def clock(conn: Connection) -> datetime:
 
 
 def wanted(db: Database, token: str, *, dead: Collection[str] = ()) -> bool:
-    """Whether there is an open job that nobody holds, or whose holder is gone."""
+    """Whether an open job has no live lease."""
     with db.read() as conn:
         free = _free(clock(conn), dead) & (_JOBS.lease_token.is_distinct_from(token))
         return conn.execute(select(_JOBS.id).where(_JOBS.stage.is_not(None), free).limit(1)).first() is not None
@@ -51,8 +51,8 @@ def take(conn: Connection, token: str, *, owner: str, dead: Collection[str] = ()
 
 def drop(conn: Connection, token: str) -> None:
     """Give back everything, so that another can go on at once."""
-    nobody = {"lease_token": None, "lease_owner": None, "lease_until": None}
-    conn.execute(update(t.jobs).where(_JOBS.lease_token == token).values(nobody))
+    free = {"lease_token": None, "lease_owner": None, "lease_until": None}
+    conn.execute(update(t.jobs).where(_JOBS.lease_token == token).values(free))
 
 
 def holds(conn: Connection, job_id: str, token: str) -> bool:
@@ -94,7 +94,7 @@ class RunningRow:
 
 
 def list_running(db: Database, token: str) -> list[RunningRow]:
-    """The jobs of this token that run, that nobody wants to stop, and whose last step went well."""
+    """Running jobs of this token without a stop request and without a failed last tick."""
     j, a, s = t.jobs.c, t.attempts.c, t.streams.c
     query = (
         select(j.id, a.id, a.report, j.message, j.heard_at, s.offset, s.inside, s.base, s.tail)

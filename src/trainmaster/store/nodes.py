@@ -1,4 +1,4 @@
-"""Queries over machines: what is or was rented, and what the checks last said of each node."""
+"""Rented instances, and the newest check results of each node."""
 
 from __future__ import annotations
 

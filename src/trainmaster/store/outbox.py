@@ -1,5 +1,6 @@
-"""The way of each piece of news to each channel. Claimed by compare-and-set, so that two dispatchers do not send one
-thing at the same time; a claim that was not followed by a mark runs out, and the delivery is sent again under its id.
+"""Notifications and their deliveries to each channel. A delivery is claimed by compare-and-set, so that two
+dispatchers do not send it at the same time; a claim without a result expires, and the delivery is sent again under its
+id.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _ERROR_LIMIT = 500  # characters
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewsRow:
-    """Something people are to be told."""
+    """A notification."""
 
     id: int
     key: str
@@ -35,7 +36,7 @@ class NewsRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryRow:
-    """One piece of news on its way to one channel. `done_at` None and `next_at` None: it was given up."""
+    """Delivery of one notification to one channel. `done_at` None and `next_at` None: it was given up."""
 
     id: int
     outbox_id: int
@@ -59,14 +60,14 @@ def insert_news(
     payload: Mapping[str, Any],
     at: datetime,
 ) -> bool:
-    """Put one piece of news in. False where the same key is there: it is told once, however often it is found out."""
+    """Insert a notification. False if its key exists: each is sent once, however often it is found."""
     row = {"key": key, "topic": topic, "project": project, "job_id": job_id, "payload": dict(payload), "at": at}
     change = upsert(conn.dialect.name, t.outbox, ("key",)).returning(t.outbox.c.id)
     return conn.execute(change, row).first() is not None
 
 
 def is_known(conn: Connection, key: str) -> bool:
-    """Whether this news was put in before: a look that finds it out again need not write."""
+    """Whether a notification with this key exists."""
     return conn.execute(select(t.outbox.c.id).where(t.outbox.c.key == key)).first() is not None
 
 
@@ -109,7 +110,7 @@ def claim(conn: Connection, delivery: DeliveryRow, *, until: datetime) -> bool:
 
 
 def mark_done(conn: Connection, delivery_id: int, *, at: datetime, status: int | None, took_s: float) -> None:
-    """It arrived. That holds, whoever has claimed it meanwhile."""
+    """Mark a delivery as done, also where the claim has passed to another dispatcher."""
     done = {"next_at": None, "done_at": at, "status": status, "error": None, "took_s": took_s}
     conn.execute(update(t.deliveries).where(_WAYS.id == delivery_id, _WAYS.done_at.is_(None)).values(done))
 
@@ -124,7 +125,7 @@ def mark_failed(
     error: str,
     took_s: float | None,
 ) -> None:
-    """It did not arrive: to be tried again then, or given up. Nothing is changed where the claim ran out."""
+    """Mark a delivery as failed: retry at `next_at`, or give up. No effect if the claim has expired."""
     failed = {"next_at": next_at, "status": status, "error": _clean(error), "took_s": took_s}
     mine = (_WAYS.id == delivery_id, _WAYS.next_at == claimed_until, _WAYS.done_at.is_(None))
     conn.execute(update(t.deliveries).where(*mine).values(failed))

@@ -142,7 +142,7 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochRow:
-    """One epoch of an iteration, as it was told last."""
+    """One epoch of an iteration, from its newest event."""
 
     id: int
     iteration_id: int

@@ -162,7 +162,7 @@ instances = Table(
     Column("attempt", String(64), ForeignKey("attempts.id"), nullable=False),
     Column("target", Text, nullable=False),
     Column("nonce", String(64), nullable=False, unique=True),  # its tag in the cloud, committed before it is launched
-    Column("provider_id", String(128)),  # NULL: not launched yet, or nobody knows
+    Column("provider_id", String(128)),  # NULL: not launched yet, or unknown
     Column("kind", String(128)),
     Column("region", String(64)),
     Column("state", String(16), nullable=False),  # intended, launching, active, terminating, gone, lost

@@ -1,4 +1,4 @@
-"""Tokens: who they are, never what they are. A row holds the SHA-256 of 256 random bits; the token is shown once."""
+"""API tokens. A row holds the SHA-256 of 256 random bits; the token is shown once."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from trainmaster.store.database import Database
 
 _TOKENS = t.tokens.c
 SHAPE = re.compile(r"tm_[A-Za-z0-9_-]{43}")
-RESERVED = frozenset({"loopback", "local", "control"})  # what the audit trail calls those who have no token
+RESERVED = frozenset({"loopback", "local", "control"})  # names in the audit trail of callers without a token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRow:
-    """A token without what would let anybody use it."""
+    """A token without its secret."""
 
     id: int
     name: str
@@ -48,7 +48,7 @@ def digest(token: str) -> str:
 
 
 def find_token(db: Database, token: str) -> TokenRow | None:
-    """Whose token this is; None where it is nobody's, or was revoked."""
+    """The row of a token; None if it is unknown or revoked."""
     if not SHAPE.fullmatch(token):
         return None
     wanted = digest(token)

@@ -1,4 +1,4 @@
-"""Addresses that are told of news. A row holds no secret: the signing key is made from the home folder's key file."""
+"""Webhooks. A row holds no secret: the signing key is derived from the home folder's key file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HOOKS = t.webhooks.c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookRow:
-    """One address, and what it wants to hear."""
+    """A webhook: its URL, project and topics."""
 
     id: str
     project: str | None  # None: every project

@@ -83,7 +83,7 @@ def choose(sweep: Sweep) -> tuple[Backend, int]:
         raise UsageError(f"--processes {processes}: NCCL wants a GPU for each rank, and torch sees {gpus}")
     if processes == 1 and sweep.processes is None:
         raise UsageError(
-            "one GPU has nobody to talk to; --backend gloo --processes 2 measures the CPU side, and "
+            "one GPU has no peer; --backend gloo --processes 2 measures the CPU side, and "
             "--processes 1 runs NCCL alone, without a verdict on speed"
         )
     return "nccl", processes

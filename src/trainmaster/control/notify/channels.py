@@ -1,4 +1,4 @@
-"""Where people are told beside webhooks: Slack, e-mail and whatever else apprise knows, by names of the server's own.
+"""Notification channels beside webhooks: Slack, e-mail and whatever apprise supports, by names in the server's config.
 
     HOME/notify.yaml, readable by its owner alone, because the URL of a channel is a secret:
 
@@ -106,7 +106,7 @@ def _parse(path: Path, text: str) -> Any:
 
 
 class Watched:
-    """The config as the file says it now. One that cannot be used is told once, and the last good one stays."""
+    """The config as the file says it now. An invalid one is logged once, and the last good one stays."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -124,5 +124,5 @@ class Watched:
             try:
                 self.config = load(self._home)
             except UsageError as wrong:
-                log.error("nobody can be told through the server's channels as they are now: %s", wrong)
+                log.error("the server's notification channels cannot be used: %s", wrong)
         return self.config

@@ -1,4 +1,4 @@
-"""What people are told of a job, in the words of its row. Put in with the change that makes it true."""
+"""Notifications about a job, inserted in the transaction of the change that they report."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""News for people, put in by whoever makes it true and in the same transaction; and the dispatcher that carries it out.
+"""Notifications, inserted in the transaction of the change that they report; and the dispatcher that sends them.
 
     put ─▶ outbox ─ spread ─▶ deliveries, one for each webhook and channel that wants it ─ claim, send, mark ─▶ done
 
 The dispatcher runs beside the reconciler and shares nothing with it but the database. It is level-triggered: what is
-due is sent, whoever put it in and however long ago. Several may run on one database. A delivery is sent at least once:
+due is sent, however old it is. Several may run on one database. A delivery is sent at least once:
 a dispatcher that dies between the sending and the mark leaves one that is sent again, under the same delivery id.
 """
 
@@ -103,7 +103,7 @@ class _Dispatcher:
             task.add_done_callback(self.tasks.discard)
 
     async def close(self) -> None:
-        """Cut off what is being sent; it is sent again by whoever comes next."""
+        """Cut off sends in progress; the next dispatcher sends them again."""
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)

@@ -1,7 +1,7 @@
 """What the events of a job say: one pass over them, in order, into figures, checks, checkpoints and curves.
 
 Everything in an event was written by a node and may be wrong or hostile. A number that is not one becomes None, a
-verdict nobody knows becomes `error`, a check that was planned and never spoke is shown as not measured.
+an unknown verdict becomes `error`, a check that was planned and never spoke is shown as not measured.
 """
 
 from __future__ import annotations

@@ -93,6 +93,8 @@ def damage_text(text: str, *, lines: int = 5) -> Iterator[tuple[str, str]]:
             yield f"cut at {share:.0%}", text[:cut]
     yield "every value N/A", _VALUE.sub("N/A", text)
     rows = text.split("\n")
+    if len(rows) < 4:
+        return  # one value: it was N/A already
     telling = [number for number, row in enumerate(rows) if _VALUE.search(row)]
     step = max(1, len(telling) // lines)
     for number in telling[::step]:

@@ -21,7 +21,7 @@ from trainmaster.core.expect import Expect
 from trainmaster.node.host import Host, Snapshot
 from trainmaster.node.recorded import RecordedHost
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 HOSTS = Path(__file__).parents[1] / "hosts"
 # What a stated setting is: its absence is another machine, not a missing answer.
 SETTINGS = ("/etc/nccl.conf", "/.nccl.conf", "/etc/trainmaster/xid.toml")
@@ -33,10 +33,10 @@ def mutations(host: Host, check: str, expect: Expect) -> Iterator[tuple[str, str
     before = judge(check, whole, expect)
     groups: Counter[str] = Counter()
     for question, answer in list(whole.asked.items()):
-        # Of many alike (ports, counters, CPUs) the first two are tried.
+        # Of many alike (ports, counters, CPUs) the first is tried.
         alike = re.sub(r"[0-9a-f]*[0-9][0-9a-f]*", "#", f"{question[0]} {question[1]}")
         groups[alike] += 1
-        if groups[alike] > 2:
+        if groups[alike] > 1:
             continue
         if question[0] == "read" and str(question[1]).endswith(SETTINGS):
             continue

@@ -100,7 +100,7 @@ def tell(wanted: dict[int, Case], outcomes: dict[int, Outcome], *, seconds: floa
     """The table, place by damage, and the totals; the exit code."""
     good: dict[tuple[str, str], Counter[bool]] = defaultdict(Counter)
     for number, case in wanted.items():
-        good[case.rank_info, case.damage or "none"][isinstance(outcomes.get(number), Lived)] += 1
+        good[case.place, case.damage or "none"][isinstance(outcomes.get(number), Lived)] += 1
     kinds = [kind for kind in ("none", *damage.KINDS) if any(key[1] == kind for key in good)]
     print(f"\n{'killed at':<17}" + "".join(f"{kind:>23}" for kind in kinds))
     for place in dict.fromkeys(case.place for case in wanted.values()):

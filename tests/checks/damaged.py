@@ -116,7 +116,8 @@ def opened(before: list[Finding], after: list[Finding]) -> str | None:
         if finding.device is None or finding.verdict not in (Verdict.WARN, Verdict.FAIL, Verdict.ERROR):
             continue
         same = [other for other in after if other.device == finding.device]
-        whole = [other for other in after if other.device is None]
+        # Of the node, or of a device that lost its name with the damage.
+        whole = [other for other in after if other.device not in {one.device for one in before} or other.device is None]
         if same and worst([*same, *whole]) is Verdict.PASS:
             return f"{finding.verdict} of {finding.device} became pass: {same[0].reason}"
     return None

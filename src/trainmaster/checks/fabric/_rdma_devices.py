@@ -80,8 +80,11 @@ def ports(devices: tuple[Device, ...]) -> list[Port]:
 
 def _device(host: Host, name: str) -> Device:
     folder = f"{FOLDER}/{name}"
-    uevent = system_files.read_optional(host, f"{folder}/device/uevent") or ""
-    driver = re.search(r"^DRIVER=(\S+)$", uevent, re.MULTILINE)
+    shown = system_files.read_optional(host, f"{folder}/device/uevent")
+    uevent = shown or ""
+    driver = re.search(r"^DRIVER=(\w[\w-]*)$", uevent, re.MULTILINE)
+    if shown is not None and driver is None:  # soft RoCE has no such file; a device on a bus has a driver
+        raise HostError(f"the driver of {name} cannot be read")
     slot = re.search(r"^PCI_SLOT_NAME=(\S+)$", uevent, re.MULTILINE)
     numbers = [text for text in system_files.list_optional(host, f"{folder}/ports") or () if text.isdecimal()]
     board = (system_files.read_optional(host, f"{folder}/board_id") or "").strip()

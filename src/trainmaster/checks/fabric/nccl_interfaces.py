@@ -15,6 +15,8 @@ from trainmaster.node.host import Host
 LEVEL = 1
 NET = "/sys/class/net"
 VARIABLE = "NCCL_SOCKET_IFNAME"
+# Documentation/networking/operstates.rst
+STATES = ("unknown", "notpresent", "down", "lowerlayerdown", "testing", "dormant", "up")
 _ROUTE = re.compile(r"\S+\s+[0-9A-F]{8}(?:\s|$)", re.ASCII)  # interface, destination
 # Bridges and tunnels inside one machine: no other node can reach an address on them.
 _INWARD = re.compile(r"(virbr|br-|cni|flannel|cali|veth|podman|lxc|lxd|kube|tunl|vxlan|docker|dummy|ifb).*")
@@ -48,7 +50,10 @@ def read(host: Host) -> Interfaces:
             continue  # bonding_masters is a file among the folders
         flags = system_files.read_number(host, f"{NET}/{name}/flags", base=16)
         index = system_files.read_number(host, f"{NET}/{name}/ifindex")
-        state = (system_files.read_optional(host, f"{NET}/{name}/operstate") or "").strip()
+        shown = system_files.read_optional(host, f"{NET}/{name}/operstate")
+        state = (shown or "").strip()
+        if shown is not None and state not in STATES:
+            raise HostError(f"the state of {name} is {state[:20]!r}")
         # Loopback and tunnels report the state unknown; administratively up is enough for them.
         up = bool(flags & 1) and state in ("up", "unknown")
         found.append(Interface(name=name, index=index, up=up, addressed=name in addressed or name == "lo"))

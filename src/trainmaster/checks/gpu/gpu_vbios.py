@@ -17,6 +17,12 @@ def read(host: Host) -> nvidia.Gpus:
 
 def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
     found = nvidia.judge_each(gpus, expect, lambda gpu, device: _judge_one(gpu, device, gpus, expect.vbios))
+    known = gpus.smi.broken_inforom if gpus.smi else ()
+    corrupted = [line for line in gpus.warnings if "inforom is corrupted" in line.lower()]
+    if len(corrupted) > len(known):
+        # A warning whose address cannot be read still is about one of the GPUs.
+        action = "run nvidia-smi by hand; take the GPU that it names out of service"
+        found.append(fail(f"the infoROM of a GPU is corrupted: {corrupted[0][:120]}", action=action))
     versions: dict[str | None, set[str]] = {}
     for gpu in gpus.smi.gpus if gpus.smi else ():
         versions.setdefault(gpu.name, set()).add(gpu.said("vbios_version"))

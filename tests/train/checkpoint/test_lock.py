@@ -122,15 +122,17 @@ def stop(run: Ranks) -> None:
 
 def test_a_second_run_in_one_folder_is_refused(tmp_path: Path, start: Start) -> None:
     shared = str(tmp_path / "shared")
-    first = start(tmp_path / "first", config(folder=shared))
+    # A long lease: on a busy machine a living run may be late to renew a short one.
+    first = start(tmp_path / "first", config(folder=shared, lease_s=20.0))
     first.wait_for("CHECKPOINT", "saved", step=2)
-    second = start(tmp_path / "second", config(folder=shared)).finish()
+    second = start(tmp_path / "second", config(folder=shared, lease_s=20.0)).finish()
     assert second.codes == [66]
     assert f"{shared} is in use by process {first.processes[0].pid} on " in second.output[0]
     stop(first)
     assert {manifest.fence for manifest in checkpoints_of(Path(shared))} == {1}
 
 
+@pytest.mark.alone  # a lease of one second
 @pytest.mark.parametrize("pause_s", [0.0, 0.013, 0.037])
 def test_a_run_paused_past_its_lease_stops_before_it_writes(tmp_path: Path, start: Start, pause_s: float) -> None:
     shared = tmp_path / "shared"
@@ -150,6 +152,7 @@ def test_a_run_paused_past_its_lease_stops_before_it_writes(tmp_path: Path, star
     assert [manifest.fence for manifest in left] == sorted((m.fence for m in left), reverse=True)
 
 
+@pytest.mark.alone  # a lease of one second
 def test_two_runs_that_upload_to_one_store(
     tmp_path: Path, start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -173,3 +173,8 @@ def test_links_and_pipes_of_the_workload_are_not_followed(place: Any, run: Any) 
             run(LOCAL.read(handle, stream, offset=0, limit=10))
     with pytest.raises(TargetError, match="negative"):
         run(LOCAL.read(handle, "agent.log", offset=-1, limit=10))
+
+
+def test_an_attempt_without_a_folder_has_no_files(place: Any, run: Any) -> None:
+    """Cancelled before it was submitted: collecting and releasing find nothing, and end."""
+    assert run(LOCAL.list_files(LOCAL.plan(place()).handle)) == []

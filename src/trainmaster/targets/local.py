@@ -239,6 +239,8 @@ def _is_name(part: str) -> bool:
 
 def _list(folder: Path) -> list[FileSize]:
     """Plain files only: the workload owns the folder, and a link may lead anywhere."""
+    if not folder.exists():
+        return []  # cancelled before anything was submitted, or removed by the workload
     found = [
         FileSize(name=entry.name, size_bytes=entry.stat(follow_symlinks=False).st_size)
         for entry in os.scandir(folder)

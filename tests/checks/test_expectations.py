@@ -9,10 +9,12 @@ import pytest
 from nodes import plain_vm
 
 from machines import Machine
+from trainmaster import checks
 from trainmaster.checks import document
+from trainmaster.checks.expectations import COLLECTIVES, MEASURED_BY, unmeasured
 from trainmaster.checks.profiles import resolve
 from trainmaster.core.expect import Expect
-from trainmaster.core.results import Overall
+from trainmaster.core.results import Overall, Verdict
 
 # A value of every field that a small virtual machine without GPU, RDMA, NUMA, swap limits or mounts does not meet.
 LACKING: dict[str, Any] = {
@@ -30,8 +32,8 @@ LACKING: dict[str, Any] = {
 STATES_NO_THING = {"xids", "swap_used_gib", "oom_kills"}
 
 
-def overall(machine: Machine, **expect: Any) -> Overall:
-    return document.measure(machine.host, Expect(**expect), level=2, alone=True).overall
+def overall(machine: Machine, *, level: int = 2, **expect: Any) -> Overall:
+    return document.measure(machine.host, Expect(**expect), level=level, alone=True).overall
 
 
 @pytest.fixture
@@ -58,6 +60,31 @@ def test_the_machine_passes_while_nothing_is_stated(bare: Machine) -> None:
 @pytest.mark.parametrize("name", LACKING)
 def test_stated_alone_it_does_not_pass(bare: Machine, name: str) -> None:
     assert overall(bare, **{name: LACKING[name]}) in (Overall.FAIL, Overall.INCOMPLETE)
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_stated_alone_it_does_not_pass_at_level_1(bare: Machine, name: str) -> None:
+    assert overall(bare, level=1, **{name: LACKING[name]}) in (Overall.FAIL, Overall.INCOMPLETE)
+
+
+def test_every_field_names_the_check_that_measures_it() -> None:
+    assert set(MEASURED_BY) == {field.name for field in dataclasses.fields(Expect)}
+    assert set(MEASURED_BY.values()) <= {*checks.names(), COLLECTIVES}
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_a_field_above_the_level_of_the_run_is_not_measured(name: str) -> None:
+    check = MEASURED_BY[name]
+    level = checks.load(check).LEVEL if check != COLLECTIVES else None
+    for run in (1, 2, 3):
+        left = unmeasured(Expect(**{name: LACKING[name]}), level=run)
+        assert bool(left) is (level is None or level > run)
+        assert all(finding.verdict is Verdict.ERROR for result in left for finding in result.findings)
+
+
+@pytest.mark.parametrize("profile", ["H200", "ml.p5.48xlarge", "g5.12xlarge"])
+def test_a_profile_states_nothing_above_level_1(profile: str) -> None:
+    assert unmeasured(resolve([profile]).expect, level=1) == ()
 
 
 @pytest.mark.parametrize("transport", ["EFA", "IB", "NVLS", "P2P", "Socket"])

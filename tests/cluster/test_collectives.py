@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from trainmaster.checks import profiles
 from trainmaster.cluster import check, collective_findings, collective_plan
 from trainmaster.cluster.exchange import ProgramResult
 from trainmaster.cluster.hosts import SshHost
@@ -15,7 +16,7 @@ from trainmaster.cluster.launch import Capabilities
 from trainmaster.cluster.ssh import NodeUnavailable
 from trainmaster.core.errors import UsageError
 from trainmaster.core.health import ClusterHealth, NodeHealth, Silent
-from trainmaster.core.results import CheckResult, Finding, Verdict, error, fail, ok
+from trainmaster.core.results import CheckResult, Finding, Overall, Verdict, error, fail, ok
 from trainmaster.node.ranks import detect
 
 ROW = {
@@ -145,7 +146,18 @@ def test_without_a_report_the_nodes_own_words_say_who_stopped(
 def test_collectives_are_planned_like_any_other_check(
     level: int, only: list[str], skip: list[str], names: tuple[str, ...], together: bool
 ) -> None:
-    assert check.plan(level, only, skip) == check.ClusterPlan(level=level, names=names, collectives=together)
+    planned = check.plan(level, only, skip)
+    assert planned == check.ClusterPlan(level=level, names=names, collectives=together, whole=False)
+
+
+def test_an_expectation_that_no_node_measures_makes_a_cluster_incomplete() -> None:
+    good = CheckResult(check="cpu", findings=(ok("8 CPUs"),), took_s=0.0)
+    nodes = tuple(NodeHealth(node=name, level=1, planned=("cpu",), results=(good,)) for name in "ab")
+    health = ClusterHealth(asked=("a", "b"), nodes=nodes)
+    assert check.add_unmeasured(health, profiles.resolve(["H200"]), check.plan(1)).overall is Overall.PASS
+    for word in ("gemm_tflops=700", "dcgm=true", "busbw_gbps=100"):
+        left = check.add_unmeasured(health, profiles.resolve([word]), check.plan(1))
+        assert left.overall is Overall.INCOMPLETE
 
 
 def test_collectives_run_by_default_at_level_2() -> None:

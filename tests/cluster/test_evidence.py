@@ -63,6 +63,22 @@ def test_another_expectation_gives_another_verdict(bundle: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("word", ["gemm_tflops=5000", "dcgm=true", "disk_read_mib_s=1", "busbw_gbps=100"])
+def test_an_expectation_that_was_not_measured_is_no_pass(bundle: Path, word: str) -> None:
+    code, text = invoke("rejudge", str(bundle), "--expect", word)
+    assert code == 3
+    assert word in text
+
+
+def test_an_unmeasured_expectation_rejudges_to_the_same_bytes(tmp_path: Path) -> None:
+    wanted = ["--expect", "gemm_tflops=5000", "--expect", "busbw_gbps=100"]
+    run = tmp_path / "run"
+    assert invoke("check", "--replay", str(H200), "--out", str(run), *wanted)[0] == 3
+    code, text = invoke("rejudge", str(run), "--json")
+    assert (code, text.encode()) == (3, (run / "verdict.json").read_bytes())
+    assert "was not run at level 1" in text
+
+
 def test_a_changed_capture_gives_another_verdict(bundle: Path) -> None:
     Machine(bundle / "nodes" / "h200").answer("disk", "/dev/shm", {"free_bytes": 9, "total_bytes": 9, "free_files": 9})
     assert invoke("rejudge", str(bundle), "--json")[1].encode() != (bundle / "verdict.json").read_bytes()

@@ -11,6 +11,7 @@ from trainmaster import checks
 from trainmaster.agent.diagnose import Outcome
 from trainmaster.agent.watch import Watch
 from trainmaster.checks import document, profiles
+from trainmaster.checks.expectations import unmeasured
 from trainmaster.core import schema
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.core.plan import Plan
@@ -37,9 +38,8 @@ def run(plan: Plan, events: Emitter, watch: Watch) -> Outcome | None:
     results, stopped = _collect(plan, events, watch)
     if stopped is not None:
         return stopped
-    left = document.unmeasured(profiles.resolve(_expected(spec)).expect)
-    if left is not None:
-        planned, results = [*planned, left.check], [*results, left]
+    left = unmeasured(profiles.resolve(_expected(spec)).expect, level=spec.level)
+    planned, results = [*planned, *(result.check for result in left)], [*results, *left]
     overall = judge_overall(results, planned=planned)
     events.emit("PREFLIGHT", "end", overall=overall)
     return _judge(overall, results, planned, allow_incomplete=spec.allow_incomplete)

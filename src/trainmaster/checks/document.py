@@ -16,10 +16,11 @@ from typing import Any
 
 from trainmaster import __version__, checks
 from trainmaster.checks import profiles
+from trainmaster.checks.expectations import unmeasured
 from trainmaster.core.errors import Fault, HostError, SpecError
-from trainmaster.core.expect import Expect, implies_collectives
+from trainmaster.core.expect import Expect
 from trainmaster.core.health import NodeHealth
-from trainmaster.core.results import CheckResult, error, exit_code
+from trainmaster.core.results import CheckResult, exit_code
 from trainmaster.core.schema import build, to_plain
 from trainmaster.node.host import Host
 
@@ -40,13 +41,13 @@ def measure(
 ) -> NodeHealth:
     """Run the checks on a machine; keep the plan, the findings and the expectation.
 
-    `alone`: no collectives between nodes follow, so what only they can measure is reported as not measured.
+    `alone`: nothing else is run, so an expectation that only a higher level or collectives measure is an error.
     """
     started_at, started = datetime.now().astimezone().isoformat(timespec="seconds"), time.monotonic()
     planned = checks.plan(level, only, skip)
     results = clean(checks.run(host, expect, level=level, only=only, skip=skip, on_result=on_result))
-    if alone and (left := unmeasured(expect)) is not None:
-        planned, results = [*planned, left.check], (*results, left)
+    left = unmeasured(expect, level=level) if alone else ()
+    planned, results = [*planned, *(result.check for result in left)], (*results, *left)
     return NodeHealth(
         node=node or name_of(host) or "",
         level=level,
@@ -58,16 +59,6 @@ def measure(
         took_s=round(time.monotonic() - started, 3),
         version=__version__,
     )
-
-
-def unmeasured(expect: Expect) -> CheckResult | None:
-    """Result for expectations that no check of one node measures; None: there are none."""
-    implied = implies_collectives(expect)
-    if not implied:
-        return None
-    reason = f"{', '.join(implied)} is expected, and no collectives were run"
-    action = "run `trainmaster bandwidth`, or `trainmaster check --level 2 --on TARGET`"
-    return CheckResult(check="collectives", findings=(error(reason, action=action),), took_s=0.0)
 
 
 def document(health: NodeHealth, *, strict: bool = False, nagios: bool = False) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from trainmaster import __version__, checks
 from trainmaster.checks import document
+from trainmaster.checks.expectations import COLLECTIVES, unmeasured
 from trainmaster.checks.profiles import Resolved
 from trainmaster.cluster import collectives
 from trainmaster.cluster.gather import TIMEOUT_S, CheckRequest, TransferStats, gather
@@ -29,6 +30,7 @@ class ClusterPlan:
     level: int
     names: tuple[str, ...]
     collectives: bool
+    whole: bool = True  # not narrowed by --only: every stated expectation must be measured
 
 
 def plan(level: int, only: Sequence[str] = (), skip: Sequence[str] = ()) -> ClusterPlan:
@@ -37,10 +39,11 @@ def plan(level: int, only: Sequence[str] = (), skip: Sequence[str] = ()) -> Clus
     if name in only and level < collectives.LEVEL:
         raise UsageError(f"{name} needs --level {collectives.LEVEL}; this is level {level}")
     together = level >= collectives.LEVEL and name not in skip and (not only or name in only)
+    whole = not only
     if list(only) == [name]:
         only = ["gpu_count", "hostname"]  # a node takes part only after it answered alone
     names = checks.plan(level, [n for n in only if n != name], [n for n in skip if n != name])
-    return ClusterPlan(level=level, names=tuple(names), collectives=together)
+    return ClusterPlan(level=level, names=tuple(names), collectives=together, whole=whole)
 
 
 def check(
@@ -64,9 +67,23 @@ def check(
         timeout_s=timeout_s or TIMEOUT_S[planned.level],
     )
     health = gather(hosts, request, bundle=bundle, on_answer=on_answer, stats=stats)
+    if planned.whole:
+        health = add_unmeasured(health, known, planned)
     if not planned.collectives:
         return health
     if on_collectives is not None:
         on_collectives()
     result = collectives.measure(health, hosts, level=planned.level, timeout_s=timeout_s, bundle=bundle)
     return replace(health, cluster=(*health.cluster, result), took_s=round(health.took_s + result.took_s, 3))
+
+
+def add_unmeasured(health: ClusterHealth, known: Resolved, planned: ClusterPlan) -> ClusterHealth:
+    """Errors for stated expectations that this plan does not measure: on each node, or between the nodes."""
+    left = unmeasured(known.expect, level=planned.level, alone=not planned.collectives)
+    own = tuple(result for result in left if result.check != COLLECTIVES)
+    names = tuple(result.check for result in own)
+    nodes = tuple(
+        replace(node, planned=(*node.planned, *names), results=(*node.results, *own)) for node in health.nodes
+    )
+    between = tuple(result for result in left if result.check == COLLECTIVES)
+    return replace(health, nodes=nodes, cluster=(*health.cluster, *between))

@@ -18,6 +18,8 @@ from typing import Any
 
 from trainmaster import __version__, checks
 from trainmaster.checks.document import clean
+from trainmaster.checks.expectations import COLLECTIVES, unmeasured
+from trainmaster.checks.expectations import NAMES as UNMEASURED
 from trainmaster.cluster import compare
 from trainmaster.core.errors import SpecError, UsageError
 from trainmaster.core.expect import Expect
@@ -72,8 +74,9 @@ def rejudge(bundle: Path, overrides: Mapping[str, Any] | None = None) -> Cluster
     before = load(bundle)
     nodes: list[NodeHealth] = []
     silent = list(before.silent)
+    alone = all(result.check != COLLECTIVES for result in before.cluster)
     for node in before.nodes:
-        again = _rejudge_node(capture_folder(bundle, node.node), node, overrides or {})
+        again = _rejudge_node(capture_folder(bundle, node.node), node, overrides or {}, alone=alone)
         if isinstance(again, NodeHealth):
             nodes.append(again)
         else:
@@ -84,19 +87,24 @@ def rejudge(bundle: Path, overrides: Mapping[str, Any] | None = None) -> Cluster
     return dataclasses.replace(before, nodes=tuple(nodes), silent=tuple(silent), cluster=compared + measured)
 
 
-def _rejudge_node(capture: Path, node: NodeHealth, overrides: Mapping[str, Any]) -> NodeHealth | Silent:
+def _rejudge_node(capture: Path, node: NodeHealth, overrides: Mapping[str, Any], *, alone: bool) -> NodeHealth | Silent:
     try:
         host = RecordedHost(capture)
     except UsageError as wrong:
         action = "use the complete bundle of the run, or check the node again"
         return Silent(node=node.node, verdict=Verdict.ERROR, reason=str(wrong), action=action)
     expect = build(Expect, {**node.expect, **overrides})
-    there = [name for name in node.planned if name in checks.names()]
+    planned = [name for name in node.planned if name not in UNMEASURED]
+    there = [name for name in planned if name in checks.names()]
     results = checks.run(host, expect, level=max(checks.LEVELS), only=there) if there else []
     found = {result.check: result for result in clean(results)}
+    # A run that --only narrowed left expectations out on purpose; those of `overrides` are new and always count.
+    whole = len(planned) < len(node.planned) or set(checks.plan(node.level)) <= set(planned)
+    left = unmeasured(expect if whole else build(Expect, dict(overrides)), level=node.level, alone=alone)
     return dataclasses.replace(
         node,
-        results=tuple(found.get(name) or _no_such_check(name, node.version) for name in node.planned),
+        planned=(*planned, *(result.check for result in left)),
+        results=(*(found.get(name) or _no_such_check(name, node.version) for name in planned), *left),
         expect={**node.expect, **overrides},
         version=__version__,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from typer.testing import CliRunner
 
 from trainmaster.bench import limits
 from trainmaster.bench.collectives.gather import row_of
@@ -11,6 +12,8 @@ from trainmaster.bench.collectives.result import PLANNED, Member, Row, Timing
 from trainmaster.bench.collectives.sweep import Point
 from trainmaster.bench.collectives.transport import Proof
 from trainmaster.bench.limits import Key
+from trainmaster.cli.main import build
+from trainmaster.core.errors import UsageError
 from trainmaster.core.results import CheckResult, Overall, Verdict, exit_code, judge_overall, ok
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -101,3 +104,12 @@ def test_a_benchmark_without_a_verdict_is_not_a_pass() -> None:
 
 def test_nothing_measured_is_not_a_pass() -> None:
     assert overall(verdict([], key("H100", 1, "nvlink"))) is Overall.INCOMPLETE
+
+
+@pytest.mark.parametrize("floor", ["nan", "inf", "0", "-5"])
+@pytest.mark.parametrize("more", [[], ["--nccl-tests", "all_reduce.log"]])
+def test_a_floor_that_nothing_can_miss_is_refused(floor: str, more: list[str]) -> None:
+    ran = CliRunner().invoke(build(), ["bandwidth", f"--min-busbw={floor}", *more])
+    assert isinstance(ran.exception, UsageError)
+    assert ran.exception.exit_code == 2
+    assert "--min-busbw" in str(ran.exception)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -79,9 +80,9 @@ def bandwidth(
     from trainmaster.bench.collectives.sweep import parse_collectives
     from trainmaster.bench.collectives.transport import parse_expected
 
-    names = parse_collectives(collective or [])
+    _refuse_floor(min_busbw)
+    names, wanted = parse_collectives(collective or []), parse_expected(expect_transport)
     if nccl_tests is not None:
-        wanted = parse_expected(expect_transport)
         if nccl_tests == "run":
             result = _run_nccl_tests(names if collective else ("all_reduce",), max_size, min_busbw)
         else:
@@ -101,8 +102,13 @@ def bandwidth(
         processes=processes,
         timeout_s=timeout,
     )
-    wanted = parse_expected(expect_transport)
     _measure(sweep, out=out, expected=wanted, least_gbps=min_busbw, as_json=as_json, strict=strict)
+
+
+def _refuse_floor(least_gbps: float | None) -> None:
+    """UsageError for a floor that every measurement meets (0, negative) or that compares with none (nan, inf)."""
+    if least_gbps is not None and not (math.isfinite(least_gbps) and least_gbps > 0):
+        raise UsageError(f"--min-busbw {least_gbps:g}: write a number of GB/s above 0")
 
 
 def _measure(

@@ -129,6 +129,16 @@ def test_a_test_that_the_level_always_runs_is_missed() -> None:
     assert dcgm.missing_tests(dcgm.parse(json.dumps(run)), 3) == ("targeted_power",)
 
 
+def test_a_test_that_is_skipped_on_every_gpu_is_missed() -> None:
+    run = document("dcgm-3.3.9-healthy.json")
+    results = run["DCGM GPU Diagnostic"]["test_categories"][3]["tests"][1]["results"]
+    for result in results[1:]:
+        result["status"] = "Skip"
+    assert dcgm.missing_tests(dcgm.parse(json.dumps(run)), 3) == (() if len(results) > 1 else ("targeted_power",))
+    results[0]["status"] = "Skip"
+    assert dcgm.missing_tests(dcgm.parse(json.dumps(run)), 3) == ("targeted_power",)
+
+
 def test_a_diagnostic_that_could_not_run_says_why() -> None:
     diag = dcgm.parse('{"DCGM Diagnostic": {"runtime_error": "DCGM is paused", "version": "4.2.3"}}')
     assert diag.runtime_error == "DCGM is paused"

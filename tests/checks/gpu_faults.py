@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,9 +51,26 @@ class Fault:
         return {"fail": "FAIL", "warn": "WARN", "error": "INCOMPLETE"}[self.verdict]
 
 
-def edit(**paths: str) -> Callable[[Machine], None]:
+def edit(**paths: str | None) -> Callable[[Machine], None]:
     """Other values at GPU 3; `__` stands for the slash of a path."""
     return lambda node: node.edit(3, {path.replace("__", "/"): value for path, value in paths.items()})
+
+
+def reset_status(required: str, recommended: str) -> Callable[[Machine], None]:
+    """A driver without gpu_recovery_action: all GPUs report the older flags, GPU 3 these."""
+
+    def put(node: Machine) -> None:
+        root = ET.fromstring(node.host.run(*shlex.split(SMI)).stdout)
+        for number, gpu in enumerate(root.findall("gpu")):
+            action = gpu.find("gpu_recovery_action")
+            assert action is not None
+            gpu.remove(action)
+            status = ET.SubElement(gpu, "gpu_reset_status")
+            ET.SubElement(status, "reset_required").text = required if number == 3 else "No"
+            ET.SubElement(status, "drain_and_reset_recommended").text = recommended if number == 3 else "No"
+        node.smi(ET.tostring(root, encoding="unicode"))
+
+    return put
 
 
 def event(name: str, value: str = "Active") -> Callable[[Machine], None]:
@@ -214,6 +232,14 @@ FAULTS = [
     Fault(name="compute prohibited", put=edit(compute_mode="Prohibited"), check="gpu_modes", verdict="fail"),
     Fault(name="persistence off", put=edit(persistence_mode="Disabled"), check="gpu_modes", verdict="warn"),
     Fault(name="recovery: reset", put=edit(gpu_recovery_action="Reset"), check="gpu_recovery", verdict="fail"),
+    Fault(name="recovery: reset required", put=reset_status("Yes", "No"), check="gpu_recovery", verdict="fail"),
+    Fault(name="recovery: reset recommended", put=reset_status("No", "Yes"), check="gpu_recovery", verdict="fail"),
+    Fault(name="recovery: reset ERR!", put=reset_status("ERR!", "No"), check="gpu_recovery", verdict="error"),
+    Fault(name="recovery: not reported", put=edit(gpu_recovery_action=None), check="gpu_recovery", verdict="error"),
+    Fault(name="NVLink at 0 GB/s", put=link("-s", "Link 7: 26.562 GB/s", "Link 7: 0 GB/s"), check="gpu_nvlink",
+          verdict="fail"),
+    Fault(name="NVLink slow", put=link("-s", "Link 7: 26.562 GB/s", "Link 7: 2.5 GB/s"), check="gpu_nvlink",
+          verdict="fail"),
     Fault(name="recovery: a new word", put=edit(gpu_recovery_action="Exorcise"), check="gpu_recovery", verdict="fail"),
     # The kernel log.
     *(Fault(name=f"Xid {code}", put=xid(code), check="xid", verdict="fail")
@@ -239,6 +265,10 @@ FAULTS = [
     Fault(name="ERR! power", put=edit(gpu_power_readings__default_power_limit="ERR!"), check="gpu_power",
           verdict="error"),
     Fault(name="ERR! temperature", put=edit(temperature__gpu_temp="ERR!"), check="gpu_temperature", verdict="error"),
+    *(Fault(name=f"ECC: no {path}, which seven report", put=edit(**{f"ecc_errors__{path}": None}), check="gpu_ecc",
+            verdict="error")
+      for path in ("aggregate__sram_threshold_exceeded", "channel_repair_pending", "tpc_repair_pending",
+                   "unrepairable_memory", "volatile__sram_correctable", "aggregate__sram_uncorrectable_parity")),
     Fault(name="ERR! ECC count", put=edit(**{ECC + "dram_uncorrectable": "ERR!"}), check="gpu_ecc", verdict="error"),
     Fault(name="GPU is lost", put=edit(compute_mode="GPU is lost"), check="gpu_count", verdict="fail"),
     Fault(name="a strange remap word", put=edit(remapped_rows__remapped_row_pending="Maybe"), check="gpu_remap",

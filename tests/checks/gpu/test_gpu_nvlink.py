@@ -91,3 +91,14 @@ def test_a_line_that_is_not_understood_is_no_pass(pair: Machine) -> None:
 def test_a_link_that_is_said_to_be_both_is_down() -> None:
     links = gpu_nvlink.parse(f"GPU 0: x (UUID: {UUIDS[0]})\nLink 0: 25 GB/s\nLink 0: <inactive>\n")[UUIDS[0]]
     assert (links.up, links.down) == (frozenset(), {0})
+
+
+def test_a_gpu_whose_links_are_all_slow_fails(pair: Machine) -> None:
+    first, _, second = text(["53.125 GB/s"]).partition("GPU 1:")
+    pair.command("nvidia-smi nvlink -s", first + "GPU 1:" + second.replace("53.125", "26.562"))
+    assert pair.verdicts("gpu_nvlink") == {"gpu0": "pass", "gpu1": "fail"}
+
+
+def test_an_error_on_standard_error_is_no_pass(pair: Machine) -> None:
+    pair.command("nvidia-smi nvlink -e", text(BLACKWELL), stderr="Unable to read counters: Unknown Error\n")
+    assert pair.verdicts("gpu_nvlink") == {"gpu0": "error", "gpu1": "error"}

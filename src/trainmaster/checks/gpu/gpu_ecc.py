@@ -42,6 +42,7 @@ def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus, wanted: bool | N
     mode = _judge_mode(gpu, device, gpus, wanted)
     if mode is not None and mode.verdict is not Verdict.WARN:
         return mode
+    unread += _only_of_peers(gpu, gpus)
     missing = [
         kinds[0] for kinds in MUST_TELL if not any(f"volatile {kind}" in name for name in counts for kind in kinds)
     ]
@@ -107,10 +108,9 @@ def _counts(gpu: nvidia.Gpu) -> tuple[dict[str, int], list[str]]:
 
     A GPU that retires pages has N/A for some memories; with MIG the counters stand under the MIG devices.
     """
-    paths = [path for path in gpu.leaves if path.startswith(("ecc_errors/volatile", "ecc_errors/aggregate/"))]
     counts: dict[str, int] = {}
     unread = []
-    for path in [path for path in paths if "correctable" in path or "_bit/" in path]:
+    for path in filter(_is_counter, gpu.leaves):
         name = path.removeprefix("ecc_errors/").replace("/", " ")
         try:
             counts[name] = int(gpu.number("", path))
@@ -129,6 +129,22 @@ def _counts(gpu: nvidia.Gpu) -> tuple[dict[str, int], list[str]]:
         elif said:
             unread.append(f"sram uncorrectable of MIG device {number}")
     return counts, unread
+
+
+def _only_of_peers(gpu: nvidia.Gpu, gpus: nvidia.Gpus) -> list[str]:
+    """Flags and counters that an equal GPU reports and that are absent here. With MIG they stand elsewhere."""
+    peers = nvidia.same_model(gpus, gpu)
+    paths = dict.fromkeys(path for peer in peers for path in peer.leaves if path in FLAGS or _is_counter(path))
+    absent = [path for path in paths if not gpu.said(path) and nvidia.peers_tell(gpus, gpu, path)]
+    if absent and nvidia.mig_on(gpu):
+        return []
+    return [path.removeprefix("ecc_errors/").replace("/", " ").replace("_", " ") for path in absent]
+
+
+def _is_counter(path: str) -> bool:
+    return path.startswith(("ecc_errors/volatile", "ecc_errors/aggregate/")) and (
+        "correctable" in path or "_bit/" in path
+    )
 
 
 def _may_be_absent(gpu: nvidia.Gpu, path: str) -> bool:

@@ -1,4 +1,4 @@
-"""Every NVLink of every GPU is up and without errors. A link that is down takes its share of the traffic."""
+"""Every NVLink of every GPU is up, at full speed and without errors. A lost link takes its share of the traffic."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ _HARD = re.compile(r"recovery errors|recovery failed|malformed|buffer overrun|lo
 _SOFT = re.compile(r"rx errors|rx remote errors|effective errors|symbol errors|discards|recovery successful", re.I)
 _MANY = re.compile(r"replay errors|crc errors", re.I)
 MANY_WARN = 1000  # ours: single repeats happen when a link trains; a bad cable makes thousands
+SLOW = 0.9  # ours: all links of one GPU model have one rate, so any that trained at a lower one is far below
+_TROUBLE = re.compile(r"error|unable|fail|lost", re.I)  # on standard error, while the exit code is 0
 # Product names of modules that are sold with NVLink only.
 _NAMED = re.compile(r"SXM|\bGB\d{3}\b|\bHGX\b", re.I)
 
@@ -31,7 +33,8 @@ class Links:
     """The links of one GPU."""
 
     up: frozenset[int] = frozenset()
-    down: frozenset[int] = frozenset()
+    down: frozenset[int] = frozenset()  # inactive, or at 0 GB/s
+    rates_gbps: Mapping[int, float] = field(default_factory=dict)
     counted: frozenset[int] = frozenset()  # links with at least one error counter
     errors: Mapping[str, int] = field(default_factory=dict)  # "link 3: Replay Errors" → count
     strange: tuple[str, ...] = ()  # lines of no known form
@@ -59,9 +62,15 @@ def read(host: Host) -> Evidence:
         if ran.exit_code:
             said = " ".join((ran.stdout + " " + ran.stderr).split())[:200]
             troubles.append(f"nvidia-smi nvlink {option} ended with {ran.exit_code}: {said}")
+        elif printed := [line for line in map(str.strip, ran.stderr.splitlines()) if _is_trouble(line)]:
+            troubles.append(f"nvidia-smi nvlink {option} printed: {printed[0][:200]}")
         texts.append(ran.stdout)
     # What one of the two answered counts, whatever became of the other.
     return Evidence(gpus=gpus, links=parse("\n".join(texts)), trouble="; ".join(troubles) or None)
+
+
+def _is_trouble(line: str) -> bool:
+    return _TROUBLE.search(line) is not None and _NONE.fullmatch(line) is None
 
 
 def judge(evidence: Evidence, expect: Expect) -> list[Finding]:
@@ -103,6 +112,13 @@ def _judge_links(links: Links, device: str, gpu: nvidia.Gpu, evidence: Evidence,
             return fail(f"{len(links.down)} of its NVLinks are down", action=action, device=device, **values)
         action = "seat the NVLink bridge, or state nvlinks=0 if there is none"
         return warn(f"{len(links.down)} of its NVLinks are down", action=action, device=device, **values)
+    fastest = _fastest(gpu, evidence)
+    slow = {link: rate for link, rate in sorted(links.rates_gbps.items()) if link in links.up and rate < SLOW * fastest}
+    if slow:
+        named = ", ".join(f"link {link} at {rate:g} GB/s" for link, rate in list(slow.items())[:3])
+        action = "drain the node and reset the GPUs; replace the board if the link stays slow"
+        reason = f"{len(slow)} NVLinks are slow: {named}, where others have {fastest:g}"
+        return fail(reason, action=action, device=device, **values)
     if silent := sorted(links.up - links.counted):
         reason = f"nvidia-smi nvlink -e reports no error counters of link {', '.join(map(str, silent))}"
         return error(reason, action="update the NVIDIA driver; reset the GPU if it stays", device=device, **values)
@@ -110,6 +126,12 @@ def _judge_links(links: Links, device: str, gpu: nvidia.Gpu, evidence: Evidence,
         action = "test the bandwidth between the GPUs (--level 2)"
         return warn(f"NVLink errors: {_say(links.errors)}", action=action, device=device, **values)
     return ok(f"{len(links.up)} NVLinks are up", device=device, **values)
+
+
+def _fastest(gpu: nvidia.Gpu, evidence: Evidence) -> float:
+    """Highest rate of a link of this GPU and of the equal ones."""
+    equal = [evidence.links.get(str(other.uuid)) for other in (gpu, *nvidia.same_model(evidence.gpus, gpu))]
+    return max((rate for links in equal if links is not None for rate in links.rates_gbps.values()), default=0.0)
 
 
 def _wanted(gpu: nvidia.Gpu, evidence: Evidence, expect: Expect) -> tuple[int | None, str]:
@@ -174,7 +196,9 @@ def _proof_of_none(gpu: nvidia.Gpu, device: str, evidence: Evidence, expect: Exp
 
 
 _GPU = re.compile(r"GPU \d{1,4}: .{1,100} \(UUID: (?P<uuid>[\w-]{4,60})\)", re.ASCII)
-_STATE = re.compile(r"Link (?P<link>\d{1,3}): (?:(?P<up>[\d.]{1,12} GB/s)|<?(?P<down>inactive)>?)", re.I | re.ASCII)
+_STATE = re.compile(
+    r"Link (?P<link>\d{1,3}): (?:(?P<up>\d{1,6}(?:\.\d{1,6})?) GB/s|<?(?P<down>inactive)>?)", re.I | re.ASCII
+)
 _COUNT = re.compile(r"Link (?P<link>\d{1,3}): (?P<name>[A-Za-z][\w ./()-]{1,60}): (?P<count>\d{1,18})", re.ASCII)
 _OTHER = re.compile(r"Link \d{1,3}: [A-Za-z][\w ./()-]{1,60}: (?:N/A|[\d.]+e[-+]?\d+|.{0,40}FEC.{0,40})", re.ASCII)
 _NONE = re.compile(r"NVML: Unable to retrieve NVLink information as all links are inActive", re.I)
@@ -196,10 +220,13 @@ def parse(text: str) -> dict[str, Links]:
 
 def _add(links: Links, line: str) -> Links:
     up, down, errors, strange = set(links.up), set(links.down), dict(links.errors), list(links.strange)
+    rates = dict(links.rates_gbps)
     counted, inactive = set(links.counted), links.inactive or _NONE.fullmatch(line) is not None
     state, count = _STATE.fullmatch(line), _COUNT.fullmatch(line)
     if state is not None:
-        (up if state["up"] else down).add(int(state["link"]))
+        link, rate = int(state["link"]), float(state["up"] or 0)
+        (up if rate else down).add(link)
+        rates[link] = min(rate, rates.get(link, rate))
     elif count is not None:
         number = int(count["count"])
         counted.add(int(count["link"]))
@@ -211,6 +238,7 @@ def _add(links: Links, line: str) -> Links:
     return Links(
         up=frozenset(up - down),  # a link that is reported as both is not up
         down=frozenset(down),
+        rates_gbps=rates,
         counted=frozenset(counted),
         errors=errors,
         strange=tuple(strange[:5]),

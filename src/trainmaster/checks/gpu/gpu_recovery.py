@@ -1,15 +1,17 @@
-"""The driver asks for no recovery action. It does when it cannot repair an error of a GPU by itself."""
+"""The driver asks for no recovery action and no reset. It does when it cannot repair an error of a GPU by itself."""
 
 from __future__ import annotations
 
 from trainmaster.checks import nvidia
 from trainmaster.core.expect import Expect
-from trainmaster.core.results import Finding, fail, ok, skip
+from trainmaster.core.results import Finding, error, fail, ok, skip
 from trainmaster.node.host import Host
 
 LEVEL = 1
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 PATH = "gpu_recovery_action"
+# Drivers before gpu_recovery_action have only these flags; newer ones report them as deprecated.
+FLAGS = ("gpu_reset_status/reset_required", "gpu_reset_status/drain_and_reset_recommended")
 # nvmlDeviceGpuRecoveryAction_t, as nvidia-smi writes it.
 ACTIONS = {
     "reset": "drain the node and reset the GPU",
@@ -26,10 +28,25 @@ def read(host: Host) -> nvidia.Gpus:
 
 
 def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
-    return nvidia.judge_each(gpus, expect, _judge_one)
+    return nvidia.judge_each(gpus, expect, lambda gpu, device: _judge_one(gpu, device, gpus))
 
 
-def _judge_one(gpu: nvidia.Gpu, device: str) -> Finding:
+def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus) -> Finding:
+    flags = {path.rpartition("/")[2]: gpu.said(path) for path in FLAGS if gpu.tells(path)}
+    raised = [name for name, said in flags.items() if said == "Yes"]
+    if raised:
+        action = "drain the node and reset the GPU"
+        return fail(f"the driver reports {' and '.join(raised)}", action=action, device=device, **flags)
+    unknown = [f"{name} is {said[:40]}" for name, said in flags.items() if said != "No"]
+    if unknown:
+        return error(f"{', '.join(unknown)}", action="reset the GPU or reboot the node", device=device)
+    told = (PATH,) if nvidia.peers_tell(gpus, gpu, PATH) else FLAGS
+    silent = [path for path in told if not gpu.tells(path) and nvidia.peers_tell(gpus, gpu, path)]
+    if silent:
+        reason = f"nvidia-smi reports no {silent[0].rpartition('/')[2]} of this GPU, but of its equal ones"
+        return error(reason, action="reset the GPU or reboot the node", device=device)
+    if flags and not gpu.tells(PATH):
+        return ok("no reset required", device=device, **flags)
     if not gpu.said(PATH):
         # Added with driver 550. Without it the kernel log (Xid 154) is the evidence.
         return skip(

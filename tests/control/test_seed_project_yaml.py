@@ -30,7 +30,7 @@ REQUEST = json.dumps(
         "project": "innotone",
         "command": ["python", "train.py"],
         "inputs": {"train": "datasets/tales/train.jsonl", "eval": "s3://other/eval.jsonl", "config": "configs/t.yaml"},
-        "env": {"WANDB_API_KEY": "hunter2"},
+        "env": {"RUN_LABEL": "hunter2"},
         "resources": {"processes_per_node": 2},
     }
 )
@@ -141,7 +141,7 @@ def test_can_download_and_verify_uploaded_yaml(
 
 def test_no_value_of_the_environment_is_in_the_file(sqlite: Database) -> None:
     text = project_yaml.build(a_job(sqlite), STORAGE)["project.yaml"]
-    assert "hunter2" not in text and "WANDB_API_KEY" in text
+    assert "hunter2" not in text and "RUN_LABEL" in text
 
 
 @pytest.mark.parametrize(

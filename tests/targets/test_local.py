@@ -80,7 +80,7 @@ def test_killed_anywhere_on_the_way_and_submitted_again_it_starts_once(
 
 
 def test_the_attempt_outlives_whoever_submitted_it(place: Any, run: Any, end: Any, tmp_path: Path) -> None:
-    submission = LOCAL.plan(place("while [ ! -e go ]; do sleep 0.02; done; echo done"))
+    submission = LOCAL.plan(place(f"while [ ! -e '{tmp_path}/go' ]; do sleep 0.02; done; echo done"))
     died = subprocess.run(submitter(submission), check=False, cwd=tmp_path)
     assert died.returncode == -signal.SIGKILL
     assert run(LOCAL.poll(submission.handle)).state is TargetState.RUNNING

@@ -32,7 +32,7 @@ from trainmaster.node.host import Host, Ran, Snapshot  # noqa: E402
 
 NAME = "judges"
 WORDS = ("N/A", "[N/A]", "ERR!", "[Unknown Error]", "", "?", "\ufffd\ufffd", "~^~")
-_VALUE = re.compile(r"(?<![\w.])\d[\w.,:]*|\b(?:Yes|No|Active|Enabled|Disabled|Completed|Success|LinkUp|ACTIVE)\b")
+_VALUE = re.compile(r"(?<![\w.])\d[\w.:]*|\b(?:Yes|No|Active|Enabled|Disabled|Completed|Success|LinkUp|ACTIVE)\b")
 _SETTINGS = ("nccl.conf", "xid.toml", "/sys/module", "LD_LIBRARY")
 # Faults that damage of an answer cannot hide, one of each check.
 _MOST_FAULTS = 60
@@ -127,7 +127,15 @@ def open_scenes() -> list[Scene]:
 
 def _plain(findings: list[Finding]) -> list[Any]:
     """What a judgement rests on: verdicts and measured values, without those that are only shown beside them."""
-    return [(f.verdict, f.device, {k: v for k, v in f.values.items() if k not in _SHOWN}) for f in findings]
+    return [
+        (f.verdict, f.device, {k: v for k, v in f.values.items() if k not in _SHOWN and not _is_cpu_list(k, v)})
+        for f in findings
+    ]
+
+
+def _is_cpu_list(key: str, value: object) -> bool:
+    """The CPUs on which a probe ran, as the kernel lists them; a number of CPUs is judged."""
+    return key == "cpus" and isinstance(value, (str, type(None)))
 
 
 def _both(first: Any, second: Any) -> Any:

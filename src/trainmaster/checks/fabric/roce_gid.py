@@ -81,8 +81,9 @@ def _judge_port(name: str, table: tuple[Gid, ...], index: str | None) -> Finding
 def _table(host: Host, port: _rdma_devices.Port) -> tuple[Gid, ...]:
     found = []
     for index in range(PLACES):
-        text = (system_files.read_optional(host, f"{port.folder}/gids/{index}") or "").strip()
-        if text and not re.fullmatch(r"(?:[0-9a-f]{4}:){7}[0-9a-f]{4}", text, re.IGNORECASE):
+        shown = system_files.read_optional(host, f"{port.folder}/gids/{index}")
+        text = (shown or "").strip()
+        if shown is not None and not re.fullmatch(r"(?:[0-9a-f]{4}:){7}[0-9a-f]{4}", text, re.IGNORECASE):
             raise HostError(f"GID {index} of {port.name} is {text[:40]!r}")
         if text.replace(":", "").strip("0"):  # an empty entry is all zeros
             found.append(Gid(index=index, address=text, kind=_kind(host, port, index)))

@@ -6,6 +6,7 @@ preference; with every other driver it stays at its lowest frequency.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -84,7 +85,7 @@ def judge(policies: list[Policy], expect: Expect) -> Finding:
 def _known(policy: Policy) -> bool:
     """Whether its words are the kernel's own (drivers/cpufreq); a preference may be a number."""
     preference = policy.preference is None or policy.preference in PREFERENCES or policy.preference.isdigit()
-    return policy.governor in GOVERNORS and preference
+    return policy.governor in GOVERNORS and preference and re.fullmatch(r"[a-z][a-z0-9_-]+", policy.driver) is not None
 
 
 def _saves(policy: Policy) -> bool:

@@ -23,4 +23,4 @@ def test_a_sample_of_misbehaviours_holds_nothing_up(database_url: str, tmp_path:
 def test_a_seed_gives_the_same_list_and_every_kind() -> None:
     one, two = draw(300, seed=3), draw(300, seed=3)
     assert one == two and one != draw(300, seed=4)
-    assert len({item.kind for item in one}) == 17 and len({item.script for item in one}) > 150
+    assert len({item.kind for item in one}) == 17 and len({item.script for item in one}) >= 140

@@ -197,3 +197,30 @@ def test_a_real_file_is_read_through_the_same_path(db: Database, tmp_path: Path)
         (None, (1 << 20) + 1),
         ("A", 26),
     ]
+
+
+def test_a_sparse_file_is_read_in_few_steps_and_described(db: Database, tmp_path: Path) -> None:
+    file = tmp_path / "events.jsonl"
+    file.write_bytes(b'{"phase":"STEP","event":"first"}\n')
+    with file.open("r+b") as out:
+        out.truncate(256 << 20)
+    with file.open("ab") as out:
+        out.write(b'\n{"phase":"STEP","event":"last"}\n')
+    job_id, attempt = new_attempt(db)
+    reads, passes = 0, 0
+
+    async def read(offset: int, limit: int) -> bytes:
+        nonlocal reads
+        reads += 1
+        with file.open("rb") as source:
+            source.seek(offset)
+            return source.read(limit)
+
+    done = False
+    while not done:
+        done = asyncio.run(ingest(db, attempt, read, zone=UTC, last=True))
+        passes += 1
+    assert passes == 1 and reads <= 45  # a read of 1 MiB each would be 256
+    rows = events.list_events(db, job_id)
+    assert [row.event for row in rows if row.event] == ["first", "last"]
+    assert "NUL bytes" in str(rows[1].fault) and sum(row.length for row in rows) == file.stat().st_size

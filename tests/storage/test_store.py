@@ -92,3 +92,10 @@ def test_of_several_writers_of_a_new_object_one_wins(any_store: Store) -> None:
     assert won.count(True) == 1
     assert any_store.get("lock/1.json") == f"{won.index(True)}".encode()
     assert any_store.put_new("lock/1.json", b"late") is False
+
+
+def test_pieces_of_zeros_become_holes(tmp_path: Path) -> None:
+    store, zeros = open_store(str(tmp_path / "folder")), bytes(4 << 20)
+    store.put("sparse", iter([b"a", zeros, zeros, b"\x00b\x00", zeros]))
+    assert store.get("sparse") == b"a" + 2 * zeros + b"\x00b\x00" + zeros
+    assert (tmp_path / "folder" / "sparse").stat().st_blocks * 512 < 1 << 20

@@ -4,10 +4,11 @@ The store holds the offset up to which every byte is stored. A pass reads on fro
 lines and offset together. After a kill, with a second reader, or with other read sizes the rows are those of the file
 read at once: a line's row depends on the bytes of the file alone.
 
-A transaction holds at most `TRANSACTION_LINES` lines, so that one job's backlog does not keep other writers waiting.
+A transaction holds few enough lines that one job's backlog does not keep other writers waiting (transaction_size.py).
 
 A line longer than `LINE_LIMIT` is not held in memory: it is stored as faults, cut every `LINE_LIMIT` bytes from its
-start, and the stream's row records that the offset lies inside such a line.
+start, and the stream's row records that the offset lies inside such a line. Its bytes need no parsing and are read in
+larger steps: a sparse file of a gigabyte must not keep its job for minutes.
 
 The bytes before the offset identify the file. If they are no longer there, the file was truncated, replaced or removed:
 a fault marks the place, and the file that is there now is read from its start, at the offsets behind the mark.
@@ -16,10 +17,11 @@ a fault marks the place, and the file that is there now is read from its start, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import tzinfo
 
 from trainmaster.control import failpoints
+from trainmaster.control.transaction_size import TransactionSize
 from trainmaster.core.events import Line, split
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.store import Database, events
@@ -29,11 +31,12 @@ from trainmaster.store.rows import StreamRow
 CHUNK = 1 << 20  # bytes per read of a target
 LINE_LIMIT = 8 << 20  # bytes of one line that are held in memory; our own longest lines are a few kilobytes
 PASS_LIMIT = 64 << 20  # bytes of one pass, so that one job's backlog does not delay its other work
-TRANSACTION_LINES = 500  # about 30 ms of a slow core; other writers wait for it
+_SKIP_WEIGHT = 8  # bytes inside a line that is too long, for each that counts towards PASS_LIMIT
 TEXT_LIMIT = 1 << 12  # bytes stored as text of each piece of a line that is too long
 TAIL_BYTES = 64  # before the offset, compared at every read
 
 _FAULT_CHARACTERS = 500
+_TOO_LONG = "part of a line that is too long to keep"
 _REPLACED = "the event file was truncated, replaced or removed here; what it holds now is read from its start"
 
 # Read of the stream: (offset, limit) → bytes, empty at the end.
@@ -58,10 +61,10 @@ async def ingest(
     seen = await asyncio.to_thread(events.find_stream, db, attempt, stream)
     start, inside, base, tail = seen.offset, seen.inside, seen.base, seen.tail
     held = b""  # bytes behind `start` that are not yet a whole line
-    taken, replaced = 0, False
+    taken, replaced, size = 0, False, TransactionSize()
     while taken < PASS_LIMIT:
         # Never more than the limit in hand: a line is then too long or not, whatever sizes the reads have.
-        limit = min(chunk, line_limit - len(held))
+        limit = min(line_limit if inside else chunk, line_limit - len(held))
         place = start + len(held) - base
         got = await read_on(read, offset=place, limit=limit, tail=tail) if tail and not held else b""
         if got is None and replaced:
@@ -74,13 +77,13 @@ async def ingest(
             base, start, inside, tail = begin, begin, False, b""
             continue
         got = got or await read(place, limit)
-        taken += len(got)
+        taken += len(got) // _SKIP_WEIGHT if inside else len(got)
         held += got
         lines, inside = await asyncio.to_thread(
             cut, held, offset=start, zone=zone, inside=inside, last=last and not got, line_limit=line_limit
         )
         if lines:
-            if not await asyncio.to_thread(_store, db, seen, lines, held, inside=inside, tail=tail):
+            if not await asyncio.to_thread(_store, db, seen, lines, held, inside=inside, tail=tail, size=size):
                 return False  # another reader was first: the next pass begins where it stopped
             end = lines[-1].offset + lines[-1].length
             tail = tail_of(tail, held[: end - start])
@@ -118,10 +121,19 @@ def _begin_file(db: Database, seen: StreamRow, *, offset: int, fault: str = _REP
 
 
 def _store(
-    db: Database, seen: StreamRow, lines: Sequence[Line], raw: bytes, *, inside: bool, tail: bytes | None
+    db: Database,
+    seen: StreamRow,
+    lines: Sequence[Line],
+    raw: bytes,
+    *,
+    inside: bool,
+    tail: bytes | None,
+    size: TransactionSize,
 ) -> bool:
-    start = lines[0].offset
-    for some in _transactions(lines):
+    start, first = lines[0].offset, 0
+    while first < len(lines):
+        some = lines[first : first + size.lines]
+        first += len(some)
         end = some[-1].offset + some[-1].length
         chunk = Chunk(
             attempt=seen.attempt,
@@ -130,15 +142,10 @@ def _store(
             inside=inside and some[-1] is lines[-1],
             tail=tail_of(tail, raw[: end - start]),
         )
-        with failpoints.around("commit lines", some[0].offset), db.write() as conn:
+        with failpoints.around("commit lines", some[0].offset), db.write() as conn, size.measure(len(some)):
             if not events.append_chunks(conn, [chunk])[0]:
                 return False
     return True
-
-
-def _transactions(lines: Sequence[Line]) -> Iterator[Sequence[Line]]:
-    for first in range(0, len(lines), TRANSACTION_LINES):
-        yield lines[first : first + TRANSACTION_LINES]
 
 
 def tail_of(before: bytes | None, raw: bytes) -> bytes:
@@ -162,5 +169,7 @@ def cut(
 
 
 def _piece(raw: bytes, offset: int) -> Line:
+    if raw == bytes(len(raw)):
+        return Line(offset=offset, length=len(raw), fault=f"{_TOO_LONG}: {len(raw)} NUL bytes", text="")
     text = raw[:TEXT_LIMIT].decode("utf-8", errors="replace").replace("\x00", "\ufffd").rstrip("\n")
-    return Line(offset=offset, length=len(raw), fault="part of a line that is too long to keep", text=text)
+    return Line(offset=offset, length=len(raw), fault=_TOO_LONG, text=text)

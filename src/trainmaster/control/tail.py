@@ -18,7 +18,8 @@ from datetime import tzinfo
 
 from trainmaster.control import failpoints
 from trainmaster.control.context import Context
-from trainmaster.control.ingest import LINE_LIMIT, TRANSACTION_LINES, cut, read_on, tail_of
+from trainmaster.control.ingest import LINE_LIMIT, cut, read_on, tail_of
+from trainmaster.control.transaction_size import TransactionSize
 from trainmaster.control.transitions import last_attempt
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.spec import zone_of
@@ -118,6 +119,8 @@ class Tail:
         lines, inside = cut(
             got, offset=row.offset, zone=known.zone, inside=row.inside, last=False, line_limit=LINE_LIMIT
         )
+        if len(lines) > self._group_commit.size.lines:
+            return True  # more than one transaction
         if not lines:
             self._not_before[row.attempt] = time.monotonic() + self._quiet_s
             return False
@@ -134,6 +137,7 @@ class GroupCommit:
 
     def __init__(self, db: Database) -> None:
         self._db = db
+        self.size = TransactionSize()
         self._waiting: list[tuple[Chunk, asyncio.Future[bool]]] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -154,7 +158,7 @@ class GroupCommit:
             await asyncio.sleep(_GATHER_S)
             batch = self._take_batch()
             try:
-                stored = await asyncio.to_thread(_commit, self._db, [chunk for chunk, _ in batch])
+                stored = await asyncio.to_thread(_commit, self._db, [chunk for chunk, _ in batch], self.size)
             except Exception as wrong:
                 # Nothing of it was stored, and one chunk may be the cause: each goes through its stage handler.
                 for _, future in batch:
@@ -168,17 +172,19 @@ class GroupCommit:
     def _take_batch(self) -> list[tuple[Chunk, asyncio.Future[bool]]]:
         """The oldest chunks, up to the lines of one transaction."""
         count, lines = 0, 0
-        while count < len(self._waiting) and (count == 0 or lines < TRANSACTION_LINES):
+        while count < len(self._waiting):
             lines += len(self._waiting[count][0].lines)
+            if count > 0 and lines > self.size.lines:
+                break
             count += 1
         batch, self._waiting = self._waiting[:count], self._waiting[count:]
         return batch
 
 
-def _commit(db: Database, chunks: list[Chunk]) -> list[bool]:
+def _commit(db: Database, chunks: list[Chunk], size: TransactionSize) -> list[bool]:
     for chunk in chunks:
         failpoints.before("commit lines", chunk.lines[0].offset)
-    with db.write() as conn:
+    with db.write() as conn, size.measure(sum(len(chunk.lines) for chunk in chunks)):
         stored = events.append_chunks(conn, chunks)
     for chunk in chunks:
         failpoints.after("commit lines", chunk.lines[0].offset)

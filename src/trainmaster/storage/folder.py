@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 from trainmaster.core.errors import AccessDenied, NoSignedUrls, ObjectMissing, StorageError
 from trainmaster.core.files import DRAFT_PREFIX, open_whole, write_whole
@@ -30,7 +31,7 @@ class FolderStore:
                 elif isinstance(data, bytes):
                     out.write(data)
                 else:
-                    out.writelines(data)
+                    _write_sparse(out, data)
         except OSError as wrong:
             raise _error(f"{place} cannot be written", wrong) from None
 
@@ -124,6 +125,16 @@ class FolderStore:
         if not place.resolve().is_relative_to(self._root.resolve()):
             raise StorageError(f"{place} leads out of {self._root}")
         return place
+
+
+def _write_sparse(out: BinaryIO, pieces: Iterator[bytes]) -> None:
+    """Write pieces; one of zeros alone becomes a hole. A job's sparse file must not fill the disk of the server."""
+    for piece in pieces:
+        if piece[:1] == b"\x00" and piece == bytes(len(piece)):
+            out.seek(len(piece), os.SEEK_CUR)
+        else:
+            out.write(piece)
+    out.truncate()  # a hole at the end counts too
 
 
 def _error(what: str, wrong: OSError) -> StorageError:

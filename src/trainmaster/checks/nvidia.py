@@ -175,6 +175,11 @@ def is_desktop(gpu: Gpu) -> bool:
     return of_gpu(gpu.name) is None and DESKTOP.search(f"{gpu.said('product_brand')} {gpu.name}") is not None
 
 
+def has_uuid(gpu: Gpu) -> bool:
+    """Whether its UUID has the driver's form; results of probes and links are found by it."""
+    return re.fullmatch(r"GPU-[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", gpu.uuid or "") is not None
+
+
 def mig_on(gpu: Gpu) -> bool:
     """Whether the GPU is divided into MIG devices."""
     return gpu.said(MIG) == "Enabled"

@@ -13,7 +13,6 @@ LEVEL = 1
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 # What nvidia-smi prints, with exit code 0, of a GPU that it cannot open.
 _HANDLE = re.compile(r"Unable to determine the device handle for (?:GPU|gpu)\w*\s*(?P<address>[0-9A-Fa-f:.]{7,20})?.*")
-_UUID = re.compile(r"GPU-[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _LOST = "look for Xid 79 in the kernel log; power-cycle the node, then replace the GPU"
 
 
@@ -53,7 +52,7 @@ def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
 def _present(gpu: nvidia.Gpu, device: str) -> Finding:
     if gpu.lost is not None:
         return fail(f"the GPU at {gpu.bus} does not answer: {gpu.lost}", action=_LOST, device=device, bus=gpu.bus)
-    if not _UUID.fullmatch(gpu.uuid or ""):
+    if not nvidia.has_uuid(gpu):
         action = "run nvidia-smi by hand; reset the GPU or reboot the node"
         return error(f"the GPU at {gpu.bus} has no readable UUID", action=action, device=device, bus=gpu.bus)
     return ok(f"at {gpu.bus}", device=device, bus=gpu.bus, uuid=gpu.uuid)

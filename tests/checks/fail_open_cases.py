@@ -63,6 +63,27 @@ def log(*lines: str) -> Callable[[Machine], None]:
     return change
 
 
+def cpu_node(*lines: str) -> Callable[[Machine], None]:
+    """A machine without a GPU and with these lines in its kernel log."""
+
+    def change(machine: Machine) -> None:
+        plain_vm(machine)
+        for line in lines:
+            kernel(line)(machine)
+
+    return change
+
+
+def early(line: str) -> Callable[[Machine], None]:
+    """A line of the kernel before the NVIDIA driver is loaded."""
+
+    def change(machine: Machine) -> None:
+        make(machine)
+        machine.replace("dmesg", "[    0.926822] NVRM: loading", f"[    0.8] {line}\n[    0.926822] NVRM: loading")
+
+    return change
+
+
 def said(stderr: str = "", after: str = "") -> Callable[[Machine], None]:
     def change(machine: Machine) -> None:
         make(machine)
@@ -175,6 +196,38 @@ CASES = (
          put=log("EXT4-fs (nvme0n1p1): Remounting filesystem read-only")),
     Case(name="4 soft lockup", check="xid", before="PASS", after="FAIL",
          put=log("watchdog: BUG: soft lockup - CPU#3 stuck for 23s! [python:1234]")),
+    Case(name="4 kernel oops", check="xid", before="PASS", after="FAIL",
+         put=log("BUG: kernel NULL pointer dereference, address: 0000000000000008", "Oops: 0002 [#1] SMP NOPTI")),
+    Case(name="4 a memory page lost", check="xid", before="PASS", after="FAIL",
+         put=log("Memory failure: 0x1234: recovery action for dirty LRU page: Failed")),
+    Case(name="4 a RAID array lost a disk", check="xid", before="PASS", after="FAIL",
+         put=log("md/raid1:md0: Disk failure on sda1, disabling device.")),
+    Case(name="4 BTRFS errors", check="xid", before="PASS", after="FAIL",
+         put=log("BTRFS error (device nvme0n1): bdev /dev/nvme0n1 errs: wr 0, rd 0, flush 0, corrupt 5, gen 0")),
+    Case(name="4 IOMMU fault of a GPU", check="xid", before="PASS", after="FAIL",
+         put=log("DMAR: [DMA Read NO_PASID] Request device [13:00.0] fault addr 0x0 [fault reason 0x06]")),
+    Case(name="4 a device that does not return from its reset", check="xid", before="PASS", after="FAIL",
+         put=log("pci 0000:13:00.0: not ready 65535ms after FLR; giving up")),
+    Case(name="4 NFS server not responding", check="xid", before="PASS", after="FAIL",
+         put=log("nfs: server fs1 not responding, timed out")),
+    Case(name="4 NFS server that came back", check="xid", before="PASS", after="WARN",
+         put=log("nfs: server fs1 not responding, still trying", "nfs: server fs1 OK")),
+    Case(name="4 evicted by Lustre", check="xid", before="PASS", after="FAIL",
+         put=log("LustreError: 167-0: fsx-MDT0000-mdc-ff: This client was evicted by fsx-MDT0000; in progress")),
+    Case(name="4 suppressed messages of the GPU driver", check="xid", before="PASS", after="INCOMPLETE",
+         put=log("NVRM: Xid: 2000 callbacks suppressed")),
+    Case(name="4 TX timeout of an adapter", check="xid", before="PASS", after="WARN",
+         put=log("mlx5_core 0000:5e:00.0 ens1f0np0: TX timeout detected")),
+    Case(name="4 a hot adapter", check="xid", before="PASS", after="WARN",
+         put=log("mlx5_core 0000:5e:00.0: temp_warn:192: High temperature on sensors with bit set 0 1")),
+    Case(name="4 fatal PCIe error of an adapter before the GPU driver loads", check="xid", before="PASS", after="FAIL",
+         put=early("mlx5_core 0000:5e:00.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer")),
+    Case(name="4 Xid 79 before a line that quotes a kernel version", check="xid", before="PASS", after="FAIL",
+         put=log("NVRM: Xid (PCI:0000:13:00): 79, GPU has fallen off the bus.", 'audit: comm="uname" Linux version 6')),
+    Case(name="4 uncorrectable memory error without a GPU", check="xid,cpu", before="PASS", after="FAIL",
+         put=cpu_node("EDAC MC0: 1 UE memory read error on CPU_SrcID#0")),
+    Case(name="4 read-only file system, gpus=0 stated", check="xid,cpu", before="PASS", after="FAIL",
+         expect=("gpus=0",), put=log("EXT4-fs (sda1): Remounting filesystem read-only")),
     Case(name="4 a log that lost its beginning", check="xid", before="PASS", after="INCOMPLETE", put=lost_beginning),
     Case(name="5 an adapter on the bus without a driver", check="ib_ports", before="PASS", after="FAIL", put=unbound),
     Case(name="5 eight ports without a link", check="ib_ports", before="WARN", after="FAIL", put=dark),
@@ -209,6 +262,9 @@ CASES = (
          put=said(stderr="WARNING: infoROM is corrupted at gpu 0000:13:00.0\n")),
     Case(name="false alarm: MIG with mig=true", check="gpu_nvlink,gpu_modes", before="INCOMPLETE", after="PASS",
          put=mig, expect=("mig=true",)),
+    Case(name="false alarm: corrected machine checks", check="xid", before="FAIL", after="WARN",
+         put=log("mce: [Hardware Error]: Machine check events logged",
+                 "[Hardware Error]: Corrected error, no action required.")),
     Case(name="false alarm: Xid 154 cleared to None", check="xid", before="FAIL", after="PASS",
          put=log(RESET.format(0, "None", 1, "GPU Reset Required"), RESET.format(1, "GPU Reset Required", 0, "None"))),
     Case(name="false alarm: Xid before the last reset", check="xid", before="FAIL", after="PASS",

@@ -31,6 +31,19 @@ BOOT = """\
 [    6.000000] nvme nvme0: 32/0/0 default/read/poll queues
 [    7.000000] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.133.20
 [    8.000000] rcu: Hierarchical SRCU implementation.
+[    8.100000] md/raid1:md0: active with 2 out of 2 mirrors
+[    8.200000] BTRFS info (device nvme2n1): bdev /dev/nvme2n1 errs: wr 0, rd 0, flush 0, corrupt 0, gen 0
+[    8.300000] DMAR: IOMMU enabled
+[    8.400000] DMAR: [Firmware Bug]: No firmware reserved region can cover this RMRR
+[    8.500000] AMD-Vi: Interrupt remapping enabled
+[    8.600000] I/O error, dev fd0, sector 0 op 0x0:(READ) flags 0x0
+[    8.700000] Lustre: Mounted fsx-client
+[    8.800000] EXT4-fs (nvme0n1p1): re-mounted 0a1b r/w. Quota mode: none.
+[    9.000000] kauditd_printk_skb: 24 callbacks suppressed
+[    9.100000] net_ratelimit: 12 callbacks suppressed
+[    9.200000] traps: python[4321] general protection fault ip:7f0 sp:7f1 error:0 in libc.so.6
+[    9.300000] pci 0000:5e:00.0: not ready 1023ms after FLR; waiting
+[    9.400000] efa 0000:00:1d.0: Setup irq:35 name:efa-mgmnt
 """
 
 
@@ -167,6 +180,71 @@ def test_a_lost_gpu_with_its_xid_is_counted_once() -> None:
         ("EXT4-fs error (device sda2): ext4_find_entry:1455: inode #2", ("filesystem_error", "sda2", None)),
         ("blk_update_request: I/O error, dev nvme1n1, sector 123 op 0x0", ("disk_error", "nvme1n1", None)),
         ("nvme nvme0: I/O 12 QID 3 timeout, aborting", ("disk_error", "nvme0", None)),
+        ("nvme nvme0: Disabling device after reset failure: -19", ("disk_error", "nvme0", True)),
+        ("Buffer I/O error on dev sda1, logical block 9, lost async page write", ("disk_error", "sda1", None)),
+        ("NVRM: A GPU crash dump has been created.", ("gpu_crashed", None, True)),
+        ("NVRM: _kgspLogXid119: ****** GSP Timeout ******", ("gpu_crashed", None, True)),
+        ("vfio-pci 0000:3b:00.0: not ready 65535ms after FLR; giving up", ("pcie_reset_failed", "0000:3b:00.0", True)),
+        (
+            "mlx5_core 0000:5e:00.0: Unable to change power state from D3cold to D0, device inaccessible",
+            ("pcie_reset_failed", "0000:5e:00.0", True),
+        ),
+        (
+            "AMD-Vi: Event logged [IO_PAGE_FAULT device=3b:00.0 domain=0x0021 address=0x0 flags=0x0000]",
+            ("iommu_fault", "0000:3b:00.0", True),
+        ),
+        (
+            "nvidia 0000:3b:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0021 address=0x0 flags=0x0000]",
+            ("iommu_fault", "0000:3b:00.0", True),
+        ),
+        (
+            "DMAR: [DMA Read NO_PASID] Request device [3b:00.0] fault addr 0x0 [fault reason 0x06]",
+            ("iommu_fault", "0000:3b:00.0", True),
+        ),
+        ("DMAR: [INTR-REMAP] Request device [f0:1f.7] fault index 0x0", ("iommu_fault", "0000:f0:1f.7", False)),
+        ("BUG: unable to handle page fault for address: ffffdead", ("kernel_oops", None, True)),
+        ("BUG: kernel NULL pointer dereference, address: 0000000000000008", ("kernel_oops", None, True)),
+        ("Oops: 0002 [#1] SMP NOPTI", ("kernel_oops", None, True)),
+        ("Internal error: Oops: 0000000096000004 [#1] SMP", ("kernel_oops", None, True)),
+        ("general protection fault, probably for non-canonical address 0xdead: 0000 [#1]", ("kernel_oops", None, True)),
+        ("kernel BUG at mm/slub.c:4023!", ("kernel_oops", None, True)),
+        ("Memory failure: 0x1234: recovery action for dirty LRU page: Recovered", ("memory_poison", None, False)),
+        ("Memory failure: 0x1234: recovery action for dirty LRU page: Failed", ("memory_poison", None, None)),
+        ("Memory failure: 0x12: Sending SIGBUS to python:77 due to hardware memory", ("memory_poison", None, None)),
+        ("md/raid1:md0: Disk failure on sda1, disabling device.", ("raid_degraded", "md0", True)),
+        ("md/raid:md127: raid level 5 active with 2 out of 3 devices", ("raid_degraded", "md127", False)),
+        (
+            "BTRFS error (device nvme0n1): bdev /dev/nvme0n1 errs: wr 0, rd 0, flush 0, corrupt 5, gen 0",
+            ("filesystem_error", "nvme0n1", None),
+        ),
+        ("BTRFS warning (device sdb): csum failed root 5 ino 257 off 0", ("filesystem_error", "sdb", None)),
+        (
+            "BTRFS info (device sdb): bdev /dev/sdb errs: wr 0, rd 0, flush 0, corrupt 7, gen 0",
+            ("filesystem_error", "sdb", False),
+        ),
+        ("EXT4-fs (dm-3): shut down requested (1)", ("filesystem_readonly", "dm-3", True)),
+        ("EXT4-fs (sda1): error count since last fsck: 3", ("filesystem_error", "sda1", False)),
+        ("XFS (dm-0): log I/O error -5", ("filesystem_error", "dm-0", None)),
+        ("mlx5_core 0000:5e:00.0 ens1f0np0: TX timeout detected", ("nic_tx_timeout", "0000:5e:00.0", None)),
+        (
+            "mlx5_core 0000:5e:00.0: temp_warn:192: High temperature on sensors with bit set 0 1",
+            ("nic_module", "0000:5e:00.0", None),
+        ),
+        (
+            "efa 0000:00:1d.0: Failed to process command CREATE_QP (opcode 1) comp_status 7 err -12",
+            ("nic_command_failed", "0000:00:1d.0", False),
+        ),
+        ("nfs: server fs1.site not responding, still trying", ("storage_lost", "fs1.site", None)),
+        (
+            "LustreError: 167-0: fsx-MDT0000-mdc-ffff88: This client was evicted by fsx-MDT0000; in progress",
+            ("storage_lost", "fsx-MDT0000-mdc-ffff88", None),
+        ),
+        (
+            "Lustre: fsx-OST0001-osc-ffff88: Connection to fsx-OST0001 (at 10.0.0.9@tcp) was lost; in progress",
+            ("storage_lost", "fsx-OST0001-osc-ffff88", None),
+        ),
+        ("LustreError: 11-0: fsx-OST0001-osc: operation ost_read failed: rc = -107", ("storage_error", None, None)),
+        ("blk_print_req_error: 31 callbacks suppressed", ("messages_suppressed", "blk_print_req_error", None)),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("stamp", ["", "[ 9123.456789] ", "Mar  3 12:00:01 node7 kernel: [ 9200.5] "])
@@ -181,6 +259,49 @@ def test_a_million_repeats_are_one_event_with_first_and_last() -> None:
     log = parse("".join(line.format(second) for second in range(1000)))
     (event,) = log.events
     assert (event.count, event.first, event.last, event.line) == (1000, "0.5", "999.5", 1000)
+
+
+@pytest.mark.parametrize(
+    ("lost", "restored"),
+    [
+        ("nfs: server fs1 not responding, still trying", "nfs: server fs1 OK"),
+        (
+            "Lustre: fsx-OST0001-osc-ffff88: Connection to fsx-OST0001 (at 10.0.0.9@tcp) was lost; in progress",
+            "Lustre: fsx-OST0001-osc-ffff88: Connection restored to 10.0.0.9@tcp (at 10.0.0.9@tcp)",
+        ),
+    ],
+)
+def test_a_file_server_that_came_back_is_told_from_one_that_did_not(lost: str, restored: str) -> None:
+    assert [event.recovered for event in parse(f"[1.0] {lost}\n[2.0] {restored}\n").events] == [True]
+    assert [event.recovered for event in parse(f"[1.0] {lost}\n[2.0] {restored}\n[3.0] {lost}\n").events] == [False]
+    other = restored.replace("fs1", "fs2").replace("OST0001", "OST0002")
+    assert [event.recovered for event in parse(f"[1.0] {lost}\n[2.0] {other}\n").events] == [False]
+
+
+@pytest.mark.parametrize(
+    ("line", "boot"),
+    [
+        ("[    0.000000] Linux version 6.8.0-60-generic (x86_64)", True),
+        ("[    0.000000] n1 kernel: Linux version 6.8.0", True),
+        ("Nov 11 10:00:00 n1 kernel: [    0.000000] Linux version 6.8.0", True),
+        ("2025-03-01T12:00:00.123456+00:00 n7 kernel: Linux version 6.8.0", True),
+        ("[Tue Mar  4 12:00:00 2025] Linux version 5.14.0", True),
+        ("5,0,0,-;Linux version 6.8.0", True),
+        ("Linux version 6.8.0", True),
+        ('[ 9000.1] audit: comm="uname" Linux version 6.8.0', False),
+        ("[ 9000.1] Linux version 6.8.0", False),
+        ("[    0.000000] systemd[1]: Running on Linux version 6.8.0", False),
+        ("Nov 11 10:00:00 n1 agent[7]: Linux version 6.8.0", False),
+    ],
+)
+def test_only_the_first_line_of_a_kernel_is_a_boot(line: str, boot: bool) -> None:
+    assert kernel_log.is_boot(line) is boot
+    assert parse(line).from_boot is boot
+
+
+@pytest.mark.parametrize("line", ["NVRM: Xid: 2000 callbacks suppressed", "printk: 22 messages suppressed"])
+def test_suppressed_messages_of_a_driver_are_lost_messages(line: str) -> None:
+    assert parse(f"[1.0] {line}\n").lost == 1
 
 
 def test_a_ring_buffer_that_lost_its_beginning_is_no_log_since_boot() -> None:

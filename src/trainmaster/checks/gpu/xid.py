@@ -1,6 +1,7 @@
-"""The kernel log has no fault of GPU (Xid), NVSwitch (SXid), PCIe, memory, adapter or disk since boot.
+"""The kernel log has no fault of GPU (Xid), NVSwitch (SXid), PCIe, memory, adapter, disk or kernel since boot.
 
-Such a device fails again. Events before the last reset of a GPU are noted and do not count.
+Such a device fails again. Events of a GPU before its last reset are noted and do not count. A machine without a GPU is
+judged by the same log; only there a log that this user may not read is no error.
 """
 
 from __future__ import annotations
@@ -12,67 +13,31 @@ from dataclasses import dataclass, replace
 from typing import cast, get_args
 
 from trainmaster.checks import nvidia
-from trainmaster.core.errors import FileMissing, HostError, NotCaptured
+from trainmaster.checks.gpu import _kernel_rules
+from trainmaster.core.errors import CommandMissing, FileMissing, FileUnreadable, HostError, NotCaptured
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, Verdict, error, fail, ok, warn
 from trainmaster.node.host import Host
 from trainmaster.node.parse import ParseError, kernel_log, xid_catalog
-from trainmaster.node.parse.kernel_events import KernelEvent, Kind
+from trainmaster.node.parse.kernel_events import KernelEvent
 from trainmaster.node.parse.kernel_log import KernelLog, Sxid, Xid
 from trainmaster.node.parse.xid_catalog import Catalog, Meaning, Severity
 
 LEVEL = 1
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S + 60
 SITE = "/etc/trainmaster/xid.toml"  # a site's own table, laid over ours
-BOOT = "Linux version "  # the kernel's first line
 _COMMANDS = (("dmesg",), ("journalctl", "-k", "-b", "--no-pager", "-o", "short-monotonic"))
+# In a log with times every message has one. Without it, or with another word there, the line is not as it was written.
+_TIMELESS = re.compile(r"^\[(?!\s*\d+\.\d+\]|[A-Z][a-z]{2} [A-Z]).{0,60}", re.MULTILINE)
 _FILES = ("/var/log/kern.log", "/var/log/messages")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """Meaning of a kernel message without an Xid, from how many on it counts, and its severity."""
-
-    meaning: str
-    action: str
-    severity: Severity = "fail"
-    least: int = 1
-
-
-_REBOOT = "drain the node and reboot it; have it repaired if it repeats"
-_DISK = "drain the node; check and replace the disk"
-_NIC = "drain the node and reset the adapter (mlxfwreset); replace it if it repeats"
-EVENTS: dict[Kind, Rule] = {
-    "gpu_init_failed": Rule(meaning="the driver could not start a GPU", action=_REBOOT),
-    "driver_probe_failed": Rule(meaning="a driver could not bind its device", action=_REBOOT),
-    "pcie_uncorrected": Rule(
-        meaning="uncorrectable PCIe error", action="reseat the device or its riser; replace it if it repeats"
-    ),
-    "pcie_corrected": Rule(
-        # Ours: a few corrected errors are normal, a marginal slot makes thousands.
-        meaning="corrected PCIe errors", action="reseat the device or its riser", severity="warn", least=1000,
-    ),
-    "pcie_link_down": Rule(meaning="a PCIe link went down", action="reseat the device or its riser", severity="warn"),
-    "machine_check": Rule(meaning="machine check", action=_REBOOT),
-    "memory_uncorrected": Rule(meaning="uncorrectable memory error", action="replace the module that EDAC names"),
-    "memory_corrected": Rule(meaning="corrected memory errors", action="watch the memory module", severity="warn"),
-    "nic_health": Rule(meaning="the network adapter reports an internal error", action=_NIC),
-    "nic_command_timeout": Rule(meaning="the network adapter's firmware does not answer", action=_NIC),
-    "nic_module": Rule(meaning="a cable or module reports an error", action="replace the cable", severity="warn"),
-    "soft_lockup": Rule(meaning="a CPU was stuck in the kernel", action=_REBOOT),
-    "hard_lockup": Rule(meaning="a CPU was locked up", action=_REBOOT),
-    "hung_task": Rule(
-        meaning="a process hung in the kernel", action="see what it waits for (a mount, a driver); reboot the node"
-    ),
-    "filesystem_readonly": Rule(meaning="a file system was remounted read-only", action=_DISK),
-    "filesystem_error": Rule(meaning="a file system reports an error", action=_DISK),
-    "disk_error": Rule(meaning="a disk reports an error", action=_DISK, severity="warn"),
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """One log. `whole`: it reaches back to the boot. `log` None: none could be read, for the reason in `trouble`."""
+    """One log. `whole`: it reaches back to the boot. `log` None: none could be read, for the reason in `trouble`.
+
+    `closed`: each log is absent here or refused to this user, and none was damaged.
+    """
 
     gpus: nvidia.Gpus
     source: str
@@ -80,35 +45,55 @@ class Evidence:
     whole: bool
     trouble: str
     site: str | None
+    closed: bool = False
 
 
 def read(host: Host) -> Evidence:
     gpus = nvidia.read(host)
-    source, text, trouble = _read_log(host)
+    source, text, trouble, closed = _read_log(host)
+    log = kernel_log.parse(text) if text else None
     return Evidence(
         gpus=gpus,
         source=source,
-        log=kernel_log.parse(text) if text else None,
-        whole=BOOT in text,
+        log=log,
+        whole=log is not None and log.from_boot,
         trouble=trouble,
         site=_read_site(host),
+        closed=closed,
     )
 
 
 def judge(evidence: Evidence, expect: Expect) -> list[Finding]:
-    gpus = evidence.gpus
-    refused = nvidia.refuse(gpus, expect)
+    refused = nvidia.refuse(evidence.gpus, expect)
     # Where nvidia-smi hangs, the log is the only evidence left: go on.
-    if refused is not None and refused.verdict is not Verdict.ERROR:
-        return [refused]
+    without = refused if refused is not None and refused.verdict is not Verdict.ERROR else None
     if evidence.log is None:
+        if without is not None and evidence.closed:
+            return [replace(without, proof=f"{without.proof}; kernel log: {evidence.trouble}")]
         action = "run as root on the node, or let this container read the kernel log; --skip xid leaves it out"
-        return [error(f"the kernel log cannot be read: {evidence.trouble}", action=action)]
+        unread = error(f"the kernel log cannot be read: {evidence.trouble}", action=action)
+        return [unread] if without is None else [without, unread]
     try:
         catalog = _catalog(evidence.site, expect)
     except ParseError as wrong:
         return [error(str(wrong), action=f"mend {SITE} or --expect xids=")]
+    if without is not None:
+        return [without, *_judge_host(evidence, evidence.log, catalog, expect)]
     return list(_judge(evidence, evidence.log, catalog, expect))
+
+
+def _judge_host(evidence: Evidence, log: KernelLog, catalog: Catalog, expect: Expect) -> Iterator[Finding]:
+    """Findings of a machine without a GPU. Where gpus=0 is stated, GPUs that are there all the same do not count."""
+    if expect.gpus != 0:
+        yield from (_judge_xid(xid, catalog.of_xid(xid), xid.device, log) for xid in log.xids)
+        yield from (_judge_sxid(sxid, catalog.of_sxid(sxid)) for sxid in log.sxids)
+    events = [event for event in log.events if expect.gpus != 0 or event.kind not in _kernel_rules.OF_GPUS]
+    found = [one for event in events if (one := _judge_event(event, event.device, log)) is not None]
+    yield from found
+    if log.faults and expect.gpus != 0:
+        yield error(log.faults[0], action=f"read the kernel log by hand: {evidence.source}")
+    if not found and evidence.whole and not log.lost:
+        yield ok(f"no fault of this machine since boot ({evidence.source})", lines=log.lines)
 
 
 def _judge(evidence: Evidence, log: KernelLog, catalog: Catalog, expect: Expect) -> Iterator[Finding]:
@@ -163,23 +148,30 @@ def _judge_xid(xid: Xid, meaning: Meaning, device: str, log: KernelLog) -> Findi
     return _finding(reason, meaning, device, values)
 
 
-def _before_reset(line: int, device: str | None, log: KernelLog) -> bool:
-    """Whether an event is older than the last reset of its GPU, or than the last start of the driver."""
-    short = (device or "").partition(".")[0]
-    return any(line < reset.line for reset in log.resets if reset.device in (None, short))
+def _before_reset(line: int, device: str | None, log: KernelLog, *, loads: bool = True) -> bool:
+    """Whether an event is older than the last reset of its GPU, or (`loads`) than the last start of the driver."""
+    if device is None:  # the message names no GPU; an Xid beside it does
+        return any(line < reset.line for reset in log.resets)
+    places = (None, device.partition(".")[0]) if loads else (device.partition(".")[0],)
+    return any(line < reset.line for reset in log.resets if reset.device in places)
 
 
 def _judge_event(event: KernelEvent, device: str | None, log: KernelLog) -> Finding | None:
     """Finding about a message without an Xid; None: it is of no concern."""
-    rule = EVENTS[event.kind]
-    if event.kind in ("gpu_init_failed", "pcie_uncorrected") and _before_reset(event.line, event.device, log):
+    rule = _kernel_rules.EVENTS[event.kind]
+    # The driver of the GPUs says nothing about other devices, and its start does not mend a link.
+    if event.kind in _kernel_rules.ENDED_BY_RESET and _before_reset(
+        event.line, event.device, log, loads=event.kind != "pcie_uncorrected"
+    ):
         return None
-    if rule.least > event.count:
+    severity = _kernel_rules.severity(rule, event)
+    if severity is None:
         return None
     times = f" {event.count} times" if event.count > 1 else ""
-    reason = f"{rule.meaning}{times}: {event.text}"
+    ended = " (it ended later)" if event.recovered else ""
+    reason = f"{rule.meaning}{times}{ended}: {event.text}"
     values = {"kind": event.kind, "count": event.count, "first": event.first, "last": event.last}
-    say = warn if rule.severity == "warn" or (event.fatal is False and event.kind == "machine_check") else fail
+    say = warn if severity == "warn" else fail
     return say(reason, action=rule.action, device=device, **values)
 
 
@@ -216,24 +208,34 @@ def _catalog(site: str | None, expect: Expect) -> Catalog:
     return Catalog(xids=rows, sxids=catalog.sxids)
 
 
-def _read_log(host: Host) -> tuple[str, str, str]:
-    """First log that reaches back to the boot, else the first readable one: its name, its text, the trouble."""
-    best, troubles = ("", ""), []
+def _read_log(host: Host) -> tuple[str, str, str, bool]:
+    """First log that reaches back to the boot, else the first readable one: name, text, trouble, whether all closed."""
+    best, troubles, closed = ("", ""), [], True
     for name, ask in _sources(host):
         try:
             raw = ask()
             if raw and not raw.endswith("\n"):
                 raise HostError(f"{name} was cut short")  # what followed may be the fault
             text = _since_boot(raw)
+            if text.startswith("[") and (damaged := _TIMELESS.search(text)):
+                raise HostError(f"{name} holds a damaged line: {damaged[0]}")
         except HostError as wrong:
             troubles.append(str(wrong))
+            closed = closed and _is_closed(wrong)
             continue
         if not text:
             troubles.append(f"{name} is empty")
-        elif BOOT in text:
-            return name, text, ""
+            closed = False
+        elif kernel_log.is_boot(text):
+            return name, text, "", False
         best = best if best[1] else (name, text)
-    return best[0], best[1], "; ".join(troubles)
+    return best[0], best[1], "; ".join(troubles), closed
+
+
+def _is_closed(wrong: HostError) -> bool:
+    """Whether a log is not there or is kept from this user."""
+    refused = isinstance(wrong, (CommandMissing, FileMissing, FileUnreadable)) and not isinstance(wrong, NotCaptured)
+    return refused or re.search(r"not permitted|denied", str(wrong), re.IGNORECASE) is not None
 
 
 def _sources(host: Host) -> Iterator[tuple[str, Callable[[], str]]]:
@@ -253,7 +255,7 @@ def _sources(host: Host) -> Iterator[tuple[str, Callable[[], str]]]:
 def _since_boot(text: str) -> str:
     """A file may hold many boots; only what follows the last one counts. Lines with -- are journalctl's own."""
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("-- ")]
-    start = max((number for number, line in enumerate(lines) if BOOT in line), default=0)
+    start = max((number for number, line in enumerate(lines) if kernel_log.is_boot(line)), default=0)
     return "\n".join(lines[start:])
 
 

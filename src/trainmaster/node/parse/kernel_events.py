@@ -2,7 +2,9 @@
 
 Message formats: arch/nvalloc/unix of NVIDIA/open-gpu-kernel-modules (adapter initialisation); in Linux
 drivers/pci/pcie/aer.c and dpc.c, drivers/edac, arch/x86/kernel/cpu/mce, drivers/acpi/apei/ghes.c, mlx5/core/health.c
-and cmd.c, kernel/watchdog.c, kernel/hung_task.c, kernel/rcu/tree_stall.h, fs/ext4, fs/xfs, fs/btrfs, block.
+and cmd.c, kernel/watchdog.c, kernel/hung_task.c, kernel/rcu/tree_stall.h, fs/ext4, fs/xfs, fs/btrfs, block,
+mm/memory-failure.c, drivers/md, drivers/iommu, drivers/pci/pci.c, arch/x86/mm/fault.c and kernel/dumpstack.c,
+net/sunrpc/clnt.c, lib/ratelimit.c; lustre/ptlrpc/import.c of Lustre.
 """
 
 from __future__ import annotations
@@ -15,23 +17,34 @@ from typing import Literal
 from trainmaster.node.parse import shorten
 
 Kind = Literal[
+    "gpu_crashed",  # the driver reports a crash of a GPU or of its firmware without a code
     "gpu_init_failed",  # the driver could not start a GPU; device None: the message names none
     "driver_probe_failed",  # a driver could not bind a PCI device
     "pcie_uncorrected",  # AER or DPC: an uncorrectable error on the link of a device
     "pcie_corrected",
     "pcie_link_down",  # hot-plug: the link of a slot went down
+    "pcie_reset_failed",  # a device did not come back from a reset or from a low power state
+    "iommu_fault",  # the IOMMU refused an access of a device
+    "kernel_oops",  # Oops, BUG, general protection fault or panic of the kernel
     "machine_check",  # MCE, or firmware-reported (APEI); `fatal` tells uncorrected from corrected
     "memory_uncorrected",  # EDAC UE
     "memory_corrected",  # EDAC CE
+    "memory_poison",  # a page was taken out of use after an uncorrectable memory error; `fatal` False: recovered
     "nic_health",  # mlx5: the device reported an internal error
     "nic_command_timeout",  # mlx5: the firmware did not answer a command
-    "nic_module",  # mlx5: a cable or optical module reported an error
+    "nic_module",  # mlx5: a cable or optical module reported an error, or the adapter is hot
+    "nic_tx_timeout",  # a network queue did not send for seconds
+    "nic_command_failed",  # EFA: the adapter refused a command
     "soft_lockup",  # also stalls of RCU and of a work queue
     "hard_lockup",
     "hung_task",  # a process in uninterruptible sleep for minutes
     "filesystem_readonly",  # remounted read-only or shut down after an error
     "filesystem_error",
     "disk_error",
+    "raid_degraded",  # md: an array lost a disk
+    "storage_lost",  # NFS or Lustre: the server does not answer or evicted this client; `recovered` if it came back
+    "storage_error",  # another error of a network file system
+    "messages_suppressed",  # the kernel left out messages of the function in `device`
 ]
 
 
@@ -47,6 +60,7 @@ class KernelEvent:
     last: str | None
     text: str
     line: int
+    recovered: bool = False  # a later line reports the end of the fault
 
 
 # A quick test before the rules: every message that a rule may match holds one of these words. Each alternative begins
@@ -55,7 +69,11 @@ WORDS = (
     r"RmInitAdapter|rm_init_adapter|NVIDIA (?:devices were|probe routine)|to your NVIDIA|probe (?:of|with)"
     r"|AER: |PCIe Bus|DPC: |pciehp|Hardware Error|Hardware error|Machine Check|EDAC |mlx5_core|mlx4_core"
     r"|lockup|LOCKUP|stall|blocked for more"
-    r"|read-only|readonly|EXT4-fs err|XFS \(|Aborting journal|BTRFS|I/O error|medium error|nvme nvme"
+    r"|read-only|readonly|EXT4-fs |XFS \(|Aborting journal|BTRFS|I/O error|medium error|nvme nvme"
+    r"|A GPU crash|GSP Timeout|_kgspLogXid|giving up|inaccessible|AMD-Vi|DMAR: |arm-smmu"
+    r"|BUG: |BUG at|Oops|general protection|Kernel panic|Unable to handle kernel|corruption\."
+    r"|Memory failure|md/raid|md: super|device-mapper|JBD2: Det|NETDEV WATCHDOG|efa |suppressed"
+    r"|server |Lustre|CIFS: "
 )
 _PCI = (
     r"(?<![0-9a-fA-F:])(?P<domain>[0-9a-fA-F]{4,8}):(?P<bus>[0-9a-fA-F]{2}):(?P<slot>[0-9a-fA-F]{2})"
@@ -63,6 +81,8 @@ _PCI = (
 )
 _ADDRESS = re.compile(_PCI)
 _SOURCE = re.compile(rf"received(?: from|:) {_PCI}")
+_SHORT = re.compile(r"device[= ]\[?(?P<bus>[0-9a-fA-F]{2}):(?P<slot>[0-9a-fA-F]{2})\.(?P<function>[0-7])")
+_NAMES = ("device", "nvme", "ext", "xfs", "btrfs", "md", "lustre", "buffer")  # groups that hold the name of a device
 _UNCORRECTED = 1 << 61  # the UC bit of IA32_MCi_STATUS (Intel SDM volume 3B, 15.3.2.2)
 
 
@@ -81,8 +101,15 @@ def _rule(kind: Kind, words: str, pattern: str, *, device: str | None = "pci", f
     return _Rule(kind=kind, words=tuple(words.split("|")), pattern=re.compile(pattern), device=device, fatal=fatal)
 
 
+_LUSTRE = r"Lustre(?:Error)?: (?:\S+ )?(?P<lustre>[\w.-]{1,80}): "
 # In this order; the first that matches decides.
 _RULES = (
+    _rule(
+        "gpu_crashed",
+        "crash|GSP|kgsp",
+        r"NVRM:.*(?:A GPU crash dump has been created|GSP Timeout|_kgspLogXid1(?:19|20)\b)",
+        fatal=True,
+    ),
     _rule(
         "gpu_init_failed",
         "nit_adapter|InitAdapter|NVIDIA",
@@ -110,6 +137,36 @@ _RULES = (
         r"|DPC: (?:unmasked uncorrectable error|ERR_(?:FATAL|NONFATAL)|containment event)"
         r"|AER: .*(?:recovery failed|can't recover)",
     ),
+    _rule(
+        "pcie_reset_failed",
+        "giving up|inaccessible",
+        r"not ready \d+ms after .{1,40}; giving up|change power state .*(?:device|config space) inaccessible",
+        fatal=True,
+    ),
+    _rule(
+        "iommu_fault",
+        "AMD-Vi|DMAR|arm-smmu",
+        r"AMD-Vi: Event logged \[(?:(?P<bad>IO_PAGE_FAULT|\w+_HARDWARE_ERROR)|(?P<good>\w+))"
+        r"|AMD-Vi: (?P<corrected>Completion-Wait loop timed out)"
+        r"|DMAR: \[(?:(?P<uncorrected>DMA )|(?P<nonfatal>INTR))"
+        r"|arm-smmu\S* .*(?:event 0x[0-9a-f]+ received|context fault)",
+    ),
+    _rule(
+        "kernel_oops",
+        "BUG|Oops|general|panic|Unable|corruption",
+        r"BUG: (?:unable to handle|kernel NULL pointer|Bad page|KASAN|stack guard page)|kernel BUG at "
+        r"|\bOops(?:: |\[)|general protection fault(?:, |: [0-9a-f]{4} \[#)|Kernel panic - not syncing"
+        r"|Unable to handle kernel |\blist_(?:add|del) corruption\.",
+        device=None,
+        fatal=True,
+    ),
+    _rule(
+        "memory_poison",
+        "Memory failure",
+        r"Memory failure: 0x[0-9a-f]+: (?:recovery action for .*: (?P<good>Recovered|Delayed)"
+        r"|(?P<corrected>already hardware poisoned))?",
+        device=None,
+    ),
     _rule("pcie_link_down", "pciehp", r"pciehp: Slot\([^)]*\): (?:Link Down|Card not present)"),
     _rule(
         "machine_check",
@@ -134,7 +191,9 @@ _RULES = (
         device="device",
         fatal=False,
     ),
-    _rule("nic_module", "mlx5_core", r"mlx5_core .*(?:Port module event\[error\]|Cable error|High Temperature)"),
+    _rule("nic_module", "mlx5_core", r"mlx5_core .*(?:Port module event\[error\]|Cable error|(?i:high temperature))"),
+    _rule("nic_tx_timeout", "TX timeout|WATCHDOG", r"mlx[45]_core .*TX timeout|NETDEV WATCHDOG: .*timed out"),
+    _rule("nic_command_failed", "efa ", r"\befa [0-9a-f:.]{7,16}: Failed to", fatal=False),
     _rule(
         "nic_command_timeout",
         "timeout|No done",
@@ -165,25 +224,56 @@ _RULES = (
     ),
     _rule(
         "filesystem_readonly",
-        "-only|readonly|hut",
-        r"EXT4-fs \((?P<ext>[^)]{1,40})\): Remounting filesystem read-only"
-        r"|XFS \((?P<xfs>[^)]{1,40})\): .*(?:Shutting down filesystem|has been shut down|Shutdown)"
+        "-only|readonly|hut|unmount",
+        r"EXT4-fs \((?P<ext>[^)]{1,40})\): (?:Remounting filesystem read-only|shut down requested)"
+        r"|XFS \((?P<xfs>[^)]{1,40})\): .*(?:[Ss]hutting down filesystem|has been shut down|[Ss]hutdown|Please unmount)"
         r"|BTRFS.*\(device (?P<btrfs>[^):]{1,40})[^)]*\).*forced readonly",
         device="file system",
         fatal=True,
     ),
     _rule(
         "filesystem_error",
-        "EXT4|XFS|Aborting",
-        r"EXT4-fs error \(device (?P<ext>[^)]{1,40})\)|XFS \((?P<xfs>[^)]{1,40})\): .*(?:[Cc]orrupt|I/O [Ee]rror)"
-        r"|Aborting journal on device (?P<btrfs>[^ .]{1,40})",
+        "EXT4|XFS|Aborting|BTRFS|JBD2",
+        r"EXT4-fs error \(device (?P<ext>[^)]{1,40})\)"
+        r"|XFS \((?P<xfs>[^)]{1,40})\): .*(?:[Cc]orrupt|I/O [Ee]rror|xfs_repair)"
+        r"|EXT4-fs \((?P<buffer>[^)]{1,40})\): .*(?:(?P<good>error count since last fsck)|potential data loss"
+        r"|Data will be lost|aborted journal)"
+        r"|BTRFS (?:error|critical|warning(?=.* csum failed)|(?P<corrected>info)(?=.* errs: .*[1-9]))"
+        r" \(device (?P<btrfs>[^):]{1,40})"
+        r"|Aborting journal on device (?P<device>[^ .]{1,40})|JBD2: Detected IO errors",
         device="file system",
     ),
     _rule(
         "disk_error",
-        "error, dev|nvme",
-        r"(?:I/O error|critical \w+ error), dev (?P<device>[\w-]{1,40}),"
-        r"|nvme (?P<nvme>nvme\d+): (?:I/O .*timeout|controller is down|Abort status|Removing after probe failure)",
+        "error|nvme|device-mapper",
+        # fd0 and sr0 are drives without a medium.
+        r"(?:I/O error|critical \w+ error), dev (?!fd\d|sr\d)(?P<device>[\w-]{1,40}),"
+        r"|Buffer I/O error on dev(?:ice)? (?!fd\d|sr\d)(?P<buffer>[\w-]{1,40}),"
+        r"|nvme (?P<nvme>nvme\d+): (?:I/O .*timeout|controller is down|Abort status"
+        r"|(?P<bad>Removing after probe failure|Disabling device after reset failure|Device not ready; aborting))"
+        r"|device-mapper: (?:raid|multipath|thin|integrity).*[Ff]ail",
+        device="device",
+    ),
+    _rule(
+        "raid_degraded",
+        "md/raid|md: super",
+        r"md/raid\w*:(?P<md>md\w{1,20}): .*(?:(?P<bad>Disk failure|not enough|[Tt]oo many|annot continue)"
+        r"|(?P<good>active with (?!(?P<all>\d+) out of (?P=all)\b)\d+ out of \d+))|md: super_written gets error",
+        device="device",
+    ),
+    _rule("storage_lost", "not resp", r"\bserver (?P<device>[\w.:\[\]-]{1,80}) not responding", device="device"),
+    _rule(
+        "storage_lost",
+        "evicted|was lost",
+        _LUSTRE + r"(?:This client was evicted by|Connection to .* was lost)",
+        device="device",
+    ),
+    _rule("storage_error", "LustreError|CIFS: ", r"LustreError: |CIFS: .*has not responded", device=None),
+    _rule(
+        # The function names the suppressed messages. Audit records and notes of the network stack are no faults.
+        "messages_suppressed",
+        "suppressed",
+        r"(?P<device>(?!kauditd|audit|net_ratelimit)\b[A-Za-z_]\w{1,60}): \d+ (?:callbacks|messages) suppressed",
         device="device",
     ),
 )
@@ -207,6 +297,20 @@ def read_events(line: str, number: int) -> Iterator[KernelEvent]:
             return
 
 
+_RECOVERED = (
+    re.compile(r"\bserver (?P<device>[\w.:\[\]-]{1,80}) OK\b"),
+    re.compile(_LUSTRE + r"Connection restored to"),
+)
+
+
+def read_recovery(line: str) -> tuple[Kind, str] | None:
+    """Kind and device of a fault whose end a line reports."""
+    for pattern in _RECOVERED:
+        if (found := pattern.search(line)) is not None:
+            return "storage_lost", shorten(found.group(1))
+    return None
+
+
 def read_address(line: str) -> str | None:
     """The first PCI address in a line, in the kernel's spelling; with its function where the line has one."""
     found = _ADDRESS.search(line)
@@ -216,11 +320,14 @@ def read_address(line: str) -> str | None:
 def _device(rule: _Rule, found: re.Match[str], line: str) -> str | None:
     if rule.device == "pci":
         source = _SOURCE.search(line)
+        short = _SHORT.search(line)
+        if source is None and read_address(line) is None and short is not None:
+            return f"0000:{short['bus']}:{short['slot']}.{short['function']}".lower()
         return _spell(source) if source is not None else read_address(line)
     if rule.device is None:
         return None
     groups = found.groupdict()
-    name = next((groups[name] for name in ("device", "nvme", "ext", "xfs", "btrfs") if groups.get(name)), None)
+    name = next((groups[name] for name in _NAMES if groups.get(name)), None)
     return None if name is None else shorten(re.sub(r"^(?:CPU#|cpu )", "CPU ", name.strip()))
 
 

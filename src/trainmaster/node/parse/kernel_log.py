@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from trainmaster.node.parse import as_text, shorten
-from trainmaster.node.parse.kernel_events import WORDS, KernelEvent, read_address, read_events
+from trainmaster.node.parse.kernel_events import WORDS, KernelEvent, read_address, read_events, read_recovery
 
 NVLINK5 = range(144, 151)  # their text names unit, link and severity
 RECOVERY = 154  # its text holds the recovery action that the driver requests
@@ -123,8 +123,15 @@ _NEAR = 8  # lines within which the driver's sentence about a lost GPU ends; oth
 _UNKNOWN = "unknown"
 _LOADED = re.compile(r"NVRM: loading NVIDIA UNIX")
 _RESET = re.compile(rf"\b(?:nvidia|pci|vfio-pci) {_PCI}: (?:resetting|reset done)")
-_LOST = re.compile(r"messages dropped|[Mm]issed \d+ kernel messages|buffer overrun, some messages lost")
-_BOOT = "Linux version "
+_LOST = re.compile(
+    r"messages dropped|[Mm]issed \d+ kernel messages|buffer overrun, some messages lost|printk: \d+ messages suppressed"
+    r"|(?:NVRM|nvidia|nvswitch|mlx[45]).*\d+ (?:callbacks|messages) suppressed"
+)
+# The kernel's first line. Its own clock has not started by then: a later line with these words is another program's.
+_BOOT = re.compile(
+    r"(?:<\d{1,3}>)?(?:\[\s*0\.\d+\] (?:\S+ kernel: )?|\[[A-Z][^\]]{20,30}\] |\d{1,6},\d{1,18},\d{1,6},[^;]{1,40};"
+    r"|(?:[A-Z][a-z]{2} [ \d]\d [\d:]{8}|\d{4}-\d\d-\d\d\S{1,30}) \S+ kernel: (?:\[\s*0\.\d+\] )?)?Linux version \d"
+)
 _PROCESS = re.compile(r"pid='?(?P<pid>\d{1,10}|<unknown>)'?(?:, name=(?P<name>[^,]{1,64}))?(?:, |$)")
 _NVLINK = re.compile(
     r"(?P<unit>[A-Z][A-Z0-9_/]{1,60})\s+(?P<how>Fatal|Nonfatal|Non-fatal)\s+XC\d\s+i\d{1,4}\s+Link\s+(?P<link>-?\d{1,4})"
@@ -172,6 +179,11 @@ def parse_lines(lines: Iterable[str]) -> KernelLog:
     return reader.end()
 
 
+def is_boot(line: str) -> bool:
+    """Whether a line is the first one that a kernel writes."""
+    return _BOOT.match(line) is not None
+
+
 def read_time(line: str) -> str | None:
     """The timestamp of a line, as written; seconds since boot for the forms that count from there."""
     found = _STAMPS.match(line)
@@ -210,6 +222,7 @@ class _Reader:
     events: dict[Hashable, _Seen] = field(default_factory=dict)
     resets: dict[str | None, Reset] = field(default_factory=dict)  # the last one of each GPU
     announced: list[tuple[str, int]] = field(default_factory=list)  # GPUs of which the driver has begun a sentence
+    recovered: dict[tuple[str, str], int] = field(default_factory=dict)  # kind and device: the line of its end
     from_boot: bool = False
     lost: int = 0
 
@@ -253,7 +266,9 @@ class _Reader:
 
     def _state(self, line: str) -> None:
         """Boot, resets and lost messages, which decide what the rest of the log proves."""
-        self.from_boot |= _BOOT in line
+        self.from_boot |= is_boot(line)
+        if (recovery := read_recovery(line)) is not None:
+            self.recovered[recovery] = self.lines
         self.lost += bool(_LOST.search(line))
         if (reset := _RESET.search(line)) is not None:
             self._reset(_device(reset), line)
@@ -347,7 +362,10 @@ class _Reader:
             lines=self.lines,
             recovery=tuple(self.recovery.items()),
             faults=tuple(faults),
-            events=_finish(KernelEvent, self.events),
+            events=tuple(
+                replace(event, recovered=event.line < self.recovered.get((event.kind, event.device or ""), 0))
+                for event in _finish(KernelEvent, self.events)
+            ),
             resets=tuple(self.resets.values()),
             from_boot=self.from_boot,
             lost=self.lost,

@@ -8,8 +8,8 @@ Each run is made of the loop's own parts (data, forward and backward passes, cli
 checkpoints. bf16 masters and 8192 tokens a sequence, so that the 8B preset fits on one GPU; two sequences for the 1B.
 
 A variant is a list of KEY=JSON with commas between: fields of the config, and for experiments `warmup_power` (the
-warm-up's share to this power), `head_scale` (times the head's initial values), `branch_scale` (times those of the last
-matrix of each residual branch) and `eps` (of AdamW).
+warm-up's share to this power), `eps` (of AdamW) and `scale NAME` (times the initial values of the weights of that name,
+such as `scale head.weight`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from typing import Any
 
 PRESETS = {"llama3.2-1b": 2, "llama3.1-8b": 1}  # sequences a step
-EXPERIMENTS = ("warmup_power", "head_scale", "branch_scale", "eps")
+EXPERIMENTS = ("warmup_power", "eps", "scale ")
 NOISE = 0.05  # two batches of the same untrained model differ by less
 
 
@@ -122,7 +122,7 @@ def _config(preset: str, variant: Mapping[str, Any], options: argparse.Namespace
         place = mapping
         for parent in parents:
             place = place.setdefault(parent, {})
-        if key not in EXPERIMENTS:
+        if not key.startswith(EXPERIMENTS):
             place[name] = value
     return build(TrainConfig, mapping)
 
@@ -130,12 +130,12 @@ def _config(preset: str, variant: Mapping[str, Any], options: argparse.Namespace
 def _rescale(model: Any, variant: Mapping[str, Any]) -> None:
     import torch
 
+    scales = {key.removeprefix("scale "): value for key, value in variant.items() if key.startswith("scale ")}
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if name == "head.weight":
-                weight.mul_(variant.get("head_scale", 1.0))
-            if name.endswith(("attention.output.weight", "feed.down.weight")):
-                weight.mul_(variant.get("branch_scale", 1.0))
+            for ending, scale in scales.items():
+                if name == ending or name.endswith(f".{ending}"):
+                    weight.mul_(scale)
 
 
 def _parse(variant: str) -> Mapping[str, Any]:

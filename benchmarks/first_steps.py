@@ -118,12 +118,13 @@ def _config(preset: str, variant: Mapping[str, Any], options: argparse.Namespace
         "device": options.device,
     }
     for key, value in variant.items():
+        if key.startswith(EXPERIMENTS):
+            continue
         *parents, name = key.split(".")
         place = mapping
         for parent in parents:
             place = place.setdefault(parent, {})
-        if not key.startswith(EXPERIMENTS):
-            place[name] = value
+        place[name] = value
     return build(TrainConfig, mapping)
 
 

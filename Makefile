@@ -4,6 +4,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 # Test files run in parallel; many of them wait for ranks and servers more than they compute.
 WORKERS ?= 2
+# The tests start hundreds of interpreters: bytecode is written once, whatever the shell says.
+unexport PYTHONDONTWRITEBYTECODE
 export TRAINMASTER_HOME ?= $(CURDIR)/.trainmaster
 
 .PHONY: help demo test quick lint types parallel alone fuzz api-fuzz chaos chaos-control hostile rank-kills outages serve clean system-packages

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -23,18 +22,11 @@ from trainmaster.pages import cost as page
 from trainmaster.pages import job as job_page
 from trainmaster.pages import jobs as jobs_page
 from trainmaster.report import phrases
-from trainmaster.store import Database, attempts, audit, costs, jobs, open_database
+from trainmaster.store import Database, attempts, audit, costs, jobs
 from trainmaster.store.events import append_events
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
-
-
-@pytest.fixture
-def db(tmp_path: Path) -> Iterator[Database]:
-    database = open_database(tmp_path / "trainmaster.db")
-    yield database
-    database.close()
 
 
 def a_job(

@@ -20,19 +20,12 @@ from trainmaster.core.events import split
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Stage, Status
 from trainmaster.storage import open_store
-from trainmaster.store import Database, artifacts, attempts, events, jobs, open_database
+from trainmaster.store import Database, artifacts, attempts, events, jobs
 
 SPEC = {"name": "trial", "project": "lab", "command": ["true"]}
 JOB = "6f1c1f0e-95b8-4d6b-8a43-0d6b1b0f7a11"
 AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
 EVENTS = 200
-
-
-@pytest.fixture
-def db(tmp_path: Path) -> Iterator[Database]:
-    database = open_database(tmp_path / "trainmaster.db")
-    yield database
-    database.close()
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,8 +16,8 @@ def db(any_db: Database) -> Database:
 
 
 @pytest.fixture
-def sqlite_db(tmp_path: Path) -> Iterator[Database]:
+def sqlite_db(migrated_file: Path, tmp_path: Path) -> Iterator[Database]:
     """For what only SQLite has: its pragmas, its file, its query plans."""
-    database = open_database(tmp_path / "trainmaster.db")
+    database = open_database(shutil.copyfile(migrated_file, tmp_path / "trainmaster.db"))
     yield database
     database.close()

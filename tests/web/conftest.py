@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.store import Database, open_database
+from trainmaster.store import Database
 from trainmaster.web.app import create_app
 
 # Starlette warns that it would rather have httpx2; both serve, and httpx is what this project depends on.
@@ -16,13 +16,6 @@ with warnings.catch_warnings():
 
 BASE = "http://127.0.0.1:8470"
 LOCAL = ("127.0.0.1", 50_000)  # where a request says that it comes from
-
-
-@pytest.fixture
-def db(tmp_path: Path) -> Iterator[Database]:
-    database = open_database(tmp_path / "trainmaster.db")
-    yield database
-    database.close()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ The folder is the registry: a module of gpu/, active/, fabric/ or system/ withou
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import pkgutil
 from collections.abc import Sequence
@@ -64,9 +65,14 @@ def plan(level: int, only: Sequence[str] = (), skip: Sequence[str] = ()) -> list
 
 def _folders() -> dict[str, str]:
     """Folder of each check."""
+    return _modules_of(tuple(tuple(importlib.import_module(f"{_PACKAGE}.{folder}").__path__) for folder in FOLDERS))
+
+
+@functools.cache  # a run asks for it several times a check
+def _modules_of(paths: tuple[tuple[str, ...], ...]) -> dict[str, str]:
     return {
         module.name: folder
-        for folder in FOLDERS
-        for module in pkgutil.iter_modules(importlib.import_module(f"{_PACKAGE}.{folder}").__path__)
+        for folder, path in zip(FOLDERS, paths, strict=True)
+        for module in pkgutil.iter_modules(path)
         if not module.name.startswith("_")
     }

@@ -274,3 +274,54 @@ def test_an_excerpt_of_the_rank_list_is_incomplete() -> None:
         result = nccl_tests.judge(table, ranks=stated, least_gbps=100)
         assert overall(result) is Overall.INCOMPLETE, reasons(result)
     assert overall(nccl_tests.judge(table, ranks=8, least_gbps=100)) is Overall.FAIL
+
+
+# --- sizes that are missing ------------------------------------------------------------------------------------------
+
+
+def rows_of(table: str) -> list[str]:
+    return [line for line in table.splitlines() if re.match(r" +\d{4,} +\d+ +float ", line)]
+
+
+def test_a_lost_size_is_incomplete_although_the_number_of_rows_is_right() -> None:
+    table = healthy()
+    first, last = rows_of(table)[0], rows_of(table)[-1]
+    result = nccl_tests.judge(table.replace(last, first), ranks=8, least_gbps=1)
+    assert overall(result) is Overall.INCOMPLETE, reasons(result)
+    assert f"the size of {last.split()[0]} bytes was not measured" in reasons(result)
+
+
+def test_whole_sweeps_one_after_the_other_pass() -> None:
+    table, rows = healthy(), rows_of(healthy())
+    twice = table.replace(rows[-1], "\n".join([rows[-1], *rows]))
+    assert overall(nccl_tests.judge(twice, ranks=8)) is Overall.PASS
+    assert overall(nccl_tests.judge(twice.replace(rows[2], "", 1), ranks=8)) is Overall.INCOMPLETE
+
+
+@pytest.mark.parametrize("floor", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_floor_that_cannot_be_missed_is_no_verdict(floor: float) -> None:
+    assert overall(nccl_tests.judge(healthy(), ranks=8, least_gbps=floor)) is Overall.INCOMPLETE
+
+
+def test_two_ranks_on_one_gpu_are_no_measurement() -> None:
+    lines = healthy().splitlines()
+    first, second = (next(line for line in lines if re.search(rf"Rank +{rank} ", line)) for rank in (0, 1))
+    device = re.search(r"device .*?\]", first)
+    assert device is not None
+    shared = re.sub(r"device .*?\]", device[0], second)
+    result = nccl_tests.judge(healthy().replace(second, shared), ranks=8)
+    assert overall(result) is Overall.INCOMPLETE, reasons(result)
+    assert "same GPU" in reasons(result)
+
+
+def test_a_table_without_the_column_of_wrong_values_is_incomplete() -> None:
+    table = healthy().replace("#wrong", "")
+    table = re.sub(r"^( +\d{4,} +\d+ +float .*)$", _without_wrong, table, flags=re.MULTILINE)
+    result = nccl_tests.judge(table, ranks=8)
+    assert overall(result) is Overall.INCOMPLETE, reasons(result)
+    assert "was not verified" in reasons(result)
+
+
+def _without_wrong(match: re.Match[str]) -> str:
+    cells = match[0].split()
+    return "  ".join(cells[:8] + cells[9:12])

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
-import traceback
-from collections import Counter
-from collections.abc import Callable
 
-from fuzz import judges, oracle
+from fuzz import judges, oracle, workers
 from fuzz.targets import TARGETS
 
 
@@ -17,47 +13,26 @@ def main() -> int:
     arguments = argparse.ArgumentParser(prog="fuzz", description=__doc__)
     arguments.add_argument("--cases", type=int, default=100_000, help="for each parser, and for the judges")
     arguments.add_argument("--seed", type=int, default=0, help="of the first case")
+    arguments.add_argument("--processes", type=int, help="number of worker processes; one per core unless stated")
     names = [*(target.name for target in TARGETS), judges.NAME]
     arguments.add_argument("--only", choices=names, help="one parser, or the judges")
     chosen = arguments.parse_args()
     failed = 0
     for target in TARGETS:
         if chosen.only in (None, target.name):
-            failed += fire(target.name, chosen.seed, chosen.cases)
+            failed += workers.fire(
+                target.name,
+                lambda case, target=target: oracle.run(target, case),
+                seed=chosen.seed, cases=chosen.cases, processes=chosen.processes,
+            )  # fmt: skip
     if chosen.only in (None, judges.NAME):
-        failed += fire_judges(chosen.seed, chosen.cases)
+        every = judges.open_scenes()
+        failed += workers.fire(
+            judges.NAME,
+            lambda case: judges.run(every, case),
+            seed=chosen.seed, cases=chosen.cases, processes=chosen.processes,
+        )  # fmt: skip
     return 1 if failed else 0
-
-
-def fire(name: str, seed: int, cases: int) -> int:
-    """Run the cases of one parser; how many broke a promise."""
-    target = next(target for target in TARGETS if target.name == name)
-    return _fire(name, lambda case: oracle.run(target, case), seed, cases)
-
-
-def fire_judges(seed: int, cases: int) -> int:
-    """Damage an answer, judge it; how many damaged inputs were judged PASS."""
-    every = judges.open_scenes()
-    return _fire(judges.NAME, lambda case: judges.run(every, case), seed, cases)
-
-
-def _fire(name: str, run: Callable[[int], str], seed: int, cases: int) -> int:
-    """Run the cases, print their sum, and return how many failed."""
-    kinds: Counter[str] = Counter()
-    failed = 0
-    started = time.perf_counter()
-    for case in range(seed, seed + cases):
-        try:
-            kinds[run(case)] += 1
-        except Exception:  # any other error is exactly what is looked for
-            failed += 1
-            if failed <= 5:
-                print(f"{name}: case {case} (make fuzz ARGS='--only {name} --seed {case} --cases 1')")
-                traceback.print_exc()
-    took = time.perf_counter() - started
-    told = ", ".join(f"{kind} {count:,}" for kind, count in sorted(kinds.items()))
-    print(f"{name:12} {cases:>9,} cases {took:7.1f} s {cases / took:>8,.0f}/s  {failed} failed  ({told})", flush=True)
-    return failed
 
 
 if __name__ == "__main__":

@@ -1,80 +1,40 @@
 """Judge layer of `make fuzz`: one answer of a recorded machine is damaged, then the check that reads it judges it.
 
-Every damage destroys: it empties, cuts, drops lines, or writes N/A, ERR! or junk over values. It never writes another
-plausible number, which no judge could tell from a measurement. A judgement that keeps every finding and value as it was
-rests on what was not damaged, and is counted as `unread`. All else must not be PASS.
+Every damage destroys: it empties, cuts, or writes N/A, ERR! or junk over values. It never writes another plausible
+number, which no judge could tell from a measurement. A damaged answer that its check judges PASS is a defect, except:
+
+- `unread`: the check read the same data as before, so the damage lies where it does not look;
+- `elsewhere`: the check has the same findings as before, and another check that reads the answer refuses it: a run
+  over the machine does not pass;
+- `inert`: the check has the same findings as before, and every field that differs is listed in `inert.py`.
 """
 
 from __future__ import annotations
 
 import random
 import re
-import shutil
-import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "checks")]
+from fuzz.inert import differences, is_inert
+from fuzz.scenes import Node, Reading, Scene, read, scenes
 
-import gpu_faults  # noqa: E402
-import nodes  # noqa: E402
-import system_faults  # noqa: E402
-from damaged import DamagedHost, judge, opened, worst  # noqa: E402
-
-from machines import H200, Machine  # noqa: E402
-from trainmaster import checks  # noqa: E402
-from trainmaster.core.expect import Expect  # noqa: E402
-from trainmaster.core.results import Finding, Verdict  # noqa: E402
-from trainmaster.node.host import Host, Ran, Snapshot  # noqa: E402
+from damaged import DamagedHost, Question, opened, worst  # isort: skip  # found by fuzz.scenes
+from trainmaster import checks
+from trainmaster.core.results import Finding, Verdict
+from trainmaster.node.host import Ran
 
 NAME = "judges"
 WORDS = ("N/A", "[N/A]", "ERR!", "[Unknown Error]", "", "?", "\ufffd\ufffd", "~^~")
 _VALUE = re.compile(r"(?<![\w.])\d[\w.:]*|\b(?:Yes|No|Active|Enabled|Disabled|Completed|Success|LinkUp|ACTIVE)\b")
-_SETTINGS = ("nccl.conf", "xid.toml", "/sys/module", "LD_LIBRARY")
-# Faults that damage of an answer cannot hide, one of each check.
-_MOST_FAULTS = 60
-_SHOWN = ("lines", "source", "torch", "torch_cuda", "vbios", "inforom", "serial")
+_REFUSED = (Verdict.WARN, Verdict.ERROR, Verdict.FAIL)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scene:
-    """A machine, a check, what the check finds on it, and every text answer that it read for that."""
-
-    name: str
-    host: Host
-    check: str
-    expect: Expect
-    before: list[Finding]
-    answers: Sequence[tuple[Any, Any]]
-
-
-def scenes(folder: Path, *, faults: int = _MOST_FAULTS) -> list[Scene]:
-    """The recorded machine, the composed ones, and machines with one fault each."""
-    found: list[Scene] = []
-
-    def add(name: str, make: Any, names: Sequence[str], expect: Expect) -> None:
-        place = folder / f"{len(list(folder.iterdir()))}"
-        shutil.copytree(H200, place)
-        machine = Machine(place)
-        make(machine)
-        host = Snapshot(machine.host)
-        for check in names:
-            asked = DamagedHost(host)
-            before = judge(check, asked, expect)
-            answers = [(q, a) for q, a in asked.asked.items() if _is_text(a) and not _is_setting(q)]
-            if answers:
-                found.append(Scene(name=name, host=host, check=check, expect=expect, before=before, answers=answers))
-
-    add("recorded H200", lambda machine: None, checks.names(), Expect())
-    add("2 H200", lambda machine: gpu_faults.make(machine, 2), gpu_faults.CHECKS, Expect())
-    for name in ("bare metal with InfiniBand", "bare metal with RoCE", "EFA", "container, cgroup v1"):
-        add(name, nodes.HEALTHY[name], system_faults.MINE, Expect())
-    for fault in system_faults.FAULTS[:faults]:
-        add(fault.name, _both(fault.node, fault.break_it), [fault.check], Expect(**fault.expect))
-    return found
+def open_scenes() -> list[Scene]:
+    return scenes(Path(tempfile.mkdtemp(prefix="judges-")))
 
 
 def run(every: Sequence[Scene], seed: int) -> str:
@@ -87,16 +47,46 @@ def run(every: Sequence[Scene], seed: int) -> str:
     if damaged == text:
         return "unchanged"
     changed = replace(answer, stdout=damaged) if isinstance(answer, Ran) else damaged
-    after = judge(scene.check, DamagedHost(scene.host, {question: changed}), scene.expect)
-    where = f"{scene.name}, {scene.check}, {question[0]} {question[1]}"
-    how = opened(scene.before, after)
-    if how is not None and _plain(scene.before) == _plain(after):
-        how = None
-    assert how is None, f"{where}: {how}"
-    if worst(after) is not Verdict.PASS:
-        return "refused" if worst(after) is not Verdict.SKIP else "skipped"
-    assert _plain(scene.before) == _plain(after), f"{where}: judged PASS with other values: {after[0].reason}"
-    return "unread"
+    before = scene.node.reading(scene.check)
+    after = read(scene.check, DamagedHost(scene.node.host, {question: changed}), scene.node.expect)
+    kind, defect = classify(scene, question, changed, before, after)
+    assert defect is None, f"{scene.node.name}, {scene.check}, {question[0]} {question[1]}: {defect}"
+    return kind
+
+
+def classify(scene: Scene, question: Question, changed: Any, before: Reading, after: Reading) -> tuple[str, str | None]:
+    """The kind of outcome, and the defect if there is one."""
+    how = opened(before.findings, after.findings)
+    same = _judged(before.findings) == _judged(after.findings)
+    if how is not None and not same:
+        return "opened", how
+    if worst(before.findings) is Verdict.FAIL and worst(after.findings) is Verdict.WARN:
+        return "opened", f"fail became warn: {after.findings[0].reason}"
+    if worst(after.findings) is not Verdict.PASS:
+        return ("skipped" if worst(after.findings) is Verdict.SKIP else "refused"), None
+    lost = list(differences(before.data, after.data))
+    if not lost:
+        return "unread", None
+    if not same:
+        return "opened", f"judged PASS with other values: {after.findings[0].reason}"
+    if all(is_inert(scene.check, path) for path in lost):
+        return "inert", None
+    if find_refusal(scene.node, question, changed) is not None:
+        return "elsewhere", None
+    telling = [path for path in lost if not is_inert(scene.check, path)]
+    return "opened", f"judged PASS by every check that reads it, without {', '.join(telling[:3])}"
+
+
+def find_refusal(node: Node, question: Question, changed: Any) -> str | None:
+    """A check that reads this answer and refuses the damaged one, which it did not refuse whole."""
+    for name in checks.names():
+        whole = node.reading(name)
+        if question not in whole.asked:
+            continue
+        after = read(name, DamagedHost(node.host, {question: changed}), node.expect)
+        if worst(after.findings) in _REFUSED and _judged(after.findings) != _judged(whole.findings):
+            return name
+    return None
 
 
 def damage(rng: random.Random, text: str) -> str:
@@ -121,34 +111,6 @@ def damage(rng: random.Random, text: str) -> str:
     return text[: chosen.start()] + rng.choice(WORDS) + text[chosen.end() :]
 
 
-def open_scenes() -> list[Scene]:
-    return scenes(Path(tempfile.mkdtemp(prefix="judges-")))
-
-
-def _plain(findings: list[Finding]) -> list[Any]:
-    """What a judgement rests on: verdicts and measured values, without those that are only shown beside them."""
-    return [
-        (f.verdict, f.device, {k: v for k, v in f.values.items() if k not in _SHOWN and not _is_cpu_list(k, v)})
-        for f in findings
-    ]
-
-
-def _is_cpu_list(key: str, value: object) -> bool:
-    """The CPUs on which a probe ran, as the kernel lists them; a number of CPUs is judged."""
-    return key == "cpus" and isinstance(value, (str, type(None)))
-
-
-def _both(first: Any, second: Any) -> Any:
-    def make(machine: Machine) -> None:
-        first(machine)
-        second(machine)
-
-    return make
-
-
-def _is_text(answer: Any) -> bool:
-    return bool(answer.stdout if isinstance(answer, Ran) else answer) and isinstance(answer, (Ran, str))
-
-
-def _is_setting(question: Any) -> bool:
-    return any(word in str(question[1]) for word in _SETTINGS)
+def _judged(findings: list[Finding]) -> list[Any]:
+    """Verdicts, devices and values."""
+    return [(finding.verdict, finding.device, dict(finding.values)) for finding in findings]

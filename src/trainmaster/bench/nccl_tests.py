@@ -7,6 +7,7 @@ from the bandwidths, speed is compared at named sizes, and warnings and reports 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -98,6 +99,9 @@ def judge(
 
     With NCCL_DEBUG=INFO the same output proves the transport, and with it which baseline applies.
     """
+    if least_gbps is not None and not (math.isfinite(least_gbps) and least_gbps > 0):
+        reason = f"a floor of {least_gbps} GB/s cannot be missed"
+        return _result([error(reason, action="state a bandwidth above 0 with --min-busbw")])
     try:
         output = nccl_tests.parse(raw)
     except ParseError as wrong:
@@ -124,8 +128,8 @@ def _prove(raw: str | bytes, output: Output, expected: Expected | None) -> Proof
     # With NCCL_DEBUG=WARN or VERSION there are lines of NCCL and no channel among them: no proof was asked for.
     if expected is None and (log is None or not log.carried):
         return None
-    devices = [device for one in output.runs for device in one.devices]
-    return prove_nccl(log, expected, nodes=len({device.host for device in devices}) or 1, world=len(devices))
+    hosts = {host for one in output.runs for host in one.hosts}
+    return prove_nccl(log, expected, nodes=len(hosts) or 1, world=sum(one.ranks for one in output.runs))
 
 
 def _met(output: Output, ranks: int | None) -> list[Finding]:
@@ -169,7 +173,7 @@ def _devices(run: Run) -> frozenset[tuple[str, str]]:
 
 def _met_in(run: Run, ranks: int | None, *, many: bool) -> Finding:
     name = f"{run.collective or 'a run'}: " if many else ""
-    listed = len(run.devices) or None
+    listed = run.ranks or None
     proven = run.proven_ranks()
     if listed is not None and proven is not None and proven[0] > listed and (ranks is None or _fits(ranks, proven)):
         # More ranks took part than the list shows: an excerpt of a log, not a split run.
@@ -214,7 +218,7 @@ def _count(run: Run) -> int | None:
     proven = run.proven_ranks()
     if proven is not None and proven[0] == proven[1]:
         return proven[0]
-    return len(run.devices) or None
+    return run.ranks or None
 
 
 def _reported(output: Output) -> list[Finding]:
@@ -244,7 +248,7 @@ def _data(run: Run) -> list[Finding]:
         found.append(error("it ran with -c 0: the data was not verified", action="run it again with -c 1"))
     elif unchecked := [row.size_bytes for row in run.rows if not _verified(row)]:
         sizes = ", ".join(map(limits.render_size, unchecked[:_SHOWN]))
-        reason = f"the data was not verified at {sizes}: #wrong is N/A, although validation was on"
+        reason = f"the data was not verified at {sizes}: the number of wrong values is N/A or absent"
         found.append(error(reason, action="run it again with -c 1"))
     return found
 
@@ -277,7 +281,7 @@ def _speed(
             if side is not None and side.busbw_gbps is not None:
                 seen[row.size_bytes] = min(side.busbw_gbps, seen.get(row.size_bytes, side.busbw_gbps))
     found = limits.judge(_key(run, fabric, name), seen, baselines=baselines, least_gbps=least_gbps, collective=name)
-    return replace(found, values={**found.values, "ranks": len(run.devices)}) if run.devices else found
+    return replace(found, values={**found.values, "ranks": run.ranks}) if run.devices else found
 
 
 def _key(run: Run, fabric: str | None, name: str) -> limits.Key | None:
@@ -285,10 +289,10 @@ def _key(run: Run, fabric: str | None, name: str) -> limits.Key | None:
     nodes = len(run.hosts)
     # Between nodes the tables do not say what carried it; the caller must know, from NCCL's log.
     joined = fabric or ("nvlink" if nodes == 1 else None)
-    if len(models) != 1 or not nodes or len(run.devices) % nodes or joined is None:
+    if len(models) != 1 or not nodes or run.ranks % nodes or joined is None:
         return None
     return limits.Key(
-        gpu=models.pop(), nodes=nodes, gpus_per_node=len(run.devices) // nodes, fabric=joined, collective=name
+        gpu=models.pop(), nodes=nodes, gpus_per_node=run.ranks // nodes, fabric=joined, collective=name
     )  # fmt: skip
 
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from trainmaster.node.parse import ParseError, as_text, load_json, read_float, read_int, shorten, split_lines
+from trainmaster.node.parse import ParseError, as_text, read_float, read_int, shorten, split_lines
 from trainmaster.node.parse.launcher_log import reports_death, split_mark, strip_colours
 from trainmaster.node.parse.nccl_tests_data import (
     Device,
@@ -23,12 +24,14 @@ from trainmaster.node.parse.nccl_tests_data import (
     Run,
     collective_of,
     contradicts,
-    expected_rows,
+    expected_sizes,
+    find_lost_sizes,
+    find_shared_gpu,
     infer_collective,
     measure,
     proven_ranks,
 )
-from trainmaster.node.parse.nccl_tests_json import parse_json
+from trainmaster.node.parse.nccl_tests_json import parse_documents
 
 __all__ = ["Device", "Measure", "Output", "Row", "Run", "parse"]
 
@@ -75,10 +78,14 @@ _MOST = 50  # distinct messages kept
 
 
 def parse(raw: str | bytes) -> Output:
-    """The output of one or more runs, or one `-J` file."""
+    """The output of one or more runs, or one or more `-J` files."""
     text = as_text(raw)
-    if text.lstrip()[:1] == "{":
-        return Output(runs=(parse_json(load_json(text)),))
+    if text.lstrip()[:1] in ("{", "["):
+        try:
+            return Output(runs=parse_documents(text))
+        except ParseError:
+            if text.lstrip()[:1] == "{":
+                raise  # else it is the prefix of a launcher
     reader = _Reader()
     for line in split_lines(text):
         reader.read(line)
@@ -94,7 +101,7 @@ class _Draft:
     version: str | None = None
     nccl_version: str | None = None
     collective: str | None = None
-    expected_rows: int | None = None
+    sizes: Sequence[int] | None = None
     expected_ranks: int | None = None
     validated: bool | None = None
     devices: list[Device] = field(default_factory=list)
@@ -109,7 +116,7 @@ class _Draft:
 
     @property
     def begun(self) -> bool:
-        return bool(self.devices or self.rows or self.headed or self.expected_rows is not None)
+        return bool(self.devices or self.rows or self.headed or self.sizes is not None)
 
     def read(self, line: str) -> bool:
         """Read one line without its prefix; whether it belongs to the run."""
@@ -161,10 +168,10 @@ class _Draft:
             self.faults.append(f"the line of parameters cannot be read: {shorten(line)}")
             return
         step, factor = int(found["step"]), found["how"] == "factor"
-        self.expected_rows = expected_rows(
+        self.sizes = expected_sizes(
             int(found["min"]), int(found["max"]), factor=step if factor else None, step=None if factor else step
         )
-        if self.expected_rows is None:
+        if self.sizes is None:
             self.faults.append(f"the sizes asked for make no sense: {shorten(line)}")
         self.expected_ranks = int(found["threads"]) * int(found["gpus"])
         self.validated = found["check"] != "0" if found["check"] else None
@@ -249,10 +256,8 @@ class _Draft:
         return side
 
     def end(self) -> Run:
-        if self.expected_rows is None:
+        if self.sizes is None:
             self.faults.append("the line with the parameters of the run is missing")
-        elif len(self.rows) < self.expected_rows:
-            self.faults.append(f"{len(self.rows)} of {self.expected_rows} sizes were measured")
         if not self.headed:
             self.faults.append("the head of the table is missing")
         if self.bounds is None:
@@ -263,6 +268,8 @@ class _Draft:
         elif self.expected_ranks is not None and len(ranks) % max(1, self.expected_ranks):
             self.faults.append(f"{len(ranks)} ranks are listed, which are no whole processes")
         self.collective = self.collective or infer_collective(tuple(self.rows), len(self.devices), self.hint)
+        lost = find_lost_sizes(self.rows, self.sizes, self.collective, len(ranks)) if self.sizes else None
+        self.faults += [fault for fault in (lost, find_shared_gpu(self.devices)) if fault is not None]
         proven = proven_ranks(tuple(self.rows), self.collective)
         sizes = Counter(device.group for device in self.devices)
         if proven == (1, 0):
@@ -334,7 +341,7 @@ class _Reader:
         """Whether this line begins the next run of its stream."""
         if draft.bounds is not None:
             return bool(_BEGIN.match(line)) or (draft.headed and _is_header(line))
-        return draft.expected_rows is not None and "nThread" in line
+        return draft.sizes is not None and "nThread" in line
 
     def _keep(self, where: list[str], line: str) -> None:
         if len(where) < _MOST and shorten(line) not in where:

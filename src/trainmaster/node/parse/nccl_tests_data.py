@@ -8,7 +8,7 @@ told: "16 GPUs" that were two separate runs of 8 show a factor of 1.75, not 1.87
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from trainmaster.node.parse import read_float
@@ -16,6 +16,10 @@ from trainmaster.node.parse import read_float
 # Factor 1 (broadcast, reduce, sendrecv, hypercube) says nothing about the number of ranks.
 _TWICE = frozenset({"all_reduce"})  # 2(n-1)/n
 _ONCE = frozenset({"all_gather", "reduce_scatter", "alltoall", "gather", "scatter"})  # (n-1)/n
+# Sizes are printed as multiples of one element here, and of 16 bytes for each rank elsewhere (getCollByteCount).
+_UNSPLIT = frozenset({"all_reduce", "broadcast", "reduce", "sendrecv"})
+_ALIGNMENT = 16  # bytes
+_MOST_SIZES = 65_536  # of a sweep; more are no benchmark
 _SLACK = 0.02  # between size/time and the printed bandwidth: they are rounded from the same number
 
 
@@ -68,6 +72,7 @@ class Run:
     average_busbw_gbps: float | None  # as printed, for display only
     corrupt: bool  # anything said that the data was wrong
     validated: bool | None  # False: run with -c 0, the data was not looked at
+    process_ranks: int = 1  # ranks for each device listed: the file of -J lists one device for each process
     label: str = ""  # the launcher's mark on its lines: "[1,0]", "node1"
     version: str | None = None
     nccl_version: str | None = None
@@ -76,6 +81,11 @@ class Run:
     @property
     def hosts(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(device.host for device in self.devices))
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks that the list of devices stands for; 0 where there is no list."""
+        return len(self.devices) * self.process_ranks
 
     def at(self, size_bytes: int) -> Row | None:
         """The row of that size; None if it was not measured, or more than once."""
@@ -171,18 +181,57 @@ def _agrees(collective: str, low: float, high: float, ranks: int) -> bool:
     return low <= wanted <= high
 
 
-def expected_rows(low: int | None, high: int | None, *, factor: int | None, step: int | None) -> int | None:
-    """How many sizes a sweep has; None where the parameters make none."""
+def expected_sizes(low: int | None, high: int | None, *, factor: int | None, step: int | None) -> Sequence[int] | None:
+    """Sizes of a sweep in bytes; None where the parameters make none."""
     if low is None or high is None or low < 1 or high < low:
         return None
     if low == high:
-        return 1
+        return (low,)
     if factor is not None and factor > 1:
-        count, size = 1, low
-        while size * factor <= high:
-            size, count = size * factor, count + 1
-        return count
-    return (high - low) // step + 1 if step is not None and step > 0 else None
+        sizes = [low]
+        while sizes[-1] * factor <= high:
+            sizes.append(sizes[-1] * factor)
+        return sizes
+    found = range(low, high + 1, step) if step is not None and step > 0 else None
+    return found if found is not None and len(found) <= _MOST_SIZES else None
+
+
+def find_lost_sizes(rows: Sequence[Row], sizes: Sequence[int], collective: str | None, ranks: int) -> str | None:
+    """A sentence if the rows are no whole sweeps of these sizes; None if they are, each once or each equally often.
+
+    A count of rows alone is no proof: a lost size and a line that came twice make the same number.
+    """
+    if not rows or len(rows) < len(sizes):
+        return f"{len(rows)} of {len(sizes)} sizes were measured"
+    slack = _ALIGNMENT * (1 if collective in _UNSPLIT else max(1, ranks))
+    cycles, rest = divmod(len(rows), len(sizes))
+    measured = sorted(row.size_bytes for row in rows)
+    wanted = sorted(size for size in sizes for _ in range(cycles))
+    if rest == 0 and all(0 <= size - seen < slack for size, seen in zip(wanted, measured, strict=True)):
+        return None
+    lost = [size for size in sizes if not any(0 <= size - seen < slack for seen in set(measured))]
+    if lost:
+        return f"the size of {lost[-1]} bytes was not measured"
+    return "the sizes measured are no whole sweep: a line is missing or comes twice"
+
+
+def find_shared_gpu(devices: Sequence[Device]) -> str | None:
+    """A sentence if two ranks list the same GPU; None if they do not, or where the list cannot tell.
+
+    Before 2.17 the list had the bus number alone. It is 0 for every GPU of some virtual machines, and the ordinal is 0
+    in every process that sees one GPU; both equal prove something only where the ordinals of the host differ.
+    """
+    ordinals: dict[str, set[int]] = {}
+    for device in devices:
+        ordinals.setdefault(device.host, set()).add(device.device)
+    seen: dict[tuple[str, int, str], int] = {}
+    for device in devices:
+        key = (device.host, device.device, device.bus_id)
+        telling = ":" in device.bus_id or len(ordinals[device.host]) > 1
+        if telling and key in seen:
+            return f"ranks {seen[key]} and {device.rank} list the same GPU {device.bus_id} of {device.host}"
+        seen[key] = device.rank
+    return None
 
 
 def collective_of(program: str) -> str | None:

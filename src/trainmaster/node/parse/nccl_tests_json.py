@@ -1,10 +1,14 @@
-"""The file that nccl-tests writes with `-J` (versions 1 to 3 of it; src/util.cu of NVIDIA/nccl-tests)."""
+"""The file that nccl-tests writes with `-J` (versions 1 to 3 of it; src/util.cu of NVIDIA/nccl-tests).
+
+One file is one run. Files that were joined, or collected in a list, are as many runs.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from trainmaster.node.parse import ParseError, read_float, read_int, shorten
+from trainmaster.node.parse import ParseError, load_json, read_float, read_int, shorten
 from trainmaster.node.parse.nccl_tests_data import (
     Device,
     Measure,
@@ -12,10 +16,32 @@ from trainmaster.node.parse.nccl_tests_data import (
     Run,
     collective_of,
     contradicts,
-    expected_rows,
+    expected_sizes,
+    find_lost_sizes,
+    find_shared_gpu,
     measure,
     proven_ranks,
 )
+
+_MOST_RANKS = 4096  # of one process
+_JOINT = re.compile(r"(?<=[}\]])\s*(?=[{\[])")  # end of a document and start of the next; lists have a comma there
+
+
+def parse_documents(text: str) -> tuple[Run, ...]:
+    """The runs of one report, of several that were joined, or of a list of them."""
+    found: list[Any] = []
+    try:
+        documents = [load_json(text)]
+    except ParseError:
+        parts = _JOINT.split(text.strip())
+        if len(parts) < 2:
+            raise
+        documents = [load_json(part) for part in parts]
+    for document in documents:
+        found += document if isinstance(document, list) else [document]
+    if not found:
+        raise ParseError("the JSON holds no report of nccl-tests")
+    return tuple(parse_json(document) for document in found)
 
 
 def parse_json(document: Any) -> Run:
@@ -42,18 +68,20 @@ def parse_json(document: Any) -> Run:
             faults.append(f"the tool reported an error: {shorten(str(error))}")
     config = document.get("config")
     config = config if isinstance(config, dict) else {}
-    devices = _devices(config, faults)
+    process_ranks = _process_ranks(config, faults)
+    devices = _devices(config, process_ranks, faults)
     if not rows:
         faults.append("the report holds no row")
     if proven_ranks(rows, collective) == (1, 0):
         faults.append("the bandwidths of the rows fit no number of ranks")
-    _count_rows(config, rows, faults)
+    _match_sizes(config, rows, collective, len(devices) * process_ranks, faults)
     average = document.get("average_bus_bandwidth")
     check = read_int(config.get("validation"))
     version = read_int(document.get("nccl_version"))
     return Run(
         collective=collective,
         devices=devices,
+        process_ranks=process_ranks,
         rows=rows,
         out_of_bounds=count,
         average_busbw_gbps=read_float(average.get("bandwidth")) if isinstance(average, dict) else None,
@@ -117,8 +145,19 @@ def _text(value: object) -> str:
     return "" if number is None or isinstance(value, str) else f"{number:.6f}"
 
 
-def _devices(config: dict[str, Any], faults: list[str]) -> tuple[Device, ...]:
-    """The file lists the first device of each process; the ranks that took part are proven by the bandwidths."""
+def _process_ranks(config: dict[str, Any], faults: list[str]) -> int:
+    """Ranks of each process: -t threads of -g GPUs; 1 where a file states neither."""
+    if "nthreads" not in config and "ngpus" not in config:
+        return 1
+    threads, gpus = read_int(config.get("nthreads")), read_int(config.get("ngpus"))
+    if threads is None or gpus is None or not 0 < threads * gpus <= _MOST_RANKS:
+        faults.append("the report does not tell how many GPUs each process used")
+        return 1
+    return threads * gpus
+
+
+def _devices(config: dict[str, Any], process_ranks: int, faults: list[str]) -> tuple[Device, ...]:
+    """The first device of each process, which is all that the file lists."""
     found: list[Device] = []
     items = config.get("devices")
     for item in items if isinstance(items, list) else []:
@@ -141,16 +180,23 @@ def _devices(config: dict[str, Any], faults: list[str]) -> tuple[Device, ...]:
         )
     if not found:
         faults.append("the report lists no device")
-    if len({device.rank for device in found}) < len(found):
+    ranks = sorted(device.rank for device in found)
+    if len(set(ranks)) < len(ranks):
         faults.append("the report lists a rank twice")
+    elif ranks != list(range(0, len(ranks) * process_ranks, process_ranks)):
+        faults.append(f"the ranks listed are {shorten(str(ranks))}: some processes are missing")
+    shared = find_shared_gpu(found)
+    faults += [] if shared is None else [shared]
     return tuple(found)
 
 
-def _count_rows(config: dict[str, Any], rows: tuple[Row, ...], faults: list[str]) -> None:
+def _match_sizes(
+    config: dict[str, Any], rows: tuple[Row, ...], collective: str | None, ranks: int, faults: list[str]
+) -> None:
     low, high = read_int(config.get("minimum_bytes")), read_int(config.get("maximum_bytes"))
     factor, step = read_int(config.get("step_factor")), read_int(config.get("step_bytes"))
-    wanted = expected_rows(low, high, factor=factor, step=step)
-    if wanted is None:
-        faults.append("the report does not say which sizes were asked for")
-    elif len(rows) < wanted:
-        faults.append(f"{len(rows)} of {wanted} sizes were measured")
+    sizes = expected_sizes(low, high, factor=factor, step=step)
+    if sizes is None:
+        faults.append("the report does not tell which sizes were asked for")
+    elif (lost := find_lost_sizes(rows, sizes, collective, ranks)) is not None:
+        faults.append(lost)

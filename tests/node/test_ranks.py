@@ -36,6 +36,10 @@ JSRUN = {
 SAGEMAKER = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2", "SM_NUM_GPUS": "8"}
 
 
+def without(env: dict[str, str], name: str) -> dict[str, str]:
+    return {key: value for key, value in env.items() if key != name}
+
+
 def place(ranks: Ranks) -> tuple[object, ...]:
     return (ranks.launcher, ranks.rank, ranks.world_size, ranks.local_rank, ranks.local_world_size,
             ranks.node_rank, ranks.nodes, ranks.master_addr, ranks.master_port)  # fmt: skip
@@ -92,6 +96,10 @@ def place(ranks: Ranks) -> tuple[object, ...]:
             {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"},
             ("torchrun", 1, 2, 1, 2, 0, 1, "127.0.0.1", 29511),
         ),
+        (without(TORCHRUN, "MASTER_PORT"), ("torchrun", 5, 8, 1, 4, 1, 2, "10.0.0.1", 29500)),
+        (without(KUBEFLOW, "MASTER_PORT"), ("kubeflow", None, None, None, None, 1, 3, "job-master-0", 29500)),
+        ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"},
+         ("kubeflow", None, None, None, None, 0, 1, "localhost", 29500)),
         (SLURM, ("slurm", 3, 4, 1, 2, 1, 2, "n07", 23456)),
         ({**SLURM, **MASTER}, ("slurm", 3, 4, 1, 2, 1, 2, "10.0.0.1", 29500)),
         # a step smaller than its job; its own numbers count
@@ -118,15 +126,17 @@ def place(ranks: Ranks) -> tuple[object, ...]:
         ({**PET, "RANK": "2", "WORLD_SIZE": "32"}, ("pet", None, 32, None, 8, 2, 4, "job-0", 29400)),
         (KUBEFLOW, ("kubeflow", None, None, None, None, 1, 3, "job-master-0", 23456)),
         (SAGEMAKER, ("sagemaker", None, 16, None, 8, 1, 2, "algo-1", 7777)),
+        ({**SAGEMAKER, "SM_MASTER_ADDR": "algo-1.x", "SM_MASTER_PORT": "7000"},
+         ("sagemaker", None, 16, None, 8, 1, 2, "algo-1.x", 7000)),
+        ({**SAGEMAKER, **MASTER}, ("sagemaker", None, 16, None, 8, 1, 2, "10.0.0.1", 29500)),
+        ({"SM_HOSTS": '["algo-1"]'}, ("sagemaker", None, None, None, None, 0, 1, "algo-1", 7777)),
+        ({"SM_CURRENT_HOST": "algo-1", "SM_NUM_GPUS": "4"}, ("sagemaker", None, 4, None, 4, 0, 1, "algo-1", 7777)),
+        ({"SM_MASTER_ADDR": "algo-1"}, ("sagemaker", None, None, None, None, 0, 1, "algo-1", 7777)),
         ({**SAGEMAKER, "SM_NUM_GPUS": "0"}, ("sagemaker", None, 2, None, 1, 1, 2, "algo-1", 7777)),
     ],
 )  # fmt: skip
 def test_place(env: dict[str, str], expected: tuple[object, ...]) -> None:
     assert place(detect(env)) == expected
-
-
-def without(env: dict[str, str], name: str) -> dict[str, str]:
-    return {key: value for key, value in env.items() if key != name}
 
 
 @pytest.mark.parametrize(
@@ -136,7 +146,7 @@ def without(env: dict[str, str], name: str) -> dict[str, str]:
         (without(TORCHRUN, "WORLD_SIZE"), ["WORLD_SIZE"]),
         (without(TORCHRUN, "LOCAL_WORLD_SIZE"), ["LOCAL_WORLD_SIZE"]),
         (without(TORCHRUN, "MASTER_ADDR"), ["MASTER_ADDR"]),
-        (without(TORCHRUN, "MASTER_PORT"), ["MASTER_PORT"]),
+        ({**without(TORCHRUN, "MASTER_ADDR"), "MASTER_PORT": "1"}, ["MASTER_ADDR"]),
         ({**TORCHRUN, "RANK": "8"}, ["rank"]),
         ({**TORCHRUN, "RANK": "6"}, ["RANK=6", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=4"]),
         ({**TORCHRUN, "RANK": "-1"}, ["RANK='-1'"]),
@@ -195,9 +205,10 @@ def without(env: dict[str, str], name: str) -> dict[str, str]:
         (without(KUBEFLOW, "WORLD_SIZE"), ["WORLD_SIZE"]),
         (without(KUBEFLOW, "MASTER_ADDR"), ["MASTER_ADDR"]),
         ({**KUBEFLOW, "RANK": "3"}, ["node rank 3 of 3"]),
-        (without(SAGEMAKER, "SM_HOSTS"), ["SM_HOSTS"]),
         (without(SAGEMAKER, "SM_CURRENT_HOST"), ["SM_CURRENT_HOST"]),
-        (without(SAGEMAKER, "SM_NUM_GPUS"), ["SM_NUM_GPUS"]),
+        ({"SM_CURRENT_HOST": "algo-2", "SM_MASTER_ADDR": "algo-1"}, ["SM_HOSTS", "SM_MASTER_ADDR=algo-1"]),
+        ({**SAGEMAKER, "SM_NUM_GPUS": "x"}, ["SM_NUM_GPUS"]),
+        ({**SAGEMAKER, "SM_MASTER_PORT": "70000"}, ["SM_MASTER_PORT=70000"]),
         ({**SAGEMAKER, "SM_HOSTS": "algo-1"}, ["SM_HOSTS=algo-1"]),
         ({**SAGEMAKER, "SM_HOSTS": "[]"}, ["SM_HOSTS=[]"]),
         ({**SAGEMAKER, "SM_CURRENT_HOST": "algo-3"}, ["SM_CURRENT_HOST=algo-3"]),

@@ -7,15 +7,14 @@ address in SM_MASTER_ADDR.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from trainmaster.core.errors import UsageError
+from trainmaster.core.sagemaker_hosts import read_hosts
 
 Distribution = Literal["torchrun", "mpi", "none"]
-PORT = 7777  # of SageMaker's own torchrun launcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +46,7 @@ class Job:
 
 def read_job(env: Mapping[str, str]) -> Job:
     """The job of this environment. UsageError where it contradicts itself."""
-    hosts = _hosts(env)
-    here = env.get("SM_CURRENT_HOST") or hosts[0]
-    if here not in hosts:
-        raise UsageError(f"SM_CURRENT_HOST={here} is not in SM_HOSTS={','.join(hosts)}")
+    job = read_hosts(env)
     distribution: Distribution = "none"
     names: tuple[str, ...] = ()
     if "OMPI_COMM_WORLD_RANK" in env:
@@ -59,11 +55,11 @@ def read_job(env: Mapping[str, str]) -> Job:
     elif "LOCAL_RANK" in env and "RANK" in env:
         distribution, names = "torchrun", ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     rank, world, local_rank, per_node = (_number(env, name) for name in names) if names else (0, 1, 0, 1)
-    address = env.get("MASTER_ADDR") or env.get("SM_MASTER_ADDR") or hosts[0]
-    port = env.get("MASTER_PORT") or env.get("SM_MASTER_PORT") or str(PORT)
+    address = env.get("MASTER_ADDR") or job.master_addr
+    port = _number(env, "MASTER_PORT") if env.get("MASTER_PORT") else job.master_port
     return Job(
-        hosts=hosts, here=here, distribution=distribution, rank=rank, world=world, local_rank=local_rank,
-        per_node=per_node, master=(address, int(port)),
+        hosts=job.hosts, here=job.here, distribution=distribution, rank=rank, world=world, local_rank=local_rank,
+        per_node=per_node, master=(address, port),
         instance=env.get("SM_CURRENT_INSTANCE_TYPE") or None,
     )  # fmt: skip
 
@@ -92,16 +88,6 @@ def describe(job: Job, *, per_node: int, collectives: bool) -> dict[str, Any]:
         "processes_per_node": per_node if started else job.per_node,
         "collectives": collectives,
     }
-
-
-def _hosts(env: Mapping[str, str]) -> tuple[str, ...]:
-    try:
-        hosts = json.loads(env.get("SM_HOSTS") or "[]")
-    except ValueError:
-        hosts = None
-    if not isinstance(hosts, list) or not all(isinstance(host, str) and host for host in hosts):
-        raise UsageError(f"SM_HOSTS is no list of names: {env.get('SM_HOSTS', '')[:100]}")
-    return tuple(hosts) or (env.get("SM_CURRENT_HOST") or "localhost",)
 
 
 def _number(env: Mapping[str, str], name: str) -> int:

@@ -4,15 +4,14 @@ A launcher that starts one process per rank (torchrun, Slurm, Open MPI, MPICH, I
 sets the rank. One that starts one process per node (Kubeflow pods, PET_*, SageMaker) sets the node; the ranks are still
 to be started there, so `rank` and `local_rank` are None.
 
-Where no other launcher is seen, unset variables have torchrun's defaults: RANK 0, WORLD_SIZE 1, LOCAL_RANK 0, and for
-several ranks on one machine MASTER_ADDR localhost, MASTER_PORT 29500. An environment that contradicts itself, or comes
-from a launcher that cannot be read, is refused by the names of its variables: a wrong guess here is a job that hangs,
-or two jobs that each take themselves for the whole one.
+Where no other launcher is seen, unset variables have defaults: RANK 0, WORLD_SIZE 1, LOCAL_RANK 0, for several ranks on
+one machine MASTER_ADDR localhost, and MASTER_PORT 29500. SageMaker's have theirs (core/sagemaker_hosts.py). An
+environment that contradicts itself, or comes from a launcher that cannot be read, is refused by the names of its
+variables: a wrong guess here is a job that hangs, or two jobs that each take themselves for the whole one.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -22,6 +21,8 @@ from typing import Literal, NoReturn
 
 from trainmaster.core.errors import UsageError
 from trainmaster.core.loopback import is_loopback_host
+from trainmaster.core.sagemaker_hosts import NAMES as SAGEMAKER_NAMES
+from trainmaster.core.sagemaker_hosts import list_hosts, read_hosts, read_port
 
 Launcher = Literal[
     "torchrun", "mpi", "mpich", "mvapich", "jsrun", "slurm", "pet", "kubeflow", "sagemaker", "single"
@@ -29,7 +30,6 @@ Launcher = Literal[
 Env = Mapping[str, str]
 
 DEFAULT_PORT = 29500  # torchrun's
-SAGEMAKER_PORT = 7777  # what SageMaker's own torchrun launcher uses
 _SLURM_PORTS = (20_000, 10_000)  # first and count: below the kernel's ephemeral ports, which start at 32768
 _MAX_HOSTS = 100_000
 
@@ -71,7 +71,7 @@ def detect(env: Env) -> Ranks:
         found = _kubeflow(env)
     elif "RANK" in env or "WORLD_SIZE" in env:
         found = _torchrun(env)
-    elif "SM_HOSTS" in env or "SM_CURRENT_HOST" in env:
+    elif any(name in env for name in SAGEMAKER_NAMES):
         found = _sagemaker(env)
     else:
         found = _single(env)
@@ -103,7 +103,7 @@ def _torchrun(env: Env) -> Ranks:
     node_rank = _count(env, "GROUP_RANK") if "GROUP_RANK" in env else None
     if node_rank is None:
         node_rank = _block(rank, local_rank, local_world, "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    master, port = _master_or_local(env, world=world, nodes=nodes)
+    master, port = _master_or_local(_with_port(env), world=world, nodes=nodes)
     return Ranks(
         rank=rank, world_size=world, local_rank=local_rank, local_world_size=local_world,
         node_rank=node_rank, nodes=nodes, master_addr=master, master_port=port, launcher="torchrun",
@@ -220,9 +220,9 @@ def _pet(env: Env) -> Ranks:
 
 
 def _kubeflow(env: Env) -> Ranks:
-    """A pod of a PyTorchJob: RANK and WORLD_SIZE count pods, and nothing says how many processes each will run."""
+    """A pod of a PyTorchJob: RANK and WORLD_SIZE count pods; the number of processes of each is not stated."""
     node_rank, nodes = _count(env, "RANK"), _count(env, "WORLD_SIZE")
-    address, port = _master(env, needed=True)
+    address, port = _master(_with_port(env), needed=True)
     return Ranks(
         rank=None, world_size=None, local_rank=None, local_world_size=None,
         node_rank=node_rank, nodes=nodes, master_addr=address, master_port=port, launcher="kubeflow",
@@ -230,27 +230,19 @@ def _kubeflow(env: Env) -> Ranks:
 
 
 def _sagemaker(env: Env) -> Ranks:
-    hosts = _sagemaker_hosts(env)
-    current = _text(env, "SM_CURRENT_HOST")
-    if hosts.count(current) != 1:
-        _refuse(f"SM_CURRENT_HOST={current} is not once in SM_HOSTS={env['SM_HOSTS']}")
-    per_node = max(1, _count(env, "SM_NUM_GPUS"))  # an instance without GPUs runs one process
+    """A host of a SageMaker job. Without SM_NUM_GPUS the number of ranks on it is not known yet."""
+    try:
+        job = read_hosts(env)
+    except UsageError as wrong:
+        _refuse(str(wrong))
+    # An instance without GPUs runs one process.
+    per_node = max(1, _count(env, "SM_NUM_GPUS")) if "SM_NUM_GPUS" in env else None
     address, port = _master(env, needed=False)
     return Ranks(
-        rank=None, world_size=len(hosts) * per_node, local_rank=None, local_world_size=per_node,
-        node_rank=hosts.index(current), nodes=len(hosts), master_addr=address or hosts[0],
-        master_port=port or SAGEMAKER_PORT, launcher="sagemaker",
+        rank=None, world_size=len(job.hosts) * per_node if per_node else None, local_rank=None,
+        local_world_size=per_node, node_rank=job.index, nodes=len(job.hosts), master_addr=address or job.master_addr,
+        master_port=port or job.master_port, launcher="sagemaker",
     )  # fmt: skip
-
-
-def _sagemaker_hosts(env: Env) -> list[str]:
-    try:
-        hosts = json.loads(_text(env, "SM_HOSTS"))
-    except ValueError:
-        hosts = None
-    if not isinstance(hosts, list) or not hosts or not all(isinstance(host, str) for host in hosts):
-        _refuse(f"SM_HOSTS={env['SM_HOSTS']} is not a JSON list of names")
-    return hosts
 
 
 def _single(env: Env) -> Ranks:
@@ -330,12 +322,19 @@ def _agree(env: Env, *, rank: int, world: int) -> None:
 def _master_or_local(env: Env, *, world: int, nodes: int) -> tuple[str | None, int | None]:
     """Rendezvous of ranks that a launcher numbered: stated, SageMaker's first host, or on this machine."""
     if world > 1 and "MASTER_ADDR" not in env and ("SM_MASTER_ADDR" in env or "SM_HOSTS" in env):
-        first = _sagemaker_hosts(env)[0] if "SM_MASTER_ADDR" not in env else _text(env, "SM_MASTER_ADDR")
-        return first, _count(env, "SM_MASTER_PORT", default=SAGEMAKER_PORT)
+        try:
+            return env.get("SM_MASTER_ADDR") or list_hosts(env)[0], read_port(env)
+        except UsageError as wrong:
+            _refuse(str(wrong))
     address, port = _master(env, needed=nodes > 1)
     if world == 1:
         return address, port
     return address or "localhost", port if port is not None else DEFAULT_PORT
+
+
+def _with_port(env: Env) -> Env:
+    """The environment with torchrun's default port beside a stated address: every rank computes the same."""
+    return {"MASTER_PORT": str(DEFAULT_PORT), **env} if "MASTER_ADDR" in env else env
 
 
 def _master(env: Env, *, needed: bool, prefix: str = "") -> tuple[str | None, int | None]:

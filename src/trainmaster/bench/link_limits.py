@@ -11,36 +11,18 @@ import functools
 import statistics
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import resources
-from typing import Any, Literal
+from typing import Any
 
 from trainmaster.bench.limits import FAIL_BELOW, WARN_BELOW, parse_size, render_size
 from trainmaster.core.errors import UsageError
-from trainmaster.core.gpus import find_gpu
+from trainmaster.core.links import LATENCY_BOUND, SHARES, Link, find_node_link
 from trainmaster.core.results import Finding, Verdict, fail, ok, warn
 
-Kind = Literal["network", "nvlink", "pcie"]
-# Shares of the link's bandwidth: (fails below, warns below). Ring all_reduce reaches 0.8 to 1.2 of the network (2×p4de:
-# 78 of 50 GB/s, 4×p5en: 365 of 400), 0.8 of NVLink (8×A100: 235 of 300), and without peer access a tenth to a third of
-# PCIe, because each byte passes host memory twice.
-_SHARES: Mapping[Kind, tuple[float, float]] = {"network": (0.25, 0.5), "nvlink": (0.25, 0.5), "pcie": (0.05, 0.15)}
-_LATENCY_BOUND = 16 << 20  # bytes: smaller messages show latency, not bandwidth
 _LEAST_PEERS = 3
 _PEER_SHARES = (0.8, 0.9)
-_PCIE_GBPS = {3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}  # one lane, one direction
-_FEWEST_LANES = 8  # of a server's slot; for models whose width no source states
 _UNJUDGED = "measured, not judged"
 _ISOLATE = "run `trainmaster isolate` to find the node or link that is slow"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """The slowest link of a run: GB/s in one direction, and its source."""
-
-    kind: Kind
-    gbps: float
-    words: str
 
 
 def find_link(*, instance: str | None, nodes: int, gpu: str | None = None) -> Link | None:
@@ -50,18 +32,7 @@ def find_link(*, instance: str | None, nodes: int, gpu: str | None = None) -> Li
         if gbit is None:
             return None
         return Link(kind="network", gbps=gbit / 8, words=f"the {gbit:g} Gb/s network of {instance}")
-    model = find_gpu(gpu) if gpu else None
-    if model is None:
-        return None
-    if model.nvlinks:
-        # NVLink 2 to 4 have 25 GB/s a link and direction, NVLink 5 has 50.
-        each = 50.0 if model.name.startswith(("B", "GB")) else 25.0
-        return Link(kind="nvlink", gbps=model.nvlinks * each, words=f"{model.nvlinks} NVLinks of {model.name}")
-    if model.pcie_gen in _PCIE_GBPS:
-        lanes = model.pcie_width or _FEWEST_LANES
-        rate = _PCIE_GBPS[model.pcie_gen] * lanes
-        return Link(kind="pcie", gbps=rate, words=f"PCIe {model.pcie_gen} x{lanes} of {model.name}")
-    return None
+    return find_node_link(gpu)
 
 
 def parse_site(text: str) -> dict[str, dict[int, float]]:
@@ -121,10 +92,10 @@ def _judge(finding: Finding, link: Link | None, site: Mapping[str, Mapping[int, 
         share, want = min((float(values["busbw_gbps"][str(want)]) / least, want) for want, least in stated.items())
         reason = f"{name}: {share:.0%} of the site's {stated[want]:g} GB/s at {render_size(want)}"
         return _verdict(share, (FAIL_BELOW, WARN_BELOW), reason, values)
-    if link is not None and size >= _LATENCY_BOUND:
+    if link is not None and size >= LATENCY_BOUND:
         share = gbps / link.gbps
         reason = f"{name}: {gbps:.3g} GB/s at {render_size(size)}, {share:.0%} of {link.words}"
-        return _verdict(share, _SHARES[link.kind], reason, {**values, "link_gbps": round(link.gbps, 3)})
+        return _verdict(share, SHARES[link.kind], reason, {**values, "link_gbps": round(link.gbps, 3)})
     action = "state what a healthy run reaches with --baseline FILE, or compare with a run you trust"
     reason = f"{name}: {gbps:.3g} GB/s at {render_size(size)}; no baseline, peer or link limit to compare with"
     return warn(reason, action=action, **values)

@@ -12,27 +12,46 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+PROBES = ("burn", "corruption", "cuda_init", "gemm", "hbm", "memory_pattern", "memory_whole", "p2p", "pcie_copy")
 # Leaves of `nvidia-smi -q -x`, by their path under <gpu>.
 _SMI = (
     r"(default_)?applications_clocks/.*|accounting_mode.*|clocks/.*|max_clocks/.*|max_customer_boost_clocks/.*",
     r"bar1_memory_usage/.*|cc_protected_memory_usage/.*|fb_memory_usage/(reserved|free)",
     r"(encoder|fbc)_stats/.*|utilization/(memory|encoder|decoder|jpeg|ofa)_util|display_\w+|c2c_mode|voltage/.*",
-    r"pci/(pci_(bus|device|domain|sub_system_id|base_class|sub_class|device_id)|[rt]x_util)",
-    r"serial|board_id|board_part_number|gpu_part_number|gpu_fru_part_number|gsp_firmware_version|platformInfo/.*",
+    r"gpu_memory_power_readings/.*|sparse_operation_mode|pci/pci_gpu_link_info/pcie_gen/\w*(device|host)_\w+",
+    r"pci/(pci_(bus|bus_id|device|domain|sub_system_id|base_class|sub_class|device_id)|[rt]x_util)",
+    r"serial|pdi|board_id|board_part_number|gpu_part_number|gpu_fru_part_number|gsp_firmware_version|platformInfo/.*",
     r"inforom_version/.*|minor_number|multigpu_board|product_architecture|product_brand",
-    r"gpu_power_readings/(average_power_draw|instant_power_draw|min_power_limit|max_power_limit)",
+    r"gpu_power_readings/(average_power_draw|instant_power_draw|requested_power_limit|min_power_limit|max_power_limit)",
     # Limits that only drivers without T.Limit are judged by, and the place of errors that are counted elsewhere.
-    r"temperature/gpu_temp_max_\w+|ecc_errors/aggregate_uncorrectable_sram_sources/.*",
+    r"temperature/gpu_temp_(max_\w+|slow_tlimit_threshold)|ecc_errors/aggregate_uncorrectable_sram_sources/.*",
     r"remapped_rows/remapped_row_(corr|unc)_inactive|remapped_rows/row_remapper_histogram/.*",
-    r"clocks_event_reasons/clocks_event_reason_(gpu_idle|applications_clocks_setting)",
-    r"clocks_event_reasons_counters/clocks_event_reasons_counters_sync_boost",
+    r"clocks_event_reasons/clocks_event_reason_(gpu_idle|sync_boost|sw_power_cap|(applications|display)_clocks_setting)",
+    r"clocks_event_reasons_counters/clocks_event_reasons_counters_(sync_boost|sw_power_cap)",
 )
 _LEAF = re.compile(r"\.smi\.gpus\[\d+\]\.leaves\[(?P<leaf>.*)\]")
 _INERT_LEAF = re.compile("|".join(f"(?:{part})" for part in _SMI))
 # Fields of other readings: (check, path).
 _FIELDS = (
-    # A module that no check asks for.
+    # A module that no check asks for, a line of version.py that states no version, a mount that is no network mount.
     ("kernel_modules", r"\.loaded"),
+    ("gpu_compat", r"\.torch"),
+    ("mounts", r"|\[\d+\].*"),
+    # Firmware is shown; the link layer of EFA is "Unspecified".
+    ("ib_ports", r"\.second\.adapters\[\d+\]\.firmware"),
+    ("efa", r"\.devices\[\d+\]\.ports\[\d+\]\.link_layer"),
+    # Resets are ordered by line; their times are shown.
+    ("xid", r"\.log\.resets\[\d+\]\.at"),
+    # Names of memory patterns, whose number is judged; versions and CPUs of a probe.
+    ("memory_pattern", r"\.answers\[.*\]\.stdout\[results\]\[patterns\]\[\d+\]"),
+    ("pcie_copy", r"\.answers\[.*\]\.stdout\[results\]\[cpus\]"),
+    *((probe, r"\.answers\[.*\]\.stdout\[device\]\[(torch|cuda|name|capability)\]") for probe in PROBES),
+)
+# Values of a finding that are shown and not judged: (check, name).
+_SHOWN = (
+    ("mounts", "source"),
+    ("pcie_copy", "cpus"),
+    *((probe, name) for probe in PROBES for name in ("torch", "torch_cuda")),
 )
 
 
@@ -42,6 +61,11 @@ def is_inert(check: str, path: str) -> bool:
     if leaf is not None:
         return _INERT_LEAF.fullmatch(leaf["leaf"]) is not None
     return any(check == name and re.fullmatch(pattern, path) for name, pattern in _FIELDS)
+
+
+def judged_values(check: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of a finding without those that are only shown."""
+    return {name: value for name, value in values.items() if (check, name) not in _SHOWN}
 
 
 def differences(before: Any, after: Any, path: str = "") -> Iterator[str]:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fuzz.inert import differences, is_inert
+from fuzz.inert import differences, is_inert, judged_values
 from fuzz.scenes import Node, Reading, Scene, read, scenes
 
 from damaged import DamagedHost, Question, opened, worst  # isort: skip  # found by fuzz.scenes
@@ -57,7 +57,7 @@ def run(every: Sequence[Scene], seed: int) -> str:
 def classify(scene: Scene, question: Question, changed: Any, before: Reading, after: Reading) -> tuple[str, str | None]:
     """The kind of outcome, and the defect if there is one."""
     how = opened(before.findings, after.findings)
-    same = _judged(before.findings) == _judged(after.findings)
+    same = _judged(scene.check, before.findings) == _judged(scene.check, after.findings)
     if how is not None and not same:
         return "opened", how
     if worst(before.findings) is Verdict.FAIL and worst(after.findings) is Verdict.WARN:
@@ -84,7 +84,7 @@ def find_refusal(node: Node, question: Question, changed: Any) -> str | None:
         if question not in whole.asked:
             continue
         after = read(name, DamagedHost(node.host, {question: changed}), node.expect)
-        if worst(after.findings) in _REFUSED and _judged(after.findings) != _judged(whole.findings):
+        if worst(after.findings) in _REFUSED and _judged(name, after.findings) != _judged(name, whole.findings):
             return name
     return None
 
@@ -111,6 +111,6 @@ def damage(rng: random.Random, text: str) -> str:
     return text[: chosen.start()] + rng.choice(WORDS) + text[chosen.end() :]
 
 
-def _judged(findings: list[Finding]) -> list[Any]:
-    """Verdicts, devices and values."""
-    return [(finding.verdict, finding.device, dict(finding.values)) for finding in findings]
+def _judged(check: str, findings: list[Finding]) -> list[Any]:
+    """Verdicts, devices and values, without what is only shown."""
+    return [(finding.verdict, finding.device, judged_values(check, finding.values)) for finding in findings]

@@ -68,6 +68,7 @@ def judge(efa: Efa, expect: Expect) -> list[Finding]:
     if len(names) < wanted:
         findings.append(_judge_few(efa, wanted, values))
     findings += [_judge_down(device) for device in efa.devices if not all(port.up for port in device.ports)]
+    findings += _judge_rates(efa)
     if names or len(efa.on_bus) >= wanted:
         findings += _judge_provider(efa, names, values)
     return findings or [ok(f"{len(names)} devices, all offered by libfabric's efa provider", **values)]
@@ -87,6 +88,16 @@ def _judge_few(efa: Efa, wanted: int, values: dict[str, Any]) -> Finding:
 def _judge_down(device: _rdma_devices.Device) -> Finding:
     states = ", ".join(f"{port.state} and {port.physical_state}" for port in device.ports) or "no port"
     return fail(f"{states}, not ACTIVE and LinkUp", action="stop and start the instance", device=device.name)
+
+
+def _judge_rates(efa: Efa) -> list[Finding]:
+    """A device whose rate cannot be read, where others show theirs."""
+    silent = [device for device in efa.devices if any(port.rate_gbps is None for port in device.ports)]
+    if len(silent) == len(efa.devices):
+        return []
+    action = "read its /sys/class/infiniband/*/ports/*/rate by hand"
+    return [error("its rate cannot be read; other EFA devices show theirs", action=action, device=device.name)
+            for device in silent]  # fmt: skip
 
 
 def _judge_provider(efa: Efa, names: list[str], values: dict[str, Any]) -> list[Finding]:

@@ -58,6 +58,10 @@ def judge(policies: list[Policy], expect: Expect) -> Finding:
             f"{strange.name} has governor {strange.governor[:30]!r} and preference {(strange.preference or '')[:30]!r}"
         )
         return error(reason, action=f"read the files of {FOLDER}/{strange.name} by hand")
+    silent = _without_preference(policies)
+    if silent is not None:
+        reason = f"{silent.name} shows no energy preference; other CPU groups of {silent.driver} do"
+        return error(reason, action=f"read the files of {FOLDER}/{silent.name} by hand")
     if not policies:
         if expect.governor is not None:
             reason = f"governor={expect.governor} is expected, and the kernel shows no frequency policy"
@@ -86,6 +90,12 @@ def _known(policy: Policy) -> bool:
     """Whether its words are the kernel's own (drivers/cpufreq); a preference may be a number."""
     preference = policy.preference is None or policy.preference in PREFERENCES or policy.preference.isdigit()
     return policy.governor in GOVERNORS and preference and re.fullmatch(r"[a-z][a-z0-9_-]+", policy.driver) is not None
+
+
+def _without_preference(policies: list[Policy]) -> Policy | None:
+    """A policy without an energy preference, where others of its driver have one."""
+    having = {policy.driver for policy in policies if policy.preference is not None}
+    return next((policy for policy in policies if policy.preference is None and policy.driver in having), None)
 
 
 def _saves(policy: Policy) -> bool:

@@ -87,11 +87,13 @@ def test_counts_follow_the_convention(tied: bool) -> None:
     assert flops == 6 * multiplying + 12 * 2 * 32 * 8
 
 
-@pytest.mark.parametrize(("width", "std"), [(64, 0.125), (256, 0.0625), (4096, 0.02)])
-def test_a_tied_embedding_starts_at_the_scale_of_the_width(width: int, std: float) -> None:
-    config = ModelConfig(layers=1, width=width, heads=4, kv_heads=4, ffn_width=8, vocab=300, tied=True)
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("width", "std"), [(64, 0.125), (160, 0.0791), (640, 0.0198), (4096, 0.00309)])
+def test_the_head_starts_smaller_the_wider_the_model_is(width: int, std: float, tied: bool) -> None:
+    config = ModelConfig(layers=1, width=width, heads=4, kv_heads=4, ffn_width=8, vocab=300, tied=tied)
     with torch.device("meta"):
         model = Llama(config, max_tokens=8)
     model.to_empty(device="cpu")
     model.init_weights(seed=3)
-    assert float(model.embedding.weight.detach().std()) == pytest.approx(std, rel=0.02)
+    head = model.embedding if model.head is None else model.head
+    assert float(head.weight.detach().std()) == pytest.approx(std, rel=0.02)

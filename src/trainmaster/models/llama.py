@@ -170,6 +170,21 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return {name: tuple(weight.shape) for name, weight in model.named_parameters()}
 
 
+# Widest model whose head starts at width^-0.5; sqrt(160) / width is 12.6 / width. On an H200, 0.3 times width^-0.5 made
+# the loss of a 1B model fall from the first step on, and 0.1 to 0.3 that of an 8B (docs/LOG.md).
+_WIDEST_FULL_HEAD = 160
+
+
+def head_std(width: int) -> float:
+    """Standard deviation of the head's initial values, or of the embedding's where it is also the head.
+
+    width^-0.5 gives logits of variance one. The hidden state has the norm width^0.5, and in the first steps all layers
+    turn it into the same direction: the logits could grow to width^0.5, and the loss rises before it falls. From
+    `_WIDEST_FULL_HEAD` on the values shrink with 1 / width, so that this bound is the same at every width.
+    """
+    return float(min(width**-0.5, _WIDEST_FULL_HEAD**0.5 / width))
+
+
 # The last matrix of each residual branch; there are two branches a layer.
 _RESIDUAL = ("attention.output.weight", "feed.down.weight", "feed.down")
 
@@ -186,11 +201,10 @@ def _first_values(name: str, weight: Tensor, config: ModelConfig, *, seed: int) 
     std = shape[1] ** -0.5
     if name.endswith(_RESIDUAL):
         std /= (2 * config.layers) ** 0.5
-    if name == "embedding.weight":
-        # Where it is also the head: GPT-2's 0.02, so that the first prediction is close to uniform, and width^-0.5 for
-        # narrow models: after 60 steps the default model is at 0.78 instead of 2.22 (docs/LOG.md). Else one, or the
-        # first norm multiplies its gradient by fifty.
-        std = max(0.02, config.width**-0.5) if config.tied else 1.0
+    if name == "head.weight" or (name == "embedding.weight" and config.tied):
+        std = head_std(config.width)
+    elif name == "embedding.weight":
+        std = 1.0  # or the first norm would multiply its gradient by 1 / std
     generator = torch.Generator(device=device).manual_seed(_mix(seed, name))
     values: Tensor = torch.randn(shape, generator=generator, device=device) * std
     return values

@@ -68,6 +68,10 @@ CASES = {
         beside="8b-8k",
         target=">= 1.15x our bf16",
     ),
+    "1b-offload": Case(
+        preset="llama3.2-1b", sequence=4096, batch=4, master="fp32", parallel={"cpu_offload": True}, beside="1b-fp32"
+    ),
+    # Weights, gradients and optimizer states: 120 GiB of the host's memory.
     "8b-offload": Case(
         preset="llama3.1-8b", sequence=8192, batch=1, master="fp32", parallel={"cpu_offload": True}, beside=None
     ),
@@ -75,7 +79,7 @@ CASES = {
     "moe": Case(preset="mixtral-8x7b", model={"layers": 4}, sequence=8192, batch=1, beside=None),
     "tiny": Case(preset="tiny-llama", sequence=64, batch=2, target="none: it tries the script"),
 }
-USUAL = ("1b-8k", "8b-8k", "1b-fp32", "8b-float8", "8b-offload", "7b-window", "moe")
+USUAL = ("1b-8k", "8b-8k", "1b-fp32", "8b-float8", "1b-offload", "7b-window", "moe")
 PEERS = ("hf", "liger", "titan")
 # Case, sequences at once, recompute, master: what a planner of memory is held against.
 SETTINGS = [

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpu_faults import SAMPLES, SMI, kernel, make
-from nodes import IB, infiniband, plain_vm, put
+from nodes import IB, infiniband, interface, plain_vm, put, roce
 
 from machines import PCI, Machine
 
@@ -140,6 +140,76 @@ def dark(machine: Machine) -> None:
     machine.refuses("ibstat", "CommandMissing", "ibstat is not on this machine")
 
 
+def rails(*down: int, flags: str | None) -> Callable[[Machine], None]:
+    """Eight RoCE rails, some without a link. `flags` of their interfaces; None: in another network namespace."""
+
+    def change(machine: Machine) -> None:
+        make(machine)
+        roce(machine, ports=8)
+        for number in down:
+            port = f"{IB}/mlx5_{number}/ports/1"
+            put(machine, files={f"{port}/state": "1: DOWN\n", f"{port}/phys_state": "3: Disabled\n"})
+            put(machine, files=interface(f"eth{number + 1}", index=number + 3, flags=flags or "0x1003", state="down"),
+                lists={f"{IB}/mlx5_{number}/device/net": [] if flags is None else [f"eth{number + 1}"]})  # fmt: skip
+
+    return change
+
+
+def adapter(kind: str, driver: str) -> Callable[[Machine], None]:
+    """Eight ports with their cards on the bus, and a ninth card of that class and driver without an RDMA device."""
+
+    def change(machine: Machine) -> None:
+        make(machine)
+        (infiniband if kind == "0x020700" else roce)(machine, ports=8)
+        cards = [f"0000:{0x80 + number:02x}:00.0" for number in range(8)]
+        bus = dict.fromkeys(cards, "mlx5_core") | {"0000:90:00.1": driver}
+        for number, card in enumerate(cards):
+            text = f"DRIVER=mlx5_core\nPCI_SLOT_NAME={card}\n"
+            put(machine, files={f"{IB}/mlx5_{number}/device/uevent": text})
+        for address, name in bus.items():
+            words = {"vendor": "0x15b3", "class": kind, "device": "0x1021", "uevent": f"DRIVER={name}"}
+            put(machine, files={f"{PCI}/{address}/{word}": f"{text}\n" for word, text in words.items()},
+                lists={f"{PCI}/{address}/physfn": None})  # fmt: skip
+        machine.answer("list", PCI, [*ADDRESSES, *bus])
+
+    return change
+
+
+def flaps(machine: Machine) -> None:
+    make(machine)
+    infiniband(machine)
+    counters = f"{IB}/mlx5_3/ports/1/counters"
+    put(machine, files={f"{counters}/link_downed": "500\n", f"{counters}/symbol_error": "ERR\n"})
+
+
+def few_counters(machine: Machine) -> None:
+    make(machine)
+    infiniband(machine)
+    put(machine, files={}, lists={f"{IB}/mlx5_3/ports/1/counters": ["port_rcv_errors"]})
+
+
+def no_rate(machine: Machine) -> None:
+    make(machine)
+    infiniband(machine)
+    put(machine, files={f"{IB}/mlx5_3/ports/1/rate": "\n"})
+
+
+def offline(master: str | None) -> Callable[[Machine], None]:
+    def change(machine: Machine) -> None:
+        make(machine)
+        machine.file("/sys/class/net/eth0/operstate", "down\n")
+        machine.answer("env", "MASTER_ADDR", master)
+
+    return change
+
+
+def no_route(machine: Machine) -> None:
+    make(machine)
+    route = "eth0\t0000000A\t00000000\t0001\t0\t0\t100\t00FFFFFF\t0\t0\t0\n"
+    machine.file("/proc/net/route", f"Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\n{route}")
+    machine.answer("env", "MASTER_ADDR", "10.9.0.1")
+
+
 def timeouts(machine: Machine) -> None:
     make(machine)
     infiniband(machine)
@@ -231,6 +301,24 @@ CASES = (
     Case(name="4 a log that lost its beginning", check="xid", before="PASS", after="INCOMPLETE", put=lost_beginning),
     Case(name="5 an adapter on the bus without a driver", check="ib_ports", before="PASS", after="FAIL", put=unbound),
     Case(name="5 eight ports without a link", check="ib_ports", before="WARN", after="FAIL", put=dark),
+    Case(name="5 a RoCE rail without a link, its interface switched off", check="ib_ports", before="PASS", after="FAIL",
+         put=rails(3, flags="0x1002")),
+    Case(name="5 a RoCE rail without a link, its interface in another namespace", check="ib_ports", before="PASS",
+         after="FAIL", put=rails(3, flags=None)),
+    Case(name="5 seven of eight RoCE rails without a link", check="ib_ports", before="PASS", after="FAIL",
+         put=rails(*range(1, 8), flags=None)),
+    Case(name="5 a bound RoCE adapter without an RDMA device", check="ib_ports", before="PASS", after="FAIL",
+         put=adapter("0x020000", "mlx5_core")),
+    Case(name="5 the rate of one port unreadable", check="ib_ports", before="WARN", after="INCOMPLETE", put=no_rate),
+    Case(name="5 counters absent on one port of eight", check="ib_counters", before="PASS", after="INCOMPLETE",
+         put=few_counters),
+    Case(name="5 500 link flaps behind an unreadable counter", check="ib_counters", before="INCOMPLETE", after="FAIL",
+         put=flaps),
+    Case(name="5 the only network interface down", check="nccl_interfaces,cpu", before="PASS", after="FAIL",
+         put=offline(None)),
+    Case(name="5 MASTER_ADDR set and no network", check="nccl_interfaces,cpu", before="PASS", after="FAIL",
+         put=offline("10.0.0.1")),
+    Case(name="5 no route to MASTER_ADDR", check="nccl_interfaces", before="PASS", after="FAIL", put=no_route),
     Case(name="5 five million ack timeouts in ten days", check="ib_counters", before="PASS", after="FAIL",
          put=timeouts),
     Case(name="7 ECC mode N/A", check="gpu_ecc", before="PASS", after="INCOMPLETE",
@@ -262,6 +350,8 @@ CASES = (
          put=said(stderr="WARNING: infoROM is corrupted at gpu 0000:13:00.0\n")),
     Case(name="false alarm: MIG with mig=true", check="gpu_nvlink,gpu_modes", before="INCOMPLETE", after="PASS",
          put=mig, expect=("mig=true",)),
+    Case(name="false alarm: an InfiniBand function passed to a VM", check="ib_ports", before="FAIL", after="PASS",
+         put=adapter("0x020700", "vfio-pci")),
     Case(name="false alarm: corrected machine checks", check="xid", before="FAIL", after="WARN",
          put=log("mce: [Hardware Error]: Machine check events logged",
                  "[Hardware Error]: Corrected error, no action required.")),

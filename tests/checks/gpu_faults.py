@@ -155,6 +155,7 @@ FAULTS = [
           check="gpu_model", verdict="fail", expect={"gpu_model": "H200"}),
     Fault(name="mixed models", put=edit(product_name="NVIDIA H100 80GB HBM3", fb_memory_usage__total="81559 MiB"),
           check="gpu_model", device=None, verdict="warn"),
+    Fault(name="no UUID", put=edit(uuid="N/A"), check="gpu_model", verdict="error"),
     Fault(name="memory too small", put=edit(fb_memory_usage__total="71885 MiB"), check="gpu_memory", verdict="fail"),
     Fault(name="wrong driver", put=lambda node: None, check="gpu_driver", device=None, verdict="fail",
           expect={"driver": "570"}),

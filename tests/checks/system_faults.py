@@ -142,6 +142,15 @@ def bridge_first(machine: Machine) -> None:
     put(machine, files=files, lists={NET: ["eth0", "lo", "virbr0"]})
 
 
+def second_route(machine: Machine) -> None:
+    """The network of MASTER_ADDR is behind a second interface, which is down."""
+    routes = (machine.folder / "files/proc/net/route").read_text()
+    routes += "eth1\t0000090A\t00000000\t0001\t0\t0\t100\t0000FFFF\t0\t0\t0\n"
+    put(machine, files={"/proc/net/route": routes, **interface("eth1", index=3, state="down")},
+        lists={NET: ["eth0", "eth1", "lo"]})  # fmt: skip
+    machine.answer("env", "MASTER_ADDR", "10.9.0.1")
+
+
 def modules(*names: str) -> Change:
     lines = "".join(f"{name} 4096 0 - Live 0x0\n" for name in names)
     return lambda machine: put(machine, files={"/proc/modules": lines}, lists={"/sys/module": names})
@@ -164,6 +173,7 @@ def controllers_without_driver(machine: Machine) -> None:
         lists={pci: ["0000:00:00.0", "0000:9a:00.0"]})  # fmt: skip
 
 
+ROUTES = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
 OOM = "Out of memory: Killed process 4321 (python) total-vm:98765432kB, anon-rss:87654321kB, file-rss:1024kB, UID:0"
 EIGHT = {"ib_ports": 8, "ib_rate_gbps": 400.0, "ib_link_layer": "InfiniBand"}
 NDR200 = "200 Gb/sec (4X HDR)"
@@ -263,13 +273,19 @@ FAULTS = [
           machine.refuses("python -m trainmaster.node.probe_disk .", "CommandTimedOut", "gave no answer")),
     Fault(name="port Polling", check="ib_ports", verdict="fail", says="DOWN and Polling", device="mlx5_3:1",
           node=infiniband, break_it=port("mlx5_3", state="1: DOWN", phys_state="2: Polling"), expect=EIGHT),
-    Fault(name="port Polling, no profile", check="ib_ports", verdict="warn", says="Polling", device="mlx5_3:1",
+    Fault(name="port Polling, no profile", check="ib_ports", verdict="fail", says="7 of 8 equal adapters have a link",
+          device="mlx5_3:1",
           node=infiniband, break_it=port("mlx5_3", state="1: DOWN", phys_state="2: Polling")),
+    Fault(name="port Polling, two ports", check="ib_ports", verdict="warn", says="Polling", device="mlx5_1:1",
+          node=lambda machine: infiniband(machine, ports=2),
+          break_it=port("mlx5_1", state="1: DOWN", phys_state="2: Polling")),
+    Fault(name="port rate unreadable", check="ib_ports", verdict="error", says="its rate cannot be read",
+          device="mlx5_3:1", node=infiniband, break_it=port("mlx5_3", rate="")),
     Fault(name="port Down", check="ib_ports", verdict="fail", says="DOWN", device="mlx5_0:1", node=infiniband,
           break_it=port("mlx5_0", state="1: DOWN", phys_state="6: LinkErrorRecovery"), expect=EIGHT),
     Fault(name="port Disabled", check="ib_ports", verdict="fail", says="Disabled", device="mlx5_7:1", node=infiniband,
           break_it=port("mlx5_7", state="1: DOWN", phys_state="3: Disabled"), expect=EIGHT),
-    Fault(name="port Init: no subnet manager", check="ib_ports", verdict="warn", says="INIT", device="mlx5_2:1",
+    Fault(name="port Init: no subnet manager", check="ib_ports", verdict="fail", says="INIT", device="mlx5_2:1",
           node=infiniband, break_it=port("mlx5_2", state="2: INIT")),
     Fault(name="rate 200 of 400", check="ib_ports", verdict="fail", says="200 of 400 Gb/s", device="mlx5_5:1",
           node=infiniband, break_it=port("mlx5_5", rate=NDR200), expect=EIGHT),
@@ -287,11 +303,11 @@ FAULTS = [
     Fault(name="state unreadable", check="ib_ports", verdict="error", says="cannot be read", device="mlx5_6:1",
           node=infiniband,
           break_it=port("mlx5_6", state="garbage")),
-    Fault(name="ibstat sees it down", check="ib_ports", verdict="warn", says="for ibstat", device="mlx5_0:1",
+    Fault(name="ibstat sees it down", check="ib_ports", verdict="fail", says="for ibstat", device="mlx5_0:1",
           node=infiniband, break_it=lambda machine: machine.command(
               "ibstat", ibstat_text("mlx5_0", state="Down", physical="Polling"))),
     Fault(name="ibstat ibpanic", check="ib_ports", verdict="error", says="ibpanic", node=infiniband, break_it=panic),
-    Fault(name="RoCE port without carrier", check="ib_ports", verdict="warn", says="Disabled", device="mlx5_2:1",
+    Fault(name="RoCE port without carrier", check="ib_ports", verdict="fail", says="Disabled", device="mlx5_2:1",
           node=roce, break_it=port("mlx5_2", state="1: DOWN", phys_state="3: Disabled")),
     Fault(name="symbol errors", check="ib_counters", verdict="fail", says="symbol_error", device="mlx5_4:1",
           node=infiniband, break_it=text(f"{IB}/mlx5_4/ports/1/counters/symbol_error", "94967295\n")),
@@ -301,6 +317,16 @@ FAULTS = [
           node=infiniband, break_it=text(f"{IB}/mlx5_6/ports/1/counters/link_downed", "40\n")),
     Fault(name="receive errors", check="ib_counters", verdict="warn", says="port_rcv_errors", device="mlx5_0:1",
           node=infiniband, break_it=text(f"{IB}/mlx5_0/ports/1/counters/port_rcv_errors", "5000\n")),
+    Fault(name="link flaps behind an unreadable counter", check="ib_counters", verdict="fail", says="40 times",
+          device="mlx5_6:1", node=infiniband, break_it=both(
+              text(f"{IB}/mlx5_6/ports/1/counters/link_downed", "40\n"),
+              text(f"{IB}/mlx5_6/ports/1/counters/symbol_error", "ERR\n"))),
+    Fault(name="counters that equal ports have", check="ib_counters", verdict="error", says="link_downed",
+          device="mlx5_0:1", node=infiniband, break_it=lambda machine: put(
+              machine, files={}, lists={f"{IB}/mlx5_0/ports/1/counters": ["port_rcv_errors"]})),
+    Fault(name="one port of eight without a PMA", check="ib_counters", verdict="error", says="no symbol_error",
+          device="mlx5_0:1", node=infiniband,
+          break_it=text(f"{IB}/mlx5_0/ports/1/counters/symbol_error", "N/A (no PMA)\n")),
     Fault(name="counter unreadable", check="ib_counters", verdict="error", says="link_downed", device="mlx5_0:1",
           node=infiniband, break_it=text(f"{IB}/mlx5_0/ports/1/counters/link_downed", "?\n")),
     Fault(name="EFA -61", check="efa", verdict="fail", says="-61", node=efa, break_it=no_provider),
@@ -325,6 +351,9 @@ FAULTS = [
     Fault(name="container without /dev/infiniband", check="rdma_access", verdict="fail", says="mlx5_0", device="mlx5_0",
           node=infiniband, break_it=lambda machine: put(machine, files={}, lists={"/dev/infiniband": None}),
           expect=EIGHT),
+    Fault(name="container without /dev/infiniband, rate stated", check="rdma_access", verdict="fail", says="mlx5_0",
+          device="mlx5_0", node=infiniband, expect={"ib_rate_gbps": 400.0},
+          break_it=lambda machine: put(machine, files={}, lists={"/dev/infiniband": None})),
     Fault(name="RoCE without a GID", check="roce_gid", verdict="fail", says="no GID at all", device="mlx5_1:1",
           node=roce, break_it=no_gid),
     Fault(name="RoCE GID link-local", check="roce_gid", verdict="warn", says="link-local", device="mlx5_1:1",
@@ -358,6 +387,18 @@ FAULTS = [
     Fault(name="GLOO_SOCKET_IFNAME wrong", check="nccl_interfaces", verdict="fail",
           says="GLOO_SOCKET_IFNAME names ens5",
           device="GLOO_SOCKET_IFNAME", break_it=env("GLOO_SOCKET_IFNAME", "ens5")),
+    Fault(name="the only interface is down", check="nccl_interfaces", verdict="fail", says="eth0 is down",
+          device="eth0", break_it=text(f"{NET}/eth0/operstate", "down\n")),
+    Fault(name="the only interface has no address", check="nccl_interfaces", verdict="fail", says="eth0 has no address",
+          device="eth0", break_it=both(text("/proc/net/route", ROUTES), text("/proc/net/if_inet6", ""))),
+    Fault(name="MASTER_ADDR and no network", check="nccl_interfaces", verdict="fail", says="MASTER_ADDR=10.0.0.1",
+          device="MASTER_ADDR", break_it=both(env("MASTER_ADDR", "10.0.0.1"), text(f"{NET}/eth0/operstate", "down\n"))),
+    Fault(name="no route to MASTER_ADDR", check="nccl_interfaces", verdict="fail", says="no route to",
+          device="MASTER_ADDR", break_it=both(
+              env("MASTER_ADDR", "10.9.0.1"),
+              text("/proc/net/route", ROUTES + "eth0\t0000000A\t00000000\t0001\t0\t0\t100\t00FFFFFF\t0\t0\t0\n"))),
+    Fault(name="the route to MASTER_ADDR is down", check="nccl_interfaces", verdict="fail", says="leads through eth1",
+          device="MASTER_ADDR", break_it=second_route),
     Fault(name="a bridge comes first", check="nccl_interfaces", verdict="warn", says="would take virbr0",
           device="virbr0",
           break_it=bridge_first),

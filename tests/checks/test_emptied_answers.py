@@ -13,10 +13,12 @@ import gpu_faults
 import pytest
 import system_faults
 from damaged import DamagedHost, damages, judge, opened
+from fail_open_cases import CASES, Case
 from nodes import HEALTHY
 
 from machines import H200, Machine
 from trainmaster import checks
+from trainmaster.checks.profiles import resolve
 from trainmaster.core.expect import Expect
 from trainmaster.node.host import Host, Snapshot
 from trainmaster.node.recorded import RecordedHost
@@ -102,4 +104,13 @@ def test_faults_of_gpus(whole: Path, tmp_path: Path, fault: Any) -> None:
     seen: Counter[str] = Counter()
     found = count(Snapshot(machine.host), [fault.check], Expect(**fault.expect), seen)
     print(f"{fault.name}: {seen.total():,} mutations, {len(found)} fail-open")
+    assert found == []
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_classes_of_input(machine: Machine, case: Case) -> None:
+    case.put(machine)
+    seen: Counter[str] = Counter()
+    found = count(Snapshot(machine.host), case.check.split(","), resolve(case.expect, machine.host).expect, seen)
+    print(f"{case.name}: {seen.total():,} mutations, {len(found)} fail-open")
     assert found == []

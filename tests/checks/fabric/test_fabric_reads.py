@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from nodes import IB, NET, efa, infiniband, interface, put, rdma, roce
 
-from machines import Machine
+from machines import PCI, Machine
 from trainmaster import checks
 from trainmaster.checks.fabric.nccl_interfaces import matches
 from trainmaster.core.expect import Expect
@@ -30,13 +30,102 @@ def test_a_slower_board_beside_the_rails_is_no_fault(machine: Machine) -> None:
     assert set(machine.verdicts("ib_ports").values()) == {"pass"}
 
 
+OFF = {f"{IB}/mlx5_2/ports/1/state": "1: DOWN\n", f"{IB}/mlx5_2/ports/1/phys_state": "3: Disabled\n"}
+
+
 def test_a_roce_port_that_is_switched_off_is_left_alone(machine: Machine) -> None:
-    roce(machine)
-    put(machine, files={f"{IB}/mlx5_2/ports/1/state": "1: DOWN\n", f"{IB}/mlx5_2/ports/1/phys_state": "3: Disabled\n",
-                        **interface("eth3", index=5, flags="0x1002", state="down")})  # fmt: skip
+    """One of three beside others that are up, or the second port of a card that has a link."""
+    roce(machine, ports=3)
+    put(machine, files={**OFF, **interface("eth3", index=5, flags="0x1002", state="down")})
     assert machine.verdicts("ib_ports")["mlx5_2:1"] == "skip"
-    assert machine.verdicts("ib_ports", ib_ports=4)["mlx5_2:1"] == "fail"
+    assert machine.verdicts("ib_ports", ib_ports=3)["mlx5_2:1"] == "fail"
     assert "mlx5_2:1" not in machine.verdicts("roce_gid")
+
+
+def on_bus(number: int, address: str) -> dict[str, str | None]:
+    return {f"{IB}/mlx5_{number}/device/uevent": f"DRIVER=mlx5_core\nPCI_SLOT_NAME={address}\n"}
+
+
+def test_a_second_port_of_a_card_with_a_link_is_no_rail(machine: Machine) -> None:
+    roce(machine, ports=8)
+    for number in range(8):
+        put(machine, files=on_bus(number, f"0000:{0x80 + number // 2:02x}:00.{number % 2}"))
+    put(machine, files={f"{IB}/mlx5_{n}/ports/1/{name}": text for n in (1, 3, 5, 7) for name, text in
+                        (("state", "1: DOWN\n"), ("phys_state", "2: Polling\n"))})  # fmt: skip
+    assert set(machine.verdicts("ib_ports").values()) == {"pass", "warn"}
+    put(machine, files={f"{IB}/mlx5_0/ports/1/state": "1: DOWN\n", f"{IB}/mlx5_0/ports/1/phys_state": "2: Polling\n"})
+    assert [name for name, verdict in machine.verdicts("ib_ports").items() if verdict == "fail"] == [
+        "mlx5_0:1",
+        "mlx5_1:1",
+    ]
+
+
+@pytest.mark.parametrize("flags", ["0x1003", "0x1002", None])
+def test_a_rail_without_a_link_fails_wherever_its_interface_is(machine: Machine, flags: str | None) -> None:
+    """Up without a carrier, switched off, or in the network namespace of the host."""
+    roce(machine)
+    put(machine, files={**OFF, **interface("eth3", index=5, flags=flags or "0x1003", state="down")},
+        lists={f"{IB}/mlx5_2/device/net": [] if flags is None else ["eth3"]})  # fmt: skip
+    assert machine.verdicts("ib_ports")["mlx5_2:1"] == "fail"
+    machine.no_gpus()  # a storage node: its ports may be spares
+    assert machine.verdicts("ib_ports")["mlx5_2:1"] == ("warn" if flags == "0x1003" else "skip")
+
+
+def test_one_dark_adapter_of_a_gpu_node_is_not_passed_over(machine: Machine) -> None:
+    roce(machine, ports=1)
+    down = {"state": "1: DOWN\n", "phys_state": "3: Disabled\n"}
+    put(machine, files={f"{IB}/mlx5_0/ports/1/{name}": text for name, text in down.items()},
+        lists={f"{IB}/mlx5_0/device/net": []})  # fmt: skip
+    assert machine.verdicts("ib_ports") == {"mlx5_0:1": "warn"}
+
+
+def pci(machine: Machine, *rows: tuple[str, str, str | None]) -> None:
+    """Mellanox adapters on the bus: address, class, driver."""
+    files: dict[str, str | None] = {}
+    for address, kind, driver in rows:
+        bound = f"DRIVER={driver}\n" if driver else ""
+        files |= {f"{PCI}/{address}/vendor": "0x15b3\n", f"{PCI}/{address}/class": f"{kind}\n",
+                  f"{PCI}/{address}/device": "0x1021\n",
+                  f"{PCI}/{address}/uevent": f"{bound}PCI_SLOT_NAME={address}\n"}  # fmt: skip
+    lists = {f"{PCI}/{address}/physfn": None for address, _, _ in rows}
+    put(machine, files=files, lists={PCI: [*machine.host.list(PCI), *(address for address, _, _ in rows)], **lists})
+
+
+def rails_on_bus(machine: Machine, ports: int, cards: int) -> None:
+    """So many RoCE ports, of which each has its card, and further cards without an RDMA device."""
+    roce(machine, ports=ports)
+    for number in range(ports):
+        put(machine, files=on_bus(number, f"0000:{0x80 + number:02x}:00.0"))
+    pci(machine, *((f"0000:{0x80 + number:02x}:00.0", "0x020000", "mlx5_core") for number in range(cards)))
+
+
+def test_a_bound_adapter_without_rdma_fails_where_equal_ones_have_it(machine: Machine) -> None:
+    rails_on_bus(machine, 3, 4)
+    (found,) = [finding for finding in machine.judge("ib_ports") if finding.verdict == "fail"]
+    assert "0000:83:00.0" in found.reason
+    put(machine, files={f"{PCI}/0000:83:00.0/device": "0x1015\n"})  # an ordinary network card
+    assert set(machine.verdicts("ib_ports").values()) == {"pass"}
+    put(machine, files={f"{PCI}/0000:83:00.0/device": "0x1021\n"}, lists={f"{PCI}/0000:83:00.0/physfn": ["driver"]})
+    assert set(machine.verdicts("ib_ports").values()) == {"pass"}  # a virtual function, whose RDMA device a pod has
+
+
+def test_rails_without_any_rdma_device_are_warned_about(machine: Machine) -> None:
+    pci(machine, *((f"0000:{0x80 + number:02x}:00.0", "0x020000", "mlx5_core") for number in range(8)))
+    assert machine.verdicts("ib_ports") == {None: "warn"}
+    assert machine.verdicts("ib_ports", ib_ports=8) == {None: "fail"}
+
+
+def test_an_adapter_given_to_a_virtual_machine_is_explained(machine: Machine) -> None:
+    infiniband(machine)
+    for number in range(8):
+        put(machine, files=on_bus(number, f"0000:{0x80 + number:02x}:00.0"))
+    pci(machine, ("0000:90:00.1", "0x020700", "vfio-pci"))
+    (found,) = [finding for finding in machine.judge("ib_ports") if finding.device == "0000:90:00.1"]
+    assert (found.verdict, found.reason) == ("skip", "passed through to a virtual machine")
+    pci(machine, ("0000:91:00.0", "0x020700", "vfio-pci"))  # a whole card: a rail that jobs here do not have
+    assert machine.verdicts("ib_ports")[None] == "warn"
+    pci(machine, ("0000:92:00.0", "0x020700", None))
+    assert "0000:92:00.0" in next(f.reason for f in machine.judge("ib_ports") if f.verdict == "fail")
 
 
 def test_counters_are_judged_by_the_time_they_had(machine: Machine) -> None:
@@ -104,6 +193,21 @@ def test_soft_roce_is_seen_as_what_it_is(machine: Machine) -> None:
     put(machine, files={f"{IB}/rxe0/device/uevent": None})
     assert machine.verdicts("ib_ports") == {"rxe0:1": "pass"}
     assert machine.verdicts("ib_ports", ib_ports=1, ib_rate_gbps=400.0)["rxe0:1"] == "fail"
+
+
+@pytest.mark.parametrize("master", ["10.0.0.1", "192.0.2.7", "node-0", "localhost", "127.0.0.1", "h200", "fd00::1"])
+def test_a_master_that_can_be_reached_is_no_fault(machine: Machine, master: str) -> None:
+    machine.answer("env", "MASTER_ADDR", master)
+    assert machine.verdicts("nccl_interfaces") == {None: "pass"}
+
+
+def test_a_node_without_any_interface_works_alone(machine: Machine) -> None:
+    put(machine, files={f"{NET}/sit0/{name}": text for name, text in
+                        (("flags", "0x80\n"), ("ifindex", "2\n"), ("operstate", "down\n"))},
+        lists={NET: ["lo", "sit0"]})  # fmt: skip
+    assert machine.verdicts("nccl_interfaces") == {None: "skip"}
+    machine.answer("env", "MASTER_ADDR", "localhost")
+    assert machine.verdicts("nccl_interfaces") == {None: "skip"}
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ higher than the judged one, never lower.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,13 +69,16 @@ _ACTION = "clean or replace its cable and transceiver, clear the counters (`perf
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
     port: _rdma_devices.Port
+    board: str
     counters: dict[str, int]
     unread: tuple[str, ...]  # counters that are there and give no number
 
 
 def read(host: Host) -> tuple[list[Counted], float]:
     """Every port with its error counters, and the machine's uptime in days."""
-    counted = [_count(host, port) for port in _rdma_devices.ports(_rdma_devices.read(host))]
+    devices = _rdma_devices.read(host)
+    boards = {device.name: device.board for device in devices}
+    counted = [_count(host, port, boards[port.device]) for port in _rdma_devices.ports(devices)]
     match = re.match(r"(\d+\.\d+) ", host.read("/proc/uptime"), flags=re.ASCII) if counted else None
     if counted and not match:
         raise HostError("/proc/uptime cannot be understood")
@@ -89,26 +93,39 @@ def judge(data: tuple[list[Counted], float], expect: Expect) -> list[Finding]:
         return [
             skip("no InfiniBand or RoCE device here and none expected", proof="/sys/class/infiniband shows no port")
         ]
-    counting = any(one.counters for one in counted)
-    return [_judge_port(one, max(days, LEAST_DAYS), counting=counting) for one in counted]
+    return [_judge_port(one, max(days, LEAST_DAYS), absent=_absent(one, counted)) for one in counted]
 
 
-def _judge_port(one: Counted, days: float, *, counting: bool) -> Finding:
+def _judge_port(one: Counted, days: float, *, absent: list[str]) -> Finding:
     name, found = one.port.name, one.counters
     values: dict[str, Any] = {"days": round(days, 2), **found}
+    bad, worst = _excess(one.port, found, days)
+    if bad and (worst or not (one.unread or absent)):
+        return (fail if worst else warn)("; ".join(bad), action=_ACTION, device=name, **values)
+    action = f"read {one.port.folder}/counters by hand"
     if one.unread:
-        action = f"read {one.port.folder}/counters by hand"
-        return error(f"{', '.join(one.unread)} cannot be read", action=action, device=name, **values)
-    if not found and counting:
-        return error("it shows no error counters, and other ports do", action=f"read {one.port.folder}", device=name)
+        reason = "; ".join([f"{', '.join(one.unread)} cannot be read", *bad])
+        return error(reason, action=action, device=name, **values)
+    if absent:
+        what = "no error counters" if not found else f"no {', '.join(absent[:4])}"
+        reason = "; ".join([f"it shows {what}, and equal ports do", *bad])
+        return error(reason, action=action, device=name, **values)
     if not found:
         return skip("it keeps no error counters", proof=f"{one.port.folder} has no error counter", device=name)
-    bad, worst = _excess(one.port, found, days)
-    if bad:
-        return (fail if worst else warn)("; ".join(bad), action=_ACTION, device=name, **values)
     shown = {key: number for key, number in found.items() if number}
     told = ", ".join(f"{key} {number}" for key, number in shown.items())
     return ok(f"no more errors than a sound link has ({told})" if told else "no errors", device=name, **values)
+
+
+def _absent(one: Counted, counted: list[Counted]) -> list[str]:
+    """Counters that most ports of the same board and link layer show, and this one does not."""
+    equal = [other for other in counted if other.board == one.board and other.port.link_layer == one.port.link_layer]
+    usual = Counter(name for other in equal for name in (*other.counters, *other.unread))
+    return sorted(
+        name
+        for name, count in usual.items()
+        if 2 * count > len(equal) and name not in one.counters and name not in one.unread
+    )
 
 
 def _excess(port: _rdma_devices.Port, found: dict[str, int], days: float) -> tuple[list[str], bool]:
@@ -132,7 +149,7 @@ def _excess(port: _rdma_devices.Port, found: dict[str, int], days: float) -> tup
     return bad, worst
 
 
-def _count(host: Host, port: _rdma_devices.Port) -> Counted:
+def _count(host: Host, port: _rdma_devices.Port, board: str) -> Counted:
     counters: dict[str, int] = {}
     unread: list[str] = []
     wanted = {"symbol_error", "link_downed", *RULES}
@@ -144,4 +161,4 @@ def _count(host: Host, port: _rdma_devices.Port) -> Counted:
                 counters[name] = number
             elif "no PMA" not in text:  # a virtual port, whose counters are its hypervisor's
                 unread.append(name)
-    return Counted(port=port, counters=counters, unread=tuple(unread))
+    return Counted(port=port, board=board, counters=counters, unread=tuple(unread))

@@ -1,6 +1,8 @@
 """Every InfiniBand or RoCE port is up, at its rate, on its link layer. A dead port slows every collective on its rail.
 
-Sources: /sys, and ibstat where it is installed and a port is InfiniBand. A port is up only if both agree.
+Sources: /sys, and ibstat where it is installed and a port is InfiniBand. A port is up only if both agree. The state of
+a port is in /sys/class/infiniband also where its network interface is down or in another namespace. On a node with
+GPUs, four equal adapters are rails: each must have a link, stated or not.
 """
 
 from __future__ import annotations
@@ -10,15 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainmaster.checks import system_files
-from trainmaster.checks.fabric import _rdma_devices
-from trainmaster.core.errors import CommandMissing, HostError
+from trainmaster.checks.fabric import _adapters, _rdma_devices
+from trainmaster.core.errors import CommandMissing
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, error, fail, ok, skip, warn
 from trainmaster.node.host import Host
 from trainmaster.node.parse import ParseError, ibstat
 
 LEVEL = 1
-DARK_PORTS = 4  # ours: one or two Ethernet ports without a link may be spares
+RAILS = 4  # ours: so many equal adapters are the rails of a node; one or two without a link may be spares
 _CABLE = "reseat or replace its cable or transceiver, see the switch port, then rerun"
 _ACTIONS = {
     "Polling": _CABLE,  # it searches for a link partner
@@ -29,11 +31,14 @@ _ACTIONS = {
 }
 
 
+_LOAD = "load mlx5_ib (`modprobe mlx5_ib`), and see dmesg if it refuses"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
     devices: tuple[_rdma_devices.Device, ...]
-    unbound: tuple[str, ...]  # InfiniBand and RoCE adapters on the PCI bus without an RDMA device
-    idle: frozenset[str]  # devices whose network interface an administrator has switched off, or that show none
+    adapters: _adapters.Adapters  # on the PCI bus, without an RDMA device
+    idle: frozenset[str]  # devices of which an administrator has switched every interface off
     second: ibstat.Ibstat | None  # what ibstat says; None: not installed, or no port speaks InfiniBand
     trouble: str | None  # why ibstat cannot confirm
     gpus: bool = False  # a training node: its adapters are meant to have a link
@@ -42,16 +47,16 @@ class Ports:
 def read(host: Host) -> Ports:
     devices = _rdma_devices.read(host)
     found = _rdma_devices.ports(devices)
-    controllers = _unbound(host, devices)
+    adapters = _adapters.read(host, devices)
     second, trouble = None, None
     # A RoCE node may do without the module that ibstat needs.
     if any(port.link_layer == "InfiniBand" for port in found):
         second, trouble = _ask_ibstat(host, found)
     return Ports(
         devices=devices,
-        unbound=controllers,
+        adapters=adapters,
         gpus=system_files.has_gpus(host),
-        idle=frozenset(device.name for device in devices if not _switched_on(host, device)),
+        idle=frozenset(device.name for device in devices if _switched_off(host, device)),
         second=second,
         trouble=trouble,
     )
@@ -63,58 +68,78 @@ def judge(ports: Ports, expect: Expect) -> list[Finding]:
         return [skip("the profile expects no InfiniBand port", proof="ib_ports=0 is stated")]
     stated = expect.ib_ports is not None or expect.ib_rate_gbps is not None or expect.ib_link_layer is not None
     stated = stated or expect.transport == "IB"
-    if not found:
-        return [_judge_none(ports, expect, stated=stated)]
+    findings = _judge_ports(ports, found, expect, stated=stated) if found else []
+    findings += _judge_adapters(ports, stated=stated)
+    if ports.trouble is not None:
+        action = "run `ibstat` by hand; load ib_umad, and give the container /dev/infiniband"
+        findings.append(error(f"ibstat cannot confirm the ports: {ports.trouble}", action=action))
+    if not found and stated:
+        reason = f"0 of {expect.ib_ports or 'the expected'} ports: there is no InfiniBand or RoCE device"
+        action = "use a node with that fabric, or give the container its RDMA devices"
+        findings.insert(0, fail(reason, action=action))
+    if not findings:
+        proof = "/sys/class/infiniband and the PCI bus show no InfiniBand or RoCE device"
+        return [skip("no InfiniBand or RoCE device here and none expected", proof=proof)]
+    return findings
+
+
+def _judge_ports(ports: Ports, found: list[_rdma_devices.Port], expect: Expect, *, stated: bool) -> list[Finding]:
     wrong = {port.name: why for port in found if (why := _wrong(port, ports, expect, found))}
     fit = len(found) - len(wrong)
     values: dict[str, Any] = {"ports": len(found), "fit": fit, "up": sum(port.up for port in found)}
     if expect.ib_ports is not None and fit >= expect.ib_ports:
         # More ports than expected (storage, spares): those that do not fit are listed and are no fault.
-        findings = [ok(f"{fit} of {expect.ib_ports} expected ports are up", **values)]
         proof = f"{fit} of {expect.ib_ports} expected ports are up without it"
-        findings += [skip(f"{why}; not one of those expected", proof=proof, device=name) for name, why in wrong.items()]
-    else:
-        # A training node with adapters of which none has a link is no node of a cluster.
-        many = len(found) >= DARK_PORTS or any(port.link_layer == "InfiniBand" for port in found)
-        dark = ports.gpus and many and not any(port.up for port in found)
-        findings = [_judge_port(port, wrong.get(port.name), ports, stated=stated or dark) for port in found]
-        if expect.ib_ports is not None:
-            reason = f"{fit} of {expect.ib_ports} ports fit: {', '.join(wrong) or 'the rest are not there'}"
-            absent = expect.ib_ports - len(found)
-            action = f"find the {absent} ports that are not there" if absent > 0 else "mend the ports named here"
-            findings.insert(0, fail(reason, action=action, **values))
-    if ports.unbound:
-        reason = f"{len(ports.unbound)} adapters on the PCI bus have no RDMA device: {', '.join(ports.unbound)[:120]}"
-        say = fail if stated or len(ports.unbound) > 1 or ports.gpus else warn
-        findings.append(say(reason, action="load mlx5_ib (`modprobe mlx5_ib`), and see dmesg if it refuses"))
-    if ports.trouble is not None:
-        action = "run `ibstat` by hand; load ib_umad, and give the container /dev/infiniband"
-        findings.append(error(f"ibstat cannot confirm the ports: {ports.trouble}", action=action))
+        spare = [skip(f"{why}; not one of those expected", proof=proof, device=name) for name, why in wrong.items()]
+        return [ok(f"{fit} of {expect.ib_ports} expected ports are up", **values), *spare]
+    findings = [_judge_port(port, wrong.get(port.name), ports, found, stated=stated) for port in found]
+    if expect.ib_ports is not None:
+        reason = f"{fit} of {expect.ib_ports} ports fit: {', '.join(wrong) or 'the rest are not there'}"
+        absent = expect.ib_ports - len(found)
+        action = f"find the {absent} ports that are not there" if absent > 0 else "mend the ports named here"
+        findings.insert(0, fail(reason, action=action, **values))
     return findings
 
 
-def _judge_none(ports: Ports, expect: Expect, *, stated: bool) -> Finding:
-    if ports.unbound:
-        reason = f"no driver serves the adapters at {', '.join(ports.unbound)[:120]}"
-        return fail(reason, action="load mlx5_ib (`modprobe mlx5_ib`), and see dmesg if it refuses")
-    if stated:
-        reason = f"0 of {expect.ib_ports or 'the expected'} ports: there is no InfiniBand or RoCE device"
-        return fail(reason, action="use a node with that fabric, or give the container its RDMA devices")
-    proof = "/sys/class/infiniband and the PCI bus show no InfiniBand or RoCE device"
-    return skip("no InfiniBand or RoCE device here and none expected", proof=proof)
+def _judge_adapters(ports: Ports, *, stated: bool) -> list[Finding]:
+    """Findings about adapters on the PCI bus that have no RDMA device."""
+    on_bus, findings = ports.adapters, []
+    if on_bus.unbound:
+        reason = f"{len(on_bus.unbound)} adapters have no driver or no RDMA device: {_some(on_bus.unbound)}"
+        say = fail if stated or len(on_bus.unbound) > 1 or ports.gpus or not ports.devices else warn
+        findings.append(say(reason, action=_LOAD))
+    if on_bus.plain:
+        reason = f"{len(on_bus.plain)} adapters have a driver and no RDMA device, where equal ones have: "
+        findings.append((fail if stated or ports.gpus else warn)(reason + _some(on_bus.plain), action=_LOAD))
+    if on_bus.alone and (stated or (ports.gpus and len(on_bus.alone) >= RAILS)):
+        reason = f"{len(on_bus.alone)} adapters are network cards without an RDMA device: {_some(on_bus.alone)}"
+        action = f"{_LOAD}; in a container, give it the RDMA devices"
+        findings.append((fail if stated else warn)(reason, action=action))
+    if on_bus.taken and (stated or ports.gpus):
+        names = tuple(address for address, _ in on_bus.taken)
+        reason = f"{len(names)} adapters are given to a virtual machine ({on_bus.taken[0][1]}): {_some(names)}"
+        findings.append(warn(reason, action="leave jobs on this host without them, or bind them to mlx5_core again"))
+    for address, driver in (*on_bus.passed, *(() if stated or ports.gpus else on_bus.taken)):
+        proof = f"{system_files.PCI}/{address}/uevent: DRIVER={driver}"
+        findings.append(skip("passed through to a virtual machine", proof=proof, device=address))
+    return findings
 
 
 def _wrong(port: _rdma_devices.Port, ports: Ports, expect: Expect, found: list[_rdma_devices.Port]) -> str | None:
     """Fault of a port as a sentence; None if it fits."""
     if expect.ib_link_layer is not None and port.link_layer != expect.ib_link_layer:
         return f"link layer {port.link_layer}, not {expect.ib_link_layer}"
+    rails, lit = _count_rails(port, ports, found)
+    if not port.up and ports.gpus and rails >= RAILS and not _card_up(port, ports, found):
+        state = f"{port.state or 'no state'} and {port.physical_state or 'no physical state'}"
+        return f"{state}, where {lit} of {rails} equal adapters have a link"
     if not port.up:
         return f"{port.state or 'no state'} and {port.physical_state or 'no physical state'}"
     second = _second(port, ports.second)
     if second is not None and not second.up:
         return f"Active in /sys, but {second.state} and {second.physical_state} for ibstat"
     if port.rate_gbps is None:
-        return "up, but its rate cannot be read"
+        return "up, but its rate cannot be read"  # not fit, and judged as an error
     least = expect.ib_rate_gbps
     if least is not None and port.rate_gbps < least:
         return f"{port.rate_gbps:g} of {least:g} Gb/s"
@@ -124,7 +149,9 @@ def _wrong(port: _rdma_devices.Port, ports: Ports, expect: Expect, found: list[_
     return None
 
 
-def _judge_port(port: _rdma_devices.Port, wrong: str | None, ports: Ports, *, stated: bool) -> Finding:
+def _judge_port(
+    port: _rdma_devices.Port, wrong: str | None, ports: Ports, found: list[_rdma_devices.Port], *, stated: bool
+) -> Finding:
     values: dict[str, Any] = {
         "state": port.state,
         "physical_state": port.physical_state,
@@ -134,15 +161,59 @@ def _judge_port(port: _rdma_devices.Port, wrong: str | None, ports: Ports, *, st
     if not port.readable:
         action = f"read {port.folder} by hand"
         return error("its state or link layer cannot be read", action=action, device=port.name, **values)
+    if port.up and port.rate_gbps is None:
+        return error("up, but its rate cannot be read", action=f"read {port.folder}/rate", device=port.name, **values)
     if wrong is None:
         return ok(f"up, {port.rate_gbps:g} Gb/s, {port.link_layer}", device=port.name, **values)
-    if not stated and not port.up and port.link_layer == "Ethernet" and port.device in ports.idle:
-        proof = "its network interface is administratively down or in another namespace"
+    lit = any(_is_up(other, ports) for other in found)
+    rail = ports.gpus and not _card_up(port, ports, found) and _count_rails(port, ports, found)[0] >= RAILS
+    # A training node with adapters of which none has a link is no node of a cluster.
+    dark = ports.gpus and not lit and port.link_layer == "InfiniBand"
+    off = port.device in ports.idle or (not _interfaces(port, ports) and port.physical_state == "Disabled")
+    if (
+        not (stated or rail or dark)
+        and not port.up
+        and port.link_layer == "Ethernet"
+        and off
+        and (lit or not ports.gpus)
+    ):
+        proof = "its network interface is switched off" if port.device in ports.idle else "the port is Disabled"
         return skip(f"{wrong}: no link is intended", proof=proof, device=port.name, **values)
     action = _ACTIONS.get(port.physical_state or "") or _ACTIONS.get(port.state or "") or _CABLE
     if port.up and "link layer" in wrong:
         action = "set the port's type with `mlxconfig set LINK_TYPE_P1=1` (InfiniBand) or 2 (Ethernet), then reboot"
-    return (fail if stated else warn)(wrong, action=action, device=port.name, **values)
+    return (fail if stated or rail or dark else warn)(wrong, action=action, device=port.name, **values)
+
+
+def _is_up(port: _rdma_devices.Port, ports: Ports) -> bool:
+    second = _second(port, ports.second)
+    return port.up and (second is None or second.up)
+
+
+def _card(port: _rdma_devices.Port, ports: Ports) -> str:
+    """Card of a port: functions of one PCI device are one card."""
+    address = next(device.address for device in ports.devices if device.name == port.device)
+    return port.device if address is None else _adapters.card_of(address)
+
+
+def _card_up(port: _rdma_devices.Port, ports: Ports, found: list[_rdma_devices.Port]) -> bool:
+    """Whether its card has a link: then this port may be a second one without a cable."""
+    card = _card(port, ports)
+    return any(_is_up(other, ports) for other in found if _card(other, ports) == card)
+
+
+def _count_rails(port: _rdma_devices.Port, ports: Ports, found: list[_rdma_devices.Port]) -> tuple[int, int]:
+    """Number of cards of this board and link layer, and how many of them have a link."""
+    board = {device.name: device.board for device in ports.devices}
+    equal = [
+        other for other in found if board[other.device] == board[port.device] and other.link_layer == port.link_layer
+    ]
+    lit = {_card(other, ports) for other in equal if _is_up(other, ports)}
+    return len({_card(other, ports) for other in equal}), len(lit)
+
+
+def _interfaces(port: _rdma_devices.Port, ports: Ports) -> tuple[str, ...]:
+    return next(device.interfaces for device in ports.devices if device.name == port.device)
 
 
 def _usual_rate(
@@ -187,29 +258,11 @@ def _ask_ibstat(host: Host, found: list[_rdma_devices.Port]) -> tuple[ibstat.Ibs
     return told, "; ".join(problems[:3]) or None
 
 
-def _unbound(host: Host, devices: tuple[_rdma_devices.Device, ...]) -> tuple[str, ...]:
-    """Adapters on the PCI bus without an RDMA device: InfiniBand (0x0207), or Ethernet (0x0200) without any driver.
-
-    Functions of one card count together: a bond of two ports is one RDMA device of the first. An Ethernet adapter with
-    a driver is an ordinary network card.
-    """
-    cards = {device.address.rpartition(".")[0] for device in devices if device.address is not None}
-    infiniband = system_files.read_pci(host, system_files.MELLANOX, kind="0x0207")
-    if devices and not cards:
-        infiniband = ()  # the devices do not show their addresses here
-    ethernet = system_files.read_pci(host, system_files.MELLANOX, kind="0x0200")
-    alone = [address for address in infiniband if address.rpartition(".")[0] not in cards]
-    return (*alone, *(a for a in ethernet if a.rpartition(".")[0] not in cards and not _has_driver(host, a)))
-
-
-def _has_driver(host: Host, address: str) -> bool:
-    try:
-        return "DRIVER=" in host.read(f"{system_files.PCI}/{address}/uevent")
-    except HostError:
-        return True  # not shown: nothing speaks against it
-
-
-def _switched_on(host: Host, device: _rdma_devices.Device) -> bool:
-    """Whether one of its interfaces is administratively up, so that a link is intended."""
+def _switched_off(host: Host, device: _rdma_devices.Device) -> bool:
+    """Whether it has interfaces here and each is administratively down, so that no link is intended."""
     flags = [system_files.read_number(host, f"/sys/class/net/{name}/flags", base=16) for name in device.interfaces]
-    return any(flag & 1 for flag in flags)  # IFF_UP
+    return bool(flags) and not any(flag & 1 for flag in flags)  # IFF_UP
+
+
+def _some(addresses: tuple[str, ...]) -> str:
+    return ", ".join(addresses)[:120]

@@ -1,7 +1,11 @@
-"""NCCL and gloo find a network interface that is up and has an address. Ranks meet through it before any RDMA."""
+"""NCCL and gloo find an interface that is up and has an address, and MASTER_ADDR is behind one.
+
+Ranks meet through it before any RDMA.
+"""
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +13,7 @@ from typing import Any
 from trainmaster.checks import system_files
 from trainmaster.core.errors import HostError
 from trainmaster.core.expect import Expect
+from trainmaster.core.loopback import is_loopback_host
 from trainmaster.core.results import Finding, fail, ok, skip, warn
 from trainmaster.node.host import Host
 
@@ -17,9 +22,13 @@ NET = "/sys/class/net"
 VARIABLE = "NCCL_SOCKET_IFNAME"
 # Documentation/networking/operstates.rst
 STATES = ("unknown", "notpresent", "down", "lowerlayerdown", "testing", "dormant", "up")
+MASTER = "MASTER_ADDR"
 _ROUTE = re.compile(r"\S+\s+[0-9A-F]{8}(?:\s|$)", re.ASCII)  # interface, destination
+_UP, _REJECT = 0x1, 0x200  # include/uapi/linux/route.h
 # Bridges and tunnels inside one machine: no other node can reach an address on them.
 _INWARD = re.compile(r"(virbr|br-|cni|flannel|cali|veth|podman|lxc|lxd|kube|tunl|vxlan|docker|dummy|ifb).*")
+# Made by kernel modules in every network namespace, and never up by themselves.
+_MADE = re.compile(r"(sit|gre|gretap|erspan|ip6tnl|ip6gre|ip_vti|ip6_vti|teql)\d+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,15 +44,26 @@ class Interface:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Route of IPv4."""
+
+    interface: str
+    network: ipaddress.IPv4Network
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Interfaces:
     found: tuple[Interface, ...]
     nccl: str | None
     gloo: str | None
     gpus: bool
+    master: str | None = None  # MASTER_ADDR, where it is another machine
+    routes: tuple[Route, ...] = ()
 
 
 def read(host: Host) -> Interfaces:
-    addressed = _addressed(host)
+    rows = _read_rows(host)
+    addressed = _addressed(host, rows)
     found = []
     for name in host.list(NET):
         if system_files.read_optional(host, f"{NET}/{name}/ifindex") is None:
@@ -62,11 +82,16 @@ def read(host: Host) -> Interfaces:
         nccl=host.env(VARIABLE),
         gloo=host.env("GLOO_SOCKET_IFNAME"),
         gpus=system_files.has_gpus(host),
+        master=_read_master(host),
+        routes=tuple(route for row in rows if (route := _parse_route(row)) is not None),
     )
 
 
-def judge(interfaces: Interfaces, expect: Expect) -> list[Finding]:  # noqa: ARG001 (the environment states it)
-    findings = [_judge_named(interfaces) if interfaces.nccl else _judge_found(interfaces)]
+def judge(interfaces: Interfaces, expect: Expect) -> list[Finding]:
+    findings = [_judge_named(interfaces) if interfaces.nccl else _judge_found(interfaces, expect)]
+    unreachable = _judge_master(interfaces) if interfaces.master else None
+    if unreachable is not None:
+        findings.append(unreachable)
     if interfaces.gloo:
         missing = set(interfaces.gloo.split(",")) - {item.name for item in interfaces.found}
         if missing:
@@ -98,12 +123,39 @@ def _judge_named(interfaces: Interfaces) -> Finding:
     return ok(f"{', '.join(usable)}, as {VARIABLE} says", interfaces=usable)
 
 
-def _judge_found(interfaces: Interfaces) -> Finding:
+def _judge_master(interfaces: Interfaces) -> Finding | None:
+    """Fault of the way to MASTER_ADDR; None: there is one. A name is resolved by the check hostname."""
+    master = interfaces.master or ""
+    usable = {item.name for item in interfaces.found if item.usable and item.name != "lo"}
+    if not usable:
+        reason = f"{MASTER}={master} is another machine, and no interface but loopback is up and has an address"
+        return fail(reason, action="bring up the network of this node", device=MASTER, value=master)
+    try:
+        address = ipaddress.IPv4Address(master)
+    except ValueError:
+        return None  # a name, or IPv6
+    ways = [route for route in interfaces.routes if address in route.network]
+    if not ways:
+        return fail(f"there is no route to {MASTER}={master}", action="add the route", device=MASTER, value=master)
+    best = max(ways, key=lambda route: route.network.prefixlen)
+    if best.interface not in usable:
+        reason = f"the route to {MASTER}={master} leads through {best.interface}, which is down"
+        return fail(reason, action=f"bring up {best.interface}, or mend the route", device=MASTER, value=master)
+    return None
+
+
+def _judge_found(interfaces: Interfaces, expect: Expect) -> Finding:
     usable = [item.name for item in interfaces.found if item.usable and item.name != "lo"]
     # NCCL prefers IP over InfiniBand, and uses Docker interfaces only if there is no other.
     usable = [name for name in usable if name.startswith("ib")] or [
         name for name in usable if not name.startswith("docker")
     ]
+    inside = [item for item in interfaces.found if _INWARD.fullmatch(item.name) or _MADE.fullmatch(item.name)]
+    shut = [item for item in interfaces.found if item.name != "lo" and item not in inside]
+    if not usable and shut and (interfaces.gpus or expect.transport):
+        state = ", ".join(f"{item.name} {'has no address' if item.up else 'is down'}" for item in shut[:8])
+        reason = f"no other machine can be reached: {state}"
+        return fail(reason, action="bring up the interface, or give it an address", device=shut[0].name)
     if not usable:
         proof = f"{len(interfaces.found)} interfaces, none but loopback up and with an address"
         return skip("this node can only work alone", proof=proof)
@@ -119,12 +171,38 @@ def _there(interfaces: Interfaces) -> str:
     return f"there are {', '.join(item.name for item in interfaces.found)}"
 
 
-def _addressed(host: Host) -> set[str]:
-    """Interfaces with an address: those with a route of IPv4, which every address brings, or an address of IPv6."""
+def _read_master(host: Host) -> str | None:
+    """MASTER_ADDR, if it names another machine."""
+    master = (host.env(MASTER) or "").strip()
+    if not master or is_loopback_host(master):
+        return None
+    return None if master.partition(".")[0] == host.hostname().partition(".")[0] else master
+
+
+def _read_rows(host: Host) -> list[str]:
+    """Rows of /proc/net/route; none where the kernel has no IPv4."""
     text = system_files.read_optional(host, "/proc/net/route")
-    routes = (text or "").splitlines()[1:]
-    if text is not None and (not text.endswith("\n") or any(not _ROUTE.match(line) for line in routes)):
+    rows = (text or "").splitlines()[1:]
+    if text is not None and (not text.endswith("\n") or any(not _ROUTE.match(row) for row in rows)):
         raise HostError("/proc/net/route cannot be read whole")
+    return rows
+
+
+def _parse_route(row: str) -> Route | None:
+    """Route of a row; None: it is not in use or rejects. Addresses are hexadecimal in the order of the machine."""
+    words = row.split()
+    flags, mask = (words[3], words[7]) if len(words) > 7 else ("1", "00000000" if words[1] == "0" * 8 else "FFFFFFFF")
+    try:
+        if not int(flags, 16) & _UP or int(flags, 16) & _REJECT:
+            return None
+        place, bits = (ipaddress.IPv4Address(bytes.fromhex(word)[::-1]) for word in (words[1], mask))
+        return Route(interface=words[0], network=ipaddress.IPv4Network(f"{place}/{bits}", strict=False))
+    except ValueError:
+        raise HostError(f"/proc/net/route holds no route: {row[:60]!r}") from None
+
+
+def _addressed(host: Host, routes: list[str]) -> set[str]:
+    """Interfaces with an address: those with a route of IPv4, which every address brings, or an address of IPv6."""
     six = (system_files.read_optional(host, "/proc/net/if_inet6") or "").splitlines()
     # Scope 20 is link-local: every interface that is up has one, and NCCL does not use it.
     return {line.split()[0] for line in routes if line.split()} | {

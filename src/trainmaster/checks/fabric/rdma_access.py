@@ -37,7 +37,7 @@ def judge(access: Access, expect: Expect) -> Finding:
         return skip("no RDMA device on this machine", proof="/sys/class/infiniband is empty or absent")
     if access.closed:
         reason = f"no file in /dev/infiniband opens {', '.join(access.closed)}"
-        needed = bool(expect.ib_ports or expect.efa_devices)
+        needed = bool(implies_rdma(expect) or implies_efa(expect))
         return (fail if needed else warn)(reason, action=_ACTION, device=access.closed[0], closed=list(access.closed))
     return ok(f"{len(access.devices)} devices may be opened", devices=list(access.devices))
 

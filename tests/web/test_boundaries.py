@@ -31,7 +31,10 @@ def test_a_project_token_needs_trust_on_local(db: Database, tmp_path: Path, trus
     answer = client.post("/v1/training/jobs", json=SPEC, headers={"Authorization": f"Bearer {token}"})
     assert answer.status_code == status, answer.text
     assert trusted or answer.json()["error"]["code"] == "untrusted_jobs"
-    assert client.post("/v1/training/jobs", json=SPEC, headers={"Authorization": f"Bearer {admin}"}).status_code == 201
+    made = client.post("/v1/training/jobs", json=SPEC, headers={"Authorization": f"Bearer {admin}"})
+    assert made.status_code == 201
+    again = f"/v1/training/jobs/{made.json()['id']}/rerun"
+    assert client.post(again, headers={"Authorization": f"Bearer {token}"}).status_code == status
 
 
 def test_a_preflight_event_sets_no_verdict_of_another_machine(db: Database, client: TestClient) -> None:

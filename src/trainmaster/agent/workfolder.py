@@ -1,7 +1,8 @@
 """Working folder of a job's ranks, and the event file `global.json` that programs write there.
 
-Every job has a folder of its own: relative paths of two jobs never meet. Entries of the spec's `workdir` are linked
-into it, so that `python train.py` finds its script and its data, and what a program creates lies in its own folder.
+Every job has a folder of its own: relative paths of two jobs never meet. An uploaded `workdir` of the spec lies in it
+already; the entries of a folder on this node are linked into it. `python train.py` finds its script and its data, and
+what a program creates lies in its own folder.
 
 A program that appends events to `global.json` in its working folder needs no further step: whole lines are copied into
 the attempt's event file. Times without an offset are read in the spec's zone, or else in that of such files
@@ -18,21 +19,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from trainmaster.core.events import parse, render
-from trainmaster.core.plan import Plan
+from trainmaster.core.plan import WORK_FOLDER, Plan
 from trainmaster.core.spec import GLOBAL_FILE, zone_of
+from trainmaster.core.workdir import find_digest
 
-WORK_FOLDER = "work"
 _AT_ONCE = 1 << 20  # bytes copied in one turn
 _LINE_LIMIT = 1 << 20  # a longer line is copied in pieces, each of them a fault
 
 
 def make(plan: Plan) -> Path:
-    """The working folder of the plan's job, with links to the entries of its `workdir`."""
+    """The working folder of the plan's job; with links to the entries of `workdir` where that is a folder here."""
     attempt = Path(plan.folder)
     job = attempt.parent.parent if attempt.parent.name == "attempts" else attempt
     work = job / WORK_FOLDER
     work.mkdir(parents=True, exist_ok=True)
-    if plan.spec.workdir is not None:
+    if plan.spec.workdir is not None and find_digest(plan.spec.workdir) is None:
         for entry in os.scandir(plan.spec.workdir):
             if entry.name != GLOBAL_FILE:
                 with contextlib.suppress(FileExistsError):  # of an earlier attempt, or the program's own

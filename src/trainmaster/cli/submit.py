@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +10,7 @@ import typer
 from trainmaster.cli import _console, _document_kind, _yaml_file
 from trainmaster.cli._home import HomeOption, locate
 from trainmaster.cli._jobs import connect
+from trainmaster.cli._jobs import workdir as uploads
 from trainmaster.cli._server import ServerOption
 from trainmaster.core.spec import parse_spec
 
@@ -28,12 +28,16 @@ def submit(
     key: Annotated[
         str | None, typer.Option("--key", help="Names this submission: sent again, it gives the same job.")
     ] = None,
+    workdir: uploads.WorkdirOption = None,
     home: HomeOption = None,
     server: ServerOption = None,
 ) -> None:
     """Submit a job.
 
     A bad spec is refused with every fault at once (exit code 2) and nothing is created.
+
+    The working folder of the job is uploaded by content: what the server has already is not sent again. Files named in
+    .trainmasterignore (else .gitignore) stay here.
 
     [bold]Examples[/]
 
@@ -46,7 +50,8 @@ def submit(
     document = _yaml_file.load(spec)
     _document_kind.require_spec(document, spec)
     words = [*(values or []), *([f"target={on}"] if on else [])]
-    job = document.read(lambda value: parse_spec(_yaml_file.override(value, words)))
+    chosen, folder = uploads.choose(_yaml_file.override(document.value, words), spec, workdir)
+    job = document.read(lambda _: parse_spec(chosen))
     if dry_run:
         from trainmaster import targets
 
@@ -55,9 +60,8 @@ def submit(
         )
         _console.out.out(targets.load(job.target).plan(placement).render(), end="")
         return
-    if job.workdir is None and job.target == "local" and server is None:
-        job = replace(job, workdir=str(spec.absolute().parent))
     with connect(home, server) as jobs:
+        job = uploads.send(jobs, job, folder, home=locate(home), server=server is not None)
         made = jobs.submit(job, key=key)
         if json:
             _console.as_json(made)

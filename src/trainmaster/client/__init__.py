@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -30,10 +30,12 @@ from trainmaster.api.files import Artifact, CheckpointFiles, LogStream
 from trainmaster.api.health import Health
 from trainmaster.api.iterations import CheckRecord, Details, Epoch, Evaluation, Iteration, Step
 from trainmaster.api.jobs import Attempt, Job, JobLine, JobPage, JobsPage, Submitted, Transition
-from trainmaster.api.paths import JOBS, TRAINING
+from trainmaster.api.paths import JOBS, TRAINING, chunks
+from trainmaster.api.paths import workdir as workdir_path
 from trainmaster.api.run import Run
 from trainmaster.api.webhooks import Delivery
-from trainmaster.client import files
+from trainmaster.api.workdirs import MissingChunks, StoredWorkdir
+from trainmaster.client import files, workdir
 from trainmaster.client.errors import (
     BadRequest,
     Conflict,
@@ -89,6 +91,19 @@ class Client:
         sent = {"Idempotency-Key": key or str(uuid.uuid4())}
         answer = self._transport.ask("POST", JOBS, body=dict(spec), headers=sent)
         return decode(Submitted, {**answer.json(), "new": answer.status_code == 201})
+
+    def upload(
+        self, folder: str | Path, *, project: str = "default", told: Callable[[int, int], None] | None = None
+    ) -> str:
+        """Upload a folder as the working folder of jobs; the value for `workdir` in a spec.
+
+        Only chunks that the project does not have are sent. `told` gets the bytes sent and those to send.
+        """
+        return workdir.upload(workdir.scan(Path(folder)), self.receiver(project), told=told)
+
+    def receiver(self, project: str) -> workdir.Receiver:
+        """Where snapshots of working folders of a project go."""
+        return _Receiver(self._transport, project)
 
     def jobs(
         self, *, status: str | None = None, project: str | None = None, find: str | None = None, limit: int = 50,
@@ -334,6 +349,25 @@ class Client:
     def health(self) -> Health:
         """Liveness of the server. An answer of `failing` (503) is returned, not raised."""
         return decode(Health, self._transport.ask("GET", "/healthz", fine=frozenset({503})).json())
+
+
+class _Receiver:
+    """Chunks and snapshots of one project of a server."""
+
+    def __init__(self, transport: Transport, project: str) -> None:
+        self._transport, self._project = transport, project
+
+    def find_missing(self, digests: Sequence[str]) -> Sequence[str]:
+        answer = self._transport.ask("POST", chunks(self._project, "missing"), body={"sha256": list(digests)})
+        return decode(MissingChunks, answer.json()).missing
+
+    def put_chunk(self, sha256: str, data: bytes) -> None:
+        sent = {"Content-Type": "application/octet-stream"}
+        self._transport.ask("PUT", chunks(self._project, sha256), content=data, headers=sent)
+
+    def put_workdir(self, sha256: str, parts: Sequence[str]) -> Sequence[str]:
+        answer = self._transport.ask("PUT", workdir_path(self._project, sha256), body={"chunks": list(parts)})
+        return decode(StoredWorkdir, answer.json()).missing
 
 
 def _job(job_id: str, rest_of_it: str = "") -> str:

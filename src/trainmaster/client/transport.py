@@ -57,6 +57,7 @@ class Transport:
         *,
         params: Mapping[str, Any] | None = None,
         body: object = None,
+        content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         again: bool = True,
         fine: frozenset[int] = frozenset(),
@@ -69,7 +70,9 @@ class Transport:
         for turn in range(self.retries + 1 if again else 1):
             last = turn == self.retries or not again
             try:
-                answer = self._http.request(method, path, params=kept, json=body, headers=dict(headers or {}))
+                answer = self._http.request(
+                    method, path, params=kept, json=body, content=content, headers=dict(headers or {})
+                )
             except self._errors as wrong:
                 if last:
                     raise self._unreachable(wrong) from None

@@ -17,6 +17,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from trainmaster.control import workdir
 from trainmaster.control.project_yaml import prefix
 from trainmaster.core.errors import JobMissing, JobOpen, StoreError, UsageError
 from trainmaster.core.files import DRAFT_PREFIX
@@ -98,6 +99,7 @@ def delete_job(db: Database, storage: Store, home: Path, job_id: str, *, by: str
     for stored in storage.list(f"{prefix(job_id)}/"):
         storage.delete(stored.path)
     shutil.rmtree(home / "jobs" / job_id, ignore_errors=True)
+    workdir.forget(home / "jobs" / job_id)
     while jobs.delete_events(db, job_id):
         pass
     with db.write() as conn:
@@ -134,6 +136,9 @@ def _look(db: Database, home: Path, storage: Store) -> None:
     swept = sweep_drafts(home)
     if swept:
         log.info("%d drafts of interrupted writes removed", swept)
+    chunks = workdir.sweep(db, storage)
+    if chunks:
+        log.info("%d chunks of unused working folders removed", chunks)
     days = read_retention(os.environ.get(RETAIN_VARIABLE))
     if days is None:
         return

@@ -22,7 +22,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from trainmaster.control import budget
+from trainmaster.control import budget, workdir
 from trainmaster.control.collect import describe_unstored, store_files, store_project
 from trainmaster.control.context import Context
 from trainmaster.control.deadlines import StopRequest, find_stop_request
@@ -85,6 +85,8 @@ async def _stage(context: Context, job: JobRow, attempt: AttemptRow, _handle: Ha
         return await abandon(context, job, attempt, request.reason, f"{request.text}; it was being started")
     await store_project(context, job)
     try:
+        folder = context.home / "jobs" / job.id
+        await asyncio.to_thread(workdir.lay_out, context.db, context.storage, job, folder)
         handle = await context.call("submit", context.load(job.target).submit(context.plan(job, attempt.number)))
     except Unreachable:
         raise

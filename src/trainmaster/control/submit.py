@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from trainmaster import targets
-from trainmaster.control import budget
+from trainmaster.control import budget, workdir
 from trainmaster.core.errors import Fault, JobFinal, JobMissing, JobOpen, SpecError
 from trainmaster.core.secrets import find_in_spec
 from trainmaster.core.spec import JobSpec
@@ -37,6 +37,7 @@ def submit_once(
     spec = _find_first(db, spec)
     if secrets := list(find_in_spec(spec)):  # here and not in the spec itself: rows of earlier days must stay readable
         raise SpecError(secrets)
+    workdir.check_known(db, spec.project, spec.workdir)
     job_id = str(uuid.uuid4())
     # Planning touches nothing, so a trial of it costs nothing; the folder it names is thrown away.
     planned = load(spec.target).plan(Placement(attempt=f"{job_id}.1", spec=spec, job_folder=Path("/") / job_id))

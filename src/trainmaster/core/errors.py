@@ -6,7 +6,8 @@
     │   ├── JobMissing          2   there is no such job
     │   ├── JobFinal            2   the job has ended; nothing about it can change any more
     │   ├── KeyTaken            2   an idempotency key that already stands for another submission
-    │   └── OverBudget          2   the project has spent what it may; nothing was created
+    │   ├── OverBudget          2   the project has spent what it may; nothing was created
+    │   └── OverQuota           2   the project has as much in storage as it may; nothing was stored
     ├── MissingExtra            2   a feature whose packages are not installed
     ├── HostError               –   the machine could not be asked; a check turns it into `error`
     │   ├── CommandMissing          the program is not on this machine
@@ -76,6 +77,10 @@ class JobFinal(UsageError):
 
 class JobOpen(UsageError):
     """Another job still writes the checkpoints that were asked for; nothing was created."""
+
+
+class OverQuota(UsageError):
+    """The project has as much in storage as it may; nothing was stored."""
 
 
 class OverBudget(UsageError):

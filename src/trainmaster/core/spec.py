@@ -118,10 +118,11 @@ class JobSpec:
     inputs: Inputs = field(factory=Inputs, doc="where the data of your own program lies")
     workdir: str | None = field(
         default=None,
-        pattern=r"/.*",
+        pattern=r"/.*|sha256:[0-9a-f]{64}",
         example="/home/me/project",
-        doc="folder on the node whose entries are linked into the job's own working folder; not stated: an empty one "
-        "(`submit` states the folder of the spec file for the target local)",
+        doc="files of the job's working folder: sha256:… is an uploaded snapshot, /… a folder on the node whose "
+        "entries are linked; not stated: none. `trainmaster submit` takes a path relative to the spec file, uploads "
+        "that folder (not stated: the one of the spec file) and writes its snapshot here",
     )
     env: dict[str, str] = field(
         factory=dict, doc="environment of every rank; not for secrets: it is stored, and what looks like one is refused"

@@ -9,6 +9,7 @@ jobs ─┬─ attempts ─┬─ streams        read offset of each stream of a
       │              ├─ epochs
       │              └─ evals
       └─ artifacts                   objects in storage
+blobs  workdirs                    chunks and snapshots of working folders, by project
 tokens  audit  budgets  webhooks  outbox ── deliveries
 
 Iterations, steps, epochs, evals and check_results are derived from events and can be rebuilt from them. No row holds a
@@ -275,6 +276,30 @@ tokens = Table(
     Column("created_at", UtcTime, nullable=False),
     Column("used_at", UtcTime),
     Column("revoked_at", UtcTime),
+)
+
+# A row means that the object is in storage, whole.
+blobs = Table(
+    "blobs",
+    metadata,
+    Column("project", String(63), primary_key=True),
+    Column("sha256", String(64), primary_key=True),
+    Column("size_bytes", big(), nullable=False),
+    Column("place", String(255), nullable=False),  # path in storage; another one after each removal
+    Column("used_at", UtcTime, nullable=False),  # when an upload last asked for it
+    Index(None, "used_at"),
+)
+
+# A row means that every chunk of the snapshot has its row in `blobs`.
+workdirs = Table(
+    "workdirs",
+    metadata,
+    Column("project", String(63), primary_key=True),
+    Column("sha256", String(64), primary_key=True),  # of the manifest
+    Column("manifest", json_column(), nullable=False),  # SHA-256 of each chunk of the manifest itself
+    Column("files", Integer, nullable=False),
+    Column("size_bytes", big(), nullable=False),
+    Column("used_at", UtcTime, nullable=False),
 )
 
 audit = Table(

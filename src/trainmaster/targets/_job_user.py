@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainmaster.core.errors import UsageError
+from trainmaster.core.plan import WORK_FOLDER
 
 PASSED = "TRAINMASTER_JOB_ENV"
 USER = "TRAINMASTER_JOB_USER"
@@ -71,9 +72,18 @@ def find_user() -> pwd.struct_passwd | None:
 
 
 def give(folder: Path, user: pwd.struct_passwd | None) -> None:
-    """Make an attempt's folder, and the job's above it, the property of the user of jobs, closed to everybody else."""
+    """Make an attempt's folder, and the job's above it, the property of the user of jobs, closed to everybody else.
+
+    The job's working folder too, where the control plane has laid its files out and no rank has run yet.
+    """
     if user is None:
         return
+    work = folder.parent.parent / WORK_FOLDER
+    if not work.is_symlink() and work.is_dir() and work.stat().st_uid == os.geteuid():
+        for above, folders, files in os.walk(work, topdown=False):
+            for name in (*folders, *files):
+                os.chown(Path(above) / name, user.pw_uid, user.pw_gid, follow_symlinks=False)
+        os.chown(work, user.pw_uid, user.pw_gid)  # last: from now on the user may change names in it
     for place in (folder.parent.parent, folder.parent, folder):
         place.chmod(0o700)
         os.chown(place, user.pw_uid, user.pw_gid)

@@ -14,9 +14,23 @@ from trainmaster.web.routes import (
     nodes,
     tokens,
     webhooks,
+    workdirs,
 )
 
 ROUTERS = tuple(
     part.router
-    for part in (jobs, iterations, events, logs, artifacts, checkpoints, nodes, costs, webhooks, tokens, health)
+    for part in (
+        jobs,
+        iterations,
+        events,
+        logs,
+        artifacts,
+        checkpoints,
+        nodes,
+        costs,
+        webhooks,
+        tokens,
+        workdirs,
+        health,
+    )
 )

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trainmaster.api.files import Artifact, CheckpointFiles, LogStream
     from trainmaster.api.jobs import Job, JobLine, JobPage, JobsPage, Submitted, Transition
     from trainmaster.api.webhooks import Delivery
+    from trainmaster.client.workdir import Receiver
     from trainmaster.core.spec import JobSpec
     from trainmaster.core.states import Status
 
@@ -48,6 +49,9 @@ class Jobs(Protocol):
     def deliveries(self, job_id: str) -> tuple[Delivery, ...]: ...
 
     def submit(self, spec: JobSpec, *, key: str | None) -> Submitted: ...
+
+    def receiver(self, project: str) -> Receiver:
+        """Where snapshots of working folders of a project go."""
 
     def resume(self, job_id: str, values: Sequence[str]) -> Submitted:
         """Continue an ended job as a new one; `values` are `key.path=value` changes of its spec."""

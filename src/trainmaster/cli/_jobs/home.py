@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from trainmaster.api.files import Artifact, CheckpointFiles, LogStream
     from trainmaster.api.jobs import Job, JobLine, JobPage, JobsPage, Submitted, Transition
     from trainmaster.api.webhooks import Delivery
+    from trainmaster.client.workdir import Receiver
     from trainmaster.core.spec import JobSpec
     from trainmaster.core.states import Status
     from trainmaster.storage import Store
@@ -86,6 +87,9 @@ class HomeJobs:
 
         row, new = control.submit_once(self.db, spec, key=key)
         return shapes.submitted(row, new=new)
+
+    def receiver(self, project: str) -> Receiver:
+        return _Receiver(self.db, self._open_storage(), project)
 
     def resume(self, job_id: str, values: Sequence[str]) -> Submitted:
         return self._submit_changed(job_id, [*values, f"resume_from={job_id}"])
@@ -272,6 +276,28 @@ class HomeJobs:
         from trainmaster.cli._home import open_storage
 
         return open_storage(self._storage or os.environ.get("TRAINMASTER_STORAGE"), self.home)
+
+
+class _Receiver:
+    """Chunks and snapshots of one project of a home folder."""
+
+    def __init__(self, db: Database, storage: Store, project: str) -> None:
+        self._db, self._storage, self._project = db, storage, project
+
+    def find_missing(self, digests: Sequence[str]) -> Sequence[str]:
+        from trainmaster.control import workdir
+
+        return workdir.find_missing(self._db, self._project, digests)
+
+    def put_chunk(self, sha256: str, data: bytes) -> None:
+        from trainmaster.control import workdir
+
+        workdir.put_chunk(self._db, self._storage, self._project, sha256, data)
+
+    def put_workdir(self, sha256: str, chunks: Sequence[str]) -> Sequence[str]:
+        from trainmaster.control import workdir
+
+        return workdir.put_workdir(self._db, self._storage, self._project, sha256, chunks)
 
 
 def _missing(job_id: str) -> UsageError:

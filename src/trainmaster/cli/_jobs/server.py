@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from trainmaster.api.jobs import Job, JobLine, JobPage, JobsPage, Submitted, Transition
     from trainmaster.api.webhooks import Delivery
     from trainmaster.client import Client
+    from trainmaster.client.workdir import Receiver
     from trainmaster.core.spec import JobSpec
     from trainmaster.core.states import Status
 
@@ -83,6 +84,9 @@ class ServerJobs:
         return self._client.submit(
             {name: value for name, value in to_plain(spec).items() if value is not None}, key=key
         )
+
+    def receiver(self, project: str) -> Receiver:
+        return self._client.receiver(project)
 
     def resume(self, job_id: str, values: Sequence[str]) -> Submitted:
         if values:

@@ -111,9 +111,10 @@ def resume_job(
     responses={200: {"model": Job, "description": "It was run again before, with this key"}},
 )
 def rerun_job(
-    job: dependencies.Job, db: dependencies.Db, who: dependencies.User, idempotency_key: Key = None
+    request: Request, job: dependencies.Job, db: dependencies.Db, who: dependencies.User, idempotency_key: Key = None
 ) -> Response:
     """A new job with the spec of this one, from the beginning."""
+    dependencies.need_trust(request, who, job.target)
     with dependencies.creating():
         row, new = control.run_again(db, job.id, key=idempotency_key, by=who.name)
     return _created(row, new=new)

@@ -1,0 +1,127 @@
+"""Chunks (`blobs`) and snapshots of working folders, by project."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import Connection, delete, func, select, update
+
+from trainmaster.core.workdir import PREFIX
+from trainmaster.store import tables as t
+from trainmaster.store.columns import upsert
+from trainmaster.store.database import Database
+
+_AT_ONCE = 500  # keys in one query
+_B, _W = t.blobs.c, t.workdirs.c
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlobRow:
+    """A chunk in storage."""
+
+    sha256: str
+    size_bytes: int
+    place: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkdirRow:
+    """A snapshot whose chunks are all in storage."""
+
+    project: str
+    sha256: str
+    manifest: tuple[str, ...]
+    files: int
+    size_bytes: int
+
+
+def find_blobs(db: Database, project: str, digests: Collection[str]) -> dict[str, BlobRow]:
+    """The chunks of a project among these, by their SHA-256."""
+    found = {}
+    with db.read() as conn:
+        for some in _slices(digests):
+            query = select(_B.sha256, _B.size_bytes, _B.place).where(_B.project == project, _B.sha256.in_(some))
+            found.update({row["sha256"]: BlobRow(**row) for row in conn.execute(query).mappings()})
+    return found
+
+
+def touch_blobs(conn: Connection, project: str, digests: Collection[str], *, at: datetime) -> int:
+    """Note that an upload needs these chunks now: a sweep leaves them. The number of those that are there."""
+    count = 0
+    for some in _slices(digests):
+        change = update(t.blobs).where(_B.project == project, _B.sha256.in_(some)).values(used_at=at)
+        count += conn.execute(change).rowcount
+    return count
+
+
+def insert_blob(conn: Connection, project: str, blob: BlobRow, *, at: datetime) -> bool:
+    """Record a chunk; False where another upload of it was first."""
+    change = upsert(conn.dialect.name, t.blobs, ("project", "sha256"))
+    row = {"sha256": blob.sha256, "size_bytes": blob.size_bytes, "place": blob.place}
+    return bool(conn.execute(change, {"project": project, **row, "used_at": at}).rowcount)
+
+
+def sum_bytes(db: Database, project: str) -> int:
+    """Bytes of all chunks of a project."""
+    with db.read() as conn:
+        return int(
+            conn.execute(select(func.coalesce(func.sum(_B.size_bytes), 0)).where(_B.project == project)).scalar_one()
+        )
+
+
+def put_workdir(conn: Connection, row: WorkdirRow, *, at: datetime) -> None:
+    """Record a snapshot, or note that it is used again."""
+    change = upsert(conn.dialect.name, t.workdirs, ("project", "sha256"), ("used_at",))
+    facts = {"manifest": list(row.manifest), "files": row.files, "size_bytes": row.size_bytes}
+    conn.execute(change, {"project": row.project, "sha256": row.sha256, **facts, "used_at": at})
+
+
+def find_workdir(db: Database, project: str, sha256: str) -> WorkdirRow | None:
+    with db.read() as conn:
+        query = select(t.workdirs).where(_W.project == project, _W.sha256 == sha256)
+        row = conn.execute(query).mappings().first()
+    return _row(dict(row)) if row is not None else None
+
+
+def list_workdirs(db: Database) -> list[WorkdirRow]:
+    """Every snapshot."""
+    with db.read() as conn:
+        return [_row(dict(row)) for row in conn.execute(select(t.workdirs)).mappings()]
+
+
+def delete_unused(conn: Connection, *, before: datetime) -> int:
+    """Delete the snapshots that no job names and no upload has touched since `before`; their number."""
+    named = select(t.jobs.c.id).where(
+        t.jobs.c.project == _W.project, t.jobs.c.spec["workdir"].as_string() == PREFIX + _W.sha256
+    )
+    return conn.execute(delete(t.workdirs).where(_W.used_at < before, ~named.exists())).rowcount
+
+
+def list_old_blobs(db: Database, *, before: datetime) -> list[tuple[str, BlobRow]]:
+    """Chunks that no upload has touched since `before`, with their project."""
+    query = select(_B.project, _B.sha256, _B.size_bytes, _B.place).where(_B.used_at < before)
+    with db.read() as conn:
+        rows = conn.execute(query).mappings().all()
+    return [
+        (row["project"], BlobRow(sha256=row["sha256"], size_bytes=row["size_bytes"], place=row["place"]))
+        for row in rows
+    ]
+
+
+def delete_blob(conn: Connection, project: str, sha256: str, *, before: datetime) -> bool:
+    """Delete the row of a chunk; False where an upload has touched it meanwhile."""
+    this = (_B.project == project, _B.sha256 == sha256, _B.used_at < before)
+    return bool(conn.execute(delete(t.blobs).where(*this)).rowcount)
+
+
+def _row(row: dict[str, object]) -> WorkdirRow:
+    row.pop("used_at")
+    return WorkdirRow(**{**row, "manifest": tuple(row["manifest"])})  # type: ignore[arg-type]
+
+
+def _slices(digests: Collection[str]) -> Iterator[Sequence[str]]:
+    ordered = sorted(digests)  # two uploads at once lock rows in the same order
+    for first in range(0, len(ordered), _AT_ONCE):
+        yield ordered[first : first + _AT_ONCE]

@@ -1,0 +1,143 @@
+"""`submit` uploads the working folder, on this machine and to a server; unchanged, it sends nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from client.served import serve
+from trainmaster.cli.main import build
+from trainmaster.client import Client
+from trainmaster.control import workdir
+from trainmaster.core.errors import UsageError
+from trainmaster.core.roles import Role
+from trainmaster.storage import open_store
+from trainmaster.store import Database, jobs, open_database
+from web.furnished import issue
+
+pytestmark = pytest.mark.spawns
+
+
+def run(*words: str, **env: str) -> Result:
+    return CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb", **env}).invoke(build(), list(words))
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    """A project whose program prints a file of its own."""
+    place = tmp_path / "project"
+    place.mkdir()
+    (place / "train.py").write_text("print(open('words.txt').read())\n")
+    (place / "words.txt").write_text("from the folder of the spec")
+    (place / "job.yaml").write_text(
+        f"name: trial\ncommand: [{sys.executable}, train.py]\npreflight: {{level: 0}}\n"
+    )  # fmt: skip
+    return place / "job.yaml"
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[Database]:
+    (tmp_path / "server").mkdir()
+    database = open_database(tmp_path / "server" / "trainmaster.db")
+    yield database
+    database.close()
+
+
+def stored(home: Path) -> int:
+    """The number of chunks in storage."""
+    return len(open_store(home / "storage").list("workdirs/"))
+
+
+def newest(db: Database) -> Any:
+    return jobs.list_jobs(db, limit=1)[0]
+
+
+def test_on_this_machine_the_job_runs_in_its_own_copy(tmp_path: Path, spec: Path) -> None:
+    home = ["--home", str(tmp_path / "home")]
+    done = run("submit", str(spec), "--follow", *home)
+    assert done.exit_code == 0, done.output
+    assert "from the folder of the spec" in run("logs", "trial", *home).stdout
+    assert "bytes sent" in done.stderr and stored(tmp_path / "home") == 4, "three files and the manifest"
+    again = run("submit", str(spec), *home)
+    assert again.exit_code == 0 and "bytes sent" not in again.stderr
+    assert stored(tmp_path / "home") == 4
+
+
+def test_over_a_server_the_job_gets_the_files_and_nothing_is_sent_twice(
+    tmp_path: Path, db: Database, spec: Path
+) -> None:
+    home = tmp_path / "server"
+    with serve(db, tmp_path / "server", reconcile=True) as url:
+        done = run("submit", str(spec), "--follow", "--server", url)
+        assert done.exit_code == 0, done.output
+        assert "from the folder of the spec" in run("logs", "trial", "--server", url).stdout
+        assert "bytes sent" in done.stderr and stored(home) == 4
+        again = run("submit", str(spec), "--follow", "--server", url)
+        assert again.exit_code == 0 and "bytes sent" not in again.stderr and stored(home) == 4
+        (spec.parent / "words.txt").write_text("changed")
+        assert run("submit", str(spec), "--follow", "--server", url).exit_code == 0
+        assert stored(home) == 6, "one file and the manifest"
+    assert newest(db).spec.workdir.startswith("sha256:")
+
+
+def test_a_relative_workdir_lies_beside_the_spec_and_an_absolute_one_on_the_node(
+    tmp_path: Path, db: Database, spec: Path
+) -> None:
+    (spec.parent / "inner").mkdir()
+    (spec.parent / "inner" / "train.py").write_text("print('inner')\n")
+    with serve(db, tmp_path / "server", reconcile=True) as url:
+        assert run("submit", str(spec), "workdir=inner", "--follow", "--server", url).exit_code == 0
+        assert "inner" in run("logs", "trial", "--server", url).stdout
+    with serve(db, tmp_path / "server") as url:
+        assert run("submit", str(spec), "workdir=/opt/project", "--server", url).exit_code == 0
+        assert newest(db).spec.workdir == "/opt/project"
+        assert run("submit", str(spec), "--workdir", "none", "--server", url).exit_code == 0
+        assert newest(db).spec.workdir is None
+        assert run("submit", str(spec), "--workdir", str(spec.parent / "inner"), "--server", url).exit_code == 0
+        assert newest(db).spec.workdir.startswith("sha256:")
+        missing = run("submit", str(spec), "workdir=nowhere", "--server", url)
+        assert isinstance(missing.exception, UsageError) and "is not a folder" in str(missing.exception)
+
+
+def test_an_unfit_folder_is_linked_here_and_refused_for_a_server(tmp_path: Path, db: Database, spec: Path) -> None:
+    (spec.parent / "data").symlink_to("/usr/share")
+    home = ["--home", str(tmp_path / "home")]
+    done = run("submit", str(spec), "--follow", *home)
+    assert done.exit_code == 0 and "linked instead" in done.stderr, done.output
+    with serve(db, tmp_path / "server") as url:
+        refused = run("submit", str(spec), "--server", url)
+    assert isinstance(refused.exception, UsageError) and "--workdir none" in str(refused.exception)
+    assert jobs.list_jobs(db, limit=1) == []
+
+
+def test_only_users_of_the_project_upload(tmp_path: Path, db: Database, spec: Path) -> None:
+    callers = {
+        "viewer": (Role.VIEWER, None, 403),
+        "ours": (Role.USER, "lab", 200),
+        "theirs": (Role.USER, "other", 403),
+    }
+    with serve(db, tmp_path / "server", require_token=True, trust_jobs=True) as url:
+        for name, (role, project, status) in callers.items():
+            token = issue(db, name, role, project=project)["Authorization"].removeprefix("Bearer ")
+            with Client(url, token) as client:
+                if status == 200:
+                    found = client.upload(spec.parent, project="lab")
+                    assert client.submit({"name": "x", "project": "lab", "command": ["true"], "workdir": found}).new
+                    continue
+                with pytest.raises(Exception, match=r"limited|need|role|project") as refused:
+                    client.upload(spec.parent, project="lab")
+                assert getattr(refused.value, "status", None) == status
+
+
+def test_the_quota_of_a_project_is_one_sentence(
+    tmp_path: Path, db: Database, spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(workdir.QUOTA_VARIABLE, "0.00000001")
+    with serve(db, tmp_path / "server") as url:
+        refused = run("submit", str(spec), "--server", url)
+    assert refused.exception is not None and "working folders" in str(refused.exception)

@@ -220,6 +220,15 @@ def timeouts(machine: Machine) -> None:
 def mig(machine: Machine) -> None:
     make(machine)
     machine.edit(None, {"mig_mode/current_mig": "Enabled", "mig_mode/pending_mig": "Enabled"})
+    empty, slices = (
+        "<mig_devices>\n\t\t\tNone\n\t\t</mig_devices>",
+        "".join(
+            f"<mig_device><index>{n}</index><gpu_instance_id>{n + 3}</gpu_instance_id></mig_device>" for n in range(2)
+        ),
+    )
+    text = machine.host.run(*SMI.split()).stdout
+    assert empty in text
+    machine.smi(text.replace(empty, f"<mig_devices>{slices}</mig_devices>"))
     for option in ("-s", "-e"):
         machine.command(f"nvidia-smi nvlink {option}", "", exit_code=3, stderr="Not supported in MIG mode")
 
@@ -340,6 +349,20 @@ CASES = (
          put=gpus(3, {"temperature/memory_temp": "120 C"})),
     Case(name="7 ECC off after the next reset", check="gpu_ecc", before="PASS", after="WARN",
          put=gpus(3, {"ecc_mode/pending_ecc": "Disabled"})),
+    Case(name="7 a lower clock than equal GPUs", check="gpu_clocks,gpu_peers", before="PASS", after="FAIL",
+         put=gpus(3, {"max_clocks/sm_clock": "1000 MHz"})),
+    Case(name="7 a smaller BAR1 than equal GPUs", check="gpu_memory,gpu_peers", before="PASS", after="FAIL",
+         put=gpus(3, {"bar1_memory_usage/total": "256 MiB"})),
+    Case(name="7 counters that only equal GPUs report", check="gpu_throttle,gpu_peers", before="PASS",
+         after="INCOMPLETE", put=gpus(3, {"clocks_event_reasons_counters": None})),
+    Case(name="7 another board than equal GPUs", check="gpu_model,gpu_peers", before="PASS", after="WARN",
+         put=gpus(3, {"pci/pci_sub_system_id": "16C110DE"})),
+    Case(name="7 uncorrectable SRAM errors by source only", check="gpu_ecc", before="PASS", after="WARN",
+         put=gpus(3, {"ecc_errors/aggregate_uncorrectable_sram_sources/sram_l2": "7"})),
+    Case(name="7 a power draw of 0 W", check="gpu_power", before="PASS", after="INCOMPLETE",
+         put=gpus(3, {"gpu_power_readings/instant_power_draw": "0.00 W"})),
+    Case(name="7 mig=true and no MIG device", check="gpu_modes", before="PASS", after="FAIL", expect=("mig=true",),
+         put=gpus(None, {"mig_mode/current_mig": "Enabled", "mig_mode/pending_mig": "Enabled"})),
     Case(name="7 PCIe replays", check="gpu_pcie", before="PASS", after="WARN",
          put=gpus(3, {"pci/replay_counter": "250000"})),
     Case(name="7 another clique than the other GPUs", check="gpu_fabric", before="PASS", after="FAIL",

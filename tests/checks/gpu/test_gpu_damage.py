@@ -28,6 +28,7 @@ NOT_JUDGED = {
     ("gpu_vbios", "inforom_version/img_version"),
     ("gpu_vbios", "vbios_version"),
     ("gpu_power", "gpu_power_readings/average_power_draw"),
+    ("gpu_peers", "mig_mode/current_mig"),  # gpu_modes judges it
 }
 
 

@@ -119,7 +119,8 @@ def _judge_port(one: Counted, days: float, *, absent: list[str]) -> Finding:
 
 def _absent(one: Counted, counted: list[Counted]) -> list[str]:
     """Counters that most ports of the same board and link layer show, and this one does not."""
-    equal = [other for other in counted if other.board == one.board and other.port.link_layer == one.port.link_layer]
+    layers = {one.port.link_layer} if one.port.link_layer in _rdma_devices.LAYERS else set(_rdma_devices.LAYERS)
+    equal = [other for other in counted if other.board == one.board and other.port.link_layer in layers]
     usual = Counter(name for other in equal for name in (*other.counters, *other.unread))
     return sorted(
         name

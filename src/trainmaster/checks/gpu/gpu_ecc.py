@@ -142,6 +142,8 @@ def _only_of_peers(gpu: nvidia.Gpu, gpus: nvidia.Gpus) -> list[str]:
 
 
 def _is_counter(path: str) -> bool:
+    if path.startswith("ecc_errors/aggregate_uncorrectable_sram_sources/"):
+        return True
     return path.startswith(("ecc_errors/volatile", "ecc_errors/aggregate/")) and (
         "correctable" in path or "_bit/" in path
     )

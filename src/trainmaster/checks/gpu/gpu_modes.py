@@ -78,6 +78,9 @@ def _mig(gpu: nvidia.Gpu, device: str, expect: Expect) -> Iterator[Finding]:
     if on != bool(expect.mig):
         reason = "MIG is on: a program sees slices, not the GPU" if on else "MIG is off"
         yield fail(reason, action=f"change it and reset the GPU: nvidia-smi -mig {int(not on)}", device=device, mig=on)
+    elif on and not gpu.mig_devices:
+        reason = "MIG is on and there is no MIG device: no program can use this GPU"
+        yield fail(reason, action="create them: nvidia-smi mig -cgi PROFILE -C", device=device, mig=on, mig_devices=0)
     elif gpu.yes("mig_mode/pending_mig") != on:
         action = "reset the GPU, or undo the change"
         yield warn("a change of the MIG mode is pending a reset", action=action, device=device, mig=on)

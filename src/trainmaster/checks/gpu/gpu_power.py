@@ -39,7 +39,7 @@ def _judge_one(gpu: nvidia.Gpu, device: str, wanted: float | None) -> Finding:
         return fail(reason, action=action, device=device, limit_w=limit, default_w=usual)
     draw = gpu.number(" W", *DRAW)
     values = {"draw_w": draw, "limit_w": limit, "default_w": usual}
-    if not 0 < limit < MOST_W or not 0 <= draw < MOST_W:
+    if not 0 < limit < MOST_W or not 0 < draw < MOST_W:
         reason = f"implausible readings: {draw:g} W of {limit:g} W"
         return error(reason, action="reset the GPU or reboot the node", device=device, **values)
     action = f"raise the limit again: nvidia-smi -pl {usual:g}"

@@ -13,6 +13,8 @@ PENDING = "remapped_rows/remapped_row_pending"
 FAILURE = "remapped_rows/remapped_row_failure"
 PAGES = ("retired_pages/pending_retirement", "retired_pages/pending_blacklist")
 SPENT = "remapped_rows/row_remapper_histogram/row_remapper_histogram_none"
+LOW = "remapped_rows/row_remapper_histogram/row_remapper_histogram_low"
+MOST_ROWS = 512  # a GPU can remap no more (NVIDIA, GPU Memory Error Management, Row Remapping)
 
 
 def read(host: Host) -> nvidia.Gpus:
@@ -41,8 +43,12 @@ def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus) -> Finding:
     values = {"pending": pending, "failed": failed, "corrected": corrected, "uncorrectable": hard}
     # Driver 450 to 515 have no histogram; where it is, it must hold a number.
     banks = gpu.number(" bank(s)", SPENT) if gpu.said(SPENT) else 0
-    if banks > 0:
-        reason = f"{banks:g} memory banks have no spare row left"
+    low = gpu.number(" bank(s)", LOW) if gpu.said(LOW) else 0
+    if banks > 0 or low > 0:
+        reason = f"{banks:g} memory banks have no spare row left, {low:g} have few"
+        return warn(reason, action="plan to have the GPU replaced", device=device, **values)
+    if corrected + hard >= MOST_ROWS:
+        reason = f"{corrected + hard} rows are remapped, and a GPU can remap {MOST_ROWS}"
         return warn(reason, action="plan to have the GPU replaced", device=device, **values)
     return ok(f"no remap is pending; {corrected + hard} rows are remapped", device=device, **values)
 

@@ -68,6 +68,10 @@ class Gpu:
         said = self.said(*paths)
         return bool(said) and _NOT_HERE.fullmatch(said) is None
 
+    def told(self) -> frozenset[str]:
+        """Paths that hold a value."""
+        return frozenset(path for path, said in self.leaves.items() if not _NO_VALUE.fullmatch(said))
+
     def word(self, *paths: str) -> str:
         """What is said there, or NotTold."""
         said = self.said(*paths)

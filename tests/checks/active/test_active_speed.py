@@ -167,3 +167,24 @@ def test_gpus_behind_one_switch_share_it_and_pass(machine: Machine) -> None:
     findings = machine.judge("pcie_copy")
     assert {finding.verdict for finding in findings} == {Verdict.PASS}
     assert findings[0].values["together"] == {"with_gpus": 7, "h2d": 27.0, "d2h": 26.0, "both": 98.0}
+
+
+def drawing(watts: float | None) -> dict[str, Any]:
+    return {"sm_mhz": 1500, "memory_mhz": 3201, "temperature_c": 62, "power_w": watts, "throttle": ["power_cap"]}
+
+
+@pytest.mark.parametrize(("watts", "verdict"), [(690.0, "pass"), (740.0, "pass"), (900.0, "warn"), (None, "error")])
+def test_power_efficiency_is_compared_with_equal_gpus(machine: Machine, watts: float | None, verdict: str) -> None:
+    def change(number: int, told: Report) -> None:
+        told["results"]["after"] = drawing(watts if number == 2 else 690.0)
+
+    answer(machine, "gemm", 8, change)
+    assert machine.verdicts("gemm") == {f"gpu{n}": verdict if n == 2 else "pass" for n in range(8)}
+    finding = machine.judge("gemm")[3]
+    assert finding.values["bf16_gflops_per_w"] == pytest.approx(665.3 / 690 * 1000, abs=0.1)
+
+
+def test_without_power_sensors_there_is_no_efficiency(machine: Machine) -> None:
+    answer(machine, "gemm", 8)
+    assert {finding.values["bf16_gflops_per_w"] for finding in machine.judge("gemm")} == {None}
+    assert set(machine.verdicts("gemm").values()) == {"pass"}

@@ -109,6 +109,7 @@ def test_the_bandwidth_is_held_against_the_links(gbps: float, verdict: str) -> N
     (found,) = judge(report(gbps=gbps))
     assert found.verdict == verdict, found.reason
     assert "NVLinks of H200" in found.reason
+    assert [point["size_bytes"] for point in found.values["points"]] == [16 << 20, 128 << 20, 1 << 30]
 
 
 @pytest.mark.parametrize(("gbps", "verdict"), [(470.0, "pass"), (400.0, "warn"), (380.0, "fail")])

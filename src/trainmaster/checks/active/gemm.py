@@ -5,6 +5,7 @@ All GPUs at once: they share the server's power and air, and train at once too.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -28,6 +29,8 @@ DATASHEET_BELOW = 0.40
 # ‖product − exact‖ / ‖exact‖: the rounding of the result, some times over. Hopper adds 8-bit products with 14 bits,
 # which costs up to 2 % (DeepSeek-V3 report, §3.3.2); one wrong tile of 64 costs 12 %.
 TOLERANCE = {"bf16": 1e-2, "fp16": 2e-3, "tf32": 2e-3, "fp8": 8e-2}
+# Of the median of equal GPUs: at one power limit chips differ by some 3 %, and a sample of the power by as much again.
+EFFICIENCY_WARN_BELOW = 0.85
 SLOW = "see its throttle reasons, power limit and clocks, and what else runs on it; replace it if it stays slow"
 
 
@@ -75,6 +78,8 @@ def _judge_one(device: str, report: _probe.Report, every: Mapping[str, _probe.Re
             found += _judge_held(held, report, every)
     for moment in ("before", "after"):
         values[f"clocks_{moment}"] = report.results.get(moment)
+    values["bf16_gflops_per_w"] = _efficiency(report.results)
+    found += _judge_efficiency(report, every)
     return _rates.combine(device, found, note=_probe.foreign(report), **values)
 
 
@@ -93,6 +98,36 @@ def _judge_held(held: tuple[float, ...], report: _probe.Report, every: Mapping[s
         slow=SLOW,
     )
     return [judged] if judged.compared else []
+
+
+def _judge_efficiency(report: _probe.Report, every: Mapping[str, _probe.Report]) -> list[Judged]:
+    """Work for each watt under load, among the equal GPUs here. A hot or leaking chip draws more for the same work."""
+    own = _efficiency(report.results)
+    peers = [value for other in every.values() if other.name == report.name and (value := _efficiency(other.results))]
+    if len(peers) < _rates.LEAST_PEERS:
+        return []
+    if own is None:
+        words = f"its power under load was not read; {len(peers)} equal GPUs here report theirs"
+        return [Judged(verdict=Verdict.ERROR, words=words, action="see `nvidia-smi -q -d POWER` of it")]
+    share = own / statistics.median(peers)
+    words = f"{own:.3g} GFLOPS of bf16 for each watt, {share:.0%} of the median of the {len(peers)} equal GPUs here"
+    if share < EFFICIENCY_WARN_BELOW:
+        return [
+            Judged(verdict=Verdict.WARN, words=words, action="see its temperature, fans and power; clean its cooler")
+        ]
+    return [Judged(verdict=Verdict.PASS, words=words)]
+
+
+def _efficiency(results: Mapping[str, Any]) -> float | None:
+    """GFLOPS of bf16 held for each watt that the GPU drew at the end; None where its sensor gave no power."""
+    after = results.get("after")
+    power = after.get("power_w") if isinstance(after, Mapping) else None
+    if isinstance(power, bool) or not isinstance(power, (int, float)) or not power > 0:
+        return None
+    try:
+        return round(1000 * _best("bf16", results) / power, 1)
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _measured(report: _probe.Report, name: str) -> bool:

@@ -133,6 +133,7 @@ class Ran:
     """Report of a run: bus bandwidth by size, evidence against it, and the baselines that apply."""
 
     gbps: Mapping[int, float]
+    points: tuple[Mapping[str, Any], ...]  # with latencies, for reports
     results: tuple[CheckResult, ...]
     lost: tuple[str, ...]
     wrong: int  # rows in which a rank received wrong data
@@ -151,8 +152,8 @@ def parse(text: str, *, ranks: int, backend: Backend = "nccl") -> Ran:
             raise ValueError("a report of another run")
         if report["world"] != ranks or len(report["members"]) > ranks:
             raise ValueError(f"{report['world']} ranks took part, not {ranks}")
-        rows = [row for row in report["rows"] if row["collective"] == COLLECTIVE]
-        gbps = {int(row["size_bytes"]): _probe.number(row, "busbw_gbps") for row in rows if len(row["heard"]) == ranks}
+        rows = [row for row in report["rows"] if row["collective"] == COLLECTIVE and len(row["heard"]) == ranks]
+        gbps = {int(row["size_bytes"]): _probe.number(row, "busbw_gbps") for row in rows}
         results = tuple(schema.build(CheckResult, item) for item in report["results"])
         baselines = [
             item
@@ -163,6 +164,10 @@ def parse(text: str, *, ranks: int, backend: Backend = "nccl") -> Ran:
         ]
         return Ran(
             gbps=gbps,
+            points=tuple(
+                {"size_bytes": size, "busbw_gbps": round(gbps[size], 3), "latency_us": row.get("median_us")}
+                for size, row in zip(gbps, rows, strict=True)
+            ),
             results=results,
             lost=tuple(str(lost["reason"]) for lost in report["lost"]),
             wrong=sum(bool(row["wrong"]) for row in (*report["rows"], *report["partial"])),
@@ -201,10 +206,9 @@ def _judge_bandwidth(report: Ran, ranks: int, link: Link | None) -> Finding:
     size = max(report.gbps)
     gbps = report.gbps[size]
     what = f"{COLLECTIVE} over {ranks} GPUs: {gbps:.3g} GB/s at {size >> 20} MiB"
-    by_size = {str(at): round(rate, 3) for at, rate in sorted(report.gbps.items())}
     values: dict[str, Any] = {
-        "collective": COLLECTIVE, "ranks": ranks, "busbw_gbps": round(gbps, 3), "by_size": by_size,
-        "transport": report.transport,
+        "collective": COLLECTIVE, "ranks": ranks, "busbw_gbps": round(gbps, 3), "points": list(report.points),
+        "compared": list(report.baselines), "transport": report.transport,
     }  # fmt: skip
     if link is not None and gbps > IMPOSSIBLE * link.gbps:
         words = f"{what} is more than {link.words} can carry ({link.gbps:.3g}): the timing is wrong"

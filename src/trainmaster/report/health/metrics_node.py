@@ -17,6 +17,7 @@ _GPU = re.compile(r"gpu_(count|driver|model)$|cuda_init$")
 _EFA = re.compile(r"efa")
 _NCCL = re.compile(r"nccl(?!_env|_interfaces)|collective")
 _DCGM = re.compile(r"dcgm")
+_INSIDE = ("nccl", "nccl_tests")  # collectives of one node
 
 
 def describe_node(view: View, node: Node) -> dict[str, Any]:
@@ -124,7 +125,7 @@ def _nccl(rows: list[Row], found: list[curves.Curve], job: Mapping[str, Any]) ->
     return {
         "nccl_tests_available": installed if isinstance(installed, bool) else ran or None,
         "communication_tests": {
-            f"{'single_node' if curve.row.check == 'nccl_tests' else 'distributed'}_{curve.collective}": {
+            f"{'single_node' if curve.row.check in _INSIDE else 'distributed'}_{curve.collective}": {
                 "success": curve.row.verdict in (Verdict.PASS, Verdict.WARN),
                 "test_type": curve.collective,
                 "processes_tested": curve.ranks,

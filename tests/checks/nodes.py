@@ -116,8 +116,11 @@ def efa(machine: Machine, devices: int = 32, *, offered: int | None = None) -> N
         for name, text in (("vendor", "0x1d0f"), ("class", "0x020000"), ("device", "0xefa1")):
             files[f"{PCI}/{address}/{name}"] = f"{text}\n"
     plugin = "/opt/amazon/ofi-nccl/lib"
-    put(machine, files=files, lists={PCI: ["0000:00:00.0", "0000:00:06.0", *addresses], plugin: ["libnccl-net.so"]})
+    files["/etc/ld.so.conf.d/100_ofinccl.conf"] = f"{plugin}\n"
+    lists = {PCI: ["0000:00:00.0", "0000:00:06.0", *addresses], plugin: ["libnccl-net.so"]}
+    put(machine, files=files, lists={**lists, "/etc/ld.so.conf.d": ["100_ofinccl.conf"]})
     machine.answer("env", "LD_LIBRARY_PATH", None)
+    machine.answer("env", "NCCL_NET_PLUGIN", None)
     machine.command("fi_info -p efa", "".join(fi_info_text(name) for name in names[:offered]))
 
 

@@ -345,6 +345,8 @@ FAULTS = [
           node=efa, break_it=text("/sys/class/infiniband/rdmap80s0/ports/1/rate", "N/A\n")),
     Fault(name="EFA not provable", check="efa", verdict="error", says="fi_info is not installed", node=efa,
           break_it=lambda machine: machine.refuses("fi_info -p efa", "CommandMissing", "fi_info is not there")),
+    Fault(name="EFA plugin where the loader does not search", check="efa_plugin", verdict="warn",
+          says="not in LD_LIBRARY_PATH", node=efa, break_it=text("/etc/ld.so.conf.d/100_ofinccl.conf", "/opt/other\n")),
     Fault(name="EFA without NCCL's plugin", check="efa_plugin", verdict="fail", says="no libnccl-net", node=efa,
           break_it=lambda machine: put(machine, files={}, lists=dict.fromkeys(PLUGIN_PLACES)),
           expect={"efa_devices": 32}),

@@ -31,6 +31,7 @@ _SMI = (
 )
 _LEAF = re.compile(r"\.smi\.gpus\[\d+\]\.leaves\[(?P<leaf>.*)\]")
 _INERT_LEAF = re.compile("|".join(f"(?:{part})" for part in _SMI))
+_RUN = r"\.answer\.stdout\[report\]"
 # Fields of other readings: (check, path).
 _FIELDS = (
     # A module that no check asks for, a line of version.py that states no version, a mount that is no network mount.
@@ -45,6 +46,10 @@ _FIELDS = (
     # Names of memory patterns, whose number is judged; versions and CPUs of a probe.
     ("memory_pattern", r"\.answers\[.*\]\.stdout\[results\]\[patterns\]\[\d+\]"),
     ("pcie_copy", r"\.answers\[.*\]\.stdout\[results\]\[cpus\]"),
+    # Sentences, processes and times of a run of collectives; bandwidths, sizes, ranks and verdicts are judged.
+    ("nccl", _RUN + r"\[(sweep|members|notes|timings|transport|took_s|overall|exit_code)\].*"),
+    ("nccl", _RUN + r"\[results\]\[\d+\](\[took_s\]|\[findings\]\[\d+\]\[(reason|action|values)\].*)"),
+    ("nccl", _RUN + r"\[rows\]\[\d+\]\[(seq|repeats|time_us|algbw_gbps|median_us|p95_us|slowest_rank|ranks)\]"),
     *((probe, r"\.answers\[.*\]\.stdout\[device\]\[(torch|cuda|name|capability)\]") for probe in PROBES),
 )
 # Values of a finding that are shown and not judged: (check, name).

@@ -40,6 +40,7 @@ def report(ranks: int = 8, gbps: float = 380.0, **changes: Any) -> dict[str, Any
     results = [{"check": name, "findings": [dict(finding)], "took_s": 0.0} for name in names]
     return {
         "v": 1, "backend": "nccl", "world": ranks, "nodes": 1, "rows": rows, "partial": [], "lost": [],
+        "sweep": {"min_bytes": 16 << 20, "max_bytes": 1 << 30, "factor": 8}, "notes": [],
         "members": [{"rank": rank} for rank in range(ranks)], "results": results, "transport": "P2P/CUMEM", **changes,
     }  # fmt: skip
 
@@ -163,6 +164,8 @@ DAMAGE = {
     "another backend": lambda whole: whole.replace('"nccl"', '"gloo"'),
     "seven ranks": lambda whole: whole.replace('"world": 8', '"world": 7'),
     "no rank finished": lambda whole: whole.replace("[0, 1, 2, 3, 4, 5, 6, 7]", "[0]"),
+    "the largest size lost": lambda whole: whole.replace(str(1 << 30), str(16 << 20), 1),
+    "another collective": lambda whole: whole.replace('"all_reduce"', '"all_gather"', 1),
     "no findings": lambda whole: whole.replace("collective_ranks", "other"),
 }
 
@@ -174,6 +177,15 @@ def test_a_damaged_report_is_an_error(how: str) -> None:
     assert damaged != whole
     (found,) = nccl.judge_answer(ran(damaged), ranks=8, link=NVLINK)
     assert found.verdict is Verdict.ERROR, found.reason
+
+
+@pytest.mark.parametrize("row", [0, 1, 2])
+def test_a_row_that_is_missing_is_an_error_unless_memory_was_short(row: int) -> None:
+    document = report()
+    del document["rows"][row]
+    assert [finding.verdict for finding in judge(document)] == [Verdict.ERROR]
+    document["notes"] = ["1 GiB does not fit"]
+    assert [finding.verdict for finding in judge(document)] == [Verdict.PASS if row == 2 else Verdict.ERROR]
 
 
 def test_a_run_that_hung_or_crashed_is_an_error() -> None:

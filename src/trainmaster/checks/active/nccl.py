@@ -8,7 +8,7 @@ the physical limit of its links; nodes of a cluster are compared with each other
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -152,7 +152,8 @@ def parse(text: str, *, ranks: int, backend: Backend = "nccl") -> Ran:
             raise ValueError("a report of another run")
         if report["world"] != ranks or len(report["members"]) > ranks:
             raise ValueError(f"{report['world']} ranks took part, not {ranks}")
-        rows = [row for row in report["rows"] if row["collective"] == COLLECTIVE and len(row["heard"]) == ranks]
+        rows = report["rows"]
+        _refuse_gaps(report, rows, ranks)
         gbps = {int(row["size_bytes"]): _probe.number(row, "busbw_gbps") for row in rows}
         results = tuple(schema.build(CheckResult, item) for item in report["results"])
         baselines = [
@@ -176,6 +177,22 @@ def parse(text: str, *, ranks: int, backend: Backend = "nccl") -> Ran:
         )
     except (KeyError, TypeError, AttributeError, SpecError) as wrong:
         raise ValueError(f"the report cannot be understood: {type(wrong).__name__}: {wrong}"[:200]) from None
+
+
+def _refuse_gaps(report: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], ranks: int) -> None:
+    """ValueError where a size of the sweep is missing, unless a rank was lost or lacked the memory for it."""
+    if any(row["collective"] != COLLECTIVE or sorted(row["heard"]) != list(range(ranks)) for row in rows):
+        raise ValueError(f"a row is not one of {COLLECTIVE} over {ranks} ranks")
+    sweep, sizes = report["sweep"], []
+    size, factor = _probe.count(sweep, "min_bytes"), _probe.count(sweep, "factor")
+    while 0 < size <= _probe.count(sweep, "max_bytes") and factor > 1:
+        sizes.append(size)
+        size *= factor
+    measured = [row["size_bytes"] for row in rows]
+    if measured != sizes[: len(measured)] or not sizes:
+        raise ValueError("the sizes measured are not those of the sweep")
+    if len(measured) < len(sizes) and not report["lost"] and not report["notes"]:
+        raise ValueError(f"{len(measured)} of {len(sizes)} sizes were measured")
 
 
 def _faults(report: Ran, ranks: int) -> list[Finding]:

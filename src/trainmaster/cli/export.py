@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,9 @@ from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption
 from trainmaster.cli._server import ServerOption
 from trainmaster.core.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from trainmaster.datasets.corpus.tokenizer import Tokenizer
 
 
 class Dtype(StrEnum):
@@ -36,18 +39,27 @@ def export(
     ] = False,
     dtype: Annotated[Dtype, typer.Option(help="Of the exported weights; fp32 is what training keeps.")] = Dtype.fp32,
     file_gib: Annotated[float, typer.Option(min=0.001, help="Largest file; also the memory it takes.")] = 4.0,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(help="bytes, a tokenizer.json or its folder, or hub:NAME. Not stated: the tokenizer of the run."),
+    ] = None,
+    end_token: Annotated[
+        str | None, typer.Option(help="Token that ends a document. Not stated: that of the run or the tokenizer.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
     home: HomeOption = None,
     server: ServerOption = None,
 ) -> None:
-    """Make an HF model (config.json, safetensors) of a checkpoint, or with --from-hf a checkpoint of an HF model.
+    """Make an HF model (weights, config, tokenizer) of a checkpoint, or with --from-hf a checkpoint of an HF model.
 
-    The checkpoint is verified first, every byte; a damaged one is refused (exit code 1). A tokenizer is not part of
-    it: copy the one you trained with beside the weights.
+    The checkpoint is verified first, every byte; a damaged one is refused (exit code 1). The tokenizer is that of the
+    run. Prepared data has its own, which a checkpoint does not name: give it with --tokenizer.
 
     [bold]Examples[/]
 
       trainmaster export checkpoints/step-00001000 my-model --dtype bf16
+
+      trainmaster export checkpoints my-model --tokenizer Llama-3.2-1B/tokenizer.json
 
       trainmaster export 3f2a my-model --server https://trainmaster.example.org
 
@@ -62,12 +74,14 @@ def export(
         done = _import(source, out)
     else:
         with _checkpoint(source, out, home, server) as folder:
-            done = _export(folder, out, dtype.value, round(file_gib * 2**30))
+            done = _export(folder, out, dtype.value, round(file_gib * 2**30), tokenizer, end_token)
     if as_json:
         _console.as_json(done)
     else:
         _console.out.out(done["path"])
         _console.note(f"{done['parameters']:,} parameters{' of step ' + str(done['step']) if 'step' in done else ''}")
+        if done.get("tokenizer", "") is None:
+            _console.note("no tokenizer: name the one you trained with by --tokenizer, or copy it beside the weights")
         if from_hf:
             _console.note(f"to train from it: init_from: {done['path']}")
 
@@ -90,18 +104,31 @@ def _checkpoint(source: Path, out: Path, home: Path | None, server: str | None) 
         yield Path(folder)
 
 
-def _export(source: Path, out: Path, dtype: str, shard_bytes: int) -> dict[str, Any]:
+def _export(
+    source: Path, out: Path, dtype: str, shard_bytes: int, name: str | None, end_token: str | None
+) -> dict[str, Any]:
+    from trainmaster.datasets.corpus.hf_tokenizer import files_of
     from trainmaster.models import hf
     from trainmaster.models.hf_config import family_of
     from trainmaster.train.checkpoint import weights
 
     hf.must_be_free(out)  # said now, not after an hour of verifying
     path, manifest = weights.find_checkpoint(source)
+    tokenizer = _tokenizer(manifest.run, name, end_token)
     with _progress("verifying", manifest.size_bytes) as advance:
         held = weights.Weights(path, manifest, advance=advance)
     sizes = hf.weight_bytes(held.config, dtype=dtype)
     with _progress("writing", sum(sizes.values())) as advance:
-        files = hf.write(out, held.config, held.read, dtype=dtype, shard_bytes=shard_bytes, advance=advance)
+        files = hf.write(
+            out,
+            held.config,
+            held.read,
+            dtype=dtype,
+            shard_bytes=shard_bytes,
+            end=None if tokenizer is None else tokenizer.end,
+            beside={} if tokenizer is None else files_of(tokenizer),
+            advance=advance,
+        )
     return {
         "path": str(out),
         "family": family_of(held.config),
@@ -110,8 +137,33 @@ def _export(source: Path, out: Path, dtype: str, shard_bytes: int) -> dict[str, 
         "dtype": dtype,
         "step": manifest.step,
         "checkpoint": str(path),
+        "tokenizer": None if tokenizer is None else tokenizer.name,
+        "eos_token_id": None if tokenizer is None else tokenizer.end,
         "files": [file.name for file in files],
     }
+
+
+def _tokenizer(run: Mapping[str, Any], name: str | None, end_token: str | None) -> Tokenizer | None:
+    """The tokenizer that was asked for, else that of the run; None if the run's is not known or not here."""
+    from trainmaster.core.errors import UsageError
+    from trainmaster.datasets.corpus import tokenizer as tokenizers
+    from trainmaster.datasets.corpus.hf_tokenizer import tokenizer_of
+
+    known = tokenizer_of(run["data"]) if name is None and "data" in run else None
+    if name is None and known is None:
+        return None
+    of_run, its_end = known or ("", None)
+    try:
+        found = tokenizers.load(name or of_run, end_token=end_token or its_end)
+    except UsageError as wrong:
+        if name is not None or end_token is not None:
+            raise
+        _console.note(str(wrong))
+        return None
+    most = run["model"]["vocab"]
+    if found.vocab > most:
+        raise UsageError(f"tokenizer {found.name}: its {found.vocab} tokens are more than the model's {most}")
+    return found
 
 
 def _import(source: Path, out: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from trainmaster.models.hf_names import DERIVED, HEAD, hf_names
 from trainmaster.models.llama import weight_shapes
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+GENERATION = "generation_config.json"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _FLOATS = ("F32", "BF16", "F16", "F64")  # others are quantised: their numbers mean nothing without their scales
 _SHOWN = 3  # faults of one kind named one by one
@@ -97,20 +98,34 @@ class HfFolder:
 
 
 def write(
-    folder: Path, config: ModelConfig, read: Read, *, dtype: str, shard_bytes: int, advance: Advance = lambda _: None
+    folder: Path,
+    config: ModelConfig,
+    read: Read,
+    *,
+    dtype: str,
+    shard_bytes: int,
+    end: int | None = None,
+    beside: Mapping[str, bytes] = MappingProxyType({}),
+    advance: Advance = lambda _: None,
 ) -> list[Path]:
     """Make `folder` an HF model; returns its files. It appears whole or not at all.
 
+    `end` is the token that ends a document, if it is known; `beside` are further files, those of the tokenizer.
     Memory: one file's weights, so at most `shard_bytes`, or the largest weight where that is more.
     """
     must_be_free(folder)
-    plain = to_hf(config, dtype=str(DTYPES[dtype]).removeprefix("torch."))
+    plain = to_hf(config, dtype=str(DTYPES[dtype]).removeprefix("torch."), end=end)
     save_file = _safetensors("torch").save_file
     draft = folder.with_name(f"{folder.name}.part")
     if draft.exists():
         shutil.rmtree(draft)  # of an export that was cut off
     draft.mkdir(parents=True)
     _write_json(draft / CONFIG, plain)
+    if end is not None:
+        _write_json(draft / GENERATION, {"eos_token_id": end})
+    for name, content in beside.items():
+        (draft / name).write_bytes(content)
+        sync(draft / name)
     # As open as any new file here: safetensors makes its own for the owner alone.
     mode = (draft / CONFIG).stat().st_mode & 0o777
     shards = plan_shards(config, dtype=dtype, shard_bytes=shard_bytes)

@@ -77,8 +77,11 @@ def family_of(config: ModelConfig) -> str:
     return family
 
 
-def to_hf(config: ModelConfig, *, dtype: str) -> dict[str, Any]:
-    """The config.json of this shape. The keys are those of transformers 4, which 5 reads too."""
+def to_hf(config: ModelConfig, *, dtype: str, end: int | None = None) -> dict[str, Any]:
+    """The config.json of this shape. The keys are those of transformers 4, which 5 reads too.
+
+    `end` is the token that ends a document, if it is known.
+    """
     family = family_of(config)
     plain: dict[str, Any] = {
         "architectures": [ARCHITECTURES[family]],
@@ -89,9 +92,9 @@ def to_hf(config: ModelConfig, *, dtype: str) -> dict[str, Any]:
         "rope_theta": config.rope_theta,
         "tie_word_embeddings": config.tied,
         "hidden_act": "silu",
-        # Which tokens begin and end a text is the tokenizer's to say; without these, transformers would assume 1 and 2.
+        # Stated also where unknown: transformers would assume 1 and 2. Training puts no token before a document.
         "bos_token_id": None,
-        "eos_token_id": None,
+        "eos_token_id": end,
     }
     if config.context_tokens is None:
         del plain["max_position_embeddings"]

@@ -59,9 +59,10 @@ class Trained:
             raise UsageError(f"tokenizer {name}: {path} cannot be read: {wrong.strerror}") from None
         except Exception as wrong:  # the library raises bare Exception
             raise DataError(f"tokenizer {name}: {path} is not a tokenizer.json: {wrong}") from None
-        self.name = name
+        self.name, self.path = name, path
         self.vocab = self._library.get_vocab_size(with_added_tokens=True)
         self.end = self._find_end(path, end_token)
+        self.end_text = str(self._library.id_to_token(self.end))
         self.sha256 = hashlib.sha256(raw + f" {self.end}".encode()).hexdigest()
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:

@@ -29,6 +29,10 @@ MVAPICH = {
     "MV2_COMM_WORLD_RANK": "5", "MV2_COMM_WORLD_SIZE": "8", "MV2_COMM_WORLD_LOCAL_RANK": "1",
     "MV2_COMM_WORLD_LOCAL_SIZE": "4", **MASTER,
 }  # fmt: skip
+FLUX = {
+    "FLUX_TASK_RANK": "5", "FLUX_JOB_SIZE": "8", "FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_NNODES": "2",
+    "PMI_RANK": "5", "PMI_SIZE": "8", **MASTER,
+}  # fmt: skip
 JSRUN = {
     "JSM_NAMESPACE_RANK": "5", "JSM_NAMESPACE_SIZE": "8", "JSM_NAMESPACE_LOCAL_RANK": "1",
     "JSM_NAMESPACE_LOCAL_SIZE": "4", "PMIX_RANK": "5", **MASTER,
@@ -70,6 +74,10 @@ def place(ranks: Ranks) -> tuple[object, ...]:
         ({name.replace("MV2", "MVP"): word for name, word in MVAPICH.items()},
          ("mvapich", 5, 8, 1, 4, 1, 2, "10.0.0.1", 29500)),
         (JSRUN, ("jsrun", 5, 8, 1, 4, 1, 2, "10.0.0.1", 29500)),
+        # Flux, also in an allocation of Slurm; inside its task Open MPI is the inner launcher
+        (FLUX, ("flux", 5, 8, 1, 4, 1, 2, "10.0.0.1", 29500)),
+        ({**SLURM, **FLUX}, ("flux", 5, 8, 1, 4, 1, 2, "10.0.0.1", 29500)),
+        ({**FLUX, **MPI}, ("mpi", 5, 8, 1, 4, 1, 2, "10.0.0.1", 29500)),
         # Hydra starts its proxies with srun; srun's own PMI has no local rank, and PMIx under srun is Slurm's
         ({**SLURM, **HYDRA}, ("mpich", 5, 8, 1, 4, 1, 2, "10.0.0.1", 29500)),
         ({**SLURM, "PMI_RANK": "3", "PMI_SIZE": "4"}, ("slurm", 3, 4, 1, 2, 1, 2, "n07", 23456)),
@@ -171,7 +179,10 @@ def test_place(env: dict[str, str], expected: tuple[object, ...]) -> None:
         (without(JSRUN, "MASTER_PORT"), ["MASTER_PORT"]),
         ({"PMIX_RANK": "3"}, ["PMIX_RANK=3", "WORLD_SIZE"]),
         ({"PALS_RANKID": "3"}, ["PALS_RANKID=3"]),
-        ({"FLUX_TASK_RANK": "0"}, ["FLUX_TASK_RANK=0"]),
+        ({"FLUX_TASK_RANK": "0"}, ["FLUX_JOB_SIZE"]),
+        ({**FLUX, "FLUX_JOB_NNODES": "3"}, ["FLUX_JOB_SIZE=8", "FLUX_JOB_NNODES=3"]),
+        ({**FLUX, "FLUX_TASK_LOCAL_ID": "0"}, ["FLUX_TASK_RANK=5", "FLUX_TASK_LOCAL_ID=0"]),
+        (without(FLUX, "MASTER_ADDR"), ["MASTER_ADDR"]),
         (without(MPI, "OMPI_COMM_WORLD_SIZE"), ["OMPI_COMM_WORLD_SIZE"]),
         (without(MPI, "OMPI_COMM_WORLD_RANK"), ["OMPI_COMM_WORLD_RANK"]),
         (without(MPI, "OMPI_COMM_WORLD_LOCAL_SIZE"), ["OMPI_COMM_WORLD_LOCAL_SIZE"]),

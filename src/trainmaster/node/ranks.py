@@ -1,8 +1,8 @@
 """Rank, world size and node of this process, read from the launcher's environment.
 
-A launcher that starts one process per rank (torchrun, Slurm, Open MPI, MPICH, Intel MPI, MVAPICH, jsrun, our agent)
-sets the rank. One that starts one process per node (Kubeflow pods, PET_*, SageMaker) sets the node; the ranks are still
-to be started there, so `rank` and `local_rank` are None.
+A launcher that starts one process per rank (torchrun, Slurm, Flux, Open MPI, MPICH, Intel MPI, MVAPICH, jsrun, our
+agent) sets the rank. One that starts one process per node (Kubeflow pods, PET_*, SageMaker) sets the node; the ranks
+are still to be started there, so `rank` and `local_rank` are None.
 
 Where no other launcher is seen, unset variables have defaults: RANK 0, WORLD_SIZE 1, LOCAL_RANK 0, for several ranks on
 one machine MASTER_ADDR localhost, and MASTER_PORT 29500. SageMaker's have theirs (core/sagemaker_hosts.py). An
@@ -25,7 +25,7 @@ from trainmaster.core.sagemaker_hosts import NAMES as SAGEMAKER_NAMES
 from trainmaster.core.sagemaker_hosts import list_hosts, read_hosts, read_port
 
 Launcher = Literal[
-    "torchrun", "mpi", "mpich", "mvapich", "jsrun", "slurm", "pet", "kubeflow", "sagemaker", "single"
+    "torchrun", "mpi", "mpich", "mvapich", "jsrun", "flux", "slurm", "pet", "kubeflow", "sagemaker", "single"
 ]  # fmt: skip
 Env = Mapping[str, str]
 
@@ -61,6 +61,8 @@ def detect(env: Env) -> Ranks:
         found = _torchrun(env)
     elif family is not None and (family.own_local_rank or "MPI_LOCALRANKID" in env):
         found = _mpi(env, family)
+    elif "FLUX_TASK_RANK" in env:
+        found = _flux(env)
     elif "SLURM_PROCID" in env and _is_slurm_task(env):
         found = _slurm(env)
     elif family is not None:
@@ -134,8 +136,9 @@ _MPI_FAMILIES = (
         launcher="mpich", names=("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"), own_local_rank=False
     ),
 )
-# Set by launchers whose ranks we cannot read: PMIx tells no size, the others are not known well enough.
-_UNREADABLE = ("PMIX_RANK", "PALS_RANKID", "ALPS_APP_PE", "FLUX_TASK_RANK", "PMI_ID")
+# Set by launchers whose ranks we cannot read: PMIx and PALS set no number of ranks, the others are not known well
+# enough.
+_UNREADABLE = ("PMIX_RANK", "PALS_RANKID", "ALPS_APP_PE", "PMI_ID")
 
 
 def _mpi(env: Env, family: _Family) -> Ranks:
@@ -150,6 +153,21 @@ def _mpi(env: Env, family: _Family) -> Ranks:
     return Ranks(
         rank=rank, world_size=world, local_rank=local_rank, local_world_size=local_world, node_rank=node_rank,
         nodes=world // local_world, master_addr=address, master_port=port, launcher=family.launcher,
+    )  # fmt: skip
+
+
+def _flux(env: Env) -> Ranks:
+    """A task of Flux; its job shell sets these four (flux-core, src/shell/task.c), and PMI_RANK and PMI_SIZE beside."""
+    names = ("FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_NNODES")
+    rank, world, local_rank, nodes = (_count(env, name) for name in names)
+    if not nodes or world % nodes:
+        _refuse(f"FLUX_JOB_SIZE={world} is not a multiple of FLUX_JOB_NNODES={nodes}: nodes with unequal ranks")
+    _agree(env, rank=rank, world=world)
+    node_rank = _block(rank, local_rank, world // nodes, "FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID", "ranks per node")
+    address, port = _master_or_local(env, world=world, nodes=nodes)
+    return Ranks(
+        rank=rank, world_size=world, local_rank=local_rank, local_world_size=world // nodes, node_rank=node_rank,
+        nodes=nodes, master_addr=address, master_port=port, launcher="flux",
     )  # fmt: skip
 
 

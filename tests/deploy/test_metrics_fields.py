@@ -101,6 +101,9 @@ def test_no_field_is_null_where_its_value_was_measured(machine: Machine) -> None
         {"size_bytes": 1048576, "bandwidth_gbps": 100.0, "latency_ms": 0.02}
     ]
     assert tests["single_node_all_reduce"]["peak_bandwidth_gbps"] > 400
+    summary = metrics["cluster_summary"]["performance_summary"]
+    assert summary["distributed_all_reduce_bandwidth_gbps"] == 100.0
+    assert summary["single_node_all_reduce_bandwidth_gbps"] == tests["single_node_all_reduce"]["peak_bandwidth_gbps"]
     assert metrics["cost"]["failed_run_usd"] == 440.32
 
 

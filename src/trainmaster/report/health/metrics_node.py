@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trainmaster.core.results import Overall, Verdict
@@ -38,7 +38,7 @@ def describe_node(view: View, node: Node) -> dict[str, Any]:
             "host_count": len(view.nodes),
             "gpus_per_host": gpus_expected(node),
         },
-        "summary": summarise(node.overall, rows, [issue_text(row) for row in bad_rows(rows)]),
+        "summary": summarise(node.overall, rows, [issue_text(row) for row in bad_rows(rows)], between=between),
         "gpu": _gpus(rows),
         "system": {
             "memory": _room(rows, "ram", "available_gb"),
@@ -247,8 +247,12 @@ def issue_text(row: Row) -> str:
     return f"{_WORDS[row.verdict]} {row.check}{device}: {row.reason}"
 
 
-def summarise(overall: Overall, rows: list[Row], issues: list[str], view: View | None = None) -> dict[str, Any]:
-    rate = next((c.peak.gbps for c in curves.find(rows) if "all_reduce" in c.collective.replace("-", "_")), None)
+def summarise(
+    overall: Overall, rows: list[Row], issues: list[str], view: View | None = None, between: Sequence[Row] = ()
+) -> dict[str, Any]:
+    found = [curve for curve in curves.find([*between, *rows]) if "all_reduce" in curve.collective.replace("-", "_")]
+    inside = [curve.peak.gbps for curve in found if curve.row.check in _INSIDE]
+    across = [curve.peak.gbps for curve in found if curve.row.check not in _INSIDE]
     if view is not None:
         actions = [one.action for one in view.actions]
     else:
@@ -262,7 +266,11 @@ def summarise(overall: Overall, rows: list[Row], issues: list[str], view: View |
             "dcgm_basic": _test(row for row in rows if _dcgm_level(row) == 1),
             "dcgm_extended": _test(row for row in rows if _dcgm_level(row) == 2),
         },
-        "performance_summary": {"distributed_all_reduce_bandwidth_gbps": rate},
+        "performance_summary": {
+            "distributed_all_reduce_bandwidth_gbps": across[0] if across else None,
+            # Of the slowest node: it sets the pace of all.
+            "single_node_all_reduce_bandwidth_gbps": min(inside) if inside else None,
+        },
         "issues": issues,
         "recommendations": actions,
     }

@@ -1,0 +1,47 @@
+"""The pipeline script: its exit code is that of the check, and a healthy run becomes what the next is compared with."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from machines import H200, Machine
+
+CI = Path(__file__).parents[2] / "deploy" / "ci"
+pytestmark = pytest.mark.spawns
+
+
+def check(folder: Path, machine: Path) -> subprocess.CompletedProcess[str]:
+    program = folder / "trainmaster"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m trainmaster "$@"\n')
+    program.chmod(0o755)
+    argv = [str(CI / "check.sh"), str(folder / "history"), "--replay", str(machine), "--level", "1", "--strict"]
+    env = {**os.environ, "TRAINMASTER": str(program), "TRAINMASTER_HOME": str(folder / "home")}
+    return subprocess.run(argv, capture_output=True, text=True, env=env, check=False)
+
+
+def test_a_run_is_compared_with_the_last_healthy_one(tmp_path: Path) -> None:
+    shutil.copytree(H200, tmp_path / "broken")
+    broken = Machine(tmp_path / "broken")
+    broken.gpus(1)
+    broken.edit(0, {"ecc_errors/volatile/dram_uncorrectable": "7"})
+    first = check(tmp_path, H200)
+    assert first.returncode == 0, first.stdout + first.stderr
+    run = Path(first.stdout.splitlines()[-1])
+    assert (run / "junit.xml").is_file() and (tmp_path / "history" / "healthy").resolve() == run.resolve()
+    second = check(tmp_path, tmp_path / "broken")
+    assert second.returncode == 1, second.stdout + second.stderr
+    assert "gpu_ecc" in second.stdout
+    assert (tmp_path / "history" / "healthy").resolve() == run.resolve(), "a failed run is no comparison"
+
+
+def test_the_workflow_runs_the_script() -> None:
+    workflow = yaml.safe_load((CI / "github-actions.yml").read_text())
+    steps = [step.get("run", "") for step in workflow["jobs"]["check"]["steps"]]
+    assert any(step.startswith("./check.sh ") for step in steps)

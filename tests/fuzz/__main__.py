@@ -26,10 +26,10 @@ def main() -> int:
                 seed=chosen.seed, cases=chosen.cases, processes=chosen.processes,
             )  # fmt: skip
     if chosen.only in (None, judges.NAME):
-        every = judges.open_scenes()
+        field = judges.open_field()
         failed += workers.fire(
             judges.NAME,
-            lambda case: judges.run(every, case),
+            lambda case: judges.run(field, case),
             seed=chosen.seed, cases=chosen.cases, processes=chosen.processes,
         )  # fmt: skip
     return 1 if failed else 0

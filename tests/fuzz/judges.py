@@ -1,4 +1,4 @@
-"""Judge layer of `make fuzz`: one answer of a recorded machine is damaged, then the check that reads it judges it.
+"""Judge layer of `make fuzz`: one answer of a recorded machine, or a file of nccl-tests, is damaged and then judged.
 
 Every damage destroys: it empties, cuts, or writes N/A, ERR! or junk over values. It never writes another plausible
 number, which no judge could tell from a measurement. A damaged answer that its check judges PASS is a defect, except:
@@ -15,10 +15,11 @@ import random
 import re
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fuzz.files import FileScene, open_files, run_file
 from fuzz.inert import differences, is_inert, judged_values
 from fuzz.scenes import Node, Reading, Scene, read, scenes
 
@@ -33,14 +34,28 @@ _VALUE = re.compile(r"(?<![\w.])\d[\w.:]*|\b(?:Yes|No|Active|Enabled|Disabled|Co
 _REFUSED = (Verdict.WARN, Verdict.ERROR, Verdict.FAIL)
 
 
-def open_scenes() -> list[Scene]:
-    return scenes(Path(tempfile.mkdtemp(prefix="judges-")))
+_FILE_SHARE = 0.1  # of the cases: files of nccl-tests
 
 
-def run(every: Sequence[Scene], seed: int) -> str:
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """Everything that is damaged: answers of machines, and files."""
+
+    scenes: Sequence[Scene]
+    files: Sequence[FileScene]
+
+
+def open_field(folder: Path | None = None, *, faults: int | None = None) -> Field:
+    place = folder if folder is not None else Path(tempfile.mkdtemp(prefix="judges-"))
+    return Field(scenes=scenes(place, faults=faults), files=open_files())
+
+
+def run(field: Field, seed: int) -> str:
     """Run case number `seed`; AssertionError if damage was judged PASS. The kind of outcome."""
     rng = random.Random(seed)
-    scene = rng.choice(every)
+    if rng.random() < _FILE_SHARE:
+        return run_file(rng, rng.choice(field.files), damage)
+    scene = rng.choice(field.scenes)
     question, answer = rng.choice(scene.answers)
     text = answer.stdout if isinstance(answer, Ran) else answer
     damaged = damage(rng, text)

@@ -14,6 +14,6 @@ CASES = 600
 
 
 def test_seeded_damage_is_never_judged_pass(tmp_path: Path) -> None:
-    every = judges.scenes(tmp_path, faults=12)
-    kinds = Counter(judges.run(every, seed) for seed in range(CASES))
+    field = judges.open_field(tmp_path, faults=12)
+    kinds = Counter(judges.run(field, seed) for seed in range(CASES))
     assert kinds["refused"] > CASES / 2, kinds

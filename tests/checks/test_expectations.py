@@ -82,6 +82,23 @@ def test_a_field_above_the_level_of_the_run_is_not_measured(name: str) -> None:
         assert all(finding.verdict is Verdict.ERROR for result in left for finding in result.findings)
 
 
+@pytest.mark.parametrize("name", [name for name in LACKING if MEASURED_BY[name] != COLLECTIVES])
+def test_a_field_whose_check_is_left_out_is_not_measured(name: str) -> None:
+    (left,) = unmeasured(Expect(**{name: LACKING[name]}), level=3, left_out=[MEASURED_BY[name]])
+    assert [finding.verdict for finding in left.findings] == [Verdict.ERROR]
+    assert MEASURED_BY[name] in left.findings[0].reason
+    assert unmeasured(Expect(), level=3, left_out=[MEASURED_BY[name]]) == ()
+
+
+def test_skip_does_not_drop_an_expectation(machine: Machine) -> None:
+    def run(*skip: str, **expect: Any) -> Overall:
+        return document.measure(machine.host, Expect(**expect), level=2, skip=skip, alone=True).overall
+
+    assert run("gemm") is Overall.PASS
+    assert run("gemm", gemm_tflops=500.0) is Overall.INCOMPLETE
+    assert run("hbm", gemm_tflops=500.0) is Overall.PASS
+
+
 @pytest.mark.parametrize("profile", ["H200", "ml.p5.48xlarge", "g5.12xlarge"])
 def test_a_profile_states_nothing_above_level_1(profile: str) -> None:
     assert unmeasured(resolve([profile]).expect, level=1) == ()

@@ -97,6 +97,55 @@ def test_a_check_that_this_version_does_not_have_is_an_error(bundle: Path) -> No
     assert evidence.rejudge(bundle).overall is Overall.INCOMPLETE
 
 
+def change(bundle: Path, **fields: object) -> None:
+    """Other fields of the only node in health.json."""
+    health = json.loads((bundle / "health.json").read_text())
+    health["nodes"][0].update(fields)
+    (bundle / "health.json").write_text(json.dumps(health))
+
+
+@pytest.mark.parametrize("keep", [1, 5])
+def test_a_check_taken_off_the_list_is_judged_all_the_same(bundle: Path, keep: int) -> None:
+    """The driver is gone, and the list names only checks that do not need it."""
+    Machine(bundle / "nodes" / "h200").refuses("nvidia-smi -q -x", "CommandTimedOut", "no answer in 90 s")
+    assert invoke("rejudge", str(bundle))[0] == 3
+    node = json.loads((bundle / "health.json").read_text())["nodes"][0]
+    change(bundle, planned=node["planned"][:keep], results=node["results"][:keep])
+    code, text = invoke("rejudge", str(bundle), "--json")
+    assert code == 3
+    checks = {result["check"] for result in json.loads(text)["nodes"][0]["results"]}
+    assert {"gpu_count", "gpu_memory"} <= checks
+
+
+def test_a_changed_list_is_no_pass_where_a_run_is_only_loaded(bundle: Path) -> None:
+    node = json.loads((bundle / "health.json").read_text())["nodes"][0]
+    assert evidence.load(bundle).overall is Overall.PASS
+    change(bundle, planned=node["planned"][:3], results=node["results"][:3])
+    loaded = evidence.load(bundle)
+    assert loaded.overall is Overall.INCOMPLETE
+    (found,) = [result for result in loaded.cluster if result.check == evidence.BUNDLE]
+    assert any("gpu_memory" in finding.reason for finding in found.findings)
+
+
+def test_a_bundle_without_its_verdict_is_no_pass(bundle: Path) -> None:
+    (bundle / "verdict.json").unlink()
+    assert invoke("rejudge", str(bundle))[0] == 3
+    assert evidence.load(bundle).overall is Overall.INCOMPLETE
+
+
+def test_a_node_taken_off_the_list_is_no_pass(bundle: Path) -> None:
+    shutil.copytree(bundle / "nodes" / "h200", bundle / "nodes" / "n2")
+    code, text = invoke("rejudge", str(bundle), "--json")
+    assert code == 3
+    assert "a capture of n2" in text
+
+
+def test_a_narrowed_run_says_what_it_left_out(bundle: Path) -> None:
+    node = json.loads((bundle / "health.json").read_text())["nodes"][0]
+    assert "gpu_ecc" in node["left_out"]
+    assert not set(node["left_out"]) & set(node["planned"])
+
+
 def test_a_capture_reads_nothing_outside_itself(bundle: Path) -> None:
     secret = bundle / "secret.out"
     secret.write_text("<nvidia_smi_log>")

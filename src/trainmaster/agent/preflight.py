@@ -38,7 +38,7 @@ def run(plan: Plan, events: Emitter, watch: Watch) -> Outcome | None:
     results, stopped = _collect(plan, events, watch)
     if stopped is not None:
         return stopped
-    left = unmeasured(profiles.resolve(_expected(spec)).expect, level=spec.level)
+    left = unmeasured(profiles.resolve(_expected(spec)).expect, level=spec.level, left_out=spec.skip)
     planned, results = [*planned, *(result.check for result in left)], [*results, *left]
     overall = judge_overall(results, planned=planned)
     events.emit("PREFLIGHT", "end", overall=overall)

@@ -46,13 +46,15 @@ def measure(
     started_at, started = datetime.now().astimezone().isoformat(timespec="seconds"), time.monotonic()
     planned = checks.plan(level, only, skip)
     results = clean(checks.run(host, expect, level=level, only=only, skip=skip, on_result=on_result))
-    left = unmeasured(expect, level=level) if alone else ()
+    left_out = tuple(name for name in checks.plan(level) if name not in planned)
+    left = unmeasured(expect, level=level, left_out=left_out) if alone else ()
     planned, results = [*planned, *(result.check for result in left)], (*results, *left)
     return NodeHealth(
         node=node or name_of(host) or "",
         level=level,
         planned=tuple(planned),
         results=results,
+        left_out=left_out,
         expect=stated(expect),
         profile=profile or profiles.model_of(results),
         started_at=started_at,

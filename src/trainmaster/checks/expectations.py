@@ -5,7 +5,7 @@ An expectation that nothing measured is an error, so the run is INCOMPLETE: it i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from trainmaster.checks import registry
@@ -14,7 +14,7 @@ from trainmaster.core.results import CheckResult, Finding, error
 from trainmaster.core.schema import to_plain
 
 COLLECTIVES = "collectives"  # between ranks: no check of one node measures it
-EXPECTATIONS = "expectations"  # result for expectations of a higher level than the run
+EXPECTATIONS = "expectations"  # result for expectations of a higher level than the run, or of a check left out
 NAMES = (COLLECTIVES, EXPECTATIONS)  # results that are computed from the plan, and not read from the machine
 
 MEASURED_BY: Mapping[str, str] = {
@@ -34,27 +34,35 @@ MEASURED_BY: Mapping[str, str] = {
 }  # fmt: skip
 
 
-def unmeasured(expect: Expect, *, level: int, alone: bool = True) -> tuple[CheckResult, ...]:
-    """Results for expectations that a run of this level does not measure. `alone`: no collectives follow."""
+def unmeasured(
+    expect: Expect, *, level: int, left_out: Collection[str] = (), alone: bool = True
+) -> tuple[CheckResult, ...]:
+    """Results for expectations that a run of this level, without `left_out`, does not measure.
+
+    `alone`: no collectives follow.
+    """
     found: list[CheckResult] = []
     implied = implies_collectives(expect) if alone else []
     if implied:
         reason = f"{', '.join(implied)} is expected, and no collectives were run"
         action = "run `trainmaster bandwidth`, or `trainmaster check --level 2 --on TARGET`"
         found.append(_result(COLLECTIVES, [error(reason, action=action)]))
-    above = [_above(name, value, level) for name, value in to_plain(expect).items() if value]
+    above = [_above(name, value, level, left_out) for name, value in to_plain(expect).items() if value]
     if any(above):
         found.append(_result(EXPECTATIONS, [finding for finding in above if finding is not None]))
     return tuple(found)
 
 
-def _above(name: str, value: Any, level: int) -> Finding | None:
-    """Error for an expectation whose check belongs to a higher level."""
+def _above(name: str, value: Any, level: int, left_out: Collection[str]) -> Finding | None:
+    """Error for an expectation whose check belongs to a higher level or was left out."""
     check = MEASURED_BY[name]
     needed = registry.level_of(check) if check != COLLECTIVES else level
-    if needed <= level:
+    if needed <= level and check not in left_out:
         return None
     shown = str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    if needed <= level:
+        reason = f"{name}={shown} is expected, and {check}, which measures it, was left out"
+        return error(reason, action=f"run {check}, or leave the expectation out")
     reason = f"{name}={shown} is expected, and {check}, which measures it, was not run at level {level}"
     return error(reason, action=f"run `trainmaster check --level {needed}`, or leave the expectation out")
 

@@ -79,7 +79,8 @@ def check(
 
 def add_unmeasured(health: ClusterHealth, known: Resolved, planned: ClusterPlan) -> ClusterHealth:
     """Errors for stated expectations that this plan does not measure: on each node, or between the nodes."""
-    left = unmeasured(known.expect, level=planned.level, alone=not planned.collectives)
+    left_out = [name for name in checks.plan(planned.level) if name not in planned.names]
+    left = unmeasured(known.expect, level=planned.level, left_out=left_out, alone=not planned.collectives)
     own = tuple(result for result in left if result.check != COLLECTIVES)
     names = tuple(result.check for result in own)
     nodes = tuple(

@@ -6,6 +6,9 @@
 
 Judging a bundle again under the same version and expectations gives verdict.json byte for byte: a finding depends only
 on the captured answers, so only the times of the two runs differ.
+
+A bundle is not taken at its word. Each check of the level that the run did not leave out is judged, listed or not; a
+capture without its node, and a health.json that is not the one of verdict.json, are errors: the run is INCOMPLETE.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from trainmaster.node.recorded import RecordedHost
 
 HEALTH = "health.json"
 VERDICT = "verdict.json"
+BUNDLE = "bundle"  # result for a bundle that is not whole
 
 
 def capture_folder(bundle: Path, node: str) -> Path:
@@ -53,7 +57,13 @@ def save(bundle: Path, health: ClusterHealth) -> None:
 
 
 def load(bundle: Path) -> ClusterHealth:
-    """The run as it was saved."""
+    """The run as it was saved, with errors for what is missing from it."""
+    health = _read(bundle)
+    missing = [f"{node.node} has no {name}" for node in health.nodes for name in _unlisted(node)]
+    return _add_faults(health, [*_find_faults(bundle, health), *missing])
+
+
+def _read(bundle: Path) -> ClusterHealth:
     try:
         text = (bundle / HEALTH).read_text(encoding="utf-8")
     except OSError:
@@ -71,7 +81,7 @@ def judged(health: ClusterHealth) -> str:
 
 def rejudge(bundle: Path, overrides: Mapping[str, Any] | None = None) -> ClusterHealth:
     """Judge the captures again under the present rules; `overrides` replace the saved expectations."""
-    before = load(bundle)
+    before = _read(bundle)
     nodes: list[NodeHealth] = []
     silent = list(before.silent)
     alone = all(result.check != COLLECTIVES for result in before.cluster)
@@ -84,7 +94,38 @@ def rejudge(bundle: Path, overrides: Mapping[str, Any] | None = None) -> Cluster
     # Results between nodes (collectives) are in no node's capture; they are kept unchanged.
     measured = tuple(result for result in before.cluster if result.check not in compare.NAMES)
     compared = compare.compare(nodes) if len(before.asked) > 1 else ()
-    return dataclasses.replace(before, nodes=tuple(nodes), silent=tuple(silent), cluster=compared + measured)
+    health = dataclasses.replace(before, nodes=tuple(nodes), silent=tuple(silent), cluster=compared + measured)
+    return _add_faults(health, _find_faults(bundle, before))
+
+
+def _find_faults(bundle: Path, health: ClusterHealth) -> list[str]:
+    """Signs that a bundle was edited or is not whole."""
+    faults = []
+    try:
+        verdict = ClusterHealth.from_json((bundle / VERDICT).read_text(encoding="utf-8"))
+        if verdict != _timeless(health):
+            faults.append(f"{HEALTH} is not the run of {VERDICT}: one of them was changed")
+    except (OSError, SpecError, ValueError, RecursionError) as wrong:
+        faults.append(f"{VERDICT} cannot be read: {str(wrong)[:120]}")
+    names = {*health.asked, *(node.node for node in health.nodes), *(node.node for node in health.silent)}
+    known = {capture_folder(bundle, name).name for name in names}
+    there = sorted(path.name for path in (bundle / "nodes").glob("*") if path.is_dir())
+    faults += [f"there is a capture of {name}, which is not part of the run" for name in there if name not in known]
+    return faults
+
+
+def _add_faults(health: ClusterHealth, faults: list[str]) -> ClusterHealth:
+    if not faults:
+        return health
+    action = "use the bundle as `trainmaster check --out` wrote it, or check the nodes again"
+    result = CheckResult(check=BUNDLE, findings=tuple(error(fault, action=action) for fault in faults), took_s=0.0)
+    return dataclasses.replace(health, cluster=(*health.cluster, result))
+
+
+def _unlisted(node: NodeHealth) -> list[str]:
+    """Checks of the level that the run neither planned nor left out. Another version may not have had them."""
+    known = {*node.planned, *node.left_out}
+    return [name for name in checks.plan(node.level) if name not in known] if node.version == __version__ else []
 
 
 def _rejudge_node(capture: Path, node: NodeHealth, overrides: Mapping[str, Any], *, alone: bool) -> NodeHealth | Silent:
@@ -95,12 +136,14 @@ def _rejudge_node(capture: Path, node: NodeHealth, overrides: Mapping[str, Any],
         return Silent(node=node.node, verdict=Verdict.ERROR, reason=str(wrong), action=action)
     expect = build(Expect, {**node.expect, **overrides})
     planned = [name for name in node.planned if name not in UNMEASURED]
+    planned += [name for name in checks.plan(node.level) if name not in {*planned, *node.left_out}]
     there = [name for name in planned if name in checks.names()]
     results = checks.run(host, expect, level=max(checks.LEVELS), only=there) if there else []
     found = {result.check: result for result in clean(results)}
     # A run that --only narrowed left expectations out on purpose; those of `overrides` are new and always count.
-    whole = len(planned) < len(node.planned) or set(checks.plan(node.level)) <= set(planned)
-    left = unmeasured(expect if whole else build(Expect, dict(overrides)), level=node.level, alone=alone)
+    whole = any(name in UNMEASURED for name in node.planned) or set(checks.plan(node.level)) <= set(planned)
+    wanted = expect if whole else build(Expect, dict(overrides))
+    left = unmeasured(wanted, level=node.level, left_out=node.left_out, alone=alone)
     return dataclasses.replace(
         node,
         planned=(*planned, *(result.check for result in left)),

@@ -25,6 +25,7 @@ class NodeHealth:
     level: int
     planned: tuple[str, ...]
     results: tuple[CheckResult, ...]
+    left_out: tuple[str, ...] = ()  # checks of the level that --only or --skip left out
     expect: Mapping[str, Any] = field(default_factory=dict)  # only what was stated or came from a profile
     profile: str | None = None  # the instance or GPU model it was judged as
     started_at: str = ""  # ISO, with its offset

@@ -149,7 +149,8 @@ def _plan_here(level: int, only: list[str], skip: list[str]) -> list[str]:
 
     if _COLLECTIVES in only:
         raise UsageError(
-            f"{_COLLECTIVES} run between nodes: add --on ssh:hosts.yaml, or use `trainmaster bandwidth` here"
+            f"{_COLLECTIVES} run between nodes: add --on ssh:hosts.yaml. On this machine use --only nccl, or "
+            "`trainmaster bandwidth`"
         )
     return checks.plan(level, only, [name for name in skip if name != _COLLECTIVES])
 

@@ -49,7 +49,7 @@ TABLE = {
     "checks": rule("core node"),
     "models": rule("core", "torch", "safetensors"),
     "datasets": rule("core", "torch", "tokenizers datasets huggingface_hub pyarrow"),
-    "train": rule("core node models datasets storage", "torch", "amzn_sagemaker_checkpointing"),
+    "train": rule("core node models datasets storage", "torch", "amzn_sagemaker_checkpointing yaml"),
     "bench": rule("core node models datasets train", "torch"),
     "estimate": rule("core"),
     "agent": rule(NODE_HALF),

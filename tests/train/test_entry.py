@@ -40,6 +40,15 @@ def test_a_config_that_is_not_there_exits_2(words: list[str], capsys: pytest.Cap
     assert capsys.readouterr().err
 
 
+def test_a_config_may_be_yaml_as_for_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("steps: 7\nmodel: {preset: tiny-llama}  # a comment\n")
+    assert (read_config([str(path)]).steps, read_config([str(path)]).model.width) == (7, 64)
+    path.write_text("steps: [")
+    assert main([str(path)], {}) == 2
+    assert "config.yaml: while parsing" in capsys.readouterr().err
+
+
 def test_a_pod_is_not_a_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config.json"
     path.write_text("{}")

@@ -63,7 +63,7 @@ def drill(
     document = _yaml_file.load(config)
     _document_kind.require_config(document, config)
     wanted = document.read(lambda value: build(TrainConfig, _yaml_file.override(value, words)))
-    limit = _count_gpus(wanted)
+    limit = count_gpus(wanted)
     ranks = processes or limit or 2
     if limit and max(ranks, other or 0) > limit:
         raise UsageError(f"{max(ranks, other or 0)} ranks need as many GPUs, and this node shows {limit}; device=cpu")
@@ -94,17 +94,17 @@ def drill(
     raise typer.Exit(exit_code(proof.overall))
 
 
-def _count_gpus(config: TrainConfig) -> int | None:
-    """How many ranks this node's GPUs take, or None where the run is on CPUs."""
+def count_gpus(config: TrainConfig) -> int | None:
+    """Number of ranks that this node's GPUs take, or None where the run is on CPUs."""
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
         raise MissingExtra("training", "train")
     if config.device == "cpu":
         return None
-    from trainmaster.train.drill.plan import count_gpus
+    from trainmaster.train.drill import plan as plans
 
-    return count_gpus() or None
+    return plans.count_gpus() or None
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ import typer
 
 from trainmaster.cli import _console, _document_kind, _yaml_file
 from trainmaster.cli._views.train_bar import TrainView
-from trainmaster.core.errors import MissingExtra, SpecError
+from trainmaster.core.errors import SpecError
 from trainmaster.core.plan import CHECKPOINTS_VARIABLE, PLAN_FILE, RESUMABLE_EXIT, Plan, rank_log
 from trainmaster.core.schema import build
 from trainmaster.core.spec import JobSpec, Preflight, Resources
@@ -30,7 +30,9 @@ _LOOK_S = 0.2  # between two looks at rank 0's log
 def train(
     config: Annotated[Path, typer.Argument(help="The training config as YAML.")],
     values: Annotated[list[str] | None, typer.Argument(help="Values to put over the file's: key.path=value.")] = None,
-    processes: Annotated[int, typer.Option("--processes", "-n", min=1, help="Ranks on this machine.")] = 1,
+    processes: Annotated[
+        int | None, typer.Option("--processes", "-n", min=1, help="Ranks; without: one per GPU, or one on CPUs.")
+    ] = None,
 ) -> None:
     """Train on this machine, or go on from the newest good checkpoint.
 
@@ -45,9 +47,8 @@ def train(
     """
     document = _yaml_file.load(config)
     _document_kind.require_config(document, config)
-    wanted = document.read(lambda value: _parse(_yaml_file.override(value, values or []), processes))
-    _require_torch()
-    plan = _plan(wanted, processes)
+    wanted, ranks = document.read(lambda value: _parse(_yaml_file.override(value, values or []), processes))
+    plan = _plan(wanted, ranks)
     folder = Path(plan.folder)
     folder.mkdir(parents=True)
     (folder / PLAN_FILE).write_text(plan.to_json())
@@ -58,19 +59,20 @@ def train(
     raise typer.Exit(code)
 
 
-def _parse(value: Any, ranks: int) -> TrainConfig:
+def _parse(value: Any, processes: int | None) -> tuple[TrainConfig, int]:
+    """The config and its number of ranks on this machine."""
     config = build(TrainConfig, value)
-    faults = list(config.faults_on(ranks))
-    if faults:
+    ranks = processes or 1
+    if faults := list(config.faults_on(ranks)):
         raise SpecError(faults)
-    return config
+    from trainmaster.cli.drill import count_gpus  # after the faults: torch takes seconds
 
-
-def _require_torch() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("torch") is None:
-        raise MissingExtra("training", "train")
+    gpus = count_gpus(config)
+    if processes is None and gpus is not None:
+        ranks = gpus
+    if faults := list(config.faults_on(ranks)):
+        raise SpecError(faults)
+    return config, ranks
 
 
 def _plan(config: TrainConfig, processes: int) -> Plan:

@@ -1,4 +1,6 @@
-"""One rank of a training run: `python -m trainmaster.train CONFIG.json`, started once per rank by any launcher.
+"""One rank of a training run: `python -m trainmaster.train CONFIG`, started once per rank by any launcher.
+
+CONFIG is JSON, or YAML where PyYAML is installed: `torchrun --nproc-per-node 8 -m trainmaster.train llama.yaml`.
 
 Exit codes: 0 trained to the last step; 75 stopped on request and saved; 66 checkpoints exist and none can be trusted,
 or there is none to resume from; 65 the data cannot be read; 2 wrong config; 1 anything else, with its last line saying
@@ -76,11 +78,25 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 def read_config(arguments: Sequence[str]) -> TrainConfig:
     """Read the config file that the one argument names."""
     if len(arguments) != 1:
-        raise UsageError("usage: python -m trainmaster.train CONFIG.json")
+        raise UsageError("usage: python -m trainmaster.train CONFIG, a file in JSON or YAML")
+    path = Path(arguments[0])
     try:
-        return build(TrainConfig, json.loads(Path(arguments[0]).read_bytes()))
+        text = path.read_bytes()
+        return build(TrainConfig, _parse_yaml(path, text) if path.suffix in (".yaml", ".yml") else json.loads(text))
     except (OSError, ValueError) as wrong:
-        raise UsageError(f"{arguments[0]}: {wrong}") from None
+        raise UsageError(f"{path}: {wrong}") from None
+
+
+def _parse_yaml(path: Path, text: bytes) -> object:
+    try:
+        import yaml  # not part of the node half: plans are JSON
+    except ImportError:
+        raise UsageError(f"{path}: YAML needs PyYAML here (pip install pyyaml); or write the config as JSON") from None
+    try:
+        parsed: object = yaml.safe_load(text)
+    except yaml.YAMLError as wrong:
+        raise UsageError(f"{path}: {wrong}") from None
+    return {} if parsed is None else parsed
 
 
 def train(config: TrainConfig, rank_info: RankInfo, environ: Mapping[str, str], *, stop: Stop, run_log: RunLog) -> int:

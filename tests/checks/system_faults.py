@@ -401,6 +401,8 @@ FAULTS = [
               text("/proc/net/route", ROUTES + "eth0\t0000000A\t00000000\t0001\t0\t0\t100\t00FFFFFF\t0\t0\t0\n"))),
     Fault(name="the route to MASTER_ADDR is down", check="nccl_interfaces", verdict="fail", says="leads through eth1",
           device="MASTER_ADDR", break_it=second_route),
+    Fault(name="a route without its gateway", check="nccl_interfaces", verdict="error", says="cannot be read whole",
+          break_it=text("/proc/net/route", "Iface\tDestination\neth0\t00000000\t\t0003\t0\t0\t100\t00000000\n")),
     Fault(name="a bridge comes first", check="nccl_interfaces", verdict="warn", says="would take virbr0",
           device="virbr0",
           break_it=bridge_first),

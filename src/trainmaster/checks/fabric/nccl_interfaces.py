@@ -23,7 +23,10 @@ VARIABLE = "NCCL_SOCKET_IFNAME"
 # Documentation/networking/operstates.rst
 STATES = ("unknown", "notpresent", "down", "lowerlayerdown", "testing", "dormant", "up")
 MASTER = "MASTER_ADDR"
-_ROUTE = re.compile(r"\S+\s+[0-9A-F]{8}(?:\s|$)", re.ASCII)  # interface, destination
+# Interface, destination, and where the row goes on: gateway, flags, three numbers, mask. A lost cell shifts the others.
+_ROUTE = re.compile(
+    r"\S+\s+[0-9A-F]{8}(?:\s+[0-9A-F]{8}\s+[0-9A-F]{4}\s+-?\d+\s+-?\d+\s+-?\d+\s+[0-9A-F]{8}(?:\s.*)?)?\s*$", re.ASCII
+)
 _UP, _REJECT = 0x1, 0x200  # include/uapi/linux/route.h
 # Bridges and tunnels inside one machine: no other node can reach an address on them.
 _INWARD = re.compile(r"(virbr|br-|cni|flannel|cali|veth|podman|lxc|lxd|kube|tunl|vxlan|docker|dummy|ifb).*")

@@ -244,6 +244,16 @@ def clique(machine: Machine) -> None:
     machine.edit(3, {"fabric/cliqueId": "2"})
 
 
+def file(path: str, text: str) -> Callable[[Machine], None]:
+    """One other file of a machine with eight GPUs."""
+
+    def change(machine: Machine) -> None:
+        make(machine)
+        machine.file(path, text)
+
+    return change
+
+
 def uncounted(machine: Machine) -> None:
     make(machine)
     machine.command("nvidia-smi nvlink -e", "")
@@ -367,6 +377,16 @@ CASES = (
          put=gpus(3, {"pci/replay_counter": "250000"})),
     Case(name="7 another clique than the other GPUs", check="gpu_fabric", before="PASS", after="FAIL",
          put=clique),
+    Case(name="8 no CPU in any NUMA node", check="numa", before="INCOMPLETE", after="INCOMPLETE",
+         put=file("/sys/devices/system/node/node0/cpulist", "\n")),
+    Case(name="8 a memory limit without a number", check="ram", before="PASS", after="INCOMPLETE",
+         expect=("ram_gib=100",), put=file("/sys/fs/cgroup/memory.max", "\n")),
+    Case(name="8 memory.events is garbage", check="oom_kills", before="PASS", after="INCOMPLETE",
+         expect=("oom_kills=0",), put=file("/sys/fs/cgroup/memory.events", "garbage\n")),
+    Case(name="8 memory.stat is garbage", check="ram", before="PASS", after="INCOMPLETE",
+         put=file("/sys/fs/cgroup/memory.stat", "garbage\n")),
+    Case(name="8 the control group of the process is garbage", check="ram,cpu", before="PASS", after="INCOMPLETE",
+         put=file("/proc/self/cgroup", "garbage\n")),
     Case(name="nvidia-smi warns of a device handle, exit 0", check="gpu_count", before="PASS", after="FAIL",
          put=said(stderr="Unable to determine the device handle for GPU 0000:13:00.0: Unknown Error\n")),
     Case(name="nvidia-smi warns of an infoROM on stderr", check="gpu_vbios", before="PASS", after="FAIL",

@@ -44,7 +44,9 @@ def read_memory(host: Host) -> tuple[int, int] | None:
         limit = _number(host, f"{folder}/{names[0]}")
         if limit is None or limit >= _UNLIMITED:
             continue
-        used = _number(host, f"{folder}/{names[1]}") or 0
+        used = _number(host, f"{folder}/{names[1]}")
+        if used is None or used < 0:  # a group with a limit counts what it uses
+            raise HostError(f"{folder} has a memory limit and no usage")
         found.append((limit, max(0, limit - used + _cache(host, folder))))
     if not found:
         return None
@@ -83,7 +85,10 @@ def _cache(host: Host, folder: str) -> int:
     """Reclaimable file pages; without them every busy disk looks like a full RAM."""
     stat: dict[str, str] = dict(re.findall(r"^(\w+) (\d+)$", _read(host, f"{folder}/memory.stat"), flags=re.MULTILINE))
     # v1 counts the group itself under the plain name, and with all below it, as its usage does, under total_.
-    return int(stat.get("total_inactive_file", stat.get("inactive_file", "0")))
+    cache = stat.get("total_inactive_file", stat.get("inactive_file"))
+    if cache is None:
+        raise HostError(f"{folder}/memory.stat has no inactive_file")
+    return int(cache)
 
 
 def _folders(host: Host, controller: str) -> Iterator[tuple[int, str]]:

@@ -69,8 +69,8 @@ def read(host: Host) -> Interfaces:
     addressed = _addressed(host, rows)
     found = []
     for name in host.list(NET):
-        if system_files.read_optional(host, f"{NET}/{name}/ifindex") is None:
-            continue  # bonding_masters is a file among the folders
+        if name == "bonding_masters":
+            continue  # a file among the folders
         flags = system_files.read_number(host, f"{NET}/{name}/flags", base=16)
         index = system_files.read_number(host, f"{NET}/{name}/ifindex")
         shown = system_files.read_optional(host, f"{NET}/{name}/operstate")

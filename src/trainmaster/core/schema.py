@@ -2,7 +2,8 @@
 
 The dataclass is the schema: its annotations are the types, `field` adds bounds and a sentence for the docs, and an
 optional method `faults()` says what is wrong between fields. A class method `expand(mapping)`, where there is one, may
-first put something under what is written (a preset). Nothing here knows YAML or JSON.
+first put something under what is written (a preset). A class attribute OTHER_NAMES maps names of other programs to
+ours, for the message. Nothing here knows YAML or JSON.
 """
 
 from __future__ import annotations
@@ -112,7 +113,9 @@ def _dataclass(cls: type[Any], mapping: object, path: str, faults: list[Fault]) 
     values: dict[str, object] = {}
     for key, raw in mapping.items():
         if key not in known:
-            faults.append(Fault(path=_join(path, str(key)), message=f"unknown field; {_suggest(str(key), known)}"))
+            other = getattr(cls, "OTHER_NAMES", {}).get(key)
+            hint = f"here it is `{other}`" if other else _suggest(str(key), known)
+            faults.append(Fault(path=_join(path, str(key)), message=f"unknown field; {hint}"))
             continue
         values[key] = _value(hints[key], raw, _join(path, key), faults, known[key].metadata)
     for name, item in known.items():

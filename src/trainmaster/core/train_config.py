@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from trainmaster.core import presets
 from trainmaster.core.checkpoint_config import CheckpointConfig
@@ -33,6 +33,46 @@ __all__ = [
 ]
 
 _WIDTH, _STEPS = 96, 200  # defaults that other defaults depend on
+
+# Options of the AWS FSDP sample, which users of SageMaker know; docs/fsdp-options.md has the differences in meaning.
+_SAMPLE_OPTIONS = {
+    "train_batch_size": "batch_sequences",
+    "val_batch_size": "eval_sequences",
+    "validation_batches": "eval_sequences",
+    "validation_freq": "epoch_steps",
+    "max_steps": "steps",
+    "bf16": "precision: bf16",
+    "grad_clip": "optimizer.grad_clip",
+    "weight_decay": "optimizer.weight_decay",
+    "beta1": "optimizer.beta1",
+    "beta2": "optimizer.beta2",
+    "lr": "optimizer.lr",
+    "lr_decay_style": "optimizer.schedule",
+    "lr_decay_iters": "optimizer.decay_steps",
+    "min_lr": "optimizer.min_lr_ratio",
+    "warmup": "optimizer.warmup_steps",
+    "plateau": "optimizer.plateau_patience",
+    "activation_checkpointing": "parallel.recompute",
+    "sharding_strategy": "parallel.sharding",
+    "cpu_offload": "parallel.cpu_offload",
+    "model_type": "model.preset",
+    "hidden_width": "model.width",
+    "num_layers": "model.layers",
+    "num_heads": "model.heads",
+    "num_key_value_heads": "model.kv_heads",
+    "intermediate_size": "model.ffn_width",
+    "vocab_size": "model.vocab",
+    "max_context_width": "sequence_tokens",
+    "rotary_emb_base": "model.rope_theta",
+    "dataset": "data.dataset",
+    "dataset_config_name": "data.subset",
+    "local_dataset_path": "data.path",
+    "tokenizer": "data.tokenizer",
+    "checkpoint_dir": "checkpoint.folder",
+    "checkpoint_freq": "checkpoint.every_steps",
+    "logging_freq": "log_every_steps",
+    "tensorboard_dir": "watch.tensorboard",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +160,8 @@ class ModelConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
     """One training run. Its result does not depend on how many ranks share the work."""
+
+    OTHER_NAMES: ClassVar[Mapping[str, str]] = _SAMPLE_OPTIONS
 
     model: ModelConfig = field(factory=ModelConfig, doc="the model's shape")
     data: DataConfig = field(factory=DataConfig, doc="data source")

@@ -11,13 +11,13 @@ import pytest
 from trainmaster.checks import profiles
 from trainmaster.cluster import check, collective_findings, collective_plan
 from trainmaster.cluster.exchange import ProgramResult
-from trainmaster.cluster.hosts import SshHost
 from trainmaster.cluster.launch import Capabilities
-from trainmaster.cluster.ssh import NodeUnavailable
 from trainmaster.core.errors import UsageError
 from trainmaster.core.health import ClusterHealth, NodeHealth, Silent
 from trainmaster.core.results import CheckResult, Finding, Overall, Verdict, error, fail, ok
 from trainmaster.node.ranks import detect
+from trainmaster.targets.ssh.connect import NodeUnavailable
+from trainmaster.targets.ssh.hosts import SshHost
 
 ROW = {
     "seq": 0, "collective": "all_reduce", "size_bytes": 1024, "ranks": 2, "heard": [0, 1], "repeats": 5, "time_us": 9.0,

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.cluster.bootstrap import tree_digest
 from trainmaster.cluster.exchange import Answer, _unwrap, clean, pack, write_files
 from trainmaster.cluster.gather import CheckRequest, accept
-from trainmaster.cluster.hosts import SshHost
-from trainmaster.cluster.ssh import NodeUnavailable
 from trainmaster.core.health import NodeHealth, Silent
+from trainmaster.targets.ssh.bootstrap import tree_digest
+from trainmaster.targets.ssh.connect import NodeUnavailable
+from trainmaster.targets.ssh.hosts import SshHost
 
 
 def unwrap(**answer: object) -> tuple[str, dict[str, str]]:

@@ -19,8 +19,8 @@ import yaml
 import trainmaster
 from sshd import Lab, Sshd, free_port, lab, needs_sshd
 from trainmaster.cluster import gather
-from trainmaster.cluster.hosts import parse_hosts
 from trainmaster.core.results import Overall
+from trainmaster.targets.ssh.hosts import parse_hosts
 
 pytestmark = needs_sshd
 SOURCE = str(Path(trainmaster.__file__).parents[1])

@@ -9,12 +9,12 @@ from trainmaster.cli import _yaml_file
 from trainmaster.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from trainmaster.cluster.hosts import SshHosts
+    from trainmaster.targets.ssh.hosts import SshHosts
 
 
 def load_hosts(word: str) -> SshHosts:
     """The nodes that `--on ssh:FILE` names."""
-    from trainmaster.cluster.hosts import parse_hosts
+    from trainmaster.targets.ssh.hosts import parse_hosts
 
     kind, _, options = word.partition(":")
     if kind != "ssh" or not options:

@@ -18,9 +18,9 @@ from trainmaster.checks.expectations import COLLECTIVES, unmeasured
 from trainmaster.checks.profiles import Resolved
 from trainmaster.cluster import collectives
 from trainmaster.cluster.gather import TIMEOUT_S, CheckRequest, TransferStats, gather
-from trainmaster.cluster.hosts import SshHosts
 from trainmaster.core.errors import UsageError
 from trainmaster.core.health import ClusterHealth
+from trainmaster.targets.ssh.hosts import SshHosts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainmaster.cluster.exchange import Program
-from trainmaster.cluster.hosts import SshHost
 from trainmaster.cluster.launch import Capabilities, environment
-from trainmaster.cluster.ssh import NodeUnavailable
 from trainmaster.core.health import ClusterHealth, NodeHealth
 from trainmaster.core.results import Finding, Verdict, error, skip
+from trainmaster.targets.ssh.connect import NodeUnavailable
+from trainmaster.targets.ssh.hosts import SshHost
 
 # Level 2: on NCCL the sizes with published figures of all_reduce; on gloo three sizes that show latency and rate.
 # Level 3: every collective at every size.

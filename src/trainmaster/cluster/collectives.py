@@ -11,11 +11,11 @@ from trainmaster.checks.document import clean
 from trainmaster.cluster import launch
 from trainmaster.cluster.collective_findings import judge
 from trainmaster.cluster.collective_plan import Plan, choose, plan
-from trainmaster.cluster.hosts import SshHosts
 from trainmaster.cluster.launch import Capabilities, Outcome
-from trainmaster.cluster.ssh import NodeUnavailable
 from trainmaster.core.health import ClusterHealth
 from trainmaster.core.results import CheckResult, Finding, Verdict
+from trainmaster.targets.ssh.connect import NodeUnavailable
+from trainmaster.targets.ssh.hosts import SshHosts
 
 NAME = "collectives"
 LEVEL = 2

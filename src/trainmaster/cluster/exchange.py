@@ -25,9 +25,9 @@ from dataclasses import field as dataclass_field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from trainmaster.cluster import bootstrap
-from trainmaster.cluster.hosts import SshHost
-from trainmaster.cluster.ssh import CONNECT_TIMEOUT_S, NodeUnavailable, connect, explain
+from trainmaster.targets.ssh import bootstrap
+from trainmaster.targets.ssh.connect import CONNECT_TIMEOUT_S, NodeUnavailable, connect, explain
+from trainmaster.targets.ssh.hosts import SshHost
 
 FOLDERS = ("core", "node", "checks", "bench", "models", "datasets", "train")  # the node half, with what bench computes
 HANDSHAKES = 64  # concurrent: a handshake costs CPU here; waiting for a verdict costs nothing

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trainmaster.cluster.exchange import HANDSHAKES, Package, Program, ProgramResult, clean, pack, start
-from trainmaster.cluster.hosts import SshHost, SshHosts, read_known_hosts
-from trainmaster.cluster.ssh import NodeUnavailable, load
 from trainmaster.core.errors import SpecError
 from trainmaster.core.schema import build
+from trainmaster.targets.ssh.connect import NodeUnavailable, load
+from trainmaster.targets.ssh.hosts import SshHost, SshHosts, read_known_hosts
 
 Outcome = Sequence[ProgramResult] | NodeUnavailable | None  # None: cut off after the first program had ended
 

@@ -15,8 +15,8 @@ from trainmaster.core.errors import UsageError
 
 if TYPE_CHECKING:
     from trainmaster.cluster.exchange import Program
-    from trainmaster.cluster.hosts import SshHosts
     from trainmaster.cluster.launch import Capabilities
+    from trainmaster.targets.ssh.hosts import SshHosts
 
 _TAKEN = ("EADDRINUSE", "address already in use")  # the port was taken since the node was asked: no verdict
 

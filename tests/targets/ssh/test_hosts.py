@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.cluster.hosts import parse_hosts, read_known_hosts
 from trainmaster.core.errors import SpecError
+from trainmaster.targets.ssh.hosts import parse_hosts, read_known_hosts
 
 HERE = Path("/cluster")
 

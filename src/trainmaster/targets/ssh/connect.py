@@ -13,8 +13,8 @@ import socket
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-from trainmaster.cluster.hosts import SshHost
 from trainmaster.core.errors import MissingExtra, Unreachable
+from trainmaster.targets.ssh.hosts import SshHost
 
 if TYPE_CHECKING:
     import asyncssh

@@ -35,6 +35,24 @@ class Sshd:
         """Stand still, as a machine whose kernel hangs: the port is open and nobody answers."""
         os.kill(self.process.pid, signal.SIGSTOP)
 
+    def connections(self) -> list[int]:
+        """Processes of the server that hold its open connections."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                if int(path.read_text().rpartition(")")[2].split()[1]) == self.process.pid:
+                    found.append(int(path.parent.name))
+        return found
+
+    def cut(self, *, also_server: bool) -> None:
+        """Cut the open connections, as a network would; with the server none comes back. Programs go on."""
+        held = self.connections()
+        if also_server:
+            self.process.kill()
+        for pid in held:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
 
 class Lab:
     """A folder with keys, and the servers that were started in it."""
@@ -75,9 +93,9 @@ class Lab:
                 file.write(f"[127.0.0.1]:{port} {public[0]} {public[1]}\n")
         return host
 
-    def wait(self) -> None:
-        """Until every server listens."""
-        for host in self.hosts:
+    def wait(self, *hosts: Sshd) -> None:
+        """Until these servers listen, or all."""
+        for host in hosts or self.hosts:
             while True:
                 assert host.process.poll() is None, host.log.read_text()
                 with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", host.port), timeout=1):

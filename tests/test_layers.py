@@ -54,7 +54,7 @@ TABLE = {
     "estimate": rule("core"),
     "agent": rule(NODE_HALF),
     "storage": rule("core", third_lazy="obstore"),
-    "targets": rule("core storage", third_lazy="asyncssh kr8s boto3 httpx"),
+    "targets": rule("core storage", third_lazy="asyncssh kr8s boto3 httpx yaml"),
     "cluster": rule("core node checks bench targets storage", third_lazy="asyncssh"),
     "store": rule("core", "sqlalchemy alembic"),
     "control": rule("core targets storage store", third_lazy="httpx apprise yaml"),

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.cluster.exchange import Answer, _unwrap, clean, pack, write_files
+from trainmaster.cluster.exchange import Answer, _unwrap, write_files
 from trainmaster.cluster.gather import CheckRequest, accept
 from trainmaster.core.health import NodeHealth, Silent
 from trainmaster.targets.ssh.bootstrap import tree_digest
+from trainmaster.targets.ssh.channel import clean
 from trainmaster.targets.ssh.connect import NodeUnavailable
 from trainmaster.targets.ssh.hosts import SshHost
+from trainmaster.targets.ssh.package import pack
 
 
 def unwrap(**answer: object) -> tuple[str, dict[str, str]]:
@@ -97,7 +99,8 @@ def test_the_package_is_the_node_half_and_nothing_else() -> None:
         files = {name: archive.read(name) for name in archive.namelist()}
     assert tree_digest(files) == package.digest
     assert {"trainmaster/__init__.py", "trainmaster/checks/__main__.py", "trainmaster/core/health.py"} <= set(files)
+    assert {"trainmaster/agent/__main__.py", "trainmaster/targets/ssh/node_server.py"} <= set(files)
     assert not [
-        name for name in files if "__pycache__" in name or name.split("/")[1] in ("cli", "web", "targets", "store")
+        name for name in files if "__pycache__" in name or name.split("/")[1] in ("cli", "web", "control", "store")
     ]
     assert pack() == package

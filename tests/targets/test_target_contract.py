@@ -13,7 +13,7 @@ from trainmaster.core.errors import TargetError, UsageError
 from trainmaster.core.plan import EVENTS_FILE, rank_log
 from trainmaster.core.states import Reason, TargetState
 
-pytestmark = pytest.mark.parametrize("name", targets.names())
+pytestmark = pytest.mark.spawns
 
 
 def test_plan_is_pure_and_its_text_is_stable(name: str, place: Any, tmp_path: Any) -> None:
@@ -25,41 +25,44 @@ def test_plan_is_pure_and_its_text_is_stable(name: str, place: Any, tmp_path: An
     assert not placement.job_folder.exists()
 
 
-def test_a_handle_survives_json(name: str, place: Any, run: Any, end: Any) -> None:
+def test_a_handle_survives_json(name: str, place: Any, run: Any, end: Any, reserve: Any) -> None:
     target = targets.load(name)
     submission = target.plan(place())
 
     async def go() -> None:
-        handle = await target.submit(submission)
-        assert handle.items() >= submission.handle.items(), "what was planned finds it too: a crash may lose the rest"
+        placed = await reserve(target, submission)
+        handle = await target.submit(placed)
+        assert handle.items() >= placed.handle.items(), "what was planned finds it too: a crash may lose the rest"
         again = json.loads(json.dumps(handle))
         assert (await end(targets.load(name), again)).state is TargetState.SUCCEEDED
 
     run(go())
 
 
-def test_submitted_often_it_starts_once(name: str, place: Any, run: Any, end: Any) -> None:
+def test_submitted_often_it_starts_once(name: str, place: Any, run: Any, end: Any, reserve: Any) -> None:
     target = targets.load(name)
     submission = target.plan(place("echo started"))
 
     async def go() -> None:
-        handles = await asyncio.gather(*(target.submit(submission) for _ in range(3)))
-        assert handles == [await target.submit(submission)] * 3
-        poll = await end(target, submission.handle)
+        placed = await reserve(target, submission)
+        handles = await asyncio.gather(*(target.submit(placed) for _ in range(3)))
+        assert handles == [await target.submit(placed)] * 3
+        poll = await end(target, placed.handle)
         assert (poll.state, poll.exit is not None and poll.exit.ok) == (TargetState.SUCCEEDED, True)
-        await target.submit(submission)
-        assert (await target.poll(submission.handle)).state is TargetState.SUCCEEDED
-        assert await target.read(submission.handle, rank_log(0), offset=0, limit=1000) == b"started\n"
+        await target.submit(placed)
+        assert (await target.poll(placed.handle)).state is TargetState.SUCCEEDED
+        assert await target.read(placed.handle, rank_log(0), offset=0, limit=1000) == b"started\n"
 
     run(go())
 
 
-def test_streams_read_the_same_in_any_pieces(name: str, place: Any, run: Any, end: Any) -> None:
+def test_streams_read_the_same_in_any_pieces(name: str, place: Any, run: Any, end: Any, reserve: Any) -> None:
     target = targets.load(name)
     submission = target.plan(place("seq 1 200"))
 
     async def go() -> None:
-        handle = await target.submit(submission)
+        placed = await reserve(target, submission)
+        handle = await target.submit(placed)
         await end(target, handle)
         whole = await target.read(handle, rank_log(0), offset=0, limit=1 << 20)
         assert whole == "".join(f"{n}\n" for n in range(1, 201)).encode()
@@ -77,14 +80,15 @@ def test_streams_read_the_same_in_any_pieces(name: str, place: Any, run: Any, en
     run(go())
 
 
-def test_what_it_leaves_is_listed_and_read(name: str, place: Any, run: Any, end: Any) -> None:
+def test_what_it_leaves_is_listed_and_read(name: str, place: Any, run: Any, end: Any, reserve: Any) -> None:
     target = targets.load(name)
     script = 'cd "$TRAINMASTER_OUTPUTS"; mkdir a; printf 12345 > a/b; ln -s /etc/passwd link; ln -s /etc far; echo up'
     submission = target.plan(place(script))
 
     async def go() -> None:
-        assert await target.list_files(submission.handle) == []
-        handle = await target.submit(submission)
+        placed = await reserve(target, submission)
+        assert await target.list_files(placed.handle) == []
+        handle = await target.submit(placed)
         await end(target, handle)
         await target.release(handle)
         listed = {file.name: file.size_bytes for file in await target.list_files(handle)}
@@ -111,12 +115,13 @@ def test_a_stream_is_one_of_the_known_names(name: str, stream: str, place: Any, 
         run(target.read(target.plan(place()).handle, stream, offset=0, limit=10))
 
 
-def test_cancel_stops_it_with_the_reason(name: str, place: Any, run: Any, end: Any, printed: Any) -> None:
+def test_cancel_stops_it_with_the_reason(name: str, place: Any, run: Any, end: Any, printed: Any, reserve: Any) -> None:
     target = targets.load(name)
     submission = target.plan(place("trap 'exit 75' TERM; echo up; while :; do sleep 0.02; done"))
 
     async def go() -> None:
-        handle = await target.submit(submission)
+        placed = await reserve(target, submission)
+        handle = await target.submit(placed)
         await printed(target, handle)
         assert (await target.poll(handle)).state is TargetState.RUNNING
         await target.cancel(handle, reason="over_budget: enough")
@@ -130,29 +135,33 @@ def test_cancel_stops_it_with_the_reason(name: str, place: Any, run: Any, end: A
     run(go())
 
 
-def test_release_ends_it_by_force_and_may_be_repeated(name: str, place: Any, run: Any, printed: Any) -> None:
+def test_release_ends_it_by_force_and_may_be_repeated(
+    name: str, place: Any, run: Any, printed: Any, reserve: Any
+) -> None:
     target = targets.load(name)
     submission = target.plan(place("trap '' TERM; echo up; while :; do sleep 0.02; done"))
 
     async def go() -> None:
-        handle = await target.submit(submission)
+        placed = await reserve(target, submission)
+        handle = await target.submit(placed)
         await printed(target, handle)
         await target.release(handle)
         assert (await target.poll(handle)).state is TargetState.LOST
         await target.release(handle)
         assert await target.read(handle, rank_log(0), offset=0, limit=10) == b"up\n"
-        await target.submit(submission)  # released is over: it does not start again
+        await target.submit(placed)  # released is over: it does not start again
         assert (await target.poll(handle)).state is TargetState.LOST
 
     run(go())
 
 
-def test_a_released_attempt_keeps_how_it_ended(name: str, place: Any, run: Any, end: Any) -> None:
+def test_a_released_attempt_keeps_how_it_ended(name: str, place: Any, run: Any, end: Any, reserve: Any) -> None:
     target = targets.load(name)
     submission = target.plan(place("exit 3"))
 
     async def go() -> None:
-        handle = await target.submit(submission)
+        placed = await reserve(target, submission)
+        handle = await target.submit(placed)
         before = await end(target, handle)
         await target.release(handle)
         assert await target.poll(handle) == before
@@ -170,13 +179,16 @@ def test_what_was_never_submitted(name: str, place: Any, run: Any) -> None:
     assert run(target.poll(handle)).state is TargetState.WAITING
 
 
-def test_an_attempt_cancelled_before_its_start_does_not_run(name: str, place: Any, run: Any, end: Any) -> None:
+def test_an_attempt_cancelled_before_its_start_does_not_run(
+    name: str, place: Any, run: Any, end: Any, reserve: Any
+) -> None:
     target = targets.load(name)
     submission = target.plan(place("echo up"))
 
     async def go() -> None:
-        await target.cancel(submission.handle, reason="user_cancelled")
-        handle = await target.submit(submission)
+        placed = await reserve(target, submission)
+        await target.cancel(placed.handle, reason="user_cancelled")
+        handle = await target.submit(placed)
         poll = await end(target, handle)
         assert poll.exit is not None
         assert poll.exit.reason is Reason.USER_CANCELLED
@@ -185,6 +197,6 @@ def test_an_attempt_cancelled_before_its_start_does_not_run(name: str, place: An
     run(go())
 
 
-def test_a_name_that_is_no_target(name: str) -> None:
-    with pytest.raises(UsageError, match=name):
+def test_a_name_that_is_no_target() -> None:
+    with pytest.raises(UsageError, match=", ".join(targets.names())):
         targets.load("nowhere")

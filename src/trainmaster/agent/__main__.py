@@ -41,10 +41,10 @@ def main(words: Sequence[str]) -> int:
         return _kill(plan)
     if args.detach:
         return _detach(plan, args.plan)
-    if os.environ.get(ATTEMPT_VARIABLE) != plan.attempt:
+    if os.environ.get(ATTEMPT_VARIABLE) != plan.mark:
         # The agent is found by its environment like every process of the attempt, and the kernel shows the environment
         # a program was started with: start once more, in this same process.
-        os.environ[ATTEMPT_VARIABLE] = plan.attempt
+        os.environ[ATTEMPT_VARIABLE] = plan.mark
         os.execv(sys.executable, [sys.executable, "-m", "trainmaster.agent", *words])  # noqa: S606 (no shell wanted)
     return _run(plan, ready_fd=args.ready_fd)
 
@@ -110,7 +110,7 @@ def _detach(plan: Plan, path: Path) -> int:
         with (folder.path / AGENT_LOG).open("ab") as log:
             child = subprocess.Popen(
                 [sys.executable, "-m", "trainmaster.agent", "--ready-fd", str(theirs), str(path)],
-                env={**os.environ, ATTEMPT_VARIABLE: plan.attempt},
+                env={**os.environ, ATTEMPT_VARIABLE: plan.mark},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -138,10 +138,10 @@ def _kill(plan: Plan) -> int:
     """Kill the attempt: its agent, its ranks and their leftovers; no agent can begin it afterwards."""
     end = time.monotonic() + _KILL_S
     while True:
-        left = processes.kill_all(plan.attempt, within_s=max(0.0, end - time.monotonic()))
+        left = processes.kill_all(plan.mark, within_s=max(0.0, end - time.monotonic()))
         try:
             # Fenced after the killing and then looked at again: an agent may have been about to begin.
-            if not left and fence(Path(plan.folder)) and not processes.living(plan.attempt):
+            if not left and fence(Path(plan.folder)) and not processes.living(plan.mark):
                 return 0
         except OSError as wrong:
             _say(str(wrong))

@@ -33,7 +33,7 @@ def run(plan: Plan, folder: AttemptFolder, signals: Signals) -> ExitRecord:
         except Exception as wrong:  # the record must be written whatever happened
             folder.log(mask(f"the agent failed\n{traceback.format_exc()}", (os.environ, plan.spec.env)))
             outcome = _own_failure(wrong)
-        left = processes.kill_all(plan.attempt, within_s=_SWEEP_S)
+        left = processes.kill_all(plan.mark, within_s=_SWEEP_S)
         if left:
             outcome = replace(outcome, evidence={**outcome.evidence, "would_not_die": sorted(left)})
         record = _record(plan, outcome)

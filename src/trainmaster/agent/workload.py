@@ -219,7 +219,7 @@ def _shared_environment(plan: Plan) -> dict[str, str]:
         "TORCHELASTIC_RUN_ID": plan.attempt,
         "TORCHELASTIC_RESTART_COUNT": 0,
         "TORCHELASTIC_MAX_RESTARTS": 0,
-        ATTEMPT_VARIABLE: plan.attempt,
+        ATTEMPT_VARIABLE: plan.mark,
         EVENTS_VARIABLE: folder / EVENTS_FILE,
         CHECKPOINTS_VARIABLE: plan.checkpoints,
         STOP_VARIABLE: folder / STOP_FILE,

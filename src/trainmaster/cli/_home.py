@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 DATABASE = "TRAINMASTER_DATABASE"
 JOB_USER = "TRAINMASTER_JOB_USER"  # the Unix user of jobs on the target `local` (targets/_job_user.py)
+HOSTS = "TRAINMASTER_HOSTS"  # folder of the hosts files that jobs name (targets/ssh); HOME/hosts
 SERVER_FILE = "server.json"  # in the home folder while a server runs: {"pid", "url", "link"}
 LOCAL_TOKEN = "local.token"  # noqa: S105 (a file name: the token of the server's own user, web/local_access.py)
 DATABASE_FILE = "trainmaster.db"
@@ -51,6 +52,7 @@ def open_home(home: Path | None) -> tuple[Path, Database]:
     except ModuleNotFoundError as missing:
         raise MissingExtra("the control plane", "server") from missing
     folder = locate(home)
+    os.environ[HOSTS] = str(folder / "hosts")
     url = os.environ.get(DATABASE)
     if url and "://" not in url:  # a word without a scheme would name a new file in this folder
         raise UsageError(f"{DATABASE}: not a URL; write postgresql+psycopg://USER:PASSWORD@HOST/NAME, or unset it")

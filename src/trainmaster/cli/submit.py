@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,6 +53,8 @@ def submit(
     words = [*(values or []), *([f"target={on}"] if on else [])]
     chosen, folder = uploads.choose(_yaml_file.override(document.value, words), spec, workdir)
     job = document.read(lambda _: parse_spec(chosen))
+    if server is None and job.target.startswith("ssh:"):
+        job = replace(job, target=_absolute(job.target, Path.cwd() if on else spec.absolute().parent))
     if dry_run:
         from trainmaster import targets
 
@@ -71,6 +74,14 @@ def submit(
             raise typer.Exit(_follow(jobs, made.id))
         if not json and not jobs.is_driven():
             _console.note("no server works on this home folder yet; start one with: trainmaster serve")
+
+
+def _absolute(target: str, folder: Path) -> str:
+    """A target whose hosts file is found from anywhere: the job outlives this command and its working folder."""
+    from trainmaster.targets import ssh
+
+    name, _, options = target.partition(":")
+    return f"ssh:{folder / Path(options).expanduser()}" if name == "ssh" and ssh.is_path(options) else target
 
 
 def _follow(jobs: Jobs, job_id: str) -> int:

@@ -8,17 +8,12 @@ its files are names and texts, never links, modes or devices.
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import hashlib
-import io
 import json
 import re
 import secrets
-import shlex
 import time
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
@@ -26,22 +21,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trainmaster.targets.ssh import bootstrap
+from trainmaster.targets.ssh.channel import Stream, clean, command, ended, malformed, tail
 from trainmaster.targets.ssh.connect import CONNECT_TIMEOUT_S, NodeUnavailable, connect, explain
 from trainmaster.targets.ssh.hosts import SshHost
+from trainmaster.targets.ssh.package import Package
 
-FOLDERS = ("core", "node", "checks", "bench", "models", "datasets", "train")  # the node half, with what bench computes
 HANDSHAKES = 64  # concurrent: a handshake costs CPU here; waiting for a verdict costs nothing
-_NOISE_BYTES = 1 << 20  # limit on a login shell's own output before the first marked line
 _END_S = 5.0
-_OLD = "trainmaster-needs-3.11"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Package:
-    """The node half as a zip file, with the hash of its content."""
-
-    digest: str
-    data: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,22 +68,6 @@ class _Reply:
     sent_bytes: int
     received_bytes: int
     took_s: float
-
-
-def pack(root: Path | None = None) -> Package:
-    """The node half of this installation."""
-    root = root or Path(__file__).parents[1]
-    paths = [root / "__init__.py", *(path for name in FOLDERS for path in (root / name).rglob("*") if path.is_file())]
-    files = {
-        f"trainmaster/{path.relative_to(root).as_posix()}": path.read_bytes()
-        for path in sorted(paths)
-        if "__pycache__" not in path.parts
-    }
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in files.items():
-            archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
-    return Package(digest=bootstrap.tree_digest(files), data=packed.getvalue())
 
 
 async def ask(
@@ -167,7 +137,7 @@ async def _exchange(
         process_id: list[int] = []
         try:
             async with asyncio.timeout(left):
-                process = await connection.create_process(_command(host.python, order), encoding=None)
+                process = await connection.create_process(command(host.python, order), encoding=None)
                 return await _talk(process, nonce, package, started, process_id)
         except TimeoutError:
             await _end(connection, process_id)
@@ -181,17 +151,6 @@ async def _exchange(
             raise explain(wrong, host, known_hosts, timeout_s=timeout_s) from None
 
 
-def _command(python: str, order: Mapping[str, Any]) -> str:
-    """One command line for any login shell; its version test runs under every old Python too."""
-    source = base64.b64encode(zlib.compress(Path(bootstrap.__file__).read_bytes(), 9)).decode()
-    check = f'import sys;sys.version_info<(3,11) and sys.exit("{_OLD} %d.%d"%sys.version_info[:2])'
-    program = f'{check};import base64,zlib;exec(zlib.decompress(base64.b64decode("{source}")))'
-    text = base64.b64encode(json.dumps(order).encode()).decode()
-    # The shell prints its process id and becomes Python, so that a Python that hangs on start can be killed.
-    first = f"echo; echo {order['nonce']} pid $$; " + 'exec "$0" "$@"'
-    return f"exec sh -c {shlex.quote(first)} {shlex.quote(python)} -c {shlex.quote(program)} {text}"
-
-
 async def _end(connection: Any, process_id: Sequence[int]) -> None:
     """Kill the hung process. By a second command, because sshd forwards no signals for root logins."""
     with contextlib.suppress(Exception):  # the hang is reported already
@@ -202,11 +161,11 @@ async def _end(connection: Any, process_id: Sequence[int]) -> None:
 
 async def _talk(process: Any, nonce: str, package: Package, started: float, process_id: list[int]) -> _Reply:
     """Read marked lines until the answer."""
-    stream, sent = _Stream(process, nonce.encode()), 0
+    stream, sent = Stream(process, nonce.encode()), 0
     while True:
         word = await stream.word()
         if word is None:
-            raise _ended(process, await _tail(process))
+            raise ended(process, await tail(process))
         if found := re.fullmatch(rb"pid (\d{1,9})", word):
             process_id[:] = [int(found[1])]
             continue
@@ -217,10 +176,10 @@ async def _talk(process: Any, nonce: str, package: Package, started: float, proc
             continue
         match = re.fullmatch(rb"answer (\d{1,9}) ([0-9a-f]{64})", word)
         if not match or int(match[1]) > bootstrap.MAX_ANSWER_BYTES:
-            raise _malformed(f"unexpected line {word[:60]!r}")
+            raise malformed(f"unexpected line {word[:60]!r}")
         data = await stream.exactly(int(match[1]))
         if data is None or hashlib.sha256(data).hexdigest().encode() != match[2]:
-            raise _malformed("the answer was cut off or damaged in transit")
+            raise malformed("the answer was cut off or damaged in transit")
         return _Reply(
             data=data,
             sent_bytes=sent,
@@ -234,7 +193,7 @@ def _parse(data: bytes) -> object:
     try:
         answer = json.loads(data)
     except (ValueError, RecursionError):
-        raise _malformed("the answer is not JSON") from None
+        raise malformed("the answer is not JSON") from None
     if isinstance(answer, dict) and isinstance(answer.get("wrong"), str):
         at = answer.get("at")
         where = f"; it was in {at[:60]}" if isinstance(at, str) else ""
@@ -247,16 +206,16 @@ def _unwrap_runs(data: bytes, wanted: int) -> list[ProgramResult]:
     answer = _parse(data)
     runs = answer.get("runs") if isinstance(answer, dict) else None
     if not isinstance(runs, list) or len(runs) != wanted:
-        raise _malformed(f"not {wanted} program results")
+        raise malformed(f"not {wanted} program results")
     found = []
     for run in runs:
         code, state, out, err = (
             (run.get(key) for key in ("code", "state", "out", "err")) if isinstance(run, dict) else [0] * 4
         )
         if not isinstance(code, int | None) or not isinstance(state, str | None):
-            raise _malformed("a program result without exit code or state")
+            raise malformed("a program result without exit code or state")
         if not isinstance(out, str) or not isinstance(err, str):
-            raise _malformed("a program result without text")
+            raise malformed("a program result without text")
         found.append(ProgramResult(code=code, state=state, out=out, err=clean(err)))
     return found
 
@@ -265,10 +224,10 @@ def _unwrap(data: bytes) -> tuple[str, dict[str, str]]:
     answer = _parse(data)
     health, files = (answer.get("health"), answer.get("files")) if isinstance(answer, dict) else (None, None)
     if not isinstance(health, str) or not isinstance(files, dict):
-        raise _malformed("no health document and no files")
+        raise malformed("no health document and no files")
     for name, text in files.items():
         if not isinstance(text, str) or not _safe(name):
-            raise _malformed(f"illegal file name {name[:80]!r}")
+            raise malformed(f"illegal file name {name[:80]!r}")
     return health, files
 
 
@@ -286,76 +245,3 @@ def write_files(folder: Path, files: Mapping[str, str]) -> None:
         path = folder / PurePosixPath(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text.encode("utf-8", errors="replace"))
-
-
-def clean(text: str) -> str:
-    """Untrusted text made safe for a terminal: control characters are replaced."""
-    return "".join(char if char.isprintable() or char in "\n\t" else "�" for char in text)
-
-
-async def _tail(process: Any) -> str:
-    """The start of its standard error."""
-    with contextlib.suppress(TimeoutError, OSError):
-        async with asyncio.timeout(1.0):
-            return clean(bytes(await process.stderr.read(4096)).decode("utf-8", errors="replace")).strip()
-    return ""
-
-
-def _ended(process: Any, said: str) -> NodeUnavailable:
-    """Error for a process that ended without an answer. Exit status None: the connection was lost."""
-    status = process.exit_status
-    if _OLD in said:
-        version = said.partition(_OLD)[2].split()[0] if said.partition(_OLD)[2].split() else "older"
-        action = "install Python 3.11 or newer there and name it: python: /usr/bin/python3.11"
-        return NodeUnavailable(f"its Python is {version}; the checks need 3.11 or newer", action=action)
-    if status == 127 or (status == 126 and "ermission" in said):
-        action = "install Python 3.11 or newer there, or name it in the hosts file: python: /path/to/python3"
-        return NodeUnavailable(f"there is no such Python on it: {said[-200:]}", action=action)
-    if status is None and process.exit_signal is None:
-        action = "check its power and network; then check it again"
-        return NodeUnavailable("the connection was lost before it answered", action=action)
-    how = f"with {status}" if status is not None else f"by signal {process.exit_signal[0]}"
-    return NodeUnavailable(
-        f"its Python ended {how} without an answer: {said[-300:]}", action="run its Python on the node by hand"
-    )
-
-
-def _malformed(what: str) -> NodeUnavailable:
-    action = "check what its login shell and its Python print"
-    return NodeUnavailable(f"malformed answer: {what[:300]}", action=action)
-
-
-class _Stream:
-    """Bounded standard output. Protocol lines begin with a mark; everything else is the shell's own output."""
-
-    def __init__(self, process: Any, nonce: bytes) -> None:
-        self._stdout = process.stdout
-        self._mark = b"\n" + nonce + b" "
-        self._held = bytearray()
-        self.received = 0
-
-    async def word(self) -> bytes | None:
-        """The rest of the next marked line; None at the end of the stream."""
-        while True:
-            at = self._held.find(self._mark)
-            end = self._held.find(b"\n", at + 1) if at >= 0 else -1
-            if end >= 0:
-                word = bytes(self._held[at + len(self._mark) : end])
-                del self._held[: end + 1]
-                return word
-            if len(self._held) > _NOISE_BYTES:
-                raise _malformed(f"{len(self._held) >> 20} MiB without a protocol line")
-            if not await self._more():
-                return None
-
-    async def exactly(self, size: int) -> bytes | None:
-        while len(self._held) < size:
-            if not await self._more():
-                return None
-        return bytes(self._held[:size])
-
-    async def _more(self) -> bool:
-        chunk = await self._stdout.read(1 << 16)
-        self._held += chunk
-        self.received += len(chunk)
-        return bool(chunk)

@@ -13,12 +13,13 @@ from typing import Any
 
 from trainmaster.checks import document
 from trainmaster.cluster import compare, evidence
-from trainmaster.cluster.exchange import HANDSHAKES, Answer, Package, ask, pack, write_files
+from trainmaster.cluster.exchange import HANDSHAKES, Answer, ask, write_files
 from trainmaster.core.errors import SpecError
 from trainmaster.core.health import ClusterHealth, NodeHealth, Silent
 from trainmaster.core.results import Verdict
 from trainmaster.targets.ssh.connect import NodeUnavailable, load
 from trainmaster.targets.ssh.hosts import SshHost, SshHosts, read_known_hosts
+from trainmaster.targets.ssh.package import Package, pack
 
 # Seconds for all checks of one node, by level: above the sum of the checks' own timeouts at that level.
 TIMEOUT_S = {1: 180.0, 2: 1200.0, 3: 7200.0}

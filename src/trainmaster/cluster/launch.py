@@ -12,11 +12,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trainmaster.cluster.exchange import HANDSHAKES, Package, Program, ProgramResult, clean, pack, start
+from trainmaster.cluster.exchange import HANDSHAKES, Program, ProgramResult, start
 from trainmaster.core.errors import SpecError
 from trainmaster.core.schema import build
+from trainmaster.targets.ssh.channel import clean
 from trainmaster.targets.ssh.connect import NodeUnavailable, load
 from trainmaster.targets.ssh.hosts import SshHost, SshHosts, read_known_hosts
+from trainmaster.targets.ssh.package import Package, pack
 
 Outcome = Sequence[ProgramResult] | NodeUnavailable | None  # None: cut off after the first program had ended
 

@@ -23,7 +23,15 @@ T = TypeVar("T")
 _LONGEST_REST_S = 900.0
 
 # Longest wait for one call of a target, in seconds; then we could not ask, and ask again later.
-TIMEOUTS_S = {"submit": 300.0, "poll": 30.0, "read": 60.0, "list": 60.0, "cancel": 30.0, "release": 120.0}
+TIMEOUTS_S = {
+    "place": 60.0,
+    "submit": 300.0,
+    "poll": 30.0,
+    "read": 60.0,
+    "list": 60.0,
+    "cancel": 30.0,
+    "release": 120.0,
+}
 # Those that change something out there; to ask twice is nothing, so a drill need not strike around asking.
 _EFFECTS = frozenset({"submit", "cancel", "release"})
 

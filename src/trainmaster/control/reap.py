@@ -6,14 +6,19 @@ was never given back. Of another home or another database nothing is ended: it i
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from trainmaster import targets
+from trainmaster.core.errors import TargetError, UsageError
 from trainmaster.store import Database, attempts, jobs
 from trainmaster.targets import Handle, Lists, Owned, Target
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +54,24 @@ async def find(
             what=f"{known.what}; {held.what}" if known else held.what,
         )  # fmt: skip
     return sorted(found.values(), key=lambda left: (not left.ours, left.attempt))
+
+
+async def sweep(db: Database, home: Path, *, load: Callable[[str], Target] = targets.load) -> list[Leftover]:
+    """End what machines that were lost and are back still run of attempts that are over; what was ended."""
+    ended = []
+    for word in await asyncio.to_thread(jobs.list_targets, db):
+        if word == "local":
+            continue  # this machine cannot be lost without us
+        try:
+            target = load(word)
+            for owned in await target.list_owned() if isinstance(target, Lists) else ():
+                left = await asyncio.to_thread(_judge, db, home, word, owned)
+                if left is not None and left.ours:
+                    await target.release(left.handle)
+                    ended.append(left)
+        except (TargetError, UsageError) as wrong:
+            log.info("%s could not be swept: %s", word, wrong)
+    return ended
 
 
 async def end(db: Database | None, left: Leftover, *, load: Callable[[str], Target] = targets.load) -> None:

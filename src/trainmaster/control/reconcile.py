@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster import targets
-from trainmaster.control import failpoints
+from trainmaster.control import failpoints, reap
 from trainmaster.control.clock import Clock
 from trainmaster.control.context import TIMEOUTS_S, Context, LeaseLost, backoff_after
 from trainmaster.control.deadlines import Deadlines
@@ -41,6 +41,7 @@ STORAGE_FOLDER = "storage"  # of the home, where a server is given no other stor
 _AT_ONCE = 64  # jobs that are worked on at the same time
 _SLICE = 20  # glances begun at once: a thousand in a row would block requests to the server
 _LONGEST_REST_S = 30.0  # between two tries of a job whose target keeps failing
+_SWEEP_S = 30.0
 _HURRY_S = 5.0  # a start that takes longer may be cut off by a cancel; the steps around it take milliseconds
 _PARTING_S = 2.0  # for steps that are under way when a stop is requested; a submit takes about one
 _MESSAGE_LIMIT = 2_000  # characters of a failure shown to the user; the log has all of it
@@ -75,11 +76,14 @@ async def run(
         now=clock.now,
     )  # fmt: skip
     log.info("reconciling %s", home)
+    sweeping = asyncio.create_task(_sweep(context), name="sweep")
     try:
         await _loop(context, liveness, stop=stop, tick_s=tick_s, leads=leads)
     finally:
+        sweeping.cancel()
         with contextlib.suppress(Exception):  # a database that is gone: the leases run out by themselves
             await asyncio.to_thread(_drop, db, liveness.token)
+        targets.close()
         liveness.end()
 
 
@@ -157,6 +161,17 @@ async def _interrupt(
     for job_id in unwanted:
         if job_id in hung and job_id in working:
             working[job_id].cancel()
+
+
+async def _sweep(context: Context) -> None:
+    """Now and then end what came back with a lost machine. Never raises."""
+    while True:
+        await asyncio.sleep(_SWEEP_S)
+        try:
+            for left in await reap.sweep(context.db, context.home, load=context.load):
+                log.warning("%s at %s ended: %s (%s)", left.attempt, left.target, left.what, left.why)
+        except Exception:
+            log.exception("targets could not be swept; trying again later")
 
 
 def _drop(db: Database, token: str) -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from trainmaster.control import budget, workdir
@@ -29,14 +30,14 @@ from trainmaster.control.deadlines import StopRequest, find_stop_request
 from trainmaster.control.ingest import ingest, mark_unreadable
 from trainmaster.control.notify.job_news import put_job_news
 from trainmaster.control.transitions import abandon, end_attempt, end_job, finish_attempt, judge, last_attempt, move
-from trainmaster.core.errors import TargetError, TrainmasterError, Unreachable, UsageError
+from trainmaster.core.errors import NoCapacity, TargetError, TrainmasterError, Unreachable, UsageError
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.results import Overall
 from trainmaster.core.spec import zone_of
 from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.store import Connection, Database, attempts, costs, events, jobs
 from trainmaster.store.rows import AttemptRow, JobRow
-from trainmaster.targets import Handle, Poll, Target
+from trainmaster.targets import Handle, Places, Poll, Target
 
 
 async def handle_stage(context: Context, job: JobRow) -> bool:
@@ -72,14 +73,29 @@ async def _queue(context: Context, job: JobRow) -> bool:
     return await context.apply(job.id, change, what="intent")
 
 
-async def _place(context: Context, job: JobRow, attempt: AttemptRow, _handle: Handle) -> bool:
+async def _place(context: Context, job: JobRow, attempt: AttemptRow, handle: Handle) -> bool:
     if request := find_stop_request(job, attempt):
         return await abandon(context, job, attempt, request.reason, f"{request.text}; it was not started")
-    # Committed before submit is called: from here on something may exist.
-    return await context.apply(job.id, lambda conn: move(conn, context, job, Stage.STAGING), what="placed")
+    target = context.load(job.target)
+    if isinstance(target, Places):
+        planned = replace(context.plan(job, attempt.number), handle=handle)
+        try:
+            handle = await context.call("place", target.place(planned))
+        except (Unreachable, NoCapacity):
+            raise
+        except (TargetError, UsageError) as refused:
+            return await abandon(context, job, attempt, Reason.TARGET_ERROR, str(refused))
+
+    def change(conn: Connection) -> bool:
+        attempts.set_handle(conn, attempt.id, handle)
+        costs.set_price(conn, attempt.id, budget.price_of(job.spec, handle))
+        # Committed before submit is called: from here on something may exist.
+        return move(conn, context, job, Stage.STAGING)
+
+    return await context.apply(job.id, change, what="placed")
 
 
-async def _stage(context: Context, job: JobRow, attempt: AttemptRow, _handle: Handle) -> bool:
+async def _stage(context: Context, job: JobRow, attempt: AttemptRow, handle: Handle) -> bool:
     if request := find_stop_request(job, attempt):
         # Submit may or may not have happened; release gives back whatever there is of this attempt.
         return await abandon(context, job, attempt, request.reason, f"{request.text}; it was being started")
@@ -87,7 +103,8 @@ async def _stage(context: Context, job: JobRow, attempt: AttemptRow, _handle: Ha
     try:
         folder = context.home / "jobs" / job.id
         await asyncio.to_thread(workdir.lay_out, context.db, context.storage, job, folder)
-        handle = await context.call("submit", context.load(job.target).submit(context.plan(job, attempt.number)))
+        planned = replace(context.plan(job, attempt.number), handle=handle)
+        handle = await context.call("submit", context.load(job.target).submit(planned))
     except Unreachable:
         raise
     except (TargetError, UsageError) as refused:

@@ -15,9 +15,15 @@ from trainmaster.core.secrets import find_in_spec
 from trainmaster.core.spec import JobSpec
 from trainmaster.store import Database, audit, jobs, tokens
 from trainmaster.store.rows import JobRow
-from trainmaster.targets import Placement, Target
+from trainmaster.targets import Placement, Target, ssh
 
 LOCAL = "local"  # caller name of the command line working on the database itself
+
+
+def names_file(target: str) -> bool:
+    """Whether a target names a file on the machine of the control plane."""
+    name, _, options = target.partition(":")
+    return name == "ssh" and ssh.is_path(options)
 
 
 def submit(db: Database, spec: JobSpec, *, load: Callable[[str], Target] = targets.load, by: str = LOCAL) -> JobRow:

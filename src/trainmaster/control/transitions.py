@@ -11,7 +11,7 @@ from datetime import timedelta
 from trainmaster.control.context import Context
 from trainmaster.control.deadlines import find_stop_request
 from trainmaster.control.notify.job_news import put_job_news
-from trainmaster.core.errors import StorageError
+from trainmaster.core.errors import NoCapacity, StorageError
 from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.store import Connection, attempts, jobs
 from trainmaster.store.rows import AttemptRow, JobRow
@@ -118,7 +118,7 @@ def move(
 
 async def end_overdue(context: Context, job: JobRow, wrong: Exception) -> bool:
     """After a step that failed: end what has had its time. True if the job moved; releasing is only ever told."""
-    if job.stage in (None, Stage.QUEUED):
+    if job.stage in (None, Stage.QUEUED) or isinstance(wrong, NoCapacity):
         return False
     attempt = await last_attempt(context, job)
     if job.stage is Stage.RELEASING and attempt.released_at is None:

@@ -130,6 +130,10 @@ class Unreachable(TargetError):
     """The target cannot be asked now. Says nothing about the job: never read it as "failed"."""
 
 
+class NoCapacity(TargetError):
+    """Every machine that would do is in use. The job waits; that costs nothing."""
+
+
 class StoreError(TrainmasterError):
     """The database cannot be used as it is."""
 

@@ -31,7 +31,8 @@ OUTPUTS_FOLDER = "outputs"  # what a workload leaves here is kept in storage whe
 RESUMABLE_EXIT = 75  # EX_TEMPFAIL: it stopped on request after saving, and can go on
 EXIT_REASONS = {65: Reason.BAD_DATA, 66: Reason.BAD_CHECKPOINT}  # EX_DATAERR, EX_NOINPUT
 
-ATTEMPT_VARIABLE = "TRAINMASTER_ATTEMPT"  # set in every process of an attempt, so that none is left behind
+# Set in every process of an attempt, so that none is left behind: the attempt, and `/RANK` of one of several nodes.
+ATTEMPT_VARIABLE = "TRAINMASTER_ATTEMPT"
 EVENTS_VARIABLE = "TRAINMASTER_EVENTS"  # the event file a workload appends to
 CHECKPOINTS_VARIABLE = "TRAINMASTER_CHECKPOINTS"  # a folder that outlives the attempt
 RESUME_VARIABLE = "TRAINMASTER_RESUME_FROM"  # the job whose run this is: without its checkpoints nothing may begin
@@ -56,6 +57,11 @@ class Plan:
     master_addr: str = "127.0.0.1"
     master_port: int | None = None  # None: the agent takes a free one (single node)
     v: int = 1
+
+    @property
+    def mark(self) -> str:
+        """Value of ATTEMPT_VARIABLE: this node's processes, even where two nodes are one machine."""
+        return self.attempt if self.spec.resources.nodes == 1 else f"{self.attempt}/{self.node_rank}"
 
     def to_json(self) -> str:
         return json.dumps(schema.to_plain(self), indent=2, sort_keys=True)

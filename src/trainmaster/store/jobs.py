@@ -294,6 +294,12 @@ def list_open(db: Database) -> list[str]:
         return list(conn.execute(query).scalars())
 
 
+def list_targets(db: Database) -> list[str]:
+    """Every target that a job of this database names."""
+    with db.read() as conn:
+        return list(conn.execute(select(t.jobs.c.target).distinct()).scalars())
+
+
 def list_transitions(db: Database, job_id: str) -> list[TransitionRow]:
     """Every move of a job, in its order."""
     query = select(t.transitions).where(t.transitions.c.job_id == job_id).order_by(t.transitions.c.id)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ class Submission:
     handle: Handle
     files: Mapping[str, str]  # path → text
     commands: tuple[tuple[str, ...], ...]
+    work: Path | None = None  # folder here whose files the nodes get as the job's working folder
 
     def render(self) -> str:
         parts = [f"# {path}\n{text.rstrip()}\n" for path, text in self.files.items()]
@@ -113,12 +115,30 @@ class Target(Protocol):
 
 
 @runtime_checkable
+class Places(Protocol):
+    """A target that chooses machines. Its choice is in the database before anything is started there."""
+
+    async def place(self, submission: Submission) -> Handle:
+        """Reserve machines for the attempt, or find them reserved; the handle with their names. Starts nothing.
+
+        NoCapacity while all are in use. What was reserved and never submitted becomes free by itself.
+        """
+        ...
+
+
+@runtime_checkable
 class Lists(Protocol):
     """A target that lists its own resources, so that none is forgotten when a database is lost."""
 
     async def list_owned(self) -> list[Owned]:
         """Every resource of an attempt of trainmaster, in any database."""
         ...
+
+
+def close() -> None:
+    """Close connections that targets opened in the running event loop."""
+    if (sessions := sys.modules.get(f"{__name__}.ssh.session")) is not None:
+        sessions.close_all()
 
 
 def names() -> list[str]:

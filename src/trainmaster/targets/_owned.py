@@ -20,7 +20,7 @@ def find(proc: Path = _PROC) -> dict[str, tuple[str | None, list[int]]]:
             command = (entry / "cmdline").read_bytes().split(b"\0")
         except OSError:  # gone, or another user's
             continue
-        attempt = environment.get(ATTEMPT_VARIABLE)
+        attempt = environment.get(ATTEMPT_VARIABLE, "").partition("/")[0]
         if attempt:
             folder, processes = found.get(attempt, (None, []))
             found[attempt] = folder or _folder(environment, command), [*processes, int(entry.name)]

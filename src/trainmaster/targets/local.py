@@ -56,6 +56,24 @@ def local_jobs_are_isolated() -> bool:
     return _job_user.find_user() is not None
 
 
+def submission(plan: Plan) -> Submission:
+    """Submission of a plan on the machine of this process."""
+    path = Path(plan.folder) / PLAN_FILE
+    return Submission(
+        handle={"attempt": plan.attempt, "folder": plan.folder},
+        files={str(path): plan.to_json() + "\n"},
+        commands=((*_AGENT, "--detach", str(path)),),
+    )
+
+
+def check_range(stream: str, offset: int, limit: int) -> None:
+    """TargetError where this is no stream of an attempt, or no range of one."""
+    if stream not in _STREAMS and not _RANK_LOG.fullmatch(stream) and not _is_output(tuple(stream.split("/"))):
+        raise TargetError(f"{stream!r:.200} is not a stream of an attempt")
+    if offset < 0 or limit < 0:
+        raise TargetError(f"offset {offset} and limit {limit} may not be negative")
+
+
 class Local:
     """Runs attempts on this machine."""
 
@@ -65,12 +83,7 @@ class Local:
             raise TargetError(f"local runs one node, the spec asks for {spec.resources.nodes}; set resources.nodes: 1")
         folder = job / "attempts" / placement.attempt.rpartition(".")[2]
         checkpoints = job.with_name(spec.resume_from or job.name) / "checkpoints"
-        plan = Plan(attempt=placement.attempt, spec=spec, folder=str(folder), checkpoints=str(checkpoints))
-        return Submission(
-            handle={"attempt": placement.attempt, "folder": str(folder)},
-            files={str(folder / PLAN_FILE): plan.to_json() + "\n"},
-            commands=((*_AGENT, "--detach", str(folder / PLAN_FILE)),),
-        )
+        return submission(Plan(attempt=placement.attempt, spec=spec, folder=str(folder), checkpoints=str(checkpoints)))
 
     async def submit(self, submission: Submission) -> Handle:
         folder = _folder(submission.handle)
@@ -106,12 +119,8 @@ class Local:
         return found
 
     async def read(self, handle: Handle, stream: str, *, offset: int, limit: int) -> bytes:
-        parts = tuple(stream.split("/"))
-        if stream not in _STREAMS and not _RANK_LOG.fullmatch(stream) and not _is_output(parts):
-            raise TargetError(f"local: {stream!r:.200} is not a stream of an attempt")
-        if offset < 0 or limit < 0:
-            raise TargetError(f"local: offset {offset} and limit {limit} may not be negative")
-        return await asyncio.to_thread(_read, _folder(handle), parts, offset, limit)
+        check_range(stream, offset, limit)
+        return await asyncio.to_thread(_read, _folder(handle), tuple(stream.split("/")), offset, limit)
 
     async def list_files(self, handle: Handle) -> list[FileSize]:
         try:

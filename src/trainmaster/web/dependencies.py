@@ -144,7 +144,13 @@ def creating() -> Iterator[None]:
 
 
 def need_trust(request: Request, who: Caller, target: str) -> None:
-    """Refuse a token of one project on `local`: its job has the rights of the server and could read every project."""
+    """Refuse a token of one project on `local`: its job has the rights of the server and could read every project.
+
+    And refuse everybody but an admin who names a file of the server as hosts file: it names keys and machines.
+    """
+    if control.names_file(target) and who.role is not Role.ADMIN:
+        message = f"{target}: only an admin may name a file of the server; name one of its hosts files, as ssh:lab"
+        raise Refused(403, "file_of_server", message)
     if who.project is not None and target.partition(":")[0] == "local" and not request.app.state.trust_jobs:
         message = (
             f"token {who.name} is limited to one project, and jobs on `local` run with the rights of the server; "

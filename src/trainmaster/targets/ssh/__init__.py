@@ -1,1 +1,44 @@
-"""How machines are reached over SSH: hosts file, connections, and the program that runs there first."""
+"""Target `ssh:hosts.yaml`: attempts run on machines that are reached over SSH, under an agent that outlives us.
+
+`ssh:lab` names the file lab.yaml in the folder of TRAINMASTER_HOSTS, which is HOME/hosts.
+
+hosts.py        the hosts file                    connect.py      connections, host keys, refusals explained
+target.py       the target                        session.py      one connection per host, many requests
+package.py      the node half as one file         channel.py      the bootstrap's process and its lines
+bootstrap.py    runs on the node first            node_server.py  runs on the node then; frames.py between the two
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainmaster.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from trainmaster.targets.ssh.target import Ssh
+
+
+FOLDER_VARIABLE = "TRAINMASTER_HOSTS"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+
+def is_path(options: str) -> bool:
+    """Whether the options name a file, and not one of the operator's hosts files."""
+    return _NAME.fullmatch(options) is None
+
+
+def create(options: str) -> Ssh:
+    """The target over the machines of a hosts file."""
+    from trainmaster.targets.ssh.target import Ssh  # not on a node, which imports this package too
+
+    if not options:
+        raise UsageError("target: write ssh:hosts.yaml, with the path of a hosts file")
+    if is_path(options):
+        return Ssh(Path(options))
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if not folder:
+        raise UsageError(f"target: ssh:{options} is a file of {FOLDER_VARIABLE}, which is not set; write ssh:FILE.yaml")
+    return Ssh(Path(folder) / f"{options}.yaml")

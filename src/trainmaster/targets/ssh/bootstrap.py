@@ -2,7 +2,8 @@
 
 It finds the node half in a content-addressed cache or requests it; runs the checks, or the given programs, in a
 temporary folder; and prints one answer. It ends, with all its descendants, at its deadline and when the connection
-closes. Standard library only: it cannot import the package that it brings.
+closes. With `serve` it becomes the node's end of the ssh target instead (node_server.py), whose agents outlive it.
+Standard library only: it cannot import the package that it brings.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import time
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 MAX_ANSWER_BYTES = 64 << 20  # a capture of 8 GPUs is under 1 MiB; a kernel log may be several
 _PR_SET_CHILD_SUBREAPER = 36
@@ -44,6 +45,8 @@ def tree_digest(files: Mapping[str, bytes]) -> str:
 def main() -> None:
     order: dict[str, Any] = json.loads(base64.b64decode(sys.argv[1]))
     until = time.monotonic() + float(order["deadline_s"])
+    if "serve" in order:
+        _serve(order, until)
     # Orphaned descendants become children of this process, so they can be found and killed.
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -63,9 +66,30 @@ def main() -> None:
         shutil.rmtree(work, ignore_errors=True)
 
 
+def _serve(order: Mapping[str, Any], until: float) -> NoReturn:
+    """Become the server of this node, in the same process. Its agents import the package: it must be cached."""
+    work = Path(tempfile.mkdtemp(prefix="trainmaster-"))
+    try:
+        _node_half(order, work, until)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    package = _cache(order)
+    if not (package / "trainmaster").is_dir():
+        raise SystemExit(f"{package.parent} cannot be written; free space there, or set XDG_CACHE_HOME")
+    _say(order, b"serving\n")
+    paths = [str(package), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
+    words = [sys.executable, "-m", "trainmaster.targets.ssh.node_server", *order["serve"]]
+    os.execve(sys.executable, words, environment)  # noqa: S606 (no shell wanted)
+
+
+def _cache(order: Mapping[str, Any]) -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainmaster" / str(order["digest"])
+
+
 def _node_half(order: Mapping[str, Any], work: Path, until: float) -> Path:
     """Folder of the package: from the cache if complete, else received and cached."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainmaster" / str(order["digest"])
+    cache = _cache(order)
     if _digest_of(cache) == order["digest"]:
         return cache
     _say(order, b"need\n")

@@ -39,13 +39,35 @@ async def connect(
     host: SshHost, known_hosts: bytes, *, timeout_s: float
 ) -> AsyncIterator[asyncssh.SSHClientConnection]:
     """A connection to a host with a known key, or NodeUnavailable. Leaving the context never waits."""
-    asyncssh = load()
+    async with contextlib.AsyncExitStack() as stack:
+        tunnel = None
+        if host.jump is not None:
+            tunnel = await stack.enter_async_context(connect(_jump(host), known_hosts, timeout_s=timeout_s))
+        connection = await _connect(host, known_hosts, tunnel, timeout_s=timeout_s)
+        # close() waits for the peer, which may hang; abort() does not.
+        stack.callback(connection.abort)
+        yield connection
+
+
+def _jump(host: SshHost) -> SshHost:
+    """The machine that a host is reached through; it takes the same key."""
+    assert host.jump is not None
+    user, _, place = host.jump.rpartition("@")
+    name, _, port = place.partition(":")
+    return SshHost(host=name, name=name, port=int(port) if port else None, user=user or host.user, key=host.key)
+
+
+async def _connect(
+    host: SshHost, known_hosts: bytes, tunnel: asyncssh.SSHClientConnection | None, *, timeout_s: float
+) -> asyncssh.SSHClientConnection:
+    library = load()
     try:
-        connection = await asyncssh.connect(
+        connection: asyncssh.SSHClientConnection = await library.connect(
             host.host,
+            tunnel=tunnel or (),
             **{name: value for name, value in (("port", host.port), ("username", host.user)) if value is not None},
             # An object, never None: asyncssh takes None as "trust every host".
-            known_hosts=asyncssh.import_known_hosts(known_hosts.decode("utf-8", errors="replace")),
+            known_hosts=library.import_known_hosts(known_hosts.decode("utf-8", errors="replace")),
             **({"client_keys": [host.key]} if host.key else {}),
             preferred_auth="publickey",  # a password prompt would wait for ever
             connect_timeout=timeout_s,
@@ -54,11 +76,7 @@ async def connect(
         )
     except Exception as wrong:
         raise explain(wrong, host, known_hosts, timeout_s=timeout_s) from None
-    try:
-        yield connection
-    finally:
-        # close() waits for the peer, which may hang; abort() does not.
-        connection.abort()
+    return connection
 
 
 def load() -> Any:

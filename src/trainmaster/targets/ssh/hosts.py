@@ -5,6 +5,7 @@
     hosts:
       - gpu-01
       - {host: 10.0.0.2, name: gpu-02, port: 2222, rack: r1}
+      - {host: 10.1.0.3, jump: ops@bastion.example.org, slots: 2, price_per_hour: 1.5}
 
 There is no password field: use keys or the SSH agent. The file holds no secret.
 """
@@ -21,6 +22,7 @@ from trainmaster.core.schema import build, field
 
 # A name is also a folder name in the bundle, and part of the shell commands in messages.
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}"
+_JUMP = r"([A-Za-z0-9_][A-Za-z0-9._-]{0,63}@)?[A-Za-z0-9][A-Za-z0-9.-]{0,252}(:[0-9]{1,5})?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,22 @@ class SshHost:
     key: str | None = field(default=None, doc="private key file; default: the SSH agent and the usual files")
     python: str = field(default="python3", doc="Python 3.11 or newer on that machine")
     rack: str | None = field(default=None, doc="rack, for findings about switches")
+    jump: str | None = field(
+        default=None, doc="machine to connect through, [user@]host[:port]", pattern=_JUMP, example="ops@bastion"
+    )
+    folder: str = field(
+        default="~/.trainmaster",
+        doc="folder for jobs there; on a shared file system any host can resume a run",
+        pattern=r"(~|)/[^\x00\n]*|~",
+        example="/shared/trainmaster",
+    )
+    lost_after_s: float = field(
+        default=600.0, gt=0, doc="a machine that does not answer for so long is lost, and its jobs go elsewhere"
+    )
+    slots: int = field(default=1, ge=1, le=1024, doc="jobs at the same time")
+    price_per_hour: float | None = field(
+        default=None, ge=0, le=1_000_000, doc="dollars an hour, for `cost` and budgets"
+    )
     address: str | None = field(
         default=None, doc="address for the other nodes; default: the one SSH used", pattern=_NAME, example="10.0.0.2"
     )

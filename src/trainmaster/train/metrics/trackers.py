@@ -18,6 +18,11 @@ from trainmaster.core.watch_config import WatchConfig
 from trainmaster.train.metrics.tfevents import TensorBoard
 
 
+def _run_name() -> str | None:
+    """The attempt, without the number of this node."""
+    return os.environ.get(ATTEMPT_VARIABLE, "").partition("/")[0] or None
+
+
 class Tracker(Protocol):
     """One experiment tracker."""
 
@@ -68,7 +73,7 @@ class WeightsAndBiases:
 
     def __init__(self, project: str, settings: Mapping[str, Any]) -> None:
         wandb = importlib.import_module("wandb")
-        self._run = wandb.init(project=project, name=os.environ.get(ATTEMPT_VARIABLE), config=dict(settings))
+        self._run = wandb.init(project=project, name=_run_name(), config=dict(settings))
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         self._run.log(dict(numbers), step=step)
@@ -87,7 +92,7 @@ class MLflow:
         self._client = mlflow.MlflowClient(tracking_uri=uri)
         experiment = self._client.get_experiment_by_name("trainmaster")
         number = experiment.experiment_id if experiment else self._client.create_experiment("trainmaster")
-        self._run = self._client.create_run(number, run_name=os.environ.get(ATTEMPT_VARIABLE)).info.run_id
+        self._run = self._client.create_run(number, run_name=_run_name()).info.run_id
         for name, value in _flat(settings):
             self._client.log_param(self._run, name, str(value)[:500])  # longer ones are refused
 

@@ -1,0 +1,42 @@
+"""Frames on the channel between control plane and node: a JSON head and, after it, plain bytes. Used at both ends."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+_SIZES = struct.Struct(">II")
+SIZES_BYTES = _SIZES.size
+MAX_HEAD_BYTES = 64 << 20  # a listing of a million files
+MAX_BODY_BYTES = 64 << 20
+
+
+class BadFrame(ValueError):
+    """Bytes that are no frame; nothing after them can be read."""
+
+
+def encode(head: Mapping[str, Any], body: bytes = b"") -> bytes:
+    """One frame."""
+    text = json.dumps(head).encode()  # ASCII: file names may hold surrogate escapes
+    return _SIZES.pack(len(text), len(body)) + text + body
+
+
+def sizes(raw: bytes) -> tuple[int, int]:
+    """Sizes of the head and the body that follow."""
+    head, body = _SIZES.unpack(raw)
+    if head > MAX_HEAD_BYTES or body > MAX_BODY_BYTES:
+        raise BadFrame(f"a frame of {head:,} and {body:,} bytes")
+    return head, body
+
+
+def decode(raw: bytes) -> dict[str, Any]:
+    """The head of a frame."""
+    try:
+        head = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise BadFrame("its head is not JSON") from None
+    if not isinstance(head, dict):
+        raise BadFrame("its head is not an object")
+    return head

@@ -1,0 +1,277 @@
+"""Node end of the ssh target: the local target of this machine, asked over one SSH channel.
+
+`python -m trainmaster.targets.ssh.node_server FOLDER NAME`, started by the bootstrap. One process per connection; it
+holds no state of its own and ends with the connection, while the agents that it started go on. Standard library only.
+
+    FOLDER/jobs/JOB/attempts/N-NAME/   an attempt on this machine, as on the local target
+    FOLDER/jobs/JOB/checkpoints/       outlives the attempts
+    FOLDER/claims/NAME/JOB.N.json      the attempt has a slot of this machine
+
+NAME is the machine's name in the hosts file: FOLDER may be on a file system that all machines share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from trainmaster.core import schema
+from trainmaster.core.errors import TargetError, TrainmasterError, Unreachable
+from trainmaster.core.files import write_whole
+from trainmaster.core.ids import UUID_PATTERN
+from trainmaster.core.plan import Plan
+from trainmaster.core.states import TargetState
+from trainmaster.targets.local import Local, submission
+from trainmaster.targets.ssh import frames
+from trainmaster.targets.ssh.workfolder import WorkFolder
+
+_ATTEMPT = re.compile(rf"({UUID_PATTERN})\.([0-9]{{1,6}})")
+_UNUSED_S = 900.0  # a claim without a submission is dropped after this: its control plane died between the two
+_DIAL_S = 10.0
+
+Answer = tuple[Mapping[str, Any], bytes]
+
+
+class Node:
+    """Requests about attempts on this machine. Methods without an underscore are the protocol."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder, self._name = folder, name
+        self._claims = folder / "claims" / name
+        self._local = Local()
+        self._gate = asyncio.Lock()
+        self._listening: dict[int, asyncio.Server] = {}
+
+    async def offer(self, attempt: str, slots: int) -> Answer:
+        """Free slots, whether this attempt has one already, and whether its job was here before."""
+        job = self._attempt_folder(attempt).parent.parent
+        async with self._locked():
+            held = await self._live()
+        return {"free": slots - len(held), "held": attempt in held, "knows": job.exists()}, b""
+
+    async def claim(self, attempt: str, slots: int) -> Answer:
+        """Take a slot for an attempt, or find it taken. At most `slots` attempts have one."""
+        async with self._locked():
+            held = await self._live()
+            if attempt not in held and len(held) >= slots:
+                return {"held": False}, b""
+            if attempt not in held:
+                write_whole(self._claim(attempt), json.dumps({"attempt": attempt}), durable=True)
+        return {"held": True}, b""
+
+    async def rendezvous(self, attempt: str, address: str | None) -> Answer:
+        """Address and port where the ranks of a claimed attempt meet: chosen once, and then always the same."""
+        path = self._claim(attempt)
+        async with self._locked():
+            try:
+                claim = json.loads(path.read_text())
+            except FileNotFoundError:
+                raise TargetError(f"{attempt} has no slot here") from None
+            if "port" not in claim:
+                found = address or _own_address()
+                with socket.socket(socket.AF_INET6 if ":" in found else socket.AF_INET) as probe:
+                    probe.bind((found, 0))
+                    claim |= {"address": found, "port": probe.getsockname()[1]}
+                write_whole(path, json.dumps(claim), durable=True)
+        return {"address": claim["address"], "port": claim["port"]}, b""
+
+    async def listen(self, address: str, port: int) -> Answer:
+        """Accept connections there until `unlisten`, so that the other nodes can try."""
+        self._listening[port] = await asyncio.start_server(lambda _, writer: writer.close(), address, port)
+        return {}, b""
+
+    async def unlisten(self, port: int) -> Answer:
+        if (server := self._listening.pop(port, None)) is not None:
+            server.close()
+        return {}, b""
+
+    async def dial(self, address: str, port: int) -> Answer:
+        """Whether this node reaches another one."""
+        try:
+            async with asyncio.timeout(_DIAL_S):
+                _, writer = await asyncio.open_connection(address, port)
+        except OSError as wrong:  # TimeoutError is one
+            return {"reached": False, "why": str(wrong) or f"no answer in {_DIAL_S:g} s"}, b""
+        writer.close()
+        return {"reached": True}, b""
+
+    async def has_work(self, attempt: str) -> Answer:
+        """Whether the working folder of the attempt's job is here."""
+        return {"present": self._work(attempt).path.exists()}, b""
+
+    async def begin_work(self, attempt: str, sha256: str) -> Answer:
+        return {"offset": self._work(attempt).begin(sha256)}, b""
+
+    async def take_work(self, attempt: str, sha256: str, offset: int, body: bytes) -> Answer:
+        await asyncio.to_thread(self._work(attempt).take, sha256, offset, body)
+        return {}, b""
+
+    async def end_work(self, attempt: str, sha256: str) -> Answer:
+        await asyncio.to_thread(self._work(attempt).end, sha256)
+        return {}, b""
+
+    async def submit(self, plan: str) -> Answer:
+        """Start the agent of a plan whose folders begin with `~/` or are absolute, or find it started."""
+        made = _expand(plan)
+        if Path(made.folder) != self._attempt_folder(made.attempt):
+            raise TargetError(f"{made.folder} is not the folder of {made.attempt} here")
+        return dict(await self._local.submit(submission(made))), b""
+
+    async def poll(self, attempt: str) -> Answer:
+        found = await self._local.poll(self._handle(attempt))
+        record = None if found.exit is None else found.exit.to_json()
+        return {"state": found.state.value, "exit": record, "note": found.note}, b""
+
+    async def read(self, attempt: str, stream: str, offset: int, limit: int) -> Answer:
+        limit = min(limit, frames.MAX_BODY_BYTES)
+        return {}, await self._local.read(self._handle(attempt), stream, offset=offset, limit=limit)
+
+    async def list_files(self, attempt: str) -> Answer:
+        found = await self._local.list_files(self._handle(attempt))
+        return {"files": [[file.name, file.size_bytes, file.fault] for file in found]}, b""
+
+    async def cancel(self, attempt: str, reason: str) -> Answer:
+        await self._local.cancel(self._handle(attempt), reason=reason)
+        return {}, b""
+
+    async def release(self, attempt: str) -> Answer:
+        """Kill the attempt and free its slot; its files stay."""
+        await self._local.release(self._handle(attempt))
+        async with self._locked():
+            self._claim(attempt).unlink(missing_ok=True)
+        return {}, b""
+
+    async def owned(self) -> Answer:
+        """Attempts that hold a slot or have processes here."""
+        async with self._locked():
+            found = dict.fromkeys(await self._live(), "a slot")
+        for item in await self._local.list_owned():
+            if item.handle["folder"] == str(self._attempt_folder(item.attempt)):  # not another user's or folder's
+                found[item.attempt] = item.what
+        return {"owned": sorted(found.items())}, b""
+
+    async def _live(self) -> set[str]:
+        """Attempts with a slot. One that has ended has none, whether it was released or not."""
+        held = set()
+        for path in self._claims.glob("*.json"):
+            attempt = path.name.removesuffix(".json")
+            if not _ATTEMPT.fullmatch(attempt):
+                continue
+            state = (await self._local.poll(self._handle(attempt))).state
+            unused = state is TargetState.WAITING and time.time() - path.stat().st_mtime > _UNUSED_S
+            if unused or state in (TargetState.SUCCEEDED, TargetState.FAILED):
+                path.unlink(missing_ok=True)
+            else:
+                held.add(attempt)
+        return held
+
+    @asynccontextmanager
+    async def _locked(self) -> AsyncIterator[None]:
+        """Hold the claims: several control planes and connections may ask at once."""
+        async with self._gate:  # a lock on a file would block this thread, and with it the holder
+            self._claims.mkdir(parents=True, exist_ok=True)
+            fd = os.open(self._claims / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                await asyncio.to_thread(fcntl.flock, fd, fcntl.LOCK_EX)
+                yield
+            finally:
+                os.close(fd)
+
+    def _handle(self, attempt: str) -> dict[str, Any]:
+        folder = self._attempt_folder(attempt)
+        return {"attempt": attempt, "folder": str(folder)}
+
+    def _attempt_folder(self, attempt: str) -> Path:
+        match = _ATTEMPT.fullmatch(attempt)
+        if match is None:
+            raise TargetError(f"{attempt[:80]!r} is not the name of an attempt")
+        return self._folder / "jobs" / match[1] / "attempts" / f"{match[3]}-{self._name}"
+
+    def _work(self, attempt: str) -> WorkFolder:
+        return WorkFolder(self._attempt_folder(attempt).parent.parent)
+
+    def _claim(self, attempt: str) -> Path:
+        self._attempt_folder(attempt)
+        return self._claims / f"{attempt}.json"
+
+
+def _expand(plan: str) -> Plan:
+    """A plan with the home folder of this machine in its paths."""
+    document = json.loads(plan)
+    for name in ("folder", "checkpoints"):
+        document[name] = str(Path(document[name]).expanduser())
+    return schema.build(Plan, document)
+
+
+def _own_address() -> str:
+    """The address of this machine that the SSH client used."""
+    words = os.environ.get("SSH_CONNECTION", "").split()
+    return words[2] if len(words) == 4 else "127.0.0.1"
+
+
+async def answer(node: Node, head: Mapping[str, Any], body: bytes) -> bytes:
+    """The frame that answers a request."""
+    try:
+        name = str(head["method"])
+        method: Callable[..., Awaitable[Answer]] | None = None if name.startswith("_") else getattr(node, name, None)
+        if method is None:
+            raise TargetError(f"there is no request {name!r}")
+        result, found = await method(**head["params"], **({"body": body} if body else {}))
+        return frames.encode({"id": head["id"], "result": result}, found)
+    except Exception as wrong:
+        kind = "unreachable" if isinstance(wrong, Unreachable) else "refused"
+        known = isinstance(wrong, (TrainmasterError, OSError))
+        text = str(wrong) if known else f"{type(wrong).__name__}: {wrong}"
+        return frames.encode({"id": head.get("id"), "error": text[:2000], "kind": kind})
+
+
+async def serve(node: Node, requests: int, answers: int) -> None:
+    """Answer frames from one descriptor on another until the first is closed."""
+    reader = asyncio.StreamReader(limit=frames.MAX_HEAD_BYTES)
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(requests, "rb"))
+    writing, under_way = asyncio.Lock(), set[asyncio.Task[None]]()
+
+    async def work(head: Mapping[str, Any], body: bytes) -> None:
+        data = await answer(node, head, body)
+        async with writing:
+            await asyncio.to_thread(_write_all, answers, data)
+
+    with suppress(asyncio.IncompleteReadError, ConnectionError):
+        while True:
+            head_size, body_size = frames.sizes(await reader.readexactly(frames.SIZES_BYTES))
+            head = frames.decode(await reader.readexactly(head_size))
+            body = await reader.readexactly(body_size)
+            task = asyncio.create_task(work(head, body))
+            under_way.add(task)
+            task.add_done_callback(under_way.discard)
+    for task in under_way:
+        task.cancel()
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
+def main(words: list[str]) -> None:
+    folder = Path(words[0]).expanduser()
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    answers = os.dup(1)
+    os.dup2(2, 1)  # whatever else prints here must not stand between two frames
+    asyncio.run(serve(Node(folder.resolve(), words[1]), 0, answers))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

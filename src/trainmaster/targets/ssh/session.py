@@ -1,0 +1,219 @@
+"""Sessions with hosts: one SSH connection per host, kept open and shared by all jobs, with many requests at once.
+
+A session connects at its first request. A connection that breaks fails the requests under way as `NodeUnavailable`,
+and the next request connects again; after a refusal the host is left alone for a while, longer each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainmaster.core.backoff import backoff_s
+from trainmaster.core.errors import TargetError
+from trainmaster.targets.ssh import frames
+from trainmaster.targets.ssh.channel import Stream, clean, command, ended, malformed, tail
+from trainmaster.targets.ssh.connect import CONNECT_TIMEOUT_S, NodeUnavailable, connect, explain
+from trainmaster.targets.ssh.hosts import SshHost
+from trainmaster.targets.ssh.package import Package, pack
+
+_BEGIN_S = 60.0  # to receive the package and start Python, from a cold file system
+_END_S = 2.0
+_REST_S, _LONGEST_REST_S = 1.0, 60.0
+
+
+class Refusal(TargetError):
+    """The node was asked and refused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """Answer of a node: untrusted."""
+
+    result: Mapping[str, Any]
+    body: bytes
+
+
+class Session:
+    """The connection to one host and the requests on it."""
+
+    def __init__(self, host: SshHost, known_hosts: bytes) -> None:
+        self.host, self._known_hosts = host, known_hosts
+        self._gate = asyncio.Lock()
+        self._link: _Link | None = None
+        self._failures, self._rest_until = 0, 0.0
+        self._silent_since: float | None = None
+        self._why: NodeUnavailable | None = None
+
+    async def ask(self, method: str, *, body: bytes = b"", **params: Any) -> Reply:
+        """Send a request and wait for its answer. NodeUnavailable where none can come, Refusal where it is an error."""
+        try:
+            link = await self._open()
+            head, found = await link.ask(method, params, body)
+        except NodeUnavailable:
+            self._silent_since = self._silent_since or time.monotonic()
+            raise
+        self._silent_since = None
+        if "error" in head:
+            text = clean(str(head["error"]))[:2000]
+            if head.get("kind") == "unreachable":
+                raise NodeUnavailable(f"{self.host.name}: {text}", action="free what it lacks there, then wait")
+            raise Refusal(f"{self.host.name}: {text}")
+        result = head.get("result")
+        if not isinstance(result, dict):
+            raise malformed(f"{self.host.name}: an answer to {method} without a result")
+        return Reply(result=result, body=found)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the host has not answered for so long that its jobs are given up."""
+        return self._silent_since is not None and time.monotonic() - self._silent_since > self.host.lost_after_s
+
+    def close(self) -> None:
+        if self._link is not None:
+            self._link.close()
+
+    async def _open(self) -> _Link:
+        async with self._gate:
+            if self._link is not None and self._link.alive:
+                return self._link
+            if self._why is not None and time.monotonic() < self._rest_until:
+                raise self._why
+            try:
+                self._link = await _Link.open(self.host, self._known_hosts)
+            except NodeUnavailable as wrong:
+                self._failures += 1
+                rest_s = backoff_s(self._failures, first_s=_REST_S, longest_s=_LONGEST_REST_S)
+                self._rest_until = time.monotonic() + rest_s
+                self._why = NodeUnavailable(f"{self.host.name}: {wrong.reason}", action=wrong.action)
+                raise self._why from None
+            self._failures, self._why = 0, None
+            return self._link
+
+
+class _Link:
+    """One open channel to the node's server."""
+
+    def __init__(self, stack: contextlib.AsyncExitStack, process: Any, stream: Stream, host: SshHost) -> None:
+        self._stack, self._process, self._stream, self._host = stack, process, stream, host
+        self._waiting: dict[int, asyncio.Future[tuple[dict[str, Any], bytes]]] = {}
+        self._number = 0
+        self._said = ""
+        self.alive = True
+        self._task = asyncio.create_task(self._receive(), name=f"ssh {host.name}")
+
+    @classmethod
+    async def open(cls, host: SshHost, known_hosts: bytes) -> _Link:
+        package, nonce = _package(), secrets.token_hex(16)
+        order = {
+            "digest": package.digest, "size": len(package.data), "nonce": nonce, "deadline_s": _BEGIN_S,
+            "serve": [host.folder, host.name],
+        }  # fmt: skip
+        async with contextlib.AsyncExitStack() as stack:
+            connection = await stack.enter_async_context(connect(host, known_hosts, timeout_s=CONNECT_TIMEOUT_S))
+            try:
+                async with asyncio.timeout(_BEGIN_S):
+                    process = await connection.create_process(command(host.python, order), encoding=None)
+                    stream = Stream(process, nonce.encode())
+                    await cls._begin(process, stream, package)
+            except TimeoutError:
+                raise NodeUnavailable(
+                    f"it accepted the login, then its Python did not start in {_BEGIN_S:g} s",
+                    action="log in and check what its Python or file system waits for; reboot it if it stays",
+                ) from None
+            except NodeUnavailable:
+                raise
+            except Exception as wrong:
+                raise explain(wrong, host, known_hosts, timeout_s=_BEGIN_S) from None
+            return cls(stack.pop_all(), process, stream, host)
+
+    @staticmethod
+    async def _begin(process: Any, stream: Stream, package: Package) -> None:
+        while (word := await stream.word()) != b"serving":
+            if word is None:
+                said = await tail(process)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_END_S):
+                        await process.wait()  # its exit status arrives after its last output
+                raise ended(process, said)
+            if word == b"need":
+                process.stdin.write(package.data)
+                await process.stdin.drain()
+
+    async def ask(self, method: str, params: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+        self._number += 1
+        number = self._number
+        future: asyncio.Future[tuple[dict[str, Any], bytes]] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        try:
+            if not self.alive:
+                raise self._lost()
+            self._process.stdin.write(frames.encode({"id": number, "method": method, "params": dict(params)}, body))
+            await self._process.stdin.drain()
+            return await future
+        except OSError:
+            raise self._lost() from None
+        finally:
+            self._waiting.pop(number, None)
+
+    def close(self) -> None:
+        self._task.cancel()
+
+    async def _receive(self) -> None:
+        try:
+            while (head_size := await self._stream.take(frames.SIZES_BYTES)) is not None:
+                first, second = frames.sizes(head_size)
+                head, body = await self._stream.take(first), await self._stream.take(second)
+                if head is None or body is None:
+                    break
+                told = frames.decode(head)
+                future = self._waiting.get(told["id"]) if isinstance(told.get("id"), int) else None
+                if future is not None and not future.done():
+                    future.set_result((told, body))
+        except (frames.BadFrame, OSError, NodeUnavailable):
+            pass  # whoever waits is told below, and the next request connects again
+        except Exception as wrong:  # asyncssh's errors on a broken connection are not OSErrors
+            if type(wrong).__module__.partition(".")[0] != "asyncssh":
+                raise
+        finally:
+            self.alive = False
+            self._said = await tail(self._process)
+            for future in self._waiting.values():
+                if not future.done():
+                    future.set_exception(self._lost())
+            with contextlib.suppress(Exception):
+                await self._stack.aclose()
+
+    def _lost(self) -> NodeUnavailable:
+        said = f" ({self._said[-300:]})" if self._said else ""
+        action = "check its power and network; its jobs go on, and are asked again"
+        return NodeUnavailable(f"{self._host.name}: the connection was lost{said}", action=action)
+
+
+_SESSIONS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[SshHost, bytes], Session]]
+_SESSIONS = weakref.WeakKeyDictionary()
+_packed: list[Package] = []
+
+
+def session(host: SshHost, known_hosts: bytes) -> Session:
+    """The session with a host in the running event loop, shared by everybody there."""
+    ours = _SESSIONS.setdefault(asyncio.get_running_loop(), {})
+    return ours.setdefault((host, known_hosts), Session(host, known_hosts))
+
+
+def close_all() -> None:
+    """Close the sessions of the running event loop."""
+    for one in _SESSIONS.pop(asyncio.get_running_loop(), {}).values():
+        one.close()
+
+
+def _package() -> Package:
+    if not _packed:
+        _packed.append(pack())
+    return _packed[0]

@@ -1,0 +1,383 @@
+"""The ssh target: reserve a slot on as many machines as a job wants, start one agent on each, ask all of them.
+
+`place` reserves before anything is started, and the handle with the machines' names is in the database before `submit`
+begins: whatever is cut off afterwards, the machines that may hold something of the attempt are known. All agents of an
+attempt start, or what has started is killed again. The attempt is over when every agent has ended, or one has failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from trainmaster.core.errors import NoCapacity, TargetError, Unreachable, UsageError
+from trainmaster.core.plan import (
+    AGENT_LOG,
+    EVENTS_FILE,
+    EXIT_FILE,
+    OUTPUTS_FOLDER,
+    PLAN_FILE,
+    WORK_FOLDER,
+    ExitRecord,
+    Plan,
+)
+from trainmaster.core.states import TargetState
+from trainmaster.core.workdir import find_digest
+from trainmaster.targets import FileSize, Handle, Owned, Placement, Poll, Submission
+from trainmaster.targets.local import check_range
+from trainmaster.targets.ssh import workfolder
+from trainmaster.targets.ssh.channel import clean, malformed
+from trainmaster.targets.ssh.hosts import SshHost, SshHosts, parse_hosts, read_known_hosts
+from trainmaster.targets.ssh.session import Reply, Session, session
+
+_RANK_LOG = re.compile(r"rank-([0-9]{1,6})\.log")
+_OF_NODE = re.compile(rf"{OUTPUTS_FOLDER}/node-([0-9]{{1,5}})/(.+)", re.DOTALL)
+_OWN = (AGENT_LOG, EVENTS_FILE, EXIT_FILE)  # records of an agent; of the second and later nodes kept beside outputs
+_MAX_FILES = 1_000_000
+_PATIENCE_S = 3.0  # with machines that do not answer, while others are free
+_UNDER_WAY: set[asyncio.Future[list[Reply | TargetError]]] = set()  # a connection that is being opened is finished
+_MAX_FILE_BYTES = 1 << 20
+
+
+class Ssh:
+    """Runs attempts on the machines of a hosts file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def plan(self, placement: Placement) -> Submission:
+        hosts, spec = self._hosts().hosts, placement.spec
+        nodes = spec.resources.nodes
+        if nodes > len(hosts):
+            raise TargetError(f"ssh: the spec asks for {nodes} nodes, {self._path} lists {len(hosts)}")
+        files = {}
+        for rank, host in enumerate(hosts[:nodes]):
+            folder, checkpoints = _folders(host, placement.attempt, spec.resume_from, name=f"NODE-{rank}")
+            plan = Plan(
+                attempt=placement.attempt,
+                spec=spec,
+                folder=folder,
+                checkpoints=checkpoints,
+                node_rank=rank,
+                master_addr="127.0.0.1" if nodes == 1 else "ADDRESS-OF-NODE-0",
+                master_port=None if nodes == 1 else 1,
+            )
+            files[f"node {rank}: {plan.folder}/{PLAN_FILE}"] = plan.to_json() + "\n"
+        agent = ("python3", "-m", "trainmaster.agent", "--detach", PLAN_FILE)
+        return Submission(
+            handle={
+                "attempt": placement.attempt,
+                "nodes": [],
+                "ranks_per_node": spec.resources.processes_per_node,
+            },
+            files=files,
+            commands=tuple(("ssh", f"NODE-{rank}", *agent) for rank in range(nodes)),
+            work=placement.job_folder / WORK_FOLDER if find_digest(spec.workdir) is not None else None,
+        )
+
+    async def place(self, submission: Submission) -> Handle:
+        """Reserve one slot on each of as many machines as the job has nodes."""
+        attempt, wanted = str(submission.handle["attempt"]), len(submission.files)
+        hosts = self._sessions()
+        offers = await _offers(hosts, attempt, wanted)
+        order = [
+            (not _flag(found, "held"), not _flag(found, "knows"), position)
+            for position, found in enumerate(offers)
+            if isinstance(found, Reply) and (_flag(found, "held") or _number(found, "free") > 0)
+        ]
+        taken: list[Session] = []
+        for *_, position in sorted(order):
+            if len(taken) < wanted and await _claims(hosts[position], attempt):
+                taken.append(hosts[position])
+        if len(taken) < wanted:
+            await _each(one.ask("release", attempt=attempt) for one in taken)
+            raise _no_capacity(wanted, offers)
+        prices = [one.host.price_per_hour for one in taken]
+        priced = {} if None in prices else {"price_cents_per_hour": 100 * sum(price for price in prices if price)}
+        return {**submission.handle, "nodes": [one.host.name for one in taken], **priced}
+
+    async def submit(self, submission: Submission) -> Handle:
+        handle, nodes = submission.handle, self._nodes(submission.handle)
+        plans = [Plan.from_json(text) for text in submission.files.values()]
+        try:
+            for one in nodes:
+                if not await _claims(one, str(handle["attempt"])):
+                    raise TargetError(f"ssh: {one.host.name} gave the slot of this attempt to another job")
+            if submission.work is not None:
+                await workfolder.send(submission.work, nodes, str(handle["attempt"]))
+            address, port = await _rendezvous(nodes, str(handle["attempt"])) if len(nodes) > 1 else ("127.0.0.1", None)
+            for rank, (one, plan) in enumerate(zip(nodes, plans, strict=True)):
+                folder, checkpoints = _folders(one.host, plan.attempt, plan.spec.resume_from, name=one.host.name)
+                ours = replace(plan, folder=folder, checkpoints=checkpoints)
+                ours = replace(ours, node_rank=rank, master_addr=address, master_port=port)
+                await one.ask("submit", plan=ours.to_json())
+        except Unreachable:
+            raise  # asked again: every step finds what was done before
+        except TargetError:
+            await _each(one.ask("release", attempt=handle["attempt"]) for one in nodes)
+            raise
+        return {**handle, "submitted": True}
+
+    async def poll(self, handle: Handle) -> Poll:
+        nodes = self._nodes(handle)
+        found = await _each(one.ask("poll", attempt=handle["attempt"]) for one in nodes)
+        return _combine([_poll(one, reply) for one, reply in zip(nodes, found, strict=True)], handle)
+
+    async def read(self, handle: Handle, stream: str, *, offset: int, limit: int) -> bytes:
+        check_range(stream, offset, limit)
+        nodes = self._nodes(handle)
+        if not nodes:
+            return b""
+        rank, name = 0, stream
+        if len(nodes) > 1 and (inner := _OF_NODE.fullmatch(stream)) and 0 < int(inner[1]) < len(nodes):
+            rank, name = int(inner[1]), inner[2] if inner[2] in _OWN else f"{OUTPUTS_FOLDER}/{inner[2]}"
+        elif (log := _RANK_LOG.fullmatch(stream)) and len(nodes) > 1:
+            rank = min(int(log[1]) // int(handle.get("ranks_per_node", 1)), len(nodes) - 1)
+        try:
+            reply = await nodes[rank].ask("read", attempt=handle["attempt"], stream=name, offset=offset, limit=limit)
+        except Unreachable as wrong:
+            if nodes[rank].lost:
+                raise TargetError(f"{stream} is on a machine that is lost: {wrong}") from None
+            raise
+        if len(reply.body) > limit:
+            raise malformed(f"{nodes[rank].host.name}: {len(reply.body):,} bytes where {limit:,} were asked for")
+        return reply.body
+
+    async def list_files(self, handle: Handle) -> list[FileSize]:
+        files: list[FileSize] = []
+        for rank, one in enumerate(self._nodes(handle)):
+            try:
+                reply = await one.ask("list_files", attempt=handle["attempt"])
+            except Unreachable:
+                if not one.lost:
+                    raise
+                fault = f"{one.host.name} is lost, and with it what it had"
+                files.append(FileSize(name=f"{OUTPUTS_FOLDER}/node-{rank}", size_bytes=0, fault=fault))
+                continue
+            files += [_renamed(file, rank) for file in _files(one, reply)]
+        return sorted(files, key=lambda file: file.name)
+
+    async def cancel(self, handle: Handle, *, reason: str) -> None:
+        await _all(one.ask("cancel", attempt=handle["attempt"], reason=reason) for one in self._nodes(handle))
+
+    async def release(self, handle: Handle) -> None:
+        if handle["nodes"]:
+            # What a lost machine still runs is listed as owned, and ended, when it answers again.
+            nodes = self._nodes(handle)
+            found = await _each(one.ask("release", attempt=handle["attempt"]) for one in nodes)
+            for one, reply in zip(nodes, found, strict=True):
+                if isinstance(reply, TargetError) and not one.lost:
+                    raise reply
+        else:  # cut off while it was placed: a slot may be reserved, and on a machine that is away it lapses by itself
+            await _each(one.ask("release", attempt=handle["attempt"]) for one in self._sessions())
+
+    async def list_owned(self) -> list[Owned]:
+        sessions = self._sessions()
+        replies = await _each(one.ask("owned") for one in sessions)
+        found: dict[str, list[tuple[str, str]]] = {}
+        for one, reply in zip(sessions, replies, strict=True):
+            for attempt, what in _pairs(reply):
+                found.setdefault(attempt, []).append((one.host.name, what))
+        return [
+            Owned(
+                attempt=attempt,
+                handle={"attempt": attempt, "nodes": [name for name, _ in places], "submitted": True},
+                what="; ".join(f"{name}: {what}" for name, what in places),
+            )
+            for attempt, places in found.items()
+        ]
+
+    def _hosts(self) -> SshHosts:
+        import yaml
+
+        try:
+            raw = self._path.read_bytes()
+            if len(raw) > _MAX_FILE_BYTES:
+                raise UsageError(f"target: {self._path} has {len(raw):,} bytes; it is not a hosts file")
+            return parse_hosts(yaml.safe_load(raw), self._path.parent)
+        except OSError as wrong:
+            raise UsageError(f"target: hosts file {self._path} cannot be read: {wrong.strerror}") from None
+        except yaml.YAMLError as wrong:
+            first = str(wrong).partition("\n")[0]
+            raise UsageError(f"target: hosts file {self._path} is not YAML: {first}") from None
+
+    def _sessions(self) -> list[Session]:
+        hosts = self._hosts()
+        known = read_known_hosts(hosts.known_hosts)
+        return [session(host, known) for host in hosts.hosts]
+
+    def _nodes(self, handle: Handle) -> list[Session]:
+        """Sessions with the machines of an attempt. One that left the hosts file cannot be asked any more."""
+        there = {one.host.name: one for one in self._sessions()}
+        missing = [name for name in handle["nodes"] if name not in there]
+        if missing:
+            raise Unreachable(f"ssh: {', '.join(missing)} is no longer in {self._path}; put it back until the job ends")
+        return [there[name] for name in handle["nodes"]]
+
+
+def _folders(host: SshHost, attempt: str, resume_from: str | None, *, name: str) -> tuple[str, str]:
+    """Folders of an attempt on a host: its own, and that of the job's checkpoints."""
+    job, _, number = attempt.partition(".")
+    root = f"{host.folder.rstrip('/')}/jobs"
+    return f"{root}/{job}/attempts/{number}-{name}", f"{root}/{resume_from or job}/checkpoints"
+
+
+async def _each(questions: Iterable[Awaitable[Reply]]) -> list[Reply | TargetError]:
+    """Answers, with the error of each question that has none."""
+
+    async def ask(question: Awaitable[Reply]) -> Reply | TargetError:
+        try:
+            return await question
+        except TargetError as wrong:
+            return wrong
+
+    return await asyncio.gather(*map(ask, questions))
+
+
+async def _all(questions: Iterable[Awaitable[Reply]]) -> None:
+    """Every question is asked; the first error is raised after that."""
+    for found in await _each(questions):
+        if isinstance(found, TargetError):
+            raise found
+
+
+async def _offers(hosts: Sequence[Session], attempt: str, wanted: int) -> list[Reply | TargetError]:
+    """Offers of all machines. One that is slow to answer is waited for only while the others are not enough."""
+    asked = [asyncio.ensure_future(_each([one.ask("offer", attempt=attempt, slots=one.host.slots)])) for one in hosts]
+    _UNDER_WAY.update(asked)
+    for task in asked:
+        task.add_done_callback(_UNDER_WAY.discard)
+    for patience_s in (_PATIENCE_S, None):
+        done, _ = await asyncio.wait(asked, timeout=patience_s)
+        found = [task.result()[0] for task in done]
+        if sum(1 for one in found if isinstance(one, Reply) and _number(one, "free") > 0) >= wanted:
+            break
+    late = Unreachable("it has not answered yet")
+    return [task.result()[0] if task.done() else late for task in asked]
+
+
+async def _claims(one: Session, attempt: str) -> bool:
+    return _flag(await one.ask("claim", attempt=attempt, slots=one.host.slots), "held")
+
+
+async def _rendezvous(nodes: Sequence[Session], attempt: str) -> tuple[str, int]:
+    """Where the ranks meet: a port of the first node that every other node has reached."""
+    first = nodes[0]
+    reply = await first.ask("rendezvous", attempt=attempt, address=first.host.address)
+    address, port = reply.result.get("address"), _number(reply, "port")
+    if not isinstance(address, str) or not re.fullmatch(r"[A-Za-z0-9.:%_-]{1,255}", address) or not 0 < port < 65536:
+        raise malformed(f"{first.host.name}: no address to meet at")
+    polled = [_poll(one, await one.ask("poll", attempt=attempt)) for one in nodes]
+    if any(found.state is not TargetState.WAITING for found in polled):
+        return address, port  # agents have begun: the port is theirs
+    await first.ask("listen", address=address, port=port)
+    try:
+        for one, found in zip(nodes[1:], await _each(_dial(nodes[1:], address, port)), strict=True):
+            if isinstance(found, TargetError):
+                raise found
+            if not _flag(found, "reached"):
+                why = clean(str(found.result.get("why", "")))[:200]
+                raise TargetError(
+                    f"ssh: {one.host.name} cannot reach {first.host.name} at {address} port {port} ({why}); open the "
+                    "ports between the nodes, or state the right `address` in the hosts file"
+                )
+    finally:
+        await first.ask("unlisten", port=port)
+    return address, port
+
+
+def _dial(nodes: Sequence[Session], address: str, port: int) -> list[Awaitable[Reply]]:
+    return [one.ask("dial", address=address, port=port) for one in nodes]
+
+
+def _no_capacity(wanted: int, offers: Sequence[Reply | TargetError]) -> TargetError:
+    """Why a job waits: busy machines cost nothing but time, machines that cannot be asked are named."""
+    silent = [str(found) for found in offers if isinstance(found, TargetError)]
+    answered = len(offers) - len(silent)
+    free = sum(1 for found in offers if isinstance(found, Reply) and _number(found, "free") > 0)
+    text = f"ssh: waiting for {wanted} free machines: {free} of {answered} are free"
+    if silent:
+        text += f"; {len(silent)} cannot be asked: {silent[0]}"
+    return Unreachable(text) if not answered else NoCapacity(text)
+
+
+def _poll(one: Session, reply: Reply | TargetError) -> Poll:
+    if isinstance(reply, TargetError):
+        return Poll(state=TargetState.LOST if one.lost else TargetState.UNKNOWN, note=str(reply))
+    told = reply.result
+    try:
+        state = TargetState(str(told.get("state")))
+    except ValueError:
+        return Poll(state=TargetState.UNKNOWN, note=f"{one.host.name}: a state that is none")
+    record = told.get("exit")
+    exit_ = ExitRecord.read(record.encode(), attempt=one.host.name) if isinstance(record, str) else None
+    if state in (TargetState.SUCCEEDED, TargetState.FAILED) and exit_ is None:
+        return Poll(state=TargetState.UNKNOWN, note=f"{one.host.name}: an end without a record")
+    if state is TargetState.SUCCEEDED and exit_ is not None and not exit_.ok:
+        state = TargetState.FAILED
+    return Poll(state=state, exit=exit_, note=clean(str(told.get("note", "")))[:2000])
+
+
+def _combine(polls: Sequence[Poll], handle: Handle) -> Poll:
+    """State of the whole attempt. One agent that failed ends it: its peers only wait for it."""
+    if not polls:
+        return Poll(state=TargetState.WAITING, note="not placed yet")
+    names = list(handle["nodes"])
+    failed = [(poll.exit.ended_at, rank) for rank, poll in enumerate(polls) if poll.exit and not poll.exit.ok]
+    if failed:
+        rank = min(failed)[1]
+        return _named(polls[rank], names[rank], len(names))
+    for state in (TargetState.LOST, TargetState.UNKNOWN, TargetState.RUNNING, TargetState.WAITING):
+        for rank, poll in enumerate(polls):
+            if poll.state is state:
+                if state is TargetState.WAITING and handle.get("submitted"):
+                    note = f"{names[rank]}: its folder there was removed"
+                    return Poll(state=TargetState.LOST, note=note)
+                return _named(poll, names[rank], len(names))
+    return polls[0]
+
+
+def _named(poll: Poll, name: str, nodes: int) -> Poll:
+    if not poll.note or poll.note.startswith(f"{name}:") or (nodes == 1 and poll.exit is not None):
+        return poll
+    return replace(poll, note=f"{name}: {poll.note}")
+
+
+def _files(one: Session, reply: Reply) -> list[FileSize]:
+    listed = reply.result.get("files")
+    if not isinstance(listed, list) or len(listed) > _MAX_FILES:
+        raise malformed(f"{one.host.name}: no list of files")
+    files = []
+    for item in listed:
+        name, size, fault = item if isinstance(item, list) and len(item) == 3 else (None, None, None)
+        if not isinstance(name, str) or not isinstance(size, int) or size < 0 or not isinstance(fault, str):
+            raise malformed(f"{one.host.name}: an entry that is no file")
+        files.append(FileSize(name=name, size_bytes=size, fault=clean(fault)[:300]))
+    return files
+
+
+def _renamed(file: FileSize, rank: int) -> FileSize:
+    """Name of a file among those of all nodes: records and outputs of later nodes stand under their node."""
+    if rank == 0 or _RANK_LOG.fullmatch(file.name):
+        return file
+    inner = file.name.removeprefix(f"{OUTPUTS_FOLDER}/")
+    return replace(file, name=f"{OUTPUTS_FOLDER}/node-{rank}/{inner}")
+
+
+def _pairs(reply: Reply | TargetError) -> list[tuple[str, str]]:
+    """Attempts that a machine says it holds. A machine that cannot be asked names none: it is asked again later."""
+    listed = reply.result.get("owned") if isinstance(reply, Reply) else None
+    pairs = [item for item in listed if isinstance(item, list) and len(item) == 2] if isinstance(listed, list) else []
+    return [(str(attempt), clean(str(what))[:300]) for attempt, what in pairs]
+
+
+def _flag(reply: Reply, name: str) -> bool:
+    return reply.result.get(name) is True
+
+
+def _number(reply: Reply, name: str) -> int:
+    found = reply.result.get(name)
+    return found if isinstance(found, int) and not isinstance(found, bool) else 0

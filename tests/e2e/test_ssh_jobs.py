@@ -1,0 +1,182 @@
+"""Jobs on machines behind real OpenSSH servers, through the control plane: lose a machine, go on with a spare."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sshd import Lab, lab, needs_sshd
+from trainmaster import control
+from trainmaster.control import reap
+from trainmaster.core.plan import ATTEMPT_VARIABLE
+from trainmaster.core.spec import parse_spec
+from trainmaster.core.states import Reason, Status
+from trainmaster.storage import open_store
+from trainmaster.store import Database, attempts, events
+from trainmaster.store.jobs import find_job
+from trainmaster.store.rows import JobRow
+
+pytestmark = [pytest.mark.spawns, needs_sshd, pytest.mark.timeout(600)]
+
+STEPS = 60
+CONFIG = {
+    "model": {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "ffn_width": 64},
+    "steps": STEPS, "epoch_steps": STEPS, "batch_sequences": 8, "eval_sequences": 0, "sequence_tokens": 32,
+    "device": "cpu", "checkpoint": {"every_steps": 10, "mode": "sync", "lease_s": 2.0},
+}  # fmt: skip
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[Lab]:
+    (tmp_path / "lab").mkdir()
+    with lab(tmp_path / "lab") as made:
+        for name in ("n1", "n2", "n3"):
+            made.start(name)
+        made.wait()
+        yield made
+
+
+@pytest.fixture
+def target(machines: Lab, tmp_path: Path) -> str:
+    defaults = {
+        "key": str(machines.key), "python": sys.executable, "folder": str(tmp_path / "shared"), "lost_after_s": 1.0,
+    }  # fmt: skip
+    hosts = [{"host": "127.0.0.1", "name": one.name, "port": one.port} for one in machines.hosts]
+    document = {"known_hosts": str(machines.known_hosts), "defaults": defaults, "hosts": hosts}
+    (tmp_path / "hosts.yaml").write_text(yaml.safe_dump(document))
+    return f"ssh:{tmp_path / 'hosts.yaml'}"
+
+
+def processes_of(mark: str) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if f"{ATTEMPT_VARIABLE}={mark}\0".encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
+
+
+def drive(db: Database, home: Path, job: JobRow, also: Callable[[JobRow], Awaitable[None] | None]) -> JobRow:
+    """Reconcile until the job is final; `also` is called meanwhile."""
+
+    async def go() -> JobRow:
+        stop = asyncio.Event()
+        loop = asyncio.create_task(control.run(db, home, stop=stop, tick_s=0.05))
+        try:
+            while True:
+                now = find_job(db, job.id)
+                assert now is not None
+                if now.status.final:
+                    return now
+                also(now)
+                await asyncio.sleep(0.05)
+        finally:
+            stop.set()
+            await loop
+
+    return asyncio.run(go())
+
+
+def losses(db: Database, job_id: str) -> dict[int, set[float]]:
+    """Every loss that any attempt reported, by step."""
+    found: dict[int, set[float]] = {}
+    for row in events.list_events(db, job_id, phase="STEP", limit=100_000):
+        if row.event == "metrics":
+            found.setdefault(int(row.data["step"]), set()).add(float(row.data["loss"]))
+    return found
+
+
+def test_a_lost_machine_is_replaced_by_a_spare_and_the_run_is_the_same(
+    db: Database, tmp_path: Path, machines: Lab, target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = {
+        "name": "pair", "target": target, "train": CONFIG, "resources": {"nodes": 2}, "preflight": {"level": 0},
+        "limits": {"attempts": 4},
+    }  # fmt: skip
+    undisturbed = control.submit(db, parse_spec({**spec, "name": "undisturbed"}))
+    ended = drive(db, tmp_path, undisturbed, lambda _: None)
+    assert ended.status is Status.COMPLETED, (ended.reason, ended.message)
+
+    job = control.submit(db, parse_spec(spec))
+    lost: list[float] = []
+    back: list[float] = []
+
+    def lose(now: JobRow) -> None:
+        """Switch the second machine off once something was saved: no process, no server."""
+        number = now.attempts
+        saved = (tmp_path / "shared" / "jobs" / job.id / "checkpoints").glob("step-*0/manifest.json")
+        if not lost and any(saved):
+            (attempt,) = attempts.list_attempts(db, job.id)
+            assert attempt.handle is not None
+            second = attempt.handle["nodes"][1]
+            next(host for host in machines.hosts if host.name == second).cut(also_server=True)
+            for pid in processes_of(f"{job.id}.{number}/1"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            lost.append(time.monotonic())
+        if lost and not back and number > 1:
+            for file in (tmp_path / "shared" / "jobs" / job.id / "attempts").glob(f"{number}-*/events.jsonl"):
+                if not back and '"STEP"' in file.read_text():
+                    back.append(time.monotonic())
+
+    ended = drive(db, tmp_path, job, lose)
+    assert ended.status is Status.COMPLETED, (ended.reason, ended.message)
+    tried = attempts.list_attempts(db, job.id)
+    assert tried[0].handle is not None and tried[-1].handle is not None
+    dead, spares = tried[0].handle["nodes"][1], tried[-1].handle["nodes"]
+    assert len(tried) > 1 and len(spares) == 2 and dead not in spares
+    whole, ours = losses(db, undisturbed.id), losses(db, job.id)
+    assert sorted(ours) == sorted(whole) == list(range(1, STEPS + 1))
+    assert ours == whole  # every step of every attempt has the loss of the undisturbed run
+    with capsys.disabled():
+        print(f"\na machine lost; {back[0] - lost[0]:.1f} s until the next training step on another")
+
+
+def test_what_a_machine_still_runs_when_it_is_back_is_ended(
+    db: Database, tmp_path: Path, machines: Lab, target: str
+) -> None:
+    hosts = yaml.safe_load((tmp_path / "hosts.yaml").read_text())
+    (tmp_path / "hosts.yaml").write_text(yaml.safe_dump({**hosts, "hosts": hosts["hosts"][:1]}))
+    spec = {"name": "solo", "target": target, "command": ["sleep", "600"], "preflight": {"level": 0}}
+    job = control.submit(db, parse_spec(spec))
+    frozen: list[int] = []
+
+    def cut(now: JobRow) -> None:
+        if not frozen and now.status is Status.RUNNING and processes_of(f"{job.id}.1"):
+            machines.hosts[0].cut(also_server=True)
+            frozen.append(1)
+
+    ended = drive(db, tmp_path, job, cut)
+    assert (ended.status, ended.reason) == (Status.FAILED, Reason.NODE_LOST), ended.message
+    assert processes_of(f"{job.id}.1")
+    port = machines.hosts[0].port
+    again = machines.start("n1-again")
+    machines.wait(again)
+    text = (tmp_path / "hosts.yaml").read_text().replace(f"port: {port}", f"port: {again.port}")
+    (tmp_path / "hosts.yaml").write_text(text)
+    (left,) = asyncio.run(reap.sweep(db, tmp_path))
+    assert left.attempt == f"{job.id}.1" and left.why == "its job is failed"
+    assert processes_of(f"{job.id}.1") == []
+    assert asyncio.run(reap.sweep(db, tmp_path)) == []
+
+
+def test_jobs_wait_for_a_free_machine_and_all_complete(db: Database, tmp_path: Path, target: str) -> None:
+    spec = {"name": "many", "target": target, "command": ["sh", "-c", "sleep 0.2; echo $$ > $TRAINMASTER_OUTPUTS/pid"]}
+    jobs = [control.submit(db, parse_spec({**spec, "preflight": {"level": 0}})) for _ in range(7)]
+    messages: set[str] = set()
+    for job in jobs:
+        ended = drive(db, tmp_path, job, lambda now: messages.add(now.message))
+        assert ended.status is Status.COMPLETED, (ended.reason, ended.message)
+    store = open_store(tmp_path / "storage")
+    kept = [item.path for item in store.list() if item.path.endswith("/outputs/pid")]
+    assert len(kept) == len(jobs), json.dumps(sorted(item.path for item in store.list()))

@@ -1,0 +1,301 @@
+"""The ssh target over real OpenSSH servers: several machines, machines that are away, connections that are cut."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sshd import Lab, free_port, lab, needs_sshd
+from trainmaster import targets
+from trainmaster.core.errors import NoCapacity, SpecError, TargetError, Unreachable, UsageError
+from trainmaster.core.plan import EVENTS_FILE, rank_log
+from trainmaster.core.states import Reason, TargetState
+from trainmaster.targets import Submission
+from trainmaster.targets.ssh.target import Ssh
+
+pytestmark = [pytest.mark.spawns, needs_sshd]
+
+
+def edit(hosts_file: Path, change: Callable[[dict[str, Any]], None]) -> Ssh:
+    """The target over an edited hosts file."""
+    document = yaml.safe_load(hosts_file.read_text())
+    change(document)
+    hosts_file.write_text(yaml.safe_dump(document))
+    target = targets.load(f"ssh:{hosts_file}")
+    assert isinstance(target, Ssh)
+    return target
+
+
+async def started(target: Ssh, submission: Submission) -> dict[str, Any]:
+    placed = replace(submission, handle=await target.place(submission))
+    return dict(await target.submit(placed))
+
+
+def test_the_ranks_of_two_nodes_meet_and_leave_their_files(hosts_file: Path, place: Any, run: Any, end: Any) -> None:
+    target = targets.load(f"ssh:{hosts_file}")
+    script = (
+        'echo "$RANK of $WORLD_SIZE on node $GROUP_RANK at $MASTER_ADDR:$MASTER_PORT"; '
+        'echo "$RANK" > "$TRAINMASTER_OUTPUTS/of-$RANK"'
+    )
+    submission = target.plan(place(script, resources={"nodes": 2, "processes_per_node": 2}))
+
+    async def go() -> None:
+        handle = await started(target, submission)
+        assert (await end(target, handle)).state is TargetState.SUCCEEDED
+        said = [(await target.read(handle, rank_log(rank), offset=0, limit=999)).decode() for rank in range(4)]
+        places = {re.sub(r"^.* at ", "", text) for text in said}
+        assert len(places) == 1 and re.fullmatch(r"127\.0\.0\.1:\d+\n", places.pop())
+        assert [text.partition(" at ")[0] for text in said] == [f"{rank} of 4 on node {rank // 2}" for rank in range(4)]
+        await target.release(handle)
+        names = {file.name for file in await target.list_files(handle)}
+        assert {"outputs/of-0", "outputs/node-1/of-2", "outputs/node-1/events.jsonl", "rank-3.log"} <= names
+        assert await target.read(handle, "outputs/node-1/of-3", offset=0, limit=9) == b"3\n"
+        assert await target.read(handle, f"outputs/node-1/{EVENTS_FILE}", offset=0, limit=9) != b""
+        assert await target.list_owned() == []
+
+    run(go())
+
+
+def test_one_node_that_fails_ends_the_attempt_and_its_peer_is_killed(
+    hosts_file: Path, place: Any, run: Any, end: Any
+) -> None:
+    target = targets.load(f"ssh:{hosts_file}")
+    script = '[ "$GROUP_RANK" = 1 ] && { sleep 0.3; echo "broken here"; exit 3; }; exec sleep 600'
+    submission = target.plan(place(script, resources={"nodes": 2}))
+
+    async def go() -> None:
+        handle = await started(target, submission)
+        poll = await end(target, handle)
+        assert poll.state is TargetState.FAILED and poll.exit is not None
+        assert poll.exit.reason is Reason.SCRIPT_FAILED and poll.note.startswith(f"{handle['nodes'][1]}: ")
+        (owned,) = [one for one in await target.list_owned() if one.attempt == handle["attempt"]]
+        assert owned.what.startswith(f"{handle['nodes'][0]}: ")
+        await target.release(owned.handle)
+        assert await target.list_owned() == []
+
+    run(go())
+
+
+def test_a_slot_is_given_once_and_a_job_waits_for_it(hosts_file: Path, place: Any, run: Any, end: Any) -> None:
+    target = edit(hosts_file, lambda document: document.update(hosts=[{**document["hosts"][0], "slots": 1}]))
+    first, second = target.plan(place("sleep 0.5")), target.plan(place("true", number=2))
+
+    async def go() -> None:
+        handle = await started(target, first)
+        with pytest.raises(NoCapacity, match="waiting for 1 free machines: 0 of 1 are free"):
+            await target.place(second)
+        await end(target, handle)  # over, though not released yet: nothing runs there
+        assert (await target.place(second))["nodes"] == ["n1"]
+        await target.release({**second.handle, "nodes": []})  # as after a crash between the choice and its commit
+        assert second.handle["attempt"] not in [one.attempt for one in await target.list_owned()]
+
+    run(go())
+
+
+def test_a_reservation_that_is_not_used_lapses(
+    hosts_file: Path, machines: Lab, place: Any, run: Any, reserve: Any
+) -> None:
+    target = edit(hosts_file, lambda document: document.update(hosts=[{**document["hosts"][0], "slots": 1}]))
+    first, second = target.plan(place("true")), target.plan(place("true", number=2))
+
+    async def go() -> None:
+        placed = await reserve(target, first)
+        assert await target.place(first) == placed.handle  # found, not taken twice
+        (claim,) = (machines.hosts[0].home / ".trainmaster" / "claims" / "n1").glob("*.json")
+        os.utime(claim, (time.time() - 3600, time.time() - 3600))
+        assert (await target.place(second))["nodes"] == ["n1"]
+        with pytest.raises(TargetError, match="gave the slot of this attempt to another job"):
+            await target.submit(placed)
+        await target.release({**second.handle, "nodes": ["n1"]})
+
+    run(go())
+
+
+def test_a_machine_that_is_away_is_unknown_and_others_are_used(
+    hosts_file: Path, place: Any, run: Any, end: Any
+) -> None:
+    dead = {"host": "127.0.0.1", "name": "dead", "port": free_port()}
+    target = edit(hosts_file, lambda document: document["hosts"].insert(0, dead))
+    submission = target.plan(place("echo up"))
+
+    async def go() -> None:
+        handle = await started(target, submission)
+        assert handle["nodes"] == ["n1"]
+        assert (await end(target, handle)).state is TargetState.SUCCEEDED
+        away = {**handle, "nodes": ["dead"]}
+        poll = await target.poll(away)
+        assert poll.state is TargetState.UNKNOWN and "nothing listens at 127.0.0.1" in poll.note
+        with pytest.raises(Unreachable):
+            await target.release(away)  # never taken for released
+        with pytest.raises(Unreachable, match="is no longer in"):
+            await target.poll({**handle, "nodes": ["n9"]})
+
+    run(go())
+
+
+def test_a_connection_that_is_cut_is_opened_again_and_the_job_goes_on(
+    tmp_path: Path, place: Any, run: Any, end: Any, printed: Any
+) -> None:
+    (tmp_path / "lab").mkdir()
+    with lab(tmp_path / "lab") as own:
+        host = own.start("solo")
+        own.wait()
+        file = tmp_path / "hosts.yaml"
+        entry = {"host": "127.0.0.1", "name": "solo", "port": host.port, "key": str(own.key), "python": sys.executable}
+        file.write_text(yaml.safe_dump({"known_hosts": str(own.known_hosts), "hosts": [entry]}))
+        target = targets.load(f"ssh:{file}")
+        submission = target.plan(place("echo up; sleep 2; echo done"))
+
+        async def go() -> None:
+            handle = await started(target, submission)
+            await printed(target, handle)
+            host.cut(also_server=False)
+            states = []
+            async with asyncio.timeout(60):
+                while not (poll := await target.poll(handle)).state.over:
+                    states.append(poll.state)
+                    await asyncio.sleep(0.05)
+            assert poll.state is TargetState.SUCCEEDED
+            assert set(states) <= {TargetState.RUNNING, TargetState.UNKNOWN}
+            assert await target.read(handle, rank_log(0), offset=0, limit=99) == b"up\ndone\n"
+
+        run(go())
+
+
+def test_it_connects_through_another_machine(hosts_file: Path, machines: Lab, place: Any, run: Any, end: Any) -> None:
+    jump = f"127.0.0.1:{machines.hosts[2].port}"
+    target = edit(hosts_file, lambda document: document["hosts"][0].update(jump=jump))
+    submission = target.plan(place('echo "$SSH_CONNECTION" > /dev/null; echo here'))
+
+    async def go() -> None:
+        handle = await started(target, submission)
+        assert handle["nodes"] == ["n1"]
+        assert (await end(target, handle)).state is TargetState.SUCCEEDED
+
+    run(go())
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="needs root and unshare (util-linux)")
+def test_nodes_that_cannot_reach_each_other_start_nothing(
+    hosts_file: Path, tmp_path: Path, place: Any, run: Any, reserve: Any
+) -> None:
+    alone = tmp_path / "python-without-network"
+    alone.write_text(f'#!/bin/sh\nexec unshare -n {sys.executable} "$@"\n')
+    alone.chmod(0o755)
+    target = edit(hosts_file, lambda document: document["hosts"][1].update(python=str(alone)))
+    submission = target.plan(place("echo up", resources={"nodes": 2}))
+
+    async def go() -> None:
+        placed = await reserve(target, submission)
+        with pytest.raises(TargetError, match=r"n2 cannot reach n1 at 127.0.0.1 port .* open the ports between the"):
+            await target.submit(placed)
+        assert await target.list_owned() == []
+        assert (await target.poll(placed.handle)).state is TargetState.WAITING
+
+    run(go())
+
+
+def test_a_working_folder_is_sent_once_and_resumed_where_it_was_cut(
+    hosts_file: Path, machines: Lab, tmp_path: Path, place: Any, run: Any, end: Any, reserve: Any
+) -> None:
+    target = edit(hosts_file, lambda document: document.update(hosts=document["hosts"][:1]))
+    work = tmp_path / "a-job" / "work"
+    (work / "inner").mkdir(parents=True)
+    (work / "run.sh").write_text("#!/bin/sh\ncat inner/data link | sha256sum\n")
+    (work / "run.sh").chmod(0o755)
+    (work / "inner" / "data").write_bytes(os.urandom(9 << 20))
+    (work / "link").symlink_to("inner/data")
+    submission = target.plan(place("./run.sh; echo changed > inner/data", workdir=f"sha256:{'0' * 64}"))
+    home = machines.hosts[0].home / ".trainmaster" / "jobs"
+
+    async def go() -> None:
+        placed = await reserve(target, submission)
+        job = home / placed.handle["attempt"].partition(".")[0]
+        sending = asyncio.ensure_future(target.submit(placed))
+        while not list(job.glob(".work-*")) and not sending.done():  # noqa: ASYNC110 (a file has no event)
+            await asyncio.sleep(0)
+        machines.hosts[0].cut(also_server=False)
+        with contextlib.suppress(Unreachable):
+            await sending
+        async with asyncio.timeout(30):
+            while True:
+                with contextlib.suppress(Unreachable):
+                    handle = await target.submit(placed)
+                    break
+                await asyncio.sleep(0.1)
+        assert (await end(target, handle)).state is TargetState.SUCCEEDED
+        whole = (work / "inner" / "data").read_bytes()
+        said = await target.read(handle, rank_log(0), offset=0, limit=99)
+        assert said.split()[0].decode() == hashlib.sha256(whole + whole).hexdigest()
+        again = replace(submission, handle=handle)
+        await target.submit(again)
+        assert (job / "work" / "inner" / "data").read_text() == "changed\n"  # the job's own by now
+        assert list(job.glob(".work-*")) == []
+
+    run(go())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"user": "nobody-here"}, "it refuses user nobody-here"),
+        ({"python": "/no/such/python"}, "there is no such Python on it"),
+        ({"python": "/bin/echo"}, "without an answer"),
+        ({"folder": "/proc/no"}, "the connection was lost"),
+    ],
+)
+def test_a_machine_that_cannot_be_used_is_explained(
+    hosts_file: Path, place: Any, run: Any, change: dict[str, Any], message: str
+) -> None:
+    target = edit(hosts_file, lambda document: document.update(hosts=[{**document["hosts"][0], **change}]))
+    with pytest.raises(Unreachable, match=message):
+        run(target.place(target.plan(place())))
+
+
+def test_an_unknown_host_key_is_refused(hosts_file: Path, tmp_path: Path, place: Any, run: Any) -> None:
+    (tmp_path / "none").write_text("")
+    target = edit(hosts_file, lambda document: document.update(known_hosts=str(tmp_path / "none")))
+    with pytest.raises(Unreachable, match="its host key is not in known_hosts"):
+        run(target.place(target.plan(place())))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hosts: [", "is not YAML"),
+        ("hosts: []", "no host is listed"),
+        ("hosts: [{host: a, slots: 0}]", "slots"),
+        ("hosts: [{host: a, folder: relative}]", "folder"),
+        ("hosts: [{host: a, jump: 'x; rm'}]", "jump"),
+        ("hosts: [{host: a, password: x}]", "secrets are not allowed"),
+    ],
+)
+def test_a_hosts_file_with_a_fault_is_refused_when_the_job_is(
+    tmp_path: Path, place: Any, text: str, message: str
+) -> None:
+    (tmp_path / "hosts.yaml").write_text(text)
+    with pytest.raises((UsageError, SpecError), match=message):
+        targets.load(f"ssh:{tmp_path / 'hosts.yaml'}").plan(place())
+
+
+def test_what_it_cannot_take_is_refused_when_the_job_is(hosts_file: Path, place: Any) -> None:
+    target = targets.load(f"ssh:{hosts_file}")
+    with pytest.raises(TargetError, match=r"asks for 9 nodes, .* lists 3"):
+        target.plan(place(resources={"nodes": 9}))
+    with pytest.raises(UsageError, match=r"write ssh:hosts\.yaml"):
+        targets.load("ssh")
+    with pytest.raises(UsageError, match="cannot be read"):
+        targets.load("ssh:/no/such/file.yaml").plan(place())

@@ -8,7 +8,7 @@ WORKERS ?= 2
 unexport PYTHONDONTWRITEBYTECODE
 export TRAINMASTER_HOME ?= $(CURDIR)/.trainmaster
 
-.PHONY: help demo test quick lint types parallel alone fuzz api-fuzz chaos chaos-control hostile rank-kills outages serve clean system-packages
+.PHONY: help demo test quick lint types parallel alone fuzz api-fuzz chaos chaos-control hostile secrets rank-kills outages serve clean system-packages
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
 
@@ -47,6 +47,9 @@ chaos-control: $(VENV)/.dev ## kill the control plane at every commit and effect
 
 hostile: $(VENV)/.dev ## 300 misbehaviours of jobs on both databases; ARGS='--seed 7 --count 30' draws others
 	PYTHONPATH=tests $(BIN)/python -m hostile $(ARGS)
+
+secrets: $(VENV)/.dev ## 42 shapes of secrets in every field of the API; then rows, pages, files, logs and argv are searched
+	TRAINMASTER_SECRETS_WHOLE=1 $(BIN)/pytest -s tests/e2e/test_secret_matrix.py
 
 rank-kills: $(VENV)/.dev ## kill a rank at ten moments: under `attempts: 3` and under torchrun --max-restarts
 	TRAINMASTER_KILL_MOMENTS=10 $(BIN)/pytest tests/e2e/test_killed_ranks.py

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -201,3 +202,14 @@ def test_a_report_of_a_job_on_a_server_is_written_here(url: str, tmp_path: Path)
     done = run("report", "trial", "--server", url, "--out", str(tmp_path / "run.html"))
     assert done.exit_code == 0, done.output
     assert "trial" in (tmp_path / "run.html").read_text()
+
+
+def test_a_job_whose_end_is_not_known_shows_its_step_alone(home: Path, url: str) -> None:
+    """A program of your own reports steps and no number of steps: the last column is not `1/None`."""
+    for place in (["--home", str(home)], ["--server", url]):
+        (row,) = (line for line in run("jobs", *place).stdout.splitlines() if line.startswith(JOB[:8]))
+        assert "1" in row.split() and "None" not in row, row
+        shown = run("show", JOB, *place).stdout
+        assert "None" not in shown and "/None" not in run("cost", *place).stdout
+    for page in ("/", f"/jobs/{JOB}"):
+        assert "None" not in httpx.get(url + page, follow_redirects=True).text

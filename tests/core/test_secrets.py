@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from trainmaster.core import schema
-from trainmaster.core.secrets import find_in_spec, recognise
+from trainmaster.core.errors import SpecError
+from trainmaster.core.secret_shapes import hide, recognise
+from trainmaster.core.secrets import find_in_spec
 from trainmaster.core.spec import parse_spec
 
 PICK = random.Random(7)
@@ -152,3 +154,19 @@ def test_an_option_and_its_value_are_seen_together() -> None:
 )  # fmt: skip
 def test_a_text_that_only_looks_similar_passes(text: str) -> None:
     assert recognise(text) is None
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda name: name.replace(" ", "-"))
+def test_a_message_hides_every_shape(shape: str) -> None:
+    secret = SHAPES[shape]
+    text = hide(f"no job {secret}; see the list")
+    assert secret not in text and text.startswith("no job ") and recognise(text) is None
+    assert hide("no job 6f1c1f0e-95b8-4d6b-8a43-0d6b1b0f7a11; see the list").endswith("see the list")
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda name: name.replace(" ", "-"))
+def test_a_fault_of_a_spec_does_not_repeat_a_secret(shape: str) -> None:
+    for wrong in ({"limits": {"timeout_s": SHAPES[shape]}}, {SHAPES[shape]: 1}, {"zone": SHAPES[shape]}):
+        with pytest.raises(SpecError) as refused:
+            parse_spec({**SPEC, **wrong})
+        assert SHAPES[shape][-12:] not in str(refused.value)

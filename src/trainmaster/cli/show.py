@@ -66,7 +66,7 @@ def _print(page: JobPage) -> None:
         "reason": f"{page.reason}: {escape(page.message)}" if page.reason else escape(page.message),
         "to do": page.action,
         "pre-flight": _console.paint(run.preflight.overall) if run.preflight and run.preflight.overall else None,
-        "step": f"{run.step} of {run.steps}" if run.step is not None else None,
+        "step": f"{run.step} of {run.steps}" if run.step is not None and run.steps is not None else run.step,
         "loss": _loss(page),
         "throughput": f"{run.tokens_per_s:,.0f} tokens/s" if run.tokens_per_s is not None else None,
         "ranks": f"{run.ranks} on {escape(run.device_name or run.device or '?')}" if run.ranks else None,

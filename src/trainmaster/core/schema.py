@@ -21,6 +21,7 @@ from enum import Enum
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from trainmaster.core.errors import Fault, SpecError
+from trainmaster.core.secret_shapes import HIDDEN, hide, recognise
 
 T = TypeVar("T")
 _SHOWN = 60  # characters of a wrong value repeated in its message
@@ -115,7 +116,8 @@ def _dataclass(cls: type[Any], mapping: object, path: str, faults: list[Fault]) 
         if key not in known:
             other = getattr(cls, "OTHER_NAMES", {}).get(key)
             hint = f"here it is `{other}`" if other else _suggest(str(key), known)
-            faults.append(Fault(path=_join(path, str(key)), message=f"unknown field; {hint}"))
+            name = str(key) if recognise(str(key)) is None else HIDDEN
+            faults.append(Fault(path=_join(path, name), message=f"unknown field; {hint}"))
             continue
         values[key] = _value(hints[key], raw, _join(path, key), faults, known[key].metadata)
     for name, item in known.items():
@@ -129,7 +131,7 @@ def _dataclass(cls: type[Any], mapping: object, path: str, faults: list[Fault]) 
     built = cls(**values)
     if hasattr(built, "faults"):
         between: Iterable[Fault] = built.faults()
-        faults.extend(Fault(path=_join(path, fault.path), message=fault.message) for fault in between)
+        faults.extend(Fault(path=_join(path, hide(fault.path)), message=hide(fault.message)) for fault in between)
     return typing.cast(object, built)
 
 
@@ -234,6 +236,8 @@ def _join(path: str, name: str) -> str:
 
 def _show(value: object) -> str:
     text = repr(value)
+    if recognise(text) is not None:
+        return HIDDEN  # before it is cut: half a secret has no shape
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
 
 

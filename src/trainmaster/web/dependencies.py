@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Annotated
 
 from fastapi import Depends, Path, Query, Request
+from pydantic import AfterValidator
 
 from trainmaster import control
 from trainmaster.core.errors import (
@@ -23,6 +24,7 @@ from trainmaster.core.errors import (
 )
 from trainmaster.core.ids import is_uuid
 from trainmaster.core.roles import Role
+from trainmaster.core.secret_shapes import recognise
 from trainmaster.core.states import Status
 from trainmaster.pages.jobs import MOST
 from trainmaster.storage import Store
@@ -33,6 +35,17 @@ from trainmaster.web.errors import Refused, not_found
 from trainmaster.web.page_cache import PageCache
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"  # of a project, and of a token
+
+
+def refuse_secret(text: str) -> str:
+    """A name; ValueError where it looks like a secret. Names are stored, logged and shown."""
+    if recognise(text) is not None:
+        raise ValueError("looks like a secret, and names are stored and shown; choose another one")
+    return text
+
+
+Name = Annotated[str, AfterValidator(refuse_secret)]
+ProjectName = Annotated[str, Path(pattern=NAME, description="name of the project"), AfterValidator(refuse_secret)]
 
 
 # Async although they do not wait: FastAPI runs a plain function in a thread.
@@ -99,7 +112,7 @@ def _job(
 Job = Annotated[JobRow, Depends(_job)]
 StatusWord = Annotated[Status | None, Query(description="jobs with this status")]
 Find = Annotated[
-    str | None,
+    Name | None,
     Query(pattern=r"^[A-Za-z0-9.-]{1,63}$", description="beginning of an id, or part of a name"),
 ]
 Failed = Annotated[bool, Query(description="only deliveries that failed or wait for a retry")]
@@ -108,7 +121,7 @@ Offset = Annotated[int, Query(ge=0, le=2**31, description="number of results to 
 
 
 async def _project(
-    who: Viewer, project_id: Annotated[str | None, Query(pattern=NAME, description="jobs of this project")] = None
+    who: Viewer, project_id: Annotated[Name | None, Query(pattern=NAME, description="jobs of this project")] = None
 ) -> str | None:
     return scope(who, project_id)
 

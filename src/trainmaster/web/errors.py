@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from trainmaster.core.errors import Fault, StorageError, StoreError, TargetError, UsageError
+from trainmaster.core.secret_shapes import hide
 from trainmaster.store import backlog
 from trainmaster.web.templating import render
 
@@ -108,13 +109,13 @@ def for_programs(request: Request) -> bool:
 def answer(request: Request, wrong: Refused) -> Response:
     """A refusal as JSON or as a page."""
     if for_programs(request):
-        body: dict[str, object] = {"code": wrong.code, "message": wrong.message}
+        body: dict[str, object] = {"code": wrong.code, "message": hide(wrong.message)}
         if wrong.faults:
-            body["faults"] = [{"path": fault.path, "message": fault.message} for fault in wrong.faults]
+            body["faults"] = [{"path": hide(fault.path), "message": hide(fault.message)} for fault in wrong.faults]
         # As ASCII: a message may quote half of a surrogate pair, which UTF-8 cannot encode.
         text = json.dumps({"error": body})
         return Response(text, status_code=wrong.status, headers=dict(wrong.headers), media_type="application/json")
-    message = wrong.message.encode(errors="replace").decode()
+    message = hide(wrong.message).encode(errors="replace").decode()
     page = render("error.html", status_code=wrong.status, status=wrong.status, message=message)
     page.headers.update(wrong.headers)
     return page

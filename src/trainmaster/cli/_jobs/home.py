@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainmaster.core.errors import UsageError
+from trainmaster.core.secret_shapes import recognise
 
 if TYPE_CHECKING:
     from trainmaster.api.access import Token
@@ -216,6 +217,8 @@ class HomeJobs:
     def set_budget(self, project: str, period: str, cents: int | None) -> None:
         from trainmaster.store import audit, costs
 
+        if recognise(project):
+            raise UsageError("the project looks like a secret, and names are stored and shown; choose another one")
         subject = f"budget:{project}/{period}"
         with self.db.write() as conn:
             if cents is not None:
@@ -237,6 +240,8 @@ class HomeJobs:
             raise UsageError(
                 f"{name!r}, {project!r}: a name has letters, digits, dots, dashes and underscores, at most 63"
             )
+        if recognise(name) or recognise(project or ""):
+            raise UsageError("the name looks like a secret, and names are stored and shown; choose another one")
         with self.db.write() as conn:
             made = tokens.issue(conn, name=name, role=Role(role), project=project, at=datetime.now(UTC))
             if made is None:

@@ -19,7 +19,6 @@ from trainmaster.web.errors import Refused, not_found
 from trainmaster.web.routes import TRAINING, group, reply
 
 router = group("money")
-ProjectName = Annotated[str, Path(pattern=dependencies.NAME, description="name of the project")]
 Period = Annotated[Literal["total", "month"], Path(description="total, or each calendar month (UTC)")]
 
 Month = Annotated[
@@ -66,7 +65,7 @@ def list_budgets(db: dependencies.Db, project: dependencies.Project) -> Response
 
 @router.put("/v1/budgets/{project}/{period}", response_model=Budget)
 def set_budget(
-    project: ProjectName, period: Period, cap: Cap, db: dependencies.Db, who: dependencies.Admin
+    project: dependencies.ProjectName, period: Period, cap: Cap, db: dependencies.Db, who: dependencies.Admin
 ) -> Response:
     """Set the budget of a project. Jobs over budget are stopped after they have saved."""
     need(who, Role.ADMIN, project=project)
@@ -78,7 +77,9 @@ def set_budget(
 
 
 @router.delete("/v1/budgets/{project}/{period}", status_code=204, response_class=Response)
-def remove_budget(project: ProjectName, period: Period, db: dependencies.Db, who: dependencies.Admin) -> Response:
+def remove_budget(
+    project: dependencies.ProjectName, period: Period, db: dependencies.Db, who: dependencies.Admin
+) -> Response:
     """Remove a budget. 404 if there is none."""
     need(who, Role.ADMIN, project=project)
     with db.write() as conn:

@@ -26,9 +26,9 @@ class TokenWish(BaseModel):
     """A token to create."""
 
     model_config = ConfigDict(extra="forbid")
-    name: str = Field(pattern=dependencies.NAME, description="name in the audit trail; never reused")
+    name: dependencies.Name = Field(pattern=dependencies.NAME, description="name in the audit trail; never reused")
     role: Role
-    project: str | None = Field(
+    project: dependencies.Name | None = Field(
         default=None, pattern=dependencies.NAME, description="limit to this project; null: all projects"
     )
 

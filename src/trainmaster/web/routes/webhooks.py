@@ -42,7 +42,7 @@ class HookWish(BaseModel):
         min_length=1, max_length=2048, description="https URL, or http on this machine; without credentials"
     )
     topics: list[Topic] = Field(default=[], max_length=32, description="topics to subscribe to; none: all")
-    project: str | None = Field(
+    project: dependencies.Name | None = Field(
         default=None, pattern=dependencies.NAME, description="limit to this project; null: all projects"
     )
 

@@ -25,7 +25,6 @@ from trainmaster.web.errors import Refused
 from trainmaster.web.routes import group, reply
 
 router = group("workdirs", prefix="/v1/projects/{project}")
-ProjectName = Annotated[str, Path(pattern=dependencies.NAME, description="name of the project")]
 Digest = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="SHA-256 in hex")]
 _Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _BYTES = {
@@ -51,7 +50,9 @@ class ManifestChunks(BaseModel):
 
 
 @router.post("/chunks/missing", response_model=MissingChunks)
-def find_missing_chunks(project: ProjectName, chunks: Chunks, db: dependencies.Db, who: dependencies.User) -> Response:
+def find_missing_chunks(
+    project: dependencies.ProjectName, chunks: Chunks, db: dependencies.Db, who: dependencies.User
+) -> Response:
     """The chunks of a list that the project does not have."""
     need(who, Role.USER, project=project)
     return reply(MissingChunks(missing=tuple(workdir.find_missing(db, project, chunks.sha256))))
@@ -67,7 +68,7 @@ def find_missing_chunks(project: ProjectName, chunks: Chunks, db: dependencies.D
 async def put_chunk(
     *,
     request: Request,
-    project: ProjectName,
+    project: dependencies.ProjectName,
     sha256: Digest,
     db: dependencies.Db,
     storage: dependencies.Storage,
@@ -91,7 +92,7 @@ async def put_chunk(
 @router.put("/workdirs/{sha256}", response_model=StoredWorkdir)
 def put_workdir(
     *,
-    project: ProjectName,
+    project: dependencies.ProjectName,
     sha256: Digest,
     manifest: ManifestChunks,
     db: dependencies.Db,

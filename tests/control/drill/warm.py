@@ -77,6 +77,7 @@ def serve() -> None:
         request = json.loads(line)
         if "start" in request:
             answer: int | None = start(request, entry, parent=os.getpid())
+            codes.pop(answer, None)  # numbers come again after some ten thousand processes
         else:
             answer = poll(request["poll"], codes)
         answers.write(json.dumps(answer) + "\n")

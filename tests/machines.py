@@ -69,10 +69,10 @@ class Machine:
         if on_bus > 1:
             self.nvlinks(len(shown), links=18)
 
-    def nvlinks(self, gpus: int, *, links: int) -> None:
+    def nvlinks(self, gpus: int, *, links: int, gbps: float = 26.562) -> None:
         """What `nvidia-smi nvlink` prints of GPUs whose links are all up and clean."""
         heads = [f"GPU {n}: NVIDIA H200 (UUID: GPU-00000000-1111-2222-3333-{n:012x})\n" for n in range(gpus)]
-        states = "".join(f"\t Link {link}: 26.562 GB/s\n" for link in range(links))
+        states = "".join(f"\t Link {link}: {gbps:.3f} GB/s\n" for link in range(links))
         words = ("Replay Errors", "Recovery Errors", "CRC Errors")
         counts = "".join(f"\t Link {link}: {word}: 0\n" for link in range(links) for word in words)
         self.command("nvidia-smi nvlink -s", "".join(head + states for head in heads))

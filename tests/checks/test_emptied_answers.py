@@ -13,7 +13,9 @@ import gpu_faults
 import pytest
 import system_faults
 from damaged import DamagedHost, damages, judge, opened
-from fail_open_cases import CASES, Case
+from fail_open_cases import CASES as FIRST
+from fail_open_cases import Case
+from fail_open_hidden import CASES as HIDDEN
 from nodes import HEALTHY
 
 from machines import H200, Machine
@@ -107,7 +109,7 @@ def test_faults_of_gpus(whole: Path, tmp_path: Path, fault: Any) -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", (*FIRST, *HIDDEN), ids=lambda case: case.name)
 def test_classes_of_input(machine: Machine, case: Case) -> None:
     case.put(machine)
     seen: Counter[str] = Counter()

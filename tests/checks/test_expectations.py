@@ -13,7 +13,7 @@ from trainmaster import checks
 from trainmaster.checks import document
 from trainmaster.checks.expectations import COLLECTIVES, MEASURED_BY, unmeasured
 from trainmaster.checks.profiles import resolve
-from trainmaster.core.expect import Expect
+from trainmaster.core.expect import Expect, parse_expect
 from trainmaster.core.results import Overall, Verdict
 
 # A value of every field that a small virtual machine without GPU, RDMA, NUMA, swap limits or mounts does not meet.
@@ -88,6 +88,27 @@ def test_a_field_whose_check_is_left_out_is_not_measured(name: str) -> None:
     assert [finding.verdict for finding in left.findings] == [Verdict.ERROR]
     assert MEASURED_BY[name] in left.findings[0].reason
     assert unmeasured(Expect(), level=3, left_out=[MEASURED_BY[name]]) == ()
+
+
+@pytest.mark.parametrize("words", ["oom_kills=0", "swap_used_gib=0", "mig=false", "ecc=false", "ib_ports=0", "gpus=0"])
+def test_zero_and_false_are_measured_too(words: str) -> None:
+    expect = parse_expect([words])
+    check = MEASURED_BY[words.partition("=")[0]]
+    (left,) = unmeasured(expect, level=3, left_out=[check])
+    assert [finding.reason.split(" ")[0] for finding in left.findings] == [words]
+    assert unmeasured(expect, level=3) == ()
+
+
+@pytest.mark.parametrize("words", ["dcgm=false", "gdr=false", "persistence=false", "collectives=false"])
+def test_what_may_be_absent_needs_no_check(words: str) -> None:
+    check = MEASURED_BY[words.partition("=")[0]]
+    assert unmeasured(parse_expect([words]), level=1, left_out=[check]) == ()
+
+
+@pytest.mark.parametrize("other", [{"ib_rate_gbps": 400.0}, {"ib_link_layer": "InfiniBand"}, {"transport": "IB"}])
+def test_no_port_and_a_property_of_ports_contradict_each_other(machine: Machine, other: dict[str, Any]) -> None:
+    assert [str(finding.verdict) for finding in machine.judge("ib_ports", ib_ports=0, **other)] == ["error"]
+    assert [str(finding.verdict) for finding in machine.judge("ib_ports", ib_ports=0)] == ["skip"]
 
 
 def test_skip_does_not_drop_an_expectation(machine: Machine) -> None:

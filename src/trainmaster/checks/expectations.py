@@ -15,6 +15,7 @@ from trainmaster.core.schema import to_plain
 
 COLLECTIVES = "collectives"  # between ranks: no check of one node measures it
 EXPECTATIONS = "expectations"  # result for expectations of a higher level than the run, or of a check left out
+OPTIONAL = ("dcgm", "gdr", "fabric", "persistence", "collectives")  # false: the thing may be absent
 NAMES = (COLLECTIVES, EXPECTATIONS)  # results that are computed from the plan, and not read from the machine
 
 MEASURED_BY: Mapping[str, str] = {
@@ -47,10 +48,16 @@ def unmeasured(
         reason = f"{', '.join(implied)} is expected, and no collectives were run"
         action = "run `trainmaster bandwidth`, or `trainmaster check --level 2 --on TARGET`"
         found.append(_result(COLLECTIVES, [error(reason, action=action)]))
-    above = [_above(name, value, level, left_out) for name, value in to_plain(expect).items() if value]
+    stated = {name: value for name, value in to_plain(expect).items() if _demands(name, value)}
+    above = [_above(name, value, level, left_out) for name, value in stated.items()]
     if any(above):
         found.append(_result(EXPECTATIONS, [finding for finding in above if finding is not None]))
     return tuple(found)
+
+
+def _demands(name: str, value: Any) -> bool:
+    """Whether a value must be measured. 0 and false are demands too (`oom_kills=0`, `mig=false`)."""
+    return value not in (None, [], ()) and not (value is False and name in OPTIONAL)
 
 
 def _above(name: str, value: Any, level: int, left_out: Collection[str]) -> Finding | None:

@@ -21,6 +21,7 @@ class GpuModel:
     names: tuple[str, ...]
     memory_gb: float
     nvlinks: int | None = None
+    nvlink_gbps: float | None = None  # one link, one way
     pcie_gen: int | None = None
     pcie_width: int | None = None
     power_w: float | None = None

@@ -13,7 +13,7 @@ from trainmaster import checks
 from trainmaster.checks import nvidia
 from trainmaster.checks.gpu import gpu_compat
 from trainmaster.core.expect import Expect
-from trainmaster.core.gpus import gpus
+from trainmaster.core.gpus import gpus, of_gpu
 from trainmaster.core.results import judge_overall
 
 CHECKS = [name for name in checks.names() if name.startswith("gpu_")] + ["xid", "dcgm", "dcgm_stress"]
@@ -109,7 +109,8 @@ def shape(machine: Machine, node: Node) -> None:
     if not node.mig:
         changes |= {"mig_mode/current_mig": "N/A", "mig_mode/pending_mig": "N/A"}
     machine.smi(age(edit_smi(text, None, changes), node.schema))
-    machine.nvlinks(node.gpus, links=node.links)
+    known = of_gpu(node.model)
+    machine.nvlinks(node.gpus, links=node.links, gbps=1.0625 * ((known and known.nvlink_gbps) or 25))
     major = node.cuda.split(".")[0]
     line = shlex.join(["python3", "-c", gpu_compat.SCRIPT])
     machine.command(line, f"cuda: Optional[str] = '{max(major, '11')}.{'8' if major < '13' else '0'}'\n")

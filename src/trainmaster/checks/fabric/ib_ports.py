@@ -14,7 +14,7 @@ from typing import Any
 from trainmaster.checks import system_files
 from trainmaster.checks.fabric import _adapters, _rdma_devices
 from trainmaster.core.errors import CommandMissing
-from trainmaster.core.expect import Expect
+from trainmaster.core.expect import Expect, implies_rdma
 from trainmaster.core.results import Finding, error, fail, ok, skip, warn
 from trainmaster.node.host import Host
 from trainmaster.node.parse import ParseError, ibstat
@@ -64,6 +64,9 @@ def read(host: Host) -> Ports:
 
 def judge(ports: Ports, expect: Expect) -> list[Finding]:
     found = _rdma_devices.ports(ports.devices)
+    if expect.ib_ports == 0 and (implied := implies_rdma(expect)):
+        action = "state the number of ports, or leave the other expectation out"
+        return [error(f"ib_ports=0 and {implied[0]} are expected: both cannot hold", action=action)]
     if expect.ib_ports == 0:
         return [skip("the profile expects no InfiniBand port", proof="ib_ports=0 is stated")]
     stated = expect.ib_ports is not None or expect.ib_rate_gbps is not None or expect.ib_link_layer is not None

@@ -11,7 +11,7 @@ from trainmaster.checks import nvidia, profiles
 from trainmaster.core.errors import HostError
 from trainmaster.core.expect import Expect
 from trainmaster.core.gpus import UNVERIFIED
-from trainmaster.core.results import Finding, error, fail, ok, skip, warn
+from trainmaster.core.results import Finding, Verdict, error, fail, ok, skip, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
@@ -21,6 +21,8 @@ TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 _HARD = re.compile(r"recovery errors|recovery failed|malformed|buffer overrun|local link integrity|rx general", re.I)
 _SOFT = re.compile(r"rx errors|rx remote errors|effective errors|symbol errors|discards|recovery successful", re.I)
 _MANY = re.compile(r"replay errors|crc errors", re.I)
+# Names that drivers before Blackwell print together: one of them shows which others must be there.
+_BEFORE_BLACKWELL = frozenset({"Replay Errors", "Recovery Errors", "CRC Errors"})
 MANY_WARN = 1000  # ours: single repeats happen when a link trains; a bad cable makes thousands
 SLOW = 0.9  # ours: all links of one GPU model have one rate, so any that trained at a lower one is far below
 _TROUBLE = re.compile(r"error|unable|fail|lost", re.I)  # on standard error, while the exit code is 0
@@ -35,7 +37,7 @@ class Links:
     up: frozenset[int] = frozenset()
     down: frozenset[int] = frozenset()  # inactive, or at 0 GB/s
     rates_gbps: Mapping[int, float] = field(default_factory=dict)
-    counted: frozenset[int] = frozenset()  # links with at least one error counter
+    counters: Mapping[int, frozenset[str]] = field(default_factory=dict)  # names of the error counters of each link
     errors: Mapping[str, int] = field(default_factory=dict)  # "link 3: Replay Errors" → count
     strange: tuple[str, ...] = ()  # lines of no known form
     inactive: bool = False  # the driver reports that all links are inactive
@@ -89,7 +91,8 @@ def _judge_one(gpu: nvidia.Gpu, device: str, evidence: Evidence, expect: Expect)
     if wanted and links is not None and _shows_state(links) and len(links.up) < wanted and not _in_mig(gpu, expect):
         named = f" (link {', '.join(map(str, sorted(links.down)))})" if links.down else ""
         action = "drain the node; restart the fabric manager and reset the GPUs; replace the board if it stays"
-        say = fail if source != UNVERIFIED else warn
+        dark = not links.up and _on_fabric(gpu, evidence)  # a fabric without a link joins nothing
+        say = fail if source != UNVERIFIED or dark else warn
         return say(f"{len(links.up)} of {wanted} NVLinks are up{named}", action=action, device=device, **values)
     proof = _proof_of_none(gpu, device, evidence, expect, links)
     if proof is not None:
@@ -98,7 +101,12 @@ def _judge_one(gpu: nvidia.Gpu, device: str, evidence: Evidence, expect: Expect)
         why = evidence.trouble or "nvidia-smi nvlink does not list its links"
         of = f"its {wanted} NVLinks are" if wanted else "its NVLinks are"
         return error(f"{of} not known: {why}", action="update the NVIDIA driver", device=device, **values)
-    return _judge_links(links, device, gpu, evidence, values)
+    found = _judge_links(links, device, gpu, evidence, values)
+    if found.verdict is Verdict.PASS and links.down and expect.nvlinks is None and not _may_be_inactive(gpu, links):
+        action = "compare with another machine of this model; state nvlinks=N if so many are meant to be up"
+        reason = f"{len(links.down)} of {len(links.down) + len(links.up)} NVLinks are inactive on this model"
+        return warn(reason, action=action, device=device, **values)
+    return found
 
 
 def _judge_links(links: Links, device: str, gpu: nvidia.Gpu, evidence: Evidence, values: Mapping[str, Any]) -> Finding:
@@ -112,15 +120,15 @@ def _judge_links(links: Links, device: str, gpu: nvidia.Gpu, evidence: Evidence,
             return fail(f"{len(links.down)} of its NVLinks are down", action=action, device=device, **values)
         action = "seat the NVLink bridge, or state nvlinks=0 if there is none"
         return warn(f"{len(links.down)} of its NVLinks are down", action=action, device=device, **values)
-    fastest = _fastest(gpu, evidence)
+    fastest, whose = _fastest(gpu, evidence)
     slow = {link: rate for link, rate in sorted(links.rates_gbps.items()) if link in links.up and rate < SLOW * fastest}
     if slow:
         named = ", ".join(f"link {link} at {rate:g} GB/s" for link, rate in list(slow.items())[:3])
         action = "drain the node and reset the GPUs; replace the board if the link stays slow"
-        reason = f"{len(slow)} NVLinks are slow: {named}, where others have {fastest:g}"
+        reason = f"{len(slow)} NVLinks are slow: {named}, where {whose} {fastest:g}"
         return fail(reason, action=action, device=device, **values)
-    if silent := sorted(links.up - links.counted):
-        reason = f"nvidia-smi nvlink -e reports no error counters of link {', '.join(map(str, silent))}"
+    if missing := _uncounted(links, gpu, evidence):
+        reason = f"nvidia-smi nvlink -e reports no error counters of {missing}"
         return error(reason, action="update the NVIDIA driver; reset the GPU if it stays", device=device, **values)
     if links.errors:
         action = "test the bandwidth between the GPUs (--level 2)"
@@ -128,10 +136,34 @@ def _judge_links(links: Links, device: str, gpu: nvidia.Gpu, evidence: Evidence,
     return ok(f"{len(links.up)} NVLinks are up", device=device, **values)
 
 
-def _fastest(gpu: nvidia.Gpu, evidence: Evidence) -> float:
-    """Highest rate of a link of this GPU and of the equal ones."""
+def _uncounted(links: Links, gpu: nvidia.Gpu, evidence: Evidence) -> str | None:
+    """First link without an error counter that it must have, by the other links of equal GPUs and by the driver."""
+    equal = [evidence.links.get(str(other.uuid)) for other in nvidia.same_model(evidence.gpus, gpu)]
+    every = [names for other in (links, *equal) if other is not None for names in other.counters.values()]
+    wanted = frozenset().union(*every)
+    wanted |= _BEFORE_BLACKWELL if wanted & _BEFORE_BLACKWELL else frozenset()
+    for link in sorted(links.up):
+        has = links.counters.get(link, frozenset())
+        if not has or wanted - has:
+            return f"link {link}" + (f" ({', '.join(sorted(wanted - has)[:3])})" if has else "")
+    if not any(map(_HARD.search, wanted)):
+        return f"link {min(links.up)} that show a fault" if links.up else None
+    return None
+
+
+def _fastest(gpu: nvidia.Gpu, evidence: Evidence) -> tuple[float, str]:
+    """Highest rate of a link of this GPU and of the equal ones, or that of its model."""
     equal = [evidence.links.get(str(other.uuid)) for other in (gpu, *nvidia.same_model(evidence.gpus, gpu))]
-    return max((rate for links in equal if links is not None for rate in links.rates_gbps.values()), default=0.0)
+    seen = max((rate for links in equal if links is not None for rate in links.rates_gbps.values()), default=0.0)
+    model = profiles.of_gpu(gpu.name)
+    known = model.nvlink_gbps if model is not None and model.is_verified("nvlink_gbps") else None
+    return (known, "its model has") if known is not None and known > seen else (seen, "others have")
+
+
+def _may_be_inactive(gpu: nvidia.Gpu, links: Links) -> bool:
+    """Whether inactive links are normal: bridges are optional, or as many are up as the model has."""
+    model = profiles.of_gpu(gpu.name)
+    return model is not None and (model.nvlinks is None or len(links.up) >= model.nvlinks)
 
 
 def _wanted(gpu: nvidia.Gpu, evidence: Evidence, expect: Expect) -> tuple[int | None, str]:
@@ -200,6 +232,7 @@ _STATE = re.compile(
     r"Link (?P<link>\d{1,3}): (?:(?P<up>\d{1,6}(?:\.\d{1,6})?) GB/s|<?(?P<down>inactive)>?)", re.I | re.ASCII
 )
 _COUNT = re.compile(r"Link (?P<link>\d{1,3}): (?P<name>[A-Za-z][\w ./()-]{1,60}): (?P<count>\d{1,18})", re.ASCII)
+# No count: a rate, bins of FEC, or a counter that is not given and so counts as absent.
 _OTHER = re.compile(r"Link \d{1,3}: [A-Za-z][\w ./()-]{1,60}: (?:N/A|[\d.]+e[-+]?\d+|.{0,40}FEC.{0,40})", re.ASCII)
 _NONE = re.compile(r"NVML: Unable to retrieve NVLink information as all links are inActive", re.I)
 
@@ -221,7 +254,7 @@ def parse(text: str) -> dict[str, Links]:
 def _add(links: Links, line: str) -> Links:
     up, down, errors, strange = set(links.up), set(links.down), dict(links.errors), list(links.strange)
     rates = dict(links.rates_gbps)
-    counted, inactive = set(links.counted), links.inactive or _NONE.fullmatch(line) is not None
+    counters, inactive = dict(links.counters), links.inactive or _NONE.fullmatch(line) is not None
     state, count = _STATE.fullmatch(line), _COUNT.fullmatch(line)
     if state is not None:
         link, rate = int(state["link"]), float(state["up"] or 0)
@@ -229,8 +262,9 @@ def _add(links: Links, line: str) -> Links:
         rates[link] = min(rate, rates.get(link, rate))
     elif count is not None:
         number = int(count["count"])
-        counted.add(int(count["link"]))
         bad = _HARD.search(count["name"]) or _SOFT.search(count["name"])
+        if bad or _MANY.search(count["name"]):
+            counters[int(count["link"])] = counters.get(int(count["link"]), frozenset()) | {count["name"]}
         if (number and bad) or (number >= MANY_WARN and _MANY.search(count["name"])):
             errors[f"link {count['link']}: {count['name']}"] = number
     elif _OTHER.fullmatch(line) is None and _NONE.fullmatch(line) is None:
@@ -239,7 +273,7 @@ def _add(links: Links, line: str) -> Links:
         up=frozenset(up - down),  # a link that is reported as both is not up
         down=frozenset(down),
         rates_gbps=rates,
-        counted=frozenset(counted),
+        counters=counters,
         errors=errors,
         strange=tuple(strange[:5]),
         inactive=inactive,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import replace
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from trainmaster.core.plan import ExitRecord, Plan
 from trainmaster.core.states import Reason, Stage, Status
 from trainmaster.pages import job
 from trainmaster.report.folder import read_folder
+from trainmaster.report.markdown import render_markdown
 from trainmaster.store import Database
 
 
@@ -45,8 +46,7 @@ def test_the_same_events_give_the_same_page(db: Database, tmp_path: Path) -> Non
     from_rows = job.read(db, story.id)
     from_files = read_folder(attempt(tmp_path / "a", EVENTS, exited()))
     assert from_rows is not None
-    # Iterations come from the records of the database, which a folder does not have.
-    assert from_files.run == replace(from_rows.run, iterations=())
+    assert from_files.run == from_rows.run
     assert from_files.spec == from_rows.spec
     assert (from_files.status, from_files.id) == (Status.COMPLETED, "job")
 
@@ -113,3 +113,19 @@ def test_a_folder_without_events_says_what_to_give(tmp_path: Path) -> None:
 def test_a_page_from_a_folder_is_a_page(tmp_path: Path) -> None:
     page = read_folder(attempt(tmp_path / "a", EVENTS, exited()))
     assert {field.name for field in dataclasses.fields(page)} == {field.name for field in dataclasses.fields(job.Page)}
+
+
+def test_iterations_epochs_and_evaluations_of_a_bare_folder(tmp_path: Path) -> None:
+    lines = [
+        {"phase": "ITERATION", "event": "start", "iteration": 1, "data": {"iteration": 1}},
+        {"phase": "TRAINING", "event": "start", "iteration": 1},
+        {"phase": "TRAINING", "event": "epoch_complete", "iteration": 1, "data": {"epoch": 1, "avg_loss": 0.5}},
+        {"phase": "TRAINING", "event": "end", "iteration": 1, "data": {"time_taken": 3.0}},
+        {"phase": "ITERATION", "event": "end", "iteration": 1, "data": {"iteration": 1}},
+    ]
+    stamp = "2026-11-15T12:00:00+00:00"
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps({"ts": stamp, **line}) + "\n" for line in lines))
+    page = read_folder(tmp_path)
+    (one,) = page.run.iterations
+    assert (one.number, one.epochs, one.completed) == (1, 1, True)
+    assert "| 1 |" in render_markdown(page)

@@ -6,31 +6,41 @@ For a run whose control plane is gone or never was. Only the event file must be 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import shlex
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 
 from trainmaster.api.jobs import JobPage
+from trainmaster.api.run import IterationSummary
 from trainmaster.core.errors import SpecError, UsageError
 from trainmaster.core.events import Line, parse_time, split
 from trainmaster.core.plan import EVENTS_FILE, EXIT_FILE, PLAN_FILE, ExitRecord, Plan
 from trainmaster.core.spec import JobSpec, zone_of
 from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.pages.job import build
+from trainmaster.pages.parts import iteration_summary
 from trainmaster.pages.parts.run_summary import RunSummary
+from trainmaster.store import jobs, open_database
+from trainmaster.store.attempts import insert_attempt
+from trainmaster.store.projection import project
 from trainmaster.store.rows import AttemptRow, EventRow, JobRow
 
 _NAMES = (EVENTS_FILE, "global.json")
 _CHUNK = 1 << 20  # bytes read at once
+_LINES = 2_000  # derived at once
+_RECORDS = "00000000-0000-4000-8000-000000000000"  # the job's name in the temporary database
 _UNKNOWN = JobSpec(name="unknown", command=("unknown",))  # where no plan says what was asked for; never shown
 
 
 def read_folder(folder: Path, *, now: datetime | None = None) -> JobPage:
     """The page of what lies in the folder; UsageError if there is no event file."""
     now, summary = now or datetime.now(UTC), RunSummary()
-    attempts = [_load(place, number, summary) for number, place in enumerate(_places(folder), start=1)]
+    places = _places(folder)
+    attempts = [_load(place, number, summary) for number, place in enumerate(places, start=1)]
     first, last = attempts[0], attempts[-1]
     status, reason, message = _judge(last.exit)
     spec = last.spec or first.spec
@@ -52,7 +62,12 @@ def read_folder(folder: Path, *, now: datetime | None = None) -> JobPage:
     )
     rows = [_row(attempt, number) for number, attempt in enumerate(attempts, start=1)]
     page = build(
-        job=job, attempts=rows, summary=summary, now=now, made_by=f"trainmaster report {shlex.quote(str(folder))}"
+        job=job,
+        attempts=rows,
+        summary=summary,
+        now=now,
+        made_by=f"trainmaster report {shlex.quote(str(folder))}",
+        iterations=_iterations(places, attempts, now),
     )
     # Without a plan the spec is unknown, and the page leaves it out.
     return page if spec else dataclasses.replace(page, spec=None)
@@ -102,6 +117,26 @@ def _load(folder: Path, number: int, summary: RunSummary) -> _Found:
         started_at=first,
         ended_at=ended or last,
     )
+
+
+def _iterations(places: Sequence[Path], found: Sequence[_Found], now: datetime) -> tuple[IterationSummary, ...]:
+    """Iterations as the database would derive them, in a database that lives as long as this call."""
+    with tempfile.TemporaryDirectory(prefix="trainmaster-") as folder:
+        db = open_database(Path(folder) / "records.db")
+        try:
+            with db.write() as conn:
+                jobs.insert_job(conn, _RECORDS, _UNKNOWN, at=now)
+                for number, (place, one) in enumerate(zip(places, found, strict=True), start=1):
+                    attempt = insert_attempt(conn, _RECORDS, number, handle=None, at=now)
+                    path = _events_file(place)
+                    assert path is not None, "it was read before"
+                    zone = zone_of(one.spec or _UNKNOWN, path.name)
+                    lines = _lines(path, over=one.exit is not None, zone=zone)
+                    while some := list(itertools.islice(lines, _LINES)):
+                        project(conn, attempt, EVENTS_FILE, some, job_id=_RECORDS)
+            return iteration_summary.read(db, _RECORDS)
+        finally:
+            db.close()
 
 
 def _plan(path: Path) -> Plan | None:

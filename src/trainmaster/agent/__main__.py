@@ -68,7 +68,7 @@ def load_plan(path: Path) -> Plan:
         faults.append(Fault(path="master_port", message="missing; nodes must agree on one, write for example 29500"))
     faults += [
         Fault(path=name, message=f"{value!r} is not absolute; write the whole path")
-        for name, value in (("folder", plan.folder), ("checkpoints", plan.checkpoints))
+        for name, value in (("folder", plan.folder), ("checkpoints", plan.checkpoints), ("work", plan.work or "/"))
         if not Path(value).is_absolute()
     ]
     if faults:

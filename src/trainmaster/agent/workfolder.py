@@ -28,7 +28,12 @@ _LINE_LIMIT = 1 << 20  # a longer line is copied in pieces, each of them a fault
 
 
 def make(plan: Plan) -> Path:
-    """The working folder of the plan's job; with links to the entries of `workdir` where that is a folder here."""
+    """The folder that the plan names, or the working folder of its job.
+
+    The latter with links to the entries of `workdir` where that is a folder here.
+    """
+    if plan.work is not None:
+        return Path(plan.work)
     attempt = Path(plan.folder)
     job = attempt.parent.parent if attempt.parent.name == "attempts" else attempt
     work = job / WORK_FOLDER

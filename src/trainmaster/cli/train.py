@@ -86,7 +86,8 @@ def _plan(config: TrainConfig, processes: int) -> Plan:
         train=config,
     )
     folder = checkpoints / "attempts" / f"{started}-{attempt[:8]}"
-    return Plan(attempt=attempt, spec=spec, folder=str(folder), checkpoints=str(checkpoints))
+    # Relative paths of the config (data, checkpoints, init_from) start at the folder of the command.
+    return Plan(attempt=attempt, spec=spec, folder=str(folder), checkpoints=str(checkpoints), work=str(Path.cwd()))
 
 
 def _run(folder: Path) -> int:

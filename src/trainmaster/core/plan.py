@@ -56,6 +56,7 @@ class Plan:
     node_rank: int = 0
     master_addr: str = "127.0.0.1"
     master_port: int | None = None  # None: the agent takes a free one (single node)
+    work: str | None = None  # where the ranks run; None: in the job's own working folder
     v: int = 1
 
     @property

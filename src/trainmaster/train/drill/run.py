@@ -145,7 +145,13 @@ class Drill:
             limits=Limits(grace_s=_GRACE_S),
             train=config,
         )
-        plan = Plan(attempt=f"{uuid.uuid4()}.1", spec=spec, folder=str(folder), checkpoints=config.checkpoint.folder)
+        plan = Plan(
+            attempt=f"{uuid.uuid4()}.1",
+            spec=spec,
+            folder=str(folder),
+            checkpoints=config.checkpoint.folder,
+            work=str(Path.cwd()),
+        )
         folder.mkdir(parents=True)
         path = folder / PLAN_FILE
         path.write_text(plan.to_json())

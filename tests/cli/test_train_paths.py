@@ -1,0 +1,39 @@
+"""Relative paths of a config start at the folder of the command: data, checkpoints, exports, `init_from`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+CONFIG = """
+device: cpu
+model: { layers: 1, width: 32, heads: 2, kv_heads: 1, ffn_width: 64, vocab: 256 }
+data: { source: prepared, path: tokens }
+steps: 2
+batch_sequences: 1
+sequence_tokens: 32
+optimizer: { warmup_steps: 1 }
+eval_sequences: 0
+checkpoint: { every_steps: 2, folder: saved/here }
+"""
+
+
+def run(folder: Path, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "trainmaster", *words], cwd=folder, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_prepare_train_and_export_with_relative_paths(tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text("Once upon a time there was a test. " * 200)
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    run(tmp_path, "data", "prepare", "corpus.txt", "--out", "tokens")
+    run(tmp_path, "train", "config.yaml")
+    assert (tmp_path / "saved" / "here" / "step-00000002" / "manifest.json").exists()
+    run(tmp_path, "export", "saved/here", "model")
+    assert (tmp_path / "model" / "config.json").exists()
+    run(tmp_path, "train", "config.yaml", "init_from=saved/here/step-00000002", "checkpoint.folder=again")
+    assert (tmp_path / "again" / "step-00000002" / "manifest.json").exists()

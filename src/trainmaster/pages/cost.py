@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from trainmaster.api.costs import BudgetLine, CostPage, JobSpending, ProjectSpending
@@ -31,6 +31,7 @@ def read(
     window = month_of(month) if month is not None else None
     with db.read() as conn:
         charges = costs.list_charges(conn, jobs=[job] if job is not None else (), project=project, window=window)
+        unpriced = costs.list_unpriced(conn, project=project)
         budgets = costs.list_budgets(conn, project=project) if job is None else []
         lines = tuple(_budget(row, costs.spent(conn, row.project, now=now, window=row.window(now))) for row in budgets)
     spans: dict[str, list[Span]] = {}
@@ -48,7 +49,7 @@ def read(
         project=project,
         jobs=tuple(_job(row, spans[row.id], amounts[row.id], whole[row.id], left.get(row.id)) for row in rows),
         more=len(amounts) - len(rows),
-        projects=tuple(_project(name, groups[name].values(), now, window) for name in sorted(groups)),
+        projects=tuple(_project(name, groups[name], unpriced, now, window) for name in sorted(groups)),
         budgets=lines,
         made_at=now,
     )
@@ -104,17 +105,22 @@ def _job(row: JobRow, spans: list[Span], amount: Amount, whole: Amount, left_s: 
     )
 
 
-def _project(name: str, jobs: Iterable[list[Span]], now: datetime, window: Window | None) -> ProjectSpending:
-    each = list(jobs)
-    amounts = [add_up(spans, now=now, window=window) for spans in each]
-    whole = sum(amounts, Amount())
+def _project(
+    name: str, jobs: Mapping[str, list[Span]], unpriced: Collection[str], now: datetime, window: Window | None
+) -> ProjectSpending:
+    amounts = {job_id: add_up(spans, now=now, window=window) for job_id, spans in jobs.items()}
+    unknown = sum(
+        amounts[job_id].unknown > 0 or (job_id in unpriced and all(span.cents_per_hour == 0 for span in spans))
+        for job_id, spans in jobs.items()
+    )
+    whole = sum(amounts.values(), Amount())
     return ProjectSpending(
         project=name,
-        jobs=len(each),
-        unknown_jobs=sum(amount.unknown > 0 for amount in amounts),
-        cents=cents(whole.cents),
+        jobs=len(jobs),
+        unknown_jobs=unknown,
+        cents=None if unknown else cents(whole.cents),
         known_cents=round(whole.known_cents),
-        cents_per_hour=sum(burn(spans) for spans in each),
+        cents_per_hour=sum(burn(spans) for spans in jobs.values()),
     )
 
 

@@ -121,6 +121,13 @@ def spent_by_project(
     return found
 
 
+def list_unpriced(conn: Connection, *, project: str | None = None) -> set[str]:
+    """Jobs on this machine that state no price: theirs is 0 by default, which no cap counts."""
+    stated = _JOBS.spec["resources"]["price_per_hour"].as_string()
+    query = select(_JOBS.id).where(_JOBS.target == "local", stated.is_(None))
+    return set(conn.execute(query.where(_JOBS.project == project) if project is not None else query).scalars())
+
+
 def sum_closed(conn: Connection, *, project: str | None = None, window: Window | None = None) -> dict[str, Amount]:
     """By project: what was spent on attempts that were given back and had no rented machines.
 

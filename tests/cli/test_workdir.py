@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -141,3 +142,14 @@ def test_the_quota_of_a_project_is_one_sentence(
     with serve(db, tmp_path / "server") as url:
         refused = run("submit", str(spec), "--server", url)
     assert refused.exception is not None and "working folders" in str(refused.exception)
+
+
+def test_a_spec_that_the_target_refuses_is_refused_before_its_upload(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("name: a\ncommand: ['true']\nresources: { nodes: 2 }\n")
+    for words in (("--dry-run",), ()):
+        done = subprocess.run(
+            [sys.executable, "-m", "trainmaster", "submit", "job.yaml", "--home", "home", *words],
+            cwd=tmp_path, check=False, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 2 and "local runs one node" in done.stderr, done.stderr
+        assert not (tmp_path / "home" / "storage").exists()

@@ -114,6 +114,8 @@ def prepare(
         f"{done['held_out_tokens']:,} tokens held out; {done['empty']:,} empty and {done['skipped']:,} unreadable "
         "documents left out"
     )
+    if not done["held_out_tokens"]:
+        _console.note("nothing is held out: train with eval_sequences: 0, or prepare again with --held-out-share 0.05")
     _console.note(
         f"to train on it: data: {{source: prepared, path: {out}}} with model.vocab {index.tokenizer.vocab} or more"
     )

@@ -13,10 +13,12 @@ from trainmaster.cli._home import HomeOption, locate
 from trainmaster.cli._jobs import connect
 from trainmaster.cli._jobs import workdir as uploads
 from trainmaster.cli._server import ServerOption
-from trainmaster.core.spec import parse_spec
+from trainmaster.core.errors import TargetError, UsageError
+from trainmaster.core.spec import JobSpec, parse_spec
 
 if TYPE_CHECKING:
     from trainmaster.cli._jobs import Jobs
+    from trainmaster.targets import Submission
 
 
 def submit(
@@ -56,13 +58,10 @@ def submit(
     if server is None and job.target.startswith("ssh:"):
         job = replace(job, target=_absolute(job.target, Path.cwd() if on else spec.absolute().parent))
     if dry_run:
-        from trainmaster import targets
-
-        placement = targets.Placement(
-            attempt="00000000-0000-4000-8000-000000000000.1", spec=job, job_folder=locate(home) / "jobs" / "JOB"
-        )
-        _console.out.out(targets.load(job.target).plan(placement).render(), end="")
+        _console.out.out(_plan(job, home).render(), end="")
         return
+    if server is None:
+        _plan(job, home)  # what the target refuses is refused before anything is uploaded
     with connect(home, server) as jobs:
         job = uploads.send(jobs, job, folder, home=locate(home), server=server is not None)
         made = jobs.submit(job, key=key)
@@ -74,6 +73,19 @@ def submit(
             raise typer.Exit(_follow(jobs, made.id))
         if not json and not jobs.is_driven():
             _console.note("no server works on this home folder yet; start one with: trainmaster serve")
+
+
+def _plan(job: JobSpec, home: Path | None) -> Submission:
+    """The submission as its target plans it; a refusal is a fault of the spec."""
+    from trainmaster import targets
+
+    placement = targets.Placement(
+        attempt="00000000-0000-4000-8000-000000000000.1", spec=job, job_folder=locate(home) / "jobs" / "JOB"
+    )
+    try:
+        return targets.load(job.target).plan(placement)
+    except TargetError as refused:
+        raise UsageError(str(refused)) from None
 
 
 def _absolute(target: str, folder: Path) -> str:

@@ -7,82 +7,25 @@ the nodes that reported the value; without one the difference is reported and no
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
 
-from trainmaster.cluster.compared_values import SOFTWARE, Peer, Same, peer, same
+from trainmaster.cluster.compared_values import SOFTWARE, Same, same
+from trainmaster.cluster.facts import Fact, collect, group, is_number
+from trainmaster.cluster.peers import peers
 from trainmaster.core.health import NodeHealth
 from trainmaster.core.results import CheckResult, Finding, Verdict, fail, ok, skip, warn
 
 NAMES = ("drift", "peers", "digests")
-LEAST_PEERS = 5  # nodes: among four, two outliers are half, and the median lies between right and wrong
-# Scaled MADs from the median. 64 nodes × 8 GPUs × 10 measures are 5,000 samples, of which normal noise puts 0.003
-# beyond 5; the tails of real measurements are longer, hence the least difference that each measure asks for as well.
-OUTLIER_Z = 5.0
-NOISE_FLOOR = 0.005  # share of the median: among machines that agree to the last digit, rounding must not be an outlier
 SHOWN = 8  # names written out in a reason
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fact:
-    """One value reported by a node about itself or one of its devices."""
-
-    node: str
-    check: str
-    device: str | None
-    name: str
-    value: Any
-    kind: str  # the GPU model concerned, or all models of the node
-
-    @property
-    def where(self) -> str:
-        return f"{self.node} {self.device}" if self.device else self.node
 
 
 def compare(nodes: Sequence[NodeHealth]) -> tuple[CheckResult, ...]:
     """Every comparison between these nodes, one result each."""
     nodes = sorted(nodes, key=lambda node: node.node)  # the order of answers must not change the verdict
-    facts = _facts(nodes)
+    facts = collect(nodes)
     found = {"drift": drift(nodes, facts), "peers": peers(facts), "digests": digests(facts)}
     return tuple(CheckResult(check=name, findings=tuple(found[name]), took_s=0.0) for name in NAMES)
-
-
-def _facts(nodes: Iterable[NodeHealth]) -> list[Fact]:
-    found = []
-    for node in nodes:
-        models = {
-            finding.device: str(finding.values["model"])
-            for result in node.results
-            for finding in result.findings
-            if result.check in ("gpu_count", "gpu_model") and finding.device and finding.values.get("model")
-        }
-        whole = " + ".join(sorted(set(models.values()))) or "no GPU"
-        found += [
-            Fact(
-                node=node.node,
-                check=result.check,
-                device=finding.device,
-                name=name,
-                value=value,
-                kind=models.get(finding.device or "", whole),
-            )
-            for result in node.results
-            for finding in result.findings
-            for name, value in _flat(finding.values)
-        ]
-    return found
-
-
-def _flat(values: Mapping[str, Any], head: str = "") -> Iterable[tuple[str, Any]]:
-    """Every value with its name; a nested one is called `outer.inner`."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{head}{name}.")
-        else:
-            yield f"{head}{name}", value
 
 
 # --- drift: nodes that should be alike and are not -----------------------------------------------------------------
@@ -93,7 +36,7 @@ def drift(nodes: Sequence[NodeHealth], facts: Sequence[Fact]) -> list[Finding]:
     if len(nodes) < 2:
         return [skip("there is nothing to compare", proof=f"{len(nodes)} node answered")]
     found, agreed = _skipped_alone(nodes), {}
-    for (name, check, kind), told in _by(facts, lambda fact: (fact.name, fact.check, _alike(fact))).items():
+    for (name, check, kind), told in group(facts, lambda fact: (fact.name, fact.check, _alike(fact))).items():
         rule = same(check, name)
         values = _per_node(told, rule) if rule else {}
         if rule is None or len(values) < 2:
@@ -158,7 +101,7 @@ def _skipped_alone(nodes: Sequence[NodeHealth]) -> list[Finding]:
 def _per_node(told: Sequence[Fact], rule: Same) -> dict[str, Hashable]:
     """One comparable value per node: the value shared by its devices, or the set of their values."""
     found: dict[str, Hashable] = {}
-    for node, facts in _by(told, lambda fact: fact.node).items():
+    for node, facts in group(told, lambda fact: fact.node).items():
         values = {_hashable(fact.value) for fact in facts if fact.value is not None or rule.none}
         if values:
             found[str(node)] = next(iter(values)) if len(values) == 1 else frozenset(values)
@@ -170,11 +113,11 @@ def _groups(values: Mapping[str, Hashable], tolerance: float) -> list[tuple[Hash
     groups: dict[Hashable, list[str]] = defaultdict(list)
     last: float | None = None
     key: Hashable = None
-    for node, value in sorted(values.items(), key=lambda item: (not _number(item[1]), _order(item[1]), item[0])):
-        near = tolerance and _number(value) and last is not None and abs(value - last) <= tolerance * abs(last)  # type: ignore[operator]
+    for node, value in sorted(values.items(), key=lambda item: (not is_number(item[1]), _order(item[1]), item[0])):
+        near = tolerance and is_number(value) and last is not None and abs(value - last) <= tolerance * abs(last)  # type: ignore[operator]
         if not near:
             key = value
-        last = float(value) if _number(value) else None  # type: ignore[arg-type]
+        last = float(value) if is_number(value) else None  # type: ignore[arg-type]
         groups[key].append(node)
     return sorted(groups.items(), key=lambda group: (-len(group[1]), _order(group[0])))
 
@@ -188,53 +131,6 @@ def _odd_devices(told: Sequence[Fact], node: str, common: Hashable, rule: Same) 
     return f" ({', '.join(f'{fact.device}: {_show(_hashable(fact.value), rule)}' for fact in odd[:SHOWN])})"
 
 
-# --- peers: nodes that should perform alike and do not -------------------------------------------------------------
-
-
-def peers(facts: Sequence[Fact]) -> list[Finding]:
-    """Each device far from the median of its peers, by median and MAD, which a few outliers cannot move."""
-    found, compared = [], []
-    for (name, check, kind), told in _by(facts, lambda fact: (fact.name, fact.check, fact.kind)).items():
-        rule = peer(check, name)
-        numbers = [fact for fact in told if _number(fact.value)] if rule else []
-        if rule is None or len({fact.node for fact in numbers}) < LEAST_PEERS:
-            continue
-        compared.append(rule.words)
-        median = statistics.median(float(fact.value) for fact in numbers)
-        spread = 1.4826 * statistics.median(abs(float(fact.value) - median) for fact in numbers)
-        scale = max(spread, NOISE_FLOOR * abs(median))
-        for fact in numbers:
-            far = float(fact.value) - median
-            if scale and abs(far) / scale > OUTLIER_Z and abs(far) >= rule.least(median) and rule.matters(far):
-                found.append(
-                    _outlier(fact, rule, median=median, z=far / scale, count=len(numbers), among=f"{kind}, {check}")
-                )
-    if found:
-        return sorted(found, key=lambda finding: (finding.verdict is not Verdict.FAIL, -abs(finding.values["z"])))
-    if not compared:
-        return [skip("too few peers to compare", proof=f"fewer than {LEAST_PEERS} nodes reported a number")]
-    return [ok(f"no outlier in {', '.join(sorted(set(compared)))}", compared=sorted(set(compared)))]
-
-
-def _outlier(fact: Fact, rule: Peer, *, median: float, z: float, count: int, among: str) -> Finding:
-    far = float(fact.value) - median
-    share = f" ({abs(far) / abs(median):.0%} {'above' if far > 0 else 'below'})" if median and rule.share else ""
-    at = f"{fact.device}: " if fact.device else ""
-    reason = f"{at}{fact.value:g} {rule.unit} {rule.words}, the median of {count} ({among}) is {median:g}{share}"
-    say = fail if rule.fails(far, median) else warn
-    return say(
-        reason,
-        action=rule.action,
-        device=fact.node,
-        what=fact.name,
-        on=fact.device,
-        value=fact.value,
-        median=round(median, 4),
-        z=round(z, 1),
-        peers=count,
-    )
-
-
 # --- digests: equal chips under equal software compute equal bits --------------------------------------------------
 
 
@@ -242,16 +138,16 @@ def digests(facts: Sequence[Fact]) -> list[Finding]:
     """Each GPU whose results differ in any bit from those of equal GPUs."""
     software = {
         node: tuple(sorted({f"{fact.name} {fact.value}" for fact in told if fact.name in SOFTWARE}))
-        for node, told in _by(facts, lambda fact: fact.node).items()
+        for node, told in group(facts, lambda fact: fact.node).items()
     }
     told = [(fact, fact.name, str(fact.value)) for fact in facts if "digest" in fact.name and fact.value]
     found, compared = [], 0
-    alike = _by(told, lambda item: (item[0].check, item[1], item[0].kind, software[item[0].node]))
+    alike = group(told, lambda item: (item[0].check, item[1], item[0].kind, software[item[0].node]))
     for (_check, what, kind, _software), items in alike.items():
         if len(items) < 2:
             continue
         compared += len(items)
-        by_digest = sorted(_by(items, lambda item: item[2]).values(), key=len, reverse=True)
+        by_digest = sorted(group(items, lambda item: item[2]).values(), key=len, reverse=True)
         majority = by_digest[0]
         if len(majority) == len(items):
             continue
@@ -274,23 +170,12 @@ def digests(facts: Sequence[Fact]) -> list[Finding]:
 # --- small things --------------------------------------------------------------------------------------------------
 
 
-def _by(items: Iterable[Any], key: Any) -> dict[Any, list[Any]]:
-    found: dict[Any, list[Any]] = defaultdict(list)
-    for item in items:
-        found[key(item)].append(item)
-    return found
-
-
 def _distinct(findings: list[Finding]) -> list[Finding]:
     """Findings without duplicates (two checks may report the same value), the worst first."""
     seen: dict[tuple[str | None, str], Finding] = {}
     for finding in findings:
         seen.setdefault((finding.device, finding.reason), finding)
     return sorted(seen.values(), key=lambda finding: finding.verdict is not Verdict.FAIL)
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _hashable(value: object) -> Hashable:
@@ -302,7 +187,7 @@ def _hashable(value: object) -> Hashable:
 
 
 def _order(value: object) -> tuple[float, str]:
-    return (float(value), "") if _number(value) else (0.0, repr(_plain(value)))  # type: ignore[arg-type]
+    return (float(value), "") if is_number(value) else (0.0, repr(_plain(value)))  # type: ignore[arg-type]
 
 
 def _plain(value: object) -> object:

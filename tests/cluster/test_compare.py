@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -116,7 +117,73 @@ def test_a_check_that_skips_on_one_node_alone_is_told() -> None:
     nodes = [node(f"n{i}", ("ib_ports", [ok("8 ports", ports=8)])) for i in range(4)]
     nodes.append(node("n4", ("ib_ports", [skip("no InfiniBand here", proof="no device")])))
     (finding,) = compare(nodes)["drift"]
+    assert (finding.verdict, finding.device) == (Verdict.FAIL, "n4")
+    assert finding.reason == "fabric ports 0; 4 of 5 nodes with no GPU have 8"
+
+
+def test_a_check_of_another_kind_that_skips_on_one_node_alone_warns() -> None:
+    nodes = [node(f"n{i}", ("dcgm", [ok("passed")])) for i in range(4)]
+    nodes.append(node("n4", ("dcgm", [skip("DCGM is not installed", proof="no dcgmi")])))
+    (finding,) = compare(nodes)["drift"]
     assert (finding.verdict, finding.device) == (Verdict.WARN, "n4")
+    (finding,) = compare([nodes[0], nodes[4]])["drift"]
+    assert (finding.verdict, finding.device) == (Verdict.WARN, None)
+    assert "none has a majority" in finding.reason
+
+
+def without_gpus(name: str) -> NodeHealth:
+    none = skip("no NVIDIA GPU on this machine and none expected", proof="PCI bus: 0 of 14 devices are 10de")
+    return node(name, ("gpu_count", [none]), ("gpu_driver", [none]), ("gpu_rates", [none]))
+
+
+@pytest.mark.parametrize(
+    ("having", "lacking", "verdict"), [(2, 1, "fail"), (7, 1, "fail"), (1, 1, "warn"), (3, 3, "warn")]
+)
+def test_a_node_without_gpus_among_others_is_no_pass(having: int, lacking: int, verdict: str) -> None:
+    nodes = [*fleet(having), *(without_gpus(f"x{i}") for i in range(lacking))]
+    (finding,) = [f for f in compare(nodes)["drift"] if "GPU count" in f.reason]
+    assert finding.verdict == verdict
+    assert finding.device == ("x0" if verdict == "fail" else None)
+    assert ("GPU count 0" in finding.reason) if verdict == "fail" else ("none has a majority" in finding.reason)
+
+
+def fabric_node(name: str, ports: int, *, efa: int = 0, stated: bool = False) -> NodeHealth:
+    """Eight GPUs, and ports as ib_ports reports them: with `stated` the first finding has their number."""
+    found = [ok("up, 400 Gb/s", device=f"mlx5_{i}", rate_gbps=400.0) for i in range(ports)]
+    if stated and ports:
+        found.insert(0, ok("all are up", ports=ports))
+    amazon = [ok(f"{efa} devices", devices=[f"rdmap{i}s0" for i in range(efa)])]
+    none = [skip("none here and none expected", proof="the PCI bus shows none")]
+    made = gpu_node(name)
+    extra = node(name, ("ib_ports", found or none), ("efa", amazon if efa else none))
+    return replace(made, planned=made.planned + extra.planned, results=made.results + extra.results)
+
+
+@pytest.mark.parametrize("stated", [False, True])
+@pytest.mark.parametrize(("counts", "verdict", "device"), [
+    ((8, 8, 8, 7), "fail", "n3"), ((8, 8, 8, 1), "fail", "n3"), ((8, 8, 0), "fail", "n2"), ((8, 0), "warn", None),
+    ((8, 7), "warn", None), ((8, 8, 10), "warn", "n2"), ((8, 8, 8, 8), "pass", None), ((0, 0), "pass", None),
+])  # fmt: skip
+def test_the_number_of_fabric_ports_is_compared(
+    counts: tuple[int, ...], verdict: str, device: str | None, stated: bool
+) -> None:
+    nodes = [fabric_node(f"n{i}", count, stated=stated) for i, count in enumerate(counts)]
+    assert [(f.verdict, f.device) for f in compare(nodes)["drift"]] == [(verdict, device)]
+
+
+@pytest.mark.parametrize(("counts", "verdict", "device"), [
+    ((32, 32, 31), "fail", "n2"), ((32, 32, 0), "fail", "n2"), ((32, 0), "warn", None), ((32, 32), "pass", None),
+])  # fmt: skip
+def test_the_number_of_efa_devices_is_compared(counts: tuple[int, ...], verdict: str, device: str | None) -> None:
+    nodes = [fabric_node(f"n{i}", 0, efa=count) for i, count in enumerate(counts)]
+    assert [(f.verdict, f.device) for f in compare(nodes)["drift"]] == [(verdict, device)]
+
+
+def test_an_adapter_given_to_a_virtual_machine_is_no_port() -> None:
+    nodes = [fabric_node(f"n{i}", 8) for i in range(3)]
+    given = skip("passed through to a virtual machine", proof="DRIVER=vfio-pci", device="0000:5d:00.1")
+    results = tuple(replace(r, findings=(*r.findings, given)) if r.check == "ib_ports" else r for r in nodes[2].results)
+    assert compare([*nodes[:2], replace(nodes[2], results=results)])["drift"][0].verdict is Verdict.PASS
 
 
 def test_a_slow_gpu_is_named_with_how_far_it_is() -> None:
@@ -141,10 +208,51 @@ def test_a_hot_node_warns_and_a_cool_one_does_not() -> None:
     assert compare([*nodes, gpu_node("cool", celsius=22.0)])["peers"][0].verdict is Verdict.PASS
 
 
-def test_four_nodes_are_too_few_for_peers() -> None:
-    nodes = fleet(4, bf16_tflops=780.0)
-    nodes[0] = gpu_node("n00", bf16_tflops=100.0)
-    assert [f.verdict for f in compare(nodes)["peers"]] == [Verdict.SKIP]
+def slow_gpus(values: list[float]) -> list[NodeHealth]:
+    return [gpu_node(f"n{i}", gpus=1, bf16_tflops=value) for i, value in enumerate(values)]
+
+
+@pytest.mark.parametrize(("values", "named"), [
+    ([800, 800, 800, 80, 80, 80], ["n3", "n4", "n5"]),  # the MAD is as large as the fault
+    ([800, 800, 80, 80, 80, 80], ["n2", "n3", "n4", "n5"]),  # most are slow
+    ([800, 810, 805, 700, 690, 640], ["n5"]),
+    ([800, 790, 810, 80, 85], ["n3", "n4"]),
+    ([800, 800, 800, 80], ["n3"]),
+    ([800, 800, 80], ["n2"]),
+])  # fmt: skip
+def test_slow_nodes_fail_however_many_they_are(values: list[float], named: list[str]) -> None:
+    found = compare(slow_gpus(values))["peers"]
+    assert sorted(str(f.device) for f in found if f.verdict is Verdict.FAIL) == named
+
+
+@pytest.mark.parametrize("values", [[800, 80], [800, 80, 80], [800, 810, 805, 700, 690, 680]])
+def test_numbers_that_scatter_without_a_majority_warn_and_blame_nobody(values: list[float]) -> None:
+    (finding,) = compare(slow_gpus(values))["peers"]
+    assert (finding.verdict, finding.device) == (Verdict.WARN, None)
+    assert "none has a majority" in finding.reason
+
+
+def test_a_path_that_is_longer_on_every_node_is_no_outlier() -> None:
+    nodes = fleet(6, h2d_gbps=[55.0] * 4 + [40.0] * 4)
+    assert [f.verdict for f in compare(nodes)["peers"]] == [Verdict.PASS]
+    nodes[0] = gpu_node("n00", h2d_gbps=[55.0] * 4 + [40.0] * 3 + [20.0])
+    (finding,) = compare(nodes)["peers"]
+    assert (finding.verdict, finding.device, finding.values["on"]) == (Verdict.FAIL, "n00", "gpu7")
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 16])
+def test_healthy_scatter_is_no_outlier(count: int) -> None:
+    nodes = [gpu_node(f"n{i:02}", bf16_tflops=780.0 + 3 * (i % 5), celsius=30.0 + i % 9) for i in range(count)]
+    assert [f.verdict for f in compare(nodes)["peers"]] == [Verdict.PASS]
+
+
+def test_half_of_the_nodes_hot_are_named() -> None:
+    nodes = [gpu_node(f"n{i}", gpus=1, celsius=35.0 if i < 3 else 80.0) for i in range(6)]
+    assert [(f.verdict, f.device) for f in compare(nodes)["peers"]] == [("warn", f"n{i}") for i in (3, 4, 5)]
+
+
+def test_numbers_of_one_node_have_no_peers() -> None:
+    assert [f.verdict for f in compare([gpu_node("a", bf16_tflops=1.0), gpu_node("b")])["peers"]] == [Verdict.SKIP]
 
 
 def test_a_gpu_that_computes_other_bits_fails() -> None:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 
 from trainmaster.cluster.compared_values import SOFTWARE, Same, same
-from trainmaster.cluster.facts import Fact, collect, group, is_number
+from trainmaster.cluster.facts import COUNTS, Fact, collect, group, is_number
 from trainmaster.cluster.peers import peers
 from trainmaster.core.health import NodeHealth
 from trainmaster.core.results import CheckResult, Finding, Verdict, fail, ok, skip, warn
@@ -57,7 +57,7 @@ def drift(nodes: Sequence[NodeHealth], facts: Sequence[Fact]) -> list[Finding]:
             for node in names:
                 reason = f"{rule.words} {_show(value, rule)}{_odd_devices(told, node, common, rule)}; "
                 reason += f"{len(having)} of {total} {of} have {_show(common, rule)}"
-                say = fail if rule.verdict is Verdict.FAIL else warn
+                say = fail if rule.judge(value, common) is Verdict.FAIL else warn
                 finding = say(
                     reason,
                     action=rule.action,
@@ -82,18 +82,22 @@ def _alike(fact: Fact) -> str:
 
 
 def _skipped_alone(nodes: Sequence[NodeHealth]) -> list[Finding]:
-    """Checks that apply on most nodes but not on this one: its device is missing, and no other check reports it."""
+    """Checks that apply on some nodes and not on others. Checks of COUNTS are compared as numbers instead."""
     found = []
-    for check in sorted({result.check for node in nodes for result in node.results}):
+    for check in sorted({result.check for node in nodes for result in node.results} - set(COUNTS)):
         told = {node.node: r for node in nodes for r in node.results if r.check == check}
         skipped = [name for name, result in told.items() if result.verdict is Verdict.SKIP]
         measured = [name for name, result in told.items() if result.verdict in (Verdict.PASS, Verdict.WARN)]
-        if not skipped or len(measured) * 2 <= len(told):
+        if not skipped or len(measured) * 2 < len(told):
+            continue
+        action = "find the missing device; if the node is meant to differ, check it separately"
+        if len(measured) * 2 == len(told):
+            reason = f"{check} applies on {_list(measured)} and not on {_list(skipped)}; none has a majority"
+            found.append(warn(reason, action=action, what=check, total=len(told)))
             continue
         for name in skipped:
             reason = f"{check} does not apply here ({told[name].findings[0].reason}), "
             reason += f"while {len(measured)} of {len(told)} nodes have it"
-            action = "find the missing device; if the node is meant to differ, check it separately"
             found.append(warn(reason, action=action, device=name, what=check, having=len(measured), total=len(told)))
     return found
 

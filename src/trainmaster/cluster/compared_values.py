@@ -23,6 +23,12 @@ class Same:
     tolerance: float = 0.0  # share by which numbers may differ: firmware keeps some memory for itself
     none: str = ""  # meaning of None; empty: not reported
     unit: str = ""
+    fewer: Verdict | None = None  # verdict where a number is below that of the majority; None: `verdict`
+
+    def judge(self, value: object, common: object) -> Verdict:
+        """Verdict on a value that is not the majority's."""
+        numbers = isinstance(value, (int, float)) and isinstance(common, (int, float))
+        return self.fewer if self.fewer is not None and numbers and value < common else self.verdict  # type: ignore[operator]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +48,11 @@ class Peer:
 
     def matters(self, far: float) -> bool:
         return self.bad == "both" or (far < 0) == (self.bad == "low")
+
+    def beyond(self, far: float, best: float) -> bool:
+        """Whether a distance from the best quarter is a fault, however far the others scatter."""
+        least = self.fail_far if self.fail_far is not None else 2 * self.least_far
+        return self.bad != "both" and self.matters(far) and abs(far) >= (least * abs(best) if self.share else least)
 
     def fails(self, far: float, median: float) -> bool:
         if self.fail_far is None or (far > 0) != (self.bad == "high"):
@@ -75,6 +86,12 @@ def _part(words: str, action: str, *, tolerance: float = 0.0, unit: str = "") ->
     return Same(words=words, verdict=Verdict.WARN, action=action, alike=True, tolerance=tolerance, unit=unit)
 
 
+def _adapters(words: str) -> Same:
+    # A rail that one node lacks slows every collective of the job; one too many may serve storage.
+    action = "look for a missing network card; in a container, give it the devices"
+    return Same(words=words, verdict=Verdict.WARN, fewer=Verdict.FAIL, action=action, alike=True)
+
+
 SAME = {
     "driver": _software("driver"),
     "cuda": _software("CUDA"),
@@ -102,7 +119,8 @@ SAME = {
     "gpu_pcie.max_gen": _part("PCIe generation", "check the PCIe setting in this node's BIOS"),
     "gpu_pcie.width": _part("PCIe lanes", "reseat the GPU or its riser; power-cycle the node"),
     "gpu_nvlink.up": _part("NVLinks up", "see gpu_nvlink on this node"),
-    "ib_ports.ports": _part("fabric ports", "look for a missing network card"),
+    "ib_ports.ports": _adapters("fabric ports"),
+    "efa.device_count": _adapters("EFA devices"),
     "ib_ports.rate_gbps": _part("rate of the fabric ports", "reseat or replace the cable", unit="Gb/s"),
     "memlock.limit_gib": _setting("locked-memory limit", none="unlimited", unit="GiB"),
     "governor": _setting("CPU governor"),

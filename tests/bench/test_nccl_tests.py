@@ -129,6 +129,39 @@ def test_tests_that_fail_hang_or_are_absent_are_no_pass(tools: Path) -> None:
     assert [finding.verdict for finding in hung.findings] == [Verdict.ERROR]
 
 
+@pytest.mark.spawns
+@pytest.mark.parametrize(("line", "verdict"), [
+    ("n1:1:2 [3] NCCL WARN NET/IB : Got completion from peer with status=12", Overall.WARN),
+    ("[n1:77] *** Process received signal ***", Overall.FAIL),
+    ("some library says hello", Overall.PASS),
+])  # fmt: skip
+def test_standard_error_is_evidence(tools: Path, line: str, verdict: Overall) -> None:
+    (tools / "output").write_text(one_node())
+    install(tools, "all_reduce_perf", f"echo '{line}' >&2; cat {tools}/output")
+    result = nccl_tests.run(Host(), ["all_reduce"], max_size="128M")
+    assert overall(result) is verdict, reasons(result)
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize("script", [
+    "exit 127", "exit 126",
+    "echo 'error while loading shared libraries: libmpi.so.40: cannot open shared object file' >&2; exit 1",
+    "echo 'slurmstepd: error: execve(): all_reduce_perf: No such file or directory' >&2; exit 2",
+])  # fmt: skip
+def test_a_program_that_never_started_measured_nothing(tools: Path, script: str) -> None:
+    install(tools, "all_reduce_perf", script)
+    result = nccl_tests.run(Host(), ["all_reduce"])
+    assert overall(result) is Overall.INCOMPLETE, reasons(result)
+    assert "could not be started" in reasons(result)
+
+
+@pytest.mark.spawns
+def test_a_program_that_started_and_ended_with_127_fails(tools: Path) -> None:
+    (tools / "output").write_text(one_node())
+    install(tools, "all_reduce_perf", f"cat {tools}/output; exit 127")
+    assert overall(nccl_tests.run(Host(), ["all_reduce"])) is Overall.FAIL
+
+
 def test_the_command_judges_a_file_with_the_right_exit_code(tmp_path: Path) -> None:
     (tmp_path / "good.log").write_text(one_node())
     runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"})

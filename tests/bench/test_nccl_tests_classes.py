@@ -199,6 +199,22 @@ DEATHS = [
     "command terminated with exit code 137",
     "Killed",
     "MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD",
+    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:",
+    "CUDA error: an illegal memory access was encountered",
+    "terminate called after throwing an instance of 'std::runtime_error'",
+    "Fatal error in MPI_Init: Other MPI error, error stack:",
+    "Fatal error in PMPI_Init_thread: Other MPI error, error stack:",
+    "Abort(1090831) on node 0 (rank 0 in comm 0): Fatal error in internal_Init",
+    "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES",
+    "[node2:04251] PMIX ERROR: UNREACHABLE in file ptl_tcp_component.c at line 1849",
+    "[node1:00077] [[1,0],0] ORTE_ERROR_LOG: Data unpack would read past end of buffer",
+    "[1762899999.123456] [node1:77:0]  ib_device.c:801  UCX  ERROR ibv_create_qp() failed: Cannot allocate memory",
+    "srun: Force Terminated StepId=12.0",
+    "salloc: Job allocation 5 has been revoked.",
+    "Primary job  terminated normally, but 1 process returned\na non-zero exit code. Per user-direction, the job",
+    "double free or corruption (!prev)",
+    "step 5.0 TIMEOUT",
+    "[12345.6] Out of memory: Killed process 4251 (all_reduce_perf)",
 ]
 
 
@@ -211,7 +227,18 @@ def test_a_dead_process_beside_a_whole_table_fails(line: str, where: str) -> Non
     assert "died" in reasons(result)
 
 
-@pytest.mark.parametrize("line", ["srun: job 77 queued and waiting", "Job finished (exit code 0)", "node1: Killing 0"])
+HARMLESS = [
+    "srun: job 77 queued and waiting",
+    "Job finished (exit code 0)",
+    "node1: Killing 0",
+    "[node1:00077] PMIX ERROR: ERROR in file ../../src/mca/gds/ds12/gds_ds12_lock_pthread.c at line 168",
+    "[1762899999.1] [node1:77:0] ucp_context.c:969 UCX  WARN  network device 'mlx5_9:1' is not available",
+    "salloc: Relinquishing job allocation 5\nsalloc: Job allocation 5 has been revoked.",
+    "NCCL_IB_TIMEOUT set by environment to 22",
+]
+
+
+@pytest.mark.parametrize("line", HARMLESS)
 def test_harmless_words_of_a_launcher_do_no_harm(line: str) -> None:
     assert overall(nccl_tests.judge(f"{line}\n{healthy()}\n{line}\n", ranks=8)) is Overall.PASS
 
@@ -274,6 +301,19 @@ def test_an_excerpt_of_the_rank_list_is_incomplete() -> None:
         result = nccl_tests.judge(table, ranks=stated, least_gbps=100)
         assert overall(result) is Overall.INCOMPLETE, reasons(result)
     assert overall(nccl_tests.judge(table, ranks=8, least_gbps=100)) is Overall.FAIL
+
+
+# --- several runs in one file ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_judged_run_does_not_hide_one_without_a_baseline(first: bool) -> None:
+    """all_gather has no baseline on this machine; its 1 GB/s would pass beside a healthy all_reduce."""
+    gather = with_factor(healthy().replace("all_reduce_perf", "all_gather_perf"), 0.875, redop="none")
+    runs = [healthy(), later(gather)] if first else [gather, later(healthy())]
+    result = nccl_tests.judge("\n".join(runs), ranks=8)
+    assert overall(result) is Overall.INCOMPLETE, reasons(result)
+    assert "there is no baseline for all_gather" in reasons(result)
 
 
 # --- sizes that are missing ------------------------------------------------------------------------------------------

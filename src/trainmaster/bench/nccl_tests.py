@@ -27,6 +27,13 @@ FOLDERS = ("", "/opt/nccl-tests/build/", "/opt/nccl_tests/build/", "/usr/local/b
 _MEET = "start them under mpirun with an nccl-tests built with MPI=1, so that they meet"
 _NEIGHBOURS = 16  # process numbers: copies of one launch are this close; a run before has started threads in between
 _SHOWN = 5  # messages or sizes written out
+# Of the dynamic loader, the shell, srun and mpirun. A program that has printed its head did start.
+_NO_START = re.compile(
+    r"error while loading shared libraries|cannot open shared object file|command not found|symbol lookup error"
+    r"|execve\(\): .{1,300}: (?:No such file|Permission denied|Exec format)|unable to find the specified executable"
+    r"|version `[\w.]{1,40}' not found"
+)
+_BEGUN = re.compile(r"\bnThread \d|Using devices")
 _PROGRAMS = {"all_to_all": "alltoall"}
 _NAMES = {"alltoall": "all_to_all"}
 
@@ -73,17 +80,27 @@ def _run_one(
             continue
         except HostError as wrong:
             return error(f"{name}: {wrong}", action="run `trainmaster bandwidth` to see which rank hangs")
+        # Warnings of NCCL, and reports of dead processes, are on standard error.
+        output = f"{ran.stdout.rstrip()}\n{ran.stderr}"
+        if ran.exit_code and _not_started(ran.exit_code, output):
+            reason = f"{name}: nccl-tests could not be started (exit code {ran.exit_code}): {_last(output)}"
+            return error(reason, action="install it with the libraries it was built for (MPI, NCCL, CUDA)")
         if ran.exit_code:
             # What it printed until then may name a fault; its exit code is one by itself.
             return fail(
-                f"{name}: nccl-tests ended with exit code {ran.exit_code}: {_last(ran.stdout + ran.stderr)}",
+                f"{name}: nccl-tests ended with exit code {ran.exit_code}: {_last(output)}",
                 action="read its output with NCCL_DEBUG=INFO",
             )
-        return ran.stdout
+        return output
     return error(
         f"{name}: nccl-tests are not installed here ({plan(name, gpus=gpus, max_size=max_size)[0]} is not on PATH)",
         action="run `trainmaster bandwidth` without --nccl-tests: it needs only torch",
     )
+
+
+def _not_started(exit_code: int, output: str) -> bool:
+    """Whether the program never ran: nothing was measured, so the hardware is not at fault."""
+    return not _BEGUN.search(output) and (exit_code in (126, 127) or _NO_START.search(output) is not None)
 
 
 def judge(
@@ -113,8 +130,8 @@ def judge(
     known = limits.load() if baselines is None else baselines
     speeds = [_speed(one, fabric, collective, least_gbps, known) for one in output.runs]
     findings += [finding for one in output.runs for finding in _data(one)] + speeds
-    if speeds and all(finding.verdict is Verdict.SKIP for finding in speeds):
-        words = "measured, not judged: there is no baseline for it"
+    if unjudged := [str(speed.values.get("collective")) for speed in speeds if speed.verdict is Verdict.SKIP]:
+        words = f"measured, not judged: there is no baseline for {', '.join(dict.fromkeys(unjudged))}"
         findings.append(error(words, action="state what you expect with --min-busbw GB/s"))
     return _result(findings)
 
@@ -226,7 +243,7 @@ def _reported(output: Output) -> list[Finding]:
     action = "read its output with NCCL_DEBUG=INFO"
     found = [fail(f"nccl-tests reports: {words}", action=action) for words in output.errors]
     found += [
-        fail(f"a process of the run died: {words}", action="find its cause, then run again")
+        fail(f"a process of the run died, or its launcher failed: {words}", action="find its cause, then run again")
         for words in output.deaths[:_SHOWN]
     ]
     found += [warn(f"NCCL warned: {words}", action=action) for words in output.warnings[:_SHOWN]]

@@ -23,8 +23,9 @@ _MARK = re.compile(
     r")"
 )
 _NESTED = 3
-# A process ended by a signal or with an error, or its job was cancelled: srun and slurmstepd, mpirun, the shell,
-# kubectl, docker. A line with "exit code 0" is none.
+# A process ended by a signal or with an error, its job was cancelled, or its launcher failed: srun, slurmstepd and
+# salloc, Open MPI with PMIx and UCX, MPICH, torchrun, the C++ runtime and glibc, the shell, kubectl, docker. A line
+# with "exit code 0" is none; nor is the lock of PMIx that healthy runs of Open MPI 4 report in containers.
 _DEATH = re.compile(
     r"Segmentation fault|\bcore dumped\b|\bBus error\b|Floating point exception|\*\*\* Process received signal"
     r"|exited on signal|terminated by signal|killed by signal|received signal \d|\bSIG(?:SEGV|KILL|ABRT|BUS|TERM|FPE)\b"
@@ -33,7 +34,17 @@ _DEATH = re.compile(
     r"|[Ee]xit(?:ed with)?(?: exit)? (?:code|status)[ :]+[1-9]"
     r"|srun: error: .{1,300}(?:Exited|Killed|Terminated|Aborted)"
     r"|^\s*(?:Killed|Terminated|Aborted)\s*(?:\(core dumped\))?\s*$"
+    r"|\bChildFailedError\b|\bCUDA error\b ?:|\bterminate called (?:after|without|recursively)"
+    r"|\bFatal error in (?:P?MPI_|internal_)|\bBAD TERMINATION OF\b|\bAbort\(\d{1,12}\)"
+    r"|\bPMIX ERROR\b(?!: ERROR in file \S{0,200}gds_)|\b(?:ORTE_ERROR_LOG|PRTE ERROR|ORTE ERROR)\b"
+    r"|\bUCX +(?:ERROR|FATAL)\b"
+    r"|\bsrun: Force Terminated\b|\b[Jj]ob allocation \d{1,12} has been revoked|\bnon-zero (?:exit )?(?:code|status)\b"
+    r"|double free or corruption|\bfree\(\): invalid|\bmalloc\(\): |corrupted size vs|stack smashing detected"
+    r"|\bOut of memory: Kill|\bstep \d{1,12}\.\w{1,12} (?:TIMEOUT|FAILED|OUT_OF_MEMORY)\b"
 )
+# salloc prints both after a shell that ended well: the first shows that the second was asked for.
+_RELEASE = re.compile(r"\bRelinquishing job allocation (\d{1,12})\b")
+_REVOKE = re.compile(r"\b[Jj]ob allocation (\d{1,12}) has been revoked")
 
 
 def strip_colours(line: str) -> str:
@@ -58,6 +69,18 @@ def split_mark(line: str) -> tuple[str, str]:
 def reports_death(line: str) -> bool:
     """Whether a launcher, the shell or a scheduler reports that a process died or was cancelled."""
     return _DEATH.search(line) is not None
+
+
+def released_job(line: str) -> str | None:
+    """Number of the Slurm job that `salloc` gives back in this line."""
+    found = _RELEASE.search(line)
+    return found[1] if found else None
+
+
+def revoked_job(line: str) -> str | None:
+    """Number of the Slurm job that was revoked, by its user, its time limit, or after it was given back."""
+    found = _REVOKE.search(line)
+    return found[1] if found else None
 
 
 def _unstamp(line: str) -> str:

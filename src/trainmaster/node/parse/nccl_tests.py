@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from trainmaster.node.parse import ParseError, as_text, read_float, read_int, shorten, split_lines
-from trainmaster.node.parse.launcher_log import reports_death, split_mark, strip_colours
+from trainmaster.node.parse.launcher_log import released_job, reports_death, revoked_job, split_mark, strip_colours
 from trainmaster.node.parse.nccl_tests_data import (
     Device,
     Measure,
@@ -311,6 +311,7 @@ class _Reader:
     errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     deaths: list[str] = field(default_factory=list)
+    released: set[str | None] = field(default_factory=set)  # Slurm jobs that were given back
     command: str | None = None  # the last program that a script or shell named before a table
 
     def read(self, line: str) -> None:
@@ -325,8 +326,11 @@ class _Reader:
             if not _ROW.match(line):
                 return
         elif reports_death(line):
-            self._keep(self.deaths, line)
+            if revoked_job(line) not in self.released:
+                self._keep(self.deaths, line)
             return
+        if (job := released_job(line)) is not None:
+            self.released.add(job)
         label, body = split_mark(line)
         draft = self.drafts.setdefault(label, _Draft(label))
         if self._starts(draft, body):

@@ -148,3 +148,21 @@ def test_a_secret_inside_another_and_one_of_many_lines() -> None:
     assert mask("abcdefgh abcd", [env]) == "*** ***"
     assert mask("line-of-key", [env]) == "***"
     assert mask("it is ok", [{"A_KEY": "is"}]) == "it is ok"
+
+
+@pytest.mark.parametrize(
+    ("code", "lines", "message"),
+    [
+        (-9, ["1"], 'rank 0 of 1 was killed by SIGKILL; its last line: "1"'),
+        (-9, [], "rank 0 of 1 was killed by SIGKILL; it printed nothing"),
+        (-9, ["CUDA out of memory"], "rank 0 of 1 was killed by SIGKILL: CUDA out of memory"),
+        (3, ["the error", ""], "rank 0 of 1 exited with 3: the error"),
+        (
+            65,
+            ["2026-11-15T22:00:27.215Z ERROR [rank 0 node 0] data error: no such folder"],
+            "rank 0 of 1 exited with 65: data error: no such folder",
+        ),
+    ],
+)
+def test_a_reason_tells_a_cause_from_a_last_line(code: int, lines: list[str], message: str) -> None:
+    assert judge(rank=0, ranks=1, code=code, lines=lines, oom_kills=0).message == message

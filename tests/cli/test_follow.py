@@ -24,13 +24,32 @@ def test_a_failed_run_is_never_a_success(tmp_path: Path, script: str, code: int,
     done = run("submit", str(spec), "--follow", home=home)
     assert done.returncode == code, done.stdout + done.stderr
     assert status in done.stdout
+    assert not [line for line in done.stdout.splitlines() if line != line.rstrip()]
+    assert ("log: trainmaster logs a --tail 50" if code else "log: trainmaster logs a") in done.stdout.splitlines()
     (job,) = json.loads(run("jobs", "--json", home=home).stdout)["jobs"]
     assert job["status"] == status
     shown = run("show", "a", home=home).stdout
     assert status in shown
     if code:
         assert "ZeroDivisionError" in shown, "why it failed is shown with its last lines"
+        assert "to do: see the last lines of the failing rank's log" in done.stdout
         assert "ZeroDivisionError" in run("logs", "a", home=home).stdout
     assert run("cancel", "a", home=home).returncode == 2, "a finished job cannot be cancelled"
     events = [json.loads(line) for line in run("events", "a", "--json", home=home).stdout.splitlines()]
     assert [event["event"] for event in events if event["phase"] == "PROJECT"] == ["start", "end"]
+
+
+def test_the_last_lines_name_the_outputs_and_the_signal(tmp_path: Path) -> None:
+    spec, home = tmp_path / "job.yaml", tmp_path / "home"
+    write = 'echo 1; echo x > "$TRAINMASTER_OUTPUTS/x"'
+    spec.write_text(json.dumps({"name": "a", "command": ["sh", "-c", write], "preflight": {"level": 0}}))
+    done = run("submit", str(spec), "--follow", home=home).stdout.splitlines()
+    assert done[-3].startswith("completed after ")
+    assert done[-2:] == ["log: trainmaster logs a", "1 output: trainmaster fetch a"]
+    killed = {"name": "b", "command": ["sh", "-c", "echo 1; kill -9 $$"], "preflight": {"level": 0}}
+    spec.write_text(json.dumps({**killed, "limits": {"attempts": 1}}))
+    ended = run("submit", str(spec), "--follow", home=home).stdout
+    reason = 'rank 0 of 1 was killed by SIGKILL; its last line: "1"'
+    assert reason in ended
+    shown = run("show", "b", home=home).stdout
+    assert shown.count(reason) == 1 and "\n    1\n" not in shown, "the same line once"

@@ -172,6 +172,8 @@ def test_tokens_are_shown_once_and_open_a_server_that_wants_one(home: Path, tmp_
     with serve(db, home, require_token=True) as closed:
         refused = run("jobs", "--server", closed)
         assert isinstance(refused.exception, TrainmasterError) and "no_token" in str(refused.exception)
+        assert "set TRAINMASTER_TOKEN or TRAINMASTER_TOKEN_FILE" in str(refused.exception)
+        assert "trainmaster token create NAME --role user" in str(refused.exception)
         for env in ({"TRAINMASTER_TOKEN": secret}, {"TRAINMASTER_TOKEN_FILE": str(file)}):
             assert run("jobs", "--server", closed, **env).exit_code == 0
         file.chmod(0o644)

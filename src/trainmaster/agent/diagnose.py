@@ -20,6 +20,8 @@ from trainmaster.node.host import Host
 EVIDENCE_LINES = 40
 _SEARCHED_BYTES = 64 * 1024  # an NCCL abort prints its reason above a hundred lines of stack
 _LINE_CHARACTERS = 500
+# Time, level and rank of a line of our own trainer (train/run_log.py): the reason has them already.
+_LOG_PREFIX = re.compile(r"^\d{4}-\d\d-\d\dT[\d:.]+Z [A-Z]+ \[rank \d+ node \d+\] ")
 _ROOM_BYTES = 64 * 1024  # less is a full disk: file systems keep a few blocks they cannot hand out
 
 
@@ -58,11 +60,19 @@ def judge(*, rank: int, ranks: int, code: int, lines: list[str], oom_kills: int,
         reason, cause = Reason.DISK_FULL, f"no space is left where {full} is"
     elif number is not None:
         reason = SIGNALS.get(number, Reason.SCRIPT_FAILED)
-    said = cause or next((line for line in reversed(shown) if line.strip()), "it printed nothing")
     if cause:
         evidence["cause"] = cause[:_LINE_CHARACTERS]
-    message = f"rank {rank} of {ranks} {ended}: {said.strip()[:_LINE_CHARACTERS]}"
-    return Outcome(reason=reason, message=message, evidence=evidence)
+    explained = _explain(cause, shown, killed=code < 0)
+    return Outcome(reason=reason, message=f"rank {rank} of {ranks} {ended}{explained}", evidence=evidence)
+
+
+def _explain(cause: str, shown: list[str], *, killed: bool) -> str:
+    """The cause, else the last line of the log. A program that exits prints its error last; a killed one does not."""
+    last = next((line for line in reversed(shown) if line.strip()), "")
+    text = _LOG_PREFIX.sub("", cause or last).strip()[:_LINE_CHARACTERS]
+    if not text:
+        return "; it printed nothing"
+    return f'; its last line: "{text}"' if killed and not cause else f": {text}"
 
 
 def _signal_name(number: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
@@ -36,6 +37,23 @@ def open_client(server: str, home: Path | None = None) -> Client:
     from trainmaster.client import Client
 
     return Client(server, read_token() or read_local_token(server, locate(home)))
+
+
+@contextlib.contextmanager
+def explain_missing_token() -> Iterator[None]:
+    """Name the variables and the command for a token where the server refuses a request without one."""
+    from trainmaster.client import NoAccess
+
+    try:
+        yield
+    except NoAccess as wrong:
+        if wrong.code != "no_token":
+            raise
+        message = (
+            f"this server needs a token: set {TOKEN} or {TOKEN_FILE}; "
+            "its admin makes one with: trainmaster token create NAME --role user"
+        )
+        raise NoAccess(wrong.status, wrong.code, message) from None
 
 
 def read_token() -> str | None:

@@ -1,4 +1,4 @@
-"""`trainmaster show`: one job, with why it is where it is."""
+"""`trainmaster show`: one job with its status, its reason and what to do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainmaster.cli._server import ServerOption
 from trainmaster.cli._views import plot
 
 if TYPE_CHECKING:
-    from trainmaster.api.jobs import JobPage, Transition
+    from trainmaster.api.jobs import Attempt, JobPage, Transition
     from trainmaster.api.webhooks import Delivery
 
 
@@ -62,7 +62,7 @@ def _print(page: JobPage) -> None:
     run = page.run
     _console.out.print(f"[bold]{escape(page.name)}[/] {page.id}")
     rows = {
-        "status": _console.paint(page.status) + (f" · {page.stage}" if page.stage else ""),
+        "status": _status(page),
         "reason": f"{page.reason}: {escape(page.message)}" if page.reason else escape(page.message),
         "to do": page.action,
         "pre-flight": _console.paint(run.preflight.overall) if run.preflight and run.preflight.overall else None,
@@ -77,12 +77,22 @@ def _print(page: JobPage) -> None:
         if value:
             _console.out.print(f"{name:<11} {value}")
     for attempt in page.attempts:
-        ended = f": {attempt.reason} {escape(attempt.message)}" if attempt.reason else ""
-        _console.out.print(f"attempt {attempt.number:<3} {attempt.report or 'placed'}{ended}")
-        for line in attempt.evidence.get("last_lines") or []:
-            _console.out.print(f"    [dim]{escape(str(line))}[/]")
+        _print_attempt(attempt, known=page.message)
     for line in plot.curve(run.curves.loss, width=60, height=8):
         _console.out.out(line)
+
+
+def _print_attempt(attempt: Attempt, *, known: str) -> None:
+    """One attempt with the last lines of its log, without text that was printed already (`known`)."""
+    ended = f": {attempt.reason}" if attempt.reason else ""
+    if attempt.reason and attempt.message not in known:
+        ended += f" {escape(attempt.message)}"
+    _console.out.print(f"attempt {attempt.number:<3} {attempt.report or 'placed'}{ended}")
+    lines = [str(line) for line in attempt.evidence.get("last_lines") or []]
+    if len(lines) == 1 and attempt.reason and lines[0].strip() in attempt.message:
+        return
+    for line in lines:
+        _console.out.print(f"    [dim]{escape(line)}[/]")
 
 
 def _print_rows(rows: Sequence[Transition | Delivery], *, json: bool, name: str) -> None:
@@ -107,6 +117,11 @@ def _cell(value: object) -> str:
     if isinstance(value, datetime):
         return f"{value.astimezone():%Y-%m-%d %H:%M:%S}"
     return "" if value is None else escape(str(value))
+
+
+def _status(page: JobPage) -> str:
+    stage = f" · {page.stage}" if page.stage and str(page.stage) != str(page.status) else ""
+    return _console.paint(page.status) + stage
 
 
 def _loss(page: JobPage) -> str | None:

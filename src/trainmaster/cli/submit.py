@@ -29,7 +29,7 @@ def submit(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Drive and watch the job to its end.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the job as JSON.")] = False,
     key: Annotated[
-        str | None, typer.Option("--key", help="Names this submission: sent again, it gives the same job.")
+        str | None, typer.Option("--key", help="Idempotency key: a repeated submit with it returns the same job.")
     ] = None,
     workdir: uploads.WorkdirOption = None,
     home: HomeOption = None,
@@ -37,7 +37,9 @@ def submit(
 ) -> None:
     """Submit a job.
 
-    A bad spec is refused with every fault at once (exit code 2) and nothing is created.
+    A spec with faults is refused with all of them (exit code 2), and nothing is created.
+
+    Write results into the folder named by TRAINMASTER_OUTPUTS: only those are kept and fetched.
 
     The working folder of the job is uploaded by content: what the server has already is not sent again. Files named in
     .trainmasterignore (else .gitignore) stay here.
@@ -47,6 +49,8 @@ def submit(
       trainmaster submit job.yaml --dry-run
 
       trainmaster submit job.yaml train.steps=500 --follow
+
+      trainmaster submit job.yaml --on ssh:hosts.yaml
 
       trainmaster submit job.yaml --server https://trainmaster.example.org --key nightly-2026-03-01
     """
@@ -99,6 +103,7 @@ def _absolute(target: str, folder: Path) -> str:
 def _follow(jobs: Jobs, job_id: str) -> int:
     """Show the job to its end; the exit code."""
     from trainmaster.cli._follow import follow
+    from trainmaster.cli._views import summary
 
     _console.note("Ctrl-C stops watching, not the job")
     try:
@@ -111,5 +116,5 @@ def _follow(jobs: Jobs, job_id: str) -> int:
                 f"to stop it: trainmaster cancel {job_id}"
             )
         raise
-    _console.out.print(f"{_console.paint(ended.status)} {_console.plain(ended.message)}")
+    summary.show(jobs, ended)
     return 0 if ended.status == "completed" else 1

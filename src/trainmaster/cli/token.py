@@ -1,4 +1,4 @@
-"""`trainmaster token`: who may ask a server, and for what."""
+"""`trainmaster token`: make, list and revoke the tokens of a server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ token = typer.Typer(
       trainmaster token revoke alice
     """,
 )
-Name = Annotated[str, typer.Argument(help="Whom the audit trail will name; never given out twice.")]
+Name = Annotated[str, typer.Argument(help="Name in the audit trail; it can be used once only.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -44,7 +44,7 @@ def create(
     home: HomeOption = None,
     server: ServerOption = None,
 ) -> None:
-    """Make a token. It is shown this once; only its hash is kept.
+    """Make a token. It is shown once; only its hash is stored.
 
     [bold]Examples[/]
 
@@ -60,11 +60,16 @@ def create(
     # Alone on standard output, so that it can go into a file.
     _console.out.out(made)
     _console.note(f"{name}: {role} {f'in {project}' if project else 'everywhere'}; it cannot be shown again")
+    if project is not None and role != "viewer":
+        _console.note(
+            "it submits jobs to the target local only if the server runs with --job-user USER or --trust-jobs; "
+            "ssh:NAME needs neither"
+        )
 
 
 @token.command("list")
 def list_(json: Json = False, home: HomeOption = None, server: ServerOption = None) -> None:
-    """List tokens, revoked ones too. What they are is not kept anywhere."""
+    """List tokens, revoked ones too. The tokens themselves are not stored."""
     with connect(home, server) as jobs:
         rows = jobs.tokens()
     if json:

@@ -107,9 +107,9 @@ def connect(home: Path | None, server: str | None, *, storage: str | None = None
     """The server where one is given, else the home folder."""
     if server:
         from trainmaster.cli._jobs.server import ServerJobs
-        from trainmaster.cli._server import open_client
+        from trainmaster.cli._server import explain_missing_token, open_client
 
-        with open_client(server, home) as client:
+        with open_client(server, home) as client, explain_missing_token():
             yield ServerJobs(client)
         return
     from trainmaster.cli._home import open_home

@@ -289,7 +289,7 @@ FAULTS = [
           node=infiniband, break_it=port("mlx5_2", state="2: INIT")),
     Fault(name="rate 200 of 400", check="ib_ports", verdict="fail", says="200 of 400 Gb/s", device="mlx5_5:1",
           node=infiniband, break_it=port("mlx5_5", rate=NDR200), expect=EIGHT),
-    Fault(name="rate below its sisters", check="ib_ports", verdict="warn", says="other ports of this board run at 400",
+    Fault(name="rate below its sisters", check="ib_ports", verdict="fail", says="other ports of this board run at 400",
           device="mlx5_5:1",
           node=infiniband, break_it=port("mlx5_5", rate=NDR200)),
     Fault(name="link layer wrong", check="ib_ports", verdict="fail", says="link layer Ethernet, not InfiniBand",

@@ -100,6 +100,34 @@ def test_changed_data_and_detours_fail(machine: Machine, changes: dict[str, Any]
     assert machine.verdicts("p2p") == {"gpu0": "fail", "gpu1": "fail", "gpu2": "pass", "gpu3": "pass"}
 
 
+@pytest.mark.parametrize("model", ["NVIDIA H200", "NVIDIA B200", "NVIDIA Graphics Device"])
+@pytest.mark.parametrize("changes", [{"gbps": 0.5}, {"gbps": 200.0}, {"direct": False}])
+def test_a_bad_pair_fails_without_an_nvswitch_on_the_bus(machine: Machine, model: str, changes: dict[str, Any]) -> None:
+    exchange(machine, 8, pair(2, 3, **changes), switch=False)
+    machine.edit(None, {"product_name": model, "fabric/state": "N/A", "fabric/status": "N/A"})
+    assert machine.verdicts("p2p") == {f"gpu{n}": "fail" if n in (2, 3) else "pass" for n in range(8)}
+
+
+def sockets(told: dict[str, Any]) -> None:
+    """Three GPUs on one socket, the others on a second: between them the ways are slow and not direct."""
+    for entry in told["results"]["pairs"]:
+        entry["gbps"] = 26.0
+        if (entry["from"] < 3) != (entry["to"] < 3):
+            entry.update(gbps=12.0, direct=False)
+
+
+def test_a_board_whose_ways_differ_by_design_passes(machine: Machine) -> None:
+    exchange(machine, 6, sockets, switch=False)
+    machine.edit(None, {"product_name": "NVIDIA L40S", "fabric/state": "N/A", "fabric/status": "N/A"})
+    assert set(machine.verdicts("p2p").values()) == {"pass"}
+
+
+def test_the_same_ways_fail_on_a_symmetric_board(machine: Machine) -> None:
+    exchange(machine, 8, sockets, switch=False)
+    machine.edit(None, {"product_name": "NVIDIA H200"})
+    assert "fail" in machine.verdicts("p2p").values()
+
+
 def test_a_stated_floor_counts(machine: Machine) -> None:
     exchange(machine, 3, switch=False)
     assert set(machine.verdicts("p2p", p2p_gbps=390.0).values()) == {"pass"}

@@ -76,7 +76,7 @@ def test_one_dark_adapter_of_a_gpu_node_is_not_passed_over(machine: Machine) -> 
     down = {"state": "1: DOWN\n", "phys_state": "3: Disabled\n"}
     put(machine, files={f"{IB}/mlx5_0/ports/1/{name}": text for name, text in down.items()},
         lists={f"{IB}/mlx5_0/device/net": []})  # fmt: skip
-    assert machine.verdicts("ib_ports") == {"mlx5_0:1": "warn"}
+    assert machine.verdicts("ib_ports") == {None: "warn", "mlx5_0:1": "warn"}
 
 
 def pci(machine: Machine, *rows: tuple[str, str, str | None]) -> None:
@@ -138,10 +138,63 @@ def test_counters_are_judged_by_the_time_they_had(machine: Machine) -> None:
     assert machine.verdicts("ib_counters")["mlx5_0:1"] == "pass"
 
 
-def test_a_virtual_port_without_counters_skips(machine: Machine) -> None:
+@pytest.mark.parametrize(("physical", "verdict"), [(["net"], "skip"), (None, "error")])
+def test_only_a_virtual_port_may_lack_counters(machine: Machine, physical: list[str] | None, verdict: str) -> None:
     infiniband(machine, ports=1)
-    put(machine, files={}, lists={f"{IB}/mlx5_0/ports/1/counters": None, f"{IB}/mlx5_0/ports/1/hw_counters": None})
-    assert machine.verdicts("ib_counters") == {"mlx5_0:1": "skip"}
+    address = "0000:80:00.1"
+    put(
+        machine,
+        files=on_bus(0, address),
+        lists={
+            f"{IB}/mlx5_0/ports/1/counters": None,
+            f"{IB}/mlx5_0/ports/1/hw_counters": None,
+            f"{PCI}/{address}/physfn": physical,
+        },
+    )
+    assert machine.verdicts("ib_counters") == {"mlx5_0:1": verdict}
+
+
+def test_the_numbers_of_a_node_are_there_to_compare(machine: Machine) -> None:
+    infiniband(machine, ports=7)
+    first = machine.judge("ib_ports")[0]
+    assert (first.device, dict(first.values)) == (None, {"ports": 7, "fit": 7, "up": 7})
+
+
+@pytest.mark.parametrize(("slow", "verdicts"), [(3, {"fail"}), (4, {"warn"})])
+def test_slow_rails_are_told_from_the_others(machine: Machine, slow: int, verdicts: set[str]) -> None:
+    infiniband(machine, ports=8)
+    put(machine, files={f"{IB}/mlx5_{n}/ports/1/rate": "100 Gb/sec (4X EDR)\n" for n in range(slow)})
+    found = machine.verdicts("ib_ports")
+    assert {found[f"mlx5_{n}:1"] for n in range(slow)} == verdicts
+    assert {found[f"mlx5_{n}:1"] for n in range(slow, 8)} == {"pass"}
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [("100 Gb/sec (1X NDR)", "warn"), ("200 Gb/sec (2X NDR)", "pass"), ("100 Gb/sec (2X HDR)", "pass")],
+)
+def test_one_lane_is_no_healthy_infiniband(machine: Machine, text: str, verdict: str) -> None:
+    infiniband(machine, ports=8)
+    put(machine, files={f"{IB}/mlx5_{n}/ports/1/rate": f"{text}\n" for n in range(8)})
+    assert set(machine.verdicts("ib_ports").values()) == {"pass", verdict}
+
+
+def test_one_lane_of_ethernet_is_normal(machine: Machine) -> None:
+    roce(machine, ports=2)
+    put(machine, files={f"{IB}/mlx5_{n}/ports/1/rate": "25 Gb/sec (1X EDR)\n" for n in range(2)})
+    assert set(machine.verdicts("ib_ports").values()) == {"pass"}
+
+
+@pytest.mark.parametrize(
+    ("counter", "number", "verdict"),
+    [("local_link_integrity_errors", 15, "warn"), ("excessive_buffer_overrun_errors", 15, "warn"),
+     ("link_error_recovery", 255, "warn"), ("link_downed", 255, "fail"), ("symbol_error", 65_535, "warn"),
+     ("port_rcv_errors", 65_535, "warn"), ("local_link_integrity_errors", 14, "pass")],
+)  # fmt: skip
+def test_a_full_counter_is_a_lower_bound(machine: Machine, counter: str, number: int, verdict: str) -> None:
+    infiniband(machine, ports=8)
+    put(machine, files={f"{IB}/mlx5_3/ports/1/counters/{counter}": f"{number}\n", "/proc/uptime": "86400000.00 1.00\n"})
+    assert machine.verdicts("ib_counters")["mlx5_3:1"] == verdict
 
 
 def test_fi_info_is_found_where_the_installer_puts_it(machine: Machine) -> None:
@@ -191,7 +244,7 @@ def test_no_fabric_skips_each_check_and_expected_fabric_fails(machine: Machine) 
 def test_soft_roce_is_seen_as_what_it_is(machine: Machine) -> None:
     rdma(machine, ["rxe0"], driver="none", layer="Ethernet", rate="2.5 Gb/sec (1X SDR)")
     put(machine, files={f"{IB}/rxe0/device/uevent": None})
-    assert machine.verdicts("ib_ports") == {"rxe0:1": "pass"}
+    assert machine.verdicts("ib_ports") == {None: "pass", "rxe0:1": "pass"}
     assert machine.verdicts("ib_ports", ib_ports=1, ib_rate_gbps=400.0)["rxe0:1"] == "fail"
 
 

@@ -18,6 +18,7 @@ from trainmaster.core.results import Finding, Verdict
 LEAST_PEERS = 3  # GPUs of one model in the node; of two, the odd one cannot be told
 OUTLIER_Z = 5.0  # scaled MADs below the median
 PEER_WARN, PEER_FAIL = 0.93, 0.80  # of the median; equal GPUs differ by some 3 % in clock at one power limit
+HALF_FAIL = 0.6  # of the upper quartile, whatever the spread: no setting or slot explains that much
 NOISE = 0.005  # of the median: GPUs that agree to the last digit must not make a rounding error an outlier
 UNSTEADY = 0.85  # the middle round below this share of the best: something disturbs it
 IMPOSSIBLE = 1.25  # of a datasheet's peak: the clock that timed it is wrong
@@ -133,6 +134,7 @@ def _against(best: float, what: str, known: Yardstick, slow: str) -> Judged:
 
 
 def _among(best: float, what: str, peers: Sequence[float], slow: str) -> Judged:
+    """Judge by the median where the GPUs agree, and by the faster ones where so many are slow that it moves."""
     median = statistics.median(peers)
     spread = 1.4826 * statistics.median(abs(peer - median) for peer in peers)
     far = (median - best) / max(spread, NOISE * median) > OUTLIER_Z
@@ -140,6 +142,11 @@ def _among(best: float, what: str, peers: Sequence[float], slow: str) -> Judged:
     words = f"{best:,.4g} {what}, {share:.0%} of the median of the {len(peers)} equal GPUs here"
     if share < PEER_FAIL and far:
         return Judged(verdict=Verdict.FAIL, words=words, action=slow)
+    upper, top = statistics.quantiles(peers, n=4, method="inclusive")[2], max(peers)
+    if best < PEER_FAIL * top and not far:
+        words = f"{best:,.4g} {what}, where an equal GPU here reaches {top:,.4g}: they differ, none can be called usual"
+        verdict = Verdict.FAIL if best < HALF_FAIL * upper else Verdict.WARN
+        return Judged(verdict=verdict, words=words, action=slow)
     if share < PEER_WARN and far:
         return Judged(verdict=Verdict.WARN, words=words, action=slow)
     return Judged(verdict=Verdict.PASS, words=words)

@@ -1,13 +1,14 @@
 """Every pair of GPUs in the node exchanges data at its links' rate, unchanged. One weak link slows every collective.
 
 All disjoint pairs of a round copy at once, as collectives do. A pair is judged by its links where an NVSwitch joins
-them, and each GPU by its peers: the median over its partners is alike for all GPUs of a symmetric board.
+them, and by the other pairs of equal GPUs; each GPU by its peers: the median over its partners is alike for all GPUs of
+a symmetric board. Where boards differ by design (two sockets, bridges, cube mesh), every GPU has slow ways.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,8 @@ LEVEL = 2
 TIMEOUT_S = _probe.CHECK_TIMEOUT_S
 NVLINK_GBPS = 25.0  # one link, one way: NVLink 2, 3 and 4; NVLink 5 has twice that
 LINKS_WARN, LINKS_FAIL = 0.75, 0.60  # of all of a GPU's links together: H200 reach 88 % (396 of 450)
+PAIR_FAIL = 0.6  # of the median of all ways between equal GPUs
+LEAST_GPUS = 3  # of two GPUs, both ways are one pair
 SLOW = "see the NVLink state and error counters of both, and the fabric manager's log"
 
 
@@ -97,12 +100,21 @@ def _judge_pairs(exchanged: Exchanged, asked: list[str], expect: Expect) -> list
             middle[device] = statistics.median(way.gbps for way in mine)
     models = dict(zip(asked, _models(exchanged), strict=True))
     switched = bool(exchanged.probed.gpus.switches)
+    odd = [
+        one
+        for model in dict.fromkeys(models.values())
+        for one in _odd_ways(
+            [way for way in ways if models[way.sender] == models[way.receiver] == model],
+            middle,
+            symmetric=_symmetric(model, exchanged.probed.gpus),
+        )
+    ]
     found = []
     for device in asked:
         mine = [way for way in ways if device in (way.sender, way.receiver)]
         if device in middle:
             peers = [middle[other] for other in middle if models[other] == models[device]]
-            found.append(_judge_one(device, mine, peers, _yardstick(models[device], switched), expect))
+            found.append(_judge_one(device, mine, peers, _yardstick(models[device], switched), expect, odd=odd))
         elif isinstance(judged, Finding) and judged.verdict is Verdict.FAIL and _at_work(device, asked, judged):
             found.append(
                 Finding(verdict=Verdict.FAIL, reason=why, action=judged.action, device=device, values=judged.values)
@@ -114,7 +126,15 @@ def _judge_pairs(exchanged: Exchanged, asked: list[str], expect: Expect) -> list
     return found
 
 
-def _judge_one(device: str, mine: list[Way], peers: list[float], known: Yardstick | None, expect: Expect) -> Finding:
+def _judge_one(
+    device: str,
+    mine: list[Way],
+    peers: list[float],
+    known: Yardstick | None,
+    expect: Expect,
+    *,
+    odd: Sequence[tuple[Way, str]] = (),
+) -> Finding:
     middle = statistics.median(way.gbps for way in mine)
     lowest = min(mine, key=lambda way: way.gbps)
     found = [
@@ -132,6 +152,7 @@ def _judge_one(device: str, mine: list[Way], peers: list[float], known: Yardstic
     if floor is not None and lowest.gbps < floor:
         words = f"{lowest.gbps:,.4g} GB/s from {lowest.sender} to {lowest.receiver}, at least {floor:,.4g} are expected"
         found.append(Judged(verdict=Verdict.FAIL, words=words, action=SLOW))
+    found += [Judged(verdict=Verdict.FAIL, words=words, action=SLOW) for way, words in odd if way in mine]
     for way in mine:
         if way.wrong:
             words = f"{way.wrong:,} words changed on their way from {way.sender} to {way.receiver}"
@@ -143,6 +164,40 @@ def _judge_one(device: str, mine: list[Way], peers: list[float], known: Yardstic
                 Judged(verdict=Verdict.FAIL, words=words, action="see the fabric manager and the NVLink state")
             )
     return _rates.combine(device, found, p2p_gbps=round(middle, 1), p2p_lowest_gbps=lowest.gbps, row=_row(device, mine))
+
+
+def _odd_ways(ways: list[Way], middle: Mapping[str, float], *, symmetric: bool) -> list[tuple[Way, str]]:
+    """Ways that are slow, or not direct, where the others between equal GPUs are not, each with its sentence.
+
+    A way to a GPU that is slow to all is that GPU's fault, and judged there. On a board that is not known as
+    symmetric, ways differ by design if each GPU has such ones.
+    """
+    gpus = {way.sender for way in ways}
+    if len(gpus) < LEAST_GPUS:
+        return []
+    usual = statistics.median(way.gbps for way in ways)
+    direct = 2 * sum(way.direct for way in ways) > len(ways)
+    found = []
+    for way in ways:
+        if any(middle.get(end, usual) < PAIR_FAIL * usual for end in (way.sender, way.receiver)):
+            continue
+        if way.gbps < PAIR_FAIL * usual:
+            share = f"{way.gbps / usual:.0%} of the median of all ways here"
+            found.append((way, f"{way.gbps:,.4g} GB/s from {way.sender} to {way.receiver}, {share}"))
+        elif direct and not way.direct:
+            found.append((way, f"no direct way from {way.sender} to {way.receiver}, where most are direct"))
+    if not symmetric and {end for way, _ in found for end in (way.sender, way.receiver)} == gpus:
+        return []
+    return found
+
+
+def _symmetric(model: str | None, gpus: nvidia.Gpus) -> bool:
+    """Whether all pairs are alike by design: behind NVSwitches, or on an SXM board from Ampere on."""
+    listed = gpus.smi.gpus if gpus.smi else ()
+    if gpus.switches or any(gpu.tells("fabric/state") for gpu in listed if gpu.name == model):
+        return True
+    known = profiles.of_gpu(model)
+    return known is not None and bool(known.nvlinks) and known.generation not in nvidia.RETIRES_PAGES
 
 
 def _ways(results: Mapping[str, Any], uuids: tuple[str, ...], asked: list[str]) -> list[Way]:

@@ -41,7 +41,7 @@ def read(host: Host, devices: tuple[Device, ...]) -> Adapters:
     left = [address for address in (*infiniband, *ethernet) if card_of(address) not in cards]
     drivers = {address: _driver(host, address, certain=address in ethernet) for address in left}
     given = [(address, driver) for address, driver in drivers.items() if driver in PASSED]
-    whole = [pair for pair in given if pair[0].endswith(".0") and not _is_virtual(host, pair[0])]
+    whole = [pair for pair in given if pair[0].endswith(".0") and not is_virtual(host, pair[0])]
     kept = [address for address in left if drivers[address] not in PASSED]
     unbound = [address for address in kept if address in infiniband or drivers[address] is None]
     bound = [address for address in kept if address not in unbound]
@@ -65,7 +65,7 @@ def _compare(
 ) -> tuple[list[str], list[str]]:
     """Ethernet adapters with a driver: those of which an equal one has RDMA, and the rest. Virtual functions of a pod
     may have their RDMA device in its network namespace, and are left out."""
-    bound = [address for address in bound if not _is_virtual(host, address)]
+    bound = [address for address in bound if not is_virtual(host, address)]
     if not bound:
         return [], []
     having = {device.address for device in devices if device.address is not None}
@@ -99,6 +99,6 @@ def _driver(host: Host, address: str, *, certain: bool) -> str | None:
     return found[1] if found else None
 
 
-def _is_virtual(host: Host, address: str) -> bool:
+def is_virtual(host: Host, address: str) -> bool:
     """Whether it is a virtual function of SR-IOV: those have a link to their physical one."""
     return system_files.list_optional(host, f"{PCI}/{address}/physfn") is not None

@@ -33,6 +33,7 @@ class Port:
     physical_state: str | None  # LinkUp, Polling, Disabled
     rate_gbps: float | None
     link_layer: str
+    lanes: int | None = None
 
     @property
     def up(self) -> bool:
@@ -118,4 +119,5 @@ def _port(host: Host, device: str, number: int) -> Port:
         physical_state=ibstat.parse_state(text("phys_state")),
         rate_gbps=ibstat.parse_rate(text("rate")),
         link_layer=text("link_layer").strip() or "unknown",
+        lanes=ibstat.parse_width(text("rate")),
     )

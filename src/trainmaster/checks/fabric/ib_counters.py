@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainmaster.checks import system_files
-from trainmaster.checks.fabric import _rdma_devices
+from trainmaster.checks.fabric import _adapters, _rdma_devices
 from trainmaster.core.errors import HostError
 from trainmaster.core.expect import Expect, implies_rdma
 from trainmaster.core.results import Finding, error, fail, ok, skip, warn
@@ -63,6 +63,20 @@ RULES = {
     "roce_slow_restart": Rule(per_day=10_000, meaning="RoCE restarted slowly after loss", grave=100),
     "out_of_sequence": Rule(per_day=10_000, meaning="packets came in out of sequence", grave=100),
 }
+# Highest value of a counter of the port management (InfiniBand specification, PortCounters): it stops there.
+FULL = {
+    "local_link_integrity_errors": 15,
+    "excessive_buffer_overrun_errors": 15,
+    "link_downed": 255,
+    "link_error_recovery": 255,
+    "port_xmit_constraint_errors": 255,
+    "port_rcv_constraint_errors": 255,
+    "symbol_error": 65_535,
+    "port_rcv_errors": 65_535,
+    "port_rcv_remote_physical_errors": 65_535,
+    "port_xmit_discards": 65_535,
+    "VL15_dropped": 65_535,
+}
 _ACTION = "clean or replace its cable and transceiver, clear the counters (`perfquery -R`), and look again in a day"
 
 
@@ -72,13 +86,15 @@ class Counted:
     board: str
     counters: dict[str, int]
     unread: tuple[str, ...]  # counters that are there and give no number
+    driver: str | None = None
+    virtual: bool = False  # a virtual function: its counters may be those of the hypervisor (N/A, no PMA)
 
 
 def read(host: Host) -> tuple[list[Counted], float]:
     """Every port with its error counters, and the machine's uptime in days."""
     devices = _rdma_devices.read(host)
-    boards = {device.name: device.board for device in devices}
-    counted = [_count(host, port, boards[port.device]) for port in _rdma_devices.ports(devices)]
+    by_name = {device.name: device for device in devices}
+    counted = [_count(host, port, by_name[port.device]) for port in _rdma_devices.ports(devices)]
     match = re.match(r"(\d+\.\d+) ", host.read("/proc/uptime"), flags=re.ASCII) if counted else None
     if counted and not match:
         raise HostError("/proc/uptime cannot be understood")
@@ -109,6 +125,9 @@ def _judge_port(one: Counted, days: float, *, absent: list[str]) -> Finding:
     if absent:
         what = "no error counters" if not found else f"no {', '.join(absent[:4])}"
         reason = "; ".join([f"it shows {what}, and equal ports do", *bad])
+        return error(reason, action=action, device=name, **values)
+    if not found and not one.virtual and (one.driver or "").startswith("mlx"):
+        reason = "it shows no error counter, and every port of its driver has them"
         return error(reason, action=action, device=name, **values)
     if not found:
         return skip("it keeps no error counters", proof=f"{one.port.folder} has no error counter", device=name)
@@ -147,12 +166,16 @@ def _excess(port: _rdma_devices.Port, found: dict[str, int], days: float) -> tup
             rate = found[name] / (days * DAY_S)
             bad.append(f"{rule.meaning} {found[name]:,} times in {days:.3g} days, {rate:.3g} a second ({name})")
             worst = worst or (rule.grave is not None and found[name] > rule.grave * rule.per_day * days)
-    return bad, worst
+    for name, most in FULL.items():
+        if found.get(name) == most and not any(f"({name})" in words for words in bad):
+            bad.append(f"{most:,} or more errors: the counter is full ({name})")
+    return bad, worst or found.get("link_downed") == FULL["link_downed"]
 
 
-def _count(host: Host, port: _rdma_devices.Port, board: str) -> Counted:
+def _count(host: Host, port: _rdma_devices.Port, device: _rdma_devices.Device) -> Counted:
     counters: dict[str, int] = {}
     unread: list[str] = []
+    virtual = device.address is not None and _adapters.is_virtual(host, device.address)
     wanted = {"symbol_error", "link_downed", *RULES}
     for folder in ("counters", "hw_counters"):
         for name in sorted(wanted & set(system_files.list_optional(host, f"{port.folder}/{folder}") or ())):
@@ -160,6 +183,15 @@ def _count(host: Host, port: _rdma_devices.Port, board: str) -> Counted:
             number = ibstat.parse_counter(text) if text.endswith("\n") else None
             if number is not None:
                 counters[name] = number
-            elif "no PMA" not in text:  # a virtual port, whose counters are its hypervisor's
+            elif "no PMA" in text:
+                virtual = True
+            else:
                 unread.append(name)
-    return Counted(port=port, board=board, counters=counters, unread=tuple(unread))
+    return Counted(
+        port=port,
+        board=device.board,
+        counters=counters,
+        unread=tuple(unread),
+        driver=device.driver,
+        virtual=virtual,
+    )

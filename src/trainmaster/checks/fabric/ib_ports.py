@@ -15,7 +15,7 @@ from trainmaster.checks import system_files
 from trainmaster.checks.fabric import _adapters, _rdma_devices
 from trainmaster.core.errors import CommandMissing
 from trainmaster.core.expect import Expect, implies_rdma
-from trainmaster.core.results import Finding, error, fail, ok, skip, warn
+from trainmaster.core.results import Finding, Verdict, error, fail, ok, skip, warn
 from trainmaster.node.host import Host
 from trainmaster.node.parse import ParseError, ibstat
 
@@ -96,7 +96,15 @@ def _judge_ports(ports: Ports, found: list[_rdma_devices.Port], expect: Expect, 
         spare = [skip(f"{why}; not one of those expected", proof=proof, device=name) for name, why in wrong.items()]
         return [ok(f"{fit} of {expect.ib_ports} expected ports are up", **values), *spare]
     findings = [_judge_port(port, wrong.get(port.name), ports, found, stated=stated) for port in found]
-    if expect.ib_ports is not None:
+    if expect.ib_ports is None:
+        # The numbers of the node, for the comparison of nodes: a port that is missing has no finding of its own.
+        reason = f"{values['up']} of {len(found)} ports are up"
+        if all(finding.verdict is Verdict.SKIP for finding in findings):
+            node = skip(reason, proof="no link of them is intended", **values)
+        else:
+            node = ok(reason, **values) if values["up"] else warn(reason, action="mend the ports named here", **values)
+        findings.insert(0, node)
+    else:
         reason = f"{fit} of {expect.ib_ports} ports fit: {', '.join(wrong) or 'the rest are not there'}"
         absent = expect.ib_ports - len(found)
         action = f"find the {absent} ports that are not there" if absent > 0 else "mend the ports named here"
@@ -146,9 +154,11 @@ def _wrong(port: _rdma_devices.Port, ports: Ports, expect: Expect, found: list[_
     least = expect.ib_rate_gbps
     if least is not None and port.rate_gbps < least:
         return f"{port.rate_gbps:g} of {least:g} Gb/s"
-    usual = _usual_rate(port, ports.devices, found) if least is None else None
+    usual = _usual_rate(port, ports.devices, found)[0] if least is None else None
     if usual is not None and port.rate_gbps < usual:
         return f"{port.rate_gbps:g} Gb/s, where other ports of this board run at {usual:g}"
+    if least is None and port.link_layer == "InfiniBand" and port.lanes == 1:
+        return f"{port.rate_gbps:g} Gb/s over one lane (1X)"  # Ethernet has ports of one lane, InfiniBand has none
     return None
 
 
@@ -182,6 +192,9 @@ def _judge_port(
     ):
         proof = "its network interface is switched off" if port.device in ports.idle else "the port is Disabled"
         return skip(f"{wrong}: no link is intended", proof=proof, device=port.name, **values)
+    usual, certain = _usual_rate(port, ports.devices, found)
+    slow = port.up and certain and usual is not None and (port.rate_gbps or 0) < usual
+    rail = rail or (slow and ports.gpus and _count_rails(port, ports, found)[0] >= RAILS)
     action = _ACTIONS.get(port.physical_state or "") or _ACTIONS.get(port.state or "") or _CABLE
     if port.up and "link layer" in wrong:
         action = "set the port's type with `mlxconfig set LINK_TYPE_P1=1` (InfiniBand) or 2 (Ethernet), then reboot"
@@ -221,8 +234,8 @@ def _interfaces(port: _rdma_devices.Port, ports: Ports) -> tuple[str, ...]:
 
 def _usual_rate(
     port: _rdma_devices.Port, devices: tuple[_rdma_devices.Device, ...], found: list[_rdma_devices.Port]
-) -> float | None:
-    """Rate of the majority of ports with the same board and link layer; None without a clear majority."""
+) -> tuple[float | None, bool]:
+    """Rate of most ports with the same board and link layer, and whether most have it: of halves, the faster one."""
     board = {device.name: device.board for device in devices}
     rates = Counter(
         other.rate_gbps
@@ -232,7 +245,10 @@ def _usual_rate(
         and other.link_layer == port.link_layer
         and board[other.device] == board[port.device]
     )
-    return next((rate for rate, count in rates.items() if count >= max(3, 0.75 * rates.total())), None)
+    most = max((rate for rate, count in rates.items() if 2 * count >= rates.total()), default=None)
+    if most is None or rates.total() < 3:
+        return None, False
+    return most, 2 * rates[most] > rates.total()
 
 
 def _second(port: _rdma_devices.Port, told: ibstat.Ibstat | None) -> ibstat.Port | None:

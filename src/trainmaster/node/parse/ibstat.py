@@ -125,6 +125,12 @@ def parse_rate(raw: str | bytes) -> float | None:
     return float(found["rate"]) if found else None
 
 
+def parse_width(raw: str | bytes) -> int | None:
+    """Lanes of /sys/class/infiniband/*/ports/*/rate: 4 of `400 Gb/sec (4X NDR)`."""
+    found = re.search(r"\((?P<lanes>\d{1,2})X\b", as_text(raw))
+    return int(found["lanes"]) if found else None
+
+
 def _read(text: str, drafts: list[_Draft], faults: list[str]) -> bool:
     head = _HEAD.fullmatch(text)
     if head:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -138,6 +140,45 @@ def test_a_node_taken_off_the_list_is_no_pass(bundle: Path) -> None:
     code, text = invoke("rejudge", str(bundle), "--json")
     assert code == 3
     assert "a capture of n2" in text
+
+
+def rewrite(bundle: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+    """The same edit in both files of the run, so that they agree."""
+    for name in ("health.json", "verdict.json"):
+        plain = json.loads((bundle / name).read_text())
+        edit(plain)
+        (bundle / name).write_text(json.dumps(plain))
+
+
+def list_twice(plain: dict[str, Any]) -> None:
+    plain["nodes"] = plain["nodes"] * 2
+
+
+def list_and_ask_twice(plain: dict[str, Any]) -> None:
+    plain["nodes"], plain["asked"] = plain["nodes"] * 2, plain["asked"] * 2
+
+
+def ask_twice(plain: dict[str, Any]) -> None:
+    plain["asked"] = plain["asked"] * 2
+
+
+def share_a_capture(plain: dict[str, Any]) -> None:
+    (node,) = plain["nodes"]
+    plain["nodes"] = [{**node, "node": "h200"}, {**node, "node": ".h200"}]
+    plain["asked"] = ["h200", ".h200"]
+
+
+def ask_for_another(plain: dict[str, Any]) -> None:
+    plain["asked"] = []
+
+
+@pytest.mark.parametrize("edit", [list_twice, list_and_ask_twice, ask_twice, share_a_capture, ask_for_another])
+def test_a_node_that_is_listed_twice_is_no_pass(bundle: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+    rewrite(bundle, edit)
+    again, loaded = evidence.rejudge(bundle), evidence.load(bundle)
+    assert (again.overall, loaded.overall) == (Overall.INCOMPLETE, Overall.INCOMPLETE)
+    (result,) = [result for result in again.cluster if result.check == evidence.BUNDLE]
+    assert "times" in result.findings[0].reason or "was not asked" in result.findings[0].reason
 
 
 def test_a_narrowed_run_says_what_it_left_out(bundle: Path) -> None:

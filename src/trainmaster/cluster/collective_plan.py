@@ -160,14 +160,21 @@ def _expects_gpus(node: NodeHealth) -> bool:
     return bool(node.expect.get("gpus"))
 
 
+def expected_transport(expect: Mapping[str, Any], backend: str, *, nodes: int) -> str | None:
+    """The stated transport, or that of the devices which the profile expects. RoCE is IB to NCCL."""
+    if expect.get("transport") is not None:
+        return str(expect["transport"])
+    if backend != "nccl" or nodes < 2:
+        return None
+    return "EFA" if expect.get("efa_devices") else "IB" if expect.get("ib_ports") else None
+
+
 def _expectations(expect: Mapping[str, Any], backend: str, *, nodes: int) -> list[str]:
-    """Options for the transport and speed that the profile expects. RoCE is IB to NCCL."""
+    """Options for the transport and speed that the profile expects."""
     words = []
-    transport = expect.get("transport")
-    if transport is None and backend == "nccl" and nodes > 1:
-        transport = "EFA" if expect.get("efa_devices") else "IB" if expect.get("ib_ports") else None
+    transport = expected_transport(expect, backend, nodes=nodes)
     if transport is not None:
-        words += ["--expect-transport", str(transport)]
+        words += ["--expect-transport", transport]
     if expect.get("busbw_gbps") is not None:
         words += ["--min-busbw", str(expect["busbw_gbps"])]
     return words

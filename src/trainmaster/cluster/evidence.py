@@ -8,13 +8,15 @@ Judging a bundle again under the same version and expectations gives verdict.jso
 on the captured answers, so only the times of the two runs differ.
 
 A bundle is not taken at its word. Each check of the level that the run did not leave out is judged, listed or not; a
-capture without its node, and a health.json that is not the one of verdict.json, are errors: the run is INCOMPLETE.
+capture without its node, a node listed twice, and a health.json that is not the one of verdict.json are errors: the
+run is INCOMPLETE.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from trainmaster import __version__, checks
 from trainmaster.checks.document import clean
 from trainmaster.checks.expectations import COLLECTIVES, unmeasured
 from trainmaster.checks.expectations import NAMES as UNMEASURED
-from trainmaster.cluster import compare
+from trainmaster.cluster import compare, kept_collectives
 from trainmaster.core.errors import SpecError, UsageError
 from trainmaster.core.expect import Expect
 from trainmaster.core.files import write_whole
@@ -91,8 +93,12 @@ def rejudge(bundle: Path, overrides: Mapping[str, Any] | None = None) -> Cluster
             nodes.append(again)
         else:
             silent.append(again)
-    # Results between nodes (collectives) are in no node's capture; they are kept unchanged.
-    measured = tuple(result for result in before.cluster if result.check not in compare.NAMES)
+    # Results between nodes (collectives) are in no node's capture; only new expectations are judged by what was kept.
+    measured = tuple(
+        kept_collectives.rejudge(result, before.nodes, overrides or {}) if result.check == COLLECTIVES else result
+        for result in before.cluster
+        if result.check not in compare.NAMES
+    )
     compared = compare.compare(nodes) if len(before.asked) > 1 else ()
     health = dataclasses.replace(before, nodes=tuple(nodes), silent=tuple(silent), cluster=compared + measured)
     return _add_faults(health, _find_faults(bundle, before))
@@ -107,11 +113,22 @@ def _find_faults(bundle: Path, health: ClusterHealth) -> list[str]:
             faults.append(f"{HEALTH} is not the run of {VERDICT}: one of them was changed")
     except (OSError, SpecError, ValueError, RecursionError) as wrong:
         faults.append(f"{VERDICT} cannot be read: {str(wrong)[:120]}")
+    faults += _find_repeated(bundle, health)
     names = {*health.asked, *(node.node for node in health.nodes), *(node.node for node in health.silent)}
     known = {capture_folder(bundle, name).name for name in names}
     there = sorted(path.name for path in (bundle / "nodes").glob("*") if path.is_dir())
     faults += [f"there is a capture of {name}, which is not part of the run" for name in there if name not in known]
     return faults
+
+
+def _find_repeated(bundle: Path, health: ClusterHealth) -> list[str]:
+    """Nodes that a run lists twice, or that share a capture: one machine must not stand for two."""
+    answered = [*(node.node for node in health.nodes), *(node.node for node in health.silent)]
+    faults = [f"{name} answered and was not asked" for name in dict.fromkeys(answered) if name not in health.asked]
+    for names in (health.asked, answered):
+        folders = Counter(capture_folder(bundle, name).name for name in names)
+        faults += [f"{folder} is listed {count} times" for folder, count in folders.items() if count > 1]
+    return list(dict.fromkeys(faults))
 
 
 def _add_faults(health: ClusterHealth, faults: list[str]) -> ClusterHealth:

@@ -163,13 +163,15 @@ class Node:
     async def _live(self) -> set[str]:
         """Attempts with a slot. One that has ended has none, whether it was released or not."""
         held = set()
+        running = {item.attempt for item in await self._local.list_owned()}
         for path in self._claims.glob("*.json"):
             attempt = path.name.removesuffix(".json")
             if not _ATTEMPT.fullmatch(attempt):
                 continue
             state = (await self._local.poll(self._handle(attempt))).state
             unused = state is TargetState.WAITING and time.time() - path.stat().st_mtime > _UNUSED_S
-            if unused or state in (TargetState.SUCCEEDED, TargetState.FAILED):
+            gone = state is TargetState.LOST and attempt not in running
+            if unused or gone or state in (TargetState.SUCCEEDED, TargetState.FAILED):
                 path.unlink(missing_ok=True)
             else:
                 held.add(attempt)

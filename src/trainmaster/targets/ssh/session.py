@@ -157,7 +157,9 @@ class _Link:
             self._process.stdin.write(frames.encode({"id": number, "method": method, "params": dict(params)}, body))
             await self._process.stdin.drain()
             return await future
-        except OSError:
+        except Exception as wrong:
+            if not _is_break(wrong):
+                raise
             raise self._lost() from None
         finally:
             self._waiting.pop(number, None)
@@ -176,10 +178,8 @@ class _Link:
                 future = self._waiting.get(told["id"]) if isinstance(told.get("id"), int) else None
                 if future is not None and not future.done():
                     future.set_result((told, body))
-        except (frames.BadFrame, OSError, NodeUnavailable):
-            pass  # whoever waits is told below, and the next request connects again
-        except Exception as wrong:  # asyncssh's errors on a broken connection are not OSErrors
-            if type(wrong).__module__.partition(".")[0] != "asyncssh":
+        except Exception as wrong:  # whoever waits is told below, and the next request connects again
+            if not _is_break(wrong) and not isinstance(wrong, (frames.BadFrame, NodeUnavailable)):
                 raise
         finally:
             self.alive = False
@@ -194,6 +194,11 @@ class _Link:
         said = f" ({self._said[-300:]})" if self._said else ""
         action = "check its power and network; its jobs go on, and are asked again"
         return NodeUnavailable(f"{self._host.name}: the connection was lost{said}", action=action)
+
+
+def _is_break(wrong: Exception) -> bool:
+    """Whether an exception is a connection that broke: asyncssh's own are no OSErrors."""
+    return isinstance(wrong, OSError) or type(wrong).__module__.partition(".")[0] == "asyncssh"
 
 
 _SESSIONS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[SshHost, bytes], Session]]

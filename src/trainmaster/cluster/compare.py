@@ -14,7 +14,7 @@ from trainmaster.cluster.compared_values import SOFTWARE, Same, same
 from trainmaster.cluster.facts import COUNTS, Fact, collect, group, is_number
 from trainmaster.cluster.peers import peers
 from trainmaster.core.health import NodeHealth
-from trainmaster.core.results import CheckResult, Finding, Verdict, fail, ok, skip, warn
+from trainmaster.core.results import CheckResult, Finding, Verdict, error, fail, ok, skip, warn
 
 NAMES = ("drift", "peers", "digests")
 SHOWN = 8  # names written out in a reason
@@ -35,7 +35,7 @@ def drift(nodes: Sequence[NodeHealth], facts: Sequence[Fact]) -> list[Finding]:
     """Each node that differs from the majority, by name; agreement is one finding."""
     if len(nodes) < 2:
         return [skip("there is nothing to compare", proof=f"{len(nodes)} node answered")]
-    found, agreed = _skipped_alone(nodes), {}
+    found, agreed = [*_one_machine_twice(facts), *_skipped_alone(nodes)], {}
     for (name, check, kind), told in group(facts, lambda fact: (fact.name, fact.check, _alike(fact))).items():
         rule = same(check, name)
         values = _per_node(told, rule) if rule else {}
@@ -79,6 +79,19 @@ def drift(nodes: Sequence[NodeHealth], facts: Sequence[Fact]) -> list[Finding]:
 def _alike(fact: Fact) -> str:
     rule = same(fact.check, fact.name)
     return fact.kind if rule is not None and rule.alike else ""
+
+
+def _one_machine_twice(facts: Sequence[Fact]) -> list[Finding]:
+    """Nodes that report the same GPU: one machine under several names, which must not stand for as many."""
+    told = [fact for fact in facts if fact.check == "gpu_count" and fact.name == "uuid" and fact.value]
+    shared: dict[tuple[str, ...], str] = {}
+    for uuid, of in group(told, lambda fact: str(fact.value)).items():
+        names = tuple(sorted({fact.node for fact in of}))
+        if len(names) > 1:
+            shared.setdefault(names, uuid)
+    action = "list each machine once; if these are two, capture them again"
+    return [error(f"{_list(names)} report the same GPU {uuid}: they are one machine", action=action, what="uuid")
+            for names, uuid in shared.items()]  # fmt: skip
 
 
 def _skipped_alone(nodes: Sequence[NodeHealth]) -> list[Finding]:

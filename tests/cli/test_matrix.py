@@ -43,6 +43,7 @@ def test_500_nodes_fit_on_a_page_and_the_worst_come_first(monkeypatch: pytest.Mo
     text = "\n".join(lines)
     assert "2 GiB [not markup]" in text
     assert "nothing listens" in text
+    assert "· pass, - does not apply, w warn, E error, F fail, ? no answer" in text
     assert "FAIL  500 of 501 nodes answered, 1 FAIL, 2 WARN, 497 PASS; silent: n999; between nodes: drift" in text
 
 

@@ -56,6 +56,16 @@ def test_faults_between_fields_are_named_with_those_inside_them() -> None:
     assert [fault.path for fault in found.value.faults] == ["limits.grace_s", "train"]
 
 
+def test_a_fault_of_a_pattern_states_what_is_allowed() -> None:
+    found = faults({"name": "a", "command": ["x"], "project": "My Lab"})
+    assert found["project"].startswith("'My Lab' does not fit: 1 to 63 letters, digits, dots, dashes and underscores")
+
+
+def test_gpus_of_a_job_are_its_processes() -> None:
+    found = faults({"name": "a", "command": ["x"], "resources": {"gpus": 8}})
+    assert found["resources.gpus"].endswith("GPUs are not requested: set processes_per_node to their number")
+
+
 def test_a_missing_name_says_what_to_write() -> None:
     assert "name: llama-8b-trial" in faults({"command": ["true"]})["name"]
 

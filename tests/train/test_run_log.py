@@ -41,3 +41,13 @@ def test_only_local_rank_0_prints_lines_and_every_rank_prints_errors(capsys: pyt
     log.warning("slow")
     log.alarm("failed")
     assert [line.split("] ")[1] for line in capsys.readouterr().out.splitlines()] == ["failed"]
+
+
+def test_the_last_line_has_short_losses_or_says_that_nothing_was_left(capsys: pytest.CaptureFixture[str]) -> None:
+    log = RunLog(rank(0, local=0), None)
+    figures = {"loss_first": 5.978416156, "loss_last": 3.6860790, "tokens_per_s": 1.0, "seconds": 1.0, "stopped": None}
+    log.training_ended(step=6, steps=6, **figures)
+    log.training_ended(step=6, steps=6, idle=True, **figures)
+    first, second = (line.split("] ")[1] for line in capsys.readouterr().out.splitlines())
+    assert first == "done at step 6/6, loss 5.978 to 3.686"
+    assert second == "done: already at step 6 of 6; nothing to do"

@@ -50,8 +50,9 @@ def plan(level: int, only: Sequence[str] = (), skip: Sequence[str] = ()) -> list
     known = names()
     for word in (*only, *skip):
         if word not in known:
-            close = difflib.get_close_matches(word, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+            begin = [name for name in known if name.startswith(f"{word}_")]
+            close = begin or difflib.get_close_matches(word, known, n=1)
+            hint = f"did you mean {', '.join(close)}?" if close else f"there are {', '.join(known)}"
             raise UsageError(f"there is no check {word}; {hint}")
     wanted = [name for name in known if (not only or name in only) and name not in skip]
     above = [name for name in wanted if level_of(name) > level]

@@ -21,6 +21,7 @@ from trainmaster.core.errors import MissingExtra, TrainmasterError
 
 # Exit code 1 of these verbs means FAIL. An error is no verdict: it ends with 2 or 3.
 VERDICT_VERBS = frozenset({"accept", "bandwidth", "check", "drill", "isolate", "rejudge"})
+CREATING_VERBS = frozenset({"submit", "resume"})
 USAGE, INCOMPLETE, INTERRUPTED = 2, 3, 130
 # The extra that installs a top-level package; where several do, the smallest.
 EXTRAS = {
@@ -64,7 +65,7 @@ def boundary(verb: str) -> Iterator[None]:
         _discard_output()
         raise typer.Exit(INCOMPLETE if verb in VERDICT_VERBS else 0) from None
     except TrainmasterError as wrong:
-        _say_quietly(functools.partial(_console.error, wrong))
+        _say_quietly(functools.partial(_console.error, wrong, creates=verb in CREATING_VERBS))
         raise typer.Exit(INCOMPLETE if verb in VERDICT_VERBS and wrong.exit_code == 1 else wrong.exit_code) from None
     except Exception as wrong:
         text = describe(wrong)

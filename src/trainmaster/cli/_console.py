@@ -66,11 +66,14 @@ def note(text: str) -> None:
     err.print(f"[dim]{text}[/]")
 
 
-def error(wrong: TrainmasterError) -> None:
-    """An error as the user should see it; each fault of a document on its own line."""
+def error(wrong: TrainmasterError, *, creates: bool = False) -> None:
+    """An error as the user should see it; each fault of a document on its own line.
+
+    `creates`: the verb creates a job, so the user is told that there is none.
+    """
     if isinstance(wrong, SpecError):
-        many = len(wrong.faults)
-        err.print(f"[bold red]error[/] {many} {'fault' if many == 1 else 'faults'}; nothing was created")
+        many, rest = len(wrong.faults), "; nothing was created" if creates else ""
+        err.print(f"[bold red]error[/] {many} {'fault' if many == 1 else 'faults'}{rest}")
         for fault in wrong.faults:
             err.print(f"  [bold]{plain(fault.path)}[/]: {plain(fault.message)}", soft_wrap=True)
         return

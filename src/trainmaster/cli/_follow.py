@@ -104,9 +104,10 @@ class View:
     def _start(self, row: Event) -> None:
         data = row.data
         self.steps = int(data.get("steps") or 0)
+        ranks = "rank" if data.get("ranks") == 1 else "ranks"
         resumed = f", resumed from step {data['resumed_from']}" if data.get("resumed_from") else ""
         self._line(
-            f"training {_number(data.get('parameters'), ',d')} parameters on {data.get('ranks')} ranks "
+            f"training {_number(data.get('parameters'), ',d')} parameters on {data.get('ranks')} {ranks} "
             f"({escape(str(data.get('device_name') or data.get('device')))}, {data.get('precision')}){resumed}"
         )
         if self.bar is not None:

@@ -339,3 +339,8 @@ def _show(health: NodeHealth) -> None:
     for reason, names in skipped.items():
         _console.out.print(f"[dim]skip  {escape(', '.join(names))}: {escape(reason)}[/]")
     _console.out.print(f"{_console.paint(str(health.overall))}  {escape(document.count_line(health))}")
+    counted = [
+        finding.verdict for result in health.results if result.check == "gpu_count" for finding in result.findings
+    ]
+    if counted and all(verdict is Verdict.SKIP for verdict in counted):
+        _console.out.print("no GPU was checked: none found and none expected (--expect gpus=8)", soft_wrap=True)

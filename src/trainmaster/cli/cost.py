@@ -72,7 +72,7 @@ def cost(
 
 
 def _print(found: CostPage, *, one: bool) -> None:
-    jobs = _table("job", "name", "project", "status", "cost", "an hour", "forecast", "cap")
+    jobs = _table("job", "name", "project", "status", "cost", "per hour", "forecast", "cap")
     for line in found.jobs:
         jobs.add_row(
             line.id[:8],
@@ -89,7 +89,7 @@ def _print(found: CostPage, *, one: bool) -> None:
         _console.note(f"and {found.more} that cost less; --limit shows more")
     if one:
         return
-    sums = _table("project", "jobs", f"cost {found.month or 'in all'}", "an hour")
+    sums = _table("project", "jobs", f"cost {found.month or 'in all'}", "per hour")
     for total in found.projects:
         known = dollars(total.known_cents)
         text = known if not total.unknown_jobs else f"{known} and {total.unknown_jobs} of unknown price"

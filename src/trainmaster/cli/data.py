@@ -109,8 +109,9 @@ def prepare(
         _console.as_json(done)
         return
     _console.out.out(str(out))
+    shards = "shard" if done["shards"] == 1 else "shards"
     _console.note(
-        f"{done['tokens']:,} tokens in {done['documents']:,} documents, {done['shards']} shards ({index.dtype}); "
+        f"{done['tokens']:,} tokens in {done['documents']:,} documents, {done['shards']} {shards} ({index.dtype}); "
         f"{done['held_out_tokens']:,} tokens held out; {done['empty']:,} empty and {done['skipped']:,} unreadable "
         "documents left out"
     )

@@ -152,7 +152,8 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
 def _show_plan(plan: DrillPlan) -> None:
     ranks = plan.legs[0].ranks
     _console.err.print(
-        f"[dim]{plan.config.steps} steps on {ranks} rank(s), a save every {plan.config.checkpoint.every_steps}, "
+        f"[dim]{plan.config.steps} steps on {ranks} {'rank' if ranks == 1 else 'ranks'}, "
+        f"a save every {plan.config.checkpoint.every_steps}, "
         f"seed {plan.seed}; changed for the drill: {_console.plain('; '.join(plan.changes) or 'nothing')}[/]",
         soft_wrap=True,
     )

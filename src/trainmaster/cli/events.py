@@ -23,7 +23,9 @@ def events(
     home: HomeOption = None,
     server: ServerOption = None,
 ) -> None:
-    """Print a job's events; a garbage line is shown as it came, with what is wrong with it.
+    """Print a job's events, one line each; --json has every field.
+
+    A malformed line is printed unchanged, with its fault.
 
     [bold]Examples[/]
 

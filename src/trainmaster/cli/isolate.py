@@ -151,7 +151,7 @@ def _print(found: Diagnosis | None, *, how: str, silent: Mapping[str, str], verd
         say(f"[yellow]note[/] {escape(note)}")
     left = f", {len(found.not_cleared)} not: {', '.join(found.not_cleared[:5])}" if found.not_cleared else ""
     say(f"cleared {found.cleared} parts{escape(left)}{' …' if len(found.not_cleared) > 5 else ''}")
-    tested = f"{found.pairs_tested:,} of {found.pairs:,} pairs were tested"
+    tested = f"{found.pairs_tested:,} of {found.pairs:,} {'pair was' if found.pairs == 1 else 'pairs were'} tested"
     say(f"[dim]{tested}; the path of a single pair shows in no other[/]")
     if found.healthy_gbps is not None and found.noise is not None:
         say(f"a healthy pair gives {found.healthy_gbps:.1f} GB/s ± {found.noise:.0%}")

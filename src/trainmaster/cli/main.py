@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import io
@@ -53,6 +54,10 @@ _ORDER = (
 )
 
 
+# Words of other programs for our verbs.
+_OTHER_WORDS = {"status": "show", "describe": "show", "ps": "jobs", "list": "jobs", "ls": "jobs", "run": "submit"}
+
+
 @functools.cache
 def verbs() -> list[str]:
     """Every verb: the modules of this folder, in the order of the help page."""
@@ -76,6 +81,14 @@ class _Verbs(TyperGroup):
         if self._overview:
             return TyperCommand(cmd_name, help=summary(cmd_name))
         return _load(cmd_name, guarded=self.guarded)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        word = args[0]
+        if word not in verbs() and not word.startswith("-") and not ctx.resilient_parsing:
+            close = difflib.get_close_matches(word, verbs(), n=1)
+            meant = _OTHER_WORDS.get(word) or (close[0] if close else None)
+            ctx.fail(f"No such command '{word}'." + (f" Did you mean '{meant}'?" if meant else ""))
+        return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         self._overview = True

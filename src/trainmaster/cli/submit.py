@@ -54,6 +54,7 @@ def submit(
 
       trainmaster submit job.yaml --server https://trainmaster.example.org --key nightly-2026-03-01
     """
+    _document_kind.refuse_script(spec)
     document = _yaml_file.load(spec)
     _document_kind.require_spec(document, spec)
     words = [*(values or []), *([f"target={on}"] if on else [])]

@@ -3,7 +3,7 @@
 The dataclass is the schema: its annotations are the types, `field` adds bounds and a sentence for the docs, and an
 optional method `faults()` says what is wrong between fields. A class method `expand(mapping)`, where there is one, may
 first put something under what is written (a preset). A class attribute OTHER_NAMES maps names of other programs to
-ours, for the message. Nothing here knows YAML or JSON.
+ours, for the message; HINTS maps unknown names to the advice for them. Nothing here knows YAML or JSON.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ def field(
     gt: float | None = None,
     le: float | None = None,
     pattern: str | None = None,
+    allowed: str | None = None,
     example: object = None,
     default_text: str | None = None,
 ) -> Any:
     """A field of a spec: one sentence for the docs, bounds, and what a right value looks like."""
     metadata = {"doc": doc, "ge": ge, "gt": gt, "le": le, "pattern": pattern, "example": example}
+    metadata["allowed"] = allowed  # the pattern in words, for its fault
     metadata["default_text"] = default_text  # for the docs, where other fields decide the default
     if factory is not dataclasses.MISSING:
         return dataclasses.field(default_factory=factory, metadata=metadata)
@@ -116,6 +118,7 @@ def _dataclass(cls: type[Any], mapping: object, path: str, faults: list[Fault]) 
         if key not in known:
             other = getattr(cls, "OTHER_NAMES", {}).get(key)
             hint = f"here it is `{other}`" if other else _suggest(str(key), known)
+            hint = getattr(cls, "HINTS", {}).get(key, hint)
             name = str(key) if recognise(str(key)) is None else HIDDEN
             faults.append(Fault(path=_join(path, name), message=f"unknown field; {hint}"))
             continue
@@ -194,7 +197,8 @@ def _scalar(hint: Any, raw: object, path: str, faults: list[Fault], meta: Mappin
         if "\x00" in raw:
             return fault("text may not hold a NUL character")
         if meta.get("pattern") and not re.fullmatch(meta["pattern"], raw):
-            return fault(f"{_show(raw)} does not fit; write for example {_plain_text(meta.get('example'))}")
+            allowed = f": {meta['allowed']}" if meta.get("allowed") else ""
+            return fault(f"{_show(raw)} does not fit{allowed}; write for example {_plain_text(meta.get('example'))}")
         return raw
     if hint in (int, float):
         # YAML 1.1 reads 3e-4 as text; the user meant a number.

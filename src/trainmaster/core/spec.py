@@ -8,7 +8,7 @@ import zoneinfo
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, timedelta, timezone, tzinfo
-from typing import Literal
+from typing import ClassVar, Literal
 
 from trainmaster.core.errors import Fault, SpecError
 from trainmaster.core.expect import Expect
@@ -25,6 +25,10 @@ GLOBAL_ZONE = timezone(timedelta(hours=5, minutes=30), "Asia/Kolkata")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
     """How many machines and processes. A process is a rank."""
+
+    HINTS: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("gpus", "gpu", "gpus_per_node"), "GPUs are not requested: set processes_per_node to their number"
+    )
 
     nodes: int = field(default=1, ge=1, doc="machines")
     processes_per_node: int = field(default=1, ge=1, doc="ranks on each machine")
@@ -106,10 +110,17 @@ class JobSpec:
 
     name: str = field(
         pattern=r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?",
+        allowed="1 to 63 lower-case letters, digits, dots and dashes; a letter or digit at both ends",
         example="llama-8b-trial",
         doc="lower-case letters, digits, dots and dashes",
     )
-    project: str = field(default="default", pattern=r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", example="default", doc="group")
+    project: str = field(
+        default="default",
+        pattern=r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}",
+        allowed="1 to 63 letters, digits, dots, dashes and underscores; a letter or digit first",
+        example="my-lab",
+        doc="group of jobs, for tokens and budgets",
+    )
     target: str = field(default="local", pattern=r"[a-z][a-z0-9_]*(:.+)?", example="local", doc="where to run")
     resources: Resources = field(factory=Resources, doc="how many machines and ranks")
     preflight: Preflight = field(factory=Preflight, doc="checks before the start")

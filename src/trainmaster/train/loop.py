@@ -413,5 +413,6 @@ class Trainer:
             tokens_per_s=self.meter.mean_tokens_per_s,
             seconds=time.perf_counter() - self.started,
             stopped=stopped,
+            idle=self.resumed_from == state.step,
         )
         self.run_log.close()

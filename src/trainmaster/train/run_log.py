@@ -79,8 +79,9 @@ class RunLog:
     def training_started(self, **data: Any) -> None:
         """TRAINING start."""
         self._emit("TRAINING", "start", **data)
+        ranks = "rank" if data["ranks"] == 1 else "ranks"
         self.line(
-            f"training {data['parameters']:,} parameters on {data['ranks']} rank(s) ({data['device_name']}, "
+            f"training {data['parameters']:,} parameters on {data['ranks']} {ranks} ({data['device_name']}, "
             f"{data['precision']}), {data['batch_sequences']} × {data['sequence_tokens']} tokens a step"
         )
 
@@ -94,6 +95,7 @@ class RunLog:
         tokens_per_s: float,
         seconds: float,
         stopped: str | None,  # the request to stop; None: the last step is done
+        idle: bool = False,  # it resumed at this step and did none
     ) -> None:
         """TRAINING end."""
         self._emit(
@@ -107,7 +109,15 @@ class RunLog:
             stopped=stopped is not None,
         )
         how = "done" if stopped is None else f"stopped ({stopped})"
-        self.line(f"{how} at step {step}/{steps}, loss {loss_first} → {loss_last}")
+        if idle and step >= steps:
+            # "done" is what restart watchers look for (core/heartbeat.py)
+            self.line(f"done: already at step {step} of {steps}; nothing to do")
+            return
+        if loss_first is not None and loss_last is not None:
+            how += f" at step {step}/{steps}, loss {loss_first:.4g} → {loss_last:.4g}"
+        else:
+            how += f" at step {step}/{steps}"
+        self.line(how)
 
     def epoch_completed(
         self, *, epoch: int, step: int, avg_loss: float | None, checkpoint: str | None, tokens_per_s: float

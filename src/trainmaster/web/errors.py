@@ -76,10 +76,15 @@ async def _http(request: Request, wrong: Exception) -> Response:
 async def _invalid(request: Request, wrong: Exception) -> Response:
     assert isinstance(wrong, RequestValidationError)
     faults = [
-        Fault(path=".".join(str(part) for part in item["loc"][1:]), message=str(item["msg"])) for item in wrong.errors()
+        Fault(path=".".join(str(part) for part in item["loc"][1:]), message=_plain(item["msg"]))
+        for item in wrong.errors()
     ]
     message = "; ".join(str(fault) for fault in faults)
     return answer(request, Refused(422, "bad_request", message, faults=faults))
+
+
+def _plain(message: object) -> str:
+    return str(message).removeprefix("Value error, ")  # pydantic's word for our own message
 
 
 def broken(request: Request, wrong: Exception) -> Response:

@@ -111,10 +111,10 @@ def test_each_kind_of_loss_has_its_tier() -> None:
     assert bound.event()["lost_steps"] == 13
     assert bound.missed is None
     assert bound.lines() == [
-        "what a loss costs (saving to memory every 10 steps, disk every 50 steps, remote every 100 steps): "
-        "a process dies or a node is lost: at most 13 steps, 14 s (from memory); "
-        "all nodes and their memory are lost: at most 78 steps, 79 s (from disk); "
-        "the disk is lost with them: at most 278 steps, 4.7 min (from remote)"
+        "a crash or losing a node costs at most 13 steps (14 s, from memory); "
+        "losing all nodes and their memory costs at most 78 steps (79 s, from disk); "
+        "losing the disk costs at most 278 steps (4.7 min, from remote); "
+        "saved to memory every 10 steps, disk every 50 steps, remote every 100 steps"
     ]
 
 
@@ -123,7 +123,7 @@ def test_memory_without_a_second_node_does_not_outlive_its_own() -> None:
     assert bound.losses["process"].tier == MEMORY
     assert bound.losses["node"].tier == DISK
     assert bound.losses["disk"].tier is None
-    assert bound.lines()[0].endswith("the disk is lost with them: everything")
+    assert bound.lines()[0].partition("; saved to ")[0].endswith("losing the disk costs the whole run")
 
 
 def missed(limit: int) -> Bound:

@@ -15,13 +15,15 @@ from trainmaster.core.results import Finding, Verdict
 
 _MARK = {"pass": "[green]·[/]", "skip": "[dim]-[/]", "warn": "[yellow]w[/]", "error": "[magenta]E[/]",
          "fail": "[bold red]F[/]", "none": "[magenta]?[/]"}  # fmt: skip
+_LEGEND = "[dim]· pass, - does not apply, w warn, E error, F fail, ? no answer[/]"
 _WORST = (Verdict.FAIL, Verdict.ERROR, Verdict.WARN)
 _OVERALL = ("FAIL", "INCOMPLETE", "WARN", "PASS")
 
 
 def show(health: ClusterHealth) -> None:
-    """The matrix, the findings, one line with the verdict."""
+    """The matrix and its legend, the findings, one line with the verdict."""
     _console.out.print(_matrix(health))
+    _console.out.print(_LEGEND)
     findings = _findings(health)
     if findings.row_count:
         _console.out.print()

@@ -149,7 +149,8 @@ def render_html(proof: Proof) -> str:
         f'<section class="card"><header><h2>Kills</h2></header>{_table(_HEAD, _rows(proof))}</section>\n'
         f'<section class="card"><header><h2>Claims</h2></header>'
         f"{_table(('claim', 'verdict', 'found'), claims)}</section>\n"
-        f"</main><footer>Trainmaster {__version__} · this file is whole: it needs no network and no server.</footer>"
+        f"</main><footer>Trainmaster {__version__} · this file is self-contained: "
+        "it needs no network and no server.</footer>"
         "</body></html>\n"
     )
 
@@ -187,7 +188,7 @@ def _setting(proof: Proof) -> str:
     plan = proof.plan
     changed = "; ".join(plan.changes) or "nothing"
     return (
-        f"{plan.config.steps} steps on {plan.legs[0].ranks} rank(s), the last attempt on {plan.legs[-1].ranks}; a save "
+        f"{plan.config.steps} steps on {plan.legs[0].ranks} ranks, the last attempt on {plan.legs[-1].ranks}; a save "
         f"every {plan.config.checkpoint.every_steps} steps; seed {plan.seed}. Changed for the drill: {changed}."
     )
 

@@ -338,7 +338,7 @@ _TITLES = {
     Overall.PASS: "Ready to train",
     Overall.WARN: "Ready to train, with warnings",
     Overall.FAIL: "Not fit to train",
-    Overall.INCOMPLETE: "Not known to be fit",
+    Overall.INCOMPLETE: "Not fully checked",
 }
 
 

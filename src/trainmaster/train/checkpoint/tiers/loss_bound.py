@@ -23,10 +23,10 @@ SLACK = 1.25
 _LESS = 0.5  # a bound that became better is news only if it did by half; one that became worse always is
 # What can be lost, and which tiers outlive it. The folder of the disk tier is one that all nodes share.
 LOSSES = {
-    "process": ("a process dies", (MEMORY, DISK, REMOTE)),
-    "node": ("a node is lost", (MEMORY, DISK, REMOTE)),
-    "cluster": ("all nodes and their memory are lost", (DISK, REMOTE)),
-    "disk": ("the disk is lost with them", (REMOTE,)),
+    "process": ("a crash", (MEMORY, DISK, REMOTE)),
+    "node": ("losing a node", (MEMORY, DISK, REMOTE)),
+    "cluster": ("losing all nodes and their memory", (DISK, REMOTE)),
+    "disk": ("losing the disk", (REMOTE,)),
 }
 
 
@@ -90,17 +90,18 @@ class Bound:
         for kind, held in self.losses.items():
             costs.setdefault(held, []).append(LOSSES[kind][0])
         often = ", ".join(f"{name} every {every} steps" for name, every in self.every_steps.items())
-        told = "; ".join(f"{' or '.join(kinds)}: {_cost(held)}" for held, kinds in costs.items())
+        told = "; ".join(f"{' or '.join(kinds)} costs {_cost(held)}" for held, kinds in costs.items())
         yet = f" ({', '.join(self.unmeasured)}: not measured yet)" if self.unmeasured else ""
-        lines = [f"what a loss costs (saving to {often}): {told}{yet}"]
+        lines = [f"{told}{yet}; saved to {often}"]
         return [*lines, f"WARNING: {self.missed}"] if self.missed else lines
 
 
 def _cost(held: Held) -> str:
     if held.lost_steps is None or held.lost_s is None:
-        return "everything"
+        return "the whole run"
     time = f"{held.lost_s:.3g} s" if held.lost_s < 90 else f"{held.lost_s / 60:.1f} min"
-    return f"at most {held.lost_steps} steps, {time} (from {held.tier})"
+    unit = "step" if held.lost_steps == 1 else "steps"
+    return f"at most {held.lost_steps} {unit} ({time}, from {held.tier})"
 
 
 def settle(tiers: Sequence[Tier]) -> list[Tier]:

@@ -14,7 +14,7 @@ from trainmaster.cluster.compared_values import SOFTWARE, Same, same
 from trainmaster.cluster.facts import COUNTS, Fact, collect, group, is_number
 from trainmaster.cluster.peers import peers
 from trainmaster.core.health import NodeHealth
-from trainmaster.core.results import CheckResult, Finding, Verdict, error, fail, ok, skip, warn
+from trainmaster.core.results import CheckResult, Finding, Verdict, fail, ok, skip, warn
 
 NAMES = ("drift", "peers", "digests")
 SHOWN = 8  # names written out in a reason
@@ -82,7 +82,7 @@ def _alike(fact: Fact) -> str:
 
 
 def _one_machine_twice(facts: Sequence[Fact]) -> list[Finding]:
-    """Nodes that report the same GPU: one machine under several names, which must not stand for as many."""
+    """Nodes that report the same GPU: one machine under several names, or copies of one capture."""
     told = [fact for fact in facts if fact.check == "gpu_count" and fact.name == "uuid" and fact.value]
     shared: dict[tuple[str, ...], str] = {}
     for uuid, of in group(told, lambda fact: str(fact.value)).items():
@@ -90,7 +90,7 @@ def _one_machine_twice(facts: Sequence[Fact]) -> list[Finding]:
         if len(names) > 1:
             shared.setdefault(names, uuid)
     action = "list each machine once; if these are two, capture them again"
-    return [error(f"{_list(names)} report the same GPU {uuid}: they are one machine", action=action, what="uuid")
+    return [warn(f"{_list(names)} report the same GPU {uuid}: they are one machine", action=action, what="uuid")
             for names, uuid in shared.items()]  # fmt: skip
 
 

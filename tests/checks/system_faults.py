@@ -281,6 +281,8 @@ FAULTS = [
           break_it=port("mlx5_1", state="1: DOWN", phys_state="2: Polling")),
     Fault(name="port rate unreadable", check="ib_ports", verdict="error", says="its rate cannot be read",
           device="mlx5_3:1", node=infiniband, break_it=port("mlx5_3", rate="")),
+    Fault(name="port width unreadable", check="ib_ports", verdict="error", says="its width cannot be read",
+          device="mlx5_3:1", node=infiniband, break_it=port("mlx5_3", rate="400 Gb/sec ( NDR)")),
     Fault(name="port Down", check="ib_ports", verdict="fail", says="DOWN", device="mlx5_0:1", node=infiniband,
           break_it=port("mlx5_0", state="1: DOWN", phys_state="6: LinkErrorRecovery"), expect=EIGHT),
     Fault(name="port Disabled", check="ib_ports", verdict="fail", says="Disabled", device="mlx5_7:1", node=infiniband,

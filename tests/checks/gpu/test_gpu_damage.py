@@ -51,7 +51,8 @@ def judge(name: str, gpu: nvidia_smi.Gpu) -> list[Finding]:
     gpus = nvidia.Gpus(bus=(FIRST.bus, SECOND.bus), devices=(), granted=None, smi=smi, trouble=None)
     data: Any = gpus
     if name == "gpu_nvlink":
-        links = {each.uuid: check.Links(up=frozenset(range(18)), counted=frozenset(range(18))) for each in smi.gpus}
+        counters = dict.fromkeys(range(18), frozenset({"Replay Errors", "Recovery Errors", "CRC Errors"}))
+        links = {each.uuid: check.Links(up=frozenset(range(18)), counters=counters) for each in smi.gpus}
         data = check.Evidence(gpus=gpus, links=links, trouble=None)
     elif name == "gpu_fabric":
         data = check.Evidence(gpus=gpus, service=None)

@@ -176,6 +176,9 @@ def _judge_port(
         return error("its state or link layer cannot be read", action=action, device=port.name, **values)
     if port.up and port.rate_gbps is None:
         return error("up, but its rate cannot be read", action=f"read {port.folder}/rate", device=port.name, **values)
+    if wrong is None and port.lanes is None and any(other.lanes is not None for other in found):
+        reason = "up, but its width cannot be read; other ports show theirs"
+        return error(reason, action=f"read {port.folder}/rate", device=port.name, **values)
     if wrong is None:
         return ok(f"up, {port.rate_gbps:g} Gb/s, {port.link_layer}", device=port.name, **values)
     lit = any(_is_up(other, ports) for other in found)

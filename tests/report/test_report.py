@@ -39,6 +39,7 @@ def test_html_says_what_happened(db: Database) -> None:
         assert words_ in html
     for row in samples.CHECKS:
         assert row["reason"] in html
+    assert "1 check does not apply here" in html
     assert html.count("<figure") == 4
 
 

@@ -56,7 +56,8 @@ def test_the_report_file(tab: Page, db: Database, tmp_path: Path) -> None:
     assert box["width"] > 500
     assert box["height"] > 100
     expect(tab.locator("#chart-loss circle")).to_have_count(4)
-    expect(tab.locator("#preflight-table tbody tr")).to_have_count(len(samples.CHECKS))
+    expect(tab.locator("#preflight-table tbody tr")).to_have_count(len(samples.CHECKS) - 1)
+    expect(tab.locator("#preflight-skipped summary")).to_have_text("1 check does not apply here")
     expect(tab.locator("figure.chart")).to_have_count(4)
 
 

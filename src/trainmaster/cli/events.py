@@ -1,4 +1,4 @@
-"""`trainmaster events`: what happened, as rows that were ingested exactly once."""
+"""`trainmaster events`: the events of a job, each once."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption
 from trainmaster.cli._jobs import connect
 from trainmaster.cli._server import ServerOption
+from trainmaster.cli._views import event_line
 
 if TYPE_CHECKING:
     from trainmaster.api.events import Event
@@ -43,6 +44,8 @@ def _print(event: Event, *, json: bool) -> None:
         _console.json_line(event)
         return
     when = event.ts.astimezone().strftime("%H:%M:%S") if event.ts else "--:--:--"
-    words = " ".join(f"{key}={value}" for key, value in event.data.items())
-    what = f"{event.phase} {event.event}" if event.phase else f"garbage ({event.fault}): {event.text}"
-    _console.out.out(f"{when} {what} {words}".rstrip())
+    if event.phase:
+        what = event_line.describe(event.phase, event.event or "", event.data)
+    else:
+        what = f"malformed ({event.fault}): {event.text}"
+    _console.out.out(f"{when} {what}".rstrip())

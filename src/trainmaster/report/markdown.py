@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from trainmaster.api.jobs import JobPage
 from trainmaster.core.clean_text import clean, clean_line
+from trainmaster.core.results import Verdict
 from trainmaster.report import phrases
 from trainmaster.report.formats import count, duration, moment, short
 
@@ -45,7 +46,10 @@ def _preflight(page: JobPage) -> Iterator[str]:
         return
     overall = preflight.overall.value if preflight.overall else "checking"
     yield f"## Pre-flight: {overall}\n\n| Check | Verdict | Device | What was found | Values |\n|---|---|---|---|---|"
+    skipped = [row.check for row in preflight.checks if row.verdict is Verdict.SKIP]
     for row in preflight.checks:
+        if row.verdict is Verdict.SKIP:
+            continue
         found = escape(row.reason) + (f" → {escape(row.action)}" if row.action else "")
         values = ", ".join(
             f"{escape(name)}={escape(phrases.value_text(value))}"
@@ -53,6 +57,9 @@ def _preflight(page: JobPage) -> Iterator[str]:
             if value is not None
         )
         yield f"| {escape(row.check)} | {row.verdict.value} | {escape(row.device or '')} | {found} | {values} |"
+    if names := list(dict.fromkeys(skipped)):
+        many = f"{len(names)} {'check does' if len(names) == 1 else 'checks do'} not apply here"
+        yield f"\n{many}: {', '.join(map(escape, names))}."
     yield ""
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 
-from fail_open_cases import Case
-from gpu_faults import make
+from fail_open_cases import Case, gpus, log, mig
+from gpu_faults import SAMPLES, SMI, make
 from nodes import IB, infiniband, put
 
 from machines import Machine
@@ -56,6 +57,70 @@ def no_counters(machine: Machine) -> None:
     put(machine, files={}, lists=dict.fromkeys(folders))
 
 
+def dcgm_rows(*rows: dict[str, object], summary: dict[str, object] | None = None) -> Callable[[Machine], None]:
+    """DCGM 4's JSON of four GPUs that pass, with rows of other parts or remarks about the first test."""
+
+    def build(machine: Machine) -> None:
+        make(machine, 4)
+        document = json.loads((SAMPLES / "dcgm-4.2-healthy.json").read_text())
+        test = document["DCGM Diagnostic"]["test_categories"][0]["tests"][0]
+        test["results"] += rows
+        test["test_summary"] |= summary or {}
+        machine.command("dcgmi diag -r 1 -j", json.dumps(document))
+
+    return build
+
+
+def switch(status: str, *, severity: int | None = None) -> dict[str, object]:
+    row: dict[str, object] = {"entity_group": "Switch", "entity_group_id": 2, "entity_id": 0, "status": status}
+    remark = {"warning": "Switch 0 link 3 down", "error_id": 1, "error_severity": severity}
+    return row if severity is None else row | {"warnings": [remark]}
+
+
+def by_bits(machine: Machine) -> None:
+    """A V100 that counts errors of its caches by bits, and neither of the device memory nor in total."""
+    make(machine)
+    text = machine.host.run(*SMI.split()).stdout.replace(
+        "<product_name>NVIDIA H200<", "<product_name>Tesla V100-SXM2-32GB<"
+    )
+    counts = "".join(f"<{bits}><l1_cache>0</l1_cache><device_memory>N/A</device_memory><total>N/A</total></{bits}>"
+                     for bits in ("single_bit", "double_bit"))  # fmt: skip
+    machine.smi(re.sub(r"<(volatile|aggregate)>.*?</\1>", rf"<\1>{counts}</\1>", text, flags=re.DOTALL))
+
+
+def mig_without_rows(machine: Machine) -> None:
+    mig(machine)
+    machine.edit(None, {"remapped_rows": "N/A"})
+
+
+def with_callers(machine: Machine) -> None:
+    """A kernel that prints the thread of each message."""
+    make(machine)
+    text = machine.host.run("dmesg").stdout
+    machine.command("dmesg", re.sub(r"^(\[ *[\d.]+\]) ", r"\1[    T1] ", text, flags=re.MULTILINE))
+
+
+def cut_log(machine: Machine) -> None:
+    """The only log ends in the middle of a line after a fault."""
+    make(machine)
+    fault = "[99999.0] NVRM: Xid (PCI:0000:13:00): 79, GPU has fallen off the bus.\n"
+    machine.command("dmesg", f"{machine.host.run('dmesg').stdout}{fault}[99999.1] eth")
+    machine.refuses("journalctl -k -b --no-pager -o short-monotonic", "CommandMissing", "no journalctl")
+    for path in ("/var/log/kern.log", "/var/log/messages"):
+        machine.file(path, None)
+
+
+def smi_exit(code: int, changes: dict[str, str | None]) -> Callable[[Machine], None]:
+    def change(machine: Machine) -> None:
+        make(machine)
+        machine.edit(3, changes)
+        machine.command(SMI, machine.host.run(*SMI.split()).stdout, exit_code=code)
+
+    return change
+
+
+SPENT = "remapped_rows/row_remapper_histogram/row_remapper_histogram_none"
+HEAT = "clocks_event_reasons_counters/clocks_event_reasons_counters_hw_therm_slowdown"
 CASES = (
     Case(name="0 ib_ports=0 and a rate of its ports", check="ib_ports,cpu", before="PASS", after="INCOMPLETE",
          expect=("ib_ports=0", "ib_rate_gbps=400"), put=make),
@@ -82,4 +147,36 @@ CASES = (
          put=ports([1], counters__local_link_integrity_errors="15")),
     Case(name="5 no counters on any port of an mlx5 driver", check="ib_counters,cpu", before="PASS",
          after="INCOMPLETE", put=no_counters),
+    Case(name="3 DCGM: a switch warns with severity isolate", check="dcgm", before="PASS", after="FAIL",
+         put=dcgm_rows(switch("Warn", severity=2))),
+    Case(name="3 DCGM: a switch passes with a warning", check="dcgm", before="PASS", after="WARN",
+         put=dcgm_rows(switch("Pass", severity=1))),
+    Case(name="3 DCGM: a switch was not tested", check="dcgm", before="PASS", after="INCOMPLETE",
+         put=dcgm_rows(switch("Not Run"))),
+    Case(name="3 DCGM: a summary passes with severity isolate", check="dcgm", before="PASS", after="FAIL",
+         put=dcgm_rows(summary={"warnings": [{"warning": "GPU 3: DBE", "error_id": 9, "error_severity": 2}]})),
+    Case(name="4 a fault in a log that was cut short", check="xid", before="INCOMPLETE", after="FAIL", put=cut_log),
+    Case(name="7 uncorrectable errors of the caches alone", check="gpu_ecc", before="PASS", after="INCOMPLETE",
+         put=by_bits),
+    Case(name="7 a failed remap, and nvidia-smi ends with 14", check="gpu_remap", before="INCOMPLETE", after="FAIL",
+         put=smi_exit(14, {"remapped_rows/remapped_row_failure": "Yes"})),
+    Case(name="7 no fault, and nvidia-smi ends with 255", check="gpu_remap", before="INCOMPLETE", after="INCOMPLETE",
+         put=smi_exit(255, {})),
+    Case(name="7 a low power limit beside an unknown default", check="gpu_power", before="INCOMPLETE", after="FAIL",
+         expect=("gpu_power_w=700",), put=gpus(3, {"gpu_power_readings/current_power_limit": "100.00 W",
+                                                   "gpu_power_readings/default_power_limit": "N/A"})),
+    Case(name="7 too little memory beside an unknown use", check="gpu_memory", before="INCOMPLETE", after="FAIL",
+         put=gpus(3, {"fb_memory_usage/total": "40960 MiB", "fb_memory_usage/used": "N/A"})),
+    Case(name="7 PCIe replays beside unknown rollovers", check="gpu_pcie", before="INCOMPLETE", after="WARN",
+         put=gpus(3, {"pci/replay_counter": "5000000", "pci/replay_rollover_counter": "N/A"})),
+    Case(name="7 no spare rows beside an unknown count", check="gpu_remap", before="INCOMPLETE", after="WARN",
+         put=gpus(3, {SPENT: "4 bank(s)", "remapped_rows/remapped_row_unc": "N/A"})),
+    Case(name="7 900 s of heat beside an unknown slowdown", check="gpu_throttle", before="INCOMPLETE", after="WARN",
+         put=gpus(3, {HEAT: "900000000 us", "clocks_event_reasons/clocks_event_reason_hw_slowdown": "N/A"})),
+    Case(name="false alarm: no remapped rows reported in MIG mode", check="gpu_remap,gpu_modes", before="INCOMPLETE",
+         after="PASS", put=mig_without_rows, expect=("mig=true",)),
+    Case(name="false alarm: an adapter with little power", check="xid", before="FAIL", after="WARN",
+         put=log("mlx5_core 0000:5e:00.0: mlx5_pcie_event:301:(pid 9): insufficient power on the slot (27W).")),
+    Case(name="false alarm: a kernel that prints the caller of each message", check="xid", before="INCOMPLETE",
+         after="PASS", put=with_callers),
 )  # fmt: skip

@@ -9,6 +9,7 @@ model, its generation or its brand) skips before, with that as its proof.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from collections.abc import Callable
@@ -37,7 +38,7 @@ DESKTOP = re.compile(r"\b(GeForce|Titan|Quadro|NVS|RTX)\b", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpus:
-    """All evidence. `trouble` is the reason why there is no `smi`."""
+    """All evidence. `trouble` is the reason why there is no `smi`, or why nvidia-smi failed all the same."""
 
     bus: tuple[str, ...]  # addresses of NVIDIA display and 3D controllers
     devices: tuple[str, ...]  # nvidia0, nvidia1, … of /dev
@@ -59,8 +60,15 @@ def read(host: Host) -> Gpus:
         ran = host.run("nvidia-smi", "-q", "-x", timeout_s=SMI_TIMEOUT_S)
         if ran.exit_code:
             said = " ".join((ran.stdout + " " + ran.stderr).split())[:300]
-            trouble = f"nvidia-smi ended with {ran.exit_code}: {said}"
+            shown = said if "<nvidia_smi_log" not in said else " ".join(ran.stderr.split())[:300]
+            trouble = f"nvidia-smi ended with {ran.exit_code}: {shown or 'without a message'}"
             warnings = tuple(line.strip() for line in (ran.stdout + "\n" + ran.stderr).splitlines() if line.strip())
+            # A document that came all the same may show the fault; the exit code stays an error beside it.
+            with contextlib.suppress(ValueError):
+                smi = _parse(ran.stdout)
+                printed = tuple(line.strip() for line in ran.stderr.splitlines() if line.strip())
+                smi = replace(smi, broken_inforom=(*smi.broken_inforom, *find_broken_inforom(printed)))
+                warnings = (*smi.remarks, *printed)
         else:
             printed = tuple(line.strip() for line in ran.stderr.splitlines() if line.strip())
             smi = _parse(ran.stdout)
@@ -215,7 +223,14 @@ def judge_each(gpus: Gpus, expect: Expect, judge_one: Callable[[Gpu, str], Findi
     for slot in slots(gpus, expected(gpus, expect)):
         judged = _judge_slot(slot, judge_one)
         found += judged if isinstance(judged, list) else [judged]
-    return found
+    return [*found, *ended_badly(gpus)]
+
+
+def ended_badly(gpus: Gpus) -> list[Finding]:
+    """Error for an nvidia-smi that listed the GPUs and ended with an exit code other than 0."""
+    if gpus.smi is None or gpus.trouble is None:
+        return []
+    return [error(gpus.trouble, action="run nvidia-smi by hand; reset the GPU that it names, or reboot the node")]
 
 
 def _judge_slot(slot: Slot, judge_one: Callable[[Gpu, str], Finding | list[Finding]]) -> Finding | list[Finding]:

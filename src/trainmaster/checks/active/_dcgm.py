@@ -62,7 +62,7 @@ def judge(evidence: Evidence, expect: Expect) -> list[Finding]:
         return [_nothing(evidence.ran, meant, str(wrong))]
     if not diag.tests:
         return [_nothing(evidence.ran, meant, diag.runtime_error or "it names no test")]
-    found = list(_judge_gpus(evidence, diag, expect))
+    found = [*_judge_gpus(evidence, diag, expect), *_judge_others(diag)]
     return [*found, *_judge_run(evidence, diag, meant, found)]
 
 
@@ -136,6 +136,34 @@ def _judge_pass(diag: dcgm.Diag, number: int, device: str, tests: dict[str, str]
         action = _ACTIONS.get(dcgm.SEVERITIES.get(problem.severity or 0, ""), _ACTIONS["monitor"])
         return warn(f"{name} of DCGM passes with a warning: {problem.text}", action=action, device=device, tests=tests)
     return ok(f"{sum(word == 'Pass' for word in tests.values())} tests of DCGM pass", device=device, tests=tests)
+
+
+def _judge_others(diag: dcgm.Diag) -> Iterator[Finding]:
+    """Findings about switches, CPUs and the node itself, by status and severity; those that pass have none."""
+    for test in diag.tests:
+        for result in test.results:
+            # A row of the node that names nothing (DCGM 3) is part of each GPU's verdict, except its remarks.
+            mild = result.status in (dcgm.Status.PASS, dcgm.Status.SKIP)
+            if result.gpu is None and (mild or result.entity is not None):
+                device = None if result.entity in (None, dcgm.NODE) else result.entity
+                yield from _judge_other(test.name, result, device)
+
+
+def _judge_other(name: str, result: dcgm.Result, device: str | None) -> Iterator[Finding]:
+    ranked = sorted(result.problems, key=lambda one: dcgm.SEVERITIES.get(one.severity or 0) not in _GRAVE)
+    problem = ranked[0] if ranked else None
+    severity = dcgm.SEVERITIES.get(problem.severity or 0, "unknown") if problem else "unknown"
+    why = f": {problem.text}" if problem else ""
+    where = device or "the node"
+    action = _ACTIONS.get(severity, "run dcgmi diag by hand and see what it reports of this part")
+    if result.status is dcgm.Status.FAIL:
+        yield fail(f"{name} of DCGM fails on {where}{why}", action=action, device=device)
+    elif severity in _GRAVE:
+        yield fail(f"{name} of DCGM reports an error of {where}{why}", action=action, device=device)
+    elif result.status is dcgm.Status.WARN or (result.status is dcgm.Status.PASS and problem):
+        yield warn(f"{name} of DCGM warns of {where}{why}", action=action, device=device)
+    elif result.status in (dcgm.Status.NOT_RUN, dcgm.Status.UNKNOWN):
+        yield error(f"{name} of DCGM is {result.word or result.status} on {where}{why}", action=action, device=device)
 
 
 def _bad(diag: dcgm.Diag, number: int) -> list[tuple[str, dcgm.Problem | None]]:

@@ -28,7 +28,7 @@ def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
     assert gpus.smi is not None
     count, listed = nvidia.expected(gpus, expect), len(gpus.smi.gpus)
     found = [_present(slot.gpu, slot.device) if slot.gpu else _missing(slot) for slot in nvidia.slots(gpus, count)]
-    found += lost
+    found += [*lost, *nvidia.ended_badly(gpus)]
     strangers = [gpu.bus for gpu in gpus.smi.gpus if gpus.bus and gpu.bus not in gpus.bus]
     if strangers:
         reason = f"nvidia-smi lists a GPU at {strangers[0]}, which the PCI bus does not show"

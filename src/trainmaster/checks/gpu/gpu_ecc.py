@@ -18,7 +18,9 @@ FLAGS = {
     "ecc_errors/tpc_repair_pending": ("a TPC repair is pending", RESET),
 }
 # Page-retiring GPUs count by bits, later ones by kind of memory; without both of a kind half was not measured.
-MUST_TELL = (("dram_uncorrectable", "double_bit"), ("sram_uncorrectable", "double_bit"))
+# Of the counters by bits, the total or that of the device memory counts: caches alone are a part.
+_BITS = ("double_bit total", "double_bit device_memory")
+MUST_TELL = (("dram_uncorrectable", *_BITS), ("sram_uncorrectable", *_BITS))
 MIG_COUNT = "ecc_error_count/volatile_count/sram_uncorrectable"
 CURRENT, PENDING = "ecc_mode/current_ecc", "ecc_mode/pending_ecc"
 CORRECTED_WARN = 10_000  # ours: healthy memory shows few; none of them changes a result

@@ -22,24 +22,16 @@ def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
 
 
 def _judge_one(gpu: nvidia.Gpu, device: str, wanted_gib: float | None) -> Finding:
-    if gpu.memory_total_mib and gpu.memory_used_mib is None:
-        reason = f"it reports {gpu.memory_total_mib / 1024:.1f} GiB, and no memory in use: {gpu.texts['memory_used']}"
-        return error(reason, action="reset the GPU or reboot the node", device=device)
-    if not gpu.memory_total_mib or gpu.memory_used_mib is None:
+    if not gpu.memory_total_mib:
         told = f"it reports no memory size: total {gpu.texts['memory_total']}, used {gpu.texts['memory_used']}"
         return error(told, action="reset the GPU or reboot the node", device=device)
+    small = _judge_size(gpu, device, wanted_gib)
+    if small is not None:
+        return small
+    if gpu.memory_used_mib is None:
+        reason = f"it reports {gpu.memory_total_mib / 1024:.1f} GiB, and no memory in use: {gpu.texts['memory_used']}"
+        return error(reason, action="reset the GPU or reboot the node", device=device)
     total, used = gpu.memory_total_mib / 1024, gpu.memory_used_mib / 1024
-    model, stated = profiles.of_gpu(gpu.name), wanted_gib is not None
-    if wanted_gib is None and model is not None:
-        wanted_gib = model.memory_gb * profiles.MEMORY_SHARE
-    if wanted_gib is not None and total < wanted_gib:
-        say = fail if stated or (model is not None and model.is_verified("memory_gb")) else warn
-        return say(
-            f"{total:.1f} GiB, not {wanted_gib:.4g} GiB",
-            action="use a GPU with more memory; if ECC or MIG takes it, state less",
-            device=device,
-            total_gib=round(total, 2),
-        )
     if used > USED_WARN_GIB:
         return warn(
             f"{used:.1f} of {total:.1f} GiB are in use before the start",
@@ -49,3 +41,16 @@ def _judge_one(gpu: nvidia.Gpu, device: str, wanted_gib: float | None) -> Findin
             used_gib=round(used, 2),
         )
     return ok(f"{total:.1f} GiB, {used:.1f} in use", device=device, total_gib=round(total, 2), used_gib=round(used, 2))
+
+
+def _judge_size(gpu: nvidia.Gpu, device: str, wanted_gib: float | None) -> Finding | None:
+    """Finding of a GPU with less memory than stated or than its model has; None: it has enough."""
+    total = (gpu.memory_total_mib or 0) / 1024
+    model, stated = profiles.of_gpu(gpu.name), wanted_gib is not None
+    if wanted_gib is None and model is not None:
+        wanted_gib = model.memory_gb * profiles.MEMORY_SHARE
+    if wanted_gib is None or total >= wanted_gib:
+        return None
+    say = fail if stated or (model is not None and model.is_verified("memory_gb")) else warn
+    action = "use a GPU with more memory; if ECC or MIG takes it, state less"
+    return say(f"{total:.1f} GiB, not {wanted_gib:.4g} GiB", action=action, device=device, total_gib=round(total, 2))

@@ -49,7 +49,7 @@ def _judge_one(gpu: nvidia.Gpu, device: str, expect: Expect, widest: float) -> F
     if width < wanted:
         action = "reseat the GPU or its riser; power-cycle the node, then test again"
         return fail(f"{width:g} PCIe lanes, not {wanted:g}", action=action, device=device, width=width)
-    replays = _replays(gpu)
+    replays = _replays(gpu, certain=False)
     if replays is not None and replays >= REPLAYS_WARN:
         action = "reseat the GPU or its riser; replace it if the counter rises again"
         return warn(f"{replays:,} PCIe replays since the driver started", action=action, device=device, replays=replays)
@@ -63,6 +63,7 @@ def _judge_one(gpu: nvidia.Gpu, device: str, expect: Expect, widest: float) -> F
         action = "look at the PCIe setting of the node's BIOS and at its slot"
         reason = f"at most PCIe generation {most_gen:g} here; the {model.name} has {model.pcie_gen}"
         return warn(reason, action=action, device=device, **values)
+    replays = _replays(gpu, certain=True)
     if replays is None and not nvidia.is_desktop(gpu):
         gpu.number("", REPLAYS)  # it must report them; N/A is no answer
     # An idle GPU lowers its generation to save power; only a busy one must use all of it.
@@ -73,10 +74,14 @@ def _judge_one(gpu: nvidia.Gpu, device: str, expect: Expect, widest: float) -> F
     return ok(f"{width:g} lanes, generation {gen:g} of {most_gen:g}", device=device, **values)
 
 
-def _replays(gpu: nvidia.Gpu) -> int | None:
-    """Packets sent again because of damage on the link. None: not reported."""
+def _replays(gpu: nvidia.Gpu, *, certain: bool) -> int | None:
+    """Packets sent again because of damage on the link; None: not reported. `certain`: both counters must be read."""
     if not gpu.tells(REPLAYS):
         return None
-    return (
-        int(gpu.number("", REPLAYS)) + int(gpu.number("", ROLLOVERS)) * 4
-    )  # the counter has two bits (PCIe specification, REPLAY_NUM)
+    try:
+        rollovers = int(gpu.number("", ROLLOVERS))
+    except nvidia.NotTold:
+        if certain:
+            raise
+        rollovers = 0
+    return int(gpu.number("", REPLAYS)) + rollovers * 4  # the counter has two bits (PCIe specification, REPLAY_NUM)

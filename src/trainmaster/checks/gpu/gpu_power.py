@@ -30,13 +30,11 @@ def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
 
 
 def _judge_one(gpu: nvidia.Gpu, device: str, wanted: float | None) -> Finding:
-    limit, usual = (gpu.number(" W", *paths) for paths in (LIMIT, DEFAULT))
+    limit = gpu.number(" W", *LIMIT)
     if wanted is not None and limit < wanted:
-        reason, action = (
-            f"its power limit is {limit:g} W, not {wanted:g} W",
-            f"raise it again: nvidia-smi -pl {usual:g}",
-        )
-        return fail(reason, action=action, device=device, limit_w=limit, default_w=usual)
+        reason = f"its power limit is {limit:g} W, not {wanted:g} W"
+        return fail(reason, action=f"raise it again: nvidia-smi -pl {wanted:g}", device=device, limit_w=limit)
+    usual = gpu.number(" W", *DEFAULT)
     draw = gpu.number(" W", *DRAW)
     values = {"draw_w": draw, "limit_w": limit, "default_w": usual}
     if not 0 < limit < MOST_W or not 0 < draw < MOST_W:

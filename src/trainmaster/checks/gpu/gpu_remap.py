@@ -34,6 +34,15 @@ def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus) -> Finding:
         return fail(
             "a memory row is pending a remap", action="drain the node and reset the GPU", device=device, pending=True
         )
+    # Driver 450 to 515 have no histogram; where it is, it must hold a number.
+    banks, low = (_count(gpu, path, " bank(s)") for path in (SPENT, LOW))
+    if banks or low:
+        reason = f"{banks or 0:g} memory banks have no spare row left, {low or 0:g} have few"
+        return warn(reason, action="plan to have the GPU replaced", device=device)
+    known = [_count(gpu, f"remapped_rows/remapped_row_{name}", "") or 0 for name in ("corr", "unc")]
+    if sum(known) >= MOST_ROWS:
+        reason = f"{sum(known):g} rows are remapped, and a GPU can remap {MOST_ROWS}"
+        return warn(reason, action="plan to have the GPU replaced", device=device)
     if not gpu.tells(PENDING) and not nvidia.peers_tell(gpus, gpu, PENDING):
         proof = _no_rows(gpu)
         if proof is not None:
@@ -41,16 +50,18 @@ def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus) -> Finding:
     pending, failed = gpu.yes(PENDING), gpu.yes(FAILURE)
     corrected, hard = (int(gpu.number("", f"remapped_rows/remapped_row_{name}")) for name in ("corr", "unc"))
     values = {"pending": pending, "failed": failed, "corrected": corrected, "uncorrectable": hard}
-    # Driver 450 to 515 have no histogram; where it is, it must hold a number.
-    banks = gpu.number(" bank(s)", SPENT) if gpu.said(SPENT) else 0
-    low = gpu.number(" bank(s)", LOW) if gpu.said(LOW) else 0
-    if banks > 0 or low > 0:
-        reason = f"{banks:g} memory banks have no spare row left, {low:g} have few"
-        return warn(reason, action="plan to have the GPU replaced", device=device, **values)
-    if corrected + hard >= MOST_ROWS:
-        reason = f"{corrected + hard} rows are remapped, and a GPU can remap {MOST_ROWS}"
-        return warn(reason, action="plan to have the GPU replaced", device=device, **values)
+    for path in (SPENT, LOW):
+        if gpu.said(path):
+            gpu.number(" bank(s)", path)
     return ok(f"no remap is pending; {corrected + hard} rows are remapped", device=device, **values)
+
+
+def _count(gpu: nvidia.Gpu, path: str, unit: str) -> float | None:
+    """Number under a path; None: none is readable there."""
+    try:
+        return gpu.number(unit, path)
+    except nvidia.NotTold:
+        return None
 
 
 def _no_rows(gpu: nvidia.Gpu) -> str | None:
@@ -60,4 +71,6 @@ def _no_rows(gpu: nvidia.Gpu) -> str | None:
         return f"its generation is {generation}"
     if gpu.tells(*PAGES):
         return f"it retires pages instead: pending {gpu.said(*PAGES)}"
+    if nvidia.mig_on(gpu) and gpu.said(PENDING) in ("", "N/A"):
+        return "MIG is Enabled, and the driver reports remapped rows of whole GPUs only"
     return f"it is a {gpu.name}" if nvidia.is_desktop(gpu) else None

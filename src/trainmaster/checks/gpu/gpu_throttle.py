@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from trainmaster.checks import nvidia
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, fail, ok, warn
@@ -42,14 +44,19 @@ def _judge_one(gpu: nvidia.Gpu, device: str) -> Finding:
         return fail(reason, action=ACTION, device=device, active=active)
     if active:
         return warn(f"throttled now: {REASONS[active[0]]}", action=ACTION, device=device, active=active)
-    for name in REASONS:
-        gpu.yes(*_paths(name))  # every GPU reports these; one that does not was not measured
-    spent_s = {name: _spent_s(gpu, name) for name in COUNTERS}
+    spent_s = {}
+    for name in COUNTERS:
+        with contextlib.suppress(nvidia.NotTold):
+            spent_s[name] = _spent_s(gpu, name)
     values = {"active": active, "spent_s": {name: spent for name, spent in spent_s.items() if spent is not None}}
     past = {name: spent for name, spent in spent_s.items() if spent is not None and spent >= WARN_S}
     if past:
         words = ", ".join(f"{COUNTERS[name]} for {spent:.0f} s" for name, spent in past.items())
         return warn(f"throttled since the driver started: {words}", action=ACTION, device=device, **values)
+    for name in REASONS:
+        gpu.yes(*_paths(name))  # every GPU reports these; one that does not was not measured
+    for name in COUNTERS:
+        _spent_s(gpu, name)
     return ok("not throttled", device=device, **values)
 
 

@@ -46,11 +46,12 @@ class Evidence:
     trouble: str
     site: str | None
     closed: bool = False
+    others: tuple[tuple[str, KernelLog], ...] = ()  # cut short, damaged or without its beginning; faults there count
 
 
 def read(host: Host) -> Evidence:
     gpus = nvidia.read(host)
-    source, text, trouble, closed = _read_log(host)
+    source, text, trouble, closed, others = _read_log(host)
     log = kernel_log.parse(text) if text else None
     return Evidence(
         gpus=gpus,
@@ -60,10 +61,26 @@ def read(host: Host) -> Evidence:
         trouble=trouble,
         site=_read_site(host),
         closed=closed,
+        others=tuple((name, kernel_log.parse(other)) for name, other in others),
     )
 
 
 def judge(evidence: Evidence, expect: Expect) -> list[Finding]:
+    """Findings of the log, and the faults of each log that proves nothing by its silence."""
+    found = _judge_log(evidence, expect)
+    for name, log in evidence.others:
+        told = {_event(finding) for finding in found}
+        beside = _judge_log(replace(evidence, source=name, log=log, whole=False, others=()), expect)
+        found += [one for one in beside if one.verdict in (Verdict.WARN, Verdict.FAIL) and _event(one) not in told]
+    return found
+
+
+def _event(finding: Finding) -> tuple[object, ...]:
+    """What tells two events apart, whatever log reports them and how often."""
+    return (finding.device, *(finding.values.get(name) for name in ("xid", "sxid", "kind")))
+
+
+def _judge_log(evidence: Evidence, expect: Expect) -> list[Finding]:
     refused = nvidia.refuse(evidence.gpus, expect)
     # Where nvidia-smi hangs, the log is the only evidence left: go on.
     without = refused if refused is not None and refused.verdict is not Verdict.ERROR else None
@@ -208,28 +225,37 @@ def _catalog(site: str | None, expect: Expect) -> Catalog:
     return Catalog(xids=rows, sxids=catalog.sxids)
 
 
-def _read_log(host: Host) -> tuple[str, str, str, bool]:
-    """First log that reaches back to the boot, else the first readable one: name, text, trouble, whether all closed."""
-    best, troubles, closed = ("", ""), [], True
+def _read_log(host: Host) -> tuple[str, str, str, bool, list[tuple[str, str]]]:
+    """First log that reaches back to the boot, else the first readable one: name, text, trouble, whether all closed.
+
+    The last are the other logs with their names: cut short, damaged or without their beginning.
+    """
+    late: list[tuple[str, str]] = []
+    damaged: list[tuple[str, str]] = []
+    troubles, closed = [], True
     for name, ask in _sources(host):
+        raw = ""
         try:
             raw = ask()
             if raw and not raw.endswith("\n"):
                 raise HostError(f"{name} was cut short")  # what followed may be the fault
             text = _since_boot(raw)
-            if text.startswith("[") and (damaged := _TIMELESS.search(text)):
-                raise HostError(f"{name} holds a damaged line: {damaged[0]}")
+            if text.startswith("[") and (line := _TIMELESS.search(text)):
+                raise HostError(f"{name} holds a damaged line: {line[0]}")
         except HostError as wrong:
             troubles.append(str(wrong))
             closed = closed and _is_closed(wrong)
+            damaged += [(name, _since_boot(raw))] if raw else []
             continue
         if not text:
             troubles.append(f"{name} is empty")
             closed = False
         elif kernel_log.is_boot(text):
-            return name, text, "", False
-        best = best if best[1] else (name, text)
-    return best[0], best[1], "; ".join(troubles), closed
+            return name, text, "", False, [*late, *damaged]
+        else:
+            late.append((name, text))
+    name, text = late[0] if late else ("", "")
+    return name, text, "; ".join(troubles), closed, [*late[1:], *damaged]
 
 
 def _is_closed(wrong: HostError) -> bool:

@@ -12,6 +12,7 @@ from trainmaster.node.parse.dcgm_table import parse_table
 
 __all__ = [
     "DEPLOYMENT",
+    "NODE",
     "SEVERITIES",
     "Diag",
     "ExitCode",

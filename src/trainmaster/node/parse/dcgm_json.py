@@ -11,7 +11,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainmaster.node.parse import ParseError, read_int, shorten
-from trainmaster.node.parse.dcgm_data import GROUPS, Diag, Draft, Problem, Result, Status, Test, build, read_status
+from trainmaster.node.parse.dcgm_data import (
+    GROUPS,
+    NODE,
+    Diag,
+    Draft,
+    Problem,
+    Result,
+    Status,
+    Test,
+    build,
+    read_status,
+)
 
 NAMES = {"DCGM GPU Diagnostic": "json-3", "DCGM Diagnostic": "json-4"}
 
@@ -88,12 +99,21 @@ def _read_test(test: dict[str, Any], category: str, draft: Draft) -> Test:
             draft.faults.append(f"a result of the test {name or '?'} is no object")
     summary = test.get("test_summary")
     status = None
+    results.extend(_read_remarks(test, draft))
     if isinstance(summary, dict):
         status = read_status(summary.get("status"))
+        results.extend(_read_remarks(summary, draft))
     elif "test_summary" in test:
         draft.faults.append(f"the summary of the test {name or '?'} is no object")
         status = Status.UNKNOWN
     return Test(name=name or "", category=category, results=tuple(results), summary=status)
+
+
+def _read_remarks(place: dict[str, Any], draft: Draft) -> Iterator[Result]:
+    """Warnings of a whole test, as a result of the node."""
+    problems = tuple(_read_problems(place, draft))
+    if problems:
+        yield Result(status=Status.PASS, word="", entity=NODE, problems=problems)
 
 
 def _read_result(row: dict[str, Any], draft: Draft) -> Iterator[Result]:

@@ -32,7 +32,7 @@ Kind = Literal[
     "memory_poison",  # a page was taken out of use after an uncorrectable memory error; `fatal` False: recovered
     "nic_health",  # mlx5: the device reported an internal error
     "nic_command_timeout",  # mlx5: the firmware did not answer a command
-    "nic_module",  # mlx5: a cable or optical module reported an error, or the adapter is hot
+    "nic_module",  # mlx5: a cable or optical module reported an error, or the adapter is hot or short of power
     "nic_tx_timeout",  # a network queue did not send for seconds
     "nic_command_failed",  # EFA: the adapter refused a command
     "soft_lockup",  # also stalls of RCU and of a work queue
@@ -191,7 +191,11 @@ _RULES = (
         device="device",
         fatal=False,
     ),
-    _rule("nic_module", "mlx5_core", r"mlx5_core .*(?:Port module event\[error\]|Cable error|(?i:high temperature))"),
+    _rule(
+        "nic_module",
+        "mlx5_core",
+        r"mlx5_core .*(?:Port module event\[error\]|Cable error|(?i:high temperature)|insufficient power)",
+    ),
     _rule("nic_tx_timeout", "TX timeout|WATCHDOG", r"mlx[45]_core .*TX timeout|NETDEV WATCHDOG: .*timed out"),
     _rule("nic_command_failed", "efa ", r"\befa [0-9a-f:.]{7,16}: Failed to", fatal=False),
     _rule(
@@ -204,8 +208,7 @@ _RULES = (
         "nic_health",
         "mlx5_core|mlx4_core",
         r"mlx[45]_core .*(?:[Ff]atal error|health compromised|print_health_info|assert_(?:var|exit_ptr|callra)"
-        r"|[Ii]nternal error|internal state error|error state|bad device|health recovery|mlx5_error_sw_reset|crdump"
-        r"|insufficient power)",
+        r"|[Ii]nternal error|internal state error|error state|bad device|health recovery|mlx5_error_sw_reset|crdump)",
         fatal=True,
     ),
     _rule("hard_lockup", "LOCKUP", r"hard LOCKUP on (?P<device>cpu \d+)", device="device", fatal=True),

@@ -129,7 +129,8 @@ _LOST = re.compile(
 )
 # The kernel's first line. Its own clock has not started by then: a later line with these words is another program's.
 _BOOT = re.compile(
-    r"(?:<\d{1,3}>)?(?:\[\s*0\.\d+\] (?:\S+ kernel: )?|\[[A-Z][^\]]{20,30}\] |\d{1,6},\d{1,18},\d{1,6},[^;]{1,40};"
+    r"(?:<\d{1,3}>)?(?:\[\s*0\.\d+\](?:\[\s*[TC]\d+\])? (?:\S+ kernel: )?|\[[A-Z][^\]]{20,30}\] "
+    r"|\d{1,6},\d{1,18},\d{1,6},[^;]{1,40};"
     r"|(?:[A-Z][a-z]{2} [ \d]\d [\d:]{8}|\d{4}-\d\d-\d\d\S{1,30}) \S+ kernel: (?:\[\s*0\.\d+\] )?)?Linux version \d"
 )
 _PROCESS = re.compile(r"pid='?(?P<pid>\d{1,10}|<unknown>)'?(?:, name=(?P<name>[^,]{1,64}))?(?:, |$)")
@@ -150,7 +151,7 @@ _INVOKED = re.compile(r"invoked oom-killer:")
 _TASK = re.compile(r"oom-kill:constraint=CONSTRAINT_(?P<how>\w+),.{0,2000}?task=(?P<name>[^,]{1,64}),pid=\d")
 _STAMPS = re.compile(
     r"\s*(?:<\d{1,3}>)?(?:"
-    r"\[\s*(?P<up>\d{1,12}\.\d{1,9})\]"
+    r"\[\s*(?P<up>\d{1,12}\.\d{1,9})\](?:\[\s*[TC]\d{1,10}\])?"  # thread or CPU, with CONFIG_PRINTK_CALLER
     r"|\[(?P<human>[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})\]"
     r"|(?P<iso>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)"
     r"|(?P<old>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d)"

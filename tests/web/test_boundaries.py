@@ -67,3 +67,14 @@ def test_a_job_gets_nothing_of_the_servers_environment() -> None:
     }  # fmt: skip
     passed = {"PATH", "CUDA_VISIBLE_DEVICES", "NCCL_DEBUG", "LC_ALL", "PYTHONPATH", "HF_TOKEN", "AWS_PROFILE"}
     assert set(job_environment(server)) == passed
+
+
+def test_a_refused_name_is_explained_in_our_own_words(db: Database, tmp_path: Path) -> None:
+    with db.write() as conn:
+        admin = tokens.issue(conn, name="root", role=Role.ADMIN, project=None, at=AT)
+    client = TestClient(create_app(db, tmp_path, reconcile=False, require_token=True), base_url="http://127.0.0.1:8470")
+    headers = {"Authorization": f"Bearer {admin}"}
+    answer = client.post("/v1/tokens", json={"name": "tm_" + "a1B2" * 10 + "xyz", "role": "user"}, headers=headers)
+    assert answer.status_code == 422, answer.text
+    message = answer.json()["error"]["message"]
+    assert "looks like a secret" in message and "Value error" not in message

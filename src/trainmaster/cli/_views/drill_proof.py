@@ -186,10 +186,11 @@ def _sentence(proof: Proof) -> str:
 
 def _setting(proof: Proof) -> str:
     plan = proof.plan
-    changed = "; ".join(plan.changes) or "nothing"
+    changed, first = "; ".join(plan.changes) or "nothing", plan.legs[0].ranks
     return (
-        f"{plan.config.steps} steps on {plan.legs[0].ranks} ranks, the last attempt on {plan.legs[-1].ranks}; a save "
-        f"every {plan.config.checkpoint.every_steps} steps; seed {plan.seed}. Changed for the drill: {changed}."
+        f"{plan.config.steps} steps on {first} {'rank' if first == 1 else 'ranks'}, "
+        f"the last attempt on {plan.legs[-1].ranks}; a save every {plan.config.checkpoint.every_steps} steps; "
+        f"seed {plan.seed}. Changed for the drill: {changed}."
     )
 
 

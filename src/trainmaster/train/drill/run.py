@@ -110,7 +110,8 @@ class Drill:
                 self._damaged[number] = done
             strike = leg.strike.environment if leg.strike else {}
             what = f"to be killed: {leg.strike}" if leg.strike else "to the end"
-            label = f"attempt {number + 1} of {len(self.plan.legs)} on {leg.ranks} rank(s), {what}"
+            ranks = "rank" if leg.ranks == 1 else "ranks"
+            label = f"attempt {number + 1} of {len(self.plan.legs)} on {leg.ranks} {ranks}, {what}"
             folder = self.folder / "struck" / f"attempt-{number + 1}"
             attempts.append(self._attempt(label, folder, config, ranks=leg.ranks, strike=strike))
             if leg.strike and not attempts[-1].killed:

@@ -169,6 +169,8 @@ CASES = (
          put=gpus(3, {"fb_memory_usage/total": "40960 MiB", "fb_memory_usage/used": "N/A"})),
     Case(name="7 PCIe replays beside unknown rollovers", check="gpu_pcie", before="INCOMPLETE", after="WARN",
          put=gpus(3, {"pci/replay_counter": "5000000", "pci/replay_rollover_counter": "N/A"})),
+    Case(name="7 a lower PCIe generation than equal GPUs", check="gpu_pcie", before="WARN", after="FAIL",
+         put=gpus(3, {"pci/pci_gpu_link_info/pcie_gen/max_link_gen": "1"})),
     Case(name="7 no spare rows beside an unknown count", check="gpu_remap", before="INCOMPLETE", after="WARN",
          put=gpus(3, {SPENT: "4 bank(s)", "remapped_rows/remapped_row_unc": "N/A"})),
     Case(name="7 900 s of heat beside an unknown slowdown", check="gpu_throttle", before="INCOMPLETE", after="WARN",
@@ -177,6 +179,9 @@ CASES = (
          after="PASS", put=mig_without_rows, expect=("mig=true",)),
     Case(name="false alarm: an adapter with little power", check="xid", before="FAIL", after="WARN",
          put=log("mlx5_core 0000:5e:00.0: mlx5_pcie_event:301:(pid 9): insufficient power on the slot (27W).")),
+    Case(name="false alarm: the USB-C port of a board", check="xid", before="FAIL", after="PASS",
+         put=log("nvidia-gpu 0000:13:00.3: i2c timeout error e0000000",
+                 "nvidia-gpu: probe of 0000:13:00.3 failed with error -110")),
     Case(name="false alarm: a kernel that prints the caller of each message", check="xid", before="INCOMPLETE",
          after="PASS", put=with_callers),
 )  # fmt: skip

@@ -207,7 +207,7 @@ FAULTS = [
     Fault(name="PCIe x8", put=edit(pci__pci_gpu_link_info__link_widths__current_link_width="8x"), check="gpu_pcie",
           verdict="fail"),
     Fault(name="PCIe generation 4", put=edit(pci__pci_gpu_link_info__pcie_gen__max_link_gen="4"), check="gpu_pcie",
-          verdict="warn"),
+          verdict="fail"),
     Fault(name="PCIe generation 4, 5 stated", put=edit(pci__pci_gpu_link_info__pcie_gen__max_link_gen="4"),
           check="gpu_pcie", verdict="fail", expect={"pcie_gen": 5}),
     Fault(name="PCIe generation 1 while busy", check="gpu_pcie", verdict="warn",

@@ -13,6 +13,7 @@ LEVEL = 1
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 LINK = "pci/pci_gpu_link_info"
 WIDTH = f"{LINK}/link_widths/current_link_width"
+MAX_GEN = f"{LINK}/pcie_gen/max_link_gen"
 UTIL = "utilization/gpu_util"
 BUSY_PERCENT = 50.0
 REPLAYS, ROLLOVERS = "pci/replay_counter", "pci/replay_rollover_counter"
@@ -28,10 +29,18 @@ def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
     for gpu in gpus.smi.gpus if gpus.smi else ():
         with contextlib.suppress(nvidia.NotTold):
             peers[gpu.name] = max(peers.get(gpu.name, 0), gpu.number("x", WIDTH))
-    return nvidia.judge_each(gpus, expect, lambda gpu, device: _judge_one(gpu, device, expect, peers.get(gpu.name, 0)))
+    newest: dict[str | None, float] = {}
+    for gpu in gpus.smi.gpus if gpus.smi else ():
+        with contextlib.suppress(nvidia.NotTold):
+            newest[gpu.name] = max(newest.get(gpu.name, 0), gpu.number("", MAX_GEN))
+
+    def judge_one(gpu: nvidia.Gpu, device: str) -> Finding:
+        return _judge_one(gpu, device, expect, widest=peers.get(gpu.name, 0), newest=newest.get(gpu.name, 0))
+
+    return nvidia.judge_each(gpus, expect, judge_one)
 
 
-def _judge_one(gpu: nvidia.Gpu, device: str, expect: Expect, widest: float) -> Finding:
+def _judge_one(gpu: nvidia.Gpu, device: str, expect: Expect, *, widest: float, newest: float) -> Finding:
     model = profiles.of_gpu(gpu.name)
     if (
         not gpu.tells(WIDTH)
@@ -59,6 +68,10 @@ def _judge_one(gpu: nvidia.Gpu, device: str, expect: Expect, widest: float) -> F
     if expect.pcie_gen is not None and most_gen < expect.pcie_gen:
         action = "use a node of the right type; look at the PCIe setting of its BIOS"
         return fail(f"PCIe generation {most_gen:g}, not {expect.pcie_gen}", action=action, device=device, **values)
+    if most_gen < newest:
+        action = "reseat the GPU or its riser; see the PCIe setting of its slot"
+        reason = f"at most PCIe generation {most_gen:g}, and {newest:g} on an equal GPU of this node"
+        return fail(reason, action=action, device=device, **values)
     if model is not None and model.pcie_gen is not None and most_gen < model.pcie_gen:
         action = "look at the PCIe setting of the node's BIOS and at its slot"
         reason = f"at most PCIe generation {most_gen:g} here; the {model.name} has {model.pcie_gen}"

@@ -1,0 +1,75 @@
+"""Seconds from submit to running on a host behind sshd on loopback, one job after another.
+
+    PYTHONPATH=tests python benchmarks/ssh_start.py            50 jobs
+    PYTHONPATH=tests python benchmarks/ssh_start.py --jobs 10
+
+The control plane runs as in `trainmaster serve`, over SQLite and with its usual pause between two looks (0.5 s). The
+first job opens the connection and sends the node half; the others find both. Running means that the agent holds its
+lock and the workload may start: the jobs have no pre-flight checks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import yaml
+
+from sshd import lab
+from trainmaster import control
+from trainmaster.core.spec import parse_spec
+from trainmaster.core.states import Status
+from trainmaster.store import Database, open_database
+from trainmaster.store.jobs import find_job
+
+
+async def measure(db: Database, home: Path, target: str, jobs: int) -> list[float]:
+    """Seconds of each job, in order."""
+    stop, took = asyncio.Event(), []
+    loop = asyncio.create_task(control.run(db, home, stop=stop))
+    spec = parse_spec({"name": "start", "target": target, "command": ["sleep", "0.5"], "preflight": {"level": 0}})
+    try:
+        for _ in range(jobs):
+            began = time.monotonic()
+            job = await asyncio.to_thread(control.submit, db, spec)
+            while (now := find_job(db, job.id)) is not None and now.status is Status.PENDING:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+            took.append(time.monotonic() - began)
+            while (now := find_job(db, job.id)) is not None and not now.status.final:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            assert now is not None and now.status is Status.COMPLETED, now
+    finally:
+        stop.set()
+        await loop
+    return took
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--jobs", type=int, default=50)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="ssh-start-") as folder:
+        home = Path(folder) / "home"
+        for place in (home, Path(folder) / "lab"):
+            place.mkdir()
+        with lab(Path(folder) / "lab") as machines:
+            host = machines.start("n1")
+            machines.wait()
+            entry = {"host": "127.0.0.1", "name": "n1", "port": host.port, "key": str(machines.key)}
+            document = {"known_hosts": str(machines.known_hosts), "hosts": [{**entry, "python": sys.executable}]}
+            (home / "hosts.yaml").write_text(yaml.safe_dump(document))
+            db = open_database(home / "trainmaster.db")
+            first, *others = asyncio.run(measure(db, home, f"ssh:{home / 'hosts.yaml'}", args.jobs))
+            db.close()
+    others.sort()
+    print(f"first job, connection and package included: {first:.2f} s")
+    print(f"{len(others)} others: p50 {statistics.median(others):.2f} s, most {others[-1]:.2f} s")
+
+
+if __name__ == "__main__":
+    main()

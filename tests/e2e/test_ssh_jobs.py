@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -168,6 +169,16 @@ def test_what_a_machine_still_runs_when_it_is_back_is_ended(
     assert left.attempt == f"{job.id}.1" and left.why == "its job is failed"
     assert processes_of(f"{job.id}.1") == []
     assert asyncio.run(reap.sweep(db, tmp_path)) == []
+
+
+def test_a_followed_job_ends_without_a_word_about_connections(tmp_path: Path, target: str) -> None:
+    (tmp_path / "job.yaml").write_text("name: a\ncommand: ['true']\npreflight: { level: 0 }\n")
+    words = ["submit", "job.yaml", "--on", target, "--follow", "--workdir", "none", "--home", "home"]
+    done = subprocess.run(
+        [sys.executable, "-m", "trainmaster", *words], cwd=tmp_path, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Task was destroyed" not in done.stderr and "Traceback" not in done.stderr
 
 
 def test_jobs_wait_for_a_free_machine_and_all_complete(db: Database, tmp_path: Path, target: str) -> None:

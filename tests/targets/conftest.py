@@ -33,8 +33,7 @@ def run() -> Callable[[Coroutine[Any, Any, Any]], Any]:
         try:
             return await work
         finally:
-            targets.close()
-            await asyncio.sleep(0)  # the sessions' tasks end
+            await targets.close()
 
     return lambda work: asyncio.run(and_close(work))
 

@@ -83,7 +83,7 @@ async def run(
         sweeping.cancel()
         with contextlib.suppress(Exception):  # a database that is gone: the leases run out by themselves
             await asyncio.to_thread(_drop, db, liveness.token)
-        targets.close()
+        await targets.close()
         liveness.end()
 
 

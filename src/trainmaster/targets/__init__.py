@@ -135,10 +135,10 @@ class Lists(Protocol):
         ...
 
 
-def close() -> None:
+async def close() -> None:
     """Close connections that targets opened in the running event loop."""
     if (sessions := sys.modules.get(f"{__name__}.ssh.session")) is not None:
-        sessions.close_all()
+        await sessions.close_all()
 
 
 def names() -> list[str]:

@@ -75,9 +75,9 @@ class Session:
         """Whether the host has not answered for so long that its jobs are given up."""
         return self._silent_since is not None and time.monotonic() - self._silent_since > self.host.lost_after_s
 
-    def close(self) -> None:
+    async def close(self) -> None:
         if self._link is not None:
-            self._link.close()
+            await self._link.close()
 
     async def _open(self) -> _Link:
         async with self._gate:
@@ -104,7 +104,7 @@ class _Link:
         self._stack, self._process, self._stream, self._host = stack, process, stream, host
         self._waiting: dict[int, asyncio.Future[tuple[dict[str, Any], bytes]]] = {}
         self._number = 0
-        self._said = ""
+        self._said, self._closing = "", False
         self.alive = True
         self._task = asyncio.create_task(self._receive(), name=f"ssh {host.name}")
 
@@ -164,8 +164,11 @@ class _Link:
         finally:
             self._waiting.pop(number, None)
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """End the connection; returns when nothing of it is left in the event loop."""
+        self._closing = True
         self._task.cancel()
+        await asyncio.wait([self._task])
 
     async def _receive(self) -> None:
         try:
@@ -183,7 +186,7 @@ class _Link:
                 raise
         finally:
             self.alive = False
-            self._said = await tail(self._process)
+            self._said = "" if self._closing else await tail(self._process)
             for future in self._waiting.values():
                 if not future.done():
                     future.set_exception(self._lost())
@@ -212,10 +215,10 @@ def session(host: SshHost, known_hosts: bytes) -> Session:
     return ours.setdefault((host, known_hosts), Session(host, known_hosts))
 
 
-def close_all() -> None:
+async def close_all() -> None:
     """Close the sessions of the running event loop."""
-    for one in _SESSIONS.pop(asyncio.get_running_loop(), {}).values():
-        one.close()
+    ours = _SESSIONS.pop(asyncio.get_running_loop(), {})
+    await asyncio.gather(*(one.close() for one in ours.values()))
 
 
 def _package() -> Package:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -29,6 +30,9 @@ SITE += '[all_to_all]\n"64K" = 0.000001\n[broadcast]\n"64K" = 0.000001\n[sendrec
 pytestmark = pytest.mark.spawns
 
 
+UUID = b"GPU-00000000"  # how the GPU of the capture is named
+
+
 def free_port() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -49,6 +53,11 @@ class Cluster:
         smi.write_text(f"#!/bin/sh\n{lines}")
         smi.chmod(0o755)
         (folder / "site.toml").write_text(SITE)
+        for number, host in enumerate(self.hosts):  # two machines never have the same GPU
+            shutil.copytree(H200, folder / "captures" / host)
+            for path in (folder / "captures" / host).rglob("*"):
+                if path.is_file() and UUID in (content := path.read_bytes()):
+                    path.write_bytes(content.replace(UUID, UUID[:-1] + str(number).encode()))
 
     def environment(self, host: str) -> dict[str, str]:
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("SM_", "OMPI_", "SLURM_", "PET_"))}
@@ -62,7 +71,15 @@ class Cluster:
 
     def start(self, host: str, rank: Mapping[str, str], *words: str) -> subprocess.Popen[str]:
         argv = [sys.executable, str(ENTRY), "--level", "1", "--work", str(self.folder / "work"), "--max-size", "64K"]
-        argv += ["--replay", str(H200), "--baseline", str(self.folder / "site.toml"), "--wait", "120", *words]
+        argv += [
+            "--replay",
+            str(self.folder / "captures" / host),
+            "--baseline",
+            str(self.folder / "site.toml"),
+            "--wait",
+            "120",
+            *words,
+        ]
         env = {**self.environment(host), **rank}
         return subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 

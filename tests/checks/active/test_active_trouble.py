@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from dataclasses import replace
@@ -226,7 +227,7 @@ def test_damage_never_raises_and_never_touches_the_others(
     healthy: dict[str, _probe.Probed], check: str, data: st.DataObject
 ) -> None:
     """One leaf or branch of one report replaced by junk: one finding per GPU, and the healthy ones still pass."""
-    document = report(PROBE.get(check, (check,))[0], 1)
+    document = copy.deepcopy(report(PROBE.get(check, (check,))[0], 1))  # its parts may be shared
     place: Any = document["results"]
     while True:
         key = data.draw(st.sampled_from(list(place) if isinstance(place, dict) else list(range(len(place)))))
@@ -239,7 +240,10 @@ def test_damage_never_raises_and_never_touches_the_others(
     probed = replace(healthy[check], answers={**healthy[check].answers, uuid(1): ran})
     found = {finding.device: finding for finding in checks.load(check).judge(probed, Expect())}
     assert list(found) == ["gpu0", "gpu1", "gpu2"]
-    assert {found["gpu0"].verdict, found["gpu2"].verdict} == {Verdict.PASS}
+    for healthy_one in (found["gpu0"], found["gpu2"]):
+        # A readable higher rate of the damaged report is evidence that the GPUs differ.
+        differs = healthy_one.verdict is Verdict.WARN and "they differ" in healthy_one.reason
+        assert differs or healthy_one.verdict is Verdict.PASS, healthy_one
     json.dumps([dict(finding.values) for finding in found.values()], allow_nan=False)
 
 

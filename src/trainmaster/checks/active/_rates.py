@@ -15,6 +15,7 @@ from typing import Any
 from trainmaster.checks.active._probe import Report, number
 from trainmaster.core.results import Finding, Verdict
 
+ABSURD = 3.0  # times the second fastest: no GPU of the same model is
 LEAST_PEERS = 3  # GPUs of one model in the node; of two, the odd one cannot be told
 OUTLIER_Z = 5.0  # scaled MADs below the median
 PEER_WARN, PEER_FAIL = 0.93, 0.80  # of the median; equal GPUs differ by some 3 % in clock at one power limit
@@ -83,6 +84,8 @@ def judge(
     if known is not None and known.peak is not None and best > IMPOSSIBLE * known.peak:
         words = f"{best:,.4g} {what} is more than the chip can do ({known.peak:g}): the timing is wrong"
         return Judged(verdict=Verdict.ERROR, words=words, action="check the machine's clock, then run this again")
+    if known is not None and known.peak is not None:
+        peers = [peer for peer in peers if peer <= IMPOSSIBLE * known.peak]
     found = []
     if stated is not None:
         found.append(_against(best, what, Yardstick(rate=stated, words="stated", fail_below=1.0), slow))
@@ -142,9 +145,12 @@ def _among(best: float, what: str, peers: Sequence[float], slow: str) -> Judged:
     words = f"{best:,.4g} {what}, {share:.0%} of the median of the {len(peers)} equal GPUs here"
     if share < PEER_FAIL and far:
         return Judged(verdict=Verdict.FAIL, words=words, action=slow)
-    upper, top = statistics.quantiles(peers, n=4, method="inclusive")[2], max(peers)
+    # One GPU that is far faster than all others was measured wrongly, and accuses none of them.
+    second, top = sorted(peers)[-2:]
+    top = top if top <= ABSURD * second else second
+    upper = min(second, statistics.quantiles(peers, n=4, method="inclusive")[2])
     if best < PEER_FAIL * top and not far:
-        words = f"{best:,.4g} {what}, where an equal GPU here reaches {top:,.4g}: they differ, none can be called usual"
+        words = f"{best:,.4g} {what}, where equal GPUs here reach {top:,.4g}: they differ, none can be called usual"
         verdict = Verdict.FAIL if best < HALF_FAIL * upper else Verdict.WARN
         return Judged(verdict=verdict, words=words, action=slow)
     if share < PEER_WARN and far:

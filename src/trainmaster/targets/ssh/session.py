@@ -155,7 +155,7 @@ class _Link:
             if not self.alive:
                 raise self._lost()
             self._process.stdin.write(frames.encode({"id": number, "method": method, "params": dict(params)}, body))
-            await self._process.stdin.drain()
+            await self._drain(future)
             return await future
         except Exception as wrong:
             if not _is_break(wrong):
@@ -163,6 +163,16 @@ class _Link:
             raise self._lost() from None
         finally:
             self._waiting.pop(number, None)
+
+    async def _drain(self, answer: asyncio.Future[Any]) -> None:
+        """Wait until the request is on its way, or answered: a connection that broke may never drain."""
+        drained = asyncio.ensure_future(self._process.stdin.drain())
+        try:
+            await asyncio.wait([drained, answer], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            drained.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await drained
 
     async def close(self) -> None:
         """End the connection; returns when nothing of it is left in the event loop."""
@@ -186,7 +196,9 @@ class _Link:
                 raise
         finally:
             self.alive = False
-            self._said = "" if self._closing else await tail(self._process)
+            if not self._closing:
+                with contextlib.suppress(Exception):  # of a broken connection asyncssh raises errors of its own
+                    self._said = await tail(self._process)
             for future in self._waiting.values():
                 if not future.done():
                     future.set_exception(self._lost())

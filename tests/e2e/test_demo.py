@@ -124,6 +124,9 @@ def test_the_report_opens_in_a_browser(undisturbed: Demo, tab: Page) -> None:
         "found => Math.max(...found.map(one => (one.getAttribute('d') || one.getAttribute('points') || '').length))"
     )
     assert points > 200, "the loss curve has no points"
+    tab.evaluate(
+        "document.querySelectorAll('details').forEach(one => one.open = true)"
+    )  # what does not apply is folded
     for check in ("cpu", "disk_space", "gpu_count", "memlock", "ram", "shm"):
         expect(tab.locator("table").get_by_text(check, exact=True).first).to_be_visible()
 

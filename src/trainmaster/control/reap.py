@@ -64,7 +64,7 @@ async def sweep(db: Database, home: Path, *, load: Callable[[str], Target] = tar
             continue  # this machine cannot be lost without us
         try:
             target = load(word)
-            for owned in await target.list_owned() if isinstance(target, Lists) else ():
+            for owned in await target.list_owned(partial=True) if isinstance(target, Lists) else ():
                 left = await asyncio.to_thread(_judge, db, home, word, owned)
                 if left is not None and left.ours:
                     await target.release(left.handle)

@@ -130,8 +130,11 @@ class Places(Protocol):
 class Lists(Protocol):
     """A target that lists its own resources, so that none is forgotten when a database is lost."""
 
-    async def list_owned(self) -> list[Owned]:
-        """Every resource of an attempt of trainmaster, in any database."""
+    async def list_owned(self, *, partial: bool = False) -> list[Owned]:
+        """Every resource of an attempt of trainmaster, in any database.
+
+        Unreachable where a part of the target cannot be asked; with `partial` the others are listed.
+        """
         ...
 
 

@@ -148,7 +148,7 @@ class Local:
         if code != 0:
             raise TargetError(f"local: the attempt could not be ended: {said}")
 
-    async def list_owned(self) -> list[Owned]:
+    async def list_owned(self, *, partial: bool = False) -> list[Owned]:  # noqa: ARG002 (one machine: all or nothing)
         found = await asyncio.to_thread(_owned.find)
         return [
             Owned(

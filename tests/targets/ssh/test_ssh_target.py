@@ -135,6 +135,9 @@ def test_a_machine_that_is_away_is_unknown_and_others_are_used(
         handle = await started(target, submission)
         assert handle["nodes"] == ["n1"]
         assert (await end(target, handle)).state is TargetState.SUCCEEDED
+        with pytest.raises(Unreachable, match="1 of 4 machines cannot be asked: dead: nothing listens"):
+            await target.list_owned()  # nothing is left over: that cannot be said
+        await target.list_owned(partial=True)
         away = {**handle, "nodes": ["dead"]}
         poll = await target.poll(away)
         assert poll.state is TargetState.UNKNOWN and "nothing listens at 127.0.0.1" in poll.note

@@ -174,9 +174,12 @@ class Ssh:
         else:  # cut off while it was placed: a slot may be reserved, and on a machine that is away it lapses by itself
             await _each(one.ask("release", attempt=handle["attempt"]) for one in self._sessions())
 
-    async def list_owned(self) -> list[Owned]:
+    async def list_owned(self, *, partial: bool = False) -> list[Owned]:
         sessions = self._sessions()
         replies = await _each(one.ask("owned") for one in sessions)
+        silent = [str(reply) for reply in replies if isinstance(reply, TargetError)]
+        if silent and not partial:
+            raise Unreachable(f"ssh: {len(silent)} of {len(sessions)} machines cannot be asked: {silent[0]}")
         found: dict[str, list[tuple[str, str]]] = {}
         for one, reply in zip(sessions, replies, strict=True):
             for attempt, what in _pairs(reply):
@@ -368,7 +371,7 @@ def _renamed(file: FileSize, rank: int) -> FileSize:
 
 
 def _pairs(reply: Reply | TargetError) -> list[tuple[str, str]]:
-    """Attempts that a machine says it holds. A machine that cannot be asked names none: it is asked again later."""
+    """Attempts that a machine says it holds; none of one that cannot be asked."""
     listed = reply.result.get("owned") if isinstance(reply, Reply) else None
     pairs = [item for item in listed if isinstance(item, list) and len(item) == 2] if isinstance(listed, list) else []
     return [(str(attempt), clean(str(what))[:300]) for attempt, what in pairs]

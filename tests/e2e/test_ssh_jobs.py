@@ -185,9 +185,14 @@ def test_jobs_wait_for_a_free_machine_and_all_complete(db: Database, tmp_path: P
     spec = {"name": "many", "target": target, "command": ["sh", "-c", "sleep 0.2; echo $$ > $TRAINMASTER_OUTPUTS/pid"]}
     jobs = [control.submit(db, parse_spec({**spec, "preflight": {"level": 0}})) for _ in range(7)]
     messages: set[str] = set()
+
+    def look(_: JobRow) -> None:
+        messages.update(row.message for job in jobs if (row := find_job(db, job.id)) is not None)
+
     for job in jobs:
-        ended = drive(db, tmp_path, job, lambda now: messages.add(now.message))
+        ended = drive(db, tmp_path, job, look)
         assert ended.status is Status.COMPLETED, (ended.reason, ended.message)
+    assert any("waiting for 1 free machines" in text for text in messages), messages
     store = open_store(tmp_path / "storage")
     kept = [item.path for item in store.list() if item.path.endswith("/outputs/pid")]
     assert len(kept) == len(jobs), json.dumps(sorted(item.path for item in store.list()))

@@ -8,7 +8,7 @@ WORKERS ?= 2
 unexport PYTHONDONTWRITEBYTECODE
 export TRAINMASTER_HOME ?= $(CURDIR)/.trainmaster
 
-.PHONY: help demo test quick lint types parallel alone fuzz api-fuzz chaos chaos-control hostile secrets rank-kills outages serve clean system-packages
+.PHONY: help demo test quick lint types parallel alone properties fuzz api-fuzz chaos chaos-control hostile secrets rank-kills outages serve clean system-packages
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
 
@@ -32,6 +32,9 @@ parallel: $(VENV)/.dev ## every test but those that depend on timing; skipped on
 
 alone: $(VENV)/.dev ## the tests that depend on timing, one at a time
 	$(BIN)/pytest -rs -m alone
+
+properties: $(VENV)/.dev ## the property tests with new random cases, 1,000 each where a test states no number
+	$(BIN)/pytest -n $(WORKERS) -m "hypothesis and not alone" --hypothesis-profile=search
 
 fuzz: $(VENV)/.dev ## 100,000 damaged inputs for every parser and for the judges; ARGS='--only dcgm --seed 7 --cases 1' repeats one
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(ARGS)

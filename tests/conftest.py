@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
+from hypothesis import settings
 
 from postgres import Postgres, binaries
 from s3_server import S3, serve
@@ -27,6 +28,11 @@ ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
+
+# Property tests repeat the same cases in every run; `make properties` draws new ones. A slow machine is no failure.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("search", max_examples=1000, deadline=None)
+settings.load_profile("repeatable")
 
 # Every event that an agent or a trainer emits in any test, in this process or in another, is held to the catalogue.
 os.environ[CHECK_VARIABLE] = "1"

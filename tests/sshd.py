@@ -74,7 +74,7 @@ class Lab:
         config.write_text(
             f"ListenAddress 127.0.0.1\nPort {port}\nHostKey {key}\nPidFile none\n"
             f"AuthorizedKeysFile {self.key}.pub\nStrictModes no\nUsePAM no\nPasswordAuthentication no\n"
-            f"MaxStartups 100\nSetEnv HOME={home} XDG_CACHE_HOME={home}/.cache\n"
+            f"MaxStartups 100\nSubsystem sftp internal-sftp\nSetEnv HOME={home} XDG_CACHE_HOME={home}/.cache\n"
         )
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(exist_ok=True)  # the privilege separation folder; a boot script makes it otherwise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
 import signal
@@ -179,6 +180,20 @@ def test_a_followed_job_ends_without_a_word_about_connections(tmp_path: Path, ta
     )
     assert done.returncode == 0, done.stderr
     assert "Task was destroyed" not in done.stderr and "Traceback" not in done.stderr
+
+
+def test_many_small_outputs_are_collected_in_few_requests(db: Database, tmp_path: Path, target: str) -> None:
+    script = "mkdir -p $TRAINMASTER_OUTPUTS/d; for i in $(seq 700); do echo $RANK-$i > $TRAINMASTER_OUTPUTS/d/$i; done"
+    big = "head -c 20000000 /dev/urandom > $TRAINMASTER_OUTPUTS/big; sha256sum < $TRAINMASTER_OUTPUTS/big"
+    spec = {"name": "many", "target": target, "command": ["sh", "-c", f"{script}; {big}"], "resources": {"nodes": 2}}
+    job = control.submit(db, parse_spec({**spec, "preflight": {"level": 0}}))
+    ended = drive(db, tmp_path, job, lambda _: None)
+    assert ended.status is Status.COMPLETED, (ended.reason, ended.message)
+    store = open_store(tmp_path / "storage")
+    for rank, folder in enumerate(("outputs", "outputs/node-1")):
+        assert all(store.get(f"jobs/{job.id}/{folder}/d/{i}") == f"{rank}-{i}\n".encode() for i in range(1, 701))
+        digest = hashlib.sha256(store.get(f"jobs/{job.id}/{folder}/big")).hexdigest()
+        assert store.get(f"jobs/{job.id}/attempts/1/rank-{rank}.log").split()[0].decode() == digest
 
 
 def test_jobs_wait_for_a_free_machine_and_all_complete(db: Database, tmp_path: Path, target: str) -> None:

@@ -15,6 +15,7 @@ import asyncio
 import hashlib
 import re
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -26,13 +27,15 @@ from trainmaster.core.plan import EVENTS_FILE, OUTPUTS_FOLDER
 from trainmaster.storage import Store, transfer
 from trainmaster.store import artifacts
 from trainmaster.store.rows import ArtifactRow, AttemptRow, JobRow
-from trainmaster.targets import FileSize, Handle
+from trainmaster.targets import FileSize, Handle, ReadsMany
 
 _PART_BYTES = 200  # of one part of a path; file systems hold 255
 _PATH_BYTES = 900  # of a path; object stores hold 1,024 with the prefix
 _SHOWN = 5  # files named in a message
 _NAME_CHARACTERS = 200
-_CHUNK = 4 << 20  # bytes held of a file that is copied
+_CHUNK = 4 << 20  # bytes of a file in one read
+_AHEAD = 3  # reads under way; bytes held are three times _CHUNK
+_SMALL_BYTES, _BATCH_FILES = 64 << 10, 500  # at most 32 MiB in one request
 _PARTING_S = 5.0  # over what a read may take: an event loop that has ended does not answer
 # Threads of its own: a copy waits for reads, which need a thread too. In one pool, enough copies would wait for ever.
 _COPIERS = ThreadPoolExecutor(4, thread_name_prefix="storage")
@@ -59,14 +62,18 @@ async def store_files(context: Context, job: JobRow, attempt: AttemptRow, handle
     unstored: list[str] = []
     files = await context.call("list", context.load(job.target).list_files(handle))
     rows = {row.path: row for row in await asyncio.to_thread(artifacts.list_artifacts, context.db, job.id)}
+    files = [file for file in files if not _is_stored(rows.get(_path(attempt, file.name)), attempt, file)]
+    small = _SmallFiles(context, job, handle, files)
     for file in files:
         path = _path(attempt, file.name)
-        if _is_stored(rows.get(path), attempt, file):
-            continue
         try:
             if file.fault:
                 raise TargetError(file.fault)
-            size_bytes, sha256 = await _copy(context, job, handle, file, f"{prefix(job.id)}/{path}")
+            place = f"{prefix(job.id)}/{path}"
+            if (content := await small.take(file)) is not None:
+                size_bytes, sha256 = len(content), await _in_thread(context.storage, place, content)
+            else:
+                size_bytes, sha256 = await _copy(context, job, handle, file, place)
         except Unreachable:
             raise
         except (TargetError, UsageError) as refused:  # this file, for ever: the others must not wait for it
@@ -153,6 +160,32 @@ async def _insert_row(
     )
 
 
+class _SmallFiles:
+    """Contents of small files, read in batches where the target can."""
+
+    def __init__(self, context: Context, job: JobRow, handle: Handle, files: Sequence[FileSize]) -> None:
+        self._context, self._target, self._handle = context, context.load(job.target), handle
+        self._waiting = [file for file in files if not file.fault and file.size_bytes <= _SMALL_BYTES]
+        self._read: dict[str, bytes] = {}
+
+    async def take(self, file: FileSize) -> bytes | None:
+        """The content of a file; None where it has to be read by itself."""
+        if not isinstance(self._target, ReadsMany):
+            return None
+        if self._waiting and self._waiting[0].name == file.name:
+            await self._read_batch(self._target)
+        content = self._read.pop(file.name, None)
+        return content if content is not None and len(content) == file.size_bytes else None
+
+    async def _read_batch(self, target: ReadsMany) -> None:
+        batch, self._waiting = self._waiting[:_BATCH_FILES], self._waiting[_BATCH_FILES:]
+        names = [file.name for file in batch]
+        asked = target.read_many(self._handle, names, limit=_SMALL_BYTES)
+        for name, content in zip(names, await self._context.call("read", asked), strict=True):
+            if content is not None:
+                self._read[name] = content
+
+
 async def _copy(context: Context, job: JobRow, handle: Handle, file: FileSize, place: str) -> tuple[int, str]:
     """One file from its target into storage: as many bytes as it had when it was listed, should it still grow."""
     loop, target = asyncio.get_running_loop(), context.load(job.target)
@@ -161,17 +194,31 @@ async def _copy(context: Context, job: JobRow, handle: Handle, file: FileSize, p
 
     def pieces() -> Iterator[bytes]:
         nonlocal copied
-        while copied < file.size_bytes:
-            if cut_off.is_set():
-                raise _CutOff
-            limit = min(_CHUNK, file.size_bytes - copied)
-            asked = context.call("read", target.read(handle, file.name, offset=copied, limit=limit))
-            answer: Future[bytes] = asyncio.run_coroutine_threadsafe(asked, loop)
-            piece = answer.result(context.timeouts_s["read"] + _PARTING_S)
-            if not piece:
-                return  # it is shorter by now
-            copied += len(piece)
-            yield piece
+        ahead: deque[tuple[int, Future[bytes]]] = deque()  # several reads are under way: a long link is kept full
+        asked = 0
+        try:
+            while copied < file.size_bytes:
+                if cut_off.is_set():
+                    raise _CutOff
+                while asked < file.size_bytes and len(ahead) < _AHEAD:
+                    limit = min(_CHUNK, file.size_bytes - asked)
+                    read = context.call("read", target.read(handle, file.name, offset=asked, limit=limit))
+                    ahead.append((limit, asyncio.run_coroutine_threadsafe(read, loop)))
+                    asked += limit
+                limit, answer = ahead.popleft()
+                piece = answer.result(context.timeouts_s["read"] + _PARTING_S)
+                copied += len(piece)
+                if len(piece) < limit:  # fewer than were asked for: those behind it are asked for again
+                    for _, later in ahead:
+                        later.cancel()
+                    ahead.clear()
+                    asked = copied
+                if not piece:
+                    return  # it is shorter by now
+                yield piece
+        finally:
+            for _, later in ahead:
+                later.cancel()
 
     try:
         sha256 = await _in_thread(context.storage, place, pieces())

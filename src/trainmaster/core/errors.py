@@ -16,7 +16,11 @@
     │   │   └── FileMissing         it is certain that it is not there
     │   └── NotCaptured             the recorded machine lacks this answer
     ├── TargetError             1   a target refused or could not do what was asked
-    │   └── Unreachable             it cannot be asked now; never to be read as "failed"
+    │   ├── Unreachable             it cannot be asked now; never to be read as "failed"
+    │   ├── NoCapacity              every machine that would do is in use; the job waits
+    │   ├── PathDenied              a file or folder there may not be read or written
+    │   ├── PathMissing             a file or folder there does not exist
+    │   └── DiskFull                no room is left on a disk there
     ├── StoreError              2   the database cannot be used as it is
     ├── StorageError            1   a folder or object store refused or could not do what was asked
     │   ├── ObjectMissing           it is certain that there is no such object
@@ -132,6 +136,18 @@ class Unreachable(TargetError):
 
 class NoCapacity(TargetError):
     """Every machine that would do is in use. The job waits; that costs nothing."""
+
+
+class PathDenied(TargetError):
+    """A file or folder at the target may not be read or written by the user of the login."""
+
+
+class PathMissing(TargetError):
+    """A file or folder at the target does not exist."""
+
+
+class DiskFull(TargetError):
+    """No room is left on a disk at the target."""
 
 
 class StoreError(TrainmasterError):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -123,6 +123,15 @@ class Places(Protocol):
 
         NoCapacity while all are in use. What was reserved and never submitted becomes free by itself.
         """
+        ...
+
+
+@runtime_checkable
+class ReadsMany(Protocol):
+    """A target that reads many small files in one request: a round trip for each would take longer than the bytes."""
+
+    async def read_many(self, handle: Handle, streams: Sequence[str], *, limit: int) -> list[bytes | None]:
+        """At most `limit` first bytes of each stream; None where it cannot be read. All together under 64 MiB."""
         ...
 
 

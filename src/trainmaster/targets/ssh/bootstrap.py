@@ -68,12 +68,13 @@ def main() -> None:
 
 def _serve(order: Mapping[str, Any], until: float) -> NoReturn:
     """Become the server of this node, in the same process. Its agents import the package: it must be cached."""
-    work = Path(tempfile.mkdtemp(prefix="trainmaster-"))
-    try:
-        _node_half(order, work, until)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
     package = _cache(order)
+    if not order.get("verified") or not package.is_dir():  # a further channel of a connection that has verified it
+        work = Path(tempfile.mkdtemp(prefix="trainmaster-"))
+        try:
+            _node_half(order, work, until)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
     if not (package / "trainmaster").is_dir():
         raise SystemExit(f"{package.parent} cannot be written; free space there, or set XDG_CACHE_HOME")
     _say(order, b"serving\n")

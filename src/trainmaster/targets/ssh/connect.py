@@ -23,6 +23,8 @@ CONNECT_TIMEOUT_S = 15.0
 # A host that loses power or its cable sends nothing. Three unanswered keepalives end the connection after 15 to 20 s.
 KEEPALIVE_S = 5.0
 KEEPALIVES_LOST = 3
+# First of the usual list: through OpenSSL twice as fast in this process as ChaCha20 (250 against 136 MB/s).
+_CIPHERS = "^aes128-gcm@openssh.com,aes256-gcm@openssh.com"
 
 
 class NodeUnavailable(Unreachable):
@@ -32,6 +34,14 @@ class NodeUnavailable(Unreachable):
         super().__init__(f"{reason}; {action}")
         self.reason = reason
         self.action = action
+
+
+class LoginRefused(NodeUnavailable):
+    """The server answers and refuses the user or the key."""
+
+
+class NoAnswer(NodeUnavailable):
+    """No SSH server answered in time."""
 
 
 @contextlib.asynccontextmanager
@@ -70,6 +80,7 @@ async def _connect(
             known_hosts=library.import_known_hosts(known_hosts.decode("utf-8", errors="replace")),
             **({"client_keys": [host.key]} if host.key else {}),
             preferred_auth="publickey",  # a password prompt would wait for ever
+            encryption_algs=_CIPHERS,
             connect_timeout=timeout_s,
             keepalive_interval=KEEPALIVE_S,
             keepalive_count_max=KEEPALIVES_LOST,
@@ -97,13 +108,13 @@ def explain(wrong: Exception, host: SshHost, known_hosts: bytes, *, timeout_s: f
         keys = host.key or "the agent or ~/.ssh"
         reason = f"it refuses user {host.user or 'of this session'} with the key of {keys}"
         action = f"add the public key to its ~/.ssh/authorized_keys, then try: {login} true"
-        return NodeUnavailable(reason, action=action)
+        return LoginRefused(reason, action=action)
     if isinstance(wrong, (asyncssh.KeyImportError, asyncssh.KeyEncryptionError)) or _names_key(wrong, host):
         action = "give a readable private key file; load a key with a passphrase into the SSH agent (ssh-add)"
         return NodeUnavailable(f"the key {host.key or 'of ~/.ssh'} cannot be used: {str(wrong)[:200]}", action=action)
     if isinstance(wrong, (TimeoutError, asyncio.TimeoutError)):
         action = f"check its power and network; then try: {login} true"
-        return NodeUnavailable(f"no SSH server answered at {at} in {timeout_s:.3g} s", action=action)
+        return NoAnswer(f"no SSH server answered at {at} in {timeout_s:.3g} s", action=action)
     if isinstance(wrong, socket.gaierror):
         return NodeUnavailable(f"the name {host.host} does not resolve", action="correct the hosts file or DNS")
     if isinstance(wrong, ConnectionRefusedError):

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 _SIZES = struct.Struct(">II")
 SIZES_BYTES = _SIZES.size
 MAX_HEAD_BYTES = 64 << 20  # a listing of a million files
 MAX_BODY_BYTES = 64 << 20
+_PART_BYTES = 256 << 10
 
 
 class BadFrame(ValueError):
     """Bytes that are no frame; nothing after them can be read."""
 
 
-def encode(head: Mapping[str, Any], body: bytes = b"") -> bytes:
-    """One frame."""
+def encode(head: Mapping[str, Any], body_bytes: int = 0) -> bytes:
+    """A frame up to its body, which follows."""
     text = json.dumps(head).encode()  # ASCII: file names may hold surrogate escapes
-    return _SIZES.pack(len(text), len(body)) + text + body
+    return _SIZES.pack(len(text), body_bytes) + text
+
+
+def parts(body: bytes) -> Iterator[memoryview]:
+    """A body in parts to write one after another: others get their turn in between."""
+    view = memoryview(body)
+    for start in range(0, len(view), _PART_BYTES):
+        yield view[start : start + _PART_BYTES]
 
 
 def sizes(raw: bytes) -> tuple[int, int]:

@@ -13,6 +13,7 @@ NAME is the machine's name in the hosts file: FOLDER may be on a file system tha
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import json
 import os
@@ -20,32 +21,32 @@ import re
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from trainmaster.core import schema
-from trainmaster.core.errors import TargetError, TrainmasterError, Unreachable
+from trainmaster.core.errors import DiskFull, TargetError, TrainmasterError, Unreachable
 from trainmaster.core.files import write_whole
 from trainmaster.core.ids import UUID_PATTERN
-from trainmaster.core.plan import Plan
+from trainmaster.core.plan import WORK_FOLDER, Plan
 from trainmaster.core.states import TargetState
 from trainmaster.targets.local import Local, submission
 from trainmaster.targets.ssh import frames
-from trainmaster.targets.ssh.workfolder import WorkFolder
+from trainmaster.targets.ssh.node_files import Answer, NodeFiles
+from trainmaster.targets.ssh.tree import Changed, DamagedUnit
 
 _ATTEMPT = re.compile(rf"({UUID_PATTERN})\.([0-9]{{1,6}})")
 _UNUSED_S = 900.0  # a claim without a submission is dropped after this: its control plane died between the two
 _DIAL_S = 10.0
 
-Answer = tuple[Mapping[str, Any], bytes]
 
-
-class Node:
+class Node(NodeFiles):
     """Requests about attempts on this machine. Methods without an underscore are the protocol."""
 
     def __init__(self, folder: Path, name: str) -> None:
+        super().__init__()
         self._folder, self._name = folder, name
         self._claims = folder / "claims" / name
         self._local = Local()
@@ -106,19 +107,9 @@ class Node:
         return {"reached": True}, b""
 
     async def has_work(self, attempt: str) -> Answer:
-        """Whether the working folder of the attempt's job is here."""
-        return {"present": self._work(attempt).path.exists()}, b""
-
-    async def begin_work(self, attempt: str, sha256: str) -> Answer:
-        return {"offset": self._work(attempt).begin(sha256)}, b""
-
-    async def take_work(self, attempt: str, sha256: str, offset: int, body: bytes) -> Answer:
-        await asyncio.to_thread(self._work(attempt).take, sha256, offset, body)
-        return {}, b""
-
-    async def end_work(self, attempt: str, sha256: str) -> Answer:
-        await asyncio.to_thread(self._work(attempt).end, sha256)
-        return {}, b""
+        """The working folder of the attempt's job, and whether it is here."""
+        work = self._attempt_folder(attempt).parent.parent / WORK_FOLDER
+        return {"folder": str(work), "present": work.exists()}, b""
 
     async def submit(self, plan: str) -> Answer:
         """Start the agent of a plan whose folders begin with `~/` or are absolute, or find it started."""
@@ -135,6 +126,20 @@ class Node:
     async def read(self, attempt: str, stream: str, offset: int, limit: int) -> Answer:
         limit = min(limit, frames.MAX_BODY_BYTES)
         return {}, await self._local.read(self._handle(attempt), stream, offset=offset, limit=limit)
+
+    async def read_many(self, attempt: str, streams: Sequence[str], limit: int) -> Answer:
+        """The beginnings of several streams, one after another; size null where one cannot be read."""
+        sizes: list[int | None] = []
+        parts: list[bytes] = []
+        for stream in streams:
+            try:
+                part = await self._local.read(self._handle(attempt), stream, offset=0, limit=limit)
+            except TargetError:
+                sizes.append(None)
+                continue
+            sizes.append(len(part))
+            parts.append(part)
+        return {"sizes": sizes}, b"".join(parts)
 
     async def list_files(self, attempt: str) -> Answer:
         found = await self._local.list_files(self._handle(attempt))
@@ -199,9 +204,6 @@ class Node:
             raise TargetError(f"{attempt[:80]!r} is not the name of an attempt")
         return self._folder / "jobs" / match[1] / "attempts" / f"{match[3]}-{self._name}"
 
-    def _work(self, attempt: str) -> WorkFolder:
-        return WorkFolder(self._attempt_folder(attempt).parent.parent)
-
     def _claim(self, attempt: str) -> Path:
         self._attempt_folder(attempt)
         return self._claims / f"{attempt}.json"
@@ -221,20 +223,33 @@ def _own_address() -> str:
     return words[2] if len(words) == 4 else "127.0.0.1"
 
 
-async def answer(node: Node, head: Mapping[str, Any], body: bytes) -> bytes:
-    """The frame that answers a request."""
+async def answer(node: Node, head: Mapping[str, Any], body: bytes) -> tuple[bytes, bytes]:
+    """The frame that answers a request, and its body."""
     try:
         name = str(head["method"])
         method: Callable[..., Awaitable[Answer]] | None = None if name.startswith("_") else getattr(node, name, None)
         if method is None:
             raise TargetError(f"there is no request {name!r}")
         result, found = await method(**head["params"], **({"body": body} if body else {}))
-        return frames.encode({"id": head["id"], "result": result}, found)
+        return frames.encode({"id": head["id"], "result": result}, len(found)), found
     except Exception as wrong:
-        kind = "unreachable" if isinstance(wrong, Unreachable) else "refused"
         known = isinstance(wrong, (TrainmasterError, OSError))
         text = str(wrong) if known else f"{type(wrong).__name__}: {wrong}"
-        return frames.encode({"id": head.get("id"), "error": text[:2000], "kind": kind})
+        return frames.encode({"id": head.get("id"), "error": text[:2000], "kind": _kind(wrong)}), b""
+
+
+def _kind(wrong: Exception) -> str:
+    """Kind of an error for the other end; session.py has the exceptions."""
+    full = isinstance(wrong, OSError) and wrong.errno in (errno.ENOSPC, errno.EDQUOT)
+    kinds: list[tuple[bool, str]] = [
+        (isinstance(wrong, Unreachable), "unreachable"),
+        (full or isinstance(wrong, DiskFull), "full"),
+        (isinstance(wrong, PermissionError) or (isinstance(wrong, OSError) and wrong.errno == errno.EROFS), "denied"),
+        (isinstance(wrong, FileNotFoundError), "missing"),
+        (isinstance(wrong, Changed), "changed"),
+        (isinstance(wrong, DamagedUnit), "damaged"),
+    ]
+    return next((kind for holds, kind in kinds if holds), "refused")
 
 
 async def serve(node: Node, requests: int, answers: int) -> None:
@@ -245,9 +260,11 @@ async def serve(node: Node, requests: int, answers: int) -> None:
     writing, under_way = asyncio.Lock(), set[asyncio.Task[None]]()
 
     async def work(head: Mapping[str, Any], body: bytes) -> None:
-        data = await answer(node, head, body)
+        frame, found = await answer(node, head, body)
         async with writing:
-            await asyncio.to_thread(_write_all, answers, data)
+            await asyncio.to_thread(_write_all, answers, frame)
+            if found:
+                await asyncio.to_thread(_write_all, answers, found)
 
     with suppress(asyncio.IncompleteReadError, ConnectionError):
         while True:

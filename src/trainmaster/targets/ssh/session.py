@@ -11,17 +11,18 @@ import contextlib
 import secrets
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from trainmaster.core.backoff import backoff_s
-from trainmaster.core.errors import TargetError
+from trainmaster.core.errors import DiskFull, PathDenied, PathMissing, TargetError
 from trainmaster.targets.ssh import frames
 from trainmaster.targets.ssh.channel import Stream, clean, command, ended, malformed, tail
 from trainmaster.targets.ssh.connect import CONNECT_TIMEOUT_S, NodeUnavailable, connect, explain
 from trainmaster.targets.ssh.hosts import SshHost
 from trainmaster.targets.ssh.package import Package, pack
+from trainmaster.targets.ssh.tree import Changed, DamagedUnit
 
 _BEGIN_S = 60.0  # to receive the package and start Python, from a cold file system
 _END_S = 2.0
@@ -32,12 +33,28 @@ class Refusal(TargetError):
     """The node was asked and refused."""
 
 
+# Kinds of refusals as the node's server names them (node_server.py).
+_REFUSALS: Mapping[str, type[TargetError]] = {
+    "denied": PathDenied,
+    "missing": PathMissing,
+    "full": DiskFull,
+    "changed": Changed,
+    "damaged": DamagedUnit,
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
     """Answer of a node: untrusted."""
 
     result: Mapping[str, Any]
     body: bytes
+
+
+class Ask(Protocol):
+    """Send a request and wait for its answer."""
+
+    def __call__(self, method: str, *, body: bytes = b"", **params: Any) -> Awaitable[Reply]: ...
 
 
 class Session:
@@ -53,8 +70,29 @@ class Session:
 
     async def ask(self, method: str, *, body: bytes = b"", **params: Any) -> Reply:
         """Send a request and wait for its answer. NodeUnavailable where none can come, Refusal where it is an error."""
+        return await self._ask(self._open, method, params, body)
+
+    @contextlib.asynccontextmanager
+    async def channel(self) -> AsyncIterator[Ask]:
+        """A further channel on the connection, for bulk data: requests on the first one do not wait behind it."""
+        link = await (await self._open()).another()
+
+        async def get() -> _Link:
+            return link
+
+        async def ask(method: str, *, body: bytes = b"", **params: Any) -> Reply:
+            return await self._ask(get, method, params, body)
+
         try:
-            link = await self._open()
+            yield ask
+        finally:
+            await link.close()
+
+    async def _ask(
+        self, get: Callable[[], Awaitable[_Link]], method: str, params: Mapping[str, Any], body: bytes
+    ) -> Reply:
+        try:
+            link = await get()
             head, found = await link.ask(method, params, body)
         except NodeUnavailable:
             self._silent_since = self._silent_since or time.monotonic()
@@ -64,7 +102,7 @@ class Session:
             text = clean(str(head["error"]))[:2000]
             if head.get("kind") == "unreachable":
                 raise NodeUnavailable(f"{self.host.name}: {text}", action="free what it lacks there, then wait")
-            raise Refusal(f"{self.host.name}: {text}")
+            raise _REFUSALS.get(str(head.get("kind")), Refusal)(f"{self.host.name}: {text}")
         result = head.get("result")
         if not isinstance(result, dict):
             raise malformed(f"{self.host.name}: an answer to {method} without a result")
@@ -91,7 +129,7 @@ class Session:
                 self._failures += 1
                 rest_s = backoff_s(self._failures, first_s=_REST_S, longest_s=_LONGEST_REST_S)
                 self._rest_until = time.monotonic() + rest_s
-                self._why = NodeUnavailable(f"{self.host.name}: {wrong.reason}", action=wrong.action)
+                self._why = type(wrong)(f"{self.host.name}: {wrong.reason}", action=wrong.action)
                 raise self._why from None
             self._failures, self._why = 0, None
             return self._link
@@ -100,38 +138,60 @@ class Session:
 class _Link:
     """One open channel to the node's server."""
 
-    def __init__(self, stack: contextlib.AsyncExitStack, process: Any, stream: Stream, host: SshHost) -> None:
-        self._stack, self._process, self._stream, self._host = stack, process, stream, host
+    def __init__(
+        self, stack: contextlib.AsyncExitStack, connection: Any, process: Any, stream: Stream, host: SshHost
+    ) -> None:
+        self._stack, self._connection, self._process, self._stream = stack, connection, process, stream
+        self._host = host
         self._waiting: dict[int, asyncio.Future[tuple[dict[str, Any], bytes]]] = {}
         self._number = 0
+        self._writing = asyncio.Lock()  # parts of two frames must not mix
         self._said, self._closing = "", False
         self.alive = True
         self._task = asyncio.create_task(self._receive(), name=f"ssh {host.name}")
 
     @classmethod
     async def open(cls, host: SshHost, known_hosts: bytes) -> _Link:
+        async with contextlib.AsyncExitStack() as stack:
+            connection = await stack.enter_async_context(connect(host, known_hosts, timeout_s=CONNECT_TIMEOUT_S))
+            return await cls._start(stack, connection, host, known_hosts)
+
+    async def another(self) -> _Link:
+        """A further channel on the same connection, with a server of its own at the node's end."""
+        async with contextlib.AsyncExitStack() as stack:
+            return await self._start(stack, self._connection, self._host, b"", verified=True)
+
+    @classmethod
+    async def _start(
+        cls,
+        stack: contextlib.AsyncExitStack,
+        connection: Any,
+        host: SshHost,
+        known_hosts: bytes,
+        *,
+        verified: bool = False,
+    ) -> _Link:
         package, nonce = _package(), secrets.token_hex(16)
         order = {
             "digest": package.digest, "size": len(package.data), "nonce": nonce, "deadline_s": _BEGIN_S,
-            "serve": [host.folder, host.name],
+            "serve": [host.folder, host.name], "verified": verified,
         }  # fmt: skip
-        async with contextlib.AsyncExitStack() as stack:
-            connection = await stack.enter_async_context(connect(host, known_hosts, timeout_s=CONNECT_TIMEOUT_S))
-            try:
-                async with asyncio.timeout(_BEGIN_S):
-                    process = await connection.create_process(command(host.python, order), encoding=None)
-                    stream = Stream(process, nonce.encode())
-                    await cls._begin(process, stream, package)
-            except TimeoutError:
-                raise NodeUnavailable(
-                    f"it accepted the login, then its Python did not start in {_BEGIN_S:g} s",
-                    action="log in and check what its Python or file system waits for; reboot it if it stays",
-                ) from None
-            except NodeUnavailable:
-                raise
-            except Exception as wrong:
-                raise explain(wrong, host, known_hosts, timeout_s=_BEGIN_S) from None
-            return cls(stack.pop_all(), process, stream, host)
+        try:
+            async with asyncio.timeout(_BEGIN_S):
+                process = await connection.create_process(command(host.python, order), encoding=None)
+                stack.callback(process.close)
+                stream = Stream(process, nonce.encode())
+                await cls._begin(process, stream, package)
+        except TimeoutError:
+            raise NodeUnavailable(
+                f"it accepted the login, then its Python did not start in {_BEGIN_S:g} s",
+                action="log in and check what its Python or file system waits for; reboot it if it stays",
+            ) from None
+        except NodeUnavailable:
+            raise
+        except Exception as wrong:
+            raise explain(wrong, host, known_hosts, timeout_s=_BEGIN_S) from None
+        return cls(stack.pop_all(), connection, process, stream, host)
 
     @staticmethod
     async def _begin(process: Any, stream: Stream, package: Package) -> None:
@@ -154,8 +214,11 @@ class _Link:
         try:
             if not self.alive:
                 raise self._lost()
-            self._process.stdin.write(frames.encode({"id": number, "method": method, "params": dict(params)}, body))
-            await self._drain(future)
+            head = frames.encode({"id": number, "method": method, "params": dict(params)}, len(body))
+            async with self._writing:
+                for part in (head, *frames.parts(body)):
+                    self._process.stdin.write(part)
+                    await self._drain(future)
             return await future
         except Exception as wrong:
             if not _is_break(wrong):
@@ -202,6 +265,7 @@ class _Link:
             for future in self._waiting.values():
                 if not future.done():
                     future.set_exception(self._lost())
+                    future.exception()  # retrieved: a request that was cancelled meanwhile has no reader
             with contextlib.suppress(Exception):
                 await self._stack.aclose()
 

@@ -131,11 +131,7 @@ class Ssh:
         nodes = self._nodes(handle)
         if not nodes:
             return b""
-        rank, name = 0, stream
-        if len(nodes) > 1 and (inner := _OF_NODE.fullmatch(stream)) and 0 < int(inner[1]) < len(nodes):
-            rank, name = int(inner[1]), inner[2] if inner[2] in _OWN else f"{OUTPUTS_FOLDER}/{inner[2]}"
-        elif (log := _RANK_LOG.fullmatch(stream)) and len(nodes) > 1:
-            rank = min(int(log[1]) // int(handle.get("ranks_per_node", 1)), len(nodes) - 1)
+        rank, name = _find_stream(stream, handle)
         try:
             reply = await nodes[rank].ask("read", attempt=handle["attempt"], stream=name, offset=offset, limit=limit)
         except Unreachable as wrong:
@@ -145,6 +141,21 @@ class Ssh:
         if len(reply.body) > limit:
             raise malformed(f"{nodes[rank].host.name}: {len(reply.body):,} bytes where {limit:,} were asked for")
         return reply.body
+
+    async def read_many(self, handle: Handle, streams: Sequence[str], *, limit: int) -> list[bytes | None]:
+        found: dict[str, bytes | None] = {}
+        for rank, one in enumerate(self._nodes(handle)):
+            names = {stream: name for stream in streams for at, name in [_find_stream(stream, handle)] if at == rank}
+            if not names:
+                continue
+            try:
+                reply = await one.ask("read_many", attempt=handle["attempt"], streams=list(names.values()), limit=limit)
+            except Unreachable:
+                if one.lost:
+                    continue
+                raise
+            found |= zip(names, _parts(one, reply, len(names)), strict=True)
+        return [found.get(stream) for stream in streams]
 
     async def list_files(self, handle: Handle) -> list[FileSize]:
         files: list[FileSize] = []
@@ -347,6 +358,30 @@ def _named(poll: Poll, name: str, nodes: int) -> Poll:
     if not poll.note or poll.note.startswith(f"{name}:") or (nodes == 1 and poll.exit is not None):
         return poll
     return replace(poll, note=f"{name}: {poll.note}")
+
+
+def _find_stream(stream: str, handle: Handle) -> tuple[int, str]:
+    """The node that has a stream, and its name there."""
+    nodes = len(handle["nodes"])
+    if nodes > 1 and (inner := _OF_NODE.fullmatch(stream)) and 0 < int(inner[1]) < nodes:
+        return int(inner[1]), inner[2] if inner[2] in _OWN else f"{OUTPUTS_FOLDER}/{inner[2]}"
+    if nodes > 1 and (log := _RANK_LOG.fullmatch(stream)):
+        return min(int(log[1]) // int(handle.get("ranks_per_node", 1)), nodes - 1), stream
+    return 0, stream
+
+
+def _parts(one: Session, reply: Reply, count: int) -> list[bytes | None]:
+    """The parts that a body consists of."""
+    sizes, at = reply.result.get("sizes"), 0
+    if not isinstance(sizes, list) or len(sizes) != count:
+        raise malformed(f"{one.host.name}: parts without their sizes")
+    parts: list[bytes | None] = []
+    for size in sizes:
+        parts.append(None if size is None else reply.body[at : at + int(size)])
+        at += int(size or 0)
+    if at != len(reply.body):
+        raise malformed(f"{one.host.name}: {len(reply.body):,} bytes where {at:,} were announced")
+    return parts
 
 
 def _files(one: Session, reply: Reply) -> list[FileSize]:

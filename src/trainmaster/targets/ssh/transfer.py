@@ -1,0 +1,255 @@
+"""Upload and download of files and trees over a session: parallel streams, checksums, progress, resume after a cut.
+
+    await upload(session, Path("model.bin"), "~/data/model.bin")       a file; folders above it are made
+    await upload(session, Path("src"), "/work/src", progress=show)     a folder
+    await download(session, "/work/out", Path("out"))
+
+A folder that does not exist yet at the destination appears whole, at once; into one that exists, files are moved when
+all have arrived. Files are sent in units (tree.py) over several channels of one connection: each channel has a window
+of its own, which on a long link bounds its rate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import errno
+import posixpath
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from trainmaster.core.backoff import backoff_s
+from trainmaster.core.errors import DiskFull, PathDenied, PathMissing, TargetError, Unreachable
+from trainmaster.targets.ssh.channel import malformed
+from trainmaster.targets.ssh.connect import NodeUnavailable
+from trainmaster.targets.ssh.session import Ask, Reply, Session
+from trainmaster.targets.ssh.tree import DamagedUnit, Incoming, Manifest, Slice, Unit, read_unit, scan, sha256
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Progress = Callable[[int, int], None]  # bytes that have arrived, bytes in all
+
+_STREAMS = 4  # further channels of a large transfer; each needs a process at the node
+_UNITS_PER_STREAM = 16  # 128 MiB
+_AHEAD = 2  # units under way on the first channel
+_TRIES = 6  # failures in a row without one unit that arrived
+_UNIT_TRIES = 3  # of a unit that arrives damaged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """Result of a transfer."""
+
+    files: int
+    size_bytes: int
+    resumed_bytes: int  # of them, those that an earlier try had brought
+
+
+async def upload(session: Session, source: Path, to: str, *, progress: Progress | None = None) -> Receipt:
+    """Copy a file or folder to a node; a transfer that was cut goes on where it stopped."""
+    single = await _here(source.is_file)
+    folder, name = (posixpath.dirname(to), posixpath.basename(to)) if single else (to, None)
+    manifest = await _here(scan, source, name=name)
+    root = source.parent if name is not None else source
+    at_source = {name: source.name} if name is not None else {}
+
+    async def begin() -> Collection[int]:
+        return _numbers(await session.ask("files_begin", into=folder, body=manifest.pack()))
+
+    async def move(ask: Ask, number: int, unit: Unit) -> None:
+        data = await _here(read_unit, root, _renamed(unit, at_source))
+        digest = await asyncio.to_thread(sha256, data)
+        await ask("files_put", into=folder, digest=manifest.digest, unit=number, sha256=digest, body=data)
+
+    done = _Progress(manifest, progress)
+    try:
+        await _resume(session, manifest, begin, move, done)
+    except Unreachable:
+        raise  # what has arrived stays, and the next call goes on with it
+    except TargetError:
+        await _drop(session, folder, manifest)
+        raise
+    await _patient(lambda: session.ask("files_end", into=folder, digest=manifest.digest))
+    return done.receipt()
+
+
+async def download(session: Session, source: str, to: Path, *, progress: Progress | None = None) -> Receipt:
+    """Copy a file or folder from a node; a transfer that was cut goes on where it stopped."""
+    kind = (await session.ask("exists", path=source)).result.get("kind")
+    name = to.name if kind == "file" else None
+    manifest, root = await _list(session, source, name)
+    at_source = {name: posixpath.basename(source)} if name is not None else {}
+    incoming = Incoming(to.parent if name is not None else to, manifest.digest)
+
+    async def begin() -> Collection[int]:
+        return await _here(incoming.begin, manifest)
+
+    async def move(ask: Ask, number: int, unit: Unit) -> None:
+        slices = [(one.path, one.start, one.length) for one in _renamed(unit, at_source)]
+        reply = await ask("files_get", root=root, slices=slices)
+        await _here(incoming.write, number, str(reply.result.get("sha256")), reply.body)
+
+    done = _Progress(manifest, progress)
+    try:
+        await _resume(session, manifest, begin, move, done)
+        if (await _list(session, source, name))[0] != manifest:
+            raise TargetError(f"{session.host.name}: {source} changed while it was copied; copy it again")
+    except Unreachable:
+        raise
+    except TargetError:
+        await asyncio.to_thread(incoming.drop)
+        raise
+    await _here(incoming.finish)
+    return done.receipt()
+
+
+async def _here(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Work with the files of this machine, in a thread; OSErrors become those that a node answers with."""
+    try:
+        return await asyncio.to_thread(function, *args, **kwargs)
+    except PermissionError as wrong:
+        raise PathDenied(str(wrong)) from None
+    except FileNotFoundError as wrong:
+        raise PathMissing(str(wrong)) from None
+    except OSError as wrong:
+        raise (DiskFull if wrong.errno in (errno.ENOSPC, errno.EDQUOT) else TargetError)(str(wrong)) from None
+
+
+async def _list(session: Session, source: str, name: str | None) -> tuple[Manifest, str]:
+    reply = await session.ask("files_list", path=source, name=name)
+    root = reply.result.get("root")
+    if not isinstance(root, str):
+        raise malformed(f"{session.host.name}: a list of files without a folder")
+    return Manifest.unpack(reply.body), root
+
+
+def _renamed(unit: Unit, names: dict[str, str]) -> Unit:
+    """A unit with the names at the source: a single file may get another one."""
+    if not names:
+        return unit
+    return tuple(Slice(path=names[one.path], start=one.start, length=one.length) for one in unit)
+
+
+class _Progress:
+    """Bytes that have arrived."""
+
+    def __init__(self, manifest: Manifest, show: Progress | None) -> None:
+        self._manifest, self._show = manifest, show
+        self._sizes = [sum(one.length for one in unit) for unit in manifest.units]
+        self._first: int | None = None
+        self.units: set[int] = set()
+
+    def begin(self, done: Collection[int]) -> None:
+        self.units = set(done)
+        if self._first is None:
+            self._first = self._bytes()
+        self._tell()
+
+    def add(self, number: int) -> None:
+        self.units.add(number)
+        self._tell()
+
+    def receipt(self) -> Receipt:
+        files = sum(1 for entry in self._manifest.entries if entry.kind == "file")
+        return Receipt(files=files, size_bytes=self._manifest.size_bytes, resumed_bytes=self._first or 0)
+
+    def _bytes(self) -> int:
+        return sum(self._sizes[number] for number in self.units)
+
+    def _tell(self) -> None:
+        if self._show is not None:
+            self._show(self._bytes(), self._manifest.size_bytes)
+
+
+async def _resume(
+    session: Session,
+    manifest: Manifest,
+    begin: Callable[[], Awaitable[Collection[int]]],
+    move: Callable[[Ask, int, Unit], Awaitable[None]],
+    done: _Progress,
+) -> None:
+    """Move every unit. A connection that breaks is opened again while units arrive between two failures."""
+    failures, arrived = 0, 0
+    while True:
+        try:
+            done.begin(await begin())
+            await _move_all(session, manifest, move, done)
+            return
+        except Unreachable:
+            failures = 1 if len(done.units) > arrived else failures + 1
+            arrived = len(done.units)
+            if failures >= _TRIES:
+                raise
+            await asyncio.sleep(backoff_s(failures, first_s=0.5, longest_s=10.0))
+
+
+async def _patient(ask: Callable[[], Awaitable[Reply]]) -> Reply:
+    """Repeat a request that may be repeated while the connection is opened again."""
+    for failures in range(1, _TRIES):
+        try:
+            return await ask()
+        except Unreachable:
+            await asyncio.sleep(backoff_s(failures, first_s=0.5, longest_s=10.0))
+    return await ask()
+
+
+async def _move_all(
+    session: Session, manifest: Manifest, move: Callable[[Ask, int, Unit], Awaitable[None]], done: _Progress
+) -> None:
+    waiting = collections.deque(number for number in range(len(manifest.units)) if number not in done.units)
+    apart = 0  # further channels that are open
+
+    async def work(ask: Ask, *, first: bool = False) -> None:
+        while waiting and not (first and apart):  # the first channel is left to other requests as soon as it can be
+            number = waiting.popleft()
+            for left in reversed(range(_UNIT_TRIES)):
+                try:
+                    await move(ask, number, manifest.units[number])
+                    break
+                except DamagedUnit:
+                    if left == 0:
+                        raise
+            done.add(number)
+
+    async def work_apart() -> None:
+        """Work on a channel of its own; a server may allow few of them on one connection."""
+        nonlocal apart
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                ask = await stack.enter_async_context(session.channel())
+            except NodeUnavailable:
+                return
+            apart += 1
+            await work(ask)
+
+    further = min(_STREAMS, len(waiting) // _UNITS_PER_STREAM)
+    await _together([*(work(session.ask, first=True) for _ in range(_AHEAD)), *(work_apart() for _ in range(further))])
+
+
+async def _together(work: Collection[Awaitable[None]]) -> None:
+    """Run all; at the first error the others are cancelled and that error is raised, alone."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        for task in asyncio.as_completed(tasks):
+            await task
+    finally:
+        for one in tasks:
+            one.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _drop(session: Session, folder: str, manifest: Manifest) -> None:
+    try:
+        await session.ask("files_drop", into=folder, digest=manifest.digest)
+    except TargetError:
+        return  # removed by a later transfer
+
+
+def _numbers(reply: Reply) -> Collection[int]:
+    done = reply.result.get("done")
+    if not isinstance(done, list) or not all(isinstance(number, int) for number in done):
+        raise malformed("no list of units")
+    return done

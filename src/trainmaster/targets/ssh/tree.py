@@ -1,0 +1,324 @@
+"""A tree of files in units of at most 8 MiB, each with its SHA-256. Both ends of a transfer use this module.
+
+Small files are packed together into one unit and a large file is cut into many, so both use the link alike. A receiver
+writes units into a draft folder and notes each in a journal; a transfer that was cut goes on with the units that are
+missing. Journaled units are read again and compared first: a machine may have lost power in between. The files get
+their names when the last unit is there.
+
+    DRAFT/manifest   DRAFT/journal   DRAFT/files/…        DRAFT is .trainmaster-<digest> in or beside the destination
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+import time
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from trainmaster.core.errors import DiskFull, TargetError
+
+UNIT_BYTES = 8 << 20
+_UNIT_SLICES = 4096
+MAX_ENTRIES = 1_000_000
+_DRAFT_PREFIX = ".trainmaster-"
+_ABANDONED_S = 86_400.0  # a draft without a write for this long belongs to a transfer that was given up
+
+
+class Changed(TargetError):
+    """A file changed while it was copied."""
+
+
+class DamagedUnit(TargetError):
+    """Bytes that arrived have another SHA-256 than those that were sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One file, folder or symbolic link of a tree."""
+
+    kind: str  # file, folder or link
+    path: str  # relative, with slashes
+    size_bytes: int = 0
+    mode: int = 0o644
+    mtime_ns: int = 0
+    link: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """A range of one file."""
+
+    path: str
+    start: int
+    length: int
+
+
+Unit = tuple[Slice, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """Every entry of a tree, in the order of its units."""
+
+    entries: tuple[Entry, ...]
+
+    @cached_property
+    def raw(self) -> bytes:
+        rows = [[one.kind, one.path, one.size_bytes, one.mode, one.mtime_ns, one.link] for one in self.entries]
+        return json.dumps(rows).encode()
+
+    @cached_property
+    def digest(self) -> str:
+        return hashlib.sha256(self.raw).hexdigest()[:32]
+
+    @cached_property
+    def size_bytes(self) -> int:
+        return sum(entry.size_bytes for entry in self.entries)
+
+    @cached_property
+    def units(self) -> tuple[Unit, ...]:
+        return tuple(_units(self.entries))
+
+    def pack(self) -> bytes:
+        return zlib.compress(self.raw, 1)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Manifest:
+        """The manifest that another machine sent; TargetError where a path could lead out of the destination."""
+        try:
+            rows = json.loads(zlib.decompress(data))
+            entries = tuple(_received(row) for row in rows)
+        except (ValueError, TypeError, zlib.error, RecursionError) as wrong:
+            raise TargetError(f"no list of files: {str(wrong)[:200]}") from None
+        if len(entries) > MAX_ENTRIES:
+            raise TargetError(f"{len(entries):,} files; at most {MAX_ENTRIES:,} are copied at once")
+        for entry in entries:
+            _check(entry)
+        return cls(entries=entries)
+
+
+def _received(row: Sequence[Any]) -> Entry:
+    kind, path, size, mode, at, link = row
+    mode = int(mode) & 0o777
+    return Entry(kind=str(kind), path=str(path), size_bytes=int(size), mode=mode, mtime_ns=int(at), link=str(link))
+
+
+def scan(source: Path, *, name: str | None = None) -> Manifest:
+    """The tree of a folder, or of a single file under `name`. Devices, sockets and pipes are left out."""
+    facts = source.stat()
+    if stat.S_ISREG(facts.st_mode):
+        return Manifest(entries=(_entry("file", name or source.name, facts),))
+    if not stat.S_ISDIR(facts.st_mode):
+        raise TargetError(f"{source} is neither a file nor a folder")
+    entries, ahead = [], [(source, "")]
+    while ahead:
+        folder, prefix = ahead.pop()
+        for item in sorted(os.scandir(folder), key=lambda item: item.name):
+            path, facts = f"{prefix}{item.name}", item.stat(follow_symlinks=False)
+            if stat.S_ISLNK(facts.st_mode):
+                entries.append(Entry(kind="link", path=path, link=str(Path(item.path).readlink())))
+            elif stat.S_ISDIR(facts.st_mode):
+                if not item.name.startswith(_DRAFT_PREFIX):
+                    entries.append(_entry("folder", path, facts))
+                    ahead.append((Path(item.path), f"{path}/"))
+            elif stat.S_ISREG(facts.st_mode):
+                entries.append(_entry("file", path, facts))
+    return Manifest(entries=tuple(entries))
+
+
+def _entry(kind: str, path: str, facts: os.stat_result) -> Entry:
+    size = facts.st_size if kind == "file" else 0
+    mtime_ns = facts.st_mtime_ns if kind == "file" else 0
+    return Entry(kind=kind, path=path, size_bytes=size, mode=facts.st_mode & 0o777, mtime_ns=mtime_ns)
+
+
+def _check(entry: Entry) -> None:
+    path = PurePosixPath(entry.path)
+    inside = entry.path and not path.is_absolute() and ".." not in path.parts and "\0" not in entry.path + entry.link
+    if not inside or path == PurePosixPath("."):
+        raise TargetError(f"{entry.path!r:.200} leads out of the destination")
+    if entry.kind not in ("file", "folder", "link") or entry.size_bytes < 0:
+        raise TargetError(f"{entry.path!r:.200} is neither a file, a folder nor a link")
+
+
+def _units(entries: Sequence[Entry]) -> Iterator[Unit]:
+    unit: list[Slice] = []
+    room = UNIT_BYTES
+    for entry in entries:
+        if entry.kind != "file":
+            continue
+        start = 0
+        while True:
+            length = min(room, entry.size_bytes - start)
+            unit.append(Slice(path=entry.path, start=start, length=length))
+            start, room = start + length, room - length
+            if room == 0 or len(unit) == _UNIT_SLICES:
+                yield tuple(unit)
+                unit, room = [], UNIT_BYTES
+            if start == entry.size_bytes:
+                break
+    if unit:
+        yield tuple(unit)
+
+
+def read_unit(root: Path, unit: Unit) -> bytes:
+    """The bytes of a unit; Changed where a file became shorter or went away."""
+    parts = []
+    for one in unit:
+        try:
+            fd = os.open(root / one.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except FileNotFoundError:
+            raise Changed(f"{root / one.path} was removed while it was copied") from None
+        try:
+            part = os.pread(fd, one.length, one.start)
+        finally:
+            os.close(fd)
+        if len(part) != one.length:
+            raise Changed(f"{root / one.path} became shorter while it was copied")
+        parts.append(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+class Incoming:
+    """The receiving end of one transfer. Any number of processes may write units of it at the same time."""
+
+    def __init__(self, into: Path, digest: str) -> None:
+        name = f"{_DRAFT_PREFIX}{digest}"
+        beside = into.parent / f"{name}-{into.name}"
+        self.into = into
+        self._draft = beside if beside.exists() or not into.exists() else into / name
+        self._files = self._draft / "files"
+        self._manifest: Manifest | None = None
+
+    @property
+    def manifest(self) -> Manifest:
+        if self._manifest is None:
+            self._manifest = Manifest.unpack((self._draft / "manifest").read_bytes())
+        return self._manifest
+
+    def begin(self, manifest: Manifest) -> set[int]:
+        """Make the draft, or find it; the numbers of the units that are there and right."""
+        self._manifest = manifest
+        if (self._draft / "manifest").exists():
+            return self._read_journal()
+        _drop_abandoned(self._draft.parent)
+        self._draft.parent.mkdir(parents=True, exist_ok=True)
+        room = shutil.disk_usage(self._draft.parent)
+        if room.total and room.free < manifest.size_bytes:
+            raise DiskFull(f"{self._draft.parent} has {room.free:,} bytes free, {manifest.size_bytes:,} are needed")
+        shutil.rmtree(self._draft, ignore_errors=True)
+        self._files.mkdir(parents=True)
+        folders = {str(PurePosixPath(entry.path).parent) for entry in manifest.entries}
+        folders |= {entry.path for entry in manifest.entries if entry.kind == "folder"}
+        for folder in sorted(folders):
+            (self._files / folder).mkdir(parents=True, exist_ok=True)
+        part = self._draft / "manifest.part"
+        part.write_bytes(manifest.pack())
+        part.rename(self._draft / "manifest")  # last: with it the draft can be gone on with
+        return set()
+
+    def write(self, number: int, digest: str, data: bytes) -> None:
+        """Write one unit; DamagedUnit where its bytes are not those that were sent."""
+        if sha256(data) != digest:
+            raise DamagedUnit(f"unit {number} of {self.into} was damaged on the way")
+        unit, at = self.manifest.units[number], 0
+        if sum(one.length for one in unit) != len(data):
+            raise DamagedUnit(f"unit {number} of {self.into} has {len(data):,} bytes")
+        view = memoryview(data)
+        for one in unit:
+            fd = os.open(self._files / one.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                _pwrite(fd, view[at : at + one.length], one.start)
+            finally:
+                os.close(fd)
+            at += one.length
+        journal = os.open(self._draft / "journal", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(journal, f"{number} {digest}\n".encode())  # one write: lines of several processes do not mix
+        finally:
+            os.close(journal)
+
+    def finish(self) -> None:
+        """Give the files their names. Repeated after its end it changes nothing."""
+        if not self._draft.exists():
+            return
+        missing = set(range(len(self.manifest.units))) - {number for number, _ in self._journal()}
+        if missing:
+            raise TargetError(f"{len(missing)} of {len(self.manifest.units)} units of {self.into} did not arrive")
+        for entry in self.manifest.entries:
+            place = self._files / entry.path
+            if entry.kind == "link":
+                place.unlink(missing_ok=True)
+                place.symlink_to(entry.link)
+            elif entry.kind == "file":
+                place.chmod(entry.mode)
+                os.utime(place, ns=(entry.mtime_ns, entry.mtime_ns))
+        if self.into.exists():
+            _merge(self._files, self.into, self.manifest.entries)
+        else:
+            self._files.rename(self.into)  # at once: a reader sees all files or none
+        shutil.rmtree(self._draft)
+
+    def drop(self) -> None:
+        """Remove the draft."""
+        shutil.rmtree(self._draft, ignore_errors=True)
+
+    def _read_journal(self) -> set[int]:
+        done = set()
+        for number, digest in self._journal():
+            try:
+                if sha256(read_unit(self._files, self.manifest.units[number])) == digest:
+                    done.add(number)
+            except (OSError, TargetError, IndexError):
+                continue
+        return done
+
+    def _journal(self) -> Collection[tuple[int, str]]:
+        try:
+            lines = (self._draft / "journal").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        pairs = [line.split() for line in lines]
+        return {(int(pair[0]), pair[1]) for pair in pairs if len(pair) == 2 and pair[0].isdecimal()}
+
+
+def _pwrite(fd: int, data: memoryview, offset: int) -> None:
+    while data:
+        written = os.pwrite(fd, data, offset)
+        data, offset = data[written:], offset + written
+
+
+def _merge(files: Path, into: Path, entries: Sequence[Entry]) -> None:
+    """Move every entry into a folder that exists; files of the same name are replaced."""
+    root = into.resolve()
+    for entry in entries:
+        place = into / entry.path
+        folder = place if entry.kind == "folder" else place.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        if not folder.resolve().is_relative_to(root):
+            raise TargetError(f"{place} leads out of {into} through a link")
+        if entry.kind != "folder":
+            (files / entry.path).replace(place)
+
+
+def _drop_abandoned(folder: Path) -> None:
+    """Remove drafts of transfers that were given up."""
+    for old in folder.glob(f"{_DRAFT_PREFIX}*"):
+        try:
+            newest = max((old / name).stat().st_mtime for name in ("manifest", "journal") if (old / name).exists())
+        except (OSError, ValueError):
+            continue
+        if time.time() - newest > _ABANDONED_S:
+            shutil.rmtree(old, ignore_errors=True)

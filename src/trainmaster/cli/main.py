@@ -51,6 +51,7 @@ _ORDER = (
     "rebuild",
     "delete",
     "report",
+    "sim",
 )
 
 

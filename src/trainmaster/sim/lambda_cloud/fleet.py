@@ -1,0 +1,137 @@
+"""The thread that makes instances real: it starts and ends their processes by their timelines, and injects faults."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from trainmaster.core.errors import TrainmasterError
+from trainmaster.sim.lambda_cloud.cloud import Cloud
+from trainmaster.sim.lambda_cloud.gpu_answers import make_gpus
+from trainmaster.sim.lambda_cloud.instance import Instance
+from trainmaster.sim.lambda_cloud.machine import Machine, Programs
+
+_TICK_S = 0.01
+_WORKERS = 8
+
+
+class Fleet:
+    """Machines of all instances, below `folder`."""
+
+    def __init__(self, cloud: Cloud, *, folder: Path, programs: Programs, ssh_port: int) -> None:
+        self._cloud, self._folder, self._programs, self._ssh_port = cloud, folder, programs, ssh_port
+        self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="sim-machine")
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sim-fleet", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """End every process of every instance."""
+        self._stop.set()
+        self._thread.join()
+        self._pool.shutdown(wait=True)  # what is being started gets its end below
+        machines = [one.machine for one in self._cloud.instances.values() if one.machine is not None]
+        with ThreadPoolExecutor(_WORKERS) as pool:
+            list(pool.map(Machine.remove, machines))
+
+    def inject(self, instance: Instance, fault: str) -> None:
+        """Let a fault happen to an instance now."""
+        cloud = self._cloud
+        with cloud.lock:
+            machine = instance.machine
+            instance.injected.append(fault)
+            match fault:
+                case "preempted":
+                    cloud.preempt(instance)
+                case "terminated":
+                    cloud.end(instance, by="fault")
+                case "unhealthy":
+                    instance.unhealthy = True
+                case "cuda-broken":
+                    cloud.break_hardware(instance.hardware)
+        if fault == "cuda-broken" and machine is not None:
+            machine.break_cuda()
+        if fault == "link-cut" and machine is not None:
+            machine.cut_links()
+
+    def _run(self) -> None:
+        while not self._stop.wait(_TICK_S):
+            self._tick()
+
+    def _tick(self) -> None:
+        cloud = self._cloud
+        due: list[tuple[Instance, str]] = []
+        with cloud.lock:
+            now = cloud.clock.now_s()
+            for one in cloud.instances.values():
+                if one.terminated_at is not None:
+                    continue
+                while one.planned and one.planned[0][0] <= now:
+                    due.append((one, one.planned.pop(0)[1]))
+                self._advance(one, now)
+        for one, fault in due:
+            if not one.is_ending:
+                self.inject(one, fault)
+
+    def _advance(self, one: Instance, now: float) -> None:
+        """Next step of one instance's processes, and its end once they are gone."""
+        if one.is_ending and one.processes in ("off", "ready"):
+            self._submit(one, "stopping", self._remove)
+        elif one.restarting and one.processes == "ready":
+            self._submit(one, "stopping", self._halt)
+        elif one.processes == "off" and one.wants_processes(now) and one.wrong is None:
+            self._submit(one, "starting", self._boot)
+        began = one.terminate_at
+        if began is not None and one.processes == "gone" and now >= began + self._cloud.settings.terminate_s:
+            one.terminated_at = now
+
+    def _submit(self, one: Instance, state: str, work: Callable[[Instance], None]) -> None:
+        one.processes = state  # type: ignore[assignment]
+        self._pool.submit(work, one)
+
+    def _boot(self, one: Instance) -> None:
+        """In the pool: write the files on the first boot, start sshd."""
+        cloud = self._cloud
+        try:
+            if one.machine is None:
+                machine = Machine(
+                    self._folder / one.id, programs=self._programs, address=one.address, port=self._ssh_port,
+                    hostname=one.hostname,
+                )  # fmt: skip
+                one.machine = machine
+                rows = [
+                    cloud.file_systems.find(region=one.region, file_system_id=m["file_system_id"]) for m in one.mounts
+                ]
+                machine.prepare(
+                    public_keys=one.public_keys,
+                    gpus=make_gpus(one.type.gpu, one.type.gpus, one.hardware),
+                    mounts=[(row["name"], cloud.file_systems.folder(row)) for row in rows],
+                )
+                if cloud.is_broken(one.hardware):
+                    machine.break_cuda()
+            one.machine.start()
+        except (TrainmasterError, OSError) as wrong:
+            with cloud.lock:
+                one.wrong, one.processes = str(wrong), "off"
+            return
+        with cloud.lock:
+            one.processes = "ready"
+
+    def _halt(self, one: Instance) -> None:
+        """In the pool: end the processes for a restart."""
+        assert one.machine is not None
+        one.machine.stop()
+        with self._cloud.lock:
+            one.restarting, one.processes = False, "off"
+
+    def _remove(self, one: Instance) -> None:
+        """In the pool: end the processes and delete the files."""
+        if one.machine is not None:
+            one.machine.remove()
+            self._cloud.release_address(one.address)
+        with self._cloud.lock:
+            one.processes = "gone"

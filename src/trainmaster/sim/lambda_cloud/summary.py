@@ -1,0 +1,73 @@
+"""Numbers of a simulation: instance-minutes, cost, launches, requests, and what the client did wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainmaster.sim.lambda_cloud.cloud import Cloud
+from trainmaster.sim.lambda_cloud.instance import Instance
+from trainmaster.sim.lambda_cloud.limits import Limits
+
+
+@dataclass(slots=True, kw_only=True)
+class Requests:
+    """Counts of requests. The server locks them."""
+
+    by_status: Counter[str] = field(default_factory=Counter)  # `cut` where the connection ended without an answer
+    by_operation: Counter[str] = field(default_factory=Counter)
+    unknown_fields: Counter[str] = field(default_factory=Counter)  # sent by the client, ignored by the vendor
+    schema_faults: list[str] = field(default_factory=list)  # of our own answers: mistakes of the simulator
+
+
+def summarise(cloud: Cloud, requests: Requests, limits: Limits) -> dict[str, Any]:
+    """All numbers, for the admin path, `--json` and the last lines of the command."""
+    with cloud.lock:
+        now = cloud.clock.now_s()
+        ours = [one for one in cloud.instances.values() if not one.foreign]
+        left = [one for one in ours if one.terminated_at is None and one.preempted_at is None]
+        return {
+            "simulated_s": round(now, 3),
+            "launches": len(ours),
+            "by_status": dict(Counter(one.status(now) for one in ours)),
+            "instance_minutes": round(sum(one.billed_s(now) for one in ours) / 60, 3),
+            "billed_minutes": sum(one.billed_minutes(now) for one in ours),
+            "cost_usd": round(sum(one.cost_usd(now) for one in ours), 4),
+            "not_terminated": [one.id for one in left],
+            "cost_usd_not_terminated": round(sum(one.cost_usd(now) for one in left), 4),
+            "foreign_touched": list(cloud.foreign_touched),
+            "requests": sum(requests.by_status.values()),
+            "requests_by_status": dict(sorted(requests.by_status.items())),
+            "requests_by_operation": dict(sorted(requests.by_operation.items())),
+            "rate_limit_violations": {"requests": limits.requests.violations, "launches": limits.launches.violations},
+            "unknown_fields": dict(requests.unknown_fields),
+            "faults_injected": {name: count for name, count in sorted(cloud.faults.injected.items()) if count},
+            "schema_faults": list(requests.schema_faults),
+        }
+
+
+def describe(cloud: Cloud, one: Instance) -> dict[str, Any]:
+    """One instance with what the vendor's API does not show."""
+    with cloud.lock:
+        now = cloud.clock.now_s()
+        return {
+            "id": one.id,
+            "name": one.name,
+            "status": one.status(now),
+            "type": one.type.name,
+            "region": one.region,
+            "address": one.address,
+            "hardware": one.hardware,
+            "tags": [dict(tag) for tag in one.tags],
+            "foreign": one.foreign,
+            "ended_by": one.ended_by,
+            "processes": one.processes,
+            "home": str(one.machine.home) if one.machine else None,
+            "launched_at_s": round(one.launched_at, 3),
+            "terminated_at_s": one.terminated_at,
+            "billed_minutes": one.billed_minutes(now),
+            "cost_usd": round(one.cost_usd(now), 4),
+            "faults": list(one.injected),
+            "wrong": one.wrong,
+        }

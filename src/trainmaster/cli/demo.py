@@ -46,8 +46,8 @@ def demo(
     _require_torch()
     spec = _spec(steps, processes)
     folder, db = open_home(home)
-    from trainmaster.cli._follow import follow
     from trainmaster.cli._jobs.home import HomeJobs
+    from trainmaster.cli._views.follow import follow
 
     jobs = HomeJobs(folder, db)
     with _interruptible(), _Server(folder) as server:
@@ -157,7 +157,7 @@ def _interruptible() -> Iterator[None]:
 
 
 def _clean_up(jobs: Jobs, job_id: str, server: _Server) -> None:
-    from trainmaster.cli._follow import follow
+    from trainmaster.cli._views.follow import follow
 
     # From here on a second Ctrl-C must not leave processes behind; the agent's grace bounds the wait.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -103,8 +103,8 @@ def _absolute(target: str, folder: Path) -> str:
 
 def _follow(jobs: Jobs, job_id: str) -> int:
     """Show the job to its end; the exit code."""
-    from trainmaster.cli._follow import follow
     from trainmaster.cli._views import summary
+    from trainmaster.cli._views.follow import follow
 
     _console.note("Ctrl-C stops watching, not the job")
     try:

@@ -124,6 +124,11 @@ CASES: dict[str, dict[str, str]] = {
         "encoding": "report some-job --home {bad_home}",
         "disk": "report {events} --out {full}/report.html",
     },
+    "sim": {
+        "output": "sim lambda --port 0 --folder {blocked}",
+        "encoding": "sim lambda --port 0 --folder {free}/sim --api-key-file {bad}",
+        "disk": "sim lambda --port 0 --folder {full}/sim",
+    },
     "token": {
         "output": "token create me --home {blocked}",
         "encoding": f"token list --server {NO_SERVER}",
@@ -165,6 +170,7 @@ BASE: dict[str, tuple[str, str | None]] = {
     "rebuild": ("rebuild", "server"),
     "delete": ("delete x --yes", "server"),
     "report": ("report {events} --out -", "server"),
+    "sim": ("sim lambda --list-faults", None),
     "token": ("token list", "server"),
     **{
         verb: (f"{verb} {job} --server {NO_SERVER}", "client")

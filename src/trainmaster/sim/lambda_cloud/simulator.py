@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from trainmaster.core.errors import UsageError
+from trainmaster.core.files import write_whole
 from trainmaster.sim.lambda_cloud.admin import PREFIX, Admin
 from trainmaster.sim.lambda_cloud.answering import Answer, Answering, Request
 from trainmaster.sim.lambda_cloud.catalog import load_catalog
@@ -131,16 +132,13 @@ def _lock(folder: Path) -> int:
 
 def _api_key(path: Path) -> str:
     """The key of the file; a new file gets a new key that only its owner can read."""
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        text = path.read_text().strip()
-        if not text:
-            raise UsageError(f"--api-key-file {path}: empty") from None
-        return text
     key = f"secret_sim_{secrets.token_hex(16)}"
-    with os.fdopen(fd, "w") as file:
-        file.write(f"{key}\n")
+    try:
+        write_whole(path, f"{key}\n", durable=False, mode=0o600, replace=False)
+    except FileExistsError:
+        key = path.read_text(encoding="utf-8").strip()
+        if not key:
+            raise UsageError(f"--api-key-file {path}: empty") from None
     return key
 
 

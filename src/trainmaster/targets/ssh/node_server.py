@@ -13,7 +13,6 @@ NAME is the machine's name in the hosts file: FOLDER may be on a file system tha
 from __future__ import annotations
 
 import asyncio
-import errno
 import fcntl
 import json
 import os
@@ -26,16 +25,15 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from trainmaster.core import schema
-from trainmaster.core.errors import DiskFull, TargetError, TrainmasterError, Unreachable
+from trainmaster.core import frames, schema
+from trainmaster.core.errors import TargetError, TrainmasterError, Unreachable
 from trainmaster.core.files import write_whole
 from trainmaster.core.ids import UUID_PATTERN
 from trainmaster.core.plan import WORK_FOLDER, Plan
 from trainmaster.core.states import TargetState
 from trainmaster.targets.local import Local, submission
-from trainmaster.targets.ssh import frames
+from trainmaster.targets.ssh.node_data import kind_of
 from trainmaster.targets.ssh.node_files import Answer, NodeFiles
-from trainmaster.targets.ssh.tree import Changed, DamagedUnit
 
 _ATTEMPT = re.compile(rf"({UUID_PATTERN})\.([0-9]{{1,6}})")
 _UNUSED_S = 900.0  # a claim without a submission is dropped after this: its control plane died between the two
@@ -233,23 +231,10 @@ async def answer(node: Node, head: Mapping[str, Any], body: bytes) -> tuple[byte
         result, found = await method(**head["params"], **({"body": body} if body else {}))
         return frames.encode({"id": head["id"], "result": result}, len(found)), found
     except Exception as wrong:
+        kind = "unreachable" if isinstance(wrong, Unreachable) else kind_of(wrong)
         known = isinstance(wrong, (TrainmasterError, OSError))
         text = str(wrong) if known else f"{type(wrong).__name__}: {wrong}"
-        return frames.encode({"id": head.get("id"), "error": text[:2000], "kind": _kind(wrong)}), b""
-
-
-def _kind(wrong: Exception) -> str:
-    """Kind of an error for the other end; session.py has the exceptions."""
-    full = isinstance(wrong, OSError) and wrong.errno in (errno.ENOSPC, errno.EDQUOT)
-    kinds: list[tuple[bool, str]] = [
-        (isinstance(wrong, Unreachable), "unreachable"),
-        (full or isinstance(wrong, DiskFull), "full"),
-        (isinstance(wrong, PermissionError) or (isinstance(wrong, OSError) and wrong.errno == errno.EROFS), "denied"),
-        (isinstance(wrong, FileNotFoundError), "missing"),
-        (isinstance(wrong, Changed), "changed"),
-        (isinstance(wrong, DamagedUnit), "damaged"),
-    ]
-    return next((kind for holds, kind in kinds if holds), "refused")
+        return frames.encode({"id": head.get("id"), "error": text[:2000], "kind": kind}), b""
 
 
 async def serve(node: Node, requests: int, answers: int) -> None:

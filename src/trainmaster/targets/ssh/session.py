@@ -8,25 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import secrets
 import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+from trainmaster.core import frames
 from trainmaster.core.backoff import backoff_s
 from trainmaster.core.errors import DiskFull, PathDenied, PathMissing, TargetError
-from trainmaster.targets.ssh import frames
+from trainmaster.core.tree import Changed, DamagedUnit
+from trainmaster.targets.ssh import data_pipe
 from trainmaster.targets.ssh.channel import Stream, clean, command, ended, malformed, tail
 from trainmaster.targets.ssh.connect import CONNECT_TIMEOUT_S, NodeUnavailable, connect, explain
 from trainmaster.targets.ssh.hosts import SshHost
 from trainmaster.targets.ssh.package import Package, pack
-from trainmaster.targets.ssh.tree import Changed, DamagedUnit
 
 _BEGIN_S = 60.0  # to receive the package and start Python, from a cold file system
 _END_S = 2.0
 _REST_S, _LONGEST_REST_S = 1.0, 60.0
+# Threads of their own: one that waits for a slow link must not keep others from reading a file.
+_DATA_THREADS = ThreadPoolExecutor(32, thread_name_prefix="ssh-data")
+T = TypeVar("T")
 
 
 class Refusal(TargetError):
@@ -57,6 +63,9 @@ class Ask(Protocol):
     def __call__(self, method: str, *, body: bytes = b"", **params: Any) -> Awaitable[Reply]: ...
 
 
+_Send = Callable[[str, Mapping[str, Any], bytes], Awaitable[tuple[dict[str, Any], bytes]]]
+
+
 class Session:
     """The connection to one host and the requests on it."""
 
@@ -70,30 +79,43 @@ class Session:
 
     async def ask(self, method: str, *, body: bytes = b"", **params: Any) -> Reply:
         """Send a request and wait for its answer. NodeUnavailable where none can come, Refusal where it is an error."""
-        return await self._ask(self._open, method, params, body)
+        return await self._ask(self._send, method, params, body)
 
     @contextlib.asynccontextmanager
     async def channel(self) -> AsyncIterator[Ask]:
-        """A further channel on the connection, for bulk data: requests on the first one do not wait behind it."""
-        link = await (await self._open()).another()
+        """A channel of its own for bulk data: other requests do not wait behind it.
 
-        async def get() -> _Link:
-            return link
-
-        async def ask(method: str, *, body: bytes = b"", **params: Any) -> Reply:
-            return await self._ask(get, method, params, body)
-
+        Over the machine's own `ssh` where it can be, else a further channel of the connection.
+        """
+        first = await self._open()  # the node has the package then
+        if data_pipe.is_possible(self.host):
+            pipe = None
+            with contextlib.suppress(NodeUnavailable):
+                pipe = await _in_thread(data_pipe.DataPipe.open, self.host, self._known_hosts, _package())
+            if pipe is not None:
+                try:
+                    yield self._bound(functools.partial(_in_thread, pipe.ask))
+                finally:
+                    pipe.close()
+                return
+        link = await first.another()
         try:
-            yield ask
+            yield self._bound(link.ask)
         finally:
             await link.close()
 
-    async def _ask(
-        self, get: Callable[[], Awaitable[_Link]], method: str, params: Mapping[str, Any], body: bytes
-    ) -> Reply:
+    def _bound(self, send: _Send) -> Ask:
+        async def ask(method: str, *, body: bytes = b"", **params: Any) -> Reply:
+            return await self._ask(send, method, params, body)
+
+        return ask
+
+    async def _send(self, method: str, params: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+        return await (await self._open()).ask(method, params, body)
+
+    async def _ask(self, send: _Send, method: str, params: Mapping[str, Any], body: bytes) -> Reply:
         try:
-            link = await get()
-            head, found = await link.ask(method, params, body)
+            head, found = await send(method, params, body)
         except NodeUnavailable:
             self._silent_since = self._silent_since or time.monotonic()
             raise
@@ -273,6 +295,10 @@ class _Link:
         said = f" ({self._said[-300:]})" if self._said else ""
         action = "check its power and network; its jobs go on, and are asked again"
         return NodeUnavailable(f"{self._host.name}: the connection was lost{said}", action=action)
+
+
+async def _in_thread(function: Callable[..., T], *args: Any) -> T:
+    return await asyncio.get_running_loop().run_in_executor(_DATA_THREADS, functools.partial(function, *args))
 
 
 def _is_break(wrong: Exception) -> bool:

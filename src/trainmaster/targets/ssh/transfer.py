@@ -5,8 +5,8 @@
     await download(session, "/work/out", Path("out"))
 
 A folder that does not exist yet at the destination appears whole, at once; into one that exists, files are moved when
-all have arrived. Files are sent in units (tree.py) over several channels of one connection: each channel has a window
-of its own, which on a long link bounds its rate.
+all have arrived. Files are sent in units (tree.py) over several channels, each with
+a window of its own, which on a long link bounds its rate.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import collections
 import contextlib
 import errno
 import posixpath
+import time
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,17 +24,18 @@ from typing import ParamSpec, TypeVar
 
 from trainmaster.core.backoff import backoff_s
 from trainmaster.core.errors import DiskFull, PathDenied, PathMissing, TargetError, Unreachable
+from trainmaster.core.tree import DamagedUnit, Incoming, Manifest, Slice, Unit, read_unit, scan, sha256
 from trainmaster.targets.ssh.channel import malformed
 from trainmaster.targets.ssh.connect import NodeUnavailable
 from trainmaster.targets.ssh.session import Ask, Reply, Session
-from trainmaster.targets.ssh.tree import DamagedUnit, Incoming, Manifest, Slice, Unit, read_unit, scan, sha256
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Progress = Callable[[int, int], None]  # bytes that have arrived, bytes in all
 
-_STREAMS = 4  # further channels of a large transfer; each needs a process at the node
-_UNITS_PER_STREAM = 16  # 128 MiB
+_STREAMS, _STREAMS_FAR = 2, 6  # channels of a large transfer; a window bounds the rate of each on a long link
+_FAR_S = 0.02  # round trip of a long link
+_UNITS_PER_STREAM = 8  # 64 MiB
 _AHEAD = 2  # units under way on the first channel
 _TRIES = 6  # failures in a row without one unit that arrived
 _UNIT_TRIES = 3  # of a unit that arrives damaged
@@ -200,10 +202,9 @@ async def _move_all(
     session: Session, manifest: Manifest, move: Callable[[Ask, int, Unit], Awaitable[None]], done: _Progress
 ) -> None:
     waiting = collections.deque(number for number in range(len(manifest.units)) if number not in done.units)
-    apart = 0  # further channels that are open
 
-    async def work(ask: Ask, *, first: bool = False) -> None:
-        while waiting and not (first and apart):  # the first channel is left to other requests as soon as it can be
+    async def work(ask: Ask) -> None:
+        while waiting:
             number = waiting.popleft()
             for left in reversed(range(_UNIT_TRIES)):
                 try:
@@ -215,18 +216,23 @@ async def _move_all(
             done.add(number)
 
     async def work_apart() -> None:
-        """Work on a channel of its own; a server may allow few of them on one connection."""
-        nonlocal apart
+        """Work on a channel of its own; a server may allow few of them."""
         async with contextlib.AsyncExitStack() as stack:
             try:
                 ask = await stack.enter_async_context(session.channel())
             except NodeUnavailable:
                 return
-            apart += 1
             await work(ask)
 
-    further = min(_STREAMS, len(waiting) // _UNITS_PER_STREAM)
-    await _together([*(work(session.ask, first=True) for _ in range(_AHEAD)), *(work_apart() for _ in range(further))])
+    if further := min(await _streams(session), len(waiting) // _UNITS_PER_STREAM):
+        await _together([work_apart() for _ in range(further)])
+    await _together([work(session.ask) for _ in range(_AHEAD)])  # small transfers, and where no channel could be had
+
+
+async def _streams(session: Session) -> int:
+    began = time.monotonic()
+    await session.ask("exists", path="/")
+    return _STREAMS if time.monotonic() - began < _FAR_S else _STREAMS_FAR
 
 
 async def _together(work: Collection[Awaitable[None]]) -> None:

@@ -187,7 +187,7 @@ def read_unit(root: Path, unit: Unit) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def sha256(data: bytes) -> str:
+def sha256(data: bytes | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
@@ -229,7 +229,7 @@ class Incoming:
         part.rename(self._draft / "manifest")  # last: with it the draft can be gone on with
         return set()
 
-    def write(self, number: int, digest: str, data: bytes) -> None:
+    def write(self, number: int, digest: str, data: bytes | memoryview) -> None:
         """Write one unit; DamagedUnit where its bytes are not those that were sent."""
         if sha256(data) != digest:
             raise DamagedUnit(f"unit {number} of {self.into} was damaged on the way")

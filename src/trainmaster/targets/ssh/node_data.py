@@ -1,0 +1,87 @@
+"""Data end of a transfer at a node: units in and out over standard input and output, one request at a time.
+
+A plain loop, run by its path: the process starts in a tenth of the time of the node's server and copies no byte more
+than needed. Units are those of core/tree.py. Standard library only.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainmaster.core import frames
+from trainmaster.core.errors import DiskFull, TrainmasterError
+from trainmaster.core.tree import UNIT_BYTES, Changed, DamagedUnit, Incoming, Slice, read_unit, sha256
+
+_buffer = bytearray(UNIT_BYTES)
+_incoming: dict[tuple[str, str], Incoming] = {}
+
+
+def main(requests: int = 0, answers: int = 1) -> None:
+    """Answer requests until the connection closes."""
+    while (raw := _read(requests, frames.SIZES_BYTES)) is not None:
+        head_size, body_size = frames.sizes(bytes(raw))
+        head, body = _read(requests, head_size), _read(requests, body_size, into=_buffer)
+        if head is None or body is None:
+            return
+        result, found = _answer(frames.decode(bytes(head)), body)
+        _write(answers, frames.encode(result, len(found)))
+        _write(answers, found)
+
+
+def _answer(head: Mapping[str, Any], body: memoryview) -> tuple[dict[str, Any], bytes]:
+    try:
+        params = head["params"]
+        if head["method"] == "files_put":
+            key = (params["into"], params["digest"])
+            if key not in _incoming:
+                _incoming[key] = Incoming(Path(params["into"]).expanduser(), params["digest"])
+            _incoming[key].write(int(params["unit"]), params["sha256"], body)
+            return {"id": head["id"], "result": {}}, b""
+        if head["method"] == "files_get":
+            unit = tuple(Slice(path=path, start=start, length=length) for path, start, length in params["slices"])
+            data = read_unit(Path(params["root"]), unit)
+            return {"id": head["id"], "result": {"sha256": sha256(data)}}, data
+        return {"id": head["id"], "error": f"there is no request {head['method']!r:.80}", "kind": "refused"}, b""
+    except Exception as wrong:
+        known = isinstance(wrong, (TrainmasterError, OSError))
+        text = str(wrong) if known else f"{type(wrong).__name__}: {wrong}"
+        return {"id": head.get("id"), "error": text[:2000], "kind": kind_of(wrong)}, b""
+
+
+def kind_of(wrong: Exception) -> str:
+    """Kind of an error for the other end, which has an exception for each (session.py)."""
+    number = wrong.errno if isinstance(wrong, OSError) else None
+    kinds: list[tuple[bool, str]] = [
+        (number in (errno.ENOSPC, errno.EDQUOT) or isinstance(wrong, DiskFull), "full"),
+        (isinstance(wrong, PermissionError) or number == errno.EROFS, "denied"),
+        (isinstance(wrong, FileNotFoundError), "missing"),
+        (isinstance(wrong, Changed), "changed"),
+        (isinstance(wrong, DamagedUnit), "damaged"),
+    ]
+    return next((kind for holds, kind in kinds if holds), "refused")
+
+
+def _read(descriptor: int, size: int, *, into: bytearray | None = None) -> memoryview | None:
+    """The next bytes, in the buffer given where they fit; None at the end."""
+    view = memoryview(into if into is not None and size <= len(into) else bytearray(size))[:size]
+    done = 0
+    while done < size:
+        got = os.readv(descriptor, [view[done:]])
+        if not got:
+            return None
+        done += got
+    return view
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
+if __name__ == "__main__":
+    main()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.markup import escape
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from trainmaster.control.reap import Leftover
     from trainmaster.store import Database
 
+T = TypeVar("T")
+
 
 def reap(
     on: Annotated[list[str] | None, typer.Option("--on", help="Targets to look at.", show_default="local")] = None,
@@ -25,12 +28,17 @@ def reap(
     no_database: Annotated[
         bool, typer.Option("--no-database", help="Ask the targets alone: names ALL that they run for this home.")
     ] = False,
+    any_home: Annotated[
+        bool,
+        typer.Option("--any-home", help="With --no-database: rented machines of every home folder count as ours."),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     home: HomeOption = None,
 ) -> None:
     """List what no live job owns, and end it with --yes. Exit code 1 if something is left.
 
-    Folders, checkpoints and logs are never removed. What belongs to another home is shown and left alone.
+    Folders, checkpoints and logs are never removed. What belongs to another home is shown and left alone. Of rented
+    machines type, state and price are shown; those that Trainmaster did not rent are never touched.
 
     [bold]Examples[/]
 
@@ -39,6 +47,10 @@ def reap(
       trainmaster reap --yes --json
 
       trainmaster reap --no-database --on local --yes
+
+      trainmaster reap --on lambda
+
+      trainmaster reap --no-database --any-home --on lambda --yes     (with the API key alone)
     """
     try:
         from trainmaster.control import reap as control_reap
@@ -46,18 +58,20 @@ def reap(
         from trainmaster.core.errors import MissingExtra
 
         raise MissingExtra("the control plane", "server") from missing
+    if any_home and not no_database:
+        raise UsageError("--any-home goes with --no-database: a database names the machines that are ours")
     folder, db = _open(home, no_database=no_database)
-    found = asyncio.run(control_reap.find(db, folder, on or ["local"]))
+    found = _ask(control_reap.find(db, folder, on or ["local"], any_home=any_home))
     ended: dict[str, str] = {}
     for left in found:
         if yes and left.ours:
             try:
-                asyncio.run(control_reap.end(db, left))
+                _ask(control_reap.end(db, left))
                 ended[left.attempt] = "ended"
             except TargetError as wrong:
                 ended[left.attempt] = f"not ended: {wrong}"
     if ended:  # ended is what the target no longer lists, not what it promised
-        again = {left.attempt for left in asyncio.run(control_reap.find(db, folder, on or ["local"]))}
+        again = {left.attempt for left in _ask(control_reap.find(db, folder, on or ["local"], any_home=any_home))}
         ended |= {attempt: "still there" for attempt in again if ended.get(attempt) == "ended"}
     still = [left for left in found if left.ours and ended.get(left.attempt) != "ended"]
     if json:
@@ -72,6 +86,19 @@ def reap(
         if still and not yes:
             _console.note("--yes ends them")
     raise typer.Exit(1 if still else 0)
+
+
+def _ask(answer: Coroutine[Any, Any, T]) -> T:
+    """Run a request to its end, with the connections that its targets opened."""
+    from trainmaster import targets
+
+    async def ask() -> T:
+        try:
+            return await answer
+        finally:
+            await targets.close()
+
+    return asyncio.run(ask())
 
 
 def _open(home: Path | None, *, no_database: bool) -> tuple[Path, Database | None]:

@@ -52,6 +52,8 @@ def submit(
 
       trainmaster submit job.yaml --on ssh:hosts.yaml
 
+      trainmaster submit job.yaml --on lambda rent.gpu=H100 rent.gpus=8 --dry-run
+
       trainmaster submit job.yaml --server https://trainmaster.example.org --key nightly-2026-03-01
     """
     _document_kind.refuse_script(spec)
@@ -60,10 +62,10 @@ def submit(
     words = [*(values or []), *([f"target={on}"] if on else [])]
     chosen, folder = uploads.choose(_yaml_file.override(document.value, words), spec, workdir)
     job = document.read(lambda _: parse_spec(chosen))
-    if server is None and job.target.startswith("ssh:"):
+    if server is None and job.target.startswith(("ssh:", "pool:")):
         job = replace(job, target=_absolute(job.target, Path.cwd() if on else spec.absolute().parent))
     if dry_run:
-        _console.out.out(_plan(job, home).render(), end="")
+        _console.out.out(_plan(job, home).render() + _preview(job), end="")
         return
     if server is None:
         _plan(job, home)  # what the target refuses is refused before anything is uploaded
@@ -93,12 +95,35 @@ def _plan(job: JobSpec, home: Path | None) -> Submission:
         raise UsageError(str(refused)) from None
 
 
+def _preview(job: JobSpec) -> str:
+    """Offer and launch request, where the target rents machines; asks the provider, rents nothing."""
+    import asyncio
+
+    from trainmaster import targets
+
+    target = targets.load(job.target)
+    if not isinstance(target, targets.Rents):
+        return ""
+
+    async def ask() -> str:
+        try:
+            return await target.preview(job)
+        finally:
+            await targets.close()
+
+    try:
+        return "\n" + asyncio.run(ask())
+    except TargetError as refused:
+        raise UsageError(str(refused)) from None
+
+
 def _absolute(target: str, folder: Path) -> str:
     """A target whose hosts file is found from anywhere: the job outlives this command and its working folder."""
     from trainmaster.targets import ssh
 
     name, _, options = target.partition(":")
-    return f"ssh:{folder / Path(options).expanduser()}" if name == "ssh" and ssh.is_path(options) else target
+    is_path = name == "pool" or (name == "ssh" and ssh.is_path(options))
+    return f"{name}:{folder / Path(options).expanduser()}" if is_path and options else target
 
 
 def _follow(jobs: Jobs, job_id: str) -> int:

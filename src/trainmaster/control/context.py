@@ -31,9 +31,12 @@ TIMEOUTS_S = {
     "list": 60.0,
     "cancel": 30.0,
     "release": 120.0,
+    "launch": 120.0,
+    "connect": 60.0,
+    "stop": 60.0,
 }
 # Those that change something out there; to ask twice is nothing, so a drill need not strike around asking.
-_EFFECTS = frozenset({"submit", "cancel", "release"})
+_EFFECTS = frozenset({"submit", "cancel", "release", "launch"})
 
 
 class LeaseLost(Exception):

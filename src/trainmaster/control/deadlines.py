@@ -4,7 +4,8 @@ A deadline bounds what we try, not how long we were away: a stage is given up on
 row and its time is over. A control plane that was dead for a day, or whose database was, tries again first.
 
     queued                 none: waiting costs nothing
-    placing, staging       the attempt ends, and may be followed by another
+    placing, provisioning, connecting, staging
+                           the attempt ends, and may be followed by another
     checking               counted from when the node began; the attempt is asked to stop
     running                limits.timeout_s of the spec; the agent keeps it, we keep the agent to it
     collecting             what could be kept is kept, the rest is named, and the attempt is released
@@ -35,6 +36,7 @@ class Deadlines:
     """Seconds. A server may be given others."""
 
     placing_s: float = 300.0
+    renting_s: float = 3 * 3600.0  # the provider's API does not answer; boot and capacity have limits in `rent:`
     staging_s: float = 3600.0
     checking_s: Mapping[int, float] = field(default_factory=lambda: _CHECKING_S)
     collecting_s: float = 6 * 3600.0
@@ -60,6 +62,8 @@ class Deadlines:
     def _limit_s(self, job: JobRow) -> float | None:
         if job.stage is Stage.PLACING:
             return self.placing_s
+        if job.stage in (Stage.PROVISIONING, Stage.CONNECTING):
+            return self.renting_s
         if job.stage is Stage.STAGING:
             return self.staging_s
         if job.stage is Stage.CHECKING:

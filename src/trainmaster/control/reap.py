@@ -15,8 +15,8 @@ from pathlib import Path
 
 from trainmaster import targets
 from trainmaster.core.errors import TargetError, UsageError
-from trainmaster.store import Database, attempts, jobs
-from trainmaster.targets import Handle, Lists, Owned, Target
+from trainmaster.store import Database, attempts, instances, jobs
+from trainmaster.targets import Handle, Lists, Owned, Rents, Target
 
 log = logging.getLogger(__name__)
 
@@ -34,17 +34,23 @@ class Leftover:
 
 
 async def find(
-    db: Database | None, home: Path, words: Sequence[str], *, load: Callable[[str], Target] = targets.load
+    db: Database | None,
+    home: Path,
+    words: Sequence[str],
+    *,
+    load: Callable[[str], Target] = targets.load,
+    any_home: bool = False,
 ) -> list[Leftover]:
     """Everything at these targets, and in the rows, that no live job owns.
 
-    Without a database ownership is unknown: everything that the targets run for this home is listed.
+    Without a database ownership is unknown: everything that the targets run for this home is listed as ours, with
+    `any_home` everything that any home folder started. Machines that Trainmaster did not rent are never ours.
     """
     found: dict[str, Leftover] = {}
     for word in words:
         target = load(word)
         for owned in await target.list_owned() if isinstance(target, Lists) else ():
-            left = _judge(db, home, word, owned)
+            left = _judge(db, home, word, owned, any_home=any_home)
             if left is not None:
                 found[left.attempt] = left
     for held in attempts.list_held(db) if db is not None else ():
@@ -64,6 +70,8 @@ async def sweep(db: Database, home: Path, *, load: Callable[[str], Target] = tar
             continue  # this machine cannot be lost without us
         try:
             target = load(word)
+            if isinstance(target, Rents):
+                continue  # compared at every listing (rented_sweep.py)
             for owned in await target.list_owned(partial=True) if isinstance(target, Lists) else ():
                 left = await asyncio.to_thread(_judge, db, home, word, owned)
                 if left is not None and left.ours:
@@ -79,19 +87,26 @@ async def end(db: Database | None, left: Leftover, *, load: Callable[[str], Targ
     assert left.ours, "what is not ours is not ended"
     await load(left.target).release(left.handle)
     if db is not None:
+        machines = instances.list_of_attempt(db, left.attempt)
         with db.write() as conn:
             attempts.mark_released(conn, left.attempt, at=datetime.now(UTC))
+            for row in machines:
+                instances.mark_gone(conn, row.nonce, at=datetime.now(UTC), why="reaped")
 
 
-def _judge(db: Database | None, home: Path, word: str, owned: Owned) -> Leftover | None:
+def _judge(db: Database | None, home: Path, word: str, owned: Owned, *, any_home: bool = False) -> Leftover | None:
     """What is wrong with it, or None where a live job owns it."""
+    if owned.foreign:
+        why = "not rented by trainmaster; left alone"
+        return Leftover(attempt=owned.attempt, target=word, what=owned.what, why=why, ours=False, handle=owned.handle)
     job_id, _, number = owned.attempt.rpartition(".")
     job = jobs.find_job(db, job_id) if db is not None else None
     # A target of this machine says in which folder an attempt lies; of another home it is not ours to end.
     folder = owned.handle.get("folder")
     here = job is not None or (folder is not None and Path(str(folder)).is_relative_to(home))
+    here = here or (any_home and db is None) or owned.handle.get("home") == targets.home_mark(home)
     if db is None:
-        why = "no database to say who owns it"
+        why = "no database to say who owns it" if here else "of another home; left alone"
     elif job is None:
         why = "no job of this database" if here else "of another home; left alone"
     elif job.status.final:

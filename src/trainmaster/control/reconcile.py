@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster import targets
-from trainmaster.control import failpoints, reap
+from trainmaster.control import failpoints, reap, rented_sweep
 from trainmaster.control.clock import Clock
 from trainmaster.control.context import TIMEOUTS_S, Context, LeaseLost, backoff_after
 from trainmaster.control.deadlines import Deadlines
@@ -76,11 +76,16 @@ async def run(
         now=clock.now,
     )  # fmt: skip
     log.info("reconciling %s", home)
-    sweeping = asyncio.create_task(_sweep(context), name="sweep")
+    sweeping = [
+        asyncio.create_task(_sweep(context), name="sweep"),
+        asyncio.create_task(_sweep_rented(context), name="sweep rented"),
+    ]
     try:
         await _loop(context, liveness, stop=stop, tick_s=tick_s, leads=leads)
     finally:
-        sweeping.cancel()
+        for task in sweeping:
+            task.cancel()
+        await asyncio.gather(*sweeping, return_exceptions=True)
         with contextlib.suppress(Exception):  # a database that is gone: the leases run out by themselves
             await asyncio.to_thread(_drop, db, liveness.token)
         await targets.close()
@@ -172,6 +177,17 @@ async def _sweep(context: Context) -> None:
                 log.warning("%s at %s ended: %s (%s)", left.attempt, left.target, left.what, left.why)
         except Exception:
             log.exception("targets could not be swept; trying again later")
+
+
+async def _sweep_rented(context: Context) -> None:
+    """Compare rented machines with our rows, at every listing. Never raises."""
+    while True:
+        rest_s = rented_sweep.BUSY_S
+        try:
+            rest_s = await rented_sweep.sweep(context)
+        except Exception:
+            log.exception("rented machines could not be swept; trying again later")
+        await asyncio.sleep(rest_s)
 
 
 def _drop(db: Database, token: str) -> None:

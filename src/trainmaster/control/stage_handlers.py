@@ -6,6 +6,7 @@ point and taken again: the rows say what was meant before the target is told, an
 
     queued      plan; commit the attempt with the handle it will have        (the intent)
     placing     nothing was started yet, for certain
+    provisioning, connecting   machines are rented, boot, and are logged in to (rented.py)
     staging     keep the project file; submit, or find it submitted
     checking    watch: take events in; preflight goes on
     running     watch: take events in; the workload goes on
@@ -23,7 +24,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from trainmaster.control import budget, workdir
+from trainmaster.control import budget, rented, workdir
 from trainmaster.control.collect import describe_unstored, store_files, store_project
 from trainmaster.control.context import Context
 from trainmaster.control.deadlines import StopRequest, find_stop_request
@@ -37,7 +38,9 @@ from trainmaster.core.spec import zone_of
 from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.store import Connection, Database, attempts, costs, events, jobs
 from trainmaster.store.rows import AttemptRow, JobRow
-from trainmaster.targets import Handle, Places, Poll, Target
+from trainmaster.targets import Handle, Places, Poll, Rents, Target
+
+_SALVAGE_TRIES = 3  # of reading what an attempt left on rented machines, before they are returned anyway
 
 
 async def handle_stage(context: Context, job: JobRow) -> bool:
@@ -77,6 +80,8 @@ async def _place(context: Context, job: JobRow, attempt: AttemptRow, handle: Han
     if request := find_stop_request(job, attempt):
         return await abandon(context, job, attempt, request.reason, f"{request.text}; it was not started")
     target = context.load(job.target)
+    if isinstance(target, Rents):  # chosen when it is launched: nothing is reserved before
+        return await context.apply(job.id, lambda conn: move(conn, context, job, Stage.PROVISIONING), what="placed")
     if isinstance(target, Places):
         planned = replace(context.plan(job, attempt.number), handle=handle)
         try:
@@ -166,8 +171,11 @@ async def _collect(context: Context, job: JobRow, attempt: AttemptRow, handle: H
 
 
 async def _release(context: Context, job: JobRow, attempt: AttemptRow, handle: Handle) -> bool:
+    target = context.load(job.target)
+    if isinstance(target, Rents):
+        return await _return(context, job, attempt, handle, target)
     if attempt.released_at is None:
-        await context.call("release", context.load(job.target).release(handle))
+        await context.call("release", target.release(handle))
         await context.apply(
             job.id, lambda conn: attempts.mark_released(conn, attempt.id, at=context.now()), what="released"
         )
@@ -180,8 +188,36 @@ async def _release(context: Context, job: JobRow, attempt: AttemptRow, handle: H
     return await finish_attempt(context, job, attempt, message)
 
 
+async def _return(context: Context, job: JobRow, attempt: AttemptRow, handle: Handle, target: Rents) -> bool:
+    """As `_release`, in the other order: what the attempt left is on the machines, and ends with them."""
+    if attempt.released_at is not None:
+        return await finish_attempt(context, job, attempt, attempt.message)
+    unstored = ""
+    try:
+        if handle.get("submitted"):
+            await context.call("stop", target.stop(handle))
+            if not await _take_in(context, job, attempt, handle, last=True):
+                return False
+            unstored = describe_unstored(await store_files(context, job, attempt, handle))
+    except Unreachable as wrong:
+        if job.tries < _SALVAGE_TRIES:
+            raise
+        unstored = f"the rest could not be read: {wrong}"  # every minute costs: what is stored has to do
+    await rented.return_machines(context, job, attempt, handle)
+    message = "; ".join(text for text in (attempt.message, unstored) if text)
+
+    def change(conn: Connection) -> None:
+        attempts.note_attempt(conn, attempt.id, message)
+        attempts.mark_released(conn, attempt.id, at=context.now())
+
+    await context.apply(job.id, change, what="released")
+    return True
+
+
 _HANDLERS: Mapping[Stage, Callable[[Context, JobRow, AttemptRow, Handle], Awaitable[bool]]] = {
     Stage.PLACING: _place,
+    Stage.PROVISIONING: rented.provision,
+    Stage.CONNECTING: rented.connect,
     Stage.STAGING: _stage,
     Stage.CHECKING: _watch,
     Stage.RUNNING: _watch,

@@ -23,7 +23,7 @@ LOCAL = "local"  # caller name of the command line working on the database itsel
 def names_file(target: str) -> bool:
     """Whether a target names a file on the machine of the control plane."""
     name, _, options = target.partition(":")
-    return name == "ssh" and ssh.is_path(options)
+    return name == "pool" or (name == "ssh" and ssh.is_path(options))
 
 
 def submit(db: Database, spec: JobSpec, *, load: Callable[[str], Target] = targets.load, by: str = LOCAL) -> JobRow:

@@ -15,7 +15,7 @@ from trainmaster.core.errors import NoCapacity, StorageError
 from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.store import Connection, attempts, jobs
 from trainmaster.store.rows import AttemptRow, JobRow
-from trainmaster.targets import Poll
+from trainmaster.targets import Poll, Rents
 
 
 async def last_attempt(context: Context, job: JobRow) -> AttemptRow:
@@ -29,7 +29,7 @@ def judge(poll: Poll) -> tuple[Reason | None, str]:
     if poll.exit is not None:
         return poll.exit.reason or Reason.SCRIPT_FAILED, poll.exit.message or poll.note
     if poll.state is TargetState.LOST:
-        return Reason.NODE_LOST, poll.note or "the attempt is gone and left no exit record"
+        return poll.reason or Reason.NODE_LOST, poll.note or "the attempt is gone and left no exit record"
     return Reason.TARGET_ERROR, poll.note or "the target says that it failed, and there is no exit record"
 
 
@@ -71,7 +71,7 @@ async def finish_attempt(context: Context, job: JobRow, attempt: AttemptRow, mes
         return await end_job(context, job, Status.CANCELLED, Reason.USER_CANCELLED, message)
     assert reason is not None, "an attempt that did not succeed has a reason"
     may_retry = job.spec.limits.retry.get(reason.value, reason.rule.retry)
-    if not may_retry or job.attempts >= job.spec.limits.attempts:
+    if not may_retry or job.attempts - await count_rerolls(context, job) >= job.spec.limits.attempts:
         return await end_job(context, job, Status.FAILED, reason, message)
     again = f"attempt {attempt.number} ended: {message}"
     until = context.now() + timedelta(seconds=context.rest_s(reason, attempt.number))
@@ -86,6 +86,24 @@ async def finish_attempt(context: Context, job: JobRow, attempt: AttemptRow, mes
         return True
 
     return await context.apply(job.id, change, what="queued again")
+
+
+# A rented machine that was bad before the workload began does not count towards limits.attempts, so often.
+REROLLS = 3
+_REROLLED = frozenset({Reason.CHECK_FAILED, Reason.BAD_MACHINE})
+
+
+async def count_rerolls(context: Context, job: JobRow) -> int:
+    """Attempts of a job that do not count towards limits.attempts."""
+    if not isinstance(context.load(job.target), Rents):
+        return 0
+    tried = await asyncio.to_thread(attempts.list_attempts, context.db, job.id)
+    return min(REROLLS, sum(map(_is_reroll, tried)))
+
+
+def _is_reroll(attempt: AttemptRow) -> bool:
+    started = bool((attempt.handle or {}).get("submitted"))
+    return attempt.reason in _REROLLED or (not started and attempt.reason in (Reason.NODE_LOST, Reason.PREEMPTED))
 
 
 async def end_job(context: Context, job: JobRow, status: Status, reason: Reason | None, message: str) -> bool:
@@ -128,7 +146,7 @@ async def end_overdue(context: Context, job: JobRow, wrong: Exception) -> bool:
         return await _end_unwatched(context, job, attempt, wrong)
     if not context.deadlines.is_late(job, context.now()):
         return False
-    if job.stage in (Stage.PLACING, Stage.STAGING):
+    if job.stage in (Stage.PLACING, Stage.PROVISIONING, Stage.CONNECTING, Stage.STAGING):
         reason = Reason.STORAGE_ERROR if isinstance(wrong, StorageError) else Reason.TARGET_ERROR
         return await abandon(context, job, attempt, reason, f"{job.stage} did not come to an end: {wrong}")
     note = f"{attempt.message}; not all that it left could be kept: {wrong}".removeprefix("; ")

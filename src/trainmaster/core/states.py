@@ -84,6 +84,7 @@ class Reason(StrEnum):
     NO_CAPACITY = "no_capacity"
     NODE_LOST = "node_lost"
     PREEMPTED = "preempted"
+    BAD_MACHINE = "bad_machine"
     OUT_OF_MEMORY = "out_of_memory"
     DISK_FULL = "disk_full"
     COLLECTIVE_TIMEOUT = "collective_timeout"
@@ -121,6 +122,9 @@ _RULES = {
     Reason.NO_CAPACITY: ReasonRule(retry=True, action="wait, or choose another instance type or region", rest_s=60.0),
     Reason.NODE_LOST: ReasonRule(retry=True, action="look at the node's kernel log; it will be tried on another"),
     Reason.PREEMPTED: ReasonRule(retry=True, action="nothing; the next attempt resumes from the last checkpoint"),
+    Reason.BAD_MACHINE: ReasonRule(
+        retry=True, action="nothing; the machine was returned, another one is tried and this one is not trusted again"
+    ),
     Reason.OUT_OF_MEMORY: ReasonRule(retry=False, action="lower the batch or the sequence, or shard over more ranks"),
     Reason.DISK_FULL: ReasonRule(retry=False, action="free space, or keep fewer checkpoints (train.checkpoint.keep)"),
     Reason.COLLECTIVE_TIMEOUT: ReasonRule(retry=True, action="see which rank was missing; check its node and fabric"),

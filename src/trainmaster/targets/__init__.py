@@ -12,15 +12,50 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from trainmaster.core.errors import UsageError
 from trainmaster.core.plan import ExitRecord
 from trainmaster.core.spec import JobSpec
-from trainmaster.core.states import TargetState
+from trainmaster.core.states import Reason, TargetState
+from trainmaster.targets._provider import (
+    Instance,
+    InstanceState,
+    Label,
+    LaunchRequest,
+    Listing,
+    NotNow,
+    Offer,
+    home_mark,
+)
+
+__all__ = [
+    "FileSize",
+    "Handle",
+    "Instance",
+    "InstanceState",
+    "Label",
+    "LaunchRequest",
+    "Listing",
+    "Lists",
+    "NotNow",
+    "Offer",
+    "Owned",
+    "Placement",
+    "Places",
+    "Poll",
+    "Rents",
+    "Submission",
+    "Target",
+    "close",
+    "home_mark",
+    "load",
+    "names",
+]
 
 Handle = Mapping[str, Any]  # JSON: what the target needs to find the attempt again; kept in the attempt's row
 
@@ -56,6 +91,7 @@ class Poll:
     state: TargetState
     exit: ExitRecord | None = None
     note: str = ""
+    reason: Reason | None = None  # of `lost`, where the target knows it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +113,7 @@ class Owned:
     attempt: str
     handle: Handle  # what `release` takes to end it
     what: str  # for people
+    foreign: bool = False  # not of trainmaster: shown, never touched
 
 
 class Target(Protocol):
@@ -147,15 +184,71 @@ class Lists(Protocol):
         ...
 
 
+@runtime_checkable
+class Rents(Protocol):
+    """A target that rents machines. The name of each is in the database before its launch request is sent.
+
+    `launch` and `listing` are the only sources of truth: a launch without an answer is found, or not, in the listing.
+    """
+
+    @property
+    def settle_s(self) -> float:
+        """Seconds after which a launch without an answer that no listing shows did not happen."""
+        ...
+
+    async def choose(self, spec: JobSpec, *, refused: Collection[tuple[str, str]]) -> list[Offer]:
+        """Offers that meet the spec, cheapest first, without the refused types and regions."""
+        ...
+
+    def may_launch(self) -> bool:
+        """Whether the rate limit allows a launch now; True takes the turn."""
+        ...
+
+    async def launch(self, request: LaunchRequest) -> str:
+        """Launch a machine; its id. Unreachable: the outcome is unknown. Every other error: nothing was launched."""
+        ...
+
+    async def listing(self, *, since: datetime | None = None) -> Listing:
+        """Every machine of the account; one listing is shared by all jobs. Not requested before `since`."""
+        ...
+
+    async def terminate(self, ids: Sequence[str]) -> None:
+        """Request the end of machines."""
+        ...
+
+    async def connect(self, handle: Handle, instances: Sequence[Instance]) -> Handle:
+        """Log in to machines that have just booted; the handle with their pinned host keys and their GPUs."""
+        ...
+
+    async def release(self, handle: Handle) -> None:
+        """Terminate every machine of the attempt; returns when the listing shows none of them."""
+        ...
+
+    async def stop(self, handle: Handle) -> None:
+        """Kill the attempt on its machines; its files stay readable until `release` returns the machines."""
+        ...
+
+    async def preview(self, spec: JobSpec) -> str:
+        """The choice and the launch request as text, for `--dry-run`."""
+        ...
+
+
+_CLOSERS = ("ssh.session", "lambda_cloud.provider")  # modules that keep connections per event loop
+_MODULES = {"lambda": "lambda_cloud"}  # a word that no module can be called
+
+
 async def close() -> None:
     """Close connections that targets opened in the running event loop."""
-    if (sessions := sys.modules.get(f"{__name__}.ssh.session")) is not None:
-        await sessions.close_all()
+    for name in _CLOSERS:
+        if (module := sys.modules.get(f"{__name__}.{name}")) is not None:
+            await module.close_all()
 
 
 def names() -> list[str]:
     """All targets: the modules of this folder."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+    words = {module: word for word, module in _MODULES.items()}
+    found = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
+    return sorted(words.get(name, name) for name in found)
 
 
 def load(word: str) -> Target:
@@ -163,5 +256,5 @@ def load(word: str) -> Target:
     name, _, options = word.partition(":")
     if name not in names():
         raise UsageError(f"target: {name!r} is not one of {', '.join(names())}")
-    target: Target = importlib.import_module(f"{__name__}.{name}").create(options)
+    target: Target = importlib.import_module(f"{__name__}.{_MODULES.get(name, name)}").create(options)
     return target

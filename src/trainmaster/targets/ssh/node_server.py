@@ -38,6 +38,7 @@ from trainmaster.targets.ssh.node_files import Answer, NodeFiles
 _ATTEMPT = re.compile(rf"({UUID_PATTERN})\.([0-9]{{1,6}})")
 _UNUSED_S = 900.0  # a claim without a submission is dropped after this: its control plane died between the two
 _DIAL_S = 10.0
+_IDENTIFY_S = 30.0  # a driver that hangs is found by the checks
 
 
 class Node(NodeFiles):
@@ -162,6 +163,21 @@ class Node(NodeFiles):
             if item.handle["folder"] == str(self._attempt_folder(item.attempt)):  # not another user's or folder's
                 found[item.attempt] = item.what
         return {"owned": sorted(found.items())}, b""
+
+    async def identify(self) -> Answer:
+        """Serial numbers of the GPUs, else their UUIDs: a machine may come back under another name."""
+        try:
+            async with asyncio.timeout(_IDENTIFY_S):
+                process = await asyncio.create_subprocess_exec(
+                    "nvidia-smi", "--query-gpu=serial,uuid", "--format=csv,noheader", stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+                )  # fmt: skip
+                out, _ = await process.communicate()
+        except OSError:  # TimeoutError is one
+            return {"gpus": []}, b""
+        rows = [[word.strip() for word in line.split(",")] for line in out.decode(errors="replace").splitlines()]
+        found = [next((word for word in row if word and not word.startswith("[")), "") for row in rows]
+        return {"gpus": [word for word in found if word] if process.returncode == 0 else []}, b""
 
     async def _live(self) -> set[str]:
         """Attempts with a slot. One that has ended has none, whether it was released or not."""

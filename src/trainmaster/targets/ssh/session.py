@@ -317,6 +317,13 @@ def session(host: SshHost, known_hosts: bytes) -> Session:
     return ours.setdefault((host, known_hosts), Session(host, known_hosts))
 
 
+async def close_session(host: SshHost, known_hosts: bytes) -> None:
+    """Close the session with a host that is not used any more, and forget it."""
+    found = _SESSIONS.get(asyncio.get_running_loop(), {}).pop((host, known_hosts), None)
+    if found is not None:
+        await found.close()
+
+
 async def close_all() -> None:
     """Close the sessions of the running event loop."""
     ours = _SESSIONS.pop(asyncio.get_running_loop(), {})

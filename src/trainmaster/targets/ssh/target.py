@@ -49,34 +49,10 @@ class Ssh:
         self._path = path
 
     def plan(self, placement: Placement) -> Submission:
-        hosts, spec = self._hosts().hosts, placement.spec
-        nodes = spec.resources.nodes
+        hosts, nodes = self._hosts().hosts, placement.spec.resources.nodes
         if nodes > len(hosts):
             raise TargetError(f"ssh: the spec asks for {nodes} nodes, {self._path} lists {len(hosts)}")
-        files = {}
-        for rank, host in enumerate(hosts[:nodes]):
-            folder, checkpoints = _folders(host, placement.attempt, spec.resume_from, name=f"NODE-{rank}")
-            plan = Plan(
-                attempt=placement.attempt,
-                spec=spec,
-                folder=folder,
-                checkpoints=checkpoints,
-                node_rank=rank,
-                master_addr="127.0.0.1" if nodes == 1 else "ADDRESS-OF-NODE-0",
-                master_port=None if nodes == 1 else 1,
-            )
-            files[f"node {rank}: {plan.folder}/{PLAN_FILE}"] = plan.to_json() + "\n"
-        agent = ("python3", "-m", "trainmaster.agent", "--detach", PLAN_FILE)
-        return Submission(
-            handle={
-                "attempt": placement.attempt,
-                "nodes": [],
-                "ranks_per_node": spec.resources.processes_per_node,
-            },
-            files=files,
-            commands=tuple(("ssh", f"NODE-{rank}", *agent) for rank in range(nodes)),
-            work=placement.job_folder / WORK_FOLDER if find_digest(spec.workdir) is not None else None,
-        )
+        return plan_on(hosts[:nodes], placement)
 
     async def place(self, submission: Submission) -> Handle:
         """Reserve one slot on each of as many machines as the job has nodes."""
@@ -230,6 +206,35 @@ class Ssh:
         if missing:
             raise Unreachable(f"ssh: {', '.join(missing)} is no longer in {self._path}; put it back until the job ends")
         return [there[name] for name in handle["nodes"]]
+
+
+def plan_on(hosts: Sequence[SshHost], placement: Placement) -> Submission:
+    """Submission for these machines, whose names are not known yet."""
+    spec, nodes = placement.spec, len(hosts)
+    files = {}
+    for rank, host in enumerate(hosts):
+        folder, checkpoints = _folders(host, placement.attempt, spec.resume_from, name=f"NODE-{rank}")
+        plan = Plan(
+            attempt=placement.attempt,
+            spec=spec,
+            folder=folder,
+            checkpoints=checkpoints,
+            node_rank=rank,
+            master_addr="127.0.0.1" if nodes == 1 else "ADDRESS-OF-NODE-0",
+            master_port=None if nodes == 1 else 1,
+        )
+        files[f"node {rank}: {plan.folder}/{PLAN_FILE}"] = plan.to_json() + "\n"
+    agent = ("python3", "-m", "trainmaster.agent", "--detach", PLAN_FILE)
+    return Submission(
+        handle={
+            "attempt": placement.attempt,
+            "nodes": [],
+            "ranks_per_node": spec.resources.processes_per_node,
+        },
+        files=files,
+        commands=tuple(("ssh", f"NODE-{rank}", *agent) for rank in range(nodes)),
+        work=placement.job_folder / WORK_FOLDER if find_digest(spec.workdir) is not None else None,
+    )
 
 
 def _folders(host: SshHost, attempt: str, resume_from: str | None, *, name: str) -> tuple[str, str]:

@@ -1,0 +1,283 @@
+"""Stages of a job on rented machines: choose, launch, boot, log in; and the way back.
+
+    placing       nothing: the offer is chosen when it is launched, prices and capacity change by the minute
+    provisioning  intent row → launch → listing, until every machine is active
+    connecting    first login, host keys pinned, GPUs compared with those returned as bad
+    releasing     kill the attempt, take in the rest, terminate until the listing agrees
+
+A launch is sent once per intent row, and only by the reconciler that moved the row to `launching`. Without a clear
+answer the row stays there until the listing shows the machine, or has not shown it for `settle_s`. What appears later
+still carries our name and is terminated by the sweep (rented_sweep.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from trainmaster.control.context import Context
+from trainmaster.control.deadlines import find_stop_request
+from trainmaster.control.transitions import abandon, move
+from trainmaster.core.errors import NoCapacity, TargetError, Unreachable, UsageError
+from trainmaster.core.states import Reason, Stage
+from trainmaster.store import Connection, attempts, costs, instances, jobs
+from trainmaster.store.rows import AttemptRow, InstanceRow, JobRow
+from trainmaster.targets import Handle, Instance, InstanceState, Label, LaunchRequest, Listing, NotNow, Offer, Rents
+
+# A machine that ended an attempt for one of these reasons is not trusted again.
+BAD_MACHINE = frozenset({Reason.CHECK_FAILED, Reason.BAD_MACHINE, Reason.GPU_ERROR})
+
+
+async def provision(context: Context, job: JobRow, attempt: AttemptRow, handle: Handle) -> bool:
+    """Bring every machine of the attempt to `active`; one effect at a time."""
+    target = _target(context, job)
+    if request := find_stop_request(job, attempt):
+        return await abandon(context, job, attempt, request.reason, f"{request.text}; its machines were being rented")
+    rows = await asyncio.to_thread(instances.list_of_attempt, context.db, attempt.id)
+    wanted = [row for row in rows if row.state in instances.WANTED]
+    if len(wanted) < job.spec.resources.nodes:
+        return await _intend(context, job, attempt, handle, rows)
+    if intended := [row for row in wanted if row.state == "intended"]:
+        return await _launch(context, job, attempt, target, intended[0])
+    listing = await context.call("list", target.listing())
+    for row in wanted:
+        if (ended := await _resolve(context, job, attempt, row, listing, settle_s=target.settle_s)) is not None:
+            return ended
+    found = [listing.find(row.nonce, provider_id=row.provider_id) for row in wanted]
+    ready = [one for one in found if one is not None and _is_ready(one)]
+    if len(ready) < len(wanted):
+        states = ", ".join(one.state if one is not None else "launching" for one in found)
+        return await _note(context, job, f"renting {wanted[0].kind} in {wanted[0].region}: {states}")
+    named = [{"id": one.id, "name": row.nonce} for row, one in zip(wanted, ready, strict=True)]
+
+    def change(conn: Connection) -> bool:
+        attempts.set_handle(conn, attempt.id, {**handle, "instances": named})
+        return move(conn, context, job, Stage.CONNECTING)
+
+    return await context.apply(job.id, change, what="booted")
+
+
+async def _intend(
+    context: Context, job: JobRow, attempt: AttemptRow, handle: Handle, rows: Sequence[InstanceRow]
+) -> bool:
+    """Choose an offer and commit the names of the machines that are missing."""
+    spec, target = job.spec, _target(context, job)
+    refused = {(str(row.kind), str(row.region)) for row in rows if (row.detail or {}).get("refused")}
+    try:
+        offers = await context.call("place", target.choose(spec, refused=refused))
+    except NoCapacity as full:
+        if not _has_waited(context, job):
+            if refused:  # sold out down the whole list: next time from its top
+                await context.apply(job.id, lambda conn: _forget_refusals(conn, rows), what="offers again")
+            raise
+        return await abandon(context, job, attempt, Reason.NO_CAPACITY, str(full))
+    except Unreachable:
+        raise
+    except (TargetError, UsageError) as wrong:
+        return await abandon(context, job, attempt, Reason.TARGET_ERROR, str(wrong))
+    offer, home = offers[0], str(handle["home"])
+    kept = [row for row in rows if row.state in instances.WANTED and _is_of_offer(row, offer)]
+    missing = spec.resources.nodes - len(kept)
+    names = [Label(attempt=attempt.id, home=home).name for _ in range(missing)]
+    price = offer.price_cents_per_hour * spec.resources.nodes
+
+    def change(conn: Connection) -> bool:
+        for row in rows:  # all machines of an attempt are of one type in one region
+            if row.state in instances.WANTED and row not in kept:
+                instances.mark_unwanted(conn, row.nonce)
+        for name in names:
+            instances.insert_intent(
+                conn, attempt.id, target=job.target, nonce=name, kind=offer.kind, region=offer.region,
+                cents_per_hour=offer.price_cents_per_hour, at=context.now(),
+            )  # fmt: skip
+        attempts.set_handle(conn, attempt.id, {**handle, "price_cents_per_hour": price})
+        costs.set_price(conn, attempt.id, price)
+        return True
+
+    return await context.apply(job.id, change, what="machines intended")
+
+
+async def _launch(context: Context, job: JobRow, attempt: AttemptRow, target: Rents, row: InstanceRow) -> bool:
+    if not target.may_launch():
+        return await _note(context, job, "waiting for its turn: the provider limits launches")
+    if not await context.apply(
+        job.id, lambda conn: instances.begin_launch(conn, row.nonce, at=context.now()), what="launching"
+    ):
+        return False
+    assert row.kind is not None and row.region is not None
+    rent = job.spec.rent
+    request = LaunchRequest(
+        name=row.nonce, kind=row.kind, region=row.region, file_systems=rent.file_systems, image=rent.image
+    )
+    try:
+        provider_id = await context.call("launch", target.launch(request))
+    except Unreachable:
+        raise  # unknown: the row stays `launching`, and the listing decides
+    except TargetError as wrong:
+        refused = wrong
+        await context.apply(job.id, lambda conn: _refuse(conn, context, row, refused), what="launch refused")
+        if isinstance(refused, NotNow):
+            raise
+        if isinstance(refused, NoCapacity):
+            return True
+        return await abandon(context, job, attempt, Reason.TARGET_ERROR, str(refused))
+    await context.apply(
+        job.id,
+        lambda conn: instances.set_found(conn, row.nonce, provider_id=provider_id, active=False),
+        what="launched",
+    )
+    return True
+
+
+def _refuse(conn: Connection, context: Context, row: InstanceRow, refused: TargetError) -> None:
+    """Nothing was launched, and nothing will be under this name."""
+    if isinstance(refused, NoCapacity):
+        instances.set_detail(conn, row.nonce, refused=True)
+    at = row.launched_at or context.now()
+    instances.mark_gone(conn, row.nonce, at=at, why=str(refused)[:300])
+
+
+async def _resolve(
+    context: Context, job: JobRow, attempt: AttemptRow, row: InstanceRow, listing: Listing, *, settle_s: float
+) -> bool | None:
+    """Compare a machine with the listing. None: as it should be, or not there yet; else the handler's return value."""
+    assert row.launched_at is not None
+    found = listing.find(row.nonce, provider_id=row.provider_id)
+    settled = listing.at > row.launched_at + timedelta(seconds=settle_s)
+    if found is None and row.provider_id is None:
+        if not settled:
+            return await _note(context, job, "the launch had no clear answer; the provider's listing will show it")
+        launched_at = row.launched_at
+        why = f"launched without an answer, and not listed within {settle_s:g} s"
+        await context.apply(
+            job.id, lambda conn: instances.mark_gone(conn, row.nonce, at=launched_at, why=why), what="launch absent"
+        )
+        return True
+    if found is None:
+        if not settled:
+            return None
+        return await abandon(context, job, attempt, Reason.NODE_LOST, f"{row.provider_id} is not listed any more")
+    if found.state is InstanceState.PREEMPTED:
+        return await abandon(context, job, attempt, Reason.PREEMPTED, f"{found.id} was taken back while it booted")
+    if found.state.over:
+        return await abandon(context, job, attempt, Reason.NODE_LOST, f"{found.id} is {found.state} while it booted")
+    if found.state is InstanceState.UNHEALTHY:
+        return await abandon(context, job, attempt, Reason.BAD_MACHINE, f"{found.id} came up unhealthy")
+    if row.provider_id is None or (_is_ready(found) and row.state != "active"):
+        ready = _is_ready(found)
+        await context.apply(
+            job.id,
+            lambda conn: instances.set_found(
+                conn, row.nonce, provider_id=found.id, address=found.address, active=ready
+            ),
+            what="machine active" if ready else "machine found",
+        )
+    if not _is_ready(found) and _is_overdue(context, job, row.launched_at):
+        text = f"{found.id} did not boot within {job.spec.rent.boot_minutes:g} minutes (it is {found.state})"
+        return await abandon(context, job, attempt, Reason.BAD_MACHINE, text)
+    return None
+
+
+async def connect(context: Context, job: JobRow, attempt: AttemptRow, handle: Handle) -> bool:
+    """Log in to machines that have booted; a machine whose GPUs were returned as bad is returned again."""
+    target = _target(context, job)
+    if request := find_stop_request(job, attempt):
+        return await abandon(context, job, attempt, request.reason, f"{request.text}; its machines were booting")
+    rows = await asyncio.to_thread(instances.list_of_attempt, context.db, attempt.id)
+    wanted = [row for row in rows if row.state in instances.WANTED]
+    listing = await context.call("list", target.listing())
+    for row in wanted:
+        if (ended := await _resolve(context, job, attempt, row, listing, settle_s=target.settle_s)) is not None:
+            return ended
+    found = [listing.find(row.nonce, provider_id=row.provider_id) for row in wanted]
+    ready = [one for one in found if one is not None and _is_ready(one)]
+    if len(ready) < len(wanted):
+        return False
+    try:
+        connected = await context.call("connect", target.connect(handle, ready))
+    except Unreachable as wrong:
+        first = min(row.launched_at for row in wanted if row.launched_at is not None)
+        if not _is_overdue(context, job, first):
+            raise
+        text = f"no SSH login within {job.spec.rent.boot_minutes:g} minutes: {wrong}"
+        return await abandon(context, job, attempt, Reason.BAD_MACHINE, text)
+    except (TargetError, UsageError) as wrong:
+        return await abandon(context, job, attempt, Reason.TARGET_ERROR, str(wrong))
+    gpus = list(connected.get("gpus", ()))
+    bad = await asyncio.to_thread(instances.list_bad_gpus, context.db)
+    known = next((gpu for gpu in gpus if gpu in bad), None)
+
+    def change(conn: Connection) -> bool:
+        for row in wanted:
+            instances.set_detail(conn, row.nonce, gpus=gpus)
+        attempts.set_handle(conn, attempt.id, connected)
+        return True if known is not None else move(conn, context, job, Stage.STAGING)
+
+    moved = await context.apply(job.id, change, what="connected")
+    if known is not None:
+        text = f"GPU {known} was returned before: {bad[known]}"
+        return await abandon(context, job, attempt, Reason.BAD_MACHINE, text[:500])
+    return moved
+
+
+async def return_machines(context: Context, job: JobRow, attempt: AttemptRow, handle: Handle) -> None:
+    """Terminate every machine of an attempt until the listing agrees, then note it in their rows.
+
+    Unreachable while the provider lists one of them, or a launch without an answer may still appear.
+    """
+    target = _target(context, job)
+    rows = await asyncio.to_thread(instances.list_of_attempt, context.db, attempt.id)
+    launched = [row for row in rows if row.state not in ("intended", "gone")]
+    now = context.now()
+    if launched:
+        await context.call("release", target.release(handle))
+    for row in launched:
+        if row.provider_id is None and now < (row.launched_at or now) + timedelta(seconds=target.settle_s):
+            raise Unreachable(f"{row.nonce} was launched without an answer and may still appear")
+
+    def change(conn: Connection) -> None:
+        bad = f"{attempt.reason}: {attempt.message}"[:300] if attempt.reason in BAD_MACHINE else None
+        for row in rows:
+            if row.state == "gone":
+                continue
+            if bad is not None and row.provider_id is not None:
+                instances.set_detail(conn, row.nonce, bad=bad)
+            instances.mark_gone(conn, row.nonce, at=context.now(), why="returned")
+
+    await context.apply(job.id, change, what="machines returned")
+
+
+def _target(context: Context, job: JobRow) -> Rents:
+    target = context.load(job.target)
+    assert isinstance(target, Rents), f"{job.target} rents nothing"
+    return target
+
+
+def _is_ready(one: Instance) -> bool:
+    return one.state is InstanceState.ACTIVE and one.address is not None
+
+
+def _is_of_offer(row: InstanceRow, offer: Offer) -> bool:
+    return (row.kind, row.region) == (offer.kind, offer.region)
+
+
+def _is_overdue(context: Context, job: JobRow, launched_at: datetime) -> bool:
+    return context.deadlines.elapsed_s(launched_at, context.now()) > job.spec.rent.boot_minutes * 60
+
+
+def _has_waited(context: Context, job: JobRow) -> bool:
+    limit, since = job.spec.rent.wait_minutes, job.stage_since
+    return limit is not None and since is not None and context.deadlines.elapsed_s(since, context.now()) > limit * 60
+
+
+def _forget_refusals(conn: Connection, rows: Sequence[InstanceRow]) -> None:
+    for row in rows:
+        if (row.detail or {}).get("refused"):
+            instances.set_detail(conn, row.nonce, refused=False)
+
+
+async def _note(context: Context, job: JobRow, text: str) -> bool:
+    if job.message != text:
+        await context.apply(job.id, lambda conn: jobs.set_message(conn, job.id, text), what="noted")
+    return False

@@ -1,0 +1,111 @@
+"""Compare the providers' listings with our rows: what is ours and not wanted is terminated until the listing agrees.
+
+One listing for all jobs, at every look. A machine is ours by its name (an attempt and a nonce), and wanted while its
+row says so and its attempt goes on. Every other machine of ours is terminated, again and again; a machine that
+outlives its job is also reported. Foreign machines are never touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from trainmaster.control.context import Context
+from trainmaster.control.notify.job_news import put_job_news
+from trainmaster.core.errors import TargetError, UsageError
+from trainmaster.store import Database, attempts, instances, jobs
+from trainmaster.store.rows import InstanceRow, JobRow
+from trainmaster.targets import Instance, InstanceState, Listing, Rents, home_mark
+
+BUSY_S, IDLE_S = 5.0, 60.0  # between two looks, with and without machines that are not gone
+_ENDING = (InstanceState.TERMINATING, InstanceState.PREEMPTED, InstanceState.GONE)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unwanted:
+    """A machine of ours that no attempt wants."""
+
+    instance: Instance
+    why: str
+    job: JobRow | None
+    outlives: bool  # its job or attempt was over when the listing was requested
+
+
+async def sweep(context: Context) -> float:
+    """One look at every provider; seconds until the next one."""
+    open_targets = await asyncio.to_thread(instances.list_open_targets, context.db)
+    for word in {*open_targets, *await asyncio.to_thread(jobs.list_targets, context.db)}:
+        try:
+            target = context.load(word)
+            if isinstance(target, Rents):
+                await _sweep_one(context, word, target)
+        except (TargetError, UsageError) as wrong:
+            log.info("%s could not be swept: %s", word, wrong)
+    return BUSY_S if open_targets else IDLE_S
+
+
+async def _sweep_one(context: Context, word: str, target: Rents) -> None:
+    listing = await target.listing()
+    unwanted = await asyncio.to_thread(find_unwanted, context, listing, settle_s=target.settle_s)
+    for one in unwanted:
+        log.warning("%s at %s is terminated: %s", one.instance.id, word, one.why)
+        if one.outlives and one.job is not None:
+            await asyncio.to_thread(_tell, context.db, one)
+    if unwanted:
+        await target.terminate([one.instance.id for one in unwanted])
+
+
+def find_unwanted(context: Context, listing: Listing, *, settle_s: float) -> list[Unwanted]:
+    """Machines of ours in a listing that no attempt wants. The rows are read after the listing was requested."""
+    ours = [one for one in listing.instances if one.label is not None and one.state not in _ENDING]
+    rows = instances.list_by_name(context.db, {one.name for one in ours})
+    mark = home_mark(context.home)
+    found = []
+    for one in ours:
+        assert one.label is not None
+        row = rows.get(one.name)
+        job = jobs.find_job(context.db, one.label.attempt.partition(".")[0])
+        if row is None and job is None and one.label.home != mark:
+            continue  # of another home: shown by `reap`, left alone
+        why, outlives = _judge(context.db, one, row, job, listing, settle_s=settle_s)
+        if why:
+            found.append(Unwanted(instance=one, why=why, job=job, outlives=outlives))
+    return found
+
+
+def _judge(
+    db: Database, one: Instance, row: InstanceRow | None, job: JobRow | None, listing: Listing, *, settle_s: float
+) -> tuple[str, bool]:
+    """Why a machine is not wanted, and whether it outlives its job; an empty reason where it is wanted."""
+    if job is None:
+        return "no job of this database", False
+    late = timedelta(seconds=settle_s)
+    if job.status.final:
+        return f"its job is {job.status}", job.ended_at is not None and listing.at > job.ended_at + late
+    if row is None:
+        return "it has no row", False
+    attempt = next((each for each in attempts.list_attempts(db, job.id) if each.id == row.attempt), None)
+    if attempt is not None and attempt.released_at is not None:
+        return f"attempt {attempt.number} was released", listing.at > attempt.released_at + late
+    if row.state not in ("launching", "active"):
+        return f"its row is {row.state}", False
+    if row.provider_id not in (None, one.id):
+        return f"a second machine under the name of {row.provider_id}", False
+    return "", False
+
+
+def _tell(db: Database, one: Unwanted) -> None:
+    """Notify once per machine that it outlives its job."""
+    job, label = one.job, one.instance.label
+    assert job is not None and label is not None
+    text = f"{one.instance.id} ({one.instance.kind}) is still listed although {one.why}; it is terminated again"
+    with db.write() as conn:
+        put_job_news(conn, job, "instance.leaked", about=one.instance.id, message=text, at=_now())
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

@@ -1,0 +1,96 @@
+"""Rented machines: intent, launch, what the provider's listing said, end. A row exists before the machine may.
+
+intended → launching → active → terminating → gone
+intended is safe to launch; launching without a provider_id is unknown: only the listing tells; gone is final
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, insert, select, update
+
+from trainmaster.store import tables as t
+from trainmaster.store.database import Database
+from trainmaster.store.rows import InstanceRow
+
+WANTED = ("intended", "launching", "active")
+_BAD_SEARCHED = 500  # newest rows that are searched for machines returned as bad
+_AT_ONCE = 500  # names in one query
+_I = t.instances.c
+
+
+def insert_intent(
+    conn: Connection, attempt: str, *, target: str, nonce: str, kind: str, region: str, cents_per_hour: float,
+    at: datetime,
+) -> None:  # fmt: skip
+    """A machine to launch. Its name is committed before the request is sent."""
+    row = {"attempt": attempt, "target": target, "nonce": nonce, "kind": kind, "region": region, "state": "intended"}
+    conn.execute(insert(t.instances).values(**row, price_cents_per_hour=cents_per_hour, created_at=at))
+
+
+def begin_launch(conn: Connection, nonce: str, *, at: datetime) -> bool:
+    """The launch request is about to be sent; False if another reconciler was first. Never twice for one name."""
+    row = update(t.instances).where(_I.nonce == nonce, _I.state == "intended")
+    return conn.execute(row.values(state="launching", launched_at=at)).rowcount == 1
+
+
+def set_found(conn: Connection, nonce: str, *, provider_id: str, address: str | None = None, active: bool) -> None:
+    """What the launch's answer or the listing says of a machine that is wanted."""
+    values: dict[str, Any] = {"provider_id": provider_id}
+    if active:
+        values |= {"state": "active", "address": address}
+    conn.execute(update(t.instances).where(_I.nonce == nonce, _I.state.in_(WANTED)).values(values))
+
+
+def set_detail(conn: Connection, nonce: str, **detail: Any) -> None:
+    known: Mapping[str, Any] = conn.execute(select(_I.detail).where(_I.nonce == nonce)).scalar_one_or_none() or {}
+    conn.execute(update(t.instances).where(_I.nonce == nonce).values(detail={**known, **detail}))
+
+
+def mark_unwanted(conn: Connection, nonce: str) -> None:
+    """A machine that is to be terminated although its attempt goes on."""
+    conn.execute(update(t.instances).where(_I.nonce == nonce, _I.state.in_(WANTED)).values(state="terminating"))
+
+
+def mark_gone(conn: Connection, nonce: str, *, at: datetime, why: str) -> None:
+    """The machine does not exist, by the provider's word; the first time counts."""
+    set_detail(conn, nonce, end=why)
+    conn.execute(update(t.instances).where(_I.nonce == nonce, _I.state != "gone").values(state="gone", gone_at=at))
+
+
+def list_of_attempt(db: Database, attempt: str) -> list[InstanceRow]:
+    """Machines of an attempt in the order of their intents."""
+    with db.read() as conn:
+        rows = conn.execute(select(t.instances).where(_I.attempt == attempt).order_by(_I.id)).mappings()
+        return [InstanceRow(**row) for row in rows]
+
+
+def list_by_name(db: Database, names: Collection[str]) -> dict[str, InstanceRow]:
+    """Rows of these names."""
+    found: dict[str, InstanceRow] = {}
+    ordered = sorted(names)
+    with db.read() as conn:
+        for first in range(0, len(ordered), _AT_ONCE):
+            query = select(t.instances).where(_I.nonce.in_(ordered[first : first + _AT_ONCE]))
+            found |= {row["nonce"]: InstanceRow(**row) for row in conn.execute(query).mappings()}
+    return found
+
+
+def list_open_targets(db: Database) -> set[str]:
+    """Targets with machines that are not gone."""
+    with db.read() as conn:
+        return set(conn.execute(select(_I.target).where(_I.state != "gone").distinct()).scalars())
+
+
+def list_bad_gpus(db: Database) -> dict[str, str]:
+    """GPU serial → why its machine was returned as bad."""
+    query = select(_I.detail).where(_I.state == "gone").order_by(_I.id.desc()).limit(_BAD_SEARCHED)
+    bad: dict[str, str] = {}
+    with db.read() as conn:
+        for detail in conn.execute(query).scalars():
+            if isinstance(detail, Mapping) and detail.get("bad"):
+                bad |= {str(gpu): str(detail["bad"]) for gpu in detail.get("gpus") or ()}
+    return bad

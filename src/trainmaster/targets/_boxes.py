@@ -1,0 +1,57 @@
+"""The ssh target over machines that a handle names, with their pinned host keys, instead of a hosts file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainmaster.core.errors import TargetError
+from trainmaster.targets import Handle
+from trainmaster.targets._provider import SshAccess
+from trainmaster.targets.ssh.channel import clean
+from trainmaster.targets.ssh.hosts import SshHost
+from trainmaster.targets.ssh.session import Session, close_session, session
+from trainmaster.targets.ssh.target import Ssh
+
+_GPUS = 64  # serial numbers kept of one machine
+
+
+class Boxes(Ssh):
+    """Machines of a handle's `hosts`."""
+
+    def __init__(self, access: SshAccess) -> None:
+        super().__init__(Path("/nonexistent"))
+        self._access = access
+
+    async def identify(self, handle: Handle) -> list[list[str]]:
+        """Serial numbers of the GPUs of each machine; also the proof that a login works."""
+        found = []
+        for one in self._nodes(handle):
+            listed = (await one.ask("identify")).result.get("gpus")
+            words = listed[:_GPUS] if isinstance(listed, list) else []
+            found.append([clean(word)[:80] for word in words if isinstance(word, str)])
+        return found
+
+    async def close(self, handle: Handle) -> None:
+        """Close the connections: the machines are gone."""
+        for host, key in self._hosts_of(handle):
+            await close_session(host, key)
+
+    def _nodes(self, handle: Handle) -> list[Session]:
+        return [session(host, key) for host, key in self._hosts_of(handle)]
+
+    def _sessions(self) -> list[Session]:
+        raise TargetError("rented machines are named by their handle")
+
+    def _hosts_of(self, handle: Handle) -> list[tuple[SshHost, bytes]]:
+        access = self._access
+        return [
+            (
+                SshHost(
+                    host=str(item["host"]), name=str(item["name"]), port=item.get("port"), user=access.user,
+                    key=access.key, python=access.python, folder=access.folder, lost_after_s=access.lost_after_s,
+                    address=item.get("address"),
+                ),
+                str(item["key"]).encode(),
+            )
+            for item in handle.get("hosts", ())
+        ]  # fmt: skip

@@ -1,0 +1,290 @@
+"""A provider as a target: rent machines, run attempts on them over SSH, return them.
+
+The control plane keeps a row for each machine and decides when to launch (control/rented.py); this module asks the
+provider, shares one listing among all jobs, and reaches the machines. Host keys are pinned at the first login: the
+handle carries them, so a machine that later gets the same address is not mistaken for ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from trainmaster.core.errors import TargetError, Unreachable
+from trainmaster.core.plan import OUTPUTS_FOLDER
+from trainmaster.core.spec import JobSpec
+from trainmaster.core.states import Reason, TargetState
+from trainmaster.targets import FileSize, Handle, Owned, Placement, Poll, Submission
+from trainmaster.targets._choose import rank_offers
+from trainmaster.targets._provider import (
+    Instance,
+    InstanceState,
+    Label,
+    LaunchRequest,
+    Listing,
+    Offer,
+    Provider,
+    SshAccess,
+    home_mark,
+)
+
+if TYPE_CHECKING:
+    from trainmaster.targets._boxes import Boxes
+
+_RELEASE_LISTINGS = 4  # listings that one `release` waits for; then it is called again
+_OFFERS_AGE = 2  # listings' ages that a list of offers may have
+_LIVE = (InstanceState.BOOTING, InstanceState.ACTIVE, InstanceState.UNHEALTHY, InstanceState.UNKNOWN)
+
+
+class Rented:
+    """Attempts on rented machines."""
+
+    def __init__(self, word: str, make: Callable[[], Provider]) -> None:
+        self._word, self._make = word, make
+
+    def plan(self, placement: Placement) -> Submission:
+        from trainmaster.targets.ssh.hosts import SshHost
+        from trainmaster.targets.ssh.target import plan_on
+
+        access = self._make().access
+        hosts = [SshHost(host=f"NODE-{rank}", folder=access.folder) for rank in range(placement.spec.resources.nodes)]
+        planned = plan_on(hosts, placement)
+        home = home_mark(placement.job_folder.parent.parent)
+        return Submission(
+            handle={**planned.handle, "home": home, "instances": []},
+            files=planned.files,
+            commands=planned.commands,
+            work=planned.work,
+        )
+
+    async def choose(self, spec: JobSpec, *, refused: Collection[tuple[str, str]]) -> list[Offer]:
+        shared = self._shared()
+        systems = await shared.provider.list_file_systems() if spec.rent.file_systems else None
+        offers = await shared.offers()
+        return rank_offers(offers, spec, provider=self._word, file_systems=systems, refused=refused)
+
+    @property
+    def settle_s(self) -> float:
+        return self._shared().provider.timing.settle_s
+
+    def may_launch(self) -> bool:
+        return self._shared().provider.may_launch()
+
+    async def launch(self, request: LaunchRequest) -> str:
+        return await self._shared().provider.launch(request)
+
+    async def listing(self, *, since: datetime | None = None) -> Listing:
+        return await self._shared().listing(since=since)
+
+    async def terminate(self, ids: Sequence[str]) -> None:
+        await self._shared().provider.terminate(ids)
+
+    async def connect(self, handle: Handle, instances: Sequence[Instance]) -> Handle:
+        from trainmaster.targets.ssh.first_contact import read_host_key
+
+        access, pinned = self._shared().provider.access, {item["id"]: item for item in handle.get("hosts", ())}
+        hosts = []
+        for one in instances:
+            assert one.address is not None, "an active instance has an address"
+            known = pinned.get(one.id)
+            if known is None or (known["host"], known["port"]) != (one.address, one.port or access.port):
+                port = one.port or access.port
+                key = await read_host_key(one.address, port)
+                known = {
+                    "id": one.id, "name": _node_name(one), "host": one.address, "port": port, "key": key,
+                    "address": one.private_address,
+                }  # fmt: skip
+            hosts.append(known)
+        ready = {**handle, "nodes": [item["name"] for item in hosts], "hosts": hosts}
+        gpus = [gpu for found in await _boxes(access).identify(ready) for gpu in found]
+        return {**ready, "gpus": gpus}
+
+    async def submit(self, submission: Submission) -> Handle:
+        return await self._boxes().submit(submission)
+
+    async def poll(self, handle: Handle) -> Poll:
+        """State as the machine answers; where it does not answer, the provider's listing decides."""
+        found = await self._boxes().poll(handle)
+        if found.state is not TargetState.UNKNOWN:
+            return found
+        try:
+            fate = await self._find_fate(handle)
+        except Unreachable as wrong:
+            return Poll(state=TargetState.UNKNOWN, note=f"{found.note}; {wrong}")
+        return fate or found
+
+    async def read(self, handle: Handle, stream: str, *, offset: int, limit: int) -> bytes:
+        try:
+            return await self._boxes().read(handle, stream, offset=offset, limit=limit)
+        except Unreachable:
+            if (fate := await self._find_fate(handle)) is not None:
+                raise TargetError(f"{stream} is on a machine that is gone: {fate.note}") from None
+            raise
+
+    async def list_files(self, handle: Handle) -> list[FileSize]:
+        if not handle.get("hosts"):
+            return []
+        try:
+            return await self._boxes().list_files(handle)
+        except Unreachable:
+            if (fate := await self._find_fate(handle)) is not None:
+                return [FileSize(name=f"{OUTPUTS_FOLDER}/node-0", size_bytes=0, fault=fate.note)]
+            raise
+
+    async def cancel(self, handle: Handle, *, reason: str) -> None:
+        try:
+            await self._boxes().cancel(handle, reason=reason)
+        except Unreachable:
+            if await self._find_fate(handle) is None:
+                raise
+
+    async def stop(self, handle: Handle) -> None:
+        if handle.get("hosts"):
+            try:
+                await self._boxes().release(handle)
+            except Unreachable:
+                if await self._find_fate(handle) is None:
+                    raise
+
+    async def release(self, handle: Handle) -> None:
+        """Terminate every machine of the attempt until the listing shows none of them."""
+        shared, attempt, asked = self._shared(), str(handle["attempt"]), set[str]()
+        since = datetime.now(UTC)
+        for _ in range(_RELEASE_LISTINGS):
+            found = [one for one in (await shared.listing(since=since)).instances if _is_of(one, attempt, handle)]
+            left = [one for one in found if one.state in _LIVE or one.state is InstanceState.TERMINATING]
+            if not left:
+                await self._boxes().close(handle)
+                return
+            if fresh := [one.id for one in left if one.state in _LIVE and one.id not in asked]:
+                await shared.provider.terminate(fresh)
+                asked.update(fresh)
+            since = datetime.now(UTC)
+        raise Unreachable(f"{self._word}: {', '.join(one.id for one in left)} is asked to terminate and still listed")
+
+    async def list_owned(self, *, partial: bool = False) -> list[Owned]:  # noqa: ARG002 (one listing: all or nothing)
+        listing = await self.listing(since=datetime.now(UTC))
+        live = [one for one in listing.instances if one.state in _LIVE or one.state is InstanceState.TERMINATING]
+        ours: dict[str, list[Instance]] = {}
+        for one in live:
+            if one.label is not None:
+                ours.setdefault(one.label.attempt, []).append(one)
+        found = [_owned(attempt, some) for attempt, some in ours.items()]
+        return [*found, *(_foreign(one) for one in live if one.label is None)]
+
+    async def preview(self, spec: JobSpec) -> str:
+        offers = await self.choose(spec, refused=())
+        nodes, best = spec.resources.nodes, offers[0]
+        cents = best.price_cents_per_hour
+        lines = [f"# choice: {nodes} × {best.kind} in {best.region}, ${cents / 100:,.2f} an hour each"]
+        lines += [f"#   then {one.kind} in {one.region}, ${one.price_cents_per_hour / 100:,.2f}" for one in offers[1:6]]
+        label = Label(attempt="00000000-0000-4000-8000-000000000000.1", home="0" * 8, nonce="0" * 8)
+        request = _request(label.name, best.kind, best.region, spec)
+        return "\n".join(lines) + "\n" + self._shared().provider.describe(request)
+
+    async def _find_fate(self, handle: Handle) -> Poll | None:
+        """What became of the attempt's machines by the listing; None while all of them are there."""
+        if not handle.get("instances"):
+            return None
+        listing = await self.listing()
+        for item in handle["instances"]:
+            found = listing.find(str(item["name"]), provider_id=str(item["id"]))
+            if found is None:
+                return Poll(state=TargetState.LOST, note=f"{item['id']}: {self._word} lists it no longer")
+            if found.state is InstanceState.PREEMPTED:
+                note = f"{found.id}: {self._word} took it back (preempted)"
+                return Poll(state=TargetState.LOST, note=note, reason=Reason.PREEMPTED)
+            if found.state.over:
+                return Poll(state=TargetState.LOST, note=f"{found.id}: {self._word} lists it as {found.state}")
+        return None
+
+    def _boxes(self) -> Boxes:
+        return _boxes(self._shared().provider.access)
+
+    def _shared(self) -> _Shared:
+        """Provider and listing, shared by all jobs of the running event loop."""
+        ours = _SHARED.setdefault(asyncio.get_running_loop(), {})
+        if self._word not in ours:
+            ours[self._word] = _Shared(self._make())
+        return ours[self._word]
+
+
+def _request(name: str, kind: str, region: str, spec: JobSpec) -> LaunchRequest:
+    return LaunchRequest(
+        name=name, kind=kind, region=region, file_systems=spec.rent.file_systems, image=spec.rent.image
+    )
+
+
+class _Shared:
+    """A provider with its newest listing and offers. Requests at the same time are one request."""
+
+    def __init__(self, provider: Provider) -> None:
+        self.provider = provider
+        self._gate, self._offers_gate = asyncio.Lock(), asyncio.Lock()
+        self._listing: Listing | None = None
+        self._offers: tuple[float, Sequence[Offer]] | None = None
+
+    async def listing(self, *, since: datetime | None = None) -> Listing:
+        async with self._gate:
+            now = datetime.now(UTC)
+            known = self._listing
+            if known is not None and (since is None or known.at >= since):
+                if (now - known.at).total_seconds() < self.provider.timing.listing_s:
+                    return known
+            elif known is not None and since is not None:
+                # Many jobs wait for a listing newer than theirs: the interval is kept, one listing serves all of them.
+                rest_s = self.provider.timing.listing_s / 2 - (now - known.at).total_seconds()
+                await asyncio.sleep(max(0.0, rest_s))
+            at = datetime.now(UTC)
+            self._listing = Listing(at=at, instances=tuple(await self.provider.list_instances()))
+            return self._listing
+
+    async def offers(self) -> Sequence[Offer]:
+        async with self._offers_gate:
+            age_s = self.provider.timing.listing_s * _OFFERS_AGE
+            if self._offers is None or time.monotonic() - self._offers[0] > age_s:
+                self._offers = (time.monotonic(), await self.provider.list_offers())
+            return self._offers[1]
+
+
+_SHARED: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Shared]] = weakref.WeakKeyDictionary()
+
+
+def _boxes(access: SshAccess) -> Boxes:
+    from trainmaster.targets._boxes import Boxes
+
+    return Boxes(access)
+
+
+def _node_name(one: Instance) -> str:
+    return f"i-{one.id[:12]}"
+
+
+def _is_of(one: Instance, attempt: str, handle: Handle) -> bool:
+    label = one.label
+    return label is not None and (
+        label.attempt == attempt or one.id in {str(item["id"]) for item in handle.get("instances", ())}
+    )
+
+
+def _owned(attempt: str, some: Sequence[Instance]) -> Owned:
+    label = some[0].label
+    assert label is not None
+    handle = {
+        "attempt": attempt, "nodes": [], "home": label.home,
+        "instances": [{"id": one.id, "name": one.name} for one in some],
+    }  # fmt: skip
+    return Owned(attempt=attempt, handle=handle, what="; ".join(map(_words, some)))
+
+
+def _foreign(one: Instance) -> Owned:
+    return Owned(attempt=one.name or one.id, handle={}, what=_words(one), foreign=True)
+
+
+def _words(one: Instance) -> str:
+    price = "price unknown" if one.price_cents_per_hour is None else f"${one.price_cents_per_hour / 100:,.2f} an hour"
+    return f"{one.id}: {one.kind} in {one.region or '?'}, {one.state}, {price}"

@@ -1,0 +1,25 @@
+"""Target `lambda`: machines rented from Lambda Cloud for each attempt, reached over SSH, returned at its end.
+
+settings.py   environment variables, API key        client.py   the API over HTTP, held to the vendor's schema
+provider.py   its words become ours                 rates.py    one request a second, one launch in twelve
+errors.py     refusals typed by the vendor's code
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainmaster.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from trainmaster.targets._rented import Rented
+
+
+def create(options: str) -> Rented:
+    """The target over the account of the API key."""
+    from trainmaster.targets._rented import Rented
+    from trainmaster.targets.lambda_cloud.provider import LambdaCloud
+
+    if options:
+        raise UsageError(f"target: lambda takes no options, got {options!r}; use `rent:` of the spec")
+    return Rented("lambda", LambdaCloud)

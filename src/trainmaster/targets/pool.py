@@ -1,0 +1,172 @@
+"""Target `pool:pool.yaml`: machines of your own, rented by the attempt. The smallest provider there is.
+
+    access: {user: ubuntu, key: ~/.ssh/cluster}          for all machines; port, python, folder, lost_after_s too
+    hosts:
+      - {host: 10.0.0.2, gpus: 8, gpu: H100 80 GB}
+      - {host: 10.0.0.3, gpus: 8, gpu: H100 80 GB, price_per_hour: 12.0, region: hall-2}
+
+A machine belongs to one attempt at a time; who has which is kept in pool.yaml.rented beside the file, under a lock.
+Host keys are pinned at each rent. The file holds no secret.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from trainmaster.core.errors import NoCapacity, UsageError
+from trainmaster.core.files import write_whole
+from trainmaster.core.schema import build, field
+from trainmaster.targets._provider import Instance, InstanceState, LaunchRequest, Offer, SshAccess, Timing
+
+if TYPE_CHECKING:
+    from trainmaster.targets._rented import Rented
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Host:
+    host: str = field(doc="host name or address", example="10.0.0.2")
+    port: int | None = field(default=None, ge=1, le=65535, doc="default: that of `access`")
+    gpus: int = field(default=0, ge=0, doc="GPUs")
+    gpu: str = field(default="", doc="GPU model")
+    type: str = field(default="host", doc="name of its type, for `rent.types`")
+    region: str = field(default="pool", doc="where it stands, for `rent.regions`")
+    price_per_hour: float = field(default=0.0, ge=0, doc="dollars an hour")
+    address: str | None = field(default=None, doc="address for the other nodes; default: the one SSH used")
+
+    @property
+    def id(self) -> str:
+        return f"{self.host}:{self.port}" if self.port is not None else self.host
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Access:
+    user: str | None = field(default=None, doc="login")
+    key: str | None = field(default=None, doc="private key file")
+    port: int | None = field(default=None, ge=1, le=65535, doc="SSH port")
+    python: str = field(default="python3", doc="Python 3.11 or newer there")
+    folder: str = field(default="~/.trainmaster", doc="folder for jobs there")
+    lost_after_s: float = field(default=600.0, gt=0, doc="a machine silent for so long is lost")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    hosts: tuple[_Host, ...] = field(doc="the machines")
+    access: _Access = field(factory=_Access, doc="how to log in")
+
+
+def create(options: str) -> Rented:
+    """The target over the machines of a pool file."""
+    from trainmaster.targets._rented import Rented
+
+    if not options:
+        raise UsageError("target: write pool:pool.yaml, with the path of a pool file")
+    path = Path(options).absolute()
+    return Rented(f"pool:{path}", lambda: Pool(path))
+
+
+class Pool:
+    """The machines of a pool file, and which of them are rented."""
+
+    name = "pool"
+    timing = Timing(listing_s=0.5, settle_s=2.0)  # a file answers at once
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._state = path, path.with_name(f"{path.name}.rented")
+        access = self._file().access
+        self.access = SshAccess(
+            user=access.user, key=access.key and str(Path(access.key).expanduser()), port=access.port,
+            python=access.python, folder=access.folder, lost_after_s=access.lost_after_s,
+        )  # fmt: skip
+
+    async def list_offers(self) -> list[Offer]:
+        """One offer per machine: the free ones are available."""
+        rented = await self._with_state(lambda state: state)
+        return [
+            Offer(kind=one.type, region=one.region, price_cents_per_hour=one.price_per_hour * 100, gpus=one.gpus,
+                  gpu=one.gpu, available=one.id not in rented)
+            for one in self._file().hosts
+        ]  # fmt: skip
+
+    async def list_instances(self) -> list[Instance]:
+        rented = await self._with_state(lambda state: state)
+        hosts = {one.id: one for one in self._file().hosts}
+        return [_instance(host_id, name, hosts.get(host_id)) for host_id, name in rented.items()]
+
+    def may_launch(self) -> bool:
+        return True
+
+    async def launch(self, request: LaunchRequest) -> str:
+        """Take a free machine; the same name gets the same machine again."""
+        hosts = [one for one in self._file().hosts if (one.type, one.region) == (request.kind, request.region)]
+        hosts.sort(key=lambda one: one.price_per_hour)
+
+        def take(state: dict[str, str]) -> str:
+            held = [host_id for host_id, name in state.items() if name == request.name]
+            free = [one.id for one in hosts if one.id not in state]
+            if not held and not free:
+                raise NoCapacity(f"pool: no machine of type {request.kind} in {request.region} is free")
+            chosen = (held or free)[0]
+            state[chosen] = request.name
+            return chosen
+
+        return await self._with_state(take)
+
+    async def terminate(self, ids: Sequence[str]) -> None:
+        await self._with_state(lambda state: [state.pop(one, None) for one in ids])
+
+    async def list_file_systems(self) -> Mapping[str, str]:
+        return {}
+
+    def describe(self, request: LaunchRequest) -> str:
+        return f"take a machine of type {request.kind} in {request.region} from {self._path} as {request.name}\n"
+
+    def _file(self) -> _File:
+        import yaml
+
+        try:
+            return build(_File, yaml.safe_load(self._path.read_bytes()))
+        except OSError as wrong:
+            raise UsageError(f"target: pool file {self._path} cannot be read: {wrong.strerror}") from None
+        except yaml.YAMLError as wrong:
+            raise UsageError(f"target: pool file {self._path} is not YAML: {str(wrong).splitlines()[0]}") from None
+
+    async def _with_state(self, change: Callable[[dict[str, str]], T]) -> T:
+        return await asyncio.to_thread(self._change, change)
+
+    def _change(self, change: Callable[[dict[str, str]], T]) -> T:
+        """Read and change host → name under a lock that other processes respect."""
+        fd = os.open(self._state.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            before: dict[str, str] = json.loads(self._state.read_text()) if self._state.exists() else {}
+            state = dict(before)
+            found = change(state)
+            if state != before:
+                write_whole(self._state, json.dumps(state, indent=2), durable=True, mode=0o600)
+            return found
+        finally:
+            os.close(fd)
+
+
+def _instance(host_id: str, name: str, host: _Host | None) -> Instance:
+    """A rented machine; one that left the file meanwhile is gone."""
+    return Instance(
+        id=host_id,
+        name=name,
+        state=InstanceState.ACTIVE if host is not None else InstanceState.GONE,
+        kind=host.type if host is not None else "",
+        region=host.region if host is not None else "",
+        price_cents_per_hour=host.price_per_hour * 100 if host is not None else None,
+        address=host.host if host is not None else None,
+        port=host.port if host is not None else None,
+        private_address=host.address if host is not None else None,
+    )

@@ -16,7 +16,7 @@ import jsonschema
 import pytest
 
 from sshd import SSHD
-from trainmaster.core.lambda_api import find_operation
+from trainmaster.core.lambda_api import LAUNCH_INTERVAL_S, REQUEST_INTERVAL_S, find_operation
 from trainmaster.sim.lambda_cloud.settings import Settings
 from trainmaster.sim.lambda_cloud.simulator import Simulator
 
@@ -29,10 +29,13 @@ class Account:
 
     def __init__(self, simulator: Simulator, key: Path) -> None:
         self.simulator, self.key = simulator, key
+        self._next_s = self._next_launch_s = 0.0
         self.authorization = f"Bearer {simulator.api_key_file.read_text().strip()}"
 
     def call(self, method: str, path: str, body: Any = None, *, headers: Any = None, timeout_s: float = 20) -> Any:
         """Status and parsed body (bytes where it is no JSON); OSError where the connection is cut."""
+        if path.startswith("/api/"):
+            self.pace(launch=path.endswith("/launch"))
         status, data = self.raw(method, path, body, headers=headers, timeout_s=timeout_s)
         try:
             answer = json.loads(data)
@@ -41,6 +44,15 @@ class Account:
         if path.startswith("/api/"):
             validate(method, path, status, answer, request=body)
         return status, answer
+
+    def pace(self, *, launch: bool) -> None:
+        """Wait as the vendor's limits require."""
+        clock = self.simulator.cloud.clock
+        while (left_s := max(self._next_s, self._next_launch_s if launch else 0.0) - clock.now_s()) > 0:
+            time.sleep(clock.real_s(left_s))
+        self._next_s = clock.now_s() + REQUEST_INTERVAL_S
+        if launch:
+            self._next_launch_s = clock.now_s() + LAUNCH_INTERVAL_S
 
     def raw(self, method: str, path: str, body: Any = None, *, headers: Any = None, timeout_s: float = 20) -> Any:
         connection = http.client.HTTPConnection(
@@ -129,23 +141,39 @@ def ssh_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def simulate(tmp_path: Path, ssh_key: Path) -> Iterator[Callable[..., Account]]:
+def open_account(ssh_key: Path, **settings: Any) -> Account:
     """A simulator with these settings, 1000 times as fast as real time, in which the account has an SSH key."""
     if SSHD is None:
         pytest.skip("no OpenSSH server here: apt-get install openssh-server (or make system-packages)")
-    started: list[Simulator] = []
+    simulator = Simulator(Settings(**{"time_factor": 1000.0, **settings})).start()
+    simulator.cloud.ssh_keys.add("key", Path(f"{ssh_key}.pub").read_text())
+    return Account(simulator, ssh_key)
+
+
+def close_account(account: Account) -> None:
+    account.simulator.close()
+    # Of every answer of every test: the simulator itself found no fault in it.
+    assert account.simulator.summary()["schema_faults"] == []
+
+
+@pytest.fixture
+def simulate(tmp_path: Path, ssh_key: Path) -> Iterator[Callable[..., Account]]:
+    """Start a simulator; it ends with the test."""
+    started: list[Account] = []
 
     def start(**settings: Any) -> Account:
-        folder = tmp_path / f"sim{len(started)}"
-        simulator = Simulator(Settings(**{"folder": folder, "time_factor": 1000.0, **settings})).start()
-        started.append(simulator)
-        account = Account(simulator, ssh_key)
-        simulator.cloud.ssh_keys.add("key", Path(f"{ssh_key}.pub").read_text())
-        return account
+        started.append(open_account(ssh_key, **{"folder": tmp_path / f"sim{len(started)}", **settings}))
+        return started[-1]
 
     yield start
-    for simulator in started:
-        simulator.close()
-        # Every answer of every test, of which the simulator itself found no fault.
-        assert simulator.summary()["schema_faults"] == []
+    for account in started:
+        close_account(account)
+
+
+@pytest.fixture(scope="module")
+def refusing(tmp_path_factory: pytest.TempPathFactory, ssh_key: Path) -> Iterator[Account]:
+    """One account for all requests that change nothing, with a file system in another region."""
+    account = open_account(ssh_key, folder=tmp_path_factory.mktemp("refusing"))
+    account.post("/filesystems", {"name": "far", "region": "us-east-1"})
+    yield account
+    close_account(account)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from trainmaster.core.lambda_api import LAUNCH_INTERVAL_S, REQUEST_INTERVAL_S
 
 _TOLERANCE = 0.1  # of the interval: a client that keeps the limit is not refused for the jitter of its network
-_JITTER_REAL_S = 0.05  # scheduling of a loaded machine, which the time factor would multiply
+_JITTER_REAL_S = 0.05
+_JITTER_FAST_REAL_S = 0.25  # intervals of milliseconds: a loaded machine delivers what was sent in turns at once
 
 
 class Limit:
@@ -13,7 +14,8 @@ class Limit:
 
     def __init__(self, interval_s: float, *, factor: float) -> None:
         self._interval_s = interval_s
-        self._tolerance_s = _TOLERANCE * interval_s + _JITTER_REAL_S * factor
+        jitter_s = _JITTER_REAL_S if factor <= 1 else _JITTER_FAST_REAL_S
+        self._tolerance_s = _TOLERANCE * interval_s + jitter_s * factor
         self._next_s = 0.0
         self.violations = 0
 

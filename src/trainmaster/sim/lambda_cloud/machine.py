@@ -80,7 +80,8 @@ class Machine:
         # Absolute paths: sshd starts itself again for each connection.
         self._init = subprocess.Popen(
             [*_PYTHON, str(_HERE / "box_init.py"), self._programs.sshd, "-D", "-f", config, "-E", log],
-            stdin=subprocess.PIPE, env=environment, start_new_session=True, cwd="/",
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment,
+            start_new_session=True, cwd="/",
         )  # fmt: skip
         processes.record(self.folder, self._init.pid)
         until = time.monotonic() + _READY_S

@@ -27,18 +27,28 @@ def children(pid: int) -> list[int]:
 
 
 def marked(ids: Iterable[str]) -> set[int]:
-    """Live processes that carry the mark of one of these instances."""
-    marks = {f"{MARK}={name}".encode() for name in ids}
-    found = set()
-    for pid in _pids():
-        with contextlib.suppress(OSError):
-            if marks & set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")) and _stat(pid):
-                found.add(pid)
+    """Live processes of these instances: those that carry the mark, their sshd, and all descendants of both.
+
+    sshd overwrites its environment with its title. Its listener is known by its configuration file, and an sshd of a
+    session by the marked program that it runs.
+    """
+    wanted = list(ids)
+    marks = {f"{MARK}={name}".encode() for name in wanted}
+    configs = [f"/{name}/sshd_config".encode() for name in wanted]
+    parents = {pid: int(fields[1]) for pid in _pids() if (fields := _stat(pid))}
+    titles = {pid: title for pid in parents if (title := _read(pid, "cmdline")).startswith(b"sshd: ")}
+    found = {pid for pid in parents if marks & set(_read(pid, "environ").split(b"\0"))}
+    for pid in tuple(found):
+        while (pid := parents.get(pid, 0)) in titles:
+            found.add(pid)
+    found |= {pid for pid, title in titles.items() if any(config in title for config in configs)}
+    while below := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= below
     return found - {os.getpid()}
 
 
 def kill_marked(ids: Iterable[str]) -> None:
-    """Kill until no process carries the mark of one of these instances."""
+    """Kill until these instances have no process."""
     wanted, until = list(ids), time.monotonic() + _KILL_S
     while wanted and (found := marked(wanted)):
         for pid in found:
@@ -68,6 +78,13 @@ def kill_recorded(folder: Path) -> None:
         if time.monotonic() > until:
             raise TimeoutError(f"process {pid} of a simulated instance does not end")
         time.sleep(0.01)
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""
 
 
 def _pids() -> list[int]:

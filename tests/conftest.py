@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 from hypothesis import settings
 
+from fork_server import IMPORTS, ForkServer
 from postgres import Postgres, binaries
 from s3_server import S3, serve
 from trainmaster.core.event_catalog import CHECK_VARIABLE
@@ -87,6 +88,14 @@ def postgres() -> Iterator[Postgres]:
     if programs is None:
         pytest.skip("no PostgreSQL server; install it, for example: apt-get install postgresql")
     server = Postgres(programs)
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def programs() -> Iterator[ForkServer]:
+    """Ranks and verbs without their seconds of imports."""
+    server = ForkServer(*IMPORTS)
     yield server
     server.close()
 

@@ -18,7 +18,7 @@ import pytest
 
 TESTS = Path(__file__).parent
 FOLDERS = frozenset("agent client control deploy e2e sims storage targets".split())
-FIXTURES = frozenset("postgres s3 browser tab slurm start daemon managed run_here warm".split())
+FIXTURES = frozenset("postgres s3 browser tab slurm start daemon managed run_here warm programs".split())
 # Modules of the standard library and of tests/ that start something, and some of ours that tests call for that.
 _STARTERS = re.compile(
     r"^\s*(?:from|import) (?:subprocess|multiprocessing|http\.server|uvicorn|trainmaster\.control\b)",

@@ -6,18 +6,17 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from fork_server import Child, ForkServer
 from trainmaster.bench.collectives.pairs import Command, measure_round, plan_pair, read_pair
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.node.ranks import detect
 
-PYTHON = [sys.executable, "-m", "trainmaster.bench.collectives"]
+MODULE = "trainmaster.bench.collectives"
 WORDS = ["--collective", "all_reduce", "--min", "1K", "--max", "4K", "--backend", "gloo"]
 
 
@@ -36,16 +35,17 @@ def environment(rank: int, world: int, port: int) -> dict[str, str]:
     }  # fmt: skip
 
 
-def test_three_ranks_of_a_launcher_meet_and_rank_0_alone_reports() -> None:
-    port = free_port()
-    running = [
-        subprocess.Popen(
-            [*PYTHON, *WORDS, "--min-busbw", "1e-9"], env=environment(rank, 3, port), stdout=subprocess.PIPE, text=True
-        )
-        for rank in range(3)
-    ]  # fmt: skip
-    outputs = [process.communicate(timeout=150)[0] for process in running]
-    assert [process.returncode for process in running] == [0, 0, 0]
+def start(programs: ForkServer, words: list[str], *, rank: int, port: int, out: Path) -> Child:
+    with out.open("wb") as file:
+        return programs.start(MODULE, *words, env=environment(rank, 3, port), out=file.fileno())
+
+
+def test_three_ranks_of_a_launcher_meet_and_rank_0_alone_reports(programs: ForkServer, tmp_path: Path) -> None:
+    port, words = free_port(), [*WORDS, "--min-busbw", "1e-9"]
+    logs = [tmp_path / f"rank-{rank}.out" for rank in range(3)]
+    running = [start(programs, words, rank=rank, port=port, out=out) for rank, out in enumerate(logs)]
+    assert [process.wait(timeout=150) for process in running] == [0, 0, 0]
+    outputs = [log.read_text() for log in logs]
     assert outputs[1:] == ["", ""]
     told = [json.loads(line) for line in outputs[0].splitlines()]
     assert [line["row"]["size_bytes"] for line in told[:-1]] == [1024, 2048, 4096]
@@ -55,14 +55,14 @@ def test_three_ranks_of_a_launcher_meet_and_rank_0_alone_reports() -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
-def test_a_lost_rank_of_a_launcher_is_named_by_rank_0(tmp_path: Path, how: signal.Signals) -> None:
+def test_a_lost_rank_of_a_launcher_is_named_by_rank_0(
+    programs: ForkServer, tmp_path: Path, how: signal.Signals
+) -> None:
     port, log = free_port(), tmp_path / "rank-0.out"
-    words = [*PYTHON, "--collective", "all_reduce", "--backend", "gloo", "--max", "64M", "--timeout", "8"]
-    with log.open("w") as out:
-        running = [
-            subprocess.Popen(words, env=environment(rank, 3, port), stdout=out if rank == 0 else subprocess.DEVNULL)
-            for rank in range(3)
-        ]
+    words = ["--collective", "all_reduce", "--backend", "gloo", "--max", "64M", "--timeout", "5"]
+    running = [
+        start(programs, words, rank=rank, port=port, out=tmp_path / f"rank-{rank}.out") for rank in range(3)
+    ]  # fmt: skip
     try:
         deadline = time.monotonic() + 120
         while log.read_text().count('"row"') < 3 and time.monotonic() < deadline:
@@ -91,15 +91,13 @@ def test_a_pair_is_two_ranks_that_meet_at_the_first_node() -> None:
         assert command.env["CUDA_VISIBLE_DEVICES"] == "3"
 
 
-def test_a_round_gives_a_number_for_a_pair_that_answers_and_none_for_one_that_does_not() -> None:
+def test_a_round_gives_a_number_for_a_pair_that_answers_and_none_for_one_that_does_not(programs: ForkServer) -> None:
     def run(command: Command) -> str:
         if command.node == "dead":
             raise TrainmasterError("no route to host")
-        argv = [sys.executable if word == "python3" else word for word in command.argv]
-        done = subprocess.run(
-            argv, env={**os.environ, **command.env}, capture_output=True, text=True, timeout=150, check=False
-        )
-        return done.stdout
+        python, option, module, *words = command.argv
+        assert (python, option) == ("python3", "-m")
+        return programs.run(module, *words, env={**os.environ, **command.env}).stdout
 
     pairs = [("a", "b"), ("dead", "dead")]
     found = measure_round(pairs, run, address=lambda _: "127.0.0.1", first_port=free_port(), backend="gloo")

@@ -11,11 +11,13 @@ import subprocess
 import sys
 import tomllib
 import venv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from cli.full_disk import NO_MOUNT, fill_disk
+from fork_server import ForkServer
 from trainmaster.cli._boundary import EXTRAS, VERDICT_VERBS
 from trainmaster.cli.main import verbs
 
@@ -195,18 +197,21 @@ def test_each_optional_package_is_mapped_to_an_extra_that_installs_it() -> None:
 
 
 @pytest.mark.parametrize("verb", sorted(CASES))
-def test_an_output_that_cannot_be_written(verb: str, places: dict[str, str], tmp_path: Path) -> None:
+def test_an_output_that_cannot_be_written(
+    verb: str, places: dict[str, str], programs: ForkServer, tmp_path: Path
+) -> None:
     with open("/dev/null", "rb") as unwritable:  # a stream that is open for reading alone  # noqa: PTH123
         check(
-            run(CASES[verb]["output"], places, tmp_path, stream=unwritable.fileno()),
+            run(CASES[verb]["output"], places, tmp_path, stream=unwritable.fileno(), programs=programs),
             verb,
             says=r"Not a directory|File exists|cannot be made|cannot be (written|read): (Not a|Bad file)",
         )
 
 
 @pytest.mark.parametrize("verb", sorted(verb for verb, cases in CASES.items() if cases["encoding"]))
-def test_a_bad_encoding(verb: str, places: dict[str, str], tmp_path: Path) -> None:
-    done = run(CASES[verb]["encoding"], places, tmp_path, env={"TRAINMASTER_TOKEN_FILE": places["bad"]})
+def test_a_bad_encoding(verb: str, places: dict[str, str], programs: ForkServer, tmp_path: Path) -> None:
+    env = {"TRAINMASTER_TOKEN_FILE": places["bad"]}
+    done = run(CASES[verb]["encoding"], places, tmp_path, env=env, programs=programs)
     if verb == "bandwidth":  # its input is the output of another program, in any encoding: INCOMPLETE, no error
         assert done.returncode == 3 and "Traceback" not in done.stderr, done.stderr
         return
@@ -214,17 +219,13 @@ def test_a_bad_encoding(verb: str, places: dict[str, str], tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("verb", sorted(CASES))
-def test_a_full_disk(verb: str, places: dict[str, str], tmp_path: Path) -> None:
+def test_a_full_disk(verb: str, places: dict[str, str], programs: ForkServer, tmp_path: Path) -> None:
     full = tmp_path / "full"
     full.mkdir()
-    mount = (
-        'mount -t tmpfs -o size=64k,nr_inodes=64 none "$0" || exit 99; '
-        'dd if=/dev/zero of="$0/filler" bs=4096 2>/dev/null; exec "$@"'
-    )
+    prepare = (f"{fill_disk.__module__}:{fill_disk.__name__}", str(full))
     with open("/dev/full", "wb") as stream:  # noqa: PTH123
-        around = ["unshare", "--mount", "sh", "-c", mount, str(full)]
-        done = run(CASES[verb]["disk"], places, tmp_path, stream=stream.fileno(), around=around)
-    if done.returncode == 99 or "unshare:" in done.stderr:
+        done = run(CASES[verb]["disk"], places, tmp_path, stream=stream.fileno(), programs=programs, prepare=prepare)
+    if done.returncode == NO_MOUNT:
         pytest.skip(f"no mount of our own here: {done.stderr.strip()[:100]}")
     check(done, verb, says=r"No space left|disk is full|disk I/O error|unable to open database")
 
@@ -291,30 +292,27 @@ def run(
     folder: Path,
     *,
     stream: int | None = None,
-    around: list[str] | None = None,
     python: Path | None = None,
     env: dict[str, str] | None = None,
+    programs: ForkServer | None = None,
+    prepare: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
     here = {**places, "full": str(folder / "full"), "free": str(folder)}
     filled = [_WORD.sub(lambda match: here[match[1]], word) for word in words.split()]
     to_stream = filled[-1:] == [">"]
-    command = [
-        *(around or []),
-        str(python or sys.executable),
-        "-m",
-        "trainmaster",
-        *filled[: -1 if to_stream else None],
-    ]
+    arguments = filled[: -1 if to_stream else None]
     around_env = {
         "PATH": os.environ["PATH"], "HOME": str(folder), "NO_COLOR": "1", "COLUMNS": "400",
         **({} if python else {"PYTHONPATH": SOURCE}), **(env or {}),
     }  # fmt: skip
-    out = stream if to_stream and stream is not None else subprocess.PIPE
-    done = subprocess.run(
-        command, check=False, env=around_env, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE,
-        text=True, errors="replace", timeout=150,
+    out = stream if to_stream else None
+    if programs is not None:
+        return programs.run("trainmaster", *arguments, env=around_env, cwd=folder, stdout=out, prepare=prepare)
+    command = [str(python or sys.executable), "-m", "trainmaster", *arguments]
+    return subprocess.run(
+        command, check=False, env=around_env, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        errors="replace", timeout=150,
     )  # fmt: skip
-    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout or "", done.stderr)
 
 
 @pytest.fixture(scope="module")

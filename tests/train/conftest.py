@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from fork_server import ForkServer
 from s3_server import S3
 from sims.checkpoint_daemon import Daemon
 from trainmaster.core.train_config import TrainConfig
@@ -24,14 +25,14 @@ from .runs import ALONE, Ran, Ranks, RunHere, Start, tiny
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
+def start(programs: ForkServer) -> Iterator[Start]:
     """Start ranks as processes; whatever still runs at the end of the test is killed."""
     begun: list[Ranks] = []
 
     def begin(
         folder: Path, config: TrainConfig, *, ranks: int = 1, nodes: int = 1, env: Mapping[str, str] | None = None
     ) -> Ranks:
-        begun.append(Ranks(folder, config, ranks=ranks, nodes=nodes, env=env))
+        begun.append(Ranks(programs, folder, config, ranks=ranks, nodes=nodes, env=env))
         return begun[-1]
 
     yield begin

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fork_server import ForkServer
 from trainmaster.core.schema import build, to_plain
 from trainmaster.core.train_config import TrainConfig
 from trainmaster.train.parallel.rank_info import RankInfo
@@ -81,7 +80,14 @@ class Ranks:
     """A run of several processes that a test can watch and signal."""
 
     def __init__(
-        self, folder: Path, config: TrainConfig, *, ranks: int, nodes: int = 1, env: Mapping[str, str] | None = None
+        self,
+        server: ForkServer,
+        folder: Path,
+        config: TrainConfig,
+        *,
+        ranks: int,
+        nodes: int = 1,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         """With several nodes each has as many ranks and a memory of its own, `memory-N` in the folder."""
         self.folder = folder
@@ -100,10 +106,10 @@ class Ranks:
                 "TRAINMASTER_EVENTS": folder / "events.jsonl", "TRAINMASTER_CHECKPOINTS": folder / "checkpoints",
                 "TRAINMASTER_STOP": folder / "stop",
             }  # fmt: skip
-            command = [sys.executable, "-m", "trainmaster.train", str(folder / "config.json")]
             environment = {**os.environ, **{key: str(value) for key, value in ours.items()}, **(env or {})}
+            words = ("trainmaster.train", str(folder / "config.json"))
             with (folder / f"rank-{rank}.log").open("wb") as log:
-                self.processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+                self.processes.append(server.start(*words, env=environment, out=log.fileno(), err=log.fileno()))
 
     def wait_for(self, phase: str, event: str, **data: Any) -> None:
         """Until such an event is written; fails if the run ends first."""

@@ -148,7 +148,7 @@ def test_a_hub_that_goes_away_is_waited_for_longer_than_any_collective(start: St
 
     with Hub({"datasets/me/trees": folder}) as hub:
         env = {
-            "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "TRAINMASTER_COLLECTIVE_TIMEOUT_S": "8",
+            "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "TRAINMASTER_COLLECTIVE_TIMEOUT_S": "6",
             "TRAINMASTER_WITNESS": str(tmp_path / "two"),
         }  # fmt: skip
         ranks = start(tmp_path / "run", config(100_000), ranks=2, env=env)

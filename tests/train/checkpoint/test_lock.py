@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from fork_server import ForkServer
 from s3_server import S3
 from trainmaster.core.train_config import TrainConfig
 from trainmaster.storage import Store, open_store
@@ -79,12 +78,12 @@ def test_of_runs_that_claim_at_once_one_wins(store: Store) -> None:
         assert sum(pool.map(claim, range(6))) == 1
 
 
-def test_a_process_of_this_machine_that_has_ended_is_replaced_at_once(store: Store) -> None:
+def test_a_process_of_this_machine_that_has_ended_is_replaced_at_once(store: Store, programs: ForkServer) -> None:
     script = (
         "import os; from trainmaster.storage import open_store; from trainmaster.train.checkpoint.lock import Lock\n"
-        f"print(Lock(open_store({store.url!r}), lease_s=600).claim()); os._exit(9)"
+        f"print(Lock(open_store({store.url!r}), lease_s=600).claim(), flush=True); os._exit(9)"
     )
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    run = programs.run("-c", script, env=os.environ)
     assert run.stdout == "1\n", run.stderr
     assert Lock(store, lease_s=600.0).claim() == 2  # a test that waited for the lease would not end
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from fork_server import ForkServer
 from trainmaster.core.schema import to_plain
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.checkpoint.manifest import FileRecord, Manifest
@@ -75,12 +74,12 @@ def test_every_rank_fails_when_the_last_save_does(start: Start, tmp_path: Path) 
     assert not ran.named("TRAINING", "end")
 
 
-def test_a_shard_that_cannot_be_written_fails_the_save_alone(tmp_path: Path) -> None:
+def test_a_shard_that_cannot_be_written_fails_the_save_alone(programs: ForkServer, tmp_path: Path) -> None:
     """As on a full disk: no file of this run may grow past 200,000 bytes, and its shard needs half a million."""
     code = (
-        "import os, resource, sys\n"
+        "import resource, runpy\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))\n"
-        "os.execv(sys.executable, [sys.executable, '-m', 'trainmaster.train', *sys.argv[1:]])\n"
+        "runpy.run_module('trainmaster.train', run_name='__main__', alter_sys=True)\n"
     )
     (tmp_path / "config.json").write_text(
         json.dumps(to_plain(tiny(steps=3, eval_sequences=0, checkpoint={"every_steps": 2})))
@@ -90,13 +89,7 @@ def test_a_shard_that_cannot_be_written_fails_the_save_alone(tmp_path: Path) -> 
         "TRAINMASTER_EVENTS": str(tmp_path / "events.jsonl"),
         "TRAINMASTER_CHECKPOINTS": str(tmp_path / "checkpoints"),
     }
-    ended = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "config.json")],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = programs.run("-c", code, str(tmp_path / "config.json"), env=environment)
     assert ended.returncode == 1, ended.stderr
     assert "checkpoint of step 2 failed" in ended.stdout
     metrics = [item for item in read_events(tmp_path / "events.jsonl") if item["event"] == "metrics"]

@@ -25,7 +25,7 @@ if os.environ.get("RANK") == "1":
 def slow_disk(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(SLOW_DISK)
-    return {"PYTHONPATH": str(tmp_path / "site"), "SLOW_S": "12"}
+    return {"PYTHONPATH": str(tmp_path / "site"), "SLOW_S": "7"}
 
 
 def test_a_rank_that_loads_for_longer_than_a_step_may_take(
@@ -33,11 +33,11 @@ def test_a_rank_that_loads_for_longer_than_a_step_may_take(
 ) -> None:
     config = tiny(steps=4, eval_sequences=0, checkpoint={"every_steps": 4})
     assert start(tmp_path, config, ranks=2).finish().codes == [0, 0]
-    limits = {"TRAINMASTER_COLLECTIVE_TIMEOUT_S": "6"}
+    limits = {"TRAINMASTER_COLLECTIVE_TIMEOUT_S": "4"}
     ran = start(tmp_path, tiny(steps=6, eval_sequences=0), ranks=2, env={**slow_disk, **limits}).finish()
     assert ran.codes == [0, 0], ran.output
     (loaded,) = ran.named("CHECKPOINT", "loaded")
-    assert loaded["data"]["seconds"] > 6
+    assert loaded["data"]["seconds"] > 4
 
 
 def test_a_load_that_never_ends_ends_the_run(tmp_path: Path, start: Start, slow_disk: dict[str, str]) -> None:

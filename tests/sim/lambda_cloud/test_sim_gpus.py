@@ -55,3 +55,17 @@ def test_nvlinks_are_those_of_the_model() -> None:
     text = answers(make_gpus(gpus()["H100-SXM"], 2, "a"))
     assert text["nvlink -s"].count("GB/s") == 2 * 18
     assert answers(make_gpus(gpus()["A10"], 1, "a"))["nvlink -s"] == ""
+
+
+@pytest.mark.spawns
+def test_the_checks_pass_on_an_instance_and_fail_with_broken_cuda(simulate) -> None:
+    account = simulate()
+    instance = account.launch(instance_type_name="gpu_8x_h100_sxm5")
+    shown = account.wait(instance)
+    only = "--only gpu_count --only gpu_compat --only gpu_memory --only gpu_nvlink --only gpu_fabric"
+    command = f"COLUMNS=400 PYTHONPATH={CHECKS.parents[1]} python3 -m trainmaster check --expect gpus=8 {only}"
+    done = account.ssh(shown["ip"], command)
+    assert done.returncode == 0, done.stdout + done.stderr
+    account.simulator.inject("cuda-broken", instance_id=instance)
+    done = account.ssh(shown["ip"], command)
+    assert done.returncode == 1 and "couldn't communicate with the NVIDIA driver" in done.stdout

@@ -28,6 +28,10 @@ _HERE = Path(__file__).parent
 _PYTHON = (sys.executable, "-I", "-S")  # for single files: isolated, and started in milliseconds
 _SFTP = ("/usr/lib/openssh/sftp-server", "/usr/libexec/openssh/sftp-server", "/usr/lib/ssh/sftp-server")
 _READY_S = 30.0
+# A check reads torch's version file to see which CUDA it was built for. torch on this machine may be built for none,
+# which would fail on GPUs: the instance answers as one with a CUDA build.
+_TORCH = f"""case "$2" in *find_spec*torch*version.py*) echo "cuda: str = '{gpu_answers.CUDA}'"; exit 0 ;; esac
+"""
 _STOP_S = 15.0
 
 
@@ -165,7 +169,7 @@ class Machine:
             'if [ -n "$SSH_ORIGINAL_COMMAND" ]; then exec /bin/sh -c "$SSH_ORIGINAL_COMMAND"; fi\nexec /bin/sh -l\n'
         )
         self._program("session", shell + session)
-        self._program("python3", f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+        self._program("python3", f'#!/bin/sh\n{_TORCH if gpus else ""}exec {shlex.quote(sys.executable)} "$@"\n')
         self._program("hostname", f"#!/bin/sh\necho {shlex.quote(self._hostname)}\n")
         if not gpus:
             return

@@ -147,6 +147,9 @@ def test_of_a_size_that_comes_twice_the_worst_counts(first: bool) -> None:
 # --- launchers -------------------------------------------------------------------------------------------------------
 
 PREFIXES = {
+    "Open MPI 5": "[prterun-node1-70312@1,0]<stdout>: ",
+    "torch": "[rank0]:",
+    "torchrun": "[default0]:",
     "SkyPilot head": "(head, rank=0, pid=17894) ",
     "SkyPilot worker": "(worker1, rank=1, pid=3210, ip=10.0.0.2) ",
     "SkyPilot with colours": "\x1b[36m(head, rank=0, pid=17894)\x1b[0m ",

@@ -13,6 +13,8 @@ from machines import Machine
 GIB = 1 << 30
 Change = Callable[[Machine], None]
 
+FROZEN = MOUNTS.replace("ext4 /dev/nvme0n1p2 rw", "ext4 /dev/nvme0n1p2 ro,errors=remount-ro")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
@@ -224,6 +226,8 @@ FAULTS = [
           device="/home", node=bare_metal, break_it=lambda machine: None, expect={"mounts": ("/home:lustre",)}),
     Fault(name="mount hung", check="mounts", verdict="fail", says="does not answer in 5 s", device="/fsx",
           node=bare_metal, break_it=hung("/fsx"), expect={"mounts": ("/fsx",)}),
+    Fault(name="root read-only after an error of its disk", check="mounts", verdict="fail", device="/",
+          says="was made read-only by the kernel", node=bare_metal, break_it=text("/proc/self/mountinfo", FROZEN)),
     Fault(name="mount hung, nobody's", check="mounts", verdict="warn", says="does not answer", device="/home",
           node=bare_metal, break_it=hung("/home")),
     Fault(name="mount stale", check="mounts", verdict="warn", says="Stale file handle", device="/home",

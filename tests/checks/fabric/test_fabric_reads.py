@@ -30,6 +30,12 @@ def test_a_slower_board_beside_the_rails_is_no_fault(machine: Machine) -> None:
     assert set(machine.verdicts("ib_ports").values()) == {"pass"}
 
 
+def test_an_ethernet_port_beside_eight_rails_of_its_board_is_no_fault(machine: Machine) -> None:
+    infiniband(machine, ports=9)
+    put(machine, files={f"{IB}/mlx5_8/ports/1/link_layer": "Ethernet\n"})
+    assert set(machine.verdicts("ib_ports").values()) == {"pass"}
+
+
 OFF = {f"{IB}/mlx5_2/ports/1/state": "1: DOWN\n", f"{IB}/mlx5_2/ports/1/phys_state": "3: Disabled\n"}
 
 

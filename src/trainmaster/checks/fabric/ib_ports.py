@@ -140,6 +140,8 @@ def _wrong(port: _rdma_devices.Port, ports: Ports, expect: Expect, found: list[_
     """Fault of a port as a sentence; None if it fits."""
     if expect.ib_link_layer is not None and port.link_layer != expect.ib_link_layer:
         return f"link layer {port.link_layer}, not {expect.ib_link_layer}"
+    if expect.ib_link_layer is None and (odd := _odd_layer(port, ports, found)):
+        return odd
     rails, lit = _count_rails(port, ports, found)
     if not port.up and ports.gpus and rails >= RAILS and not _card_up(port, ports, found):
         state = f"{port.state or 'no state'} and {port.physical_state or 'no physical state'}"
@@ -183,6 +185,7 @@ def _judge_port(
         return ok(f"up, {port.rate_gbps:g} Gb/s, {port.link_layer}", device=port.name, **values)
     lit = any(_is_up(other, ports) for other in found)
     rail = ports.gpus and not _card_up(port, ports, found) and _count_rails(port, ports, found)[0] >= RAILS
+    rail = rail or (ports.gpus and _odd_layer(port, ports, found) is not None)
     # A training node with adapters of which none has a link is no node of a cluster.
     dark = ports.gpus and not lit and port.link_layer == "InfiniBand"
     off = port.device in ports.idle or (not _interfaces(port, ports) and port.physical_state == "Disabled")
@@ -199,7 +202,7 @@ def _judge_port(
     slow = port.up and certain and usual is not None and (port.rate_gbps or 0) < usual
     rail = rail or (slow and ports.gpus and _count_rails(port, ports, found)[0] >= RAILS)
     action = _ACTIONS.get(port.physical_state or "") or _ACTIONS.get(port.state or "") or _CABLE
-    if port.up and "link layer" in wrong:
+    if "link layer" in wrong:
         action = "set the port's type with `mlxconfig set LINK_TYPE_P1=1` (InfiniBand) or 2 (Ethernet), then reboot"
     return (fail if stated or rail or dark else warn)(wrong, action=action, device=port.name, **values)
 
@@ -229,6 +232,25 @@ def _count_rails(port: _rdma_devices.Port, ports: Ports, found: list[_rdma_devic
     ]
     lit = {_card(other, ports) for other in equal if _is_up(other, ports)}
     return len({_card(other, ports) for other in equal}), len(lit)
+
+
+def _odd_layer(port: _rdma_devices.Port, ports: Ports, found: list[_rdma_devices.Port]) -> str | None:
+    """The link layer of a port, where its board is a rail of another layer; None if it is as it should be.
+
+    Rails are 4, 8 or 16: seven adapters of InfiniBand and an equal one of Ethernet lack a rail, eight and one do not.
+    """
+    board = {device.name: device.board for device in ports.devices}
+    layers: dict[str, set[str]] = {}
+    for other in found:
+        if board[other.device] == board[port.device]:
+            layers.setdefault(other.link_layer, set()).add(_card(other, ports))
+    usual = max(layers, key=lambda layer: len(layers[layer]))
+    rails, cards = len(layers[usual]), len(set().union(*layers.values()))
+    if not board[port.device] or port.link_layer == usual or cards not in (RAILS, 2 * RAILS, 4 * RAILS):
+        return None
+    if 2 * rails <= cards or _card(port, ports) in layers[usual]:
+        return None
+    return f"link layer {port.link_layer}, where {rails} of {cards} equal adapters are {usual}"
 
 
 def _interfaces(port: _rdma_devices.Port, ports: Ports) -> tuple[str, ...]:

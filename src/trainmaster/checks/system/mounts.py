@@ -1,4 +1,7 @@
-"""Expected mounts are there and answer. A hung network file system hangs every process that touches it.
+"""Expected mounts are there, answer and can be written. A hung network file system hangs every process that touches it.
+
+The kernel makes a file system read-only after errors of its disk. The mount itself then still says `rw`, and only the
+options of the file system say `ro`; a mount that somebody made read-only says `ro` in both.
 
 This process touches no network mount: a dead NFS server would block it for ever. Each one is tried by a `stat` process
 of its own that can be abandoned.
@@ -7,7 +10,7 @@ of its own that can be abandoned.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainmaster.core.errors import CommandTimedOut, HostError
@@ -22,6 +25,7 @@ MOST_ASKED = 16  # each that hangs costs its timeout; the rest are errors, not p
 _NETWORK = re.compile(
     r"nfs\d?|lustre|ceph|cifs|smb3|gpfs|beegfs\w*|wekafs|panfs|glusterfs|9p|afs|vastnfs|fuse\.(?!lxcfs|gvfsd|portal).*"
 )
+_DISK = re.compile(r"ext[234]|xfs|btrfs|f2fs|lustre|gpfs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +35,7 @@ class Mount:
     source: str
     trouble: str | None = None  # why it does not answer
     asked: bool = True  # False: a network mount beyond the number that is asked
+    frozen: bool = False  # mounted to be written, and made read-only by the kernel
 
 
 def read(host: Host) -> list[Mount]:
@@ -47,8 +52,9 @@ def judge(mounts: list[Mount], expect: Expect) -> list[Finding]:
     there = {mount.path: mount for mount in mounts}
     wanted = dict(_wanted(word) for word in expect.mounts or ())
     findings = [_judge_wanted(path, kind, there.get(path)) for path, kind in wanted.items()]
+    findings += [_frozen(mount) for mount in mounts if mount.frozen and mount.path not in wanted]
     for mount in mounts:
-        if mount.path in wanted or not _NETWORK.fullmatch(mount.kind):
+        if mount.path in wanted or mount.frozen or not _NETWORK.fullmatch(mount.kind):
             continue
         if mount.trouble is not None:
             action = f"bring its server back, or take it away (`umount -f -l {mount.path}`)"
@@ -69,7 +75,11 @@ def parse(text: str) -> list[Mount]:
         fields, kind = left.split(), right.split()
         if len(fields) < 6 or len(kind) < 2 or not fields[0].isdigit() or not re.fullmatch(r"[\w.+-]+", kind[0]):
             raise HostError(f"/proc/self/mountinfo cannot be understood: {line[:80]!r}")
-        found[_plain(fields[4])] = Mount(path=_plain(fields[4]), kind=kind[0], source=_plain(kind[1]))
+        frozen = (
+            bool(_DISK.fullmatch(kind[0])) and "rw" in fields[5].split(",") and "ro" in "".join(kind[2:3]).split(",")
+        )
+        path = _plain(fields[4])
+        found[path] = Mount(path=path, kind=kind[0], source=_plain(kind[1]), frozen=frozen)
     if not found or not text.endswith("\n"):
         raise HostError("/proc/self/mountinfo shows no mount, or was cut short")
     return list(found.values())
@@ -86,9 +96,17 @@ def _judge_wanted(path: str, kind: str | None, mount: Mount | None) -> Finding:
     if mount.trouble is not None:
         action = f"bring its server back, then mount it again (`umount -f -l {path} && mount {path}`)"
         return fail(_told(mount), action=action, device=path, **_values(mount))
+    if mount.frozen:
+        return _frozen(mount)
     if not mount.asked:
         return _not_asked(mount)
     return ok(f"{mount.kind} from {mount.source}", device=path, **_values(mount))
+
+
+def _frozen(mount: Mount) -> Finding:
+    reason = f"{mount.path} ({mount.kind} on {mount.source}) was made read-only by the kernel"
+    action = "see dmesg for errors of its disk, replace the disk or run fsck, then mount it again"
+    return fail(reason, action=action, device=mount.path, **_values(mount))
 
 
 def _ask(host: Host, mount: Mount) -> Mount:
@@ -99,11 +117,11 @@ def _ask(host: Host, mount: Mount) -> Mount:
             trouble = f"gives an error: {ran.stderr.strip()[:200] or ran.exit_code}"
     except CommandTimedOut:
         trouble = f"does not answer in {ASK_TIMEOUT_S:g} s"
-    return Mount(path=mount.path, kind=mount.kind, source=mount.source, trouble=trouble)
+    return replace(mount, trouble=trouble)
 
 
 def _unasked(mount: Mount) -> Mount:
-    return Mount(path=mount.path, kind=mount.kind, source=mount.source, asked=False)
+    return replace(mount, asked=False)
 
 
 def _not_asked(mount: Mount) -> Finding:

@@ -1,6 +1,7 @@
 """Lines of a launcher's log: the prefix that names a process, colours, timestamps, and reports of a process's death.
 
-Prefixes: `0: ` (srun -l), `[1,0]<stdout>:` (Open MPI), `node1: ` (pdsh, clush), `(head, rank=0, pid=7) ` and
+Prefixes: `0: ` (srun -l), `[1,0]<stdout>:` and `[prterun-node1-7@1,0]<stdout>:` (Open MPI 4 and 5), `[rank0]:` and
+`[default0]:` (torch, torchrun), `node1: ` (pdsh, clush), `(head, rank=0, pid=7) ` and
 `(worker1, rank=1, pid=7, ip=10.0.0.2) ` (SkyPilot), `(name pid=7, ip=10.0.0.2) ` (Ray), `nccl-1  | ` (docker compose),
 `[pod/name/container] ` and `[name] ` (kubectl logs --prefix, launchers on Kubernetes). They may be nested.
 """
@@ -15,7 +16,8 @@ _STAMP = re.compile(
 )
 _MARK = re.compile(
     r"\s*(?:"
-    r"(?P<mpi>\[(?:[\w.@-]{1,80},)?\d{1,6},\d{1,6}\])(?:<std(?:out|err)>)?:"
+    r"(?P<mpi>\[(?:[\w.@-]{1,160}[@,])?\d{1,6},\d{1,6}\])(?:<std(?:out|err)>)?:"
+    r"|\[(?P<torch>(?:rank|default)\d{1,6})\]:"
     r"|\((?P<sky>[A-Za-z][\w.-]{0,80},? (?:(?:rank|pid|ip|node)=[\w.:-]{1,80}(?:, )?)+)\) ?"
     r"|\[(?P<pod>(?:pod/)?[A-Za-z][\w.-]{0,252}(?:/[\w.-]{1,252}){0,2})\] ?(?=[#\s\[\d(]|$)"
     r"|(?P<compose>[A-Za-z][\w.-]{0,80}?) +\| ?"

@@ -8,7 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,16 +65,22 @@ class Lab:
         self.hosts: list[Sshd] = []
         self._host_key = self._key("host")  # one for all but those that want their own: making keys takes time
 
-    def start(self, name: str, *, own_key: bool = False, known: bool = True) -> Sshd:
+    def start(
+        self, name: str, *, own_key: bool = False, known: bool = True, environment: Mapping[str, str] | None = None
+    ) -> Sshd:
         folder = self.folder / name
         home = folder / "home"
         home.mkdir(parents=True)
         key, port = self._key(f"host-{name}") if own_key else self._host_key, free_port()
         config = folder / "sshd_config"
+        variables = " ".join(
+            f"{key}={value}"
+            for key, value in {"HOME": home, "XDG_CACHE_HOME": f"{home}/.cache", **(environment or {})}.items()
+        )
         config.write_text(
             f"ListenAddress 127.0.0.1\nPort {port}\nHostKey {key}\nPidFile none\n"
             f"AuthorizedKeysFile {self.key}.pub\nStrictModes no\nUsePAM no\nPasswordAuthentication no\n"
-            f"MaxStartups 100\nSubsystem sftp internal-sftp\nSetEnv HOME={home} XDG_CACHE_HOME={home}/.cache\n"
+            f"MaxStartups 100\nSubsystem sftp internal-sftp\nSetEnv {variables}\n"
         )
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(exist_ok=True)  # the privilege separation folder; a boot script makes it otherwise

@@ -8,6 +8,12 @@ chromium                                                        chromium
 /usr/share/fonts/truetype/liberation/LiberationSans-Regular.ttf fonts-liberation
 sshd                                                            openssh-server
 ssh-keygen                                                      openssh-client
+rsync                                                           rsync
+podman                                                          podman
+runc                                                            runc
+docker-registry                                                 docker-registry
+htpasswd                                                        apache2-utils
+busybox                                                         busybox-static
 slurmctld                                                       slurm-wlm
 munged                                                          munge
 /usr/lib/postgresql/*/bin/initdb                                postgresql

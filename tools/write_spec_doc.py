@@ -11,8 +11,9 @@ from trainmaster.core.spec import JobSpec
 PAGE = Path(__file__).parents[1] / "docs" / "spec.md"
 HEAD = """# The spec of a job
 
-A spec is YAML. Exactly one of `train` and `command` says what it runs; everything else has a default. A bad spec is
-refused with every fault at once, each with its line and what to write instead. Examples are in [examples/](examples/).
+A spec is YAML. Exactly one of `train` and `command` says what it runs, or `container`; everything else has a default.
+A bad spec is refused with every fault at once, each with its line and what to write instead. Examples are in
+[examples/](examples/).
 
 This table is written by `python tools/write_spec_doc.py` from the dataclasses in `core/`; a test keeps it so.
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainmaster.agent import attempt, processes
+from trainmaster.agent import attempt, container, processes
 from trainmaster.agent.folder import AttemptFolder, Refused, fence
 from trainmaster.agent.watch import Signals
 from trainmaster.core.errors import Fault, SpecError
@@ -137,6 +137,7 @@ def _detach(plan: Plan, path: Path) -> int:
 def _kill(plan: Plan) -> int:
     """Kill the attempt: its agent, its ranks and their leftovers; no agent can begin it afterwards."""
     end = time.monotonic() + _KILL_S
+    container.remove(plan)
     while True:
         left = processes.kill_all(plan.mark, within_s=max(0.0, end - time.monotonic()))
         try:

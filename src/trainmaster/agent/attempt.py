@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from trainmaster import __version__
-from trainmaster.agent import preflight, processes, workload
+from trainmaster.agent import container, preflight, processes, workload
 from trainmaster.agent.diagnose import Outcome, mask
 from trainmaster.agent.folder import AttemptFolder
 from trainmaster.agent.watch import Signals, Watch
@@ -33,6 +33,7 @@ def run(plan: Plan, folder: AttemptFolder, signals: Signals) -> ExitRecord:
         except Exception as wrong:  # the record must be written whatever happened
             folder.log(mask(f"the agent failed\n{traceback.format_exc()}", (os.environ, plan.spec.env)))
             outcome = _own_failure(wrong)
+        container.remove(plan)  # before its processes are killed: the engine would keep it as a broken one
         left = processes.kill_all(plan.mark, within_s=_SWEEP_S)
         if left:
             outcome = replace(outcome, evidence={**outcome.evidence, "would_not_die": sorted(left)})

@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trainmaster.agent import workfolder
+from trainmaster.agent import container, workfolder
 from trainmaster.agent.diagnose import Outcome, count_oom_kills, find_full, judge, mask, read_tail
+from trainmaster.agent.folder import AttemptFolder
 from trainmaster.agent.processes import die_with, reap
 from trainmaster.agent.watch import Stop, Watch
 from trainmaster.core import schema
@@ -68,12 +69,17 @@ def run(plan: Plan, watch: Watch) -> Outcome:
     """Run every rank to its end."""
     folder = Path(plan.folder)
     oom_before = count_oom_kills(Host())
-    argv, shared = _argv(plan, folder), _shared_environment(plan)
+    shared = _shared_environment(plan)
     (folder / OUTPUTS_FOLDER).mkdir(exist_ok=True)
     try:
         work = workfolder.make(plan)
     except OSError as wrong:
         return Outcome(reason=Reason.SCRIPT_FAILED, message=f"the working folder cannot be made: {wrong}")
+    if plan.spec.container is not None:
+        refusal = container.prepare(plan, AttemptFolder(folder), work, watch)
+        if refusal is not None:
+            return refusal
+    argv = _argv(plan, folder, work, shared)
     written = workfolder.GlobalFile(plan, work, folder / EVENTS_FILE)
     ranks: list[_Rank] = []
     for local in range(plan.spec.resources.processes_per_node):
@@ -91,7 +97,10 @@ def run(plan: Plan, watch: Watch) -> Outcome:
         return Outcome(reason=None, message="every rank exited with 0", exit_codes=codes)
     if stopping.stop is not None:
         return _stopped(stopping, plan, codes, resumable=resumable)
-    return replace(_first_failure(stopping.failed, plan, count_oom_kills(Host()) - oom_before), exit_codes=codes)
+    failure = _first_failure(stopping.failed, plan, count_oom_kills(Host()) - oom_before)
+    if plan.spec.container is not None:
+        failure = container.explain(failure)
+    return replace(failure, exit_codes=codes)
 
 
 def _supervise(ranks: Sequence[_Rank], plan: Plan, watch: Watch, written: workfolder.GlobalFile) -> _Stopping | None:
@@ -176,7 +185,9 @@ def _not_started(wrong: OSError, number: int, plan: Plan, folder: Path) -> Outco
     return Outcome(reason=Reason.SCRIPT_FAILED, message=message, exit_codes={str(number): code})
 
 
-def _argv(plan: Plan, folder: Path) -> Sequence[str]:
+def _argv(plan: Plan, folder: Path, work: Path, environment: Mapping[str, str]) -> Sequence[str]:
+    if plan.spec.container is not None:
+        return (str(container.write_script(plan, work, environment)),)
     if plan.spec.train is None:
         assert plan.spec.command, "a spec without train has a command"
         return plan.spec.command
@@ -227,7 +238,10 @@ def _shared_environment(plan: Plan) -> dict[str, str]:
     }
     if plan.spec.resume_from is not None:
         ours[RESUME_VARIABLE] = plan.spec.resume_from
-    return defaults | dict(os.environ) | plan.spec.env | {name: str(value) for name, value in ours.items()}
+    own = dict(os.environ)
+    if plan.spec.container is not None and plan.spec.container.login is not None:
+        own.pop(plan.spec.container.login.password_from, None)  # for the login alone
+    return defaults | own | plan.spec.env | {name: str(value) for name, value in ours.items()}
 
 
 def _rank_environment(number: int, local: int) -> dict[str, str]:

@@ -52,7 +52,7 @@ def describe(job: JobRow, storage_url: str) -> dict[str, Any]:
         "target": spec.target,
         "created_at": job.created_at.isoformat(),
         "paths": _paths(job.id, spec, storage_url),
-        "workload": {"train": to_plain(spec.train)} if spec.train is not None else {"command": to_plain(spec.command)},
+        "workload": _workload(spec),
         "resources": to_plain(spec.resources),
         "preflight": to_plain(spec.preflight),
         "limits": to_plain(spec.limits),
@@ -60,6 +60,13 @@ def describe(job: JobRow, storage_url: str) -> dict[str, Any]:
         # Only the names: people do put secrets there, and this file is read by more people than the job's row.
         "environment": sorted(spec.env),
     }
+
+
+def _workload(spec: JobSpec) -> dict[str, Any]:
+    if spec.train is not None:
+        return {"train": to_plain(spec.train)}
+    container = {"container": to_plain(spec.container)} if spec.container is not None else {}
+    return {**container, "command": to_plain(spec.command)}
 
 
 def _paths(job_id: str, spec: JobSpec, storage_url: str) -> dict[str, str | None]:

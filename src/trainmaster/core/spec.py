@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, timedelta, timezone, tzinfo
 from typing import ClassVar, Literal
 
+from trainmaster.core.container import Container
 from trainmaster.core.errors import Fault, SpecError
 from trainmaster.core.expect import Expect
 from trainmaster.core.ids import UUID_PATTERN
@@ -102,12 +103,12 @@ class Inputs:
                 yield Fault(path=name, message="a path with `..` may lead anywhere; write it without")
 
 
-_EXACTLY_ONE = "write exactly one of `train:` (our trainer) or `command:` (your own)"
+_EXACTLY_ONE = "write exactly one of `train:` (our trainer) or `command:` (your own), or `container:` (an image)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """One job. Exactly one of `train` and `command` says what it runs."""
+    """One job. Exactly one of `train` and `command` says what it runs; a `container` runs its command, or its own."""
 
     name: str = field(
         pattern=r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?",
@@ -128,6 +129,9 @@ class JobSpec:
     preflight: Preflight = field(factory=Preflight, doc="checks before the start")
     train: TrainConfig | None = field(default=None, doc="our trainer, with this config")
     command: tuple[str, ...] | None = field(default=None, doc="your own program, as a list of words")
+    container: Container | None = field(
+        default=None, doc="image that `command`, or the image's own command, runs in; not stated: none"
+    )
     inputs: Inputs = field(factory=Inputs, doc="where the data of your own program lies")
     workdir: str | None = field(
         default=None,
@@ -158,7 +162,7 @@ class JobSpec:
         for name in self.limits.retry:
             if name not in list(Reason):
                 yield Fault(path=f"limits.retry.{name}", message=f"no reason; write one of {', '.join(Reason)}")
-        if (self.train is None) == (self.command is None):
+        if (self.train is None) == (self.command is None and self.container is None):
             yield Fault(path="train", message=_EXACTLY_ONE)
         if self.command is not None and not self.command:
             yield Fault(path="command", message='the list is empty; write for example ["python", "train.py"]')
@@ -209,10 +213,11 @@ def _faults_between(mapping: object, found: Sequence[Fault]) -> Iterator[Fault]:
     if not isinstance(mapping, Mapping) or any(fault.path in ("", "train") for fault in found):
         return
     wrong = {re.split(r"[.\[]", fault.path)[0] for fault in found}
-    if (mapping.get("train") is None) == (mapping.get("command") is None):
+    own = mapping.get("command") is not None or mapping.get("container") is not None
+    if (mapping.get("train") is None) != own:
         yield Fault(path="train", message=_EXACTLY_ONE)
     sound = {name: value for name, value in mapping.items() if name not in wrong}
-    if sound.get("train") is None and sound.get("command") is None:
+    if sound.get("train") is None and sound.get("command") is None and sound.get("container") is None:
         sound["command"] = ["x"]  # stands for the one that is wrong or missing
     try:
         build(JobSpec, {"name": "x", **sound})

@@ -101,6 +101,7 @@ class Reason(StrEnum):
     GPU_ERROR = "gpu_error"
     FABRIC_ERROR = "fabric_error"
     FILE_SYSTEM_ERROR = "file_system_error"
+    IMAGE_ERROR = "image_error"
 
     @property
     def rule(self) -> ReasonRule:
@@ -150,5 +151,8 @@ _RULES = {
     ),
     Reason.FILE_SYSTEM_ERROR: ReasonRule(
         retry=True, action="check the mount named in the last lines and its server", rest_s=30.0
+    ),
+    Reason.IMAGE_ERROR: ReasonRule(
+        retry=False, action="check container.image, container.login and the container engine of the node"
     ),
 }

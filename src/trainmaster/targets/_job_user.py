@@ -18,6 +18,7 @@ from pathlib import Path
 
 from trainmaster.core.errors import UsageError
 from trainmaster.core.plan import WORK_FOLDER
+from trainmaster.core.spec import JobSpec
 
 PASSED = "TRAINMASTER_JOB_ENV"
 USER = "TRAINMASTER_JOB_USER"
@@ -48,6 +49,17 @@ def job_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The part of the server's environment that its jobs get."""
     asked = {name for name in re.split(r"[,\s]+", environment.get(PASSED, "")) if name}
     return {name: value for name, value in environment.items() if name in asked or _passes(name, value)}
+
+
+def find_secrets(spec: JobSpec) -> dict[str, str]:
+    """Variables of the server that a spec refers to; UsageError unless the operator gives them to jobs."""
+    if spec.container is None or spec.container.login is None:
+        return {}
+    name = spec.container.login.password_from
+    asked = {word for word in re.split(r"[,\s]+", os.environ.get(PASSED, "")) if word}
+    if name not in asked or not os.environ.get(name):
+        raise UsageError(f"container.login: set {name} in the environment of the server and name it in {PASSED}")
+    return {name: os.environ[name]}
 
 
 def _passes(name: str, value: str) -> bool:

@@ -26,10 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.core import frames, schema
+from trainmaster.core.container import SECRETS_FOLDER
 from trainmaster.core.errors import TargetError, TrainmasterError, Unreachable
 from trainmaster.core.files import write_whole
 from trainmaster.core.ids import UUID_PATTERN
-from trainmaster.core.plan import WORK_FOLDER, Plan
+from trainmaster.core.plan import LOCK_FILE, WORK_FOLDER, Plan
 from trainmaster.core.states import TargetState
 from trainmaster.targets.local import Local, submission
 from trainmaster.targets.ssh.node_data import kind_of
@@ -110,11 +111,19 @@ class Node(NodeFiles):
         work = self._attempt_folder(attempt).parent.parent / WORK_FOLDER
         return {"folder": str(work), "present": work.exists()}, b""
 
-    async def submit(self, plan: str) -> Answer:
-        """Start the agent of a plan whose folders begin with `~/` or are absolute, or find it started."""
+    async def submit(self, plan: str, secrets: Mapping[str, str] | None = None) -> Answer:
+        """Start the agent of a plan whose folders begin with `~/` or are absolute, or find it started.
+
+        Secrets become files that the agent reads and removes.
+        """
         made = _expand(plan)
         if Path(made.folder) != self._attempt_folder(made.attempt):
             raise TargetError(f"{made.folder} is not the folder of {made.attempt} here")
+        if secrets and not (Path(made.folder) / LOCK_FILE).exists():
+            place = Path(made.folder) / SECRETS_FOLDER
+            place.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for name, value in secrets.items():
+                write_whole(place / Path(name).name, value, durable=False, mode=0o600)
         return dict(await self._local.submit(submission(made))), b""
 
     async def poll(self, attempt: str) -> Answer:

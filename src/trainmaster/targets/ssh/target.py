@@ -26,7 +26,7 @@ from trainmaster.core.plan import (
 )
 from trainmaster.core.states import TargetState
 from trainmaster.core.workdir import find_digest
-from trainmaster.targets import FileSize, Handle, Owned, Placement, Poll, Submission
+from trainmaster.targets import FileSize, Handle, Owned, Placement, Poll, Submission, _job_user
 from trainmaster.targets.local import check_range
 from trainmaster.targets.ssh import workfolder
 from trainmaster.targets.ssh.channel import clean, malformed
@@ -78,6 +78,7 @@ class Ssh:
     async def submit(self, submission: Submission) -> Handle:
         handle, nodes = submission.handle, self._nodes(submission.handle)
         plans = [Plan.from_json(text) for text in submission.files.values()]
+        secrets = _job_user.find_secrets(plans[0].spec)
         try:
             for one in nodes:
                 if not await _claims(one, str(handle["attempt"])):
@@ -89,7 +90,7 @@ class Ssh:
                 folder, checkpoints = _folders(one.host, plan.attempt, plan.spec.resume_from, name=one.host.name)
                 ours = replace(plan, folder=folder, checkpoints=checkpoints)
                 ours = replace(ours, node_rank=rank, master_addr=address, master_port=port)
-                await one.ask("submit", plan=ours.to_json())
+                await one.ask("submit", plan=ours.to_json(), secrets=secrets)
         except Unreachable:
             raise  # asked again: every step finds what was done before
         except TargetError:

@@ -86,7 +86,7 @@ class Account:
             lambda: found if (found := self.get(f"/instances/{instance_id}"))["status"] == status else None
         )
 
-    def until(self, found: Callable[[], Any], *, timeout_s: float = 30) -> Any:
+    def until(self, found: Callable[[], Any], *, timeout_s: float = 90) -> Any:
         end = time.monotonic() + timeout_s
         while not (answer := found()):
             assert time.monotonic() < end, self.simulator.instances()
@@ -99,7 +99,7 @@ class Account:
     def ssh(self, address: str, command: str, *, key: Path | None = None) -> subprocess.CompletedProcess[str]:
         words = ["ssh", *self.ssh_options(key), "-p", str(self.simulator.ssh_port)]
         words += [f"{self.simulator.environment()['LAMBDA_SSH_USER']}@{address}", command]
-        return subprocess.run(words, capture_output=True, text=True, timeout=30, check=False, stdin=subprocess.DEVNULL)
+        return subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL)
 
     def ssh_options(self, key: Path | None = None) -> list[str]:
         options = (
@@ -145,7 +145,7 @@ def open_account(ssh_key: Path, **settings: Any) -> Account:
     """A simulator with these settings, 1000 times as fast as real time, in which the account has an SSH key."""
     if SSHD is None:
         pytest.skip("no OpenSSH server here: apt-get install openssh-server (or make system-packages)")
-    simulator = Simulator(Settings(**{"time_factor": 1000.0, **settings})).start()
+    simulator = Simulator(Settings(**{"time_factor": 1000.0, "listed_s": 1e6, **settings})).start()
     simulator.cloud.ssh_keys.add("key", Path(f"{ssh_key}.pub").read_text())
     return Account(simulator, ssh_key)
 

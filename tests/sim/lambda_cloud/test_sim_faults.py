@@ -54,7 +54,7 @@ def test_500_after_the_launch_happened(simulate) -> None:
 
 @pytest.mark.parametrize("fault", ["launch-timeout", "launch-cut"])
 def test_no_answer_after_the_launch_happened(simulate, fault: str) -> None:
-    """Held for 60 to 120 simulated seconds and then cut, or cut at once."""
+    """Held for 300 to 600 simulated seconds and then cut, or cut at once."""
     account = simulate(boot_s=1e6)
     account.simulator.inject(fault)
     with pytest.raises((http.client.RemoteDisconnected, ConnectionResetError)):
@@ -108,8 +108,16 @@ def test_listed_capacity_is_refused(simulate) -> None:
     account.launch()
 
 
+def test_capacity_is_left_out_of_a_listing(simulate) -> None:
+    account = simulate(boot_s=1e6)
+    first = next(iter(account.get("/instance-types")))
+    account.simulator.inject("capacity-hidden")
+    sizes = [len(account.get("/instance-types")[first]["regions_with_capacity_available"]) for _ in range(2)]
+    assert sizes == [1, 2]
+
+
 def test_active_before_it_has_an_ip(simulate) -> None:
-    account = simulate(time_factor=20.0, boot_s=5)  # 1 to 4.5 s of real time
+    account = simulate(time_factor=20.0, boot_s=5, seed=6)  # 3 s of real time and more
     account.simulator.inject("late-ip")
     instance = account.launch()
     assert "ip" not in account.wait(instance)
@@ -117,7 +125,7 @@ def test_active_before_it_has_an_ip(simulate) -> None:
 
 
 def test_active_before_its_ssh_server(simulate) -> None:
-    account = simulate(time_factor=20.0, boot_s=5)  # 1 to 4.5 s of real time
+    account = simulate(time_factor=20.0, boot_s=5, seed=6)  # 3 s of real time and more
     account.simulator.inject("ssh-late")
     shown = account.wait(account.launch())
     assert account.ssh(shown["ip"], "true").returncode == 255

@@ -25,10 +25,8 @@ def pids_of(words: str) -> list[int]:
 
 
 def test_an_instance_boots_answers_over_ssh_and_ends(simulate) -> None:
-    account = simulate(boot_s=1000)
+    account = simulate()
     instance = account.launch(name="one", hostname="gpu-one", tags=[{"key": "nonce", "value": "n-1"}])
-    begun = account.get(f"/instances/{instance}")
-    assert begun["status"] == "booting" and "ip" not in begun
     shown = account.wait(instance)
     assert shown["name"] == "one" and shown["tags"] == [{"key": "nonce", "value": "n-1"}]
     home = account.simulator.instances()[0]["home"]
@@ -40,6 +38,12 @@ def test_an_instance_boots_answers_over_ssh_and_ends(simulate) -> None:
     assert not Path(home).exists()
     with pytest.raises(OSError), socket.create_connection((shown["ip"], account.simulator.ssh_port), timeout=5):
         pass
+
+
+def test_a_booting_instance_has_no_address(simulate) -> None:
+    account = simulate(boot_s=1e6)
+    begun = account.get(f"/instances/{account.launch()}")
+    assert begun["status"] == "booting" and "ip" not in begun
 
 
 def test_instances_have_own_host_keys_homes_and_gpus(simulate) -> None:
@@ -119,6 +123,19 @@ def test_a_file_system_is_shared_and_stays(simulate) -> None:
     second = account.wait(account.launch(file_system_mounts=mounts))
     assert second["file_system_mounts"] == mounts
     assert account.ssh(second["ip"], "cat shared/file").stdout == "kept\n"
+
+
+def test_an_instance_whose_server_cannot_start_stays_booting_with_the_reason(simulate) -> None:
+    with socket.socket() as busy:
+        busy.bind(("0.0.0.0", 0))
+        busy.listen()
+        account = simulate(ssh_port=busy.getsockname()[1])
+        instance = account.launch()
+        account.until(lambda: account.simulator.instances()[0]["wrong"])
+    assert "Address already in use" in account.simulator.instances()[0]["wrong"]
+    assert account.get(f"/instances/{instance}")["status"] == "booting"
+    account.terminate(instance)
+    account.wait(instance, "terminated")
 
 
 def test_hardware_returns_with_its_serials(simulate) -> None:

@@ -58,11 +58,11 @@ class Program:
 
     def end(self, number: int) -> dict[str, Any] | None:
         self.process.send_signal(number)
-        out, _ = self.process.communicate(timeout=30)
+        out, _ = self.process.communicate(timeout=90)
         return json.loads(out) if out else None
 
 
-def wait(holds: Any, *, timeout_s: float = 30) -> None:
+def wait(holds: Any, *, timeout_s: float = 90) -> None:
     end = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < end
@@ -155,6 +155,6 @@ def test_the_lines_for_a_user(folder: Path) -> None:
     assert lines[1] == f"export LAMBDA_API_KEY_FILE={folder}/api-key" and lines[4].endswith("=60")
     assert (folder / "api-key").stat().st_mode & 0o777 == 0o600
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=90)
     assert process.returncode == 0
     assert "0 launches, 0.0 instance-minutes, 0 billed: $0.00" in out and "not terminated: 0" in out

@@ -92,6 +92,16 @@ def test_a_preempted_instance_costs_nothing_more(cloud: Cloud) -> None:
 
 
 @pytest.mark.spawns
+def test_a_nonce_that_is_used_twice_is_counted(simulate) -> None:
+    account = simulate(boot_s=1e6)
+    for value in ("n-1", "n-2", "n-1"):
+        account.launch(tags=[{"key": "nonce", "value": value}])
+    account.launch()
+    account.launch()
+    assert account.simulator.summary()["launches_with_equal_tags"] == 1
+
+
+@pytest.mark.spawns
 def test_the_summary_names_what_was_not_terminated(simulate) -> None:
     account = simulate()
     kept, ended = account.launch(), account.launch()

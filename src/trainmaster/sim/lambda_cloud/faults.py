@@ -36,9 +36,10 @@ FAULTS: Mapping[str, FaultKind] = {
     "slow-answer": FaultKind(kind="answer", rate=0.05, effect="the answer comes late", from_s=2.0, to_s=10.0),
     "launch-500": FaultKind(kind="answer", rate=0.05, effect="500 after the launch happened"),
     "launch-timeout": FaultKind(
-        kind="answer", rate=0.05, effect="the launch happened; the connection is held, then cut", from_s=60, to_s=120
+        kind="answer", rate=0.05, effect="the launch happened; the connection is held, then cut", from_s=300, to_s=600
     ),
     "launch-cut": FaultKind(kind="answer", rate=0.03, effect="the launch happened; the connection is cut at once"),
+    "capacity-hidden": FaultKind(kind="answer", rate=0.1, effect="a listing leaves out a region that has capacity"),
     "capacity-flicker": FaultKind(kind="launch", rate=0.15, effect="listed capacity is refused at the launch"),
     "late-ip": FaultKind(kind="launch", rate=0.1, effect="active before it has an IP address", from_s=20, to_s=90),
     "ssh-late": FaultKind(kind="launch", rate=0.1, effect="active before its SSH server", from_s=20, to_s=90),

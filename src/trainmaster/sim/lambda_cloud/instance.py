@@ -61,7 +61,7 @@ class Instance:
             return "preempted"
         # Active means that SSH answers, but for the fault that breaks just this.
         waits = not (self.foreign or self.ssh_late or self.processes == "ready")
-        if now_s < self.active_at or waits:
+        if now_s < self.active_at or waits or self.restarting:
             return "booting"
         return "unhealthy" if self.unhealthy else "active"
 

@@ -139,8 +139,9 @@ class Machine:
         return self._init is not None
 
     def _listens(self) -> bool:
-        with contextlib.suppress(OSError), socket.create_connection((self.address, self.port), timeout=1):
-            return True
+        """Whether an SSH server answers; a wildcard listener of another program takes the connection too."""
+        with contextlib.suppress(OSError), socket.create_connection((self.address, self.port), timeout=1) as probe:
+            return probe.recv(4) == b"SSH-"
         return False
 
     def _sshd_config(self) -> str:

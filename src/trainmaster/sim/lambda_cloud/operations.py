@@ -23,7 +23,9 @@ def _list_types(cloud: Cloud, _: str, __: Body) -> Any:
             name: {
                 "instance_type": kind.body(),
                 "regions_with_capacity_available": [
-                    cloud.catalog.region(region) for region in kind.regions if cloud.has_capacity(kind, region)
+                    cloud.catalog.region(region)
+                    for region in kind.regions
+                    if cloud.has_capacity(kind, region) and not cloud.faults.happens("capacity-hidden")
                 ],
             }
             for name, kind in cloud.catalog.types.items()

@@ -9,6 +9,7 @@ with Simulator(Settings(folder=folder, time_factor=60)) as simulator:
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import getpass
 import os
@@ -30,6 +31,8 @@ from trainmaster.sim.lambda_cloud.fleet import Fleet
 from trainmaster.sim.lambda_cloud.machine import find_programs, remove_leftovers
 from trainmaster.sim.lambda_cloud.server import Server
 from trainmaster.sim.lambda_cloud.settings import Settings
+
+_PORTS = range(20_000, 32_000)
 
 
 class Simulator:
@@ -143,7 +146,10 @@ def _api_key(path: Path) -> str:
 
 
 def _free_port() -> int:
-    """A port that is free on every loopback address, as far as one socket can tell."""
-    with socket.socket() as probe:
-        probe.bind(("0.0.0.0", 0))  # noqa: S104 (nothing listens on it)
-        return int(probe.getsockname()[1])
+    """A port that no socket of this machine uses. Below the range that the kernel gives out: it stays free."""
+    for _ in range(1000):
+        port = _PORTS[secrets.randbelow(len(_PORTS))]
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("0.0.0.0", port))  # noqa: S104 (nothing listens on it)
+            return port
+    raise UsageError("no port is free for the SSH servers; give one with --ssh-port")

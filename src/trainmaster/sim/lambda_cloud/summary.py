@@ -36,6 +36,7 @@ def summarise(cloud: Cloud, requests: Requests, limits: Limits) -> dict[str, Any
             "cost_usd": round(sum(one.cost_usd(now) for one in ours), 4),
             "not_terminated": [one.id for one in left],
             "cost_usd_not_terminated": round(sum(one.cost_usd(now) for one in left), 4),
+            "launches_with_equal_tags": _count_equal_tags(ours),
             "foreign_touched": list(cloud.foreign_touched),
             "requests": sum(requests.by_status.values()),
             "requests_by_status": dict(sorted(requests.by_status.items())),
@@ -45,6 +46,12 @@ def summarise(cloud: Cloud, requests: Requests, limits: Limits) -> dict[str, Any
             "faults_injected": {name: count for name, count in sorted(cloud.faults.injected.items()) if count},
             "schema_faults": list(requests.schema_faults),
         }
+
+
+def _count_equal_tags(ours: list[Instance]) -> int:
+    """Launches whose tags an earlier launch had: a client that tags each launch with a nonce launched twice."""
+    seen = [sorted((tag["key"], tag["value"]) for tag in one.tags) for one in ours if one.tags]
+    return sum(tags in seen[:number] for number, tags in enumerate(seen))
 
 
 def describe(cloud: Cloud, one: Instance) -> dict[str, Any]:

@@ -29,16 +29,26 @@ from trainmaster.control.collect import describe_unstored, store_files, store_pr
 from trainmaster.control.context import Context
 from trainmaster.control.deadlines import StopRequest, find_stop_request
 from trainmaster.control.ingest import ingest, mark_unreadable
+from trainmaster.control.inputs import find_pulls
 from trainmaster.control.notify.job_news import put_job_news
 from trainmaster.control.transitions import abandon, end_attempt, end_job, finish_attempt, judge, last_attempt, move
-from trainmaster.core.errors import NoCapacity, TargetError, TrainmasterError, Unreachable, UsageError
+from trainmaster.core.errors import (
+    DiskFull,
+    NoCapacity,
+    ObjectMissing,
+    PathMissing,
+    TargetError,
+    TrainmasterError,
+    Unreachable,
+    UsageError,
+)
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.results import Overall
 from trainmaster.core.spec import zone_of
 from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.store import Connection, Database, attempts, costs, events, jobs
 from trainmaster.store.rows import AttemptRow, JobRow
-from trainmaster.targets import Handle, Places, Poll, Rents, Target
+from trainmaster.targets import FetchesInputs, Handle, Places, Poll, Rents, Target
 
 _SALVAGE_TRIES = 3  # of reading what an attempt left on rented machines, before they are returned anyway
 
@@ -109,9 +119,16 @@ async def _stage(context: Context, job: JobRow, attempt: AttemptRow, handle: Han
         folder = context.home / "jobs" / job.id
         await asyncio.to_thread(workdir.lay_out, context.db, context.storage, job, folder)
         planned = replace(context.plan(job, attempt.number), handle=handle)
-        handle = await context.call("submit", context.load(job.target).submit(planned))
+        target = context.load(job.target)
+        if isinstance(target, FetchesInputs):
+            planned = replace(planned, pulls=await asyncio.to_thread(find_pulls, job.spec, context.storage))
+        handle = await context.call("submit", target.submit(planned))
     except Unreachable:
         raise
+    except (ObjectMissing, PathMissing) as missing:
+        return await abandon(context, job, attempt, Reason.BAD_DATA, str(missing))
+    except DiskFull as full:
+        return await abandon(context, job, attempt, Reason.DISK_FULL, str(full))
     except (TargetError, UsageError) as refused:
         return await abandon(context, job, attempt, Reason.TARGET_ERROR, str(refused))
 

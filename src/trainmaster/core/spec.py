@@ -96,9 +96,16 @@ class Inputs:
     )
     eval: str | None = field(default=None, pattern=_PLACE, example="datasets/tales/eval.jsonl", doc="evaluation data")
     config: str | None = field(default=None, pattern=_PLACE, example="configs/tales.yaml", doc="the program's config")
+    script: str | None = field(default=None, pattern=_PLACE, example="scripts/train.py", doc="the program itself")
+    sha256: dict[str, str] = field(
+        factory=dict, doc="checksums of inputs by field, compared where the machine has them: {train: 9f86d0…}"
+    )
 
     def faults(self) -> Iterator[Fault]:
-        for name in ("train", "eval", "config"):
+        for name, digest in self.sha256.items():
+            if getattr(self, name, None) is None or not re.fullmatch(r"[0-9a-f]{64}", digest):
+                yield Fault(path=f"sha256.{name}", message="write a field of `inputs` and its SHA-256 in hex")
+        for name in ("train", "eval", "config", "script"):
             if ".." in (getattr(self, name) or "").split("/"):
                 yield Fault(path=name, message="a path with `..` may lead anywhere; write it without")
 

@@ -13,7 +13,7 @@ import importlib
 import pkgutil
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -70,6 +70,21 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pull:
+    """An object that the machines of a job fetch into the job's folder before it starts."""
+
+    name: str  # as the spec names it
+    url: str = field(repr=False)  # signed: a secret while it is valid; "" where `source` is to be sent instead
+    source: Path | None  # file here
+    to: str  # below the job's folder
+    size_bytes: int
+    version: str
+    md5: str | None
+    sha256: str | None
+    mode: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
     """A planned submission: files to write, commands to run, and the future handle. Printable."""
 
@@ -77,6 +92,7 @@ class Submission:
     files: Mapping[str, str]  # path → text
     commands: tuple[tuple[str, ...], ...]
     work: Path | None = None  # folder here whose files the nodes get as the job's working folder
+    pulls: tuple[Pull, ...] = ()  # not printed: they hold signed addresses
 
     def render(self) -> str:
         parts = [f"# {path}\n{text.rstrip()}\n" for path, text in self.files.items()]
@@ -161,6 +177,13 @@ class Places(Protocol):
         NoCapacity while all are in use. What was reserved and never submitted becomes free by itself.
         """
         ...
+
+
+@runtime_checkable
+class FetchesInputs(Protocol):
+    """A target whose `submit` brings `Submission.pulls` to its machines."""
+
+    fetches_inputs: bool
 
 
 @runtime_checkable

@@ -43,6 +43,8 @@ _LIVE = (InstanceState.BOOTING, InstanceState.ACTIVE, InstanceState.UNHEALTHY, I
 class Rented:
     """Attempts on rented machines."""
 
+    fetches_inputs = True
+
     def __init__(self, word: str, make: Callable[[], Provider]) -> None:
         self._word, self._make = word, make
 

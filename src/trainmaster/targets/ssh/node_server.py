@@ -35,6 +35,7 @@ from trainmaster.core.states import TargetState
 from trainmaster.targets.local import Local, submission
 from trainmaster.targets.ssh.node_data import kind_of
 from trainmaster.targets.ssh.node_files import Answer, NodeFiles
+from trainmaster.targets.ssh.node_pull import Object, pull
 
 _ATTEMPT = re.compile(rf"({UUID_PATTERN})\.([0-9]{{1,6}})")
 _UNUSED_S = 900.0  # a claim without a submission is dropped after this: its control plane died between the two
@@ -51,6 +52,7 @@ class Node(NodeFiles):
         self._claims = folder / "claims" / name
         self._local = Local()
         self._gate = asyncio.Lock()
+        self._pulls: dict[str, asyncio.Future[bool]] = {}
         self._listening: dict[int, asyncio.Server] = {}
 
     async def offer(self, attempt: str, slots: int) -> Answer:
@@ -110,6 +112,22 @@ class Node(NodeFiles):
         """The working folder of the attempt's job, and whether it is here."""
         work = self._attempt_folder(attempt).parent.parent / WORK_FOLDER
         return {"folder": str(work), "present": work.exists()}, b""
+
+    async def pull(self, attempt: str, objects: Sequence[Mapping[str, Any]]) -> Answer:
+        """Pull objects into the job's folder, all at the same time; a second request for one waits for the first."""
+        job = self._attempt_folder(attempt).parent.parent
+        work = []
+        for fields in objects:
+            place = (job / str(fields["to"])).resolve()
+            if not place.is_relative_to(job.resolve()):
+                raise TargetError(f"{fields['to']!r:.200} leads out of the job's folder")
+            wanted = Object(**{name: value for name, value in fields.items() if name != "to"}, place=str(place))
+            if wanted.place not in self._pulls or self._pulls[wanted.place].done():
+                self._pulls[wanted.place] = asyncio.ensure_future(asyncio.to_thread(pull, wanted))
+            work.append(self._pulls[wanted.place])
+        for task in work:
+            await asyncio.shield(task)  # a request that is given up does not end the pull; the next one finds it
+        return {"folder": str(job)}, b""
 
     async def submit(self, plan: str, secrets: Mapping[str, str] | None = None) -> Answer:
         """Start the agent of a plan whose folders begin with `~/` or are absolute, or find it started.

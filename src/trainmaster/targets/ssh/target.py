@@ -26,9 +26,9 @@ from trainmaster.core.plan import (
 )
 from trainmaster.core.states import TargetState
 from trainmaster.core.workdir import find_digest
-from trainmaster.targets import FileSize, Handle, Owned, Placement, Poll, Submission, _job_user
+from trainmaster.targets import FileSize, Handle, Owned, Placement, Poll, Pull, Submission, _job_user
 from trainmaster.targets.local import check_range
-from trainmaster.targets.ssh import workfolder
+from trainmaster.targets.ssh import transfer, workfolder
 from trainmaster.targets.ssh.channel import clean, malformed
 from trainmaster.targets.ssh.hosts import SshHost, SshHosts, parse_hosts, read_known_hosts
 from trainmaster.targets.ssh.session import Reply, Session, session
@@ -44,6 +44,8 @@ _MAX_FILE_BYTES = 1 << 20
 
 class Ssh:
     """Runs attempts on the machines of a hosts file."""
+
+    fetches_inputs = True
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -85,6 +87,8 @@ class Ssh:
                     raise TargetError(f"ssh: {one.host.name} gave the slot of this attempt to another job")
             if submission.work is not None:
                 await workfolder.send(submission.work, nodes, str(handle["attempt"]))
+            if submission.pulls:
+                await _all(_fetch(one, str(handle["attempt"]), submission.pulls) for one in nodes)
             address, port = await _rendezvous(nodes, str(handle["attempt"])) if len(nodes) > 1 else ("127.0.0.1", None)
             for rank, (one, plan) in enumerate(zip(nodes, plans, strict=True)):
                 folder, checkpoints = _folders(one.host, plan.attempt, plan.spec.resume_from, name=one.host.name)
@@ -262,6 +266,22 @@ async def _all(questions: Iterable[Awaitable[Reply]]) -> None:
     for found in await _each(questions):
         if isinstance(found, TargetError):
             raise found
+
+
+async def _fetch(one: Session, attempt: str, pulls: Sequence[Pull]) -> Reply:
+    """Bring inputs to a node: it pulls those that have an address, the others are sent."""
+    wanted = [
+        {
+            "name": pull.name, "url": pull.url, "to": pull.to, "size_bytes": pull.size_bytes,
+            "version": pull.version, "md5": pull.md5, "sha256": pull.sha256, "mode": pull.mode,
+        }
+        for pull in pulls if pull.source is None
+    ]  # fmt: skip
+    reply = await one.ask("pull", attempt=attempt, objects=wanted)
+    for pull in pulls:
+        if pull.source is not None:
+            await transfer.upload(one, pull.source, f"{reply.result['folder']}/{pull.to}")
+    return reply
 
 
 async def _offers(hosts: Sequence[Session], attempt: str, wanted: int) -> list[Reply | TargetError]:

@@ -64,11 +64,14 @@ def main() -> None:
             document = {"known_hosts": str(machines.known_hosts), "hosts": [{**entry, "python": sys.executable}]}
             (home / "hosts.yaml").write_text(yaml.safe_dump(document))
             db = open_database(home / "trainmaster.db")
+            used = time.process_time()
             first, *others = asyncio.run(measure(db, home, f"ssh:{home / 'hosts.yaml'}", args.jobs))
+            used = time.process_time() - used
             db.close()
     others.sort()
     print(f"first job, connection and package included: {first:.2f} s")
     print(f"{len(others)} others: p50 {statistics.median(others):.2f} s, most {others[-1]:.2f} s")
+    print(f"CPU time of the control plane: {1000 * used / args.jobs:.0f} ms per job")
 
 
 if __name__ == "__main__":

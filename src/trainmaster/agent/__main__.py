@@ -16,9 +16,8 @@ from trainmaster.agent import attempt, container, processes
 from trainmaster.agent.folder import AttemptFolder, Refused, fence
 from trainmaster.agent.watch import Signals
 from trainmaster.core.errors import Fault, SpecError
-from trainmaster.core.plan import AGENT_LOG, ATTEMPT_VARIABLE, RESUMABLE_EXIT, Plan
+from trainmaster.core.plan import AGENT_BEGUN, AGENT_LOG, ATTEMPT_VARIABLE, RESUMABLE_EXIT, Plan
 
-_BEGUN = b"begun"
 _KILL_S = 30.0
 
 
@@ -85,7 +84,7 @@ def _run(plan: Plan, *, ready_fd: int | None) -> int:
         _say(str(wrong))
         _answer(ready_fd, str(wrong).encode())
         return 1
-    _answer(ready_fd, _BEGUN)
+    _answer(ready_fd, AGENT_BEGUN)
     record = attempt.run(plan, folder, signals)
     if not record.ok:
         _say(f"{record.reason}: {record.message}")
@@ -123,7 +122,7 @@ def _detach(plan: Plan, path: Path) -> int:
     os.close(theirs)
     with open(ours, "rb") as answers:  # noqa: PTH123 (a pipe has no path)
         answer = answers.read()
-    if answer == _BEGUN or folder.over:
+    if answer == AGENT_BEGUN or folder.over:
         child.returncode = 0  # it lives on without us; not ours to wait for
         return 0
     code = child.wait()

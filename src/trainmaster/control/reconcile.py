@@ -42,6 +42,7 @@ _AT_ONCE = 64  # jobs that are worked on at the same time
 _SLICE = 20  # glances begun at once: a thousand in a row would block requests to the server
 _LONGEST_REST_S = 30.0  # between two tries of a job whose target keeps failing
 _SWEEP_S = 30.0
+_GLANCE_S = 0.1  # between two looks for new jobs
 _HURRY_S = 5.0  # a start that takes longer may be cut off by a cancel; the steps around it take milliseconds
 _PARTING_S = 2.0  # for steps that are under way when a stop is requested; a submit takes about one
 _MESSAGE_LIMIT = 2_000  # characters of a failure shown to the user; the log has all of it
@@ -128,7 +129,7 @@ async def _loop(
                 for row in some:
                     look = _tail(tail, row, work)
                     working[row.job_id] = asyncio.create_task(look, name=f"job {row.job_id}")
-                await _wait(stop, tick_s / len(slices))
+                await _wait(stop, tick_s / len(slices), context)
     finally:
         # A moment to finish what is nearly done; then cut off where they are, to be taken up again from the rows.
         if working:
@@ -249,6 +250,13 @@ async def _rest(context: Context, job: JobRow, wrong: Exception, *, tick_s: floa
         log.exception("job %s: its message could not be kept", job.id)
 
 
-async def _wait(stop: asyncio.Event, seconds: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(stop.wait(), seconds)
+async def _wait(stop: asyncio.Event, seconds: float, context: Context) -> None:
+    """Wait until `stop`, or a job that no reconciler has taken yet: a new one need not wait for the next tick."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0 and not stop.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), min(left, _GLANCE_S))
+        if left > _GLANCE_S:
+            with contextlib.suppress(Exception):  # reported at the next tick
+                if await asyncio.to_thread(leases.wanted, context.db, context.token):
+                    return

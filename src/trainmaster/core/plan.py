@@ -23,6 +23,7 @@ EVENTS_FILE = "events.jsonl"
 AGENT_LOG = "agent.log"
 EXIT_FILE = "exit.json"  # written last, once, atomically: its presence means the attempt is over
 LOCK_FILE = "agent.lock"  # held by the agent while it lives
+AGENT_BEGUN = b"begun"  # what an agent that was started in the background writes into its pipe
 STOP_FILE = "stop"  # its presence asks the agent to stop; its text is the reason
 WORK_FOLDER = "work"  # in the job's folder: working folder of its ranks, shared by its attempts
 OUTPUTS_FOLDER = "outputs"  # what a workload leaves here is kept in storage when the attempt is over

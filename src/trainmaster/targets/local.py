@@ -15,14 +15,16 @@ import pwd
 import re
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainmaster.core.errors import SpecError, TargetError, Unreachable, UsageError
 from trainmaster.core.files import write_whole
 from trainmaster.core.plan import (
+    AGENT_BEGUN,
     AGENT_LOG,
+    ATTEMPT_VARIABLE,
     EVENTS_FILE,
     EXIT_FILE,
     LOCK_FILE,
@@ -97,9 +99,9 @@ class Local:
                     await asyncio.to_thread(_write, Path(path), text)
                 _job_user.give(folder, user)
                 for command in submission.commands:
-                    code, said = await _call(*command, keep_fd=fd, user=user)
+                    said = await (_launch(command, submission, fd) if user is None else _detach(command, fd, user))
                     # A refusal is fine if another submit's agent has begun: one agent runs, as requested.
-                    if code != 0 and not _begun(folder):
+                    if said is not None and not _begun(folder):
                         raise TargetError(f"local: the agent did not start: {said}")
         except OSError as wrong:
             raise (Unreachable if wrong.errno in _SHORT else TargetError)(f"local: {wrong}") from wrong
@@ -142,11 +144,16 @@ class Local:
         try:
             if not plan.exists():
                 return  # never submitted: there is nothing to give back
+            if (_folder(handle) / EXIT_FILE).is_file() and await self._is_gone(str(handle["attempt"])):
+                return  # it ended by itself and can never begin again
             code, said = await _call(*_AGENT, "--kill", str(plan))
         except OSError as wrong:
             raise TargetError(f"local: {wrong}") from wrong
         if code != 0:
             raise TargetError(f"local: the attempt could not be ended: {said}")
+
+    async def _is_gone(self, attempt: str) -> bool:
+        return attempt not in await asyncio.to_thread(_owned.find)
 
     async def list_owned(self, *, partial: bool = False) -> list[Owned]:  # noqa: ARG002 (one machine: all or nothing)
         found = await asyncio.to_thread(_owned.find)
@@ -306,6 +313,39 @@ def _read(folder: Path, parts: tuple[str, ...], offset: int, limit: int) -> byte
         return b""
     except OSError as wrong:
         raise TargetError(f"local: {wrong}") from wrong
+
+
+# Starts the agent in the background of a shell that ends at once: an interpreter only to start another takes longer.
+_BACKGROUND = 'log=$1; shift; "$@" </dev/null >>"$log" 2>&1 &'
+
+
+async def _launch(command: Sequence[str], submission: Submission, keep_fd: int) -> str | None:
+    """Start the agent in a session of its own; None once it has begun, else why it has not."""
+    plan = Path(command[-1])
+    mark = Plan.from_json(submission.files[command[-1]]).mark
+    ours, theirs = os.pipe()
+    try:
+        agent = [*_AGENT, "--ready-fd", str(theirs), str(plan)]
+        process = await asyncio.create_subprocess_exec(
+            "sh", "-c", _BACKGROUND, "sh", str(plan.with_name(AGENT_LOG)), *agent,
+            env={**_job_user.job_environment(os.environ), ATTEMPT_VARIABLE: mark},
+            pass_fds=(theirs, keep_fd),
+            start_new_session=True,
+        )  # fmt: skip
+        await process.wait()
+    finally:
+        os.close(theirs)
+    with open(ours, "rb") as answers:  # noqa: ASYNC230, PTH123 (a pipe has no path; it is read in a thread)
+        answer = await asyncio.to_thread(answers.read)
+    if answer == AGENT_BEGUN:
+        return None
+    return answer.decode(errors="replace") or f"it ended before it began; see {AGENT_LOG} in {plan.parent}"
+
+
+async def _detach(command: Sequence[str], keep_fd: int, user: pwd.struct_passwd) -> str | None:
+    """Start the agent as another user, whose file its log has to be."""
+    code, said = await _call(*command, keep_fd=keep_fd, user=user)
+    return said if code != 0 else None
 
 
 async def _call(*command: str, keep_fd: int | None = None, user: pwd.struct_passwd | None = None) -> tuple[int, str]:

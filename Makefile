@@ -48,6 +48,9 @@ chaos: $(VENV)/.dev ## kill and damage a run in every way; ARGS='--seed 7 --case
 chaos-control: $(VENV)/.dev ## kill the control plane at every commit and effect; ARGS='--sample 6' takes some of them
 	PYTHONPATH=tests $(BIN)/python -m control.drill $(ARGS)
 
+chaos-lambda: $(VENV)/.dev ## 200 jobs on simulated Lambda Cloud with every fault, the server killed every few seconds; ARGS='--jobs 20 --seed 7'
+	PYTHONPATH=tests $(BIN)/python -m control.rented_chaos $(ARGS)
+
 hostile: $(VENV)/.dev ## 300 misbehaviours of jobs on both databases; ARGS='--seed 7 --count 30' draws others
 	PYTHONPATH=tests $(BIN)/python -m hostile $(ARGS)
 

@@ -42,7 +42,7 @@ async def provision(context: Context, job: JobRow, attempt: AttemptRow, handle: 
         return await _launch(context, job, attempt, target, intended[0])
     listing = await context.call("list", target.listing())
     for row in wanted:
-        if (ended := await _resolve(context, job, attempt, row, listing, settle_s=target.settle_s)) is not None:
+        if (ended := await _resolve(context, job, attempt, row, listing, settle_s=target.settle_s())) is not None:
             return ended
     found = [listing.find(row.nonce, provider_id=row.provider_id) for row in wanted]
     ready = [one for one in found if one is not None and _is_ready(one)]
@@ -188,7 +188,7 @@ async def connect(context: Context, job: JobRow, attempt: AttemptRow, handle: Ha
     wanted = [row for row in rows if row.state in instances.WANTED]
     listing = await context.call("list", target.listing())
     for row in wanted:
-        if (ended := await _resolve(context, job, attempt, row, listing, settle_s=target.settle_s)) is not None:
+        if (ended := await _resolve(context, job, attempt, row, listing, settle_s=target.settle_s())) is not None:
             return ended
     found = [listing.find(row.nonce, provider_id=row.provider_id) for row in wanted]
     ready = [one for one in found if one is not None and _is_ready(one)]
@@ -233,7 +233,7 @@ async def return_machines(context: Context, job: JobRow, attempt: AttemptRow, ha
     if launched:
         await context.call("release", target.release(handle))
     for row in launched:
-        if row.provider_id is None and now < (row.launched_at or now) + timedelta(seconds=target.settle_s):
+        if row.provider_id is None and now < (row.launched_at or now) + timedelta(seconds=target.settle_s()):
             raise Unreachable(f"{row.nonce} was launched without an answer and may still appear")
 
     def change(conn: Connection) -> None:

@@ -19,7 +19,7 @@ from trainmaster.store import Database, attempts, instances, jobs
 from trainmaster.store.rows import InstanceRow, JobRow
 from trainmaster.targets import Instance, InstanceState, Listing, Rents, home_mark
 
-BUSY_S, IDLE_S = 5.0, 60.0  # between two looks, with and without machines that are not gone
+BUSY_S, IDLE_S = 5.0, 60.0  # between two looks: after an error, and where no machine is rented
 _ENDING = (InstanceState.TERMINATING, InstanceState.PREEMPTED, InstanceState.GONE)
 
 log = logging.getLogger(__name__)
@@ -37,20 +37,21 @@ class Unwanted:
 
 async def sweep(context: Context) -> float:
     """One look at every provider; seconds until the next one."""
-    open_targets = await asyncio.to_thread(instances.list_open_targets, context.db)
+    open_targets, rest_s = await asyncio.to_thread(instances.list_open_targets, context.db), IDLE_S
     for word in {*open_targets, *await asyncio.to_thread(jobs.list_targets, context.db)}:
         try:
             target = context.load(word)
             if isinstance(target, Rents):
+                rest_s = min(rest_s, target.listing_s()) if word in open_targets else rest_s
                 await _sweep_one(context, word, target)
         except (TargetError, UsageError) as wrong:
             log.info("%s could not be swept: %s", word, wrong)
-    return BUSY_S if open_targets else IDLE_S
+    return rest_s
 
 
 async def _sweep_one(context: Context, word: str, target: Rents) -> None:
     listing = await target.listing()
-    unwanted = await asyncio.to_thread(find_unwanted, context, listing, settle_s=target.settle_s)
+    unwanted = await asyncio.to_thread(find_unwanted, context, listing, settle_s=target.settle_s())
     for one in unwanted:
         log.warning("%s at %s is terminated: %s", one.instance.id, word, one.why)
         if one.outlives and one.job is not None:

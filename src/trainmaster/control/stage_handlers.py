@@ -209,26 +209,34 @@ async def _return(context: Context, job: JobRow, attempt: AttemptRow, handle: Ha
     """As `_release`, in the other order: what the attempt left is on the machines, and ends with them."""
     if attempt.released_at is not None:
         return await finish_attempt(context, job, attempt, attempt.message)
-    unstored = ""
+    if handle.get("submitted") and not handle.get("drained"):
+        return await _drain(context, job, attempt, handle, target)
+    await rented.return_machines(context, job, attempt, handle)
+    await context.apply(
+        job.id, lambda conn: attempts.mark_released(conn, attempt.id, at=context.now()), what="released"
+    )
+    return True
+
+
+async def _drain(context: Context, job: JobRow, attempt: AttemptRow, handle: Handle, target: Rents) -> bool:
+    """Kill the attempt on its machines and store the rest of what it wrote, once, before they are terminated."""
     try:
-        if handle.get("submitted"):
-            await context.call("stop", target.stop(handle))
-            if not await _take_in(context, job, attempt, handle, last=True):
-                return False
-            unstored = describe_unstored(await store_files(context, job, attempt, handle))
+        await context.call("stop", target.stop(handle))
+        if not await _take_in(context, job, attempt, handle, last=True):
+            return False
+        unstored = describe_unstored(await store_files(context, job, attempt, handle))
     except Unreachable as wrong:
         if job.tries < _SALVAGE_TRIES:
             raise
         unstored = f"the rest could not be read: {wrong}"  # every minute costs: what is stored has to do
-    await rented.return_machines(context, job, attempt, handle)
     message = "; ".join(text for text in (attempt.message, unstored) if text)
 
-    def change(conn: Connection) -> None:
+    def change(conn: Connection) -> bool:
         attempts.note_attempt(conn, attempt.id, message)
-        attempts.mark_released(conn, attempt.id, at=context.now())
+        attempts.set_handle(conn, attempt.id, {**handle, "drained": True})
+        return True
 
-    await context.apply(job.id, change, what="released")
-    return True
+    return await context.apply(job.id, change, what="drained")
 
 
 _HANDLERS: Mapping[Stage, Callable[[Context, JobRow, AttemptRow, Handle], Awaitable[bool]]] = {

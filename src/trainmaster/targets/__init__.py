@@ -214,7 +214,10 @@ class Rents(Protocol):
     `launch` and `listing` are the only sources of truth: a launch without an answer is found, or not, in the listing.
     """
 
-    @property
+    def listing_s(self) -> float:
+        """Seconds between two listings, shared by all jobs."""
+        ...
+
     def settle_s(self) -> float:
         """Seconds after which a launch without an answer that no listing shows did not happen."""
         ...

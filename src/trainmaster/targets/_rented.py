@@ -35,7 +35,7 @@ from trainmaster.targets._provider import (
 if TYPE_CHECKING:
     from trainmaster.targets._boxes import Boxes
 
-_RELEASE_LISTINGS = 4  # listings that one `release` waits for; then it is called again
+_RELEASE_S = 20.0  # that one `release` waits for the listing; then it is called again
 _OFFERS_AGE = 2  # listings' ages that a list of offers may have
 _LIVE = (InstanceState.BOOTING, InstanceState.ACTIVE, InstanceState.UNHEALTHY, InstanceState.UNKNOWN)
 
@@ -69,7 +69,9 @@ class Rented:
         offers = await shared.offers()
         return rank_offers(offers, spec, provider=self._word, file_systems=systems, refused=refused)
 
-    @property
+    def listing_s(self) -> float:
+        return self._shared().provider.timing.listing_s
+
     def settle_s(self) -> float:
         return self._shared().provider.timing.settle_s
 
@@ -155,8 +157,8 @@ class Rented:
     async def release(self, handle: Handle) -> None:
         """Terminate every machine of the attempt until the listing shows none of them."""
         shared, attempt, asked = self._shared(), str(handle["attempt"]), set[str]()
-        since = datetime.now(UTC)
-        for _ in range(_RELEASE_LISTINGS):
+        since, until = datetime.now(UTC), time.monotonic() + _RELEASE_S
+        while True:
             found = [one for one in (await shared.listing(since=since)).instances if _is_of(one, attempt, handle)]
             left = [one for one in found if one.state in _LIVE or one.state is InstanceState.TERMINATING]
             if not left:
@@ -165,8 +167,10 @@ class Rented:
             if fresh := [one.id for one in left if one.state in _LIVE and one.id not in asked]:
                 await shared.provider.terminate(fresh)
                 asked.update(fresh)
+            if time.monotonic() > until:
+                words = ", ".join(one.id for one in left)
+                raise Unreachable(f"{self._word}: {words} is asked to terminate and still listed")
             since = datetime.now(UTC)
-        raise Unreachable(f"{self._word}: {', '.join(one.id for one in left)} is asked to terminate and still listed")
 
     async def list_owned(self, *, partial: bool = False) -> list[Owned]:  # noqa: ARG002 (one listing: all or nothing)
         listing = await self.listing(since=datetime.now(UTC))

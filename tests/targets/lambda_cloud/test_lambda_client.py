@@ -197,9 +197,15 @@ def test_turns_of_requests_and_launches() -> None:
     assert not rates.may_launch()
     now[0] = 15.0
     assert rates.may_launch()
+    now[0] = 20.0
+    rates.note_launch()
+    now[0] = 31.9
+    assert not rates.may_launch(), "twelve seconds after it was sent"
+    now[0] = 32.0
+    assert rates.may_launch()
     rates.pause(30.0)
     assert rates.take() == 30.0
-    now[0] = 44.0
+    now[0] = 61.0
     assert not rates.may_launch()
 
 

@@ -88,6 +88,7 @@ class Client:
     async def launch(self, body: Mapping[str, Any]) -> str:
         """Launch one instance; its id. Sent once: Unreachable means that the outcome is unknown."""
         await self.rates.turn()
+        self.rates.note_launch()
         data = await self._send("launchInstance", body, limit_s=self._times.launch_s)
         ids = data["instance_ids"]
         if len(ids) != 1:

@@ -42,6 +42,11 @@ class Rates:
             self._next_launch = now + self._launch_s
         return True
 
+    def note_launch(self) -> None:
+        """A launch is sent now, which may be later than its turn was taken: the next one counts from here."""
+        with self._lock:
+            self._next_launch = max(self._next_launch, self._clock() + self._launch_s)
+
     def pause(self, seconds: float) -> None:
         """Send nothing for a while: the API answered that it was asked too often."""
         with self._lock:

@@ -1,0 +1,202 @@
+"""Jobs on Lambda Cloud, simulated with real SSH instances: each fault of the cloud, and nothing rented afterwards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lambda_sim import ask, drive, lambda_cloud, live, submit
+from sshd import needs_sshd
+from trainmaster import control, targets
+from trainmaster.cli.main import build
+from trainmaster.core.states import Reason, Status
+from trainmaster.sim.lambda_cloud.simulator import Simulator
+from trainmaster.store import Database, attempts, costs, instances
+from trainmaster.store.jobs import find_job
+from trainmaster.store.outbox import is_known
+from trainmaster.targets import LaunchRequest
+from trainmaster.targets.lambda_cloud.provider import LambdaCloud
+
+pytestmark = [pytest.mark.spawns, needs_sshd, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulator]:
+    with lambda_cloud(tmp_path / "lambda", monkeypatch) as simulator:
+        yield simulator
+        assert live(simulator) == [], "every instance is returned"
+
+
+def test_a_job_runs_on_the_cheapest_instance_and_its_price_is_the_cost(
+    db: Database, tmp_path: Path, cloud: Simulator
+) -> None:
+    job = submit(db, "echo hello")
+    (ended,) = drive(db, tmp_path, job)
+    assert ended.status is Status.COMPLETED, (ended.reason, ended.message)
+    (row,) = instances.list_of_attempt(db, f"{job.id}.1")
+    assert (row.kind, row.price_cents_per_hour, row.state) == ("gpu_1x_a10", 75.0, "gone")
+    (one,) = cloud.instances()
+    assert one["id"] == row.provider_id and one["name"] == row.nonce
+    with db.read() as conn:
+        (charge,) = costs.list_charges(conn, jobs=[job.id])
+    assert charge.spans[0].cents_per_hour == 75.0 and charge.spans[0].end is not None
+
+
+@pytest.mark.parametrize("fault", ["launch-500", "launch-timeout", "launch-cut", "garbled-json"])
+def test_a_launch_of_unknown_outcome_is_found_in_the_listing_and_never_repeated(
+    db: Database, tmp_path: Path, cloud: Simulator, fault: str
+) -> None:
+    cloud.inject(fault, times=8 if fault == "garbled-json" else 1)  # the launch is about the fifth request
+    job = submit(db, "true")
+    (ended,) = drive(db, tmp_path, job)
+    assert ended.status is Status.COMPLETED, (ended.reason, ended.message)
+    rows = instances.list_of_attempt(db, f"{job.id}.1")
+    assert len(cloud.instances()) == 1, "launched once"
+    assert [row.provider_id for row in rows if row.provider_id] == [cloud.instances()[0]["id"]]
+
+
+def test_refused_capacity_takes_the_next_offer(db: Database, tmp_path: Path, cloud: Simulator) -> None:
+    cloud.inject("capacity-flicker", times=2)
+    job = submit(db, "true")
+    (ended,) = drive(db, tmp_path, job)
+    assert ended.status is Status.COMPLETED, (ended.reason, ended.message)
+    tried = [(row.kind, row.region) for row in instances.list_of_attempt(db, f"{job.id}.1")]
+    assert tried == [
+        ("gpu_1x_a10", "us-east-1"), ("gpu_1x_a10", "us-west-1"), ("gpu_1x_a100_sxm4", "us-east-1"),
+    ]  # fmt: skip
+    assert len(cloud.instances()) == 1
+
+
+def test_a_late_or_busy_cloud_is_waited_for(db: Database, tmp_path: Path, cloud: Simulator) -> None:
+    for fault in ("late-ip", "ssh-late", "ip-reuse", "slow-answer", "rate-limit", "rate-limit-empty", "link-cut"):
+        cloud.inject(fault)
+    ended = drive(db, tmp_path, submit(db, "true"), submit(db, "sleep 1"))
+    assert [job.status for job in ended] == [Status.COMPLETED] * 2, [(job.reason, job.message) for job in ended]
+    assert len(cloud.instances()) == 2
+
+
+@pytest.mark.parametrize("fault", ["unhealthy", "stuck-booting"])
+def test_a_bad_machine_is_returned_and_another_taken(
+    db: Database, tmp_path: Path, cloud: Simulator, fault: str
+) -> None:
+    cloud.inject(fault)
+    job = submit(db, "true", rent={"boot_minutes": 0.1})
+    (ended,) = drive(db, tmp_path, job)
+    assert ended.status is Status.COMPLETED, (ended.reason, ended.message)
+    first, second = attempts.list_attempts(db, job.id)
+    assert first.reason is Reason.BAD_MACHINE and second.reason is None, "limits.attempts is 1: the box did not count"
+    assert len(cloud.instances()) == 2
+
+
+def test_machines_that_stay_bad_end_the_job_after_three_more(db: Database, tmp_path: Path, cloud: Simulator) -> None:
+    cloud.inject("unhealthy", times=10)
+    job = submit(db, "true")
+    (ended,) = drive(db, tmp_path, job)
+    assert (ended.status, ended.reason) == (Status.FAILED, Reason.BAD_MACHINE)
+    assert len(attempts.list_attempts(db, job.id)) == 4
+
+
+def test_an_instance_of_somebody_else_with_our_name_is_left_alone(
+    db: Database, tmp_path: Path, cloud: Simulator
+) -> None:
+    cloud.inject("duplicate-name")
+    cloud.inject("launch-500")
+    (ended,) = drive(db, tmp_path, submit(db, "true"))
+    assert ended.status is Status.COMPLETED, (ended.reason, ended.message)
+    assert [one["status"] for one in cloud.instances() if one["foreign"]] == ["active"]
+
+
+@pytest.mark.parametrize(("fault", "reason"), [("preempted", Reason.PREEMPTED), ("terminated", Reason.NODE_LOST)])
+def test_a_lost_machine_is_replaced_and_the_attempt_has_the_reason(
+    db: Database, tmp_path: Path, cloud: Simulator, fault: str, reason: Reason
+) -> None:
+    job = submit(db, "sleep 1", limits={"attempts": 2, "retry": {reason.value: True}})
+    struck: list[str] = []
+
+    def strike() -> None:
+        now = find_job(db, job.id)
+        if not struck and now is not None and now.stage == "running":
+            struck.append(cloud.instances()[0]["id"])
+            cloud.inject(fault, instance_id=struck[0])
+
+    (ended,) = drive(db, tmp_path, job, also=strike)
+    assert ended.status is Status.COMPLETED, (ended.reason, ended.message)
+    first, second = attempts.list_attempts(db, job.id)
+    assert (first.reason, second.reason) == (reason, None)
+
+
+def test_a_cancel_while_it_boots_leaves_no_instance(db: Database, tmp_path: Path, cloud: Simulator) -> None:
+    job = submit(db, "true", rent={"boot_minutes": 60})
+    cloud.inject("stuck-booting")
+
+    def cancel() -> None:
+        now = find_job(db, job.id)
+        if cloud.instances() and now is not None and not now.cancel_requested:
+            control.cancel(db, job.id)
+
+    (ended,) = drive(db, tmp_path, job, also=cancel)
+    assert ended.status is Status.CANCELLED
+
+
+def test_a_control_plane_that_was_away_returns_the_instance_of_its_job(
+    db: Database, tmp_path: Path, cloud: Simulator
+) -> None:
+    job = submit(db, "echo up; sleep 600")
+    drive(db, tmp_path, job, until=lambda: _is_running(db, job.id))
+    control.cancel(db, job.id)  # while nobody drives it
+    assert len(live(cloud)) == 1
+    (ended,) = drive(db, tmp_path, job)
+    assert ended.status is Status.CANCELLED and live(cloud) == []
+
+
+def _is_running(db: Database, job_id: str) -> bool:
+    now = find_job(db, job_id)
+    return now is not None and now.stage == "running"
+
+
+def test_an_instance_that_outlives_its_job_is_terminated_and_notified(
+    db: Database, tmp_path: Path, cloud: Simulator
+) -> None:
+    job = submit(db, "true")
+    drive(db, tmp_path, job)
+    name = targets.Label(attempt=f"{job.id}.1", home=targets.home_mark(tmp_path)).name
+    leaked = ask(LambdaCloud().launch(LaunchRequest(name=name, kind="gpu_1x_a10", region="us-east-1")))
+    foreign = cloud.cloud.add_foreign("of somebody").id
+
+    def is_told() -> bool:
+        with db.read() as conn:
+            return is_known(conn, f"instance.leaked {job.id} {leaked}") and not live(cloud)
+
+    drive(db, tmp_path, until=is_told)
+    assert [one["status"] for one in cloud.instances() if one["id"] == foreign] == ["active"]
+
+
+def test_reap_works_with_the_api_key_alone(tmp_path: Path, cloud: Simulator) -> None:
+    attempt = "0b6c5c4e-53ad-4f0e-9c57-6a4f1f3c2d10.1"
+    name = targets.Label(attempt=attempt, home="0a0b0c0d").name
+    ask(LambdaCloud().launch(LaunchRequest(name=name, kind="gpu_1x_a10", region="us-east-1")))
+    cloud.cloud.add_foreign("of somebody")
+    words = ["reap", "--no-database", "--on", "lambda", "--home", str(tmp_path / "empty")]
+    shown = CliRunner().invoke(build(), [*words, "--json"])
+    rows = json.loads(shown.stdout)["leftovers"]
+    assert [(row["attempt"], row["ours"]) for row in rows] == [(attempt, False), ("of somebody", False)]
+    assert "gpu_1x_a10 in us-east-1" in rows[0]["what"] and "$0.75 an hour" in rows[0]["what"]
+    ended = CliRunner().invoke(build(), [*words, "--any-home", "--yes", "--json"])
+    results = {row["attempt"]: row["result"] for row in json.loads(ended.stdout)["leftovers"]}
+    assert (ended.exit_code, results) == (0, {attempt: "ended", "of somebody": None}), ended.output
+
+
+def test_a_dry_run_prints_the_choice_and_the_request_and_rents_nothing(tmp_path: Path, cloud: Simulator) -> None:
+    spec = tmp_path / "job.yaml"
+    spec.write_text('name: a\ncommand: ["true"]\n')
+    words = ["submit", str(spec), "--on", "lambda", "--dry-run", "rent.gpu=H100", "--home", str(tmp_path / "h")]
+    shown = CliRunner().invoke(build(), words)
+    assert shown.exit_code == 0, shown.output
+    assert "choice: 1 × gpu_1x_h100_pcie in us-south-1, $2.49 an hour each" in shown.stdout
+    assert "then gpu_1x_h100_pcie in us-west-1, $2.49" in shown.stdout
+    assert '"instance_type_name": "gpu_1x_h100_pcie"' in shown.stdout and cloud.instances() == []
+    assert cloud.api_key_file.read_text().strip() not in shown.output

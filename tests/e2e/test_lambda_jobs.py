@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -129,6 +130,35 @@ def test_a_lost_machine_is_replaced_and_the_attempt_has_the_reason(
     assert (first.reason, second.reason) == (reason, None)
 
 
+def test_a_machine_whose_gpus_were_returned_as_bad_is_not_trusted_again(
+    db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rent = {"types": ["gpu_2x_h100_sxm5"]}  # one region, one machine: it comes back
+    with lambda_cloud(tmp_path / "lambda", monkeypatch, capacity=1) as cloud:
+        first = submit(db, "true", rent=rent)
+        drive(db, tmp_path, first)
+        (row,) = instances.list_of_attempt(db, f"{first.id}.1")
+        assert row.detail is not None and len(row.detail["gpus"]) == 2, "serial numbers"
+        with db.write() as conn:
+            instances.set_detail(conn, row.nonce, bad="check_failed: gpu_ecc")
+        (ended,) = drive(db, tmp_path, submit(db, "true", rent=rent, limits={"retry": {"bad_machine": False}}))
+        assert (ended.status, ended.reason) == (Status.FAILED, Reason.BAD_MACHINE)
+        assert row.detail["gpus"][0] in ended.message and "check_failed: gpu_ecc" in ended.message
+        assert live(cloud) == []
+
+
+def test_a_machine_with_broken_cuda_fails_the_checks_and_another_one_is_taken(
+    db: Database, tmp_path: Path, cloud: Simulator
+) -> None:
+    cloud.inject("cuda-broken")
+    preflight = {"level": 1, "expect": {"gpus": 1}, "allow_incomplete": True}
+    job = submit(db, "true", preflight=preflight, rent={"types": ["gpu_1x_h100_pcie"]})
+    (ended,) = drive(db, tmp_path, job)
+    first, *others = attempts.list_attempts(db, job.id)
+    assert first.reason is Reason.CHECK_FAILED, first.message
+    assert ended.status is Status.COMPLETED and len(others) == 1, (ended.reason, ended.message)
+
+
 def test_a_cancel_while_it_boots_leaves_no_instance(db: Database, tmp_path: Path, cloud: Simulator) -> None:
     job = submit(db, "true", rent={"boot_minutes": 60})
     cloud.inject("stuck-booting")
@@ -166,6 +196,7 @@ def test_an_instance_that_outlives_its_job_is_terminated_and_notified(
     name = targets.Label(attempt=f"{job.id}.1", home=targets.home_mark(tmp_path)).name
     leaked = ask(LambdaCloud().launch(LaunchRequest(name=name, kind="gpu_1x_a10", region="us-east-1")))
     foreign = cloud.cloud.add_foreign("of somebody").id
+    time.sleep(2.5)  # longer than a listing may lag behind the end of a job
 
     def is_told() -> bool:
         with db.read() as conn:

@@ -112,6 +112,7 @@ class Attempt:
     evidence: Mapping[str, Any]
     started_at: datetime | None
     ended_at: datetime | None
+    recovered_s: float | None = None  # from the last event of the attempt before to its own first training step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,6 +87,8 @@ def _print_attempt(attempt: Attempt, *, known: str) -> None:
     ended = f": {attempt.reason}" if attempt.reason else ""
     if attempt.reason and attempt.message not in known:
         ended += f" {escape(attempt.message)}"
+    if attempt.recovered_s is not None:
+        ended += f" (first training step {attempt.recovered_s:,.0f} s after the last event of the attempt before)"
     _console.out.print(f"attempt {attempt.number:<3} {attempt.report or 'placed'}{ended}")
     lines = [str(line) for line in attempt.evidence.get("last_lines") or []]
     if len(lines) == 1 and attempt.reason and lines[0].strip() in attempt.message:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -19,7 +19,7 @@ from trainmaster.pages.parts import iteration_summary
 from trainmaster.pages.parts.run_summary import RunSummary
 from trainmaster.store import Database, jobs
 from trainmaster.store.attempts import list_attempts
-from trainmaster.store.events import scan_events
+from trainmaster.store.events import measure_recovery_s, scan_events
 from trainmaster.store.rows import AttemptRow, JobRow
 
 _BATCH = 5_000  # events read at once
@@ -46,9 +46,11 @@ def read(
             if len(rows) < _BATCH:
                 break
         now = now or datetime.now(UTC)
+        tried = list_attempts(db, job_id)
         return build(
             job=job,
-            attempts=list_attempts(db, job_id),
+            attempts=tried,
+            recovered_s=_measure_recoveries(db, tried),
             summary=summary,
             now=now,
             made_by=f"trainmaster report {job.id}",
@@ -66,6 +68,7 @@ def build(
     made_by: str,
     cost: tuple[int | None, int | None] = (None, None),
     iterations: tuple[IterationSummary, ...] = (),
+    recovered_s: Mapping[int, float | None] | None = None,
 ) -> JobPage:
     """The page from rows of the database or of an attempt's folder. `cost`: so far, forecast."""
     ended_at = job.ended_at or (attempts[-1].ended_at if attempts and job.status.final else None)
@@ -84,7 +87,7 @@ def build(
         started_at=job.started_at,
         ended_at=ended_at,
         duration_s=_seconds(job.started_at, ended_at or now),
-        attempts=tuple(_attempt(row) for row in attempts),
+        attempts=tuple(_attempt(row, (recovered_s or {}).get(row.number)) for row in attempts),
         run=replace(
             summary.run(steps=job.spec.train.steps if job.spec.train else None, over=job.status.final),
             iterations=iterations,
@@ -117,7 +120,18 @@ def _stated(value: Any) -> Any:
     return value
 
 
-def _attempt(row: AttemptRow) -> Attempt:
+def _measure_recoveries(db: Database, tried: Sequence[AttemptRow]) -> dict[int, float | None]:
+    """By attempt number: seconds from the last event of the newest attempt before that ran to its first step."""
+    found: dict[int, float | None] = {}
+    ran: AttemptRow | None = None
+    for row in tried:
+        if ran is not None:
+            found[row.number] = measure_recovery_s(db, ran.id, row.id)
+        ran = row if row.started_at is not None else ran
+    return found
+
+
+def _attempt(row: AttemptRow, recovered_s: float | None = None) -> Attempt:
     record: ExitRecord | None = row.exit
     reason = row.reason or (record.reason if record else None)
     return Attempt(
@@ -132,6 +146,7 @@ def _attempt(row: AttemptRow) -> Attempt:
         evidence=record.evidence if record else {},
         started_at=row.started_at,
         ended_at=row.ended_at,
+        recovered_s=recovered_s,
     )
 
 

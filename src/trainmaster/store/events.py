@@ -318,6 +318,17 @@ def find_event(db: Database, attempt: str, *, phase: str, event: str, stream: st
     return _event(row) if row is not None else None
 
 
+def measure_recovery_s(db: Database, lost: str, later: str, *, stream: str = EVENTS_FILE) -> float | None:
+    """Seconds from the last event of an attempt to the first training step of a later one; None before that step."""
+    c = t.events.c
+    stamped = select(c.ts).where(c.stream == stream, c.ts.is_not(None))
+    with db.read() as conn:
+        last = conn.execute(stamped.where(c.attempt == lost).order_by(c.offset.desc()).limit(1)).scalar_one_or_none()
+        steps = stamped.where(c.attempt == later, c.phase == "STEP").order_by(c.offset).limit(1)
+        first = conn.execute(steps).scalar_one_or_none()
+    return None if last is None or first is None else max(0.0, (first - last).total_seconds())
+
+
 def _last_events() -> Select[Any]:
     e, later = t.events, t.events.alias("later")
     stream: BindParameter[str] = bindparam("stream")

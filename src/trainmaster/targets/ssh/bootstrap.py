@@ -81,8 +81,6 @@ def _serve(order: Mapping[str, Any], until: float) -> NoReturn:
     paths = [str(package), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
     words = [sys.executable, "-m", "trainmaster.targets.ssh.node_server", *order["serve"]]
-    if order.get("data"):
-        words = [sys.executable, str(package / "trainmaster" / "targets" / "ssh" / "node_data.py")]
     os.execve(sys.executable, words, environment)  # noqa: S606 (no shell wanted)
 
 

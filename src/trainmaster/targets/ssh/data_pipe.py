@@ -10,22 +10,23 @@ import contextlib
 import fcntl
 import os
 import secrets
+import shlex
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trainmaster.core import frames
-from trainmaster.targets.ssh.channel import command, malformed
+from trainmaster.targets.ssh.channel import malformed
 from trainmaster.targets.ssh.connect import CIPHERS, CONNECT_TIMEOUT_S, KEEPALIVE_S, KEEPALIVES_LOST, NodeUnavailable
 from trainmaster.targets.ssh.hosts import SshHost
 from trainmaster.targets.ssh.package import Package
 
 _PIPE_BYTES = 1 << 20
 _NOISE_BYTES = 1 << 20  # limit on a login shell's own output before the first marked line
-_BEGIN_S = 60.0
 
 
 def is_possible(host: SshHost) -> bool:
@@ -41,6 +42,7 @@ class DataPipe:
         self._process, self._known_hosts = process, known_hosts
         self._in, self._out = process.stdin.fileno(), process.stdout.fileno()
         self._number = 0
+        self._using, self._closed = threading.Lock(), False
         with contextlib.suppress(OSError):  # fewer switches between the two processes
             fcntl.fcntl(self._in, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
             fcntl.fcntl(self._out, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
@@ -49,14 +51,10 @@ class DataPipe:
     def open(cls, host: SshHost, known_hosts: bytes, package: Package) -> DataPipe:
         """Connect and start the data server; NodeUnavailable where that fails. The package must be at the node."""
         nonce = secrets.token_hex(16)
-        order = {
-            "digest": package.digest, "size": len(package.data), "nonce": nonce, "deadline_s": _BEGIN_S,
-            "serve": [], "data": True, "verified": True,
-        }  # fmt: skip
         fd, name = tempfile.mkstemp(prefix="trainmaster-known-hosts-")
         with os.fdopen(fd, "wb") as file:
             file.write(known_hosts)
-        words = [*_words(host, name), command(host.python, order)]
+        words = [*_words(host, name), _command(host.python, package.digest, nonce)]
         pipe = subprocess.PIPE
         process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True)
         made = cls(process, Path(name))
@@ -72,11 +70,14 @@ class DataPipe:
         self._number += 1
         head = {"id": self._number, "method": method, "params": dict(params)}
         try:
-            _write(self._in, frames.encode(head, len(body)))
-            _write(self._in, body)
-            head_size, body_size = frames.sizes(self._read(frames.SIZES_BYTES))
-            found = frames.decode(self._read(head_size))
-            data = self._read(body_size)
+            with self._using:
+                if self._closed:
+                    raise _lost()
+                _write(self._in, frames.encode(head, len(body)))
+                _write(self._in, body)
+                head_size, body_size = frames.sizes(self._read(frames.SIZES_BYTES))
+                found = frames.decode(self._read(head_size))
+                data = self._read(body_size)
         except (OSError, frames.BadFrame):
             raise _lost() from None
         if found.get("id") != self._number:
@@ -87,10 +88,12 @@ class DataPipe:
         """End the process; a request that is under way fails. Safe from any thread."""
         self._process.kill()
         self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
+        with self._using:  # a thread that still writes would meet another file under the same number
+            self._closed = True
+            for stream in (self._process.stdin, self._process.stdout):
+                if stream is not None:
+                    with contextlib.suppress(OSError):
+                        stream.close()
         self._known_hosts.unlink(missing_ok=True)
 
     def _await_serving(self, nonce: bytes) -> None:
@@ -125,6 +128,15 @@ def _words(host: SshHost, known_hosts: str) -> list[str]:
     words += ["-l", host.user] if host.user else []
     words += ["-i", host.key, "-oIdentitiesOnly=yes"] if host.key else []
     return [*words, "--", host.host]
+
+
+def _command(python: str, digest: str, nonce: str) -> str:
+    """Start the data server from the package that the session has verified; no bootstrap in between."""
+    script = (
+        f'p="${{XDG_CACHE_HOME:-$HOME/.cache}}/trainmaster/{digest}"; echo; echo {nonce} serving; '
+        f'PYTHONPATH="$p" PYTHONSAFEPATH=1 exec {shlex.quote(python)} -S "$p/trainmaster/targets/ssh/node_data.py"'
+    )
+    return f"exec sh -c {shlex.quote(script)}"
 
 
 def _write(descriptor: int, data: bytes) -> None:

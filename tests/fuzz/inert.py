@@ -6,6 +6,7 @@ engine that training does not use. Every other field must be listed nowhere: its
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -101,10 +102,10 @@ def differences(before: Any, after: Any, path: str = "") -> Iterator[str]:
 
 
 def _json(text: Any) -> Any:
-    """The document of a text that is JSON; None for anything else."""
+    """The document of a text that is JSON, or of its last line, which is the report of a run; None for anything else."""
     if not isinstance(text, str) or text.lstrip()[:1] not in ("{", "["):
         return None
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None
+    for part in (text, text.strip().rpartition("\n")[2]):
+        with contextlib.suppress(ValueError):
+            return json.loads(part)
+    return None

@@ -91,8 +91,8 @@ def _judge_down(device: _rdma_devices.Device) -> Finding:
 
 
 def _judge_rates(efa: Efa) -> list[Finding]:
-    """A device whose rate cannot be read, where others show theirs."""
-    silent = [device for device in efa.devices if any(port.rate_gbps is None for port in device.ports)]
+    """A device whose rate or width cannot be read, where others show theirs."""
+    silent = [device for device in efa.devices if any(None in (port.rate_gbps, port.lanes) for port in device.ports)]
     if len(silent) == len(efa.devices):
         return []
     action = "read its /sys/class/infiniband/*/ports/*/rate by hand"

@@ -8,7 +8,7 @@ WORKERS ?= 2
 unexport PYTHONDONTWRITEBYTECODE
 export TRAINMASTER_HOME ?= $(CURDIR)/.trainmaster
 
-.PHONY: help demo test quick lint types parallel alone properties fuzz api-fuzz chaos chaos-control hostile secrets rank-kills outages serve clean system-packages
+.PHONY: ssh-64 help demo test quick lint types parallel alone properties fuzz api-fuzz chaos chaos-control hostile secrets rank-kills outages serve clean system-packages
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
 
@@ -62,6 +62,9 @@ rank-kills: $(VENV)/.dev ## kill a rank at ten moments: under `attempts: 3` and 
 
 outages: $(VENV)/.dev ## database, storage and disk unavailable for a minute while a job runs
 	TRAINMASTER_OUTAGE_S=60 $(BIN)/pytest tests/control/test_outages.py -o timeout=900
+
+ssh-64: $(VENV)/.dev system-packages ## 64 jobs at once on 64 SSH hosts of this machine, with the memory of each; ARGS='--hosts 5'
+	PYTHONPATH=tests $(BIN)/python benchmarks/ssh_hosts.py $(ARGS)
 
 serve: $(VENV)/.run ## the server and dashboard of this clone's home folder
 	$(BIN)/trainmaster serve

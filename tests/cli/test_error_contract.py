@@ -24,6 +24,9 @@ from trainmaster.cli.main import verbs
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = str(ROOT / "src")
 NO_SERVER = "http://127.0.0.1:1"
+ACCEPT = (
+    "accept --model transformer --layers 1 --width 8 --heads 1 --sequence 4 --active-iterations 1 --processes 1 --out"
+)
 # A case is the words of a command line. {blocked} lies below a file, so it can never be made; {bad} holds bytes that
 # are not UTF-8; {full} is a disk without a free byte. `>` sends standard output to the place that cannot be written.
 CASES: dict[str, dict[str, str]] = {
@@ -42,6 +45,11 @@ CASES: dict[str, dict[str, str]] = {
         "output": "bandwidth --collective all_reduce --max 8K --backend gloo --processes 1 --out {blocked}",
         "encoding": "bandwidth --nccl-tests {bad}",
         "disk": "bandwidth --nccl-tests {log} >",
+    },
+    "accept": {
+        "output": f"{ACCEPT} {{blocked}}/results.json",
+        "encoding": "",  # it reads no file
+        "disk": f"{ACCEPT} {{full}}/results.json",
     },
     "isolate": {
         "output": "isolate --sim nodes=8,racks=2,seed=1 >",
@@ -153,6 +161,7 @@ BASE: dict[str, tuple[str, str | None]] = {
     "examples": ("examples", None),
     "check": ("check --only shm --json", None),
     "bandwidth": ("bandwidth", "train"),
+    "accept": ("accept", "train"),
     "isolate": ("isolate --sim nodes=8,racks=2,seed=1", None),
     "rejudge": ("rejudge {bundle} --json", None),
     "remedy": ("remedy {bundle} --with slurm", None),

@@ -102,7 +102,7 @@ def differences(before: Any, after: Any, path: str = "") -> Iterator[str]:
 
 
 def _json(text: Any) -> Any:
-    """The document of a text that is JSON, or of its last line, which is the report of a run; None for anything else."""
+    """The document of a text that is JSON, or of its last line, the report of a run; None for anything else."""
     if not isinstance(text, str) or text.lstrip()[:1] not in ("{", "["):
         return None
     for part in (text, text.strip().rpartition("\n")[2]):

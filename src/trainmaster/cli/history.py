@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from trainmaster.cli import _console, _remedy
+from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption, locate
+from trainmaster.cli._views import remedy_text
 
 
 def history(
@@ -39,7 +40,7 @@ def history(
 
     place = locate(home)
     for bundle in add or []:
-        added = journal.record(place, _remedy.load(bundle))
+        added = journal.record(place, remedy_text.load(bundle))
         _console.note(f"recorded {bundle}" if added else f"{bundle} was recorded before")
     if serial is not None:
         _one(place, serial, as_json)
@@ -65,13 +66,13 @@ def _all(home: Path, least: int, as_json: bool) -> None:
         table.add_column(title, overflow="fold")
     for one in found:
         table.add_row(
-            _remedy.plain(one.key),
+            remedy_text.plain(one.key),
             f"[bold red]{one.failed}[/]" if one.failed > 1 else str(one.failed),
             str(one.runs),
-            _remedy.plain(f"{len(one.nodes)}: {', '.join(one.nodes)}"),
-            _remedy.plain(", ".join(one.checks)),
-            _remedy.plain(one.last),
-            _remedy.plain(one.reason),
+            remedy_text.plain(f"{len(one.nodes)}: {', '.join(one.nodes)}"),
+            remedy_text.plain(", ".join(one.checks)),
+            remedy_text.plain(one.last),
+            remedy_text.plain(one.reason),
         )
     _console.out.print(table)
 
@@ -88,7 +89,7 @@ def _one(home: Path, word: str, as_json: bool) -> None:
         _console.as_json(found)
         return
     if not found:
-        _console.note(f"nothing is recorded of {_remedy.plain(word)}")
+        _console.note(f"nothing is recorded of {remedy_text.plain(word)}")
         return
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("when", "who", "node", "device", "verdict", "checks", "reason"):
@@ -97,6 +98,9 @@ def _one(home: Path, word: str, as_json: bool) -> None:
         words = (entry.at, entry.key, entry.node, entry.device or "")
         verdict = _console.paint(str(entry.verdict))
         table.add_row(
-            *map(_remedy.plain, words), verdict, _remedy.plain(", ".join(entry.checks)), _remedy.plain(entry.reason)
+            *map(remedy_text.plain, words),
+            verdict,
+            remedy_text.plain(", ".join(entry.checks)),
+            remedy_text.plain(entry.reason),
         )
     _console.out.print(table)

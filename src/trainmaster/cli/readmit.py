@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from trainmaster.cli import _console, _remedy
+from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption, locate
+from trainmaster.cli._views import remedy_text
 
 
 def readmit(
@@ -35,13 +36,13 @@ def readmit(
 
     scheduler, folder = schedulers.load(through), locate(home)
     out = still_out(journal.read(folder / journal.REMEDIES))
-    back, stay = select(_remedy.load(bundle), out, allow_warn=allow_warn)
+    back, stay = select(remedy_text.load(bundle), out, allow_warn=allow_warn)
     for node, why in stay:
-        _console.note(f"stays out  {_remedy.plain(node)}: {_remedy.plain(why)}")
+        _console.note(f"stays out  {remedy_text.plain(node)}: {remedy_text.plain(why)}")
     if not out:
         _console.note("no node is out by `trainmaster remedy`; there is nothing to do")
     for node in back:
-        _remedy.show(scheduler.resume(node))
+        remedy_text.show(scheduler.resume(node))
     if not yes:
         if back:
             _console.note("dry run: nothing was done; --yes does it")
@@ -49,8 +50,8 @@ def readmit(
     failed = bool(stay)
     for node in back:
         if (fault := drain.resume(node, scheduler, folder, through)) is None:
-            _console.note(f"resumed  {_remedy.plain(node)}")
+            _console.note(f"resumed  {remedy_text.plain(node)}")
         else:
             failed = True
-            _console.err.print(f"[bold red]not done[/] {_remedy.plain(fault)}", soft_wrap=True)
+            _console.err.print(f"[bold red]not done[/] {remedy_text.plain(fault)}", soft_wrap=True)
     raise typer.Exit(1 if failed else 0)

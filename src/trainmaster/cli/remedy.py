@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainmaster.cli import _console, _remedy
+from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption, locate
+from trainmaster.cli._views import remedy_text
 
 if TYPE_CHECKING:
     from trainmaster.cluster.remedy import Selection
@@ -45,14 +46,14 @@ def remedy(
 
     scheduler, folder = schedulers.load(through), locate(home)
     out = [one.node for one in still_out(journal.read(folder / journal.REMEDIES))]
-    plan = select(_remedy.load(bundle), limit=max_nodes, include_unknown=include_silent, already_out=out)
+    plan = select(remedy_text.load(bundle), limit=max_nodes, include_unknown=include_silent, already_out=out)
     if as_json:
         commands = {one.node: scheduler.drain(one.node, one.reason) for one in plan.drains}
         _console.as_json({"plan": plan, "commands": commands, "done": bool(yes and not plan.refusal)})
     else:
         _show(plan, scheduler)
     if plan.refusal is not None:
-        _console.err.print(f"[bold red]refused[/] {_remedy.plain(plan.refusal)}", soft_wrap=True)
+        _console.err.print(f"[bold red]refused[/] {remedy_text.plain(plan.refusal)}", soft_wrap=True)
         raise typer.Exit(1)
     if not plan.drains:
         return
@@ -62,17 +63,17 @@ def remedy(
     failed = False
     for one in plan.drains:
         if (fault := drain.drain(one, scheduler, folder, through)) is None:
-            _console.note(f"drained  {_remedy.plain(one.node)}")
+            _console.note(f"drained  {remedy_text.plain(one.node)}")
         else:
             failed = True
-            _console.err.print(f"[bold red]not done[/] {_remedy.plain(fault)}", soft_wrap=True)
+            _console.err.print(f"[bold red]not done[/] {remedy_text.plain(fault)}", soft_wrap=True)
     raise typer.Exit(1 if failed else 0)
 
 
 def _show(plan: Selection, scheduler: Scheduler) -> None:
     for node, why in plan.left:
-        _console.note(f"left alone  {_remedy.plain(node)}: {_remedy.plain(why)}")
+        _console.note(f"left alone  {remedy_text.plain(node)}: {remedy_text.plain(why)}")
     if not plan.drains:
         _console.note("no node is to be drained")
     for one in plan.drains:
-        _remedy.show(scheduler.drain(one.node, one.reason))
+        remedy_text.show(scheduler.drain(one.node, one.reason))

@@ -1,0 +1,202 @@
+"""Verdicts on an acceptance run: wrong ranks, slow ranks, losses, throughput."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from statistics import median_low
+from typing import Any
+
+from trainmaster.bench.accept.options import Options
+from trainmaster.bench.accept.record import RankRecord
+from trainmaster.core.gpus import of_gpu
+from trainmaster.core.results import CheckResult, Finding, error, fail, ok, skip, warn
+
+CHECKS = (
+    "accept_ranks", "accept_parameters", "accept_gradients", "accept_loss", "accept_stragglers", "accept_throughput",
+)  # fmt: skip
+# Ours. Ranks of one healthy machine differ by 1 to 3 %; a GPU that throttles or shares its host differs by more.
+SLOW_WARN, SLOW_FAIL = 0.10, 0.20
+# Shares of a measured figure, as for collectives (bench/limits.py).
+FAIL_BELOW, WARN_BELOW = 0.8, 0.9
+_REPLACE = "run `trainmaster check --level 2` on {host}, and replace the GPU if it happens again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """Samples per second that a configuration is known to reach."""
+
+    gpu: str
+    model: str
+    batch_size: int
+    precision: str | None  # None: its source does not state it
+    world_size: int
+    samples_per_s: float
+    source: str
+    judges: bool  # False: shown beside the measurement only
+
+
+def judge(options: Options, records: Sequence[RankRecord], *, flops: int) -> list[CheckResult]:
+    """Every check of a run that came to its end."""
+    found: Mapping[str, list[Finding]] = {
+        "accept_ranks": [ok(f"all {len(records)} ranks finished {options.active_iterations} steps")],
+        "accept_parameters": _parameters(records),
+        "accept_gradients": _gradients(records),
+        "accept_loss": _losses(records),
+        "accept_stragglers": _stragglers(records),
+        "accept_throughput": [_throughput(options, records, flops)],
+    }
+    return [CheckResult(check=name, findings=tuple(found[name]), took_s=0.0) for name in CHECKS]
+
+
+def judge_lost(lost: Mapping[int, str]) -> list[CheckResult]:
+    """A run that ended before its end: the lost ranks, and nothing else was measured."""
+    action = "see the log of that rank; run `trainmaster check --level 2` on its node"
+    findings = tuple(fail(f"rank {rank} {why}", action=action, device=f"rank{rank}") for rank, why in lost.items())
+    return [CheckResult(check="accept_ranks", findings=findings, took_s=0.0)]
+
+
+def _parameters(records: Sequence[RankRecord]) -> list[Finding]:
+    """All ranks added the same gradients to the same values: their parameters are the same bits."""
+    if len(records) == 1:
+        return [skip("one rank has no other to be compared with", proof="world_size is 1")]
+    usual, count = Counter(record.parameters_digest for record in records).most_common(1)[0]
+    if 2 * count <= len(records):
+        reason = f"parameters differ between ranks, and no value has a majority of {len(records)}"
+        return [fail(reason, action="run again with more ranks, or with each GPU alone, to find the wrong one")]
+    wrong = [record for record in records if record.parameters_digest != usual]
+    return [
+        fail(
+            f"parameters differ from those of {count} other ranks",
+            action=_REPLACE.format(host=one.host), device=f"rank{one.rank}", host=one.host, gpu=one.gpu,
+        )
+        for one in wrong
+    ] or [ok(f"parameters of all {len(records)} ranks are the same bits", digest=usual)]  # fmt: skip
+
+
+def _gradients(records: Sequence[RankRecord]) -> list[Finding]:
+    """The same batch gives the same gradients: twice on one GPU, and on all GPUs of one model."""
+    findings = [
+        fail(
+            "the same batch gave other gradients the second time",
+            action=_REPLACE.format(host=one.host), device=f"rank{one.rank}", host=one.host, gpu=one.gpu,
+        )
+        for one in records if one.gradients_digest != one.gradients_again
+    ]  # fmt: skip
+    for device in sorted({record.device for record in records}):
+        same = [record for record in records if record.device == device]
+        usual, count = Counter(record.gradients_digest for record in same).most_common(1)[0]
+        for one in same:
+            if one.gradients_digest != usual and 2 * count > len(same):
+                reason = f"gradients of one batch differ from those of {count} equal devices"
+                action = _REPLACE.format(host=one.host)
+                findings.append(fail(reason, action=action, device=f"rank{one.rank}", host=one.host, gpu=one.gpu))
+        if 2 * count <= len(same) and len(same) > 1:
+            reason = f"gradients of one batch differ between {len(same)} devices of {device}, without a majority"
+            findings.append(fail(reason, action="run each GPU alone to find the wrong one"))
+    return findings or [ok("one batch gave the same gradients twice on every rank, and on equal devices")]
+
+
+def _losses(records: Sequence[RankRecord]) -> list[Finding]:
+    findings = [
+        fail(
+            f"the loss became {next(loss for loss in one.losses if not math.isfinite(loss))} at step "
+            f"{next(number for number, loss in enumerate(one.losses, 1) if not math.isfinite(loss))}",
+            action=_REPLACE.format(host=one.host), device=f"rank{one.rank}", host=one.host,
+        )
+        for one in records if not all(math.isfinite(loss) for loss in one.losses)
+    ]  # fmt: skip
+    if findings:
+        return findings
+    first, last = records[0].losses[0], records[0].losses[-1]
+    if last < first:
+        return [ok(f"the loss fell from {first:.4g} to {last:.4g}")]
+    reason = f"the loss did not fall: {first:.4g} at the first timed step, {last:.4g} at the last"
+    return [warn(reason, action="train for more iterations, or with another learning rate")]
+
+
+def _stragglers(records: Sequence[RankRecord]) -> list[Finding]:
+    """Ranks by themselves: with exchange all wait for the slowest and look alike."""
+    if len(records) == 1:
+        return [skip("one rank has no other to be compared with", proof="world_size is 1")]
+    own = {record.rank: median_low(record.alone_s) for record in records}
+    usual = median_low(own.values())
+    findings = []
+    for one in records:
+        over = own[one.rank] / usual - 1
+        if over >= SLOW_WARN:
+            say = fail if over >= SLOW_FAIL else warn
+            reason = f"{own[one.rank] * 1e3:.1f} ms a step by itself, {over:.0%} more than the median of the ranks"
+            action = f"look at clocks, power and temperature on {one.host} (`trainmaster check`), and at its other jobs"
+            findings.append(say(reason, action=action, device=f"rank{one.rank}", host=one.host, node=one.node))
+    worst = max(own.values()) / usual - 1
+    return findings or [ok(f"the slowest of {len(records)} ranks takes {worst:.1%} more than the median")]
+
+
+def _throughput(options: Options, records: Sequence[RankRecord], flops: int) -> Finding:
+    measured = options.batch_size * len(records) * options.active_iterations / max(one.elapsed_s for one in records)
+    limit = _limit(records, flops)
+    if limit is not None and measured > limit:
+        reason = f"{measured:,.0f} samples/s is more than the {limit:,.0f} that the datasheet's peak allows"
+        return error(reason, action="do not trust this measurement: the clock or the device is not what it says")
+    values: dict[str, Any] = {"samples_per_s": measured, "limit_samples_per_s": limit}
+    if options.min_throughput is not None:
+        return _against(measured, options.min_throughput, options.min_throughput, "--min-throughput", values)
+    known = [one for one in load() if _matches(one, options, records)]
+    best = max((one for one in known if one.judges), key=lambda one: one.samples_per_s, default=None)
+    if best is not None:
+        floor, warning = best.samples_per_s * FAIL_BELOW, best.samples_per_s * WARN_BELOW
+        return _against(measured, floor, warning, f"{best.samples_per_s:,.0f} samples/s ({best.source})", values)
+    beside = "".join(f"; beside it: {one.samples_per_s:,.0f} ({one.source})" for one in known)
+    where = f"{options.model}, batch {options.batch_size}, {records[0].precision}, {len(records)}× {records[0].device}"
+    reason = f"{measured:,.0f} samples/s; no baseline for {where}{beside}"
+    return error(reason, action="state a floor with --min-throughput", **values)
+
+
+def _against(measured: float, floor: float, warning: float, name: str, values: Mapping[str, Any]) -> Finding:
+    reason = f"{measured:,.0f} samples/s against {name}"
+    action = "run `trainmaster check --level 2` and `trainmaster bandwidth`, and compare the ranks in results.json"
+    if measured < floor:
+        return fail(reason, action=action, **values)
+    return warn(reason, action=action, **values) if measured < warning else ok(reason, **values)
+
+
+def _limit(records: Sequence[RankRecord], flops: int) -> float | None:
+    """Samples/s at the dense peak of the devices; None where a peak is not known."""
+    peaks = [of_gpu(record.device.removeprefix("NVIDIA ")) for record in records]
+    known = [peak.bf16_tflops for peak in peaks if peak is not None and peak.bf16_tflops is not None]
+    return sum(known) * 1e12 / flops if len(known) == len(records) and flops else None
+
+
+def _matches(one: Baseline, options: Options, records: Sequence[RankRecord]) -> bool:
+    gpu = of_gpu(records[0].device.removeprefix("NVIDIA "))
+    same = (one.model, one.batch_size, one.world_size) == (options.model, options.batch_size, len(records))
+    alike = one.precision in (None, records[0].precision)
+    return gpu is not None and of_gpu(one.gpu) == gpu and same and alike and _standard(options)
+
+
+def _standard(options: Options) -> bool:
+    """Whether shapes are the ones that baselines were measured with."""
+    plain = Options()
+    names = ("num_classes", "image_size", "layers", "width", "heads", "sequence")
+    return all(getattr(options, name) == getattr(plain, name) for name in names)
+
+
+@cache
+def load() -> tuple[Baseline, ...]:
+    """All shipped baselines."""
+    text = resources.files("trainmaster.bench").joinpath("data", "accept.toml").read_text(encoding="utf-8")
+    document = tomllib.loads(text)
+    return tuple(
+        Baseline(
+            gpu=row["gpu"], model=row["model"], batch_size=row["batch_size"], precision=row.get("precision"),
+            world_size=row["world_size"], samples_per_s=float(row["samples_per_s"]),
+            source=document["source"][row["source"]], judges=row.get("judges", True),
+        )
+        for row in document["training"]
+    )  # fmt: skip

@@ -166,6 +166,17 @@ def test_what_is_ours_and_not_wanted_is_returned_and_foreign_machines_stay(
     assert list(rented(pool).values()) == ["of somebody"]
 
 
+def test_two_homes_have_two_marks_that_stay(tmp_path: Path) -> None:
+    marks = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        targets.make_home_mark(tmp_path / name)
+        marks.append(targets.home_mark(tmp_path / name))
+        targets.make_home_mark(tmp_path / name)
+        assert targets.home_mark(tmp_path / name) == marks[-1]
+    assert marks[0] != marks[1]
+
+
 def test_reap_needs_no_database_and_leaves_other_homes_and_foreign_machines(tmp_path: Path, pool: Path) -> None:
     attempt = "0b6c5c4e-53ad-4f0e-9c57-6a4f1f3c2d10.1"
     ours = targets.Label(attempt=attempt, home=targets.home_mark(tmp_path)).name

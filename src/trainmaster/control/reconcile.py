@@ -69,6 +69,7 @@ async def run(
     """
     home = home.absolute()  # noqa: ASYNC240 (rows keep this folder: it must not depend on where we stand)
     liveness = Liveness(home)
+    await asyncio.to_thread(targets.make_home_mark, home)
     clock = Clock(home)
     context = Context(
         db=db, home=home, load=load, timeouts_s=timeouts_s, token=liveness.token, rest_s=rest_s,

@@ -31,6 +31,7 @@ from trainmaster.targets._provider import (
     NotNow,
     Offer,
     home_mark,
+    make_home_mark,
 )
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "close",
     "home_mark",
     "load",
+    "make_home_mark",
     "names",
 ]
 

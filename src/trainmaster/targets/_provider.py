@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import secrets
@@ -20,10 +21,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from trainmaster.core.errors import TargetError
+from trainmaster.core.files import write_whole
 
+HOME_ID_FILE = "home-id"  # in a home folder
 _LABEL = re.compile(r"tm-([0-9a-f]{32})-([0-9]{1,6})-([0-9a-f]{8})-([0-9a-f]{8})")
 
 
@@ -187,18 +190,19 @@ class Label:
 
 
 def home_mark(home: Path) -> str:
-    """Eight hex digits for a home folder on this machine: instances of another home are never touched."""
+    """Eight hex digits for a home folder: rented machines of another home are never touched.
+
+    Random and kept in the folder, so that two servers with the same host name and path are told apart. Before the
+    file is there nothing was rented: the digits are then of host name and path.
+    """
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        text = (home / HOME_ID_FILE).read_text(encoding="ascii").strip()
+        if re.fullmatch(r"[0-9a-f]{8}", text):
+            return text
     return hashlib.sha256(f"{socket.gethostname()}\0{home.absolute()}".encode()).hexdigest()[:8]
 
 
-def plain(instance: Instance) -> dict[str, Any]:
-    """An instance as JSON, for listings."""
-    return {
-        "id": instance.id,
-        "name": instance.name,
-        "state": instance.state.value,
-        "type": instance.kind,
-        "region": instance.region,
-        "price_cents_per_hour": instance.price_cents_per_hour,
-        "address": instance.address,
-    }
+def make_home_mark(home: Path) -> None:
+    """Give a home folder its mark, once."""
+    with contextlib.suppress(FileExistsError):
+        write_whole(home / HOME_ID_FILE, secrets.token_hex(4) + "\n", durable=True, replace=False)

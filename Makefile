@@ -46,6 +46,7 @@ chaos: $(VENV)/.dev ## kill and damage a run in every way; ARGS='--seed 7 --case
 	PYTHONPATH=tests $(BIN)/python -m train.crash $(ARGS)
 
 chaos-control: $(VENV)/.dev ## kill the control plane at every commit and effect; ARGS='--sample 6' takes some of them
+	TRAINMASTER_CRASH_POINTS_EVERY=1 $(BIN)/pytest tests/control/test_crash_points.py
 	PYTHONPATH=tests $(BIN)/python -m control.drill $(ARGS)
 
 chaos-lambda: $(VENV)/.dev ## 200 jobs on simulated Lambda Cloud with every fault, the server killed every few seconds; ARGS='--jobs 20 --seed 7'

@@ -95,15 +95,16 @@ class ForkServer:
         cwd: Path | None = None,
         out: int | None = None,
         err: int | None = None,
+        stdin: int | None = None,
         prepare: Sequence[str] = (),
     ) -> Child:
-        """Run a module, or after `-c` a text; `out` and `err` are descriptors, without them the output is dropped.
+        """Run a module, or after `-c` a text; the streams are descriptors, /dev/null where none is given.
 
         `prepare`: `module:function` and its arguments, called first in the child.
         """
         request = {"module": module, "words": words, "env": dict(env), "prepare": list(prepare)}
         with Path(os.devnull).open("r+b") as nothing:
-            streams = [nothing.fileno() if stream is None else stream for stream in (None, out, err)]
+            streams = [nothing.fileno() if stream is None else stream for stream in (stdin, out, err)]
             return Child(self, self.ask({**request, "cwd": str(cwd or Path.cwd())}, streams))
 
     def run(

@@ -9,9 +9,7 @@ import json
 import os
 import shutil
 import socket
-import subprocess
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,9 @@ from typing import Any
 import jsonschema
 import pytest
 
+from fork_server import Child, ForkServer
 from machines import H200
+from warm_python import WarmPython, use
 
 ROOT = Path(__file__).parents[2]
 ENTRY = ROOT / "deploy" / "sagemaker" / "entry.py"
@@ -42,8 +42,8 @@ def free_port() -> str:
 class Cluster:
     """Hosts of one job: a folder in place of S3, and a stand-in for `nvidia-smi -L` that lists the GPUs of a host."""
 
-    def __init__(self, folder: Path, hosts: int, gpus: int) -> None:
-        self.folder, self.gpus = folder, gpus
+    def __init__(self, folder: Path, hosts: int, gpus: int, *, programs: ForkServer, python: WarmPython) -> None:
+        self.folder, self.gpus, self.programs, self.python = folder, gpus, programs, python
         self.hosts = [f"algo-{number + 1}" for number in range(hosts)]
         self.port = free_port()
         tools = folder / "tools"
@@ -69,19 +69,15 @@ class Cluster:
             "SM_OUTPUT_DATA_DIR": str(self.folder / host / "out"),
         }  # fmt: skip
 
-    def start(self, host: str, rank: Mapping[str, str], *words: str) -> subprocess.Popen[str]:
-        argv = [sys.executable, str(ENTRY), "--level", "1", "--work", str(self.folder / "work"), "--max-size", "64K"]
-        argv += [
-            "--replay",
-            str(self.folder / "captures" / host),
-            "--baseline",
-            str(self.folder / "site.toml"),
-            "--wait",
-            "120",
-            *words,
-        ]
-        env = {**self.environment(host), **rank}
-        return subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    def start(self, host: str, rank: Mapping[str, str], *words: str, out: Path) -> Child:
+        argv = ["--level", "1", "--work", str(self.folder / "work"), "--max-size", "64K", "--wait", "120", *words]
+        argv += ["--replay", str(self.folder / "captures" / host), "--baseline", str(self.folder / "site.toml")]
+        program = f"import runpy; runpy.run_path({str(ENTRY)!r}, run_name='__main__')"
+        with out.open("wb") as file:
+            return self.programs.start(
+                "-c", program, *argv, env={**self.environment(host), **rank}, out=file.fileno(), err=file.fileno(),
+                prepare=(f"{use.__module__}:{use.__name__}", str(self.python.path)),
+            )  # fmt: skip
 
     def torchrun(self) -> list[tuple[str, dict[str, str]]]:
         return [
@@ -108,14 +104,33 @@ class Cluster:
         return [(host, {}) for host in self.hosts]
 
     def run(self, launcher: str, *words: str) -> tuple[int, dict[str, Any], str]:
-        started = [self.start(host, rank, *words) for host, rank in getattr(self, launcher)()]
-        said = [process.communicate(timeout=170)[0] for process in started]
+        placed = list(enumerate(getattr(self, launcher)()))
+        logs = [self.folder / f"process-{number}.log" for number, _ in placed]
+        started = [self.start(host, rank, *words, out=logs[number]) for number, (host, rank) in placed]
+        for process in started:
+            process.wait(timeout=170)
+        said = [log.read_text() for log in logs]
         file = self.folder / "bucket" / "job-1" / "metrics" / "health_check_metrics.json"
         assert file.exists(), "\n".join(said)
         metrics = json.loads(file.read_text())
         jsonschema.validate(metrics, SCHEMA)
         assert all(process.returncode == 0 for process in started[1:]), "\n".join(said)
-        return started[0].returncode, metrics, "\n".join(said)
+        return started[0].wait(), metrics, "\n".join(said)
+
+
+Make = Callable[[int, int], Cluster]
+
+
+@pytest.fixture(scope="module")
+def python(programs: ForkServer) -> Iterator[WarmPython]:
+    made = WarmPython(programs)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def make(programs: ForkServer, python: WarmPython, tmp_path: Path) -> Make:
+    return lambda hosts, gpus: Cluster(tmp_path, hosts, gpus, programs=programs, python=python)
 
 
 @pytest.mark.parametrize(
@@ -126,8 +141,8 @@ class Cluster:
     ],
     ids=["one GPU", "GPUs-torchrun", "GPUs-mpi", "GPUs-none", "nodes-torchrun", "nodes-mpi", "nodes and GPUs-mpi"],
 )  # fmt: skip
-def test_a_healthy_cluster_passes_in_every_scenario(tmp_path: Path, hosts: int, gpus: int, launcher: str) -> None:
-    cluster = Cluster(tmp_path, hosts, gpus)
+def test_a_healthy_cluster_passes_in_every_scenario(make: Make, hosts: int, gpus: int, launcher: str) -> None:
+    cluster = make(hosts, gpus)
     code, metrics, said = cluster.run(launcher)
     assert (code, metrics["overall"]) == (0, "PASS"), said
     topology = metrics["cluster_info"]["cluster_topology"]
@@ -149,22 +164,22 @@ def test_a_healthy_cluster_passes_in_every_scenario(tmp_path: Path, hosts: int, 
     assert metrics["cost"]["usd_per_hour"] == pytest.approx(5.67 * hosts, abs=0.02)
 
 
-def test_without_a_figure_to_compare_with_it_is_a_warning_and_no_failure(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, 1, 2)
+def test_without_a_figure_to_compare_with_it_is_a_warning_and_no_failure(make: Make, tmp_path: Path) -> None:
+    cluster = make(1, 2)
     (tmp_path / "site.toml").write_text("")
     code, metrics, said = cluster.run("torchrun")
     assert (code, metrics["overall"]) == (0, "WARN"), said
 
 
-def test_a_site_figure_that_is_missed_fails(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, 1, 2)
+def test_a_site_figure_that_is_missed_fails(make: Make, tmp_path: Path) -> None:
+    cluster = make(1, 2)
     (tmp_path / "site.toml").write_text(SITE.replace("0.000001", "1e9"))
     code, metrics, said = cluster.run("torchrun")
     assert (code, metrics["overall"]) == (1, "FAIL"), said
 
 
-def test_nodes_without_a_launcher_start_their_own_ranks(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, 2, 1)
+def test_nodes_without_a_launcher_start_their_own_ranks(make: Make) -> None:
+    cluster = make(2, 1)
     code, metrics, said = cluster.run("none")
     assert (code, metrics["overall"]) == (0, "PASS"), said
     assert metrics["nodes"]["node_1"]["node_info"]["rank"] == 1

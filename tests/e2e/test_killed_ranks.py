@@ -1,7 +1,7 @@
 """A rank is killed with SIGKILL at seeded moments: the run resumes each time, with the losses of an undisturbed run.
 
 Once as a job with `attempts: 3`, once under `torchrun --max-restarts`. TRAINMASTER_KILL_MOMENTS sets how many moments
-are drawn (`make rank-kills` draws ten); two of them strike one run.
+are drawn (`make rank-kills` draws ten, `make test` one); two of them strike one run.
 """
 
 from __future__ import annotations
@@ -21,9 +21,13 @@ from typing import Any
 
 import pytest
 
+from fork_server import ForkServer
+from train.runs import Ranks
 from trainmaster import control
+from trainmaster.core.schema import build
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Status
+from trainmaster.core.train_config import TrainConfig
 from trainmaster.store import open_database
 from trainmaster.store.jobs import find_job
 
@@ -35,7 +39,7 @@ CONFIG: dict[str, Any] = {
     "steps": STEPS, "epoch_steps": 8, "batch_sequences": 8, "eval_sequences": 8, "sequence_tokens": 32,
     "device": "cpu", "checkpoint": {"every_steps": 2},
 }  # fmt: skip
-MOMENTS = int(os.environ.get("TRAINMASTER_KILL_MOMENTS", "2"))
+MOMENTS = int(os.environ.get("TRAINMASTER_KILL_MOMENTS", "1"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +106,11 @@ class Killer:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+def undisturbed(programs: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     """Loss of every step of the same run without a kill."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    assert torchrun(folder, restarts=0).wait() == 0, (folder / "log").read_text()
-    told = data_of(events(folder / "events.jsonl"), "STEP", "metrics")
+    ran = Ranks(programs, tmp_path_factory.mktemp("undisturbed"), build(TrainConfig, CONFIG), ranks=RANKS).finish()
+    assert ran.codes == [0] * RANKS, ran.output
+    told = data_of(ran.events, "STEP", "metrics")
     assert [data["step"] for data in told] == list(range(1, STEPS + 1))
     return {data["step"]: data["loss"] for data in told}
 
@@ -147,7 +151,7 @@ def test_torchrun_restarts_resume(moments: tuple[Moment, ...], undisturbed: dict
         mark = f"TRAINMASTER_EVENTS={folder / 'events.jsonl'}"
         while process.poll() is None:
             killer.look(folder / "events.jsonl", mark, starts=1 + len(moments) - len(killer.left))
-            time.sleep(0.02)
+            time.sleep(0.05)
     finally:
         if process.poll() is None:
             process.kill()
@@ -171,11 +175,11 @@ def test_attempts_of_a_job_resume(
 
     async def reconcile() -> None:
         stop = asyncio.Event()
-        loop = asyncio.create_task(control.run(db, tmp_path, stop=stop, tick_s=0.02))
+        loop = asyncio.create_task(control.run(db, tmp_path, stop=stop, tick_s=0.1))
         while not (now := find_job(db, job.id)).status.final:  # type: ignore[union-attr]
             number = 1 + len(moments) - len(killer.left)
             killer.look(folder / str(number) / "events.jsonl", f"TRAINMASTER_ATTEMPT={job.id}.{number}", starts=1)
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.05)
         stop.set()
         await loop
         assert (now.status, now.attempts) == (Status.COMPLETED, 1 + len(moments)), (now.reason, now.message)

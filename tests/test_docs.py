@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import subprocess
@@ -54,6 +55,22 @@ def test_every_command_in_the_readme_is_one_the_command_line_takes() -> None:
     for line in lines:
         verb, *words = shlex.split(line, comments=True)
         command.get_command(None, verb).make_context(verb, words)  # type: ignore[attr-defined]  # it parses, runs nothing
+
+
+def test_the_readme_compares_with_every_peer_of_the_benchmark() -> None:
+    """The best peer of the same run is quoted, not the weakest."""
+    source = ast.parse((ROOT / "benchmarks" / "train_gpu.py").read_text())
+    (peers,) = (
+        ast.literal_eval(node.value)
+        for node in source.body
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["PEERS"]
+    )
+    assert set(peers) >= {"hf", "liger", "titan"}
+    (line,) = (
+        line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("Measured on one H200")
+    )
+    for name in ("torchtitan 0.2.2", "Liger"):
+        assert name in line.partition("Against transformers compiled")[0]
 
 
 def test_every_make_target_in_the_readme_exists() -> None:

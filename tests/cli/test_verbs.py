@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from trainmaster.cli.main import build, summary, verbs
+from trainmaster.cli.main import _ORDER, build, summary, verbs
 
 FIVE_MISTAKES = """\
 nam: trial
@@ -46,6 +46,10 @@ def test_the_help_page_has_the_summary_of_every_verb() -> None:
         assert command is not None and command.help is not None
         assert summary(verb) == " ".join(command.help.partition("\n\n")[0].split()), "read from the source and imported"
         assert f" {verb} " in page and summary(verb)[:60] in page
+
+
+def test_the_order_of_the_help_page_names_every_verb() -> None:
+    assert sorted(_ORDER) == sorted(verbs()), "a verb without a place in _ORDER stands at the end of the help page"
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+from datetime import UTC
+from typing import Any
 
 import pytest
+from sqlalchemy.event import listen
 
-from trainmaster.core.events import Event, Line
+from trainmaster.core.events import Event, Line, split
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.store import Database, events, iterations, nodes
 
@@ -92,6 +95,34 @@ def test_a_file_replaced_by_another_of_the_same_size_is_noticed(db: Database) ->
     take_in(db, attempt, b"".join(line(at, "STEP", "metrics", seq=at) for at in range(5)))
     take_in(db, attempt, b"".join(line(at, "STEP", "metrics", seq=at + 5) for at in range(5)))
     assert [row.seq for row in events.list_events(db, job_id) if row.phase] == list(range(10))
+
+
+@pytest.mark.parametrize("where", ["field", "data"])
+def test_the_work_for_a_line_does_not_grow_with_the_lines_before_it(db: Database, where: str) -> None:
+    """Statements, not seconds: as many for the last lines as for the first, wherever the iteration stands."""
+    _, attempt = new_job(db)
+    statements, many, offset = 0, 500, 0
+
+    def count(*_: object) -> None:
+        nonlocal statements
+        statements += 1
+
+    def of(number: int) -> dict[str, Any]:
+        return {"iteration": number, "data": {}} if where == "field" else {"data": {"iteration": number}}
+
+    made = []
+    for turn in range(6):
+        at = range(turn * many, (turn + 1) * many)
+        raw = b"".join(line(n, "ITERATION", "start" if n % 2 else "end", **of(n % 7)) for n in at)
+        new = split(raw, offset=offset, zone=UTC)
+        before = statements
+        with db.write() as conn:
+            listen(conn, "before_cursor_execute", count)
+            assert events.append_events(conn, attempt, EVENTS_FILE, seen_offset=offset, lines=new)
+        made.append(statements - before)
+        offset += len(raw)
+    assert max(made[1:]) == min(made[1:]), f"the last {many} lines cost what the first ones did: {made}"
+    assert max(made) < many / 10, f"not a statement for each line: {made}"
 
 
 def test_records_of_many_iterations_read_in_any_pieces_are_the_same(db: Database) -> None:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+import asyncio
+import json
+import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from trainmaster.control.clock import Clock
+from trainmaster import control
+from trainmaster.control import budget
+from trainmaster.control.clock import FILE, Clock
 from trainmaster.core.cost import Span, add_up
+from trainmaster.core.spec import parse_spec
+from trainmaster.core.states import Stage, TargetState
+from trainmaster.store import Database, attempts, costs, jobs
+
+from .scripted import Scripted
 
 
 class Machine:
@@ -28,7 +38,7 @@ class Machine:
 
 
 @pytest.mark.parametrize("step_s", [7_200.0, -7_200.0])
-def test_a_step_inside_a_duration_does_not_count(step_s: float) -> None:
+def test_a_step_inside_a_duration_does_not_count(step_s: float, caplog: pytest.LogCaptureFixture) -> None:
     machine = Machine()
     clock = machine.clock()
     since = clock.now() - timedelta(seconds=30)
@@ -36,6 +46,7 @@ def test_a_step_inside_a_duration_does_not_count(step_s: float) -> None:
     machine.set_s += step_s
     now = clock.now()
     assert clock.elapsed_s(since, now) == pytest.approx(60)
+    assert f"the clock was set by {step_s:+.0f} s; durations leave the step out" in caplog.text
     later = clock.now()
     machine.steady_s += 10
     assert clock.elapsed_s(later, clock.now()) == pytest.approx(10), "what begins behind the step is not touched"
@@ -84,3 +95,57 @@ def test_money_is_counted_for_the_time_that_passed() -> None:
     now = clock.now()
     assert add_up([clock.correct(span, now=now)], now=now).known_cents == pytest.approx(100)
     assert add_up([span], now=now).known_cents == pytest.approx(10_100)
+
+
+STEP_S = 7_200.0
+
+
+@pytest.mark.parametrize("stepped", [True, False])
+def test_a_step_of_the_clock_times_no_job_out(db: Database, tmp_path: Path, stepped: bool) -> None:
+    """The rows say that the job began two hours ago. Where the clock was set forward by that, it began just now."""
+    target = Scripted()
+    mapping = {
+        "name": "a", "target": "scripted", "command": ["true"], "limits": {"timeout_s": 600, "stall_minutes": 30}
+    }  # fmt: skip
+    job = control.submit(db, parse_spec(mapping), load=target.load)
+    began = datetime.now(UTC) - timedelta(seconds=STEP_S + 1)
+    with db.write() as conn:
+        attempt = attempts.insert_attempt(conn, job.id, 1, handle={"attempt": f"{job.id}.1"}, at=began)
+        attempts.record_poll(conn, attempt, TargetState.RUNNING, at=began)
+        jobs.advance(conn, job.id, seen=Stage.QUEUED, to=Stage.RUNNING, at=began)
+    target.started.append(attempt)
+    if stepped:  # the offset of the clocks as a server kept it before the step
+        kept = Clock(tmp_path)
+        found = json.loads((tmp_path / FILE).read_text())
+        (tmp_path / FILE).write_text(json.dumps({**found, "offset_s": kept._offset_s - STEP_S}))
+
+    async def go() -> None:
+        stop = asyncio.Event()
+        running = asyncio.create_task(control.run(db, tmp_path, stop=stop, tick_s=0.02, load=target.load))
+        end = time.monotonic() + 60
+        while target.made("poll") < 5 and not target.made("cancel") and time.monotonic() < end:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        stop.set()
+        await running
+
+    asyncio.run(go())
+    assert (target.made("cancel") == 0) is stepped
+
+
+@pytest.mark.parametrize("stepped", [True, False])
+def test_a_step_of_the_clock_spends_no_money(db: Database, stepped: bool) -> None:
+    machine = Machine()
+    clock = machine.clock()
+    spec = {"name": "a", "command": ["true"], "resources": {"price_per_hour": 6}, "limits": {"max_cost": 3}}
+    job = control.submit(db, parse_spec(spec))
+    with db.write() as conn:
+        jobs.advance(conn, job.id, seen=Stage.QUEUED, to=Stage.RUNNING, at=clock.now())
+        attempt = attempts.insert_attempt(conn, job.id, 1, handle={}, at=clock.now())
+        costs.set_price(conn, attempt, 600)
+    if stepped:
+        machine.set_s += 10 * 3_600
+    else:
+        machine.steady_s += 10 * 3_600
+    budget.look(db, clock=clock)
+    (row,) = attempts.list_attempts(db, job.id)
+    assert (row.stop_reason is None) is stepped

@@ -13,7 +13,7 @@ from trainmaster import control
 from trainmaster.core.errors import JobFinal, JobMissing, JobOpen, SpecError
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Status
-from trainmaster.store import Database, events, jobs
+from trainmaster.store import Database, attempts, events, jobs
 from trainmaster.store.rows import JobRow
 
 from .test_local_jobs import SOURCE, reconcile
@@ -34,9 +34,10 @@ def submit(db: Database, **more: Any) -> JobRow:
 
 
 def end(db: Database, job: JobRow) -> None:
-    """As if it had been cancelled before it began."""
+    """As if its machine had been lost: nobody knows what it saved."""
     with db.write() as conn:
         assert job.stage is not None
+        attempts.insert_attempt(conn, job.id, 1, handle=None, at=job.created_at)
         jobs.finish(conn, job.id, seen=job.stage, status=Status.CANCELLED, at=job.created_at)
 
 
@@ -70,9 +71,26 @@ def test_a_cancelled_training_goes_on_where_it_saved(db: Database, tmp_path: Pat
 def test_without_a_checkpoint_there_is_no_new_run_in_its_place(db: Database, tmp_path: Path) -> None:
     (first,) = reconcile(db, tmp_path, submit(db, command=["false"]))
     assert first.status is Status.FAILED
+    with pytest.raises(SpecError, match=f"saved no checkpoint; run it again: trainmaster resume --again {first.id}"):
+        control.resume(db, first.id)
+    assert jobs.count_jobs(db) == 1
+
+
+def test_the_agent_refuses_where_the_files_are_gone_since(db: Database, tmp_path: Path) -> None:
+    (first,) = reconcile(db, tmp_path, submit(db, command=["sh", "-c", 'touch "$TRAINMASTER_CHECKPOINTS/x"; exit 1']))
+    (tmp_path / "jobs" / first.id / "checkpoints" / "x").unlink()
     (second,) = reconcile(db, tmp_path, control.resume(db, first.id)[0])
     assert (second.status, second.reason) == (Status.FAILED, Reason.BAD_CHECKPOINT)
     assert first.id in second.message and "without resume_from" in second.message
+
+
+def test_a_command_that_never_started_has_nothing_to_resume(db: Database) -> None:
+    first = submit(db)
+    with db.write() as conn:
+        assert first.stage is not None
+        jobs.finish(conn, first.id, seen=first.stage, status=Status.CANCELLED, at=first.created_at)
+    with pytest.raises(SpecError, match="saved no checkpoint"):
+        control.resume(db, first.id)
 
 
 def test_a_file_that_is_no_checkpoint_is_none(db: Database, tmp_path: Path) -> None:

@@ -45,6 +45,24 @@ def test_a_folder_needs_no_database(tmp_path: Path) -> None:
     assert "5.544 → 1.948" in done.output
 
 
+def test_the_name_of_a_job_comes_before_a_folder_of_that_name(
+    db: Database, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story = samples.completed(db)
+    name = story.spec.name
+    for folder in (name, "other", story.id[:8]):
+        (home / folder).mkdir()
+        (home / folder / "events.jsonl").write_bytes(samples.encode(samples.training()))
+    monkeypatch.chdir(home)
+    done = run(name, "--format", "json", "--out", "-")
+    assert json.loads(done.stdout)["id"] == story.id
+    said = " ".join(done.stderr.split())
+    assert said == f"report of job {story.id}; for the folder of this name: trainmaster report ./{name}"
+    for words in (f"./{name}", "other", story.id[:8]):  # the beginning of an id is no name
+        shown = run(words, "--format", "json", "--out", "-")
+        assert json.loads(shown.stdout)["id"] != story.id and not shown.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [(["nobody"], "no job"), (["./nowhere"], "no such folder"), (["x", "--format", "pdf"], "html, md, json")],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -11,8 +13,10 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvicorn
 
 import trainmaster
 from trainmaster.web import connections
@@ -63,6 +67,49 @@ def test_1100_half_open_connections_stop_neither_api_nor_reconciler(tmp_path: Pa
             half.close()
         server.terminate()
         server.wait(timeout=30)
+
+
+async def answered(reader: asyncio.StreamReader) -> bytes:
+    return await asyncio.wait_for(reader.read(), 30)  # to the end: the server closed the connection
+
+
+def test_a_request_that_does_not_arrive_is_closed() -> None:
+    """Nothing at all, half of the headers, headers without their body: each is closed in its time."""
+    found: list[bytes] = []
+
+    async def app(_scope: Any, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async def main() -> None:
+        limits = connections.Connections(64, header_s=0.3, body_s=0.3)
+        config = uvicorn.Config(
+            app, port=0, log_level="error", lifespan="off", http=limits.protocol(), timeout_keep_alive=60
+        )
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve())
+        while not server.started:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        for part in (b"", b"GET / HTTP/1.1\r\n", b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n123"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(part)
+            with contextlib.suppress(ConnectionResetError):
+                found.append(await answered(reader))
+            writer.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(2):  # an idle time between two whole requests is no half request
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert b"200 OK" in await asyncio.wait_for(reader.readuntil(b"ok"), 30)
+            await asyncio.sleep(0.5)
+        writer.close()
+        server.should_exit = True
+        await serving
+
+    asyncio.run(main())
+    assert all(not answer for answer in found)
 
 
 def test_the_limit_leaves_descriptors_for_the_reconciler() -> None:

@@ -6,10 +6,11 @@ from datetime import UTC, datetime
 
 import pytest
 
+from pages import samples
 from trainmaster import control
 from trainmaster.core.errors import SpecError
 from trainmaster.core.spec import parse_spec
-from trainmaster.core.states import Status
+from trainmaster.core.states import Reason, Stage, Status
 from trainmaster.store import Database, attempts, jobs
 
 from .conftest import TestClient
@@ -34,6 +35,15 @@ def test_resume_without_a_checkpoint_is_refused_at_submit(db: Database, client: 
         control.resume(db, failed)
     answer = client.post(f"/v1/training/jobs/{failed}/resume")
     assert answer.status_code == 422 and "no checkpoint" in answer.text
+
+
+def test_a_command_that_left_no_files_has_no_button_to_resume(db: Database, client: TestClient) -> None:
+    shown = {}
+    for saved in (True, False, None):
+        story = samples.Story(db, parse_spec({"name": "run", "command": ["false"]})).start()
+        story.move(Stage.RUNNING).end_attempt(Reason.SCRIPT_FAILED, saved=saved).finish(Status.FAILED)
+        shown[saved] = 'id="resume"' in client.get(f"/jobs/{story.id}").text
+    assert shown == {True: True, False: False, None: True}
 
 
 def test_the_page_offers_to_run_it_again_and_not_to_resume(db: Database, client: TestClient, failed: str) -> None:

@@ -34,7 +34,7 @@ def test_page_and_report_show_iterations_epochs_and_evaluations(db: Database, cl
     assert "## Iterations" in render_markdown(page) and "traj" in render_markdown(page)
 
 
-def test_a_bound_is_a_figure_and_no_checkpoint(db: Database) -> None:
+def test_a_bound_is_a_figure_and_no_checkpoint(db: Database, client: TestClient) -> None:
     story = samples.Story(db, samples.spec()).start()
     story.tell(
         [*samples.training(last=60), Event(phase="CHECKPOINT", event="bound", data={"lost_steps": 12, "lost_s": 90.0})]
@@ -43,8 +43,8 @@ def test_a_bound_is_a_figure_and_no_checkpoint(db: Database) -> None:
     assert (page.run.lost_steps_max, page.run.lost_s_max) == (12, 90.0)
     assert "bound" not in page.run.checkpoint_events
     assert {one.event for one in page.run.checkpoints} == {"saved"}
-    text = render_html(page)
-    assert "Lost with a node, at most" in text and "12 steps" in text
+    for text in (render_html(page), client.get(f"/jobs/{story.id}").text):
+        assert "Lost with a node, at most" in text and "12 steps" in text
 
 
 def test_a_checkpoint_that_was_pruned_has_no_path(db: Database) -> None:

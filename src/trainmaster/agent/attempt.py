@@ -88,4 +88,16 @@ def _record(plan: Plan, outcome: Outcome) -> ExitRecord:
         exit_codes=outcome.exit_codes,
         evidence=mask(outcome.evidence, environments),
         resumable=outcome.resumable,
+        saved=_has_saved(plan),
     )
+
+
+def _has_saved(plan: Plan) -> bool | None:
+    if plan.spec.resources.nodes > 1:  # another node may hold the files on a disk of its own
+        return None
+    try:
+        return any(Path(plan.checkpoints).iterdir())
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None

@@ -85,6 +85,7 @@ class Evaluations:
     evaluations: tuple[Evaluation, ...]
     limit: int
     offset: int
+    next: int | None = None  # cursor of the following page; None on an empty page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

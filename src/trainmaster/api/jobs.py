@@ -55,6 +55,7 @@ class JobsPage:
     limit: int
     offset: int
     made_at: datetime
+    next: str | None = None  # cursor of the following page; None on an empty page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +109,7 @@ class Attempt:
     action: str | None
     message: str
     resumable: bool
+    saved: bool | None = None  # whether files lay in the checkpoint folder at its end; None: not known
     exit_codes: Mapping[str, int]
     evidence: Mapping[str, Any]
     started_at: datetime | None

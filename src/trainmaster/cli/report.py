@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trainmaster.cli import _console
-from trainmaster.cli._home import HomeOption, locate
+from trainmaster.cli._home import DATABASE, DATABASE_FILE, HomeOption, locate
 from trainmaster.cli._jobs import connect
 from trainmaster.cli._server import ServerOption
 from trainmaster.core.errors import MissingExtra, UsageError
@@ -68,16 +69,31 @@ def report(
 
 
 def _page(what: str, home: Path | None, server: str | None) -> tuple[JobPage, Path]:
-    """The page, and the folder its report belongs in. A folder that exists wins over a job's name."""
-    if Path(what).is_dir():
-        from trainmaster.report.folder import read_folder
-
-        return read_folder(Path(what)), Path(what)
-    if "/" in what:
+    """The page, and the folder its report belongs in. The whole name of a job wins over a folder of that name."""
+    is_folder = Path(what).is_dir()
+    if "/" in what and not is_folder:
         raise UsageError(f"{what}: there is no such folder")
+    if not is_folder or ("/" not in what and _names_job(what, home, server)):
+        with connect(home, server) as jobs:
+            page = jobs.show(jobs.find(what))
+        if is_folder:
+            _console.note(f"report of job {page.id}; for the folder of this name: trainmaster report ./{what}")
+        return page, Path() if server else locate(home) / "jobs" / page.id
+    from trainmaster.report.folder import read_folder
+
+    return read_folder(Path(what)), Path(what)
+
+
+def _names_job(word: str, home: Path | None, server: str | None) -> bool:
+    """Whether a job has this name or id. A folder needs no database: where there is none, none is created."""
+    if not (server or os.environ.get(DATABASE) or (locate(home) / DATABASE_FILE).exists()):
+        return False
     with connect(home, server) as jobs:
-        page = jobs.show(jobs.find(what))
-    return page, Path() if server else locate(home) / "jobs" / page.id
+        try:
+            found = jobs.line(jobs.find(word))
+        except UsageError:
+            return False
+    return word in (found.name, found.id)
 
 
 def _paths(wanted: list[str], out: Path | None, folder: Path) -> list[Path]:

@@ -107,12 +107,14 @@ class Client:
 
     def jobs(
         self, *, status: str | None = None, project: str | None = None, find: str | None = None, limit: int = 50,
-        offset: int = 0,
+        offset: int = 0, after: str | None = None,
     ) -> JobsPage:  # fmt: skip
-        """Jobs, newest first; `find` is the beginning of an id or a part of a name."""
-        return decode(
-            JobsPage, self.get(JOBS, status=status, project_id=project, find=find, limit=limit, offset=offset)
-        )
+        """Jobs, newest first; `find` is the beginning of an id or a part of a name.
+
+        `after` is `next` of the page before: unlike `offset` it gives no job twice while others are submitted.
+        """
+        words = {"status": status, "project_id": project, "find": find, "after": after}
+        return decode(JobsPage, self.get(JOBS, **words, limit=limit, offset=offset))
 
     def job(self, job_id: str) -> JobPage:
         """The page of a job."""
@@ -164,10 +166,11 @@ class Client:
         project: str | None = None,
         limit: int = 50,
         offset: int = 0,
+        after: int | None = None,
     ) -> tuple[Evaluation, ...]:
-        """Evaluations, newest first."""
-        params = {"model_id": model, "job_id": job, "project_id": project, "limit": limit, "offset": offset}
-        page = self.get(f"{TRAINING}/evaluations", **params)
+        """Evaluations, newest first; with `after` those behind the one with this id."""
+        filters = {"model_id": model, "job_id": job, "project_id": project, "after": after}
+        page = self.get(f"{TRAINING}/evaluations", **filters, limit=limit, offset=offset)
         return decode(tuple[Evaluation, ...], page["evaluations"])
 
     def checks(self, job_id: str) -> tuple[CheckRecord, ...]:

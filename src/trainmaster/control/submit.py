@@ -13,7 +13,7 @@ from trainmaster.control import budget, workdir
 from trainmaster.core.errors import Fault, JobFinal, JobMissing, JobOpen, SpecError
 from trainmaster.core.secrets import find_in_spec
 from trainmaster.core.spec import JobSpec
-from trainmaster.store import Database, audit, jobs, tokens
+from trainmaster.store import Database, attempts, audit, jobs, tokens
 from trainmaster.store.rows import JobRow
 from trainmaster.targets import Placement, Target, ssh
 
@@ -87,11 +87,24 @@ def _find_first(db: Database, spec: JobSpec) -> JobSpec:
         message = f"the checkpoints of {earlier.id} are at {earlier.target}; a job elsewhere cannot go on with them"
         raise SpecError([Fault(path="target", message=message)])
     first = earlier.spec.resume_from or earlier.id
-    # Our trainer reports each save. A program of its own need not: it is taken at its word.
-    if earlier.spec.train is not None and not jobs.has_checkpoint(db, first):
+    if not _may_have_saved(db, earlier, first):
         message = f"job {earlier.id} has saved no checkpoint; run it again: trainmaster resume --again {earlier.id}"
         raise SpecError([Fault(path="resume_from", message=message)])
     return replace(spec, resume_from=first)
+
+
+def _may_have_saved(db: Database, earlier: JobRow, first: str) -> bool:
+    """False where it is certain that the run has no checkpoint. An open job is refused for that, by the caller."""
+    if not earlier.status.final or jobs.has_checkpoint(db, first):
+        return True
+    if earlier.spec.train is not None:  # our trainer reports each save
+        return False
+    # Another program need not report anything; the agent looked into its checkpoint folder when the attempt ended.
+    made = attempts.list_attempts(db, earlier.id)
+    if not made:
+        return earlier.id != first
+    record = made[-1].exit
+    return record is None or record.saved is not False
 
 
 def cancel(db: Database, job_id: str, *, by: str = LOCAL) -> JobRow:

@@ -85,6 +85,7 @@ class ExitRecord:
     exit_codes: Mapping[str, int] = field(default_factory=dict)  # rank → code; negative is a signal
     evidence: Mapping[str, Any] = field(default_factory=dict)  # last lines of the first rank that failed, Xid, …
     resumable: bool = False
+    saved: bool | None = None  # whether the checkpoint folder holds files; None: not known, as on several nodes
     v: int = 1
 
     def to_json(self) -> str:

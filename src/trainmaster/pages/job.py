@@ -142,6 +142,7 @@ def _attempt(row: AttemptRow, recovered_s: float | None = None) -> Attempt:
         action=reason.rule.action if reason else None,
         message=row.message or (record.message if record else ""),
         resumable=record.resumable if record else False,
+        saved=record.saved if record else None,
         exit_codes=record.exit_codes if record else {},
         evidence=record.evidence if record else {},
         started_at=row.started_at,

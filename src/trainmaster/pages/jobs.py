@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from trainmaster.api.jobs import JobLine, JobsPage
+from trainmaster.core.ids import UUID_PATTERN
 from trainmaster.core.states import Status
 from trainmaster.pages.cost import figures
 from trainmaster.pages.parts.downsample import number, whole
@@ -14,6 +15,8 @@ from trainmaster.store.jobs import count_by_status, count_jobs, list_jobs
 from trainmaster.store.rows import EventRow, JobRow
 
 MOST = 200  # jobs on one page
+CURSOR = rf"\d{{1,17}}:{UUID_PATTERN}"  # microseconds since 1970, and the id of the job
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 Page = JobsPage
@@ -27,12 +30,17 @@ def read(
     find: str | None = None,
     limit: int = 50,
     offset: int = 0,
+    after: str | None = None,
     now: datetime | None = None,
 ) -> JobsPage:
-    """The jobs that fit, newest first. Costs a handful of queries, whatever the number of jobs and events."""
+    """The jobs that fit, newest first, behind the cursor `after`.
+
+    Costs a handful of queries, whatever the number of jobs and events.
+    """
     limit = max(1, min(limit, MOST))
     with db.read():  # one view: the number of jobs and the jobs are of one moment
-        rows = list_jobs(db, status=status, project=project, word=find, limit=limit, offset=offset)
+        place = _parse_cursor(after) if after is not None else None
+        rows = list_jobs(db, status=status, project=project, word=find, limit=limit, offset=offset, after=place)
         steps = events.last_event(db, [row.id for row in rows], phase="STEP")
         now = now or datetime.now(UTC)
         costs = figures(db, rows, now=now)
@@ -50,12 +58,22 @@ def read(
         limit=limit,
         offset=offset,
         made_at=now,
+        next=_render_cursor(rows[-1]) if rows else None,
     )
 
 
 def line(db: Database, row: JobRow) -> JobLine:
     """One job as a line of the list."""
     return _line(row, events.last_event(db, [row.id], phase="STEP").get(row.id), (None, None))
+
+
+def _render_cursor(row: JobRow) -> str:
+    return f"{(row.created_at - _EPOCH) // timedelta(microseconds=1)}:{row.id}"
+
+
+def _parse_cursor(text: str) -> tuple[datetime, str]:
+    created, _, job_id = text.partition(":")
+    return _EPOCH + timedelta(microseconds=int(created)), job_id
 
 
 def _line(row: JobRow, last: EventRow | None, cost: tuple[int | None, int | None]) -> JobLine:

@@ -69,9 +69,12 @@ def list_evals(
     project: str | None = None,
     limit: int = 50,
     offset: int = 0,
+    after: int | None = None,
 ) -> list[EvalRow]:
-    """Evaluations, newest first: of a job, of a model, of a project, or all."""
+    """Evaluations, newest first: of a job, of a model, of a project, or all; behind the one with the id `after`."""
     query = select(t.evals).order_by(t.evals.c.id.desc())
+    if after is not None:
+        query = query.where(t.evals.c.id < after)
     if job_id is not None:
         query = query.where(t.evals.c.job_id == job_id)
     if model_id is not None:

@@ -63,12 +63,19 @@ def list_evaluations(
     job_id: JobFilter = None,
     limit: Annotated[int, Query(ge=1, le=MOST, description="maximum number of results")] = 50,
     offset: dependencies.Offset = 0,
+    after: Annotated[int | None, Query(ge=0, le=2**63 - 1, description="cursor: `next` of the last answer")] = None,
 ) -> Response:
-    """Evaluations, newest first, filtered by model, job or project."""
-    rows = iterations.list_evals(db, job_id=job_id, model_id=model_id, project=project, limit=limit, offset=offset)
+    """Evaluations, newest first, filtered by model, job or project.
+
+    `after` gives the page behind a cursor: none comes twice while others are recorded, as it does with `offset`.
+    """
+    rows = iterations.list_evals(
+        db, job_id=job_id, model_id=model_id, project=project, limit=limit, offset=offset, after=after
+    )
     numbers = iterations.list_iteration_numbers(db, [row.iteration_id for row in rows])
     found = tuple(fill(Evaluation, row, iteration=numbers[row.iteration_id]) for row in rows)
-    return reply(Evaluations(evaluations=found, limit=limit, offset=offset))
+    following = rows[-1].id if rows else None
+    return reply(Evaluations(evaluations=found, limit=limit, offset=offset, next=following))
 
 
 @router.get("/jobs/{uuid}/checks", response_model=Checks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Header, Request
+from fastapi import Header, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -30,6 +30,8 @@ Key = Annotated[
     Header(pattern=r"^[\x21-\x7e]{1,255}$", description="name of this submission: the same key returns the same job"),
 ]
 
+After = Annotated[str | None, Query(pattern=f"^{jobs_page.CURSOR}$", description="cursor: `next` of the last answer")]
+
 
 @router.get("", response_model=JobsPage)
 def list_jobs(
@@ -40,9 +42,14 @@ def list_jobs(
     find: dependencies.Find = None,
     limit: dependencies.Limit = 50,
     offset: dependencies.Offset = 0,
+    after: After = None,
 ) -> Response:
-    """Jobs, newest first, and the number of jobs by status."""
-    return reply(jobs_page.read(db, status=status, project=project, find=find, limit=limit, offset=offset))
+    """Jobs, newest first, and the number of jobs by status.
+
+    `after` gives the page behind a cursor: no job comes twice while others are submitted, as it does with `offset`.
+    """
+    page = jobs_page.read(db, status=status, project=project, find=find, limit=limit, offset=offset, after=after)
+    return reply(page)
 
 
 @router.post(

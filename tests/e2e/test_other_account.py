@@ -97,6 +97,8 @@ def test_another_account_gets_nothing(home: Path) -> None:
     assert {found[name] for name in ("trainmaster.db", "local.token", "server.json")} == {"PermissionError"}
     assert {found[name] for name in ("jobs", "storage", "reconcilers")} == {"PermissionError"}
     assert found["sockets"] == []
+    said = " ".join((home.parent / "server.log").read_text().split())
+    assert "jobs on `local` run as this user and can read this home folder: give --job-user USER" in said
 
 
 def test_jobs_run_as_another_user_and_reach_nothing_of_the_server(home: Path) -> None:

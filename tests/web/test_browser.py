@@ -12,10 +12,14 @@ import uvicorn
 from playwright.sync_api import Page, expect
 
 from pages import samples
+from report import healths
 from report.test_hostile import HOSTILE, hostile_events
 from trainmaster import report
+from trainmaster.core.health import ClusterHealth
+from trainmaster.core.results import ok
 from trainmaster.core.states import Reason, Stage, Status
 from trainmaster.pages import job
+from trainmaster.report.health import write_bundle
 from trainmaster.store import Database, jobs
 from trainmaster.store.tokens import Role
 from trainmaster.web.app import create_app
@@ -59,6 +63,19 @@ def test_the_report_file(tab: Page, db: Database, tmp_path: Path) -> None:
     expect(tab.locator("#preflight-table tbody tr")).to_have_count(len(samples.CHECKS) - 1)
     expect(tab.locator("#preflight-skipped summary")).to_have_text("1 check does not apply here")
     expect(tab.locator("figure.chart")).to_have_count(4)
+
+
+def test_a_printed_heat_map_has_all_its_columns(tab: Page, tmp_path: Path) -> None:
+    results = (healths.result(f"check_{number:02}", ok("fine")) for number in range(60))
+    node = healths.node("gpu-001", *results)
+    write_bundle(ClusterHealth(asked=("gpu-001",), nodes=(node,), started_at=healths.AT, took_s=1.0), tmp_path)
+    tab.set_viewport_size({"width": 720, "height": 1000})  # the width of A4 paper between its margins
+    tab.emulate_media(media="print")
+    tab.goto((tmp_path / "report.html").as_uri())
+    columns = tab.locator(".heat .scroll svg").bounding_box()
+    around = tab.locator(".heat .scroll").bounding_box()
+    assert columns is not None and around is not None
+    assert columns["width"] <= around["width"] + 1, "columns beyond the paper are not printed"
 
 
 def test_the_curve_reads_out_under_pointer_and_arrows(tab: Page, db: Database, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ _NETWORK = re.compile(
     r"nfs\d?|lustre|ceph|cifs|smb3|gpfs|beegfs\w*|wekafs|panfs|glusterfs|9p|afs|vastnfs|fuse\.(?!lxcfs|gvfsd|portal).*"
 )
 _DISK = re.compile(r"ext[234]|xfs|btrfs|f2fs|lustre|gpfs")
+_READ_ONLY = re.compile(r"squashfs|iso9660|erofs|cramfs|romfs|udf")  # by their nature
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +76,11 @@ def parse(text: str) -> list[Mount]:
         fields, kind = left.split(), right.split()
         if len(fields) < 6 or len(kind) < 2 or not fields[0].isdigit() or not re.fullmatch(r"[\w.+-]+", kind[0]):
             raise HostError(f"/proc/self/mountinfo cannot be understood: {line[:80]!r}")
-        frozen = (
-            bool(_DISK.fullmatch(kind[0])) and "rw" in fields[5].split(",") and "ro" in "".join(kind[2:3]).split(",")
-        )
+        options, disk_options = fields[5].partition(",")[0], "".join(kind[2:3]).partition(",")[0]
+        if not {options, disk_options} <= {"rw", "ro"}:  # the kernel writes one of them first (fs/proc_namespace.c)
+            raise HostError(f"/proc/self/mountinfo cannot be understood: {line[:80]!r}")
+        disk = _DISK.fullmatch(kind[0]) or (kind[1].startswith("/dev/") and not _READ_ONLY.fullmatch(kind[0]))
+        frozen = bool(disk) and options == "rw" and disk_options == "ro"
         path = _plain(fields[4])
         found[path] = Mount(path=path, kind=kind[0], source=_plain(kind[1]), frozen=frozen)
     if not found or not text.endswith("\n"):

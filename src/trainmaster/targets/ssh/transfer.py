@@ -1,8 +1,8 @@
 """Upload and download of files and trees over a session: parallel streams, checksums, progress, resume after a cut.
 
     await upload(session, Path("model.bin"), "~/data/model.bin")       a file; folders above it are made
-    await upload(session, Path("src"), "/work/src", progress=show)     a folder
-    await download(session, "/work/out", Path("out"))
+    await upload(session, Path("src"), "~/src", progress=show)          a folder
+    await download(session, "~/results", Path("results"))
 
 A folder that does not exist yet at the destination appears whole, at once; into one that exists, files are moved when
 all have arrived. Files are sent in units (tree.py) over several channels, each with

@@ -76,3 +76,22 @@ def test_a_weight_too_small_to_be_drawn_is_refused() -> None:
         build(DataConfig, {"source": "mix", "parts": parts})
     parts[1]["weight"] = 1.0
     assert build(DataConfig, {"source": "mix", "parts": parts}).parts[1].weight == 1.0
+
+
+@pytest.mark.parametrize("how", ["path", "share"])
+def test_a_held_out_document_of_one_part_that_another_part_trains_on_is_refused(tmp_path: Path, how: str) -> None:
+    mine, apart = texts(200), texts(60, start=1000)
+    make(tmp_path / "a", mine, held_out_share=0.2 if how == "share" else 0)
+    make(tmp_path / "apart", apart, held_out_share=0)
+    # Prepared without a share: documents that part a holds out are among them.
+    shared = mine if how == "share" else apart[7:8]
+    make(tmp_path / "b", [*texts(100, start=5000), *shared], held_out_share=0)
+    first = {"source": "prepared", "path": str(tmp_path / "a")}
+    first |= {"held_out_path": str(tmp_path / "apart")} if how == "path" else {}
+    second = {"source": "prepared", "path": str(tmp_path / "b")}
+    with pytest.raises(
+        DataError, match=r"data\.parts\[0\]: its held-out document \d+ is trained on in data\.parts\[1\]"
+    ):
+        source(source="mix", parts=[first, second], sequence_tokens=16)
+    make(tmp_path / "c", texts(100, start=9000), held_out_share=0)
+    source(source="mix", parts=[first, {**second, "path": str(tmp_path / "c")}], sequence_tokens=16).close()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from corpus import END, make, pairs, row_texts, source, texts
+from corpus import END, make, pairs, row_texts, source, texts, write_jsonl
 
 from trainmaster.core.errors import DataError
 
@@ -132,3 +132,21 @@ def test_the_fingerprint_follows_the_content_not_the_place(tmp_path: Path) -> No
         make(tmp_path / name, documents)
         prints.append(source(source="prepared", path=str(tmp_path / name)).fingerprint)
     assert prints[0] == prints[1] != prints[2]
+
+
+def test_a_token_that_the_index_does_not_know_is_an_error_of_the_data(tmp_path: Path) -> None:
+    make(tmp_path / "a", texts(60))
+    path = next((tmp_path / "a").glob("train-*.tokens"))
+    damaged = bytearray(path.read_bytes())
+    damaged[1::2] = b"\xff" * (len(damaged) // 2)
+    path.write_bytes(damaged)
+    with pytest.raises(DataError, match=r"tokens is damaged: token \d+, and its index knows none above \d+"):
+        source(source="prepared", path=str(tmp_path / "a")).rows([0])
+
+
+def test_errors_of_raw_files_name_the_files_and_not_the_cache(tmp_path: Path) -> None:
+    raw = write_jsonl(tmp_path / "a.jsonl", ["ab"])
+    with pytest.raises(DataError) as refused:
+        source(source="jsonl", path=str(raw), cache=str(tmp_path / "cache"), held_out_share=0)
+    assert str(refused.value).startswith(f"{raw} holds 3 tokens to train on")
+    assert "cache" not in str(refused.value)

@@ -223,6 +223,13 @@ def test_place(env: dict[str, str], expected: tuple[object, ...]) -> None:
         ({**SAGEMAKER, "SM_HOSTS": "algo-1"}, ["SM_HOSTS=algo-1"]),
         ({**SAGEMAKER, "SM_HOSTS": "[]"}, ["SM_HOSTS=[]"]),
         ({**SAGEMAKER, "SM_CURRENT_HOST": "algo-3"}, ["SM_CURRENT_HOST=algo-3"]),
+        ({"OMPI_COMM_WORLD_LOCAL_RANK": "1"}, ["OMPI_COMM_WORLD_LOCAL_RANK=1"]),
+        ({"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, ["MPI_LOCALRANKID=1"]),
+        ({"FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_SIZE": "4"}, ["FLUX_TASK_LOCAL_ID=1"]),
+        ({"PMIX_NAMESPACE": "job"}, ["PMIX_NAMESPACE=job"]),
+        (without(SLURM, "SLURM_PROCID"), ["SLURM_STEP_ID"]),
+        ({"GROUP_RANK": "1"}, ["GROUP_RANK"]),
+        ({"GROUP_WORLD_SIZE": "2"}, ["GROUP_WORLD_SIZE"]),
     ],
 )
 def test_an_environment_that_cannot_be_trusted_is_refused_by_name(env: dict[str, str], names: list[str]) -> None:

@@ -62,3 +62,21 @@ def test_a_lone_process_is_the_whole_run(tmp_path: Path) -> None:
     assert (rank_info.rank, rank_info.world_size, rank_info.master) == (0, 1, None)
     (tmp_path / "config.json").write_text("{}")
     assert read_config([str(tmp_path / "config.json")]).steps == 200
+
+
+@pytest.mark.parametrize(("name", "text"), [("config.json", "[" * 100_000), ("config.yaml", "a: " + "[" * 3000)])
+def test_a_config_that_is_nested_without_end_exits_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    assert main([str(tmp_path / name)], {}) == 2
+    assert f"{name}: nested too deep" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["abc", "nan", "-1", "0", "1e300"])
+def test_a_time_limit_of_the_environment_that_is_none_exits_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert main([str(tmp_path / "config.json")], {"TRAINMASTER_COLLECTIVE_TIMEOUT_S": text}) == 2
+    assert f"TRAINMASTER_COLLECTIVE_TIMEOUT_S={text!r}: write seconds" in capsys.readouterr().out

@@ -25,6 +25,9 @@ def begin(run_here: RunHere, folder: Path) -> None:
         ({"batch_sequences": 16}, "batch_sequences was 8, is now 16"),
         ({"optimizer": {"lr": 1e-3}}, r"optimizer\.lr was 0\.003, is now 0\.001"),
         ({"optimizer": {"schedule": "linear"}}, r"optimizer\.schedule was cosine, is now linear"),
+        ({"init_from": "/models/other"}, "init_from was not stated, is now /models/other"),
+        ({"master": "bf16"}, "master was fp32, is now bf16"),
+        ({"precision": "bf16"}, "precision was auto, is now bf16"),
     ],
 )
 def test_other_settings_are_refused_with_their_difference_and_continued_on_request(
@@ -60,4 +63,16 @@ def test_a_checkpoint_that_does_not_know_its_experiment_is_continued(run_here: R
     state = {name: value for name, value in manifest.state.items() if name != "experiment"}
     (path / manifests.MANIFEST).write_text(manifests.render(replace(manifest, state=state)))
     ran = run_here(tmp_path, tiny(steps=8, seed=1))
+    assert ran.named("TRAINING", "start")[-1]["data"]["resumed_from"] == 4
+
+
+def test_settings_that_an_older_version_did_not_record_are_taken_as_they_are(run_here: RunHere, tmp_path: Path) -> None:
+    begin(run_here, tmp_path)
+    path = tmp_path / "checkpoints" / "step-00000004"
+    manifest = manifests.read(path)
+    known = {name: manifest.state["experiment"][name] for name in ("seed", "batch_sequences", "sequence_tokens")}
+    experiment = {**known, "optimizer": manifest.state["experiment"]["optimizer"]}
+    state = {**manifest.state, "experiment": experiment}
+    (path / manifests.MANIFEST).write_text(manifests.render(replace(manifest, state=state)))
+    ran = run_here(tmp_path, tiny(steps=8, init_from="/models/base"))
     assert ran.named("TRAINING", "start")[-1]["data"]["resumed_from"] == 4

@@ -9,7 +9,7 @@ from typing import Literal
 
 from trainmaster.core.errors import Fault
 from trainmaster.core.managed_config import ManagedConfig
-from trainmaster.core.schema import field
+from trainmaster.core.schema import YEAR_S, field
 
 _PLACE = re.compile(r"(s3|gs|az)://[^/@?#:\s]+(/[^?#]*)?|(file://)?[^:]+")
 
@@ -63,10 +63,16 @@ class CheckpointConfig:
         "the settings of this config",
     )
     retries: int = field(default=2, ge=0, doc="times a failed save is tried again")
-    retry_s: float = field(default=5.0, ge=0, doc="pause before the first of them; each further one is twice as long")
+    retry_s: float = field(
+        default=5.0,
+        ge=0,
+        le=YEAR_S,
+        doc="pause before the first of them; each further one is twice as long",
+    )
     lease_s: float = field(
         default=60.0,
-        gt=0,
+        ge=0.1,
+        le=YEAR_S,
         doc="a run that has not renewed its lock on the folder or the store for this long loses it to the next run",
     )
     memory: MemoryConfig = field(factory=MemoryConfig, doc="saves to host memory")
@@ -77,7 +83,12 @@ class CheckpointConfig:
     max_lost_steps: int | None = field(
         default=None, ge=1, doc="steps a crash may cost; the intervals then follow from measured times"
     )
-    max_lost_minutes: float | None = field(default=None, gt=0, doc="the same in minutes; with both the stricter holds")
+    max_lost_minutes: float | None = field(
+        default=None,
+        gt=0,
+        le=YEAR_S / 60,
+        doc="the same in minutes; with both the stricter holds",
+    )
 
     @classmethod
     def expand(cls, mapping: Mapping[str, object]) -> Mapping[str, object]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeVar
 
 from trainmaster.core.errors import Fault
-from trainmaster.core.schema import field
+from trainmaster.core.schema import YEAR_S, field
 
 RAW = ("jsonl", "parquet", "text")  # local files that are tokenised before the first step
 _NEEDS = {"prepared": "path", **dict.fromkeys(RAW, "path"), "hub": "dataset", "mix": "parts"}
@@ -78,7 +78,12 @@ class DataConfig(Origin):
     )
     prefetch_steps: int = field(default=2, ge=1, le=64, doc="steps whose samples are read ahead")
     readers: int = field(default=8, ge=1, le=256, doc="hub: threads of each rank that read and tokenise")
-    wait_s: float = field(default=900.0, gt=0, doc="how long a step waits for its data before the run ends (exit 65)")
+    wait_s: float = field(
+        default=900.0,
+        gt=0,
+        le=YEAR_S,
+        doc="how long a step waits for its data before the run ends (exit 65)",
+    )
 
     def faults(self) -> Iterator[Fault]:
         yield from _missing(self)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trainmaster.core.errors import Fault
-from trainmaster.core.schema import field
+from trainmaster.core.schema import YEAR_S, field
 
 # The library allows these characters; it adds nothing of its own, we add the number of ranks.
 _NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
@@ -27,7 +27,7 @@ class ManagedConfig:
     daemon: str | None = field(
         default=None, example="http://127.0.0.1:9200", doc="the daemon; not stated: where HyperPod has it"
     )
-    timeout_s: float = field(default=60.0, gt=0, doc="one request to the daemon")
+    timeout_s: float = field(default=60.0, gt=0, le=YEAR_S, doc="one request to the daemon")
 
     def faults(self) -> Iterator[Fault]:
         if not _NAMESPACE.fullmatch(self.namespace):

@@ -45,7 +45,7 @@ class OptimizerConfig:
     plateau_threshold: float = field(
         default=1e-3, ge=0, le=0.5, doc="share of the best evaluation loss that counts as an improvement"
     )
-    weight_decay: float = field(default=0.1, ge=0, doc="of matrices; never of norms")
+    weight_decay: float = field(default=0.1, ge=0, le=100, doc="of matrices; never of norms")
     beta1: float = field(default=0.9, ge=0, le=0.9999, doc="first moment")
     beta2: float = field(default=0.95, ge=0, le=0.99999, doc="second moment")
     grad_clip: float = field(default=1.0, gt=0, doc="largest global gradient norm")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -41,6 +42,17 @@ class ParallelConfig:
     def faults_on(self, ranks: int) -> Iterator[Fault]:
         """What is wrong with it on that many ranks."""
         if self.shard_ranks is not None and ranks % self.shard_ranks:
-            near = max(n for n in range(1, self.shard_ranks + 1) if ranks % n == 0)
+            near = largest_divisor(ranks, most=self.shard_ranks)
             message = f"{self.shard_ranks} does not divide {ranks} ranks; use {near}"
             yield Fault(path="shard_ranks", message=message)
+
+
+def largest_divisor(number: int, *, most: int) -> int:
+    """Largest divisor of `number` that is at most `most`, for advice; at a cost of the square root of the number."""
+    if number <= most:
+        return number
+    found = 1
+    for small in range(1, math.isqrt(number) + 1):
+        if number % small == 0:
+            found = max(found, *(one for one in (small, number // small) if one <= most), 1)
+    return found

@@ -15,7 +15,7 @@ from trainmaster.core.checkpoint_config import CheckpointConfig
 from trainmaster.core.data_config import DataConfig
 from trainmaster.core.errors import Fault, SpecError
 from trainmaster.core.optimizer_config import OptimizerConfig
-from trainmaster.core.parallel_config import ParallelConfig
+from trainmaster.core.parallel_config import ParallelConfig, largest_divisor
 from trainmaster.core.rates import with_rates
 from trainmaster.core.schema import build, field
 from trainmaster.core.timeout_config import TimeoutConfig
@@ -33,6 +33,8 @@ __all__ = [
 ]
 
 _WIDTH, _STEPS = 96, 200  # defaults that other defaults depend on
+# Far above any model. A slip of the keyboard is then named at once, and not found out by an allocator.
+_MOST_LAYERS, _MOST_WIDTH, _MOST_TOKENS = 100_000, 1 << 20, 1 << 31
 
 # Options of the AWS FSDP sample, which users of SageMaker know; docs/fsdp-options.md has the differences in meaning.
 _SAMPLE_OPTIONS = {
@@ -99,13 +101,23 @@ class ModelConfig:
     # Read by `expand` and gone after it: a built config states its dimensions and carries no label, because an
     # override could make a label a lie. `name` is the one that its dimensions deserve.
     preset: str | None = field(default=None, doc="dimensions of a known model; what is written beside it wins")
-    layers: int = field(default=3, ge=1, doc="decoder blocks")
-    width: int = field(default=_WIDTH, ge=8, doc="hidden size")
-    heads: int = field(default=4, ge=1, doc="attention heads")
-    kv_heads: int = field(default=2, ge=1, doc="key and value heads (grouped-query attention)")
-    head_width: int | None = field(default=None, ge=2, doc="size of one head; not stated: width over heads")
-    ffn_width: int = field(default=256, ge=8, doc="hidden size of the SwiGLU feed-forward, or of each expert")
-    vocab: int = field(default=256, ge=2, doc="tokens; 256 with the built-in byte tokenizer")
+    layers: int = field(default=3, ge=1, le=_MOST_LAYERS, doc="decoder blocks")
+    width: int = field(default=_WIDTH, ge=8, le=_MOST_WIDTH, doc="hidden size")
+    heads: int = field(default=4, ge=1, le=_MOST_WIDTH, doc="attention heads")
+    kv_heads: int = field(default=2, ge=1, le=_MOST_WIDTH, doc="key and value heads (grouped-query attention)")
+    head_width: int | None = field(
+        default=None,
+        ge=2,
+        le=_MOST_WIDTH,
+        doc="size of one head; not stated: width over heads",
+    )
+    ffn_width: int = field(
+        default=256,
+        ge=8,
+        le=_MOST_WIDTH,
+        doc="hidden size of the SwiGLU feed-forward, or of each expert",
+    )
+    vocab: int = field(default=256, ge=2, le=_MOST_TOKENS, doc="tokens; 256 with the built-in byte tokenizer")
     rope_theta: float = field(default=10_000.0, gt=0, doc="base of the rotary embedding")
     rope_scaling: RopeScaling | None = field(default=None, doc="Llama 3's stretching of it")
     norm_eps: float = field(default=1e-5, gt=0, doc="epsilon of RMSNorm")
@@ -115,7 +127,12 @@ class ModelConfig:
     sliding_window: int | None = field(
         default=None, ge=1, doc="attention window in tokens, the current one included; not stated: unlimited"
     )
-    experts: int | None = field(default=None, ge=1, doc="number of experts (Mixtral); not stated: a dense model")
+    experts: int | None = field(
+        default=None,
+        ge=1,
+        le=_MOST_WIDTH,
+        doc="number of experts (Mixtral); not stated: a dense model",
+    )
     experts_per_token: int = field(default=2, ge=1, doc="experts each token passes through")
     balance: float = field(default=0.02, ge=0, doc="weight of the load-balancing loss of the experts; 0 for none")
     context_tokens: int | None = field(default=None, ge=1, doc="maximum sequence length, written into exports")
@@ -150,7 +167,7 @@ class ModelConfig:
             near = min(fit, key=lambda n: abs(n - self.heads), default=1)
             yield Fault(path="heads", message=f"{self.heads} does not divide width {self.width} evenly; use {near}")
         elif self.heads % self.kv_heads:
-            near = max(n for n in range(1, self.kv_heads + 1) if self.heads % n == 0)
+            near = largest_divisor(self.heads, most=self.kv_heads)
             yield Fault(path="kv_heads", message=f"{self.kv_heads} does not divide heads {self.heads}; use {near}")
         if self.experts is not None and self.experts_per_token > self.experts:
             message = f"{self.experts_per_token} of {self.experts} experts cannot be chosen; use at most {self.experts}"
@@ -175,15 +192,15 @@ class TrainConfig:
     epoch_steps: int = field(
         default=50, ge=1, doc="steps per epoch; each ends with an evaluation and an epoch_complete event"
     )
-    batch_sequences: int = field(default=16, ge=1, doc="sequences per step over all ranks")
+    batch_sequences: int = field(default=16, ge=1, le=_MOST_TOKENS, doc="sequences per step over all ranks")
     batch_tokens: int | None = field(
         default=None, ge=1, doc="tokens per step over all ranks, instead of batch_sequences"
     )
     micro_sequences: int | None = field(
         default=None, ge=1, doc="sequences one rank computes at once; a step has as many such passes as it needs"
     )
-    sequence_tokens: int = field(default=128, ge=2, doc="tokens per sequence")
-    eval_sequences: int = field(default=32, ge=0, doc="held-out sequences per evaluation; 0 for none")
+    sequence_tokens: int = field(default=128, ge=2, le=_MOST_TOKENS, doc="tokens per sequence")
+    eval_sequences: int = field(default=32, ge=0, le=_MOST_TOKENS, doc="held-out sequences per evaluation; 0 for none")
     seed: int = field(default=0, ge=0, doc="seed of the initial weights; data has its own")
     device: Literal["auto", "cpu", "cuda"] = field(default="auto", doc="auto takes a GPU where there is one")
     precision: Literal["auto", "fp32", "bf16"] = field(default="auto", doc="of the computation; auto: bf16 on a GPU")
@@ -227,7 +244,7 @@ class TrainConfig:
                 yield Fault(path=name, message=f"{value} does not divide by {ranks} ranks; use {near}")
         each = self.batch_sequences // ranks
         if self.micro_sequences is not None and self.batch_sequences % ranks == 0 and each % self.micro_sequences:
-            near = max(n for n in range(1, self.micro_sequences + 1) if each % n == 0)
+            near = largest_divisor(each, most=self.micro_sequences)
             message = f"{self.micro_sequences} does not divide the {each} sequences of each rank; use {near}"
             yield Fault(path="micro_sequences", message=message)
         for fault in self.parallel.faults_on(ranks):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trainmaster.core import schema
 from trainmaster.core.data_config import DataConfig
-from trainmaster.core.errors import UsageError
+from trainmaster.core.errors import DataError, UsageError
 from trainmaster.datasets import Shape, Source
 from trainmaster.datasets.corpus import files as _files
 from trainmaster.datasets.corpus import index
@@ -27,7 +27,12 @@ def create(config: DataConfig, shape: Shape) -> Source:
     assert config.path is not None
     folder = tokenised(config, config.path, held_out_share=0 if config.held_out_path else config.held_out_share)
     other = tokenised(config, config.held_out_path, held_out_share=0) if config.held_out_path else None
-    return Prepared(config, shape, folder, other)
+    try:
+        return Prepared(config, shape, folder, other)
+    except DataError as wrong:
+        # The files that the user wrote, not their entries in the cache.
+        text = str(wrong).replace(str(other), str(config.held_out_path)).replace(str(folder), config.path)
+        raise DataError(text) from wrong
 
 
 def tokenised(config: DataConfig, pattern: str, *, held_out_share: float) -> Path:

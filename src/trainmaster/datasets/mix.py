@@ -7,6 +7,7 @@ and a row keeps to its own samples of each source: a rank need not read what is 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -149,7 +150,22 @@ class Mix(Source):
 
 def create(config: DataConfig, shape: Shape) -> Mix:
     parts = [load(config.of_part(part), shape) for part in config.parts]
+    _must_hold_out(parts)
     return Mix(parts, [part.weight for part in config.parts], shape)
+
+
+def _must_hold_out(parts: Sequence[Source]) -> None:
+    """Held-out documents of one part may not be trained on in another; each part compares its own."""
+    from trainmaster.datasets.prepared import Prepared
+
+    for (one, source), (two, other) in itertools.permutations(enumerate(parts), 2):
+        if isinstance(source, Prepared) and isinstance(other, Prepared):
+            document = source.find_trained_on(other)
+            if document is not None:
+                raise DataError(
+                    f"data.parts[{one}]: its held-out document {document} is trained on in data.parts[{two}]; remove "
+                    "it from one of the two"
+                )
 
 
 def _only(rows: Rows, place: int) -> Rows:

@@ -26,6 +26,8 @@ class Prepared(Source):
         self._seed = config.seed if config.shuffle else None
         self._tokens: list[Tokens] = []
         index = _checked(folder)
+        self._folder, self._index = folder, index
+        self._evaluated = (folder, index, "held_out")  # documents for evaluations: folder, index, split
         self._train = self._cut(config, shape, folder, index, "train")
         self.vocab, self.fingerprint = index.tokenizer.vocab, index.fingerprint
         self.tokenizer = index.tokenizer.sha256
@@ -35,6 +37,7 @@ class Prepared(Source):
             other = _checked(held_out)
             _must_differ(folder, index, held_out, other)
             self._held_out = self._cut(config, shape, held_out, other, "train")
+            self._evaluated = (held_out, other, "train")
             self.fingerprint = f"{self.fingerprint} {other.fingerprint}"
         self.held_out_rows = len(self._held_out)
         if not len(self._train):
@@ -47,6 +50,11 @@ class Prepared(Source):
             f"{len(self._train):,} rows of {shape.sequence_tokens} a pass ({self._train.fill:.1%} full), "
             f"{self.held_out_rows:,} held out"
         )
+
+    def find_trained_on(self, other: Prepared) -> int | None:
+        """Number of a held-out document that the other source trains on, or None."""
+        folder, index, split = self._evaluated
+        return find_overlap(other._folder, other._index, folder, index, split=split)
 
     def row(self, number: int, *, held_out: bool) -> Rows:
         if held_out:

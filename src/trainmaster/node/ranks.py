@@ -138,6 +138,11 @@ _MPI_FAMILIES = (
 )
 # Set by launchers whose ranks we cannot read: PMIx and PALS set no number of ranks, the others are not known well
 # enough.
+# Set for each task beside its rank. Alone they would make every task rank 0 of 1.
+_TASK_VARIABLES = (
+    *(family.names[2] for family in _MPI_FAMILIES), "FLUX_TASK_LOCAL_ID", "PALS_LOCAL_RANKID", "PMIX_NAMESPACE",
+    "SLURM_STEP_ID", "SLURM_STEPID",
+)  # fmt: skip
 _UNREADABLE = ("PMIX_RANK", "PALS_RANKID", "ALPS_APP_PE", "PMI_ID")
 
 
@@ -271,7 +276,11 @@ def _single(env: Env) -> Ranks:
             f"{foreign}={env[foreign]} is a launcher's, but the number of ranks or the local rank is not known; set "
             "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
         )
-    strays = [name for name in ("LOCAL_WORLD_SIZE", "GROUP_RANK") if env.get(name, "0") not in ("0", "1")]
+    part = next((name for name in _TASK_VARIABLES if name in env), None)
+    if part is not None:
+        _refuse(f"{part}={env[part]} is set by a launcher for each task, but the variable with the rank is not set")
+    alone = {"LOCAL_WORLD_SIZE": ("0", "1"), "GROUP_RANK": ("0",), "GROUP_WORLD_SIZE": ("1",)}
+    strays = [name for name, values in alone.items() if env.get(name, values[0]) not in values]
     if strays:
         _refuse(f"{', '.join(strays)} set, but not RANK, WORLD_SIZE and LOCAL_RANK; set all of them or none")
     _master(env, needed=False)

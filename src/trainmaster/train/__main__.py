@@ -10,6 +10,7 @@ what.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import traceback
@@ -26,7 +27,7 @@ from trainmaster.core.plan import (
     RESUME_VARIABLE,
     STOP_VARIABLE,
 )
-from trainmaster.core.schema import build
+from trainmaster.core.schema import YEAR_S, build
 from trainmaster.core.states import Reason
 from trainmaster.core.train_config import TrainConfig
 from trainmaster.node.emit import Emitter
@@ -85,6 +86,8 @@ def read_config(arguments: Sequence[str]) -> TrainConfig:
         return build(TrainConfig, _parse_yaml(path, text) if path.suffix in (".yaml", ".yml") else json.loads(text))
     except (OSError, ValueError) as wrong:
         raise UsageError(f"{path}: {wrong}") from None
+    except RecursionError:
+        raise UsageError(f"{path}: nested too deep; a config is a page of text") from None
 
 
 def _parse_yaml(path: Path, text: bytes) -> object:
@@ -99,6 +102,20 @@ def _parse_yaml(path: Path, text: bytes) -> object:
     return {} if parsed is None else parsed
 
 
+def with_time_limit(config: TrainConfig, environ: Mapping[str, str]) -> TrainConfig:
+    """The config with the time limit of the environment, if there is one."""
+    text = environ.get(TIMEOUT_VARIABLE)
+    if not text:
+        return config
+    try:
+        limit = float(text)
+    except ValueError:
+        limit = math.nan
+    if not 0 < limit <= YEAR_S:
+        raise UsageError(f"{TIMEOUT_VARIABLE}={text!r}: write seconds, above 0 and at most {YEAR_S:.0f}")
+    return replace(config, timeouts=replace(config.timeouts, first_step_s=limit, step_s=limit))
+
+
 def train(config: TrainConfig, rank_info: RankInfo, environ: Mapping[str, str], *, stop: Stop, run_log: RunLog) -> int:
     """Join the process group, train, leave. After a failure the group is not left: the others may be gone."""
     # Imported here, after the signals are taken: torch takes seconds, and a stop in them must count.
@@ -109,8 +126,7 @@ def train(config: TrainConfig, rank_info: RankInfo, environ: Mapping[str, str], 
     flight_recorder.prepare()
     folder = Path(config.checkpoint.folder or environ.get(CHECKPOINTS_VARIABLE) or "checkpoints").absolute()
     device = shard.pick_device(config.device, rank_info)
-    if limit := environ.get(TIMEOUT_VARIABLE):
-        config = replace(config, timeouts=replace(config.timeouts, first_step_s=float(limit), step_s=float(limit)))
+    config = with_time_limit(config, environ)
     world = shard.join(rank_info, device, timeout_s=config.timeouts.first_step_s)
     watchdog = Watchdog(rank_info, stop=stop, run_log=run_log, timeout_s=config.timeouts.step_s)
     watchdog.start(*meet(rank_info))

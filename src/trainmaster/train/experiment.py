@@ -16,6 +16,8 @@ from trainmaster.core.train_config import OptimizerConfig, TrainConfig
 
 # Follows the number of steps, which may grow; and it is over when most checkpoints are made.
 _MAY_CHANGE = ("optimizer.warmup_steps",)
+_LATER = ("init_from", "precision", "master")  # recorded by later versions than the others
+NOT_STATED = "not stated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,10 @@ class Experiment:
     batch_sequences: int
     sequence_tokens: int
     optimizer: OptimizerConfig
+    # As written in the config. None: saved by a version that did not record it.
+    init_from: str | None = None
+    precision: str | None = None
+    master: str | None = None
 
 
 def experiment_of(config: TrainConfig) -> Experiment:
@@ -35,6 +41,9 @@ def experiment_of(config: TrainConfig) -> Experiment:
         batch_sequences=config.batch_sequences,
         sequence_tokens=config.sequence_tokens,
         optimizer=config.optimizer,
+        init_from=config.init_from if config.init_from is not None else NOT_STATED,
+        precision=config.precision,
+        master=config.master,
     )
 
 
@@ -47,8 +56,8 @@ def must_continue(path: str, saved: Experiment | None, wanted: Experiment, *, ch
         return
     changes = {
         name: f"{name} was {before}, is now {after}"
-        for name, before, after in _differences(to_plain(saved), to_plain(wanted))
-        if name not in _MAY_CHANGE
+        for name, before, after in differences(to_plain(saved), to_plain(wanted))
+        if name not in _MAY_CHANGE and not (name in _LATER and before is None)
     }
     if "sequence_tokens" in changes:
         raise CheckpointError(
@@ -62,12 +71,13 @@ def must_continue(path: str, saved: Experiment | None, wanted: Experiment, *, ch
         )
 
 
-def _differences(
+def differences(
     saved: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = ""
 ) -> Iterator[tuple[str, object, object]]:
+    """Fields of `wanted` that `saved` has not or has with another value: name, saved value, wanted value."""
     for name, after in wanted.items():
         before = saved.get(name)
         if isinstance(after, Mapping) and isinstance(before, Mapping):
-            yield from _differences(before, after, f"{prefix}{name}.")
+            yield from differences(before, after, f"{prefix}{name}.")
         elif before != after:
             yield f"{prefix}{name}", before, after

@@ -143,3 +143,12 @@ def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(run_here: RunHere, t
     (tmp_path / "checkpoints").write_text("a file where the folder should be")
     with pytest.raises(CheckpointError, match="cannot be read, so it is not known whether it holds checkpoints"):
         run_here(tmp_path, CONFIG)
+
+
+def test_a_checkpoint_renamed_to_another_step_is_not_taken_for_it(run_here: RunHere, tmp_path: Path) -> None:
+    """Taken for the newest it would send every later run back to its step."""
+    run_here(tmp_path, tiny(steps=8))
+    (tmp_path / "checkpoints" / "step-00000004").rename(tmp_path / "checkpoints" / "step-00000099")
+    ran = run_here(tmp_path, tiny(steps=10))
+    assert ran.named("TRAINING", "start")[-1]["data"]["resumed_from"] == 8
+    assert "it is of step 4, its name of 99" in ran.named("CHECKPOINT", "rejected")[-1]["data"]["why"]

@@ -16,6 +16,7 @@ import pytest
 
 from fork_server import ForkServer
 from s3_server import S3
+from trainmaster.core.errors import CheckpointError
 from trainmaster.core.train_config import TrainConfig
 from trainmaster.storage import Store, open_store
 from trainmaster.train.checkpoint import lock as locks
@@ -179,3 +180,21 @@ def test_two_runs_that_upload_to_one_store(
             there = {one.path: one.size_bytes for one in store.list(manifest.objects)}
             wanted = {f"{manifest.objects}/{name}": record.size_bytes for name, record in manifest.files.items()}
             assert there == wanted
+
+
+def test_a_lock_released_while_another_run_waits_for_it_is_taken(store: Store) -> None:
+    first = elsewhere(Lock(store, lease_s=600.0))
+    first.claim()
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(Lock(store, lease_s=20.0).claim)  # looks once a second
+        while not second.running():
+            time.sleep(0.01)
+        time.sleep(0.5)  # long enough that it has seen the first as the owner
+        first.release()
+        assert second.result() == 2
+
+
+def test_a_lock_that_cannot_be_created_is_an_error_and_no_endless_loop(tmp_path: Path) -> None:
+    (tmp_path / ".lock").write_text("a file where the folder of the lock should be")
+    with pytest.raises(CheckpointError, match=r"\.lock/00000001\.json is not there and cannot be created"):
+        Lock(open_store(tmp_path), lease_s=LEASE_S).claim()

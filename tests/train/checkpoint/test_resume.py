@@ -57,7 +57,11 @@ def test_the_config_wins_over_the_optimizer_settings_of_the_checkpoint(run_here:
 
 
 @pytest.mark.parametrize(
-    ("change", "named"), [({"model": {"width": 64}}, "model was"), ({"data": {"seed": 9}}, "data was")]
+    ("change", "named"),
+    [
+        ({"model": {"width": 64}}, "model.width was 32, is now 64;"),
+        ({"data": {"seed": 9}}, "data.seed was 0, is now 9;"),
+    ],
 )
 def test_a_checkpoint_of_another_run_is_refused(
     run_here: RunHere, tmp_path: Path, change: dict[str, Any], named: str

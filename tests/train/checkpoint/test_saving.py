@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from fork_server import ForkServer
 from trainmaster.core.schema import to_plain
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.checkpoint.manifest import FileRecord, Manifest
+from trainmaster.train.checkpoint.save import CannotSave
 from trainmaster.train.loop import TrainingFailed
 
 from ..runs import RunHere, Start, read_events, tiny
@@ -56,17 +58,50 @@ def test_a_failed_save_is_told_and_training_goes_on(run_here: RunHere, tmp_path:
     assert ran.named("TRAINING", "end")[0]["data"]["step"] == 6
 
 
+def block_drafts(folder: Path, *, steps: int, fence: int = 1) -> None:
+    """Files in the way of the draft folders of these steps."""
+    folder.mkdir(exist_ok=True)
+    for step in range(1, steps + 1):
+        manifests.draft_of(folder, step, fence=fence).touch()
+
+
 def test_a_run_whose_end_cannot_be_saved_has_failed(run_here: RunHere, tmp_path: Path) -> None:
-    # Nobody may make folders in /proc, not even root.
-    with pytest.raises(TrainingFailed, match=r"step 3 could not be saved at the end: rank 0: /proc/trainmaster"):
-        run_here(
-            tmp_path, tiny(steps=3, eval_sequences=0, checkpoint={"folder": "/proc/trainmaster", "every_steps": 2})
-        )
+    block_drafts(tmp_path / "checkpoints", steps=3)
+    with pytest.raises(TrainingFailed, match=r"step 3 could not be saved at the end: rank 0: FileExistsError"):
+        run_here(tmp_path, tiny(steps=3, eval_sequences=0, checkpoint={"every_steps": 2}))
+
+
+@pytest.mark.parametrize("steps_before", [0, 4])
+def test_a_run_that_could_save_nothing_does_not_begin(run_here: RunHere, tmp_path: Path, steps_before: int) -> None:
+    folder = tmp_path / "checkpoints"
+    if steps_before:
+        run_here(tmp_path, tiny(steps=steps_before))
+        shutil.rmtree(folder / ".lock")
+    folder.mkdir(exist_ok=True)
+    (folder / ".lock").write_text("as on a disk that is read-only or full: nothing can be created here")
+    with pytest.raises(CannotSave, match=r"no checkpoint can be saved in .*checkpoints: rank 0: "):
+        run_here(tmp_path, tiny(steps=8, checkpoint={"lease_s": 0.1}))
+    ran = [item["data"]["step"] for item in read_events(tmp_path / "events.jsonl") if item["phase"] == "STEP"]
+    assert ran == list(range(1, steps_before + 1))
+
+
+def test_a_resumed_run_makes_room_before_it_saves(run_here: RunHere, tmp_path: Path) -> None:
+    """A disk full of old checkpoints, and of the draft of a run that was killed, would take no save that frees it."""
+    folder = tmp_path / "checkpoints"
+    run_here(tmp_path, tiny(steps=6, eval_sequences=0, checkpoint={"every_steps": 2, "keep": 3}))
+    left = manifests.draft_of(folder, 8, fence=1)
+    left.mkdir()
+    (left / "__0_0.distcp").write_bytes(b"half of a shard")
+    block_drafts(folder, steps=8, fence=2)
+    with pytest.raises(TrainingFailed):
+        run_here(tmp_path, tiny(steps=8, eval_sequences=0, checkpoint={"every_steps": 2, "keep": 1}))
+    assert manifests.list_steps(folder) == [6]
+    assert not left.exists()
 
 
 def test_every_rank_fails_when_the_last_save_does(start: Start, tmp_path: Path) -> None:
-    checkpoint = {"folder": "/proc/trainmaster", "every_steps": 2, "mode": "async"}
-    config = tiny(steps=4, eval_sequences=0, checkpoint=checkpoint)
+    block_drafts(tmp_path / "checkpoints", steps=4)
+    config = tiny(steps=4, eval_sequences=0, checkpoint={"every_steps": 2, "mode": "async"})
     ran = start(tmp_path, config, ranks=2).finish()
     assert ran.codes == [1, 1], ran.output
     assert ran.named("CHECKPOINT", "failed")[0]["data"]["step"] == 2

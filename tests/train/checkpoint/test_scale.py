@@ -18,12 +18,14 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trainmaster.core.train_config import ModelConfig
 from trainmaster.models.llama import weight_shapes
-from trainmaster.train.checkpoint.layout import build_index
+from trainmaster.train.checkpoint.layout import Layout, build_index
 from trainmaster.train.checkpoint.read import Reader
 from trainmaster.train.checkpoint.shares import Shares, read_entries
 from trainmaster.train.checkpoint.weights import save_weights
+from trainmaster.train.parallel import shard
+from trainmaster.train.parallel.groups import open_group
 
-from ..runs import RunHere, tiny
+from ..runs import ALONE, RunHere, tiny
 
 _opened: list[str] | None = None
 
@@ -149,3 +151,13 @@ def _local(tensor: torch.Tensor, mesh: dist.device_mesh.DeviceMesh, placements: 
             number = coordinate[at]
             tensor = parts[number] if number < len(parts) else tensor.narrow(placement.dim, 0, 0)
     return tensor
+
+
+def test_ranks_that_see_the_same_tensors_gather_no_plans() -> None:
+    shard.join(ALONE, torch.device("cpu"), timeout_s=60)
+    try:
+        state = {"model": {"weight": torch.ones(4, 2)}}
+        layout = Layout(state, group=open_group(60, "checkpoint_save"), files=1)
+        assert isinstance(layout._shares, Shares)
+    finally:
+        dist.destroy_process_group()

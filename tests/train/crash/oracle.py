@@ -98,11 +98,13 @@ class Matrix:
             assert case.damage is not None
             disk.spoil(case.damage)
             attempt = life.attempt()
-            _must(attempt.began, "a disk that cannot be written can still be read")
-            # What the killed save left is removed first, and may be room enough on a full disk.
-            if set(attempt.codes) != {0} or case.damage != "full disk":
+            # A full disk may have room for the lock, and for saves once what the killed one left is removed.
+            may_begin = case.damage == "full disk" or case.tiers
+            _must(may_begin or not attempt.began, "nothing can be saved, and it trained")
+            if set(attempt.codes) != {0} or not may_begin:
                 _must(set(attempt.codes) == {1}, f"a run that cannot save ended with {attempt.codes}")
-                _must(bool(attempt.named("CHECKPOINT", "failed")), "a failed save was not told")
+                told = bool(attempt.named("CHECKPOINT", "failed"))
+                _must(told or not attempt.began, "a failed save was not told")
                 _must(cases.STEPS not in attempt.saved, "it said to have saved its end, and failed")
             starved.add(len(life.attempts) - 1)
             disk.mend()

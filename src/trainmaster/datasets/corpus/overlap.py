@@ -21,11 +21,11 @@ _READ = 100_000  # training documents that are read and compared
 _SHORTEST = 8  # tokens: a shorter document ("Yes.") may occur anywhere
 
 
-def find_overlap(folder: Path, index: Index, held_out: Path, other: Index) -> int | None:
-    """Number of a document of `held_out` that `folder` trains on too, or None. Both are taken by their train split."""
+def find_overlap(folder: Path, index: Index, held_out: Path, other: Index, *, split: str = "train") -> int | None:
+    """Number of a document of this split of `held_out` that `folder` trains on too, or None."""
     wanted: dict[tuple[int, bytes], int] = {}
-    lengths = torch.cat([torch.empty(0, dtype=torch.int64), *_lengths(held_out, other)])
-    for number, document in _documents(held_out, other, _chosen(lengths, _HELD_OUT)):
+    lengths = torch.cat([torch.empty(0, dtype=torch.int64), *_lengths(held_out, other, split)])
+    for number, document in _documents(held_out, other, _chosen(lengths, _HELD_OUT), split):
         wanted[len(document), hashlib.sha256(document).digest()] = number
     if not wanted:
         return None
@@ -51,14 +51,14 @@ def _spread(numbers: torch.Tensor, most: int) -> torch.Tensor:
     return numbers if len(numbers) <= most else numbers[torch.arange(most) * len(numbers) // most]
 
 
-def _lengths(folder: Path, index: Index) -> list[torch.Tensor]:
-    return [read_lengths(folder / shard.lengths_file.name, shard.documents) for shard in index.shards("train")]
+def _lengths(folder: Path, index: Index, split: str = "train") -> list[torch.Tensor]:
+    return [read_lengths(folder / shard.lengths_file.name, shard.documents) for shard in index.shards(split)]
 
 
-def _documents(folder: Path, index: Index, numbers: Sequence[int]) -> Iterator[tuple[int, bytes]]:
-    """These documents of the train split, each as the bytes of its tokens."""
-    shards = index.shards("train")
-    ends = torch.cat([torch.zeros(1, dtype=torch.int64), *_lengths(folder, index)]).cumsum(0)
+def _documents(folder: Path, index: Index, numbers: Sequence[int], split: str = "train") -> Iterator[tuple[int, bytes]]:
+    """These documents of a split, each as the bytes of its tokens."""
+    shards = index.shards(split)
+    ends = torch.cat([torch.zeros(1, dtype=torch.int64), *_lengths(folder, index, split)]).cumsum(0)
     tokens = Tokens(folder, shards, index.dtype)
     try:
         for number in numbers:

@@ -235,7 +235,8 @@ def _read(job: Job, recipe: Recipe) -> Iterator[Document]:
         for document in form.documents(block, recipe.manner):
             if document.fault is not None and not recipe.skip_unreadable:
                 raise DataError(
-                    f"{document.where}: {document.fault}; mend it, or leave such documents out with --skip-unreadable"
+                    f"{document.where}: {document.fault}; mend it, or leave such documents out with "
+                    "`trainmaster data prepare --skip-unreadable`"
                 )
             yield document
 

@@ -27,6 +27,7 @@ class Tokens:
     def __init__(self, folder: Path, shards: tuple[Shard, ...], dtype: str) -> None:
         self._paths = [folder / shard.tokens_file.name for shard in shards]
         self._dtype, self._width = _DTYPES[dtype], WIDTHS[dtype]
+        self._most = [shard.max_token for shard in shards]
         self.starts = [0]  # the first token of each shard, and the end of all
         for shard in shards:
             self.starts.append(self.starts[-1] + shard.tokens)
@@ -63,7 +64,14 @@ class Tokens:
             if got == 0:
                 raise DataError(f"{self._paths[shard]} ends early; run `trainmaster data validate` on its folder")
             done += got
-        return torch.frombuffer(buffer, dtype=self._dtype).to(torch.int64)
+        found = torch.frombuffer(buffer, dtype=self._dtype).to(torch.int64)
+        if int(found.max()) > self._most[shard]:
+            # A model would end on it with an error that names neither file nor cause.
+            raise DataError(
+                f"{self._paths[shard]} is damaged: token {int(found.max())}, and its index knows none above "
+                f"{self._most[shard]}; run `trainmaster data validate` on its folder"
+            )
+        return found
 
     def _shut(self, shard: int) -> None:
         fd = self._files.pop(shard, None)

@@ -63,7 +63,7 @@ class DiskTier:
         """Delete old checkpoints except the steps in `spare`; returns a fault as text."""
         self.fence.check(group=group)
         keep, keep_every = self._keep, self._keep_every
-        self._good.add(newest)  # committed a moment ago
+        self._good.add(newest)  # committed or loaded a moment ago
         return prune(
             self.folder,
             keep=keep,
@@ -71,5 +71,6 @@ class DiskTier:
             newest=newest,
             spare=spare,
             known_good=self._good,
+            fence=self.fence.number,
             group=group,
         )

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from trainmaster.core import schema
-from trainmaster.core.errors import CheckpointError, SpecError
+from trainmaster.core.errors import CheckpointError, Fault, SpecError
 from trainmaster.core.train_config import DataConfig, ModelConfig
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.checkpoint.layout import INDEX
@@ -28,6 +28,7 @@ from trainmaster.train.checkpoint.manifest import Manifest
 from trainmaster.train.checkpoint.protocol import Loaded, Rejected
 from trainmaster.train.checkpoint.read import Reader, fill, share_out
 from trainmaster.train.drill.failpoints import reach
+from trainmaster.train.experiment import differences
 from trainmaster.train.parallel import rank_sync
 from trainmaster.train.parallel.groups import open_group
 from trainmaster.train.state import State
@@ -97,6 +98,8 @@ def load_newest(
             path, manifest = tier.fetch(step)
             must_match(path, as_of_today(path, manifest.run), run)
             state = schema.build(State, manifest.state)
+            if {manifest.step, state.step} != {step}:
+                raise SpecError([Fault(path="step", message=f"it is of step {state.step}, its name of {step}")])
             reach("load:verified")
             _fill(path, manifest, model, optimizer, verify=not tier.verifies, threads=threads, group=group)
             reach("load:filled")
@@ -185,7 +188,8 @@ def must_match(path: Path | str, saved: Mapping[str, Any], wanted: Mapping[str, 
     """A good checkpoint of another run is no reason to go down to an older one, nor to start over."""
     different = sorted(name for name in {*saved, *wanted} if saved.get(name) != wanted.get(name))
     if different:
-        changes = "; ".join(f"{name} was {saved.get(name)}, is now {wanted.get(name)}" for name in different)
+        named = {name: saved.get(name) for name in different}, {name: wanted.get(name) for name in different}
+        changes = "; ".join(f"{name} was {before}, is now {after}" for name, before, after in differences(*named))
         raise CheckpointError(f"{path} belongs to another run: {changes}; set it back, or choose another folder")
 
 

@@ -34,6 +34,7 @@ from trainmaster.train.parallel import rank_sync
 _NUMBER = re.compile(r"\.lock/(\d{8,})\.json")
 _RENEWALS_PER_LEASE = 4
 _LOOKS_PER_LEASE = 20
+_TRIES = 3  # to create a number that no other run creates
 
 
 class LockHeld(CheckpointError):
@@ -81,18 +82,25 @@ class Lock:
     def claim(self) -> int:
         """Take the lock and keep renewing it; returns the fencing number. LockHeld where its owner is alive."""
         seen: tuple[int, _Record | None] | None = None
-        since = 0.0
+        since, refused = 0.0, 0
         while not self.number:
             now = self._newest()
             number, record = now
-            if seen is not None and record is not None and number == seen[0] and record != seen[1]:
-                raise LockHeld(f"{self._store.url} is in use by {record.owner}; stop that run, or choose another place")
             if seen is None or number != seen[0]:
-                seen, since = now, time.monotonic()
-            waited_s = time.monotonic() - since
-            if record is None or record.released or _has_ended(record.owner) or waited_s > self._lease_s:
+                seen, since, refused = now, time.monotonic(), 0
+            is_free = record is None or record.released or _has_ended(record.owner)
+            if not is_free and record != seen[1]:
+                raise LockHeld(
+                    f"{self._store.url} is in use by {record.owner if record is not None else 'another run'}; stop "
+                    "that run, or choose another place"
+                )
+            if is_free or time.monotonic() - since > self._lease_s:
                 self._try(number + 1)
-            else:
+                refused += 1
+            if not self.number and refused >= _TRIES:
+                # No other run has it either: the number would have changed.
+                raise CheckpointError(f"{self._store.url}: {_path(number + 1)} is not there and cannot be created")
+            if not self.number:
                 time.sleep(self._lease_s / _LOOKS_PER_LEASE)
         for number in self._numbers():
             if number < self.number:

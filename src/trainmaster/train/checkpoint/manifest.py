@@ -20,7 +20,7 @@ from trainmaster.train.drill.failpoints import reach
 
 MANIFEST = "manifest.json"
 _COMMITTED = re.compile(r"step-(\d{8,})")
-_LEFTOVER = re.compile(r"step-(\d{8,})(?:\.\d+)?\.(tmp|old)")
+_LEFTOVER = re.compile(r"step-(\d{8,})(?:\.(\d+))?\.(tmp|old)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +141,7 @@ def commit(draft: Path, manifest: Manifest, *, guard: Callable[[], None] = lambd
     guard()
     final = path_of(draft.parent, manifest.step)
     # Only one that was rejected can be in the way: a good one would have been resumed from.
-    rejected = _set_aside(final) if final.exists() else None
+    rejected = _set_aside(final) if final.exists() or final.is_symlink() else None
     draft.rename(final)
     sync(final.parent)
     if rejected is not None:
@@ -158,7 +158,7 @@ def _set_aside(checkpoint: Path) -> Path:
 
 
 def _remove(path: Path) -> None:
-    if path.is_dir():
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
@@ -172,12 +172,14 @@ def prune(
     keep_every: int | None = None,
     spare: Collection[int] = (),
     known_good: set[int] | None = None,
+    fence: int = 0,
 ) -> list[int]:
     """Delete what is older than the `keep` newest good checkpoints up to `newest`; returns the deleted steps.
 
     Multiples of `keep_every` stay for ever, beside the `keep`, and those in `spare` for now. Those above `newest` are
     of a future that was rejected: they neither count as kept nor are deleted here. `known_good` remembers the steps
-    that were looked at, from call to call: none is read twice.
+    that were looked at, from call to call: none is read twice. Drafts of runs before that with fencing number `fence`
+    are deleted whatever their step: those runs have lost the lock.
     """
     past = [step for step in list_steps(folder) if step <= newest]
     seen = known_good if known_good is not None else set()
@@ -196,7 +198,7 @@ def prune(
         _set_aside(path_of(folder, step))
     for entry in folder.iterdir():
         left = _LEFTOVER.fullmatch(entry.name)
-        if left and int(left[1]) <= newest and entry.is_dir():
+        if left and entry.is_dir() and (int(left[1]) <= newest or int(left[2] or fence) < fence):
             shutil.rmtree(entry)
     return gone
 

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from trainmaster.core.backoff import backoff_s
-from trainmaster.core.errors import CheckpointError
+from trainmaster.core.errors import CheckpointError, TrainmasterError
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.checkpoint.layout import INDEX
 from trainmaster.train.checkpoint.lock import Fence, LockHeld, LockLost
@@ -35,6 +35,10 @@ T = TypeVar("T")
 
 
 _OWN_PART = 10  # times the patience for other ranks: how long this rank may write before it is given up
+
+
+class CannotSave(TrainmasterError):
+    """The place of checkpoints cannot be written, so the run would save nothing."""
 
 
 class SaveError(Exception):
@@ -140,13 +144,20 @@ def prune(
     newest: int,
     spare: Collection[int],
     known_good: set[int],
+    fence: int,
     group: dist.ProcessGroup | None,
 ) -> str | None:
     """Delete old checkpoints, only ever after a newer one is committed; returns a fault as text."""
     try:
         rank_sync.on_first(
             lambda: manifests.prune(
-                folder, keep=keep, keep_every=keep_every, newest=newest, spare=spare, known_good=known_good
+                folder,
+                keep=keep,
+                keep_every=keep_every,
+                newest=newest,
+                spare=spare,
+                known_good=known_good,
+                fence=fence,
             ),
             group=group,
         )

@@ -26,7 +26,7 @@ from trainmaster.train.checkpoint.disk import DiskTier
 from trainmaster.train.checkpoint.load import ReadableTier, load_newest
 from trainmaster.train.checkpoint.lock import Fence
 from trainmaster.train.checkpoint.protocol import Ended, Failed, Loaded, Run, Saved
-from trainmaster.train.checkpoint.save import Save, SaveError, Written, retry
+from trainmaster.train.checkpoint.save import CannotSave, Save, SaveError, Written, retry
 from trainmaster.train.checkpoint.snapshot import Snapshots, restore_feed
 from trainmaster.train.checkpoint.tiers.cadence import Cadence
 from trainmaster.train.checkpoint.tiers.first import FirstTier
@@ -117,10 +117,7 @@ class Tiered:
         self._ending.clear()
         self._is_last = False
         run = self._run
-        try:
-            self._disk.fence.check(group=self._group)
-        except rank_sync.RankError as wrong:
-            run.say(f"{self._disk} cannot be locked, so nothing is saved there until it can: {wrong}")
+        unlocked = self._lock_disk()
         found = load_newest(
             self._readable(),
             run=run.identity,
@@ -130,11 +127,21 @@ class Tiered:
             threads=self._threads,
             group=self._loads,
         )
+        # Training first and failing at the last step would lose the whole run. Memory may be saved to meanwhile.
+        if unlocked is not None and self._memory is None:
+            raise CannotSave(f"no checkpoint can be saved in {self._disk}: {unlocked}")
+        if unlocked is not None:
+            run.say(f"{self._disk} cannot be locked, so nothing is saved there until it can: {unlocked}")
         if found is not None and found.feed is not None:
             restore_feed(run.feed, found.feed)
         self._committed = found.state.step if found is not None else 0
         self._cadence.start(self._committed)
         if found is not None and found.tier == DISK:
+            if self._disk.fence.number:
+                # Before the first save: a disk that is full of what may go would never take it.
+                warning = self._disk.prune(found.state.step, spare=(), group=self._group)
+                if warning is not None:
+                    run.say(warning)
             self._catch_up(found.state.step)
         return found
 
@@ -326,6 +333,14 @@ class Tiered:
     def _drain_ended(self) -> list[Ended]:
         ended, self._ended = self._ended, []
         return ended
+
+    def _lock_disk(self) -> str | None:
+        """Claim the lock of the folder; returns why it cannot be claimed now. LockHeld where another run has it."""
+        try:
+            retry(lambda: self._disk.fence.check(group=self._group), self._disk.retries)
+        except SaveError as wrong:
+            return str(wrong)
+        return None
 
     # Choice of tiers
 

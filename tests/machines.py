@@ -1,10 +1,12 @@
-"""A recorded node that a test may damage: a copy of tests/hosts/h200, changed file by file."""
+"""A recorded node that a test may damage: a copy of tests/hosts/h200, changed answer by answer."""
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shlex
+import shutil
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,21 +15,76 @@ from typing import Any
 from trainmaster.checks import load
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding
+from trainmaster.node.host import Host
 from trainmaster.node.recorded import RecordedHost
 
 H200 = Path(__file__).parent / "hosts" / "h200"
 PCI = "/sys/bus/pci/devices"
 
 
-class Machine:
-    """The node's folder and ways to change what it answers."""
+Answers = dict[str, Any]  # of answers.json, by kind and name
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+
+class HeldHost(RecordedHost):
+    """A captured machine that is held in memory."""
+
+    def __init__(self, folder: Path, answers: Answers, texts: Mapping[str, str]) -> None:
+        Host.__init__(self)
+        self._folder, self._answers, self._texts = folder, copied(answers), texts
+
+    def _text(self, name: str, asked: str) -> str:
+        if name not in self._texts:
+            raise self._nothing("read", asked)
+        return self._texts[name]
+
+
+class Machine:
+    """A captured machine and ways to change what it answers.
+
+    With `of`, a copy of that one; it is held in memory until its folder is asked for, because a thousand tests copy it.
+    """
+
+    def __init__(self, folder: Path, *, of: Path | None = None) -> None:
+        self._folder, self._of = folder, of
+        self._answers, self._texts = (
+            ({}, {}) if of is None else (copied(load_capture(of)[0]), dict(load_capture(of)[1]))
+        )
+
+    @property
+    def folder(self) -> Path:
+        if self._of is not None:
+            shutil.copytree(self._of, self._folder)
+            self._of = None
+            self.put_answers(self._answers)
+            for name, text in self._texts.items():
+                self.put_text(name, text)
+        return self._folder
 
     @property
     def host(self) -> RecordedHost:
-        return RecordedHost(self.folder)
+        return RecordedHost(self._folder) if self._of is None else HeldHost(self._folder, self._answers, self._texts)
+
+    @property
+    def answers(self) -> Answers:
+        """A copy, to be changed and put back."""
+        return json.loads((self._folder / "answers.json").read_text()) if self._of is None else copied(self._answers)
+
+    def put_answers(self, answers: Answers) -> None:
+        if self._of is None:
+            (self._folder / "answers.json").write_text(json.dumps(answers))
+        else:
+            self._answers = answers
+
+    def text(self, name: str) -> str:
+        return (self._folder / name).read_text() if self._of is None else self._texts[name]
+
+    def put_text(self, name: str, text: str) -> None:
+        if self._of is None:
+            place = self._folder / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(text)
+        else:
+            self._texts[name] = text
 
     def file(self, path: str, text: str | None) -> None:
         """The file's text; None: it is not there."""
@@ -35,19 +92,17 @@ class Machine:
             self.answer("read", path, {"error": "FileMissing", "message": f"{path} is not there"})
             return
         self.answer("read", path, {})
-        place = self.folder / f"files{path}"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text)
+        self.put_text(f"files{path}", text)
 
     def answer(self, kind: str, name: str, answer: Any) -> None:
-        answers = json.loads((self.folder / "answers.json").read_text())
+        answers = self.answers
         answers[kind][name] = answer
-        (self.folder / "answers.json").write_text(json.dumps(answers))
+        self.put_answers(answers)
 
     def command(self, line: str, stdout: str, *, exit_code: int = 0, stderr: str = "") -> None:
         stem = "commands/" + re.sub(r"\W+", "_", line)
-        (self.folder / f"{stem}.out").write_text(stdout)
-        (self.folder / f"{stem}.err").write_text(stderr)
+        self.put_text(f"{stem}.out", stdout)
+        self.put_text(f"{stem}.err", stderr)
         self.answer("run", line, {"exit_code": exit_code, "took_s": 0.1, "text": stem})
 
     def refuses(self, line: str, error: str, message: str) -> None:
@@ -80,8 +135,7 @@ class Machine:
 
     def edit(self, gpu: int | None, changes: Mapping[str, str | None]) -> None:
         """Write other values into the entry of one GPU, or of all; None takes the element away."""
-        text = (self.folder / "commands" / "nvidia_smi_q_x.out").read_text()
-        self.smi(edit_smi(text, gpu, changes))
+        self.smi(edit_smi(self.text("commands/nvidia_smi_q_x.out"), gpu, changes))
 
     def replace(self, line: str, old: str, new: str, *, count: int = 1) -> None:
         """Another word in what a command printed; it must be there."""
@@ -101,6 +155,18 @@ class Machine:
 
     def verdicts(self, check: str, **expect: Any) -> dict[str | None, str]:
         return {finding.device: str(finding.verdict) for finding in self.judge(check, **expect)}
+
+
+@functools.cache
+def load_capture(folder: Path) -> tuple[Answers, dict[str, str]]:
+    """The answers and the texts of a captured machine, by their names in its folder."""
+    names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+    texts = {name: (folder / name).read_bytes().decode(errors="replace") for name in names if name != "answers.json"}
+    return json.loads((folder / "answers.json").read_text()), texts
+
+
+def copied(answers: Answers) -> Answers:
+    return {kind: dict(found) if isinstance(found, dict) else found for kind, found in answers.items()}
 
 
 def edit_smi(text: str, gpu: int | None, changes: Mapping[str, str | None]) -> str:

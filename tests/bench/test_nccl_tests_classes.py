@@ -213,6 +213,19 @@ DEATHS = [
     "[node1:00077] [[1,0],0] ORTE_ERROR_LOG: Data unpack would read past end of buffer",
     "[1762899999.123456] [node1:77:0]  ib_device.c:801  UCX  ERROR ibv_create_qp() failed: Cannot allocate memory",
     "srun: Force Terminated StepId=12.0",
+    "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.",
+    "srun: error: node2: task 3: Out Of Memory",
+    "srun: error: Timed out waiting for job step to complete",
+    "srun: error: Node failure on node2",
+    "srun: error: task 3 launch failed: Communication connection failure",
+    "mpirun has exited due to process rank 3 with PID 12 on node node2 exiting improperly.",
+    "Primary job  terminated normally, but 1 process returned a non-zero",
+    "An ORTE daemon has unexpectedly failed after launch and before communicating back",
+    "Connection to node2 closed by remote host.",
+    "client_loop: send disconnect: Broken pipe",
+    "ssh: connect to host node2 port 22: Connection refused",
+    "Traceback (most recent call last):",
+    "[ 1234.5] NVRM: Xid (PCI:0000:13:00): 79, GPU has fallen off the bus.",
     "salloc: Job allocation 5 has been revoked.",
     "Primary job  terminated normally, but 1 process returned\na non-zero exit code. Per user-direction, the job",
     "double free or corruption (!prev)",
@@ -368,3 +381,19 @@ def test_a_table_without_the_column_of_wrong_values_is_incomplete() -> None:
 def _without_wrong(match: re.Match[str]) -> str:
     cells = match[0].split()
     return "  ".join(cells[:8] + cells[9:12])
+
+
+@pytest.mark.parametrize(("unit", "other"), [("(GB/s)", "(Gb/s)"), ("(us)", "(ms)"), ("(GB/s)", "(GiB/s)")])
+def test_a_column_in_another_unit_is_no_pass(unit: str, other: str) -> None:
+    assert unit in healthy()
+    result = nccl_tests.judge(healthy().replace(unit, other), ranks=8)
+    assert overall(result) is Overall.INCOMPLETE and f"a column is in {other}" in reasons(result)
+
+
+def test_a_row_that_was_cut_off_accuses_no_rank() -> None:
+    """The last cell of the last row lost its end: the rows then fit no number of ranks."""
+    rows = [line for line in healthy().splitlines() if re.match(r" +\d{4,} ", line)]
+    cells = rows[-1].split()
+    cells[6], cells[7] = cells[6], cells[7][:-4] or "1"
+    result = nccl_tests.judge(healthy().replace(rows[-1], "  ".join(cells)), ranks=8)
+    assert overall(result) is Overall.INCOMPLETE, reasons(result)

@@ -13,7 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainmaster.bench.probe import _bits, _nvml, burn, corruption, gemm, memory_pattern
+from trainmaster.bench import nvml
+from trainmaster.bench.probe import _bits, burn, corruption, gemm, memory_pattern
 from trainmaster.bench.probe._run import Run
 from trainmaster.bench.probe._timing import rates, time_rounds
 from trainmaster.bench.probe._turns import turn
@@ -210,7 +211,7 @@ def test_a_sensor_gives_what_it_can() -> None:
         nvmlDeviceGetTemperature=None,
         nvmlDeviceGetCurrentClocksThrottleReasons=0x44,
     )
-    sensor = _nvml.Sensor(library, ctypes.c_void_p())
+    sensor = nvml.Sensor(library, ctypes.c_void_p())
     assert sensor.sample() == {
         "sm_mhz": 1980,
         "memory_mhz": 1980,
@@ -219,7 +220,7 @@ def test_a_sensor_gives_what_it_can() -> None:
         "throttle": ["power_cap", "hw_thermal"],
     }
     assert sensor.memory_errors() == {"corrected": None, "uncorrected": None}
-    assert _nvml.open_sensor(CPU) is None
+    assert nvml.open_sensor(CPU) is None
 
 
 def test_a_burn_is_summed_up_by_its_beginning_and_its_end() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,5 +12,4 @@ from machines import H200, Machine
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     """A recorded node that the test may damage."""
-    shutil.copytree(H200, tmp_path / "h200")
-    return Machine(tmp_path / "h200")
+    return Machine(tmp_path / "h200", of=H200)

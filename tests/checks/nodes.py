@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 
 from machines import PCI, Machine
@@ -21,19 +20,16 @@ def put(
     machine: Machine, *, files: dict[str, str | None], lists: dict[str, Sequence[str] | None] | None = None
 ) -> None:
     """Many answers at once. None: it is not there."""
-    place = machine.folder / "answers.json"
-    answers = json.loads(place.read_text())
+    answers = machine.answers
     for path, text in files.items():
         gone = {"error": "FileMissing", "message": f"{path} is not there"}
         answers["read"][path] = gone if text is None else {}
         if text is not None:
-            where = machine.folder / f"files{path}"
-            where.parent.mkdir(parents=True, exist_ok=True)
-            where.write_text(text)
+            machine.put_text(f"files{path}", text)
     for path, names in (lists or {}).items():
         gone = {"error": "FileMissing", "message": f"{path} is not there"}
         answers["list"][path] = gone if names is None else list(names)
-    place.write_text(json.dumps(answers))
+    machine.put_answers(answers)
 
 
 def rdma(
@@ -65,6 +61,16 @@ def infiniband(machine: Machine, ports: int = 8) -> None:
     names = [f"mlx5_{n}" for n in range(ports)]
     rdma(machine, names, driver="mlx5_core", layer="InfiniBand", rate="400 Gb/sec (4X NDR)")
     machine.command("ibstat", "".join(ibstat_text(name) for name in names))
+
+
+def match_ibstat(machine: Machine) -> None:
+    """ibstat as it reports the rates and link layers that /sys has now."""
+    told = []
+    for name in machine.host.list(IB):
+        rate, layer = (machine.host.read(f"{IB}/{name}/ports/1/{word}").strip() for word in ("rate", "link_layer"))
+        text = ibstat_text(name).replace("Rate: 400", f"Rate: {int(float(rate.split()[0]))}")
+        told.append(text.replace("Link layer: InfiniBand", f"Link layer: {layer}"))
+    machine.command("ibstat", "".join(told))
 
 
 def ibstat_text(name: str, *, state: str = "Active", physical: str = "LinkUp") -> str:
@@ -139,7 +145,7 @@ def bare_metal(machine: Machine) -> None:
         "/proc/self/cgroup": "0::/user.slice/user-1000.slice/session-1.scope\n",
         "/proc/self/mountinfo": MOUNTS,
         f"{node}/online": "0-1\n",
-        "/proc/meminfo": (machine.folder / "files/proc/meminfo").read_text().replace(
+        "/proc/meminfo": machine.text("files/proc/meminfo").replace(
             "SwapTotal:             0 kB\nSwapFree:              0 kB",
             "SwapTotal:       8388604 kB\nSwapFree:        8300000 kB",
         ),

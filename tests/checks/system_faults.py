@@ -59,11 +59,7 @@ def gone(device: str) -> Change:
 
 
 def swapped(machine: Machine) -> None:
-    plain = (
-        (machine.folder / "files/proc/meminfo")
-        .read_text()
-        .replace("SwapFree:        8300000", "SwapFree:         388604")
-    )
+    plain = machine.text("files/proc/meminfo").replace("SwapFree:        8300000", "SwapFree:         388604")
     put(machine, files={"/proc/meminfo": plain})
 
 
@@ -146,7 +142,7 @@ def bridge_first(machine: Machine) -> None:
 
 def second_route(machine: Machine) -> None:
     """The network of MASTER_ADDR is behind a second interface, which is down."""
-    routes = (machine.folder / "files/proc/net/route").read_text()
+    routes = machine.text("files/proc/net/route")
     routes += "eth1\t0000090A\t00000000\t0001\t0\t0\t100\t0000FFFF\t0\t0\t0\n"
     put(machine, files={"/proc/net/route": routes, **interface("eth1", index=3, state="down")},
         lists={NET: ["eth0", "eth1", "lo"]})  # fmt: skip

@@ -100,8 +100,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("fault", gpu_faults.FAULTS, ids=lambda fault: fault.name)
 def test_faults_of_gpus(whole: Path, tmp_path: Path, fault: Any) -> None:
-    shutil.copytree(whole, tmp_path / "node")
-    machine = Machine(tmp_path / "node")
+    machine = Machine(tmp_path / "node", of=whole)
     fault.put(machine)
     seen: Counter[str] = Counter()
     found = count(Snapshot(machine.host), [fault.check], Expect(**fault.expect), seen)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from fail_open_alone import CASES as ALONE
 from fail_open_cases import CASES as FIRST
 from fail_open_cases import Case
 from fail_open_hidden import CASES as HIDDEN
@@ -13,7 +14,7 @@ from machines import Machine
 from trainmaster.checks import document
 from trainmaster.checks.profiles import resolve
 
-CASES = (*FIRST, *HIDDEN)
+CASES = (*FIRST, *HIDDEN, *ALONE)
 PAGE = Path(__file__).parents[2] / "docs" / "how" / "checks.md"
 
 

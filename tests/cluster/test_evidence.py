@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 from machines import H200, Machine
 from trainmaster.cli.main import build
-from trainmaster.cluster import diff, evidence
+from trainmaster.cluster import diff, evidence, journal
 from trainmaster.core.errors import NotCaptured, UsageError
 from trainmaster.core.health import ClusterHealth, NodeHealth, Silent
 from trainmaster.core.results import CheckResult, Finding, Overall, Verdict, error, fail, ok, skip, warn
@@ -249,3 +250,55 @@ def test_the_diff_is_printed_and_in_the_json(bundle: Path, tmp_path: Path) -> No
     document = json.loads(invoke(*words, "--json")[1])
     assert document["overall"] == "FAIL"
     assert {"worse"} <= {change["kind"] for change in document["diff"]}
+
+
+def digest_by_hand(bundle: Path) -> str:
+    line = (
+        "find health.json verdict.json nodes collectives -type f 2>/dev/null | LC_ALL=C sort"
+        " | xargs -d '\\n' sha256sum | sha256sum"
+    )
+    ran = subprocess.run(["sh", "-c", line], cwd=bundle, check=True, capture_output=True, text=True)
+    return ran.stdout.split()[0]
+
+
+def test_the_digest_is_that_of_sha256sum_and_is_printed_and_recorded(tmp_path: Path) -> None:
+    run, home = tmp_path / "run", tmp_path / "home"
+    words = ["--out", str(run), "--only", "kernel", "--home", str(home)]
+    printed = CliRunner().invoke(build(), ["check", *words]).stderr
+    digest = digest_by_hand(run)
+    assert evidence.digest(run) == digest and f"sha256:{digest}" in printed
+    assert {entry.bundle_sha256 for entry in journal.history(home)} == {digest}
+    again = CliRunner().invoke(build(), ["rejudge", str(run), "--home", str(home)]).stderr
+    assert f"sha256:{digest} (as recorded by the run of" in again
+    elsewhere = CliRunner().invoke(build(), ["rejudge", str(run), "--home", str(tmp_path / "other")]).stderr
+    assert f"sha256:{digest} (not in the history of this home)" in elsewhere
+
+
+def test_a_bundle_that_was_edited_alike_in_every_file_has_another_digest(bundle: Path) -> None:
+    """The capture, health.json and verdict.json agree with each other: only the digest shows the edit."""
+    before = evidence.digest(bundle)
+    capture = bundle / "nodes" / "h200" / "files" / "proc" / "meminfo"
+    capture.write_text(capture.read_text().replace("MemTotal:       ", "MemTotal:       9"))
+    evidence.save(bundle, evidence.rejudge(bundle))
+    assert invoke("rejudge", str(bundle))[0] == 0
+    code, text = invoke("rejudge", str(bundle), "--sha256", before)
+    assert code == 3 and "its digest is not" in text
+    assert invoke("rejudge", str(bundle), "--sha256", f"sha256:{evidence.digest(bundle)}")[0] == 0
+
+
+def test_reports_do_not_change_the_digest_and_a_link_has_none(bundle: Path) -> None:
+    before = evidence.digest(bundle)
+    (bundle / "report.html").unlink()
+    assert evidence.digest(bundle) == before
+    (bundle / "nodes" / "extra").symlink_to("/etc/hostname")
+    with pytest.raises(UsageError, match="is a link"):
+        evidence.digest(bundle)
+
+
+def test_bytes_that_are_no_text_and_deep_nesting_are_damage(bundle: Path) -> None:
+    answers = bundle / "nodes" / "h200" / "answers.json"
+    answers.write_text("[" * 100_000)
+    assert invoke("rejudge", str(bundle))[0] == 3
+    (bundle / "health.json").write_bytes(b"\xff\xfe{")
+    with pytest.raises(UsageError, match="is damaged"):
+        evidence.rejudge(bundle)

@@ -16,7 +16,7 @@ from typing import Any
 PROBES = ("burn", "corruption", "cuda_init", "gemm", "hbm", "memory_pattern", "memory_whole", "p2p", "pcie_copy")
 # Leaves of `nvidia-smi -q -x`, by their path under <gpu>.
 _SMI = (
-    r"(default_)?applications_clocks/.*|accounting_mode.*|clocks/.*|max_clocks/.*|max_customer_boost_clocks/.*",
+    r"(default_)?applications_clocks/mem_clock|accounting_mode.*|(max_)?clocks/(?!sm_clock).*|max_customer_boost_clocks/.*",
     r"bar1_memory_usage/.*|cc_protected_memory_usage/.*|fb_memory_usage/(reserved|free)",
     r"(encoder|fbc)_stats/.*|utilization/(memory|encoder|decoder|jpeg|ofa)_util|display_\w+|c2c_mode|voltage/.*",
     r"gpu_memory_power_readings/.*|sparse_operation_mode|pci/pci_gpu_link_info/pcie_gen/\w*(device|host)_\w+",
@@ -25,8 +25,8 @@ _SMI = (
     r"inforom_version/.*|minor_number|multigpu_board|product_architecture|product_brand",
     r"gpu_power_readings/(average_power_draw|instant_power_draw|requested_power_limit|min_power_limit|max_power_limit)",
     # Limits that only drivers without T.Limit are judged by, and the place of errors that are counted elsewhere.
-    r"temperature/gpu_temp_(max_\w+|slow_tlimit_threshold)|ecc_errors/aggregate_uncorrectable_sram_sources/.*",
-    r"remapped_rows/remapped_row_(corr|unc)_inactive|remapped_rows/row_remapper_histogram/.*",
+    r"temperature/gpu_temp_(max_(?!mem_threshold)\w+|slow_tlimit_threshold)|ecc_errors/aggregate_uncorrectable_sram_sources/.*",
+    r"remapped_rows/remapped_row_(corr|unc)_inactive|remapped_rows/row_remapper_histogram/row_remapper_histogram_(max|high|partial)",
     r"clocks_event_reasons/clocks_event_reason_(gpu_idle|sync_boost|sw_power_cap|(applications|display)_clocks_setting)",
     r"clocks_event_reasons_counters/clocks_event_reasons_counters_(sync_boost|sw_power_cap)",
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -78,9 +77,7 @@ def scenes(folder: Path, *, faults: int | None = None) -> list[Scene]:
     found: list[Scene] = []
 
     def add(name: str, make: Callable[[Machine], None], names: Sequence[str], expect: Expect) -> None:
-        place = folder / f"{len(list(folder.iterdir()))}"
-        shutil.copytree(H200, place)
-        machine = Machine(place)
+        machine = Machine(folder / name, of=H200)
         make(machine)
         node = Node(name=name, host=Snapshot(machine.host), expect=expect)
         for check in names:

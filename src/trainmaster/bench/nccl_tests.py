@@ -198,6 +198,10 @@ def _met_in(run: Run, ranks: int | None, *, many: bool) -> Finding:
         action = "give the whole output, with its list of devices"
         return error(f"{reason}: the list is an excerpt", action=action, proven=list(proven), listed=listed)
     wanted = ranks if ranks is not None else listed
+    if proven is not None and proven[1] is not None and proven[1] < proven[0]:
+        # Rows that contradict each other, as one that was cut off: nothing is proven of any rank.
+        reason = f"{name}the bandwidths are those of {_words(proven)}: rows contradict each other"
+        return error(reason, action="give the whole output, or run it again", proven=list(proven))
     if proven is not None and wanted is not None and not _fits(wanted, proven):
         how = "these were" if listed == wanted else "as in"
         split = f": {how} {wanted // proven[0]} separate runs of {proven[0]} ranks" if _splits(wanted, proven) else ""

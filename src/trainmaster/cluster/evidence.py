@@ -3,18 +3,21 @@
     health.json         the whole ClusterHealth, with its times
     verdict.json        the judged part alone: the same document without times (`judged`)
     nodes/NAME/         the capture of that node (node/recorded.py)
+    collectives/        output of each rank, where collectives ran
 
 Judging a bundle again under the same version and expectations gives verdict.json byte for byte: a finding depends only
 on the captured answers, so only the times of the two runs differ.
 
 A bundle is not taken at its word. Each check of the level that the run did not leave out is judged, listed or not; a
 capture without its node, a node listed twice, and a health.json that is not the one of verdict.json are errors: the
-run is INCOMPLETE.
+run is INCOMPLETE. An edit of all of them alike leaves a consistent bundle: only its digest, compared with the one that
+`check` printed and recorded in the history at the time of the run, shows it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -37,6 +40,7 @@ from trainmaster.node.recorded import RecordedHost
 HEALTH = "health.json"
 VERDICT = "verdict.json"
 BUNDLE = "bundle"  # result for a bundle that is not whole
+_DIGESTED = (HEALTH, VERDICT, "nodes", "collectives")  # reports are written again from these
 
 
 def capture_folder(bundle: Path, node: str) -> Path:
@@ -58,6 +62,26 @@ def save(bundle: Path, health: ClusterHealth) -> None:
         write_whole(bundle / name, text, durable=False)
 
 
+def digest(bundle: Path) -> str:
+    """SHA-256 of the evidence: health.json, verdict.json, nodes/ and collectives/, without the reports.
+
+    It is the hash of the sorted output of `sha256sum`, so that it can be computed without Trainmaster:
+
+        find health.json verdict.json nodes collectives -type f | LC_ALL=C sort | xargs sha256sum | sha256sum
+    """
+    files: dict[bytes, Path] = {}
+    for top in (bundle / name for name in _DIGESTED):
+        found = [top] if top.is_file() else top.rglob("*")
+        files |= {path.relative_to(bundle).as_posix().encode(errors="surrogateescape"): path for path in found}
+    whole = hashlib.sha256()
+    for name, path in sorted(files.items()):
+        if path.is_symlink():
+            raise UsageError(f"{path} is a link: a bundle holds files only")
+        if path.is_file():
+            whole.update(hashlib.sha256(path.read_bytes()).hexdigest().encode() + b"  " + name + b"\n")
+    return whole.hexdigest()
+
+
 def load(bundle: Path) -> ClusterHealth:
     """The run as it was saved, with errors for what is missing from it."""
     health = _read(bundle)
@@ -67,11 +91,11 @@ def load(bundle: Path) -> ClusterHealth:
 
 def _read(bundle: Path) -> ClusterHealth:
     try:
-        text = (bundle / HEALTH).read_text(encoding="utf-8")
+        raw = (bundle / HEALTH).read_bytes()
     except OSError:
         raise UsageError(f"{bundle} holds no run: it has no {HEALTH}; `trainmaster check --out` writes one") from (None)
     try:
-        return ClusterHealth.from_json(text)
+        return ClusterHealth.from_json(raw.decode("utf-8"))
     except (SpecError, ValueError, RecursionError) as wrong:
         raise UsageError(f"{bundle / HEALTH} is damaged: {str(wrong)[:300]}") from None
 
@@ -81,8 +105,13 @@ def judged(health: ClusterHealth) -> str:
     return _timeless(health).to_json() + "\n"
 
 
-def rejudge(bundle: Path, overrides: Mapping[str, Any] | None = None) -> ClusterHealth:
-    """Judge the captures again under the present rules; `overrides` replace the saved expectations."""
+def rejudge(
+    bundle: Path, overrides: Mapping[str, Any] | None = None, *, known_digest: str | None = None
+) -> ClusterHealth:
+    """Judge the captures again under the present rules; `overrides` replace the saved expectations.
+
+    `known_digest`: the digest printed by the run; a bundle with another one is an error.
+    """
     before = _read(bundle)
     nodes: list[NodeHealth] = []
     silent = list(before.silent)
@@ -101,7 +130,10 @@ def rejudge(bundle: Path, overrides: Mapping[str, Any] | None = None) -> Cluster
     )
     compared = compare.compare(nodes) if len(before.asked) > 1 else ()
     health = dataclasses.replace(before, nodes=tuple(nodes), silent=tuple(silent), cluster=compared + measured)
-    return _add_faults(health, _find_faults(bundle, before))
+    faults = _find_faults(bundle, before)
+    if known_digest is not None and digest(bundle) != known_digest.strip().lower().removeprefix("sha256:"):
+        faults.append(f"its digest is not {known_digest[:80]}: a file was changed, added or removed since the run")
+    return _add_faults(health, faults)
 
 
 def _find_faults(bundle: Path, health: ClusterHealth) -> list[str]:

@@ -33,6 +33,7 @@ class Entry:
     verdict: Verdict
     checks: tuple[str, ...] = ()  # checks with this verdict, if it is bad
     reason: str = ""  # of the first such check
+    bundle_sha256: str = ""  # digest of the evidence bundle; empty: the run wrote none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,16 +60,24 @@ def read(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def record(home: Path, health: ClusterHealth) -> int:
-    """Add a run to the history; the number of rows added, 0 if the run is already there."""
+def record(home: Path, health: ClusterHealth, *, bundle_sha256: str = "") -> int:
+    """Add a run to the history; the number of rows added, 0 if the run is already there.
+
+    `bundle_sha256` is the digest of its evidence bundle (cluster/evidence.py).
+    """
     from trainmaster.cluster.history import entries
 
     new = entries(health)
     known = {entry.run for entry in history(home)}
     if not new or new[0].run in known:
         return 0
-    append(home / HISTORY, [schema.to_plain(entry) for entry in new])
+    append(home / HISTORY, [schema.to_plain(replace(entry, bundle_sha256=bundle_sha256)) for entry in new])
     return len(new)
+
+
+def find_bundle(home: Path, bundle_sha256: str) -> str | None:
+    """Time of the recorded run whose evidence bundle has this digest; None: no run here wrote it."""
+    return next((entry.at for entry in history(home) if entry.bundle_sha256 == bundle_sha256), None)
 
 
 def history(home: Path) -> list[Entry]:

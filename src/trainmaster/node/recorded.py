@@ -89,7 +89,7 @@ class RecordedHost(Host):
             answers = json.loads((folder / ANSWERS).read_text(encoding="utf-8"))
         except OSError:
             raise UsageError(f"{folder} holds no captured machine: there is no {ANSWERS} in it") from None
-        except ValueError as wrong:
+        except (ValueError, RecursionError) as wrong:
             raise UsageError(f"{folder / ANSWERS} is not JSON: {wrong}") from None
         if not isinstance(answers, dict) or answers.get("v") != _VERSION:
             raise UsageError(f"{folder / ANSWERS} is not a capture of version {_VERSION}")

@@ -43,8 +43,8 @@ def exchange(
 
 def command(machine: Machine, count: int, stdout: str, *, exit_code: int, stderr: str = "") -> None:
     """The one probe of all GPUs; its words are too many for a file's name."""
-    (machine.folder / "commands" / "p2p.out").write_text(stdout)
-    (machine.folder / "commands" / "p2p.err").write_text(stderr)
+    machine.put_text("commands/p2p.out", stdout)
+    machine.put_text("commands/p2p.err", stderr)
     line = shlex.join(_probe.command("p2p", ",".join(map(uuid, range(count)))))
     machine.answer("run", line, {"exit_code": exit_code, "took_s": 9.0, "text": "commands/p2p"})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from nodes import IB, NET, efa, infiniband, interface, put, rdma, roce
+from nodes import IB, NET, efa, infiniband, interface, match_ibstat, put, rdma, roce
 
 from machines import PCI, Machine
 from trainmaster import checks
@@ -27,12 +27,14 @@ def test_a_slower_board_beside_the_rails_is_no_fault(machine: Machine) -> None:
     files = {f"{IB}/mlx5_{n}/{name}": text for n in (4, 5) for name, text in
              (("board_id", "MT_0000000359\n"), ("ports/1/rate", "100 Gb/sec (4X EDR)\n"))}  # fmt: skip
     put(machine, files=files)
+    match_ibstat(machine)
     assert set(machine.verdicts("ib_ports").values()) == {"pass"}
 
 
 def test_an_ethernet_port_beside_eight_rails_of_its_board_is_no_fault(machine: Machine) -> None:
     infiniband(machine, ports=9)
     put(machine, files={f"{IB}/mlx5_8/ports/1/link_layer": "Ethernet\n"})
+    match_ibstat(machine)
     assert set(machine.verdicts("ib_ports").values()) == {"pass"}
 
 
@@ -182,6 +184,7 @@ def test_slow_rails_are_told_from_the_others(machine: Machine, slow: int, verdic
 def test_one_lane_is_no_healthy_infiniband(machine: Machine, text: str, verdict: str) -> None:
     infiniband(machine, ports=8)
     put(machine, files={f"{IB}/mlx5_{n}/ports/1/rate": f"{text}\n" for n in range(8)})
+    match_ibstat(machine)
     assert set(machine.verdicts("ib_ports").values()) == {"pass", verdict}
 
 
@@ -205,7 +208,7 @@ def test_a_full_counter_is_a_lower_bound(machine: Machine, counter: str, number:
 
 def test_fi_info_is_found_where_the_installer_puts_it(machine: Machine) -> None:
     efa(machine, 4)
-    told = (machine.folder / "commands/fi_info_p_efa.out").read_text()
+    told = machine.text("commands/fi_info_p_efa.out")
     machine.refuses("fi_info -p efa", "CommandMissing", "fi_info is not on this machine")
     machine.command("/opt/amazon/efa/bin/fi_info -p efa", told)
     assert machine.verdicts("efa", efa_devices=4) == {None: "pass"}

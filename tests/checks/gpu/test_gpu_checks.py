@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from machines import H200, Machine
@@ -101,9 +103,7 @@ def test_a_bus_that_cannot_be_read_is_never_an_empty_bus(machine: Machine) -> No
 
 def test_an_nvidia_smi_that_was_not_captured_is_not_a_missing_one(machine: Machine) -> None:
     machine.no_gpus()
-    (machine.folder / "answers.json").write_text(
-        (machine.folder / "answers.json").read_text().replace("nvidia-smi -q", "x")
-    )
+    machine.put_answers(json.loads(json.dumps(machine.answers).replace("nvidia-smi -q", "x")))
     with pytest.raises(Exception, match="does not hold"):
         machine.judge("gpu_count")
     assert isinstance(machine.host, RecordedHost)

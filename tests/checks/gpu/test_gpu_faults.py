@@ -24,8 +24,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def node(whole: Path, tmp_path: Path) -> Machine:
-    shutil.copytree(whole, tmp_path / "node")
-    return Machine(tmp_path / "node")
+    return Machine(tmp_path / "node", of=whole)
 
 
 def test_there_are_enough_of_them() -> None:

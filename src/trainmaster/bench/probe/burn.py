@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from trainmaster.bench.probe import _bits, _nvml
+from trainmaster.bench import nvml
+from trainmaster.bench.probe import _bits
 from trainmaster.bench.probe._run import Run, wait
 from trainmaster.bench.probe._timing import time_each
 from trainmaster.bench.probe.gemm import pick_size
@@ -35,7 +36,7 @@ def measure(run: Run) -> None:
     wait(run.device)
     one_s = statistics.median(time_each(run.device, lambda: torch.mm(left, right, out=out), 5))
     count = max(1, round(window_s / one_s))
-    sensor = _nvml.open_sensor(run.device)
+    sensor = nvml.open_sensor(run.device)
     samples: list[dict[str, Any]] = []
     run.results.update(size=size, digest=_bits.digest(first), different=0, samples=samples)
     run.results["ecc_before"] = sensor.memory_errors() if sensor else None

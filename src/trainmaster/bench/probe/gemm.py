@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from trainmaster.bench.probe import _nvml
+from trainmaster.bench import nvml
 from trainmaster.bench.probe._run import Run
 from trainmaster.bench.probe._timing import rates, time_bursts, time_rounds
 
@@ -52,7 +52,7 @@ def measure(run: Run) -> None:
     for name, product in products.items():
         run.step(f"{name} product against float64")
         errors[name] = relative_error(product)
-    sensor = _nvml.open_sensor(run.device)
+    sensor = nvml.open_sensor(run.device)
     run.results["before"] = sensor.sample() if sensor else None
     if "bf16" in products:
         run.step("timing bf16 in bursts")

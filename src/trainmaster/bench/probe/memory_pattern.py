@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from trainmaster.bench.probe import _nvml
+from trainmaster.bench import nvml
 from trainmaster.bench.probe._run import Run, wait
 
 DEADLINE_S = 110.0
@@ -37,7 +37,7 @@ def measure(run: Run) -> None:
     words = sum(map(len, chunks))
     run.results["bytes"] = words * 8
     run.results["memory_bytes"] = torch.cuda.mem_get_info(run.device)[1] if run.on_gpu else words * 8
-    sensor = _nvml.open_sensor(run.device)
+    sensor = nvml.open_sensor(run.device)
     run.results["ecc_before"] = sensor.memory_errors() if sensor else None
     scratch = torch.empty_like(chunks[0])
     wrong: list[dict[str, Any]] = []

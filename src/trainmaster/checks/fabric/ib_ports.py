@@ -1,14 +1,15 @@
 """Every InfiniBand or RoCE port is up, at its rate, on its link layer. A dead port slows every collective on its rail.
 
-Sources: /sys, and ibstat where it is installed and a port is InfiniBand. A port is up only if both agree. The state of
-a port is in /sys/class/infiniband also where its network interface is down or in another namespace. On a node with
-GPUs, four equal adapters are rails: each must have a link, stated or not.
+Sources: /sys, and ibstat where it is installed and a port is InfiniBand. A port is up only if both agree; of two rates
+the lower counts, and a rate or link layer of which they differ is an error. The state of a port is in
+/sys/class/infiniband also where its network interface is down or in another namespace. On a node with GPUs, four equal
+adapters are rails: each must have a link, stated or not.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainmaster.checks import system_files
@@ -63,7 +64,7 @@ def read(host: Host) -> Ports:
 
 
 def judge(ports: Ports, expect: Expect) -> list[Finding]:
-    found = _rdma_devices.ports(ports.devices)
+    found = [_take_lower_rate(port, ports.second) for port in _rdma_devices.ports(ports.devices)]
     if expect.ib_ports == 0 and (implied := implies_rdma(expect)):
         action = "state the number of ports, or leave the other expectation out"
         return [error(f"ib_ports=0 and {implied[0]} are expected: both cannot hold", action=action)]
@@ -161,7 +162,7 @@ def _wrong(port: _rdma_devices.Port, ports: Ports, expect: Expect, found: list[_
         return f"{port.rate_gbps:g} Gb/s, where other ports of this board run at {usual:g}"
     if least is None and port.link_layer == "InfiniBand" and port.lanes == 1:
         return f"{port.rate_gbps:g} Gb/s over one lane (1X)"  # Ethernet has ports of one lane, InfiniBand has none
-    return None
+    return _contradiction(port, ports)  # not fit, and judged as an error
 
 
 def _judge_port(
@@ -183,6 +184,10 @@ def _judge_port(
         return error(reason, action=f"read {port.folder}/rate", device=port.name, **values)
     if wrong is None:
         return ok(f"up, {port.rate_gbps:g} Gb/s, {port.link_layer}", device=port.name, **values)
+    contradiction = _contradiction(port, ports)
+    if wrong == contradiction:
+        action = "run `ibstat` and read /sys again; see the counters of the port, and reset it if they still differ"
+        return error(wrong, action=action, device=port.name, **values)
     lit = any(_is_up(other, ports) for other in found)
     rail = ports.gpus and not _card_up(port, ports, found) and _count_rails(port, ports, found)[0] >= RAILS
     rail = rail or (ports.gpus and _odd_layer(port, ports, found) is not None)
@@ -204,6 +209,7 @@ def _judge_port(
     action = _ACTIONS.get(port.physical_state or "") or _ACTIONS.get(port.state or "") or _CABLE
     if "link layer" in wrong:
         action = "set the port's type with `mlxconfig set LINK_TYPE_P1=1` (InfiniBand) or 2 (Ethernet), then reboot"
+    wrong += f" ({contradiction})" if port.up and contradiction else ""
     return (fail if stated or rail or dark else warn)(wrong, action=action, device=port.name, **values)
 
 
@@ -280,6 +286,27 @@ def _second(port: _rdma_devices.Port, told: ibstat.Ibstat | None) -> ibstat.Port
     for adapter in told.adapters if told else ():
         if adapter.name == port.device:
             return next((other for other in adapter.ports if other.number == port.number), None)
+    return None
+
+
+def _take_lower_rate(port: _rdma_devices.Port, told: ibstat.Ibstat | None) -> _rdma_devices.Port:
+    """The port with the lower rate of /sys and ibstat, which prints whole Gb/s."""
+    second = _second(port, told)
+    if port.rate_gbps is None or second is None or second.rate_gbps is None:
+        return port
+    return replace(port, rate_gbps=second.rate_gbps) if second.rate_gbps < int(port.rate_gbps) else port
+
+
+def _contradiction(port: _rdma_devices.Port, ports: Ports) -> str | None:
+    """Rate or link layer of which /sys and ibstat report different values; None: they agree, or ibstat is absent."""
+    second = _second(port, ports.second)
+    first = next(one for one in _rdma_devices.ports(ports.devices) if one.name == port.name)
+    if second is None or second.rate_gbps is None or first.rate_gbps is None:
+        return None
+    if int(first.rate_gbps) != int(second.rate_gbps):
+        return f"{first.rate_gbps:g} Gb/s in /sys, but {second.rate_gbps:g} for ibstat"
+    if second.link_layer != first.link_layer:
+        return f"link layer {first.link_layer} in /sys, but {second.link_layer} for ibstat"
     return None
 
 

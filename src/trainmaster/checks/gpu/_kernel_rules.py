@@ -32,6 +32,7 @@ _STORAGE = "see the file server and the network to it; remount, or drain the nod
 MANY = 1000  # ours: a sound part has a few corrected errors in its uptime, a failing one thousands
 EVENTS: dict[Kind, Rule] = {
     "gpu_crashed": Rule(meaning="the driver reports a crash of a GPU", action=_REBOOT),
+    "gpu_lost": Rule(meaning="the driver lost a GPU, which does not answer on the bus", action=_REBOOT),
     "gpu_init_failed": Rule(meaning="the driver could not start a GPU", action=_REBOOT),
     "driver_probe_failed": Rule(meaning="a driver could not bind its device", action=_REBOOT),
     "pcie_uncorrected": Rule(meaning="uncorrectable PCIe error", action=_SEAT, mild="fail"),
@@ -66,6 +67,13 @@ EVENTS: dict[Kind, Rule] = {
     ),
     # Some lines each time; the driver restarts the queue.
     "nic_tx_timeout": Rule(meaning="a network queue stopped sending", action=_NIC, severity="warn", grave=30),
+    # A message per CPU and five minutes; a short peak of the turbo clock gives a few.
+    "cpu_hot": Rule(
+        meaning="CPUs are slowed down by heat",
+        action="check the fans and the airflow of the node",
+        severity="warn",
+        least=20,
+    ),
     "soft_lockup": Rule(meaning="a CPU was stuck in the kernel", action=_REBOOT),
     "hard_lockup": Rule(meaning="a CPU was locked up", action=_REBOOT),
     "hung_task": Rule(
@@ -83,7 +91,7 @@ EVENTS: dict[Kind, Rule] = {
         severity="warn",
     ),
 }
-OF_GPUS: tuple[Kind, ...] = ("gpu_crashed", "gpu_init_failed")
+OF_GPUS: tuple[Kind, ...] = ("gpu_crashed", "gpu_lost", "gpu_init_failed")
 ENDED_BY_RESET: tuple[Kind, ...] = (*OF_GPUS, "pcie_uncorrected")  # of the GPU that was reset
 
 

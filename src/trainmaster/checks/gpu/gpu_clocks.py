@@ -25,6 +25,10 @@ def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
 def _judge_one(gpu: nvidia.Gpu, device: str, wanted: float | None) -> Finding:
     most, now = gpu.number(" MHz", "max_clocks/sm_clock"), gpu.number(" MHz", "clocks/sm_clock")
     allowed, usual = _set(gpu, "applications_clocks"), _set(gpu, "default_applications_clocks")
+    if (allowed is None) != (usual is None) and not nvidia.is_desktop(gpu):
+        # One alone cannot show that the clock was lowered.
+        path = "applications_clocks" if allowed is None else "default_applications_clocks"
+        raise nvidia.NotTold(f"{path}/graphics_clock", gpu.said(f"{path}/graphics_clock"), applies=True)
     reach = min(most, allowed if allowed is not None else most)
     values = {"now_mhz": now, "max_mhz": most, "allowed_mhz": allowed, "default_mhz": usual}
     if wanted is not None and reach < wanted:

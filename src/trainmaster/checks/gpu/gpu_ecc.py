@@ -17,6 +17,12 @@ FLAGS = {
     "ecc_errors/channel_repair_pending": ("a memory channel repair is pending", RESET),
     "ecc_errors/tpc_repair_pending": ("a TPC repair is pending", RESET),
 }
+SOURCES = "ecc_errors/aggregate_uncorrectable_sram_sources"
+PARTNERS = (
+    (SOURCES, "ecc_errors/aggregate/sram_threshold_exceeded"),
+    ("ecc_errors/channel_repair_pending", "ecc_errors/tpc_repair_pending"),
+)
+_HALVES = ("ecc_errors/volatile/", "ecc_errors/aggregate/")
 # Page-retiring GPUs count by bits, later ones by kind of memory; without both of a kind half was not measured.
 # Of the counters by bits, the total or that of the device memory counts: caches alone are a part.
 _BITS = ("double_bit total", "double_bit device_memory")
@@ -44,7 +50,7 @@ def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus, wanted: bool | N
     mode = _judge_mode(gpu, device, gpus, wanted)
     if mode is not None and mode.verdict is not Verdict.WARN:
         return mode
-    unread += _only_of_peers(gpu, gpus)
+    unread += [*_only_of_peers(gpu, gpus), *_without_partner(gpu)]
     missing = [
         kinds[0] for kinds in MUST_TELL if not any(f"volatile {kind}" in name for name in counts for kind in kinds)
     ]
@@ -143,8 +149,25 @@ def _only_of_peers(gpu: nvidia.Gpu, gpus: nvidia.Gpus) -> list[str]:
     return [path.removeprefix("ecc_errors/").replace("/", " ").replace("_", " ") for path in absent]
 
 
+def _without_partner(gpu: nvidia.Gpu) -> list[str]:
+    """Counters and flags that are absent although the driver reports the value that always comes with them.
+
+    Each volatile counter has an aggregate one. The threshold flag comes with the sources of SRAM errors
+    (nvmlEccSramErrorStatus_v1_t), the pending repairs come together (nvmlRepairStatus_v1_t).
+    """
+    wanted = [flag for pair in PARTNERS for flag in pair if any(part in path for part in pair for path in gpu.leaves)]
+    for path in gpu.leaves:
+        if _is_counter(path) and path.startswith(_HALVES):
+            _, half, name = path.split("/", 2)
+            wanted.append(f"ecc_errors/{'aggregate' if half == 'volatile' else 'volatile'}/{name}")
+    absent = [path for path in dict.fromkeys(wanted) if not any(leaf.startswith(path) for leaf in gpu.leaves)]
+    if absent and nvidia.mig_on(gpu):
+        return []
+    return [path.removeprefix("ecc_errors/").replace("/", " ").replace("_", " ") for path in absent]
+
+
 def _is_counter(path: str) -> bool:
-    if path.startswith("ecc_errors/aggregate_uncorrectable_sram_sources/"):
+    if path.startswith(f"{SOURCES}/"):
         return True
     return path.startswith(("ecc_errors/volatile", "ecc_errors/aggregate/")) and (
         "correctable" in path or "_bit/" in path

@@ -12,6 +12,7 @@ TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 PATH = "gpu_recovery_action"
 # Drivers before gpu_recovery_action have only these flags; newer ones report them as deprecated.
 FLAGS = ("gpu_reset_status/reset_required", "gpu_reset_status/drain_and_reset_recommended")
+SINCE = 570  # from this driver on each GPU reports gpu_recovery_action; some of 550 to 565 do
 # nvmlDeviceGpuRecoveryAction_t, as nvidia-smi writes it.
 ACTIONS = {
     "reset": "drain the node and reset the GPU",
@@ -47,14 +48,20 @@ def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus) -> Finding:
         return error(reason, action="reset the GPU or reboot the node", device=device)
     if flags and not gpu.tells(PATH):
         return ok("no reset required", device=device, **flags)
-    if not gpu.said(PATH):
-        # Added with driver 550. Without it the kernel log (Xid 154) is the evidence.
-        return skip(
-            "this driver has no recovery action", proof="nvidia-smi -q has no gpu_recovery_action", device=device
-        )
+    driver = gpus.smi.driver if gpus.smi else None
+    if not gpu.said(PATH) and driver is not None and _major(driver) < SINCE:
+        # Without it the kernel log (Xid 154) is the evidence.
+        proof = f"nvidia-smi -q of driver {driver} has no gpu_recovery_action"
+        return skip("this driver has no recovery action", proof=proof, device=device)
     said = gpu.word(PATH)
     if said == "None":
         return ok("no recovery action", device=device, recovery=said)
     # A word that is not known is still something the driver wants done.
     action = ACTIONS.get(said.lower(), f"do what the driver asks for: {said[:60]}")
     return fail(f"the driver asks for: {said[:60]}", action=action, device=device, recovery=said)
+
+
+def _major(driver: str) -> int:
+    """Major version of a driver; that of the newest rule where it is no number, so that nothing is excused."""
+    first = driver.partition(".")[0]
+    return int(first) if first.isascii() and first.isdigit() else SINCE

@@ -12,8 +12,9 @@ TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 PENDING = "remapped_rows/remapped_row_pending"
 FAILURE = "remapped_rows/remapped_row_failure"
 PAGES = ("retired_pages/pending_retirement", "retired_pages/pending_blacklist")
-SPENT = "remapped_rows/row_remapper_histogram/row_remapper_histogram_none"
-LOW = "remapped_rows/row_remapper_histogram/row_remapper_histogram_low"
+HISTOGRAM = "remapped_rows/row_remapper_histogram"
+SPENT = f"{HISTOGRAM}/row_remapper_histogram_none"
+LOW = f"{HISTOGRAM}/row_remapper_histogram_low"
 MOST_ROWS = 512  # a GPU can remap no more (NVIDIA, GPU Memory Error Management, Row Remapping)
 
 
@@ -51,8 +52,8 @@ def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus) -> Finding:
     corrected, hard = (int(gpu.number("", f"remapped_rows/remapped_row_{name}")) for name in ("corr", "unc"))
     values = {"pending": pending, "failed": failed, "corrected": corrected, "uncorrectable": hard}
     for path in (SPENT, LOW):
-        if gpu.said(path):
-            gpu.number(" bank(s)", path)
+        if gpu.said(path) or any(leaf.startswith(HISTOGRAM) for leaf in gpu.leaves):
+            gpu.number(" bank(s)", path)  # the banks are counted together: one without the others is damage
     return ok(f"no remap is pending; {corrected + hard} rows are remapped", device=device, **values)
 
 

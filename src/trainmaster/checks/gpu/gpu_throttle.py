@@ -23,6 +23,7 @@ COUNTERS = {
     "hw_power_brake": "power brake",
     "sw_therm_slowdown": "heat (software)",
 }
+SPENT = "clocks_event_reasons_counters"
 WARN_S = 10.0  # of slowdown since the driver started; ours: less is one hot start
 ACTION = "check cooling and power supply of the node, then test the GPU under load (--level 2)"
 
@@ -69,6 +70,6 @@ def _paths(name: str) -> tuple[str, str]:
 
 
 def _spent_s(gpu: nvidia.Gpu, name: str) -> float | None:
-    """Seconds spent so. None: the driver has no such counter (before 550); one that is there must hold a number."""
-    path = f"clocks_event_reasons_counters/clocks_event_reasons_counters_{name}"
-    return gpu.number(" us", path) / 1e6 if gpu.said(path) else None
+    """Seconds spent so. None: the driver has no such counters (before 550); where it has one, each must be a number."""
+    path = f"{SPENT}/clocks_event_reasons_counters_{name}"
+    return gpu.number(" us", path) / 1e6 if any(leaf.startswith(SPENT) for leaf in gpu.leaves) else None

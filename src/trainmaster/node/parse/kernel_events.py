@@ -1,10 +1,10 @@
 """Kernel messages about faults other than Xid and SXid: one rule per kind, with the device concerned.
 
 Message formats: arch/nvalloc/unix of NVIDIA/open-gpu-kernel-modules (adapter initialisation); in Linux
-drivers/pci/pcie/aer.c and dpc.c, drivers/edac, arch/x86/kernel/cpu/mce, drivers/acpi/apei/ghes.c, mlx5/core/health.c
-and cmd.c, kernel/watchdog.c, kernel/hung_task.c, kernel/rcu/tree_stall.h, fs/ext4, fs/xfs, fs/btrfs, block,
-mm/memory-failure.c, drivers/md, drivers/iommu, drivers/pci/pci.c, arch/x86/mm/fault.c and kernel/dumpstack.c,
-net/sunrpc/clnt.c, lib/ratelimit.c; lustre/ptlrpc/import.c of Lustre.
+drivers/pci/pcie/aer.c and dpc.c, drivers/edac, arch/x86/kernel/cpu/mce, drivers/thermal/intel/therm_throt.c,
+drivers/acpi/apei/ghes.c, mlx5/core/health.c and cmd.c, kernel/watchdog.c, kernel/hung_task.c, kernel/rcu/tree_stall.h,
+fs/ext4, fs/xfs, fs/btrfs, block, mm/memory-failure.c, drivers/md, drivers/iommu, drivers/pci/pci.c,
+arch/x86/mm/fault.c and kernel/dumpstack.c, net/sunrpc/clnt.c, lib/ratelimit.c; lustre/ptlrpc/import.c of Lustre.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from trainmaster.node.parse import shorten
 
 Kind = Literal[
     "gpu_crashed",  # the driver reports a crash of a GPU or of its firmware without a code
+    "gpu_lost",  # a call of the driver failed because the GPU does not answer on the bus
     "gpu_init_failed",  # the driver could not start a GPU; device None: the message names none
     "driver_probe_failed",  # a driver could not bind a PCI device
     "pcie_uncorrected",  # AER or DPC: an uncorrectable error on the link of a device
@@ -35,6 +36,7 @@ Kind = Literal[
     "nic_module",  # mlx5: a cable or optical module reported an error, or the adapter is hot or short of power
     "nic_tx_timeout",  # a network queue did not send for seconds
     "nic_command_failed",  # EFA: the adapter refused a command
+    "cpu_hot",  # a CPU was slowed down by heat
     "soft_lockup",  # also stalls of RCU and of a work queue
     "hard_lockup",
     "hung_task",  # a process in uninterruptible sleep for minutes
@@ -70,7 +72,8 @@ WORDS = (
     r"|AER: |PCIe Bus|DPC: |pciehp|Hardware Error|Hardware error|Machine Check|EDAC |mlx5_core|mlx4_core"
     r"|lockup|LOCKUP|stall|blocked for more"
     r"|read-only|readonly|EXT4-fs |XFS \(|Aborting journal|BTRFS|I/O error|medium error|nvme nvme"
-    r"|A GPU crash|GSP Timeout|_kgspLogXid|giving up|inaccessible|AMD-Vi|DMAR: |arm-smmu"
+    r"|A GPU crash|GSP Timeout|GSP-CrashCat|_kgspLogXid|NV_ERR_GPU_IS_LOST"
+    r"|necessary power cables|temperature |giving up|inaccessible|AMD-Vi|DMAR: |arm-smmu"
     r"|BUG: |BUG at|Oops|general protection|Kernel panic|Unable to handle kernel|corruption\."
     r"|Memory failure|md/raid|md: super|device-mapper|JBD2: Det|NETDEV WATCHDOG|efa |suppressed"
     r"|server |Lustre|CIFS: "
@@ -107,15 +110,17 @@ _RULES = (
     _rule(
         "gpu_crashed",
         "crash|GSP|kgsp",
-        r"NVRM:.*(?:A GPU crash dump has been created|GSP Timeout|_kgspLogXid1(?:19|20)\b)",
+        r"NVRM:.*(?:A GPU crash dump has been created|GSP Timeout|GSP-CrashCat Report|_kgspLogXid1(?:19|20)\b)",
         fatal=True,
     ),
+    _rule("gpu_lost", "GPU_IS_LOST", r"NVRM:.*\bNV_ERR_GPU_IS_LOST\b", fatal=True),
     _rule(
         "gpu_init_failed",
-        "nit_adapter|InitAdapter|NVIDIA",
+        "nit_adapter|InitAdapter|NVIDIA|power cables",
         r"NVRM:.*(?:RmInitAdapter failed|rm_init_adapter failed|RmInitAdapter: Cannot initialize)"
         r"|NVRM: (?:None of the NVIDIA devices were initialized|The NVIDIA probe routine failed)"
-        r"|region assigned to your NVIDIA device is invalid",
+        r"|region assigned to your NVIDIA device is invalid"
+        r"|NVRM:.*does not have the necessary power cables connected",
         fatal=True,
     ),
     _rule(
@@ -212,6 +217,12 @@ _RULES = (
         r"mlx[45]_core .*(?:[Ff]atal error|health compromised|print_health_info|assert_(?:var|exit_ptr|callra)"
         r"|[Ii]nternal error|internal state error|error state|bad device|health recovery|mlx5_error_sw_reset|crdump)",
         fatal=True,
+    ),
+    _rule(
+        "cpu_hot",
+        "temperature",
+        r"CPU\d+: (?:Core|Package) temperature (?:is )?above threshold, cpu clock (?:is )?throttled",
+        device=None,
     ),
     _rule("hard_lockup", "LOCKUP", r"hard LOCKUP on (?P<device>cpu \d+)", device="device", fatal=True),
     _rule(

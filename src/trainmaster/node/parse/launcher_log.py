@@ -42,6 +42,10 @@ _DEATH = re.compile(
     r"|\bUCX +(?:ERROR|FATAL)\b"
     r"|\bsrun: Force Terminated\b|\b[Jj]ob allocation \d{1,12} has been revoked|\bnon-zero (?:exit )?(?:code|status)\b"
     r"|double free or corruption|\bfree\(\): invalid|\bmalloc\(\): |corrupted size vs|stack smashing detected"
+    r"|\bJob step aborted\b|srun: error: .{0,300}(?:Out Of Memory|Timed out|Node failure|launch failed)"
+    r"|\bmpirun(?:\S{0,20})? has exited due to|mpirun: killing job|\bPrimary job +terminated normally, but"
+    r"|\bORTE daemon has unexpectedly failed|\bTraceback \(most recent call last\)|\bCUDA out of memory\b"
+    r"|\bclosed by remote host\b|\bsend disconnect: |\bssh: connect to host |\bNVRM: Xid \("
     r"|\bOut of memory: Kill|\bstep \d{1,12}\.\w{1,12} (?:TIMEOUT|FAILED|OUT_OF_MEMORY)\b"
 )
 # salloc prints both after a shell that ended well: the first shows that the second was asked for.

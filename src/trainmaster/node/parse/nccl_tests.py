@@ -74,6 +74,7 @@ _TYPES = frozenset(
     "int8 char uint8 int32 int uint32 int64 uint64 half float16 float float32 double float64 bfloat16 "
     "f8e4m3 f8e5m2 fp8_e4m3 fp8_e5m2 fp8e4m3 fp8e5m2".split()
 )
+_UNITS = frozenset({"(B)", "(bytes)", "(elements)", "(us)", "(GB/s)"})
 _MOST = 50  # distinct messages kept
 
 
@@ -133,6 +134,9 @@ class _Draft:
 
     def _head(self, line: str) -> bool:
         words = line.lstrip("#").split()
+        if len(words) > 4 and all(word.startswith("(") for word in words):
+            self.faults += [f"a column is in {shorten(word)}" for word in dict.fromkeys(words) if word not in _UNITS]
+            return True
         if words[:3] in (["size", "count", "type"], ["bytes", "N", "type"]):
             self._columns(words)
         elif "nThread" in line:

@@ -80,10 +80,10 @@ class Gpu:
         return said
 
     def number(self, unit: str, *paths: str) -> float:
-        """A number that ends in its unit (" W", "x", "" for a count), or NotTold."""
+        """A number that ends in its unit (" W", "x", "" for a count), or NotTold. Only temperatures may be negative."""
         said = self.word(*paths)
         match = re.fullmatch(rf"(-?\d{{1,15}}(?:\.\d{{1,9}})?){re.escape(unit)}", said, flags=re.ASCII)
-        if match is None:
+        if match is None or (match[1].startswith("-") and unit != " C"):
             raise NotTold(paths[0], said, applies=True)
         return float(match[1])
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,14 +47,19 @@ part("end")
 class Server:
     """A server that drives its jobs, and the gates of their workloads."""
 
-    def __init__(self, client: Client, folder: Path) -> None:
-        self.client, self._folder = client, folder
+    def __init__(self, client: Client, url: str, folder: Path) -> None:
+        self.client, self.url, self._folder = client, url, folder
 
     def submit(self, name: str, *, project: str = "live") -> Submitted:
         (self._folder / name).mkdir()
         command = [sys.executable, "-c", SCRIPT, str(self._folder / name)]
         spec = {"name": name, "project": project, "preflight": {"level": 0}, "command": command}
         return self.client.submit({**spec, "limits": {"grace_s": 1}})
+
+    def metrics(self) -> str:
+        with urllib.request.urlopen(f"{self.url}/metrics") as answer:
+            text: str = answer.read().decode()
+        return text
 
     def let(self, name: str, *parts: str) -> None:
         for part in parts:
@@ -81,7 +87,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(trainmaster.__file__).parents[1]))
         with serve(db, home, reconcile=True) as url, Client(url) as client:
-            yield Server(client, tmp_path_factory.mktemp("gates"))
+            yield Server(client, url, tmp_path_factory.mktemp("gates"))
     db.close()
 
 
@@ -186,6 +192,7 @@ class Together:
 
     started: list[Submitted]
     at_once: JobsPage
+    held: str  # /metrics while all four run
     after_one: dict[str, str]
     after_cancel: dict[str, str]
     ended: dict[str, JobPage]
@@ -200,6 +207,7 @@ def together(seen: Seen, server: Server) -> Together:  # after `seen`, whose cou
         return {line.name: line.status for line in client.jobs(project="many").jobs}
 
     at_once = until(lambda: client.jobs(status="running", project="many"), lambda found: len(found.jobs) == 4)
+    held = server.metrics()
     server.let_all("one")
     after_one = until(statuses, lambda found: found["one"] == "completed")
     client.cancel(started[3].id)
@@ -207,7 +215,7 @@ def together(seen: Seen, server: Server) -> Together:  # after `seen`, whose cou
     server.let_all("two")
     server.let_all("three")
     ended = {job.name: client.wait(job.id, every_s=0.1) for job in started}
-    return Together(started, at_once, after_one, after_cancel, ended)
+    return Together(started, at_once, held, after_one, after_cancel, ended)
 
 
 def test_start_3_jobs_simultaneously(together: Together) -> None:
@@ -216,6 +224,7 @@ def test_start_3_jobs_simultaneously(together: Together) -> None:
 
 def test_all_jobs_tracked_in_active_orchestrators(together: Together) -> None:
     assert {line.name for line in together.at_once.jobs} == {"one", "two", "three", "four"}
+    assert "trainmaster_active_orchestrators 4.0" in together.held, "each is held by the reconciler"
     assert {line.stage for line in together.at_once.jobs} <= {"placing", "connecting", "staging", "checking", "running"}
 
 

@@ -20,7 +20,7 @@ def test_no_instance_is_leaked_and_no_event_lost_under_kills_and_faults(
     monkeypatch.setenv("LAMBDA_PACE", "1")  # restored afterwards, with all that the run sets
     for name in ("API_URL", "API_KEY_FILE", "SSH_PORT", "SSH_USER", "SSH_KEY_FILE", "LOST_AFTER_S"):
         monkeypatch.setenv(f"LAMBDA_{name}", "")
-    with Chaos(tmp_path, Plan(jobs=5, seed=1, limit_s=400.0)) as chaos:
+    with Chaos(tmp_path, Plan(jobs=4, seed=1, limit_s=400.0, pace=40.0, kill_s=(2.0, 6.0))) as chaos:
         chaos.run()
         verdict = judge(chaos)
     assert verdict.wrong == [], "\n".join(verdict.lines)

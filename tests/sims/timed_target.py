@@ -86,6 +86,7 @@ class _Attempt:
     fate: str  # done, fail, vanish, hang
     stopped: tuple[float, Reason] | None = None  # asked to stop: when, and why
     released: float | None = None
+    last_line: tuple[int, bytes] = (-1, b"")  # it is read twice: as new, and again before the next one
 
     def wrote_until(self, now: float) -> float:
         ends = [now, self.stop_at]
@@ -180,6 +181,11 @@ class Place:
         return 0 if since < 0 else 1 + int(since / self._shape.event_s)
 
     def _line(self, attempt: _Attempt, number: int) -> bytes:
+        if attempt.last_line[0] != number:
+            attempt.last_line = number, self._make_line(attempt, number)
+        return attempt.last_line[1]
+
+    def _make_line(self, attempt: _Attempt, number: int) -> bytes:
         ts = datetime.fromtimestamp(attempt.began + number * self._shape.event_s, UTC)
         text = _render(_event(self._shape, number, ts)).encode()
         assert len(text) < LINE_BYTES, "a simulated line is longer than all lines are"

@@ -27,6 +27,7 @@ def wait_for(client: TestClient, word: str) -> int:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_two_servers_on_one_database_both_drive(db: Database, tmp_path: Path) -> None:
     with client(db, tmp_path) as first, client(db, tmp_path) as second:
         assert wait_for(first, "running") == wait_for(second, "running") == 200

@@ -189,31 +189,34 @@ class Client:
     # Events and logs
 
     def events(
-        self, job_id: str, *, follow: bool = True, phase: str | None = None, after: tuple[int, int] | None = None
-    ) -> Iterator[Event]:
+        self, job_id: str, *, follow: bool = True, phase: str | None = None, after: tuple[int, int] | None = None,
+        node: int = 0,
+    ) -> Iterator[Event]:  # fmt: skip
         """Events of a job in order, each exactly once: until it ends, or without `follow` those recorded now.
 
         After a lost connection the stream continues behind the last event. `after` is the cursor of an event.
+        `node` is the node that wrote them.
         """
-        found = self._follow(job_id, after) if follow else self._page_events(job_id, phase, after)
+        found = self._follow(job_id, after, node) if follow else self._page_events(job_id, phase, after, node)
         return (event for event in found if phase is None or event.phase == phase)
 
-    def _page_events(self, job_id: str, phase: str | None, after: tuple[int, int] | None) -> Iterator[Event]:
+    def _page_events(self, job_id: str, phase: str | None, after: tuple[int, int] | None, node: int) -> Iterator[Event]:
         while True:
-            page = self.get(_job(job_id, "events"), phase=phase, after=_place(after))
+            page = self.get(_job(job_id, "events"), phase=phase, after=_place(after), node=node or None)
             events = decode(tuple[Event, ...], page["events"])
             if not events:
                 return
             yield from events
             after = events[-1].cursor
 
-    def _follow(self, job_id: str, after: tuple[int, int] | None) -> Iterator[Event]:
+    def _follow(self, job_id: str, after: tuple[int, int] | None, node: int) -> Iterator[Event]:
         def opened() -> Generator[Event, None, bool]:
             nonlocal after
             headers = {"Accept": "text/event-stream"}
             if after is not None:
                 headers["Last-Event-ID"] = _place(after) or ""
-            with self._transport.stream(_job(job_id, "events"), headers=headers) as answer:
+            params = {"node": node or None}
+            with self._transport.stream(_job(job_id, "events"), headers=headers, params=params) as answer:
                 for place, name, data in server_sent(answer.iter_lines()):
                     if name == "end":
                         return True

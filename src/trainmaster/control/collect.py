@@ -23,7 +23,7 @@ from trainmaster.control import failpoints, project_yaml
 from trainmaster.control.context import Context
 from trainmaster.control.project_yaml import PROJECT_FILE, prefix
 from trainmaster.core.errors import TargetError, Unreachable, UsageError
-from trainmaster.core.plan import EVENTS_FILE, OUTPUTS_FOLDER
+from trainmaster.core.plan import EVENTS_FILE, OUTPUTS_FOLDER, split_node_file
 from trainmaster.storage import Store, transfer
 from trainmaster.store import artifacts
 from trainmaster.store.rows import ArtifactRow, AttemptRow, JobRow
@@ -142,7 +142,7 @@ def _digest(text: str) -> str:
 def _kind(name: str) -> str:
     if name.startswith(f"{OUTPUTS_FOLDER}/"):
         return "output"
-    if name == EVENTS_FILE:
+    if split_node_file(name)[1] == EVENTS_FILE:
         return "events"
     return "log" if name.endswith(".log") else "report"
 

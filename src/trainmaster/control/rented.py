@@ -32,19 +32,17 @@ BAD_MACHINE = frozenset({Reason.CHECK_FAILED, Reason.BAD_MACHINE, Reason.GPU_ERR
 async def provision(context: Context, job: JobRow, attempt: AttemptRow, handle: Handle) -> bool:
     """Bring every machine of the attempt to `active`; one effect at a time."""
     target = _target(context, job)
-    if request := find_stop_request(job, attempt):
-        return await abandon(context, job, attempt, request.reason, f"{request.text}; its machines were being rented")
+    if (stopped := await _stop(context, job, attempt, "being rented")) is not None:
+        return stopped
     rows = await asyncio.to_thread(instances.list_of_attempt, context.db, attempt.id)
     wanted = [row for row in rows if row.state in instances.WANTED]
     if len(wanted) < job.spec.resources.nodes:
         return await _intend(context, job, attempt, handle, rows)
     if intended := [row for row in wanted if row.state == "intended"]:
         return await _launch(context, job, attempt, target, intended[0])
-    listing = await context.call("list", target.listing())
-    for row in wanted:
-        if (ended := await _resolve(context, job, attempt, row, listing, settle_s=target.settle_s())) is not None:
-            return ended
-    found = [listing.find(row.nonce, provider_id=row.provider_id) for row in wanted]
+    ended, found = await _look_up(context, job, attempt, target, wanted)
+    if ended is not None:
+        return ended
     ready = [one for one in found if one is not None and _is_ready(one)]
     if len(ready) < len(wanted):
         states = ", ".join(one.state if one is not None else "launching" for one in found)
@@ -56,6 +54,24 @@ async def provision(context: Context, job: JobRow, attempt: AttemptRow, handle: 
         return move(conn, context, job, Stage.CONNECTING)
 
     return await context.apply(job.id, change, what="booted")
+
+
+async def _stop(context: Context, job: JobRow, attempt: AttemptRow, doing: str) -> bool | None:
+    """Give the attempt up where a stop is requested; else None."""
+    if (request := find_stop_request(job, attempt)) is None:
+        return None
+    return await abandon(context, job, attempt, request.reason, f"{request.text}; its machines were {doing}")
+
+
+async def _look_up(
+    context: Context, job: JobRow, attempt: AttemptRow, target: Rents, wanted: Sequence[InstanceRow]
+) -> tuple[bool | None, list[Instance | None]]:
+    """Machines as the listing has them, or the handler's return value where one of them ends the pass."""
+    listing = await context.call("list", target.listing())
+    for row in wanted:
+        if (ended := await _resolve(context, job, attempt, row, listing, settle_s=target.settle_s())) is not None:
+            return ended, []
+    return None, [listing.find(row.nonce, provider_id=row.provider_id) for row in wanted]
 
 
 async def _intend(
@@ -84,7 +100,9 @@ async def _intend(
 
     def change(conn: Connection) -> bool:
         for row in rows:  # all machines of an attempt are of one type in one region
-            if row.state in instances.WANTED and row not in kept:
+            if row.state == "intended" and row not in kept:
+                instances.mark_gone(conn, row.nonce, at=context.now(), why="not launched: another offer was taken")
+            elif row.state in instances.WANTED and row not in kept:
                 instances.mark_unwanted(conn, row.nonce)
         for name in names:
             instances.insert_intent(
@@ -182,15 +200,13 @@ async def _resolve(
 async def connect(context: Context, job: JobRow, attempt: AttemptRow, handle: Handle) -> bool:
     """Log in to machines that have booted; a machine whose GPUs were returned as bad is returned again."""
     target = _target(context, job)
-    if request := find_stop_request(job, attempt):
-        return await abandon(context, job, attempt, request.reason, f"{request.text}; its machines were booting")
+    if (stopped := await _stop(context, job, attempt, "booting")) is not None:
+        return stopped
     rows = await asyncio.to_thread(instances.list_of_attempt, context.db, attempt.id)
     wanted = [row for row in rows if row.state in instances.WANTED]
-    listing = await context.call("list", target.listing())
-    for row in wanted:
-        if (ended := await _resolve(context, job, attempt, row, listing, settle_s=target.settle_s())) is not None:
-            return ended
-    found = [listing.find(row.nonce, provider_id=row.provider_id) for row in wanted]
+    ended, found = await _look_up(context, job, attempt, target, wanted)
+    if ended is not None:
+        return ended
     ready = [one for one in found if one is not None and _is_ready(one)]
     if len(ready) < len(wanted):
         return False
@@ -204,19 +220,20 @@ async def connect(context: Context, job: JobRow, attempt: AttemptRow, handle: Ha
         return await abandon(context, job, attempt, Reason.BAD_MACHINE, text)
     except (TargetError, UsageError) as wrong:
         return await abandon(context, job, attempt, Reason.TARGET_ERROR, str(wrong))
-    gpus = list(connected.get("gpus", ()))
+    gpus = [list(item.get("gpus", ())) for item in connected["hosts"]]
     bad = await asyncio.to_thread(instances.list_bad_gpus, context.db)
-    known = next((gpu for gpu in gpus if gpu in bad), None)
+    known = next((gpu for some in gpus for gpu in some if gpu in bad), None)
 
     def change(conn: Connection) -> bool:
-        for row in wanted:
-            instances.set_detail(conn, row.nonce, gpus=gpus)
+        for row, some in zip(wanted, gpus, strict=True):
+            instances.set_detail(conn, row.nonce, gpus=some)
         attempts.set_handle(conn, attempt.id, connected)
         return True if known is not None else move(conn, context, job, Stage.STAGING)
 
     moved = await context.apply(job.id, change, what="connected")
     if known is not None:
-        text = f"GPU {known} was returned before: {bad[known]}"
+        name = next(item["name"] for item, some in zip(connected["hosts"], gpus, strict=True) if known in some)
+        text = f"{name}: GPU {known} was returned before: {bad[known]}"
         return await abandon(context, job, attempt, Reason.BAD_MACHINE, text[:500])
     return moved
 
@@ -241,11 +258,17 @@ async def return_machines(context: Context, job: JobRow, attempt: AttemptRow, ha
         for row in rows:
             if row.state == "gone":
                 continue
-            if bad is not None and row.provider_id is not None:
+            if bad is not None and row.provider_id is not None and _is_culprit(handle, row.provider_id, bad):
                 instances.set_detail(conn, row.nonce, bad=bad)
             instances.mark_gone(conn, row.nonce, at=context.now(), why="returned")
 
     await context.apply(job.id, change, what="machines returned")
+
+
+def _is_culprit(handle: Handle, provider_id: str, message: str) -> bool:
+    """Whether a bad machine is this one: the only one of the attempt, or one that the message names."""
+    names = [provider_id, *(item["name"] for item in handle.get("hosts", ()) if item["id"] == provider_id)]
+    return len(handle.get("instances", ())) < 2 or any(name in message for name in names)
 
 
 def _target(context: Context, job: JobRow) -> Rents:

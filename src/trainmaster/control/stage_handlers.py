@@ -28,8 +28,8 @@ from trainmaster.control import budget, rented, workdir
 from trainmaster.control.collect import describe_unstored, store_files, store_project
 from trainmaster.control.context import Context
 from trainmaster.control.deadlines import StopRequest, find_stop_request
-from trainmaster.control.ingest import ingest, mark_unreadable
 from trainmaster.control.inputs import find_pulls
+from trainmaster.control.node_events import take_in
 from trainmaster.control.notify.job_news import put_job_news
 from trainmaster.control.transitions import abandon, end_attempt, end_job, finish_attempt, judge, last_attempt, move
 from trainmaster.core.errors import (
@@ -37,14 +37,13 @@ from trainmaster.core.errors import (
     NoCapacity,
     ObjectMissing,
     PathMissing,
+    StorageError,
     TargetError,
     TrainmasterError,
     Unreachable,
     UsageError,
 )
-from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.results import Overall
-from trainmaster.core.spec import zone_of
 from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.store import Connection, Database, attempts, costs, events, jobs
 from trainmaster.store.rows import AttemptRow, JobRow
@@ -160,7 +159,7 @@ async def _watch(context: Context, job: JobRow, attempt: AttemptRow, handle: Han
         if not request and (late := context.deadlines.overdue(job, attempt, context.now())):
             return await context.apply(job.id, lambda conn: _request_stop(conn, attempt, late), what="overdue")
         raise Unreachable(poll.note or "the target cannot be asked now")
-    await _take_in(context, job, attempt, handle)
+    await take_in(context, job, attempt, handle)
     waits = poll.state is TargetState.WAITING
     go = job.stage is Stage.CHECKING and not waits and await asyncio.to_thread(_checked, context.db, job, attempt)
     if not go and not request and await _object(context, job, attempt):
@@ -178,7 +177,7 @@ async def _watch(context: Context, job: JobRow, attempt: AttemptRow, handle: Han
 
 
 async def _collect(context: Context, job: JobRow, attempt: AttemptRow, handle: Handle) -> bool:
-    if not await _take_in(context, job, attempt, handle):
+    if not await take_in(context, job, attempt, handle):
         return False
     unstored = describe_unstored(await store_files(context, job, attempt, handle))
     reason, message = attempt.reason, "; ".join(text for text in (attempt.message, unstored) if text)
@@ -198,7 +197,7 @@ async def _release(context: Context, job: JobRow, attempt: AttemptRow, handle: H
         )
         attempt = await last_attempt(context, job)
     # Only now can nobody write any more: what a lost attempt's last processes wrote, and half a line, are taken here.
-    if not await _take_in(context, job, attempt, handle, last=True):
+    if not await take_in(context, job, attempt, handle, last=True):
         return False
     unstored = describe_unstored(await store_files(context, job, attempt, handle))
     message = "; ".join(text for text in (attempt.message, unstored) if text)
@@ -222,10 +221,10 @@ async def _drain(context: Context, job: JobRow, attempt: AttemptRow, handle: Han
     """Kill the attempt on its machines and store the rest of what it wrote, once, before they are terminated."""
     try:
         await context.call("stop", target.stop(handle))
-        if not await _take_in(context, job, attempt, handle, last=True):
+        if not await take_in(context, job, attempt, handle, last=True):
             return False
         unstored = describe_unstored(await store_files(context, job, attempt, handle))
-    except Unreachable as wrong:
+    except (Unreachable, StorageError) as wrong:
         if job.tries < _SALVAGE_TRIES:
             raise
         unstored = f"the rest could not be read: {wrong}"  # every minute costs: what is stored has to do
@@ -256,22 +255,6 @@ async def _poll(context: Context, target: Target, handle: Handle) -> Poll:
         return await context.call("poll", target.poll(handle))
     except Unreachable as wrong:
         return Poll(state=TargetState.UNKNOWN, note=str(wrong))
-
-
-async def _take_in(context: Context, job: JobRow, attempt: AttemptRow, handle: Handle, *, last: bool = False) -> bool:
-    target = context.load(job.target)
-
-    async def read(offset: int, limit: int) -> bytes:
-        return await context.call("read", target.read(handle, EVENTS_FILE, offset=offset, limit=limit))
-
-    try:
-        return await ingest(context.db, attempt.id, read, zone=zone_of(job.spec, EVENTS_FILE), last=last)
-    except Unreachable:
-        raise
-    except TargetError as refused:
-        # The target is there and refuses this file (a folder or a pipe stands in its place): the job goes on.
-        await asyncio.to_thread(mark_unreadable, context.db, attempt.id, str(refused))
-        return True
 
 
 async def _object(context: Context, job: JobRow, attempt: AttemptRow) -> bool:
@@ -310,7 +293,7 @@ async def _ran_unseen(context: Context, job: JobRow, attempt: AttemptRow, handle
     """Whether an attempt that is over came past its checks while nobody looked. The history then says so too: it is
     the same whether we were there or not."""
     with contextlib.suppress(TrainmasterError):  # what cannot be read now is collected later
-        await _take_in(context, job, attempt, handle)
+        await take_in(context, job, attempt, handle)
         return await asyncio.to_thread(_checked, context.db, job, attempt)
     return False
 

@@ -23,7 +23,9 @@ LOCAL = "local"  # caller name of the command line working on the database itsel
 def names_file(target: str) -> bool:
     """Whether a target names a file on the machine of the control plane."""
     name, _, options = target.partition(":")
-    return name == "pool" or (name == "ssh" and ssh.is_path(options))
+    if name in ("kubernetes", "hyperpod"):
+        return bool(options)
+    return name == "pool" or (name in ("ssh", "slurm") and bool(options) and ssh.is_path(options))
 
 
 def submit(db: Database, spec: JobSpec, *, load: Callable[[str], Target] = targets.load, by: str = LOCAL) -> JobRow:

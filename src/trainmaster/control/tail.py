@@ -18,7 +18,8 @@ from datetime import tzinfo
 
 from trainmaster.control import failpoints
 from trainmaster.control.context import Context
-from trainmaster.control.ingest import LINE_LIMIT, cut, read_on, tail_of
+from trainmaster.control.ingest import LINE_LIMIT, cut, tail_of
+from trainmaster.control.node_events import take_in
 from trainmaster.control.transaction_size import TransactionSize
 from trainmaster.control.transitions import last_attempt
 from trainmaster.core.plan import EVENTS_FILE
@@ -28,7 +29,7 @@ from trainmaster.store import Database, events, jobs
 from trainmaster.store.events import Chunk
 from trainmaster.store.leases import RunningRow
 from trainmaster.store.rows import AttemptRow, JobRow
-from trainmaster.targets import Handle, Target
+from trainmaster.targets import Handle, HasNodes, Target
 
 _MOST_BYTES = 64 << 10  # of one visit; more is a backlog and the stage handler's work
 _GATHER_S = 0.05  # longest wait of lines for those of other jobs
@@ -46,6 +47,7 @@ class _Known:
     handle: Handle
     target: Target
     zone: tzinfo
+    later_nodes: bool  # it runs on several machines, each with a file of its own
 
 
 class Tail:
@@ -75,7 +77,7 @@ class Tail:
             known = self._known.get(row.attempt) or await self._learn(row)
             if known is None or await self._needs_handler(known, row):
                 return True
-            return await self._read(known, row)
+            return await self._read(known, row) or await self._read_later_nodes(known)
         except Exception as wrong:
             log.debug("job %s: %s", row.job_id, wrong)
             return True  # the stage handler meets the same error and handles it
@@ -88,7 +90,8 @@ class Tail:
         if attempt.id != row.attempt or attempt.handle is None:
             return None
         target, zone = self._context.load(job.target), zone_of(job.spec, EVENTS_FILE)
-        known = _Known(job=job, attempt=attempt, handle=attempt.handle, target=target, zone=zone)
+        later = isinstance(target, HasNodes) and target.count_nodes(attempt.handle) > 1
+        known = _Known(job=job, attempt=attempt, handle=attempt.handle, target=target, zone=zone, later_nodes=later)
         self._known[row.attempt] = known
         return known
 
@@ -103,19 +106,13 @@ class Tail:
 
     async def _read(self, known: _Known, row: RunningRow) -> bool:
         """Read and store new lines. True if a stage handler has to: a backlog, or another file."""
-
-        async def read(offset: int, limit: int) -> bytes:
-            stream = known.target.read(known.handle, EVENTS_FILE, offset=offset, limit=limit)
-            return await self._context.call("read", stream)
-
-        place = row.offset - row.base
-        got = (
-            await read_on(read, offset=place, limit=_MOST_BYTES, tail=row.tail)
-            if row.tail
-            else await read(place, _MOST_BYTES)
-        )
-        if got is None or len(got) == _MOST_BYTES:
-            return True
+        tail = row.tail or b""
+        place, limit = row.offset - row.base - len(tail), len(tail) + _MOST_BYTES
+        stream = known.target.read(known.handle, EVENTS_FILE, offset=place, limit=limit)
+        got = await self._context.call("read", stream)
+        if len(got) == limit or not got.startswith(tail):
+            return True  # `ingest` tells a short read from another file
+        got = got[len(tail) :]
         lines, inside = cut(
             got, offset=row.offset, zone=known.zone, inside=row.inside, last=False, line_limit=LINE_LIMIT
         )
@@ -126,14 +123,20 @@ class Tail:
             return False
         self._not_before.pop(row.attempt, None)
         end = lines[-1].offset + lines[-1].length
-        tail = tail_of(row.tail, got[: end - row.offset])
+        tail = tail_of(tail, got[: end - row.offset])
         chunk = Chunk(job_id=row.job_id, attempt=row.attempt, lines=lines, inside=inside, tail=tail)
         await self._group_commit.append(chunk)
         return False
 
+    async def _read_later_nodes(self, known: _Known) -> bool:
+        """Ingest new lines of the second and later nodes. True if a stage handler has to."""
+        if not known.later_nodes:
+            return False
+        return not await take_in(self._context, known.job, known.attempt, known.handle, first=1)
+
 
 class GroupCommit:
-    """Append lines of many jobs in one transaction: each waits `_GATHER_S` for the others."""
+    """Append lines of many jobs in one transaction: each waits `_GATHER_S` for the others, unless one is full."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
@@ -155,7 +158,8 @@ class GroupCommit:
 
     async def _work(self) -> None:
         while self._waiting:
-            await asyncio.sleep(_GATHER_S)
+            if sum(len(chunk.lines) for chunk, _ in self._waiting) < self.size.lines:
+                await asyncio.sleep(_GATHER_S)
             batch = self._take_batch()
             try:
                 stored = await asyncio.to_thread(_commit, self._db, [chunk for chunk, _ in batch], self.size)

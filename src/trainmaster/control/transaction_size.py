@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-MOST_LINES = 500
+MOST_LINES = 2000
 FEWEST_LINES = 25
 TARGET_S = 0.05  # of work in one transaction; a fifth of the longest wait that other writers should meet
 

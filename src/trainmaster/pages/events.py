@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trainmaster.api.codec import fill
 from trainmaster.api.events import Event, Events
+from trainmaster.core.plan import EVENTS_FILE, node_file
 from trainmaster.store import Database
 from trainmaster.store.events import list_events
 
@@ -11,10 +12,19 @@ Page = Events
 
 
 def read(
-    db: Database, job_id: str, *, phase: str | None = None, after: tuple[int, int] | None = None, limit: int = 1000
+    db: Database,
+    job_id: str,
+    *,
+    phase: str | None = None,
+    after: tuple[int, int] | None = None,
+    limit: int = 1000,
+    node: int = 0,
 ) -> Events:
-    """Events in (attempt, offset) order, behind the cursor `after`. `next` stays the same where none is new."""
-    rows = list_events(db, job_id, phase=phase, after=after, limit=limit)
+    """Events of a node in (attempt, offset) order, behind the cursor `after`. `next` stays the same where none is new.
+
+    Each node's events are a sequence of their own, with cursors of their own.
+    """
+    rows = list_events(db, job_id, phase=phase, after=after, limit=limit, stream=node_file(EVENTS_FILE, node))
     following = rows[-1].cursor if rows else after
     return Events(
         events=tuple(fill(Event, row) for row in rows),

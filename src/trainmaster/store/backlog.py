@@ -11,6 +11,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.states import Status
+from trainmaster.store import leases
 from trainmaster.store import tables as t
 from trainmaster.store.database import Database
 from trainmaster.store.migrate import revisions
@@ -28,6 +29,7 @@ class Backlog:
     news_waiting: int  # notifications not yet dispatched
     deliveries_waiting: int  # messages on their way, tries that failed among them
     instances: Mapping[str, int]  # of each state
+    active_orchestrators: int = 0  # open jobs that a live reconciler holds
 
 
 def find_fault(db: Database) -> str | None:
@@ -72,4 +74,5 @@ def read_backlog(db: Database) -> Backlog:
             news_waiting=conn.execute(waiting).scalar_one(),
             deliveries_waiting=conn.execute(sending).scalar_one(),
             instances={row[0]: row[1] for row in conn.execute(states)},
+            active_orchestrators=leases.count_held(conn),
         )

@@ -81,8 +81,7 @@ def append_chunks(conn: Connection, chunks: Sequence[Chunk]) -> list[bool]:
     if fresh:
         _acknowledge(conn, fresh)
         _insert(conn, fresh)
-        for chunk in fresh:
-            _project(conn, chunk)
+        _project(conn, fresh)
     stored = {chunk.key for chunk in fresh}
     return [chunk.key in stored for chunk in chunks]
 
@@ -163,29 +162,40 @@ def _insert_or_fault(conn: Connection, chunk: Chunk, line: Line) -> None:
         insert_many(conn, [(chunk.attempt, chunk.stream, [refused])])
 
 
-def _project(conn: Connection, chunk: Chunk) -> None:
-    told = [line for line in chunk.lines if line.event is not None and line.event.phase in PHASES]
+def _project(conn: Connection, chunks: Sequence[Chunk]) -> None:
+    """Derive the records of the chunks, together; where one is refused, line by line."""
+    told = [
+        (chunk, [line for line in chunk.lines if line.event is not None and line.event.phase in PHASES])
+        for chunk in chunks
+    ]
+    told = [(chunk, lines) for chunk, lines in told if lines]
     if not told:
         return
     try:
         with conn.begin_nested():
-            project(conn, chunk.attempt, chunk.stream, told, job_id=chunk.job_id)
+            for chunk, lines in told:
+                project(conn, chunk.attempt, chunk.stream, lines, job_id=chunk.job_id)
     except Exception as wrong:
         if is_unavailable(wrong):
             raise
     else:
         return
-    for line in told:
-        try:
-            with conn.begin_nested():
-                project(conn, chunk.attempt, chunk.stream, [line], job_id=chunk.job_id)
-        except Exception as wrong:
-            if is_unavailable(wrong):
-                raise
-            e = t.events.c
-            this = (e.attempt == chunk.attempt, e.stream == chunk.stream, e.offset == line.offset)
-            fault = f"stored as an event only: {_describe(wrong)}"
-            conn.execute(update(t.events).where(*this).values(fault=fault, text=_text_of(line)))
+    for chunk, lines in told:
+        for line in lines:
+            _project_or_fault(conn, chunk, line)
+
+
+def _project_or_fault(conn: Connection, chunk: Chunk, line: Line) -> None:
+    try:
+        with conn.begin_nested():
+            project(conn, chunk.attempt, chunk.stream, [line], job_id=chunk.job_id)
+    except Exception as wrong:
+        if is_unavailable(wrong):
+            raise
+        e = t.events.c
+        this = (e.attempt == chunk.attempt, e.stream == chunk.stream, e.offset == line.offset)
+        fault = f"stored as an event only: {_describe(wrong)}"
+        conn.execute(update(t.events).where(*this).values(fault=fault, text=_text_of(line)))
 
 
 def _describe(wrong: Exception) -> str:

@@ -134,6 +134,12 @@ def others(db: Database, token: str) -> dict[str, str]:
         return {row.lease_token: row.lease_owner or "" for row in conn.execute(query.distinct())}
 
 
+def count_held(conn: Connection) -> int:
+    """Open jobs with a live lease."""
+    held = (_JOBS.stage.is_not(None), _JOBS.lease_until >= clock(conn))
+    return conn.execute(select(func.count()).select_from(t.jobs).where(*held)).scalar_one()
+
+
 def is_held_elsewhere(db: Database, host: str) -> bool:
     """Whether a reconciler on another machine than `host` holds an open job now."""
     with db.read() as conn:

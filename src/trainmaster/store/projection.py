@@ -1,5 +1,7 @@
 """Training records derived from events: iterations, their phases, epochs, evaluations and checks.
 
+Of several nodes, the first one's events describe the run; of the others the checks alone are derived.
+
 Written in the transaction that stores the lines, so each line counts once. Incremental: a batch of lines is folded in
 memory and merged with the rows it touches. The cost grows with the lines of the batch, not with those of the run.
 
@@ -20,9 +22,10 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Table, and_, insert, or_, select, update
+from sqlalchemy import Connection, Table, and_, bindparam, insert, or_, select, update
 
 from trainmaster.core.events import Event, Line
+from trainmaster.core.plan import EVENTS_FILE, split_node_file
 from trainmaster.core.results import Verdict
 from trainmaster.store import tables as t
 from trainmaster.store.columns import upsert
@@ -32,14 +35,19 @@ from trainmaster.store.spans import Span, read_text, read_whole
 _KINDS = {"TRAJECTORY": "traj_gen", "TRAINING": "training", "EVAL_TRAINING": "evaluation"}
 _SPANS = frozenset({"PROJECT", "GROUP_ITERATION", "ITERATION", *_KINDS})
 PHASES = _SPANS | {"EVAL_MODEL", "PREFLIGHT"}
+_OF_ANY_NODE = frozenset({"PREFLIGHT"})  # the second and later nodes repeat what the first one states of the run
 _AT_ONCE = 500  # keys in one query
+_OF_JOB = (t.iterations.c.job_id == bindparam("job"), t.iterations.c.number.in_(bindparam("numbers", expanding=True)))
+_ITERATIONS = select(t.iterations).where(*_OF_JOB)
+_IDS = select(t.iterations.c.id, t.iterations.c.number).where(*_OF_JOB)
 # Longest text in an index. PostgreSQL refuses an index entry of more than 2,704 bytes, and a character may take four.
 _INDEXED_CHARACTERS = 255
 
 
 def project(conn: Connection, attempt: str, stream: str, lines: Iterable[Line], *, job_id: str | None = None) -> None:
     """Merge lines into the records of their job. The lines themselves are in `events` already."""
-    told = [(line.offset, line.event) for line in lines if line.event is not None and line.event.phase in PHASES]
+    phases = PHASES if split_node_file(stream)[0] == 0 else _OF_ANY_NODE
+    told = [(line.offset, line.event) for line in lines if line.event is not None and line.event.phase in phases]
     if not told:
         return
     if job_id is None:
@@ -146,19 +154,29 @@ class _Fold:
 
         The workload writes into the same file as the agent; it must not set the verdict of another machine.
         """
-        host = self._host or "0"
-        if claimed is None or claimed == host:
+        host = self._host
+        return claimed if claimed is not None and claimed != host and claimed in self._nodes else host
+
+    @functools.cached_property
+    def _host(self) -> str:
+        """Name of the node that wrote this stream: its host name, unless the first node has the same."""
+        number = split_node_file(self._stream)[0]
+        host = self._find_host(self._stream) or str(number)
+        if number == 0 or host != self._find_host(EVENTS_FILE):
             return host
+        return str(self._nodes[number]) if number < len(self._nodes) else f"{host} {number}"
+
+    @functools.cached_property
+    def _nodes(self) -> list[Any]:
         a = t.attempts.c
         handle = self._conn.execute(select(a.handle).where(a.id == self._attempt)).scalar_one_or_none() or {}
         nodes = handle.get("nodes")
-        return claimed if isinstance(nodes, list) and claimed in nodes else host
+        return nodes if isinstance(nodes, list) else []
 
-    @functools.cached_property
-    def _host(self) -> str | None:
-        """Host name in the agent's PROJECT start: a check does not state where it ran."""
+    def _find_host(self, stream: str) -> str | None:
+        """Host name in an agent's PROJECT start: a check does not state where it ran."""
         e = t.events.c
-        start = (e.attempt == self._attempt, e.stream == self._stream, e.phase == "PROJECT", e.event == "start")
+        start = (e.attempt == self._attempt, e.stream == stream, e.phase == "PROJECT", e.event == "start")
         data = self._conn.execute(select(e.data).where(*start).order_by(e.offset).limit(1)).scalar_one_or_none()
         return read_text((data or {}).get("host"))
 
@@ -187,13 +205,10 @@ class _Fold:
         if not self._numbers:
             return {}
         own = {number: span for (phase, number), span in self._spans.items() if phase == "ITERATION"}
-        i = t.iterations.c
         known = {
             row["number"]: row
             for some in _slices(list(self._numbers))
-            for row in self._conn.execute(
-                select(t.iterations).where(i.job_id == self._job_id, i.number.in_(some))
-            ).mappings()
+            for row in self._conn.execute(_ITERATIONS, {"job": self._job_id, "numbers": some}).mappings()
         }
         rows = []
         for number, span in own.items():
@@ -211,12 +226,10 @@ class _Fold:
             self._conn.execute(upsert(dialect, t.iterations, ("job_id", "number")), bare)
         if len(own) == len(self._numbers) and len(self._spans) == len(own) and not self._epochs and not self._evals:
             return {}  # nothing but iterations
-        return {
+        return {number: row["id"] for number, row in known.items()} | {
             number: row_id
-            for some in _slices(list(self._numbers))
-            for row_id, number in self._conn.execute(
-                select(i.id, i.number).where(i.job_id == self._job_id, i.number.in_(some))
-            )
+            for some in _slices([number for number in self._numbers if number not in known])
+            for row_id, number in self._conn.execute(_IDS, {"job": self._job_id, "numbers": some})
         }
 
     def _write_phases(self, ids: Mapping[int, int]) -> None:

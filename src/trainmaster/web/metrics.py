@@ -37,6 +37,7 @@ class Meter:
         self._news = Gauge("outbox_waiting", "Notifications not yet dispatched.", **own)
         self._deliveries = Gauge("deliveries_waiting", "Deliveries in flight or waiting for a retry.", **own)
         self._instances = Gauge("instances", "Rented instances by state.", ["state"], **own)
+        self._held = Gauge("active_orchestrators", "Open jobs that a live reconciler holds.", **own)
         self._following = Gauge("following", "Open streaming responses.", **own)
         self._age = Gauge(
             "reconciler_tick_age_seconds", "Seconds since the last reconciler tick; -1 before the first.", **own
@@ -60,6 +61,7 @@ class Meter:
             self._lag.labels(f"{share:g}").set(lags[min(len(lags) - 1, int(share * len(lags)))] if lags else 0.0)
         self._news.set(pulse.news_waiting)
         self._deliveries.set(pulse.deliveries_waiting)
+        self._held.set(pulse.active_orchestrators)
         self._instances.clear()
         for state, count in pulse.instances.items():
             self._instances.labels(state).set(count)

@@ -16,6 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from trainmaster.api.codec import to_json
 from trainmaster.control import logs
 from trainmaster.core.errors import StorageError, TargetError
+from trainmaster.core.plan import EVENTS_FILE, node_file
 from trainmaster.storage import Store
 from trainmaster.store import Database, backlog, jobs, tokens
 from trainmaster.store.attempts import list_attempts
@@ -61,9 +62,10 @@ class Followers:
 
 
 async def events(
-    followers: Followers, db: Database, job_id: str, who: Caller, *, after: tuple[int, int] | None
+    followers: Followers, db: Database, job_id: str, who: Caller, *, after: tuple[int, int] | None, node: int = 0
 ) -> AsyncIterator[str]:
     """A job's events as server-sent events, behind `after`, until the job is final. The `id` of each is its cursor."""
+    stream = node_file(EVENTS_FILE, node)
     with followers.one_more():
         spoke = checked = time.monotonic()
         yield "retry: 2000\n\n"
@@ -75,7 +77,7 @@ async def events(
             try:
                 # The job first: events recorded before its end are then among those read after.
                 job = await run_in_threadpool(jobs.find_job, db, job_id)
-                rows = await run_in_threadpool(list_events, db, job_id, after=after, limit=_BATCH)
+                rows = await run_in_threadpool(list_events, db, job_id, after=after, limit=_BATCH, stream=stream)
             except backlog.GONE:
                 job, rows = None, []  # unavailable for a while: the stream waits and misses nothing
             for row in rows:

@@ -7,6 +7,7 @@ Forking is safe because the parent has one thread when it does so; it refuses ot
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
 import signal
@@ -23,9 +24,10 @@ TESTS, SOURCE = Path(__file__).parents[2], Path(__file__).parents[3] / "src"
 class Warm:
     """The warmed process, seen from the test."""
 
-    def __init__(self) -> None:
+    def __init__(self, *modules: str) -> None:
+        """`modules` are imported beforehand too: those of the targets that the children will use."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "control.drill.warm"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, "-m", "control.drill.warm", *modules], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{SOURCE}"},
         )  # fmt: skip
 
@@ -71,6 +73,8 @@ def serve() -> None:
     from trainmaster.control import __main__ as entry
     from trainmaster.targets import local  # noqa: F401
 
+    for name in sys.argv[1:]:
+        importlib.import_module(name)
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a second thread: children could inherit a held lock"
     codes: dict[int, int] = {}
     for line in sys.stdin:

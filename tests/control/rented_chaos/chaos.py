@@ -8,9 +8,12 @@ import random
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
+
+from sqlalchemy import func, select
 
 from trainmaster import control
 from trainmaster.core.event_catalog import CHECK_VARIABLE
@@ -18,13 +21,17 @@ from trainmaster.core.spec import parse_spec
 from trainmaster.sim.lambda_cloud.faults import parse_rates
 from trainmaster.sim.lambda_cloud.settings import Settings
 from trainmaster.sim.lambda_cloud.simulator import Simulator
-from trainmaster.store import open_database
+from trainmaster.store import open_database, tables
 from trainmaster.store.jobs import find_job
 from trainmaster.store.rows import JobRow
 
 from ..drill.warm import SOURCE, Warm
 
 EVENTS = 20
+_MODULES = ("asyncssh", "httpx", "trainmaster.targets._boxes", "trainmaster.targets.lambda_cloud.provider")
+_MOVES = (2, 8)  # stage changes of jobs in one life of the server, at least
+_LONGEST_LIFE_S = 60.0
+_SWEEP_S = 120.0
 TYPES = ("gpu_1x_a10", "gpu_1x_a100_sxm4", "gpu_1x_h100_pcie")
 _OFFERS = 7  # regions of these types: instances at the same time are spread over them
 # Each rank numbers its events: a lost or doubled row shows.
@@ -46,7 +53,8 @@ class Plan:
     instances: int = 12
     pace: float = 20.0
     kill_s: tuple[float, float] = (4.0, 12.0)
-    limit_s: float = 3600.0
+    limit_s: float = 1500.0
+    report: Callable[[str], None] | None = None  # a line of progress
 
 
 class Chaos:
@@ -58,6 +66,8 @@ class Chaos:
         self.db = open_database(self.home / "trainmaster.db")
         self.jobs: list[JobRow] = []
         self.cancelled: set[str] = set()
+        self.late: list[JobRow] = []  # open when the time was over
+        self.stopped = False
         self.kills, self.took_s, self.ideal_minutes = 0, 0.0, 0.0
         self._random = random.Random(plan.seed)
         self._stack = contextlib.ExitStack()
@@ -69,7 +79,7 @@ class Chaos:
         capacity = max(1, self.plan.instances // _OFFERS)
         settings = Settings(
             folder=self.folder / "sim", seed=self.plan.seed, time_factor=self.plan.pace, boot_s=60.0,
-            capacity=capacity, quota=None,
+            capacity=capacity, quota=None, cache=self.folder / "cache",
         )  # fmt: skip
         self.simulator = self._stack.enter_context(Simulator(settings))
         self._environment = {
@@ -80,7 +90,7 @@ class Chaos:
             "PYTHONPATH": str(SOURCE),
         }
         os.environ.update(self._environment)  # submit plans with them
-        self._warm = Warm()
+        self._warm = Warm(*_MODULES)
         self._stack.callback(self._warm.close)
         return self
 
@@ -96,11 +106,22 @@ class Chaos:
         self.simulator.admin.change({"rates": parse_rates(self.plan.faults)})
         began = time.monotonic()
         self.jobs = [self._submit(number) for number in range(self.plan.jobs)]
-        while self.find_open() and time.monotonic() - began < self.plan.limit_s:
-            self._live(self._random.uniform(*self.plan.kill_s))
+        until = began + self.plan.limit_s
+        while self.find_open() and time.monotonic() < until and not self.stopped:
+            self._live(self._random.uniform(*self.plan.kill_s), until)
+            self._report(began)
         self.took_s = time.monotonic() - began
         self.simulator.admin.change({"rates": dict.fromkeys(parse_rates("all"), 0.0)})
         self._sweep()
+
+    def stop(self) -> None:
+        """End the run early: the verdict is given over what was done until now."""
+        self.stopped = True
+
+    def _report(self, began: float) -> None:
+        if self.plan.report is not None and self.kills % 10 == 0:
+            done = len(self.jobs) - len(self.find_open())
+            self.plan.report(f"{time.monotonic() - began:5.0f} s: {done} of {len(self.jobs)} jobs, {self.kills} kills")
 
     def find_open(self) -> list[JobRow]:
         rows = [find_job(self.db, job.id) for job in self.jobs]
@@ -127,8 +148,12 @@ class Chaos:
         }  # fmt: skip
         return control.submit(self.db, parse_spec(document))
 
-    def _live(self, seconds: float) -> None:
-        """One life of the control plane; now and then a user cancels one of every ten jobs in it."""
+    def _live(self, seconds: float, until: float) -> None:
+        """One life of the control plane; now and then a user cancels one of every ten jobs in it.
+
+        It lasts at least until it has moved a few jobs: on a slow machine lives that end before would end nothing.
+        """
+        moves = self._count_moves() + self._random.randint(*_MOVES)
         self._start()
         doomed = [job for job in self.find_open() if job.name.endswith("5")]
         if doomed and self._random.random() < 0.1:
@@ -136,22 +161,34 @@ class Chaos:
             with contextlib.suppress(Exception):  # it may have ended just now
                 control.cancel(self.db, chosen.id)
                 self.cancelled.add(chosen.id)
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and self.find_open():
+        began = time.monotonic()
+        while time.monotonic() < min(until, began + _LONGEST_LIFE_S) and self.find_open() and not self.stopped:
+            if time.monotonic() - began > seconds and self._count_moves() >= moves:
+                break
             time.sleep(0.2)
         self._end(signal.SIGKILL)
         self.kills += 1
 
+    def _count_moves(self) -> int:
+        with self.db.read() as conn:
+            return conn.execute(select(func.count()).select_from(tables.transitions)).scalar_one()
+
     def _sweep(self) -> None:
-        """A control plane that is left in peace, until the cloud has nothing of ours, or for a minute."""
+        """A control plane that is left in peace, until the cloud has nothing of ours, or for two minutes.
+
+        Jobs that are still open are stuck, or had no time: they are cancelled, so that what is left is a leak.
+        """
+        self.late = self.find_open()
+        for job in self.late:
+            control.cancel(self.db, job.id)
         self._start()
-        end = time.monotonic() + 60
-        while self.simulator.summary()["not_terminated"] and time.monotonic() < end:
+        end = time.monotonic() + _SWEEP_S
+        while (self.simulator.summary()["not_terminated"] or self.find_open()) and time.monotonic() < end:
             time.sleep(0.5)
         self._end(signal.SIGTERM)
 
     def _start(self) -> None:
-        words = [str(self.home), "--tick-s", "0.1"]
+        words = [str(self.home), "--tick-s", "0.5"]
         self._pid = self._warm.start(words, env=self._environment, log=self.folder / "control.log")
 
     def _end(self, number: signal.Signals) -> None:

@@ -30,7 +30,8 @@ def judge(chaos: Chaos) -> Verdict:
         "foreign instances touched": summary["foreign_touched"],
         "machine rows not gone": [row.nonce for one in rows for row in _machines(chaos, one) if row.state != "gone"],
         "lost or doubled event rows": [text for row in rows for text in _event_faults(chaos, row)],
-        "stuck jobs": [f"{row.id}: {row.stage}: {row.message}" for row in rows if not row.status.final],
+        "stuck jobs": [f"{row.id}: {row.stage}: {row.message}" for row in chaos.late],
+        "jobs that could not be cancelled": [row.id for row in rows if not row.status.final],
         "failed jobs without a reason": [row.id for row in rows if row.status is Status.FAILED and not row.reason],
         "wrong ends": [text for number, row in enumerate(rows) for text in _end_faults(chaos, number, row)],
     }
@@ -88,7 +89,8 @@ def _event_faults(chaos: Chaos, job: JobRow) -> Iterator[str]:
 
 def _end_faults(chaos: Chaos, number: int, job: JobRow) -> Iterator[str]:
     """Jobs that end otherwise than they should: only a cancel, a failing script or used-up attempts end one early."""
-    if job.status is Status.CANCELLED and job.id not in chaos.cancelled:
+    cancelled = chaos.cancelled | {late.id for late in chaos.late}
+    if job.status is Status.CANCELLED and job.id not in cancelled:
         yield f"{job.id}: cancelled by nobody"
     if number % 10 == 9 and job.status is Status.COMPLETED:
         yield f"{job.id}: its script fails, and it is completed"

@@ -23,6 +23,8 @@ After = Annotated[
 ]
 Phase = Annotated[str | None, Query(pattern=r"^[^\x00]{1,64}$", description="events of this phase (not for a stream)")]
 
+Node = Annotated[int, Query(ge=0, le=99_999, description="node of the job; each has cursors of its own")]
+
 
 @router.get(
     "/jobs/{uuid}/events",
@@ -43,6 +45,7 @@ async def list_events(
     who: dependencies.Viewer,
     after: After = None,
     phase: Phase = None,
+    node: Node = 0,
     limit: Annotated[int, Query(ge=1, le=1000, description="maximum number of results (not for a stream)")] = 1000,
     last_event_id: Annotated[
         str | None, Header(description="cursor of the last received event, to resume a stream")
@@ -60,10 +63,11 @@ async def list_events(
             return Response(status_code=204)
         followers.refuse_when_full()
         place = _cursor(last_event_id if last_event_id not in (None, "", streaming.END) else after)
-        body = streaming.events(followers, db, job.id, who, after=place)
+        body = streaming.events(followers, db, job.id, who, after=place, node=node)
         # A buffering proxy would delay the events.
         return StreamingResponse(body, media_type=_STREAM, headers={"X-Accel-Buffering": "no"})
-    page = await run_in_threadpool(events.read, db, job.id, phase=phase, after=_cursor(after), limit=limit)
+    place = _cursor(after)
+    page = await run_in_threadpool(events.read, db, job.id, phase=phase, after=place, limit=limit, node=node)
     return reply(page)
 
 

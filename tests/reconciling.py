@@ -1,0 +1,40 @@
+"""A control plane inside a test: it runs while a block does, or until a job is final."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from trainmaster import control
+from trainmaster.store import Database
+from trainmaster.store.jobs import find_job
+from trainmaster.store.rows import JobRow
+
+
+@contextlib.asynccontextmanager
+async def running(db: Database, home: Path) -> AsyncIterator[None]:
+    stop = asyncio.Event()
+    loop = asyncio.create_task(control.run(db, home, stop=stop, tick_s=0.05))
+    try:
+        yield
+    finally:
+        stop.set()
+        await loop
+
+
+def drive(db: Database, home: Path, job: JobRow, also: Callable[[JobRow], None] = lambda _: None) -> JobRow:
+    """Reconcile until the job is final; `also` is called meanwhile."""
+
+    async def go() -> JobRow:
+        async with running(db, home):
+            while True:
+                now = find_job(db, job.id)
+                assert now is not None
+                if now.status.final:
+                    return now
+                also(now)
+                await asyncio.sleep(0.05)
+
+    return asyncio.run(go())

@@ -13,14 +13,11 @@ import argparse
 import asyncio
 import contextlib
 import sys
-import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 
-import yaml
-
-from sshd import Lab, lab
+from sshd import bench
 from trainmaster import control
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Status
@@ -78,29 +75,14 @@ async def measure(db: Database, home: Path, target: str, jobs: int) -> bool:
     return states()[Status.COMPLETED] == kept == jobs == found[Status.RUNNING]
 
 
-def write_hosts(machines: Lab, path: Path) -> None:
-    hosts = [{"host": "127.0.0.1", "name": one.name, "port": one.port} for one in machines.hosts]
-    defaults = {"key": str(machines.key), "python": sys.executable}
-    document = {"known_hosts": str(machines.known_hosts), "defaults": defaults, "hosts": hosts}
-    path.write_text(yaml.safe_dump(document))
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--hosts", type=int, default=64)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="ssh-hosts-") as folder:
-        home = Path(folder) / "home"
-        for place in (home, Path(folder) / "lab"):
-            place.mkdir()
-        with lab(Path(folder) / "lab") as machines:
-            for number in range(args.hosts):
-                machines.start(f"h{number}")
-            machines.wait()
-            write_hosts(machines, home / "hosts.yaml")
-            db = open_database(home / "trainmaster.db")
-            done = asyncio.run(measure(db, home, f"ssh:{home / 'hosts.yaml'}", args.hosts))
-            db.close()
+    with bench("ssh-hosts", args.hosts) as (_, home, target):
+        db = open_database(home / "trainmaster.db")
+        done = asyncio.run(measure(db, home, target, args.hosts))
+        db.close()
     return 0 if done else 1
 
 

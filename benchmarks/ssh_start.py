@@ -13,14 +13,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
-import sys
-import tempfile
 import time
 from pathlib import Path
 
-import yaml
-
-from sshd import lab
+from sshd import bench
 from trainmaster import control
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Status
@@ -53,21 +49,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--jobs", type=int, default=50)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="ssh-start-") as folder:
-        home = Path(folder) / "home"
-        for place in (home, Path(folder) / "lab"):
-            place.mkdir()
-        with lab(Path(folder) / "lab") as machines:
-            host = machines.start("n1")
-            machines.wait()
-            entry = {"host": "127.0.0.1", "name": "n1", "port": host.port, "key": str(machines.key)}
-            document = {"known_hosts": str(machines.known_hosts), "hosts": [{**entry, "python": sys.executable}]}
-            (home / "hosts.yaml").write_text(yaml.safe_dump(document))
-            db = open_database(home / "trainmaster.db")
-            used = time.process_time()
-            first, *others = asyncio.run(measure(db, home, f"ssh:{home / 'hosts.yaml'}", args.jobs))
-            used = time.process_time() - used
-            db.close()
+    with bench("ssh-start", 1) as (_, home, target):
+        db = open_database(home / "trainmaster.db")
+        used = time.process_time()
+        first, *others = asyncio.run(measure(db, home, target, args.jobs))
+        used = time.process_time() - used
+        db.close()
     others.sort()
     print(f"first job, connection and package included: {first:.2f} s")
     print(f"{len(others)} others: p50 {statistics.median(others):.2f} s, most {others[-1]:.2f} s")

@@ -51,7 +51,7 @@ def registry(folder: Path) -> Iterator[Registry]:
         pytest.skip("containers of this test need root")
     address = f"127.0.0.1:{free_port()}"
     made = Registry(address=address, bin=folder / "bin")
-    _write_podman(folder, address)
+    write_podman(folder, address)
     server = _start_registry(folder, address)
     try:
         try:
@@ -71,7 +71,7 @@ def registry(folder: Path) -> Iterator[Registry]:
         subprocess.run(["umount", "-l", str(folder / "store" / "overlay")], capture_output=True, check=False)
 
 
-def _write_podman(folder: Path, address: str) -> None:
+def write_podman(folder: Path, address: str) -> None:
     """A `podman` with settings of its own: nothing of this machine's store or configuration is touched."""
     for name in ("store", "run", "bin"):
         (folder / name).mkdir()

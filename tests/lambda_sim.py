@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
+import functools
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +32,14 @@ def lambda_cloud(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any)
     folder.mkdir(parents=True, exist_ok=True)
     key = folder / "ssh-key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
-    given = {"folder": folder / "sim", "time_factor": PACE, "boot_s": 20.0, "terminate_s": 5.0, **settings}
+    given = {
+        "cache": _cache(),
+        "folder": folder / "sim",
+        "time_factor": PACE,
+        "boot_s": 20.0,
+        "terminate_s": 5.0,
+        **settings,
+    }
     with Simulator(Settings(**given)) as simulator:
         for name, value in {**simulator.environment(), "LAMBDA_SSH_KEY_FILE": str(key)}.items():
             monkeypatch.setenv(name, value)
@@ -37,6 +48,14 @@ def lambda_cloud(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any)
         yield simulator
         summary = simulator.summary()
         assert summary["foreign_touched"] == [] and summary["schema_faults"] == []
+
+
+@functools.cache
+def _cache() -> Path:
+    """One cache for the instances of all tests: the node half is received and compiled once instead of for each."""
+    folder = tempfile.mkdtemp(prefix="lambda-cache-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 def submit(db: Database, script: str, **spec: Any) -> JobRow:

@@ -8,11 +8,14 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 
 SSHD = shutil.which("sshd") or next((p for p in ("/usr/sbin/sshd", "/usr/local/sbin/sshd") if Path(p).exists()), None)
 needs_sshd = pytest.mark.skipif(
@@ -66,12 +69,13 @@ class Lab:
         self._host_key = self._key("host")  # one for all but those that want their own: making keys takes time
 
     def start(
-        self, name: str, *, own_key: bool = False, known: bool = True, environment: Mapping[str, str] | None = None
-    ) -> Sshd:
+        self, name: str, *, own_key: bool = False, known: bool = True, environment: Mapping[str, str] | None = None,
+        port: int | None = None,
+    ) -> Sshd:  # fmt: skip
         folder = self.folder / name
         home = folder / "home"
         home.mkdir(parents=True)
-        key, port = self._key(f"host-{name}") if own_key else self._host_key, free_port()
+        key, port = self._key(f"host-{name}") if own_key else self._host_key, port or free_port()
         config = folder / "sshd_config"
         variables = " ".join(
             f"{key}={value}"
@@ -107,6 +111,17 @@ class Lab:
                 with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", host.port), timeout=1):
                     break
 
+    def write_hosts(self, path: Path, **defaults: object) -> str:
+        """A hosts file of all servers; the target that it makes."""
+        hosts = [{"host": "127.0.0.1", "name": one.name, "port": one.port} for one in self.hosts]
+        document = {
+            "known_hosts": str(self.known_hosts),
+            "defaults": {"key": str(self.key), "python": sys.executable, **defaults},
+            "hosts": hosts,
+        }
+        path.write_text(yaml.safe_dump(document))
+        return f"ssh:{path}"
+
     def close(self) -> None:
         for host in self.hosts:
             with contextlib.suppress(ProcessLookupError):
@@ -126,6 +141,20 @@ def lab(folder: Path) -> Iterator[Lab]:
         yield made
     finally:
         made.close()
+
+
+@contextlib.contextmanager
+def bench(name: str, hosts: int) -> Iterator[tuple[Lab, Path, str]]:
+    """Servers for a benchmark in a temporary folder, a home folder, and the target over them."""
+    with tempfile.TemporaryDirectory(prefix=f"{name}-") as folder:
+        home = Path(folder) / "home"
+        for place in (home, Path(folder) / "lab"):
+            place.mkdir()
+        with lab(Path(folder) / "lab") as machines:
+            for number in range(hosts):
+                machines.start(f"h{number}")
+            machines.wait()
+            yield machines, home, machines.write_hosts(home / "hosts.yaml")
 
 
 def free_port() -> int:

@@ -8,15 +8,14 @@ import os
 import re
 import signal
 import stat
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from containers import PASSWORD, USER, Registry, registry
+from reconciling import drive
 from sshd import Lab, lab, needs_sshd
 from trainmaster import control
 from trainmaster.control.logs import read
@@ -25,7 +24,6 @@ from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Status
 from trainmaster.storage import open_store
 from trainmaster.store import Database, attempts, events
-from trainmaster.store.jobs import find_job
 from trainmaster.store.rows import JobRow
 
 pytestmark = [pytest.mark.spawns, needs_sshd, pytest.mark.timeout(300)]
@@ -51,14 +49,10 @@ def target(request: pytest.FixtureRequest, images: Registry, tmp_path: Path, mon
     monkeypatch.setenv(VARIABLE, PASSWORD)
     monkeypatch.setenv("TRAINMASTER_JOB_ENV", VARIABLE)
     monkeypatch.setenv("PATH", f"{images.bin}:{os.environ['PATH']}")
-    return "local" if request.param == "local" else ssh_target(request.getfixturevalue("machine"), tmp_path)
-
-
-def ssh_target(machine: Lab, folder: Path) -> str:
-    (box,) = machine.hosts
-    entry = {"host": "127.0.0.1", "name": "box", "port": box.port, "key": str(machine.key), "python": sys.executable}
-    (folder / "hosts.yaml").write_text(yaml.safe_dump({"known_hosts": str(machine.known_hosts), "hosts": [entry]}))
-    return f"ssh:{folder / 'hosts.yaml'}"
+    if request.param == "local":
+        return "local"
+    machine: Lab = request.getfixturevalue("machine")
+    return machine.write_hosts(tmp_path / "hosts.yaml")
 
 
 def spec_of(images: Registry, target: str, script: str | None, **more: Any) -> dict[str, Any]:
@@ -68,27 +62,6 @@ def spec_of(images: Registry, target: str, script: str | None, **more: Any) -> d
     }  # fmt: skip
     command = {} if script is None else {"command": ["/bin/sh", "-c", script]}
     return {"name": "box", "target": target, "preflight": {"level": 0}, "container": container, **command, **more}
-
-
-def drive(db: Database, home: Path, job: JobRow, also: Callable[[JobRow], None] = lambda _: None) -> JobRow:
-    """Reconcile until the job is final; `also` is called meanwhile."""
-
-    async def go() -> JobRow:
-        stop = asyncio.Event()
-        loop = asyncio.create_task(control.run(db, home, stop=stop, tick_s=0.05))
-        try:
-            while True:
-                now = find_job(db, job.id)
-                assert now is not None
-                if now.status.final:
-                    return now
-                also(now)
-                await asyncio.sleep(0.05)
-        finally:
-            stop.set()
-            await loop
-
-    return asyncio.run(go())
 
 
 def kept(home: Path, job: JobRow, path: str) -> bytes:
@@ -235,7 +208,7 @@ def test_a_password_that_jobs_may_not_have_is_refused(
 ) -> None:
     monkeypatch.setenv(VARIABLE, PASSWORD)
     monkeypatch.delenv("TRAINMASTER_JOB_ENV", raising=False)
-    job = control.submit(db, parse_spec(spec_of(images, ssh_target(machine, tmp_path), "true")))
+    job = control.submit(db, parse_spec(spec_of(images, machine.write_hosts(tmp_path / "hosts.yaml"), "true")))
     ended = drive(db, tmp_path, job)
     assert ended.status is Status.FAILED and f"set {VARIABLE} in the environment" in ended.message
 

@@ -50,7 +50,8 @@ def test_a_preempted_run_resumes_on_another_instance_within_its_loss_bound(
         if row.event == "metrics":
             steps[row.attempt].append(int(row.data["step"]))
     before, after = steps[first.id], steps[second.id]
-    assert after[-1] == STEPS and 1 < after[0] <= before[-1] + 1
+    # The last lines of a preempted machine may be lost with it; what it resumed from is a stored checkpoint.
+    assert after[-1] == STEPS and after[0] > 1 and (after[0] - 1) % EVERY == 0
     assert before[-1] - after[0] < 2 * EVERY, "no more is lost than since the newest checkpoint in storage"
     page = job_page.read(db, job.id)
     assert page is not None and page.attempts[1].recovered_s is not None

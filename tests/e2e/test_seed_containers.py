@@ -45,6 +45,8 @@ class Seen:
     parents: list[int] = field(default_factory=list)
     log: bytes = b""
     agent_log: str = ""
+    crashed: JobRow | None = None  # another job, whose container is killed
+    left: list[str] = field(default_factory=list)  # containers after both
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +69,12 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
             "name": "seed", "target": f"ssh:{folder / 'hosts.yaml'}", "preflight": {"level": 0},
             "container": container, "command": ["/bin/sh", "-c", SCRIPT],
         }  # fmt: skip
-        yield asyncio.run(watch(folder, images, box.home, spec))
+        found = asyncio.run(watch(folder, images, box.home, spec))
+        found.crashed = asyncio.run(
+            run_to_the_end(folder, {**spec, "command": ["/bin/sh", "-c", "/bin/sh -c 'kill -9 $$'; exit $?"]})
+        )
+        found.left = images.containers()
+        yield found
 
 
 async def watch(folder: Path, images: Registry, home: Path, spec: dict[str, Any]) -> Seen:
@@ -104,6 +111,20 @@ async def watch(folder: Path, images: Registry, home: Path, spec: dict[str, Any]
         await loop
         db.close()
     return seen
+
+
+async def run_to_the_end(folder: Path, spec: dict[str, Any]) -> JobRow:
+    db, stop = open_database(folder / "trainmaster.db"), asyncio.Event()
+    job = control.submit(db, parse_spec(spec))
+    loop = asyncio.create_task(control.run(db, folder, stop=stop, tick_s=0.05))
+    try:
+        while not (now := find_job(db, job.id) or job).status.final:  # noqa: ASYNC110 (rows have no event)
+            await asyncio.sleep(0.05)
+        return now
+    finally:
+        stop.set()
+        await loop
+        db.close()
 
 
 def parents_of(mark: str) -> list[int]:
@@ -163,3 +184,11 @@ def test_container_completes_successfully(seen: Seen) -> None:
     assert seen.job.status is Status.COMPLETED and seen.log.endswith(b"done\n")
     assert seen.attempt.exit is not None and seen.attempt.exit.exit_codes == {"0": 0}
     assert seen.images.containers() == []
+
+
+def test_docker_container_crashes(seen: Seen) -> None:
+    job = seen.crashed
+    assert job is not None and job.status is Status.FAILED and job.reason is not None, job
+    assert "137" in job.message or "SIGKILL" in job.message, job.message
+    assert seen.left == [], "the container is removed"
+    assert parents_of(f"{job.id}.1") == [], "no process is left"

@@ -7,24 +7,26 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
+from reconciling import drive, running
 from sshd import Lab, lab, needs_sshd
 from trainmaster import control
-from trainmaster.control import reap
-from trainmaster.core.plan import ATTEMPT_VARIABLE
+from trainmaster.control import logs, reap
+from trainmaster.core.plan import ATTEMPT_VARIABLE, EVENTS_FILE, node_file
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Status
 from trainmaster.storage import open_store
-from trainmaster.store import Database, attempts, events
+from trainmaster.store import Database, attempts, events, nodes
 from trainmaster.store.jobs import find_job
 from trainmaster.store.rows import JobRow
 
@@ -50,13 +52,7 @@ def machines(tmp_path: Path) -> Iterator[Lab]:
 
 @pytest.fixture
 def target(machines: Lab, tmp_path: Path) -> str:
-    defaults = {
-        "key": str(machines.key), "python": sys.executable, "folder": str(tmp_path / "shared"), "lost_after_s": 1.0,
-    }  # fmt: skip
-    hosts = [{"host": "127.0.0.1", "name": one.name, "port": one.port} for one in machines.hosts]
-    document = {"known_hosts": str(machines.known_hosts), "defaults": defaults, "hosts": hosts}
-    (tmp_path / "hosts.yaml").write_text(yaml.safe_dump(document))
-    return f"ssh:{tmp_path / 'hosts.yaml'}"
+    return machines.write_hosts(tmp_path / "hosts.yaml", folder=str(tmp_path / "shared"), lost_after_s=1.0)
 
 
 def processes_of(mark: str) -> list[int]:
@@ -66,27 +62,6 @@ def processes_of(mark: str) -> list[int]:
             if f"{ATTEMPT_VARIABLE}={mark}\0".encode() in path.read_bytes():
                 found.append(int(path.parent.name))
     return found
-
-
-def drive(db: Database, home: Path, job: JobRow, also: Callable[[JobRow], Awaitable[None] | None]) -> JobRow:
-    """Reconcile until the job is final; `also` is called meanwhile."""
-
-    async def go() -> JobRow:
-        stop = asyncio.Event()
-        loop = asyncio.create_task(control.run(db, home, stop=stop, tick_s=0.05))
-        try:
-            while True:
-                now = find_job(db, job.id)
-                assert now is not None
-                if now.status.final:
-                    return now
-                also(now)
-                await asyncio.sleep(0.05)
-        finally:
-            stop.set()
-            await loop
-
-    return asyncio.run(go())
 
 
 def losses(db: Database, job_id: str) -> dict[int, set[float]]:
@@ -194,6 +169,49 @@ def test_many_small_outputs_are_collected_in_few_requests(db: Database, tmp_path
         assert all(store.get(f"jobs/{job.id}/{folder}/d/{i}") == f"{rank}-{i}\n".encode() for i in range(1, 701))
         digest = hashlib.sha256(store.get(f"jobs/{job.id}/{folder}/big")).hexdigest()
         assert store.get(f"jobs/{job.id}/attempts/1/rank-{rank}.log").split()[0].decode() == digest
+
+
+def test_events_and_logs_of_every_node_arrive_while_it_runs_and_once(db: Database, tmp_path: Path, target: str) -> None:
+    line = '{"v":1,"phase":"STEP","event":"metrics","data":{"rank":\'$RANK\',"part":%s}}'
+    check = '{"v":1,"phase":"PREFLIGHT","event":"check","data":{"check":"cpu","verdict":"pass"}}'
+    script = (
+        f"echo '{check}' >> $TRAINMASTER_EVENTS; echo '{line % 1}' >> $TRAINMASTER_EVENTS; echo first from $RANK; "
+        f"until [ -e {tmp_path}/go ]; do sleep 0.05; done; "
+        f"for i in $(seq 300); do echo '{line % 2}' >> $TRAINMASTER_EVENTS; done"
+    )
+    spec = {"name": "pair", "target": target, "command": ["sh", "-c", script], "resources": {"nodes": 2}}
+    job = control.submit(db, parse_spec({**spec, "preflight": {"level": 0}}))
+    storage = open_store(tmp_path / "storage")
+
+    def parts(node: int) -> list[int]:
+        rows = events.list_events(db, job.id, phase="STEP", limit=10_000, stream=node_file(EVENTS_FILE, node))
+        assert {row.data["rank"] for row in rows} <= {node}
+        return [row.data["part"] for row in rows]
+
+    async def watch() -> None:
+        """One control plane ends while the nodes wait; the next one goes on from the stored offsets."""
+        async with running(db, tmp_path):
+            while parts(0) != [1] or parts(1) != [1]:  # noqa: ASYNC110 (rows have no event)
+                await asyncio.sleep(0.05)
+            now, (attempt,) = find_job(db, job.id), attempts.list_attempts(db, job.id)
+            assert now is not None and now.status is Status.RUNNING
+            log = await logs.read(db, storage, now, attempt, "rank-1.log", offset=0, limit=99)
+            agent = await logs.read(db, storage, now, attempt, "agent.node-1.log", offset=0, limit=9999)
+            assert log == b"first from 1\n" and b"starting 1 ranks" in agent
+        (tmp_path / "go").touch()
+
+    asyncio.run(watch())
+    ended = drive(db, tmp_path, job, lambda _: None)
+    assert ended.status is Status.COMPLETED, (ended.reason, ended.message)
+    for node in (0, 1):
+        assert parts(node) == [1] + [2] * 300
+        kept = storage.get(f"jobs/{job.id}/attempts/1/{node_file(EVENTS_FILE, node)}")
+        rows = events.list_events(db, job.id, limit=10_000, stream=node_file(EVENTS_FILE, node))
+        assert [row.offset for row in rows] == [at.start() for at in re.finditer(rb"(?m)^", kept[:-1])]
+        assert [(row.phase, row.event) for row in (rows[0], rows[-1])] == [("PROJECT", "start"), ("PROJECT", "end")]
+    names = [stream.stream for stream in asyncio.run(logs.list_streams(db, ended, attempts.list_attempts(db, job.id)))]
+    assert {"agent.node-1.log", "events.node-1.jsonl", "exit.node-1.json"} < set(names)
+    assert [row.check for row in nodes.list_checks(db, job.id)] == ["cpu", "cpu"]  # the check of each node
 
 
 def test_jobs_wait_for_a_free_machine_and_all_complete(db: Database, tmp_path: Path, target: str) -> None:

@@ -51,15 +51,26 @@ def job_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name in asked or _passes(name, value)}
 
 
+def find_given(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables of the server that TRAINMASTER_JOB_ENV gives to every job. Their values are secrets."""
+    asked = {name for name in re.split(r"[,\s]+", environment.get(PASSED, "")) if name}
+    return {name: environment[name] for name in sorted(asked) if environment.get(name)}
+
+
 def find_secrets(spec: JobSpec) -> dict[str, str]:
     """Variables of the server that a spec refers to; UsageError unless the operator gives them to jobs."""
     if spec.container is None or spec.container.login is None:
         return {}
     name = spec.container.login.password_from
-    asked = {word for word in re.split(r"[,\s]+", os.environ.get(PASSED, "")) if word}
-    if name not in asked or not os.environ.get(name):
+    return {name: find_secret(name)}
+
+
+def find_secret(name: str) -> str:
+    """A variable of the server with the password of a registry; UsageError unless the operator gives it to jobs."""
+    given = find_given(os.environ)
+    if name not in given:
         raise UsageError(f"container.login: set {name} in the environment of the server and name it in {PASSED}")
-    return {name: os.environ[name]}
+    return given[name]
 
 
 def _passes(name: str, value: str) -> bool:

@@ -104,8 +104,8 @@ class Rented:
                 }  # fmt: skip
             hosts.append(known)
         ready = {**handle, "nodes": [item["name"] for item in hosts], "hosts": hosts}
-        gpus = [gpu for found in await _boxes(access).identify(ready) for gpu in found]
-        return {**ready, "gpus": gpus}
+        gpus = await _boxes(access).identify(ready)
+        return {**ready, "hosts": [{**item, "gpus": some} for item, some in zip(hosts, gpus, strict=True)]}
 
     async def submit(self, submission: Submission) -> Handle:
         return await self._boxes().submit(submission)
@@ -120,6 +120,9 @@ class Rented:
         except Unreachable as wrong:
             return Poll(state=TargetState.UNKNOWN, note=f"{found.note}; {wrong}")
         return fate or found
+
+    def count_nodes(self, handle: Handle) -> int:
+        return len(handle["nodes"])
 
     async def read(self, handle: Handle, stream: str, *, offset: int, limit: int) -> bytes:
         try:
@@ -267,7 +270,8 @@ def _boxes(access: SshAccess) -> Boxes:
 
 
 def _node_name(one: Instance) -> str:
-    return f"i-{one.id[:12]}"
+    """Name of a machine among those of its attempt; ids of a pool are addresses and differ at their ends."""
+    return f"i-{one.id[:12]}" if one.id.isalnum() else f"i-{one.id[:60]}"
 
 
 def _is_of(one: Instance, attempt: str, handle: Handle) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -32,7 +31,7 @@ def test_the_xml_of_each_type_is_read_as_its_gpus(kind) -> None:
 @pytest.mark.parametrize("kind", [kind for kind in TYPES if kind.gpus in (1, 8)], ids=lambda kind: kind.name)
 def test_no_gpu_check_finds_a_fault(tmp_path: Path, kind) -> None:
     """A recorded machine with these GPUs on its bus, whose nvidia-smi is the simulated one."""
-    machine = Machine(Path(shutil.copytree(H200, tmp_path / "machine")))
+    machine = Machine(tmp_path / "machine", of=H200)
     machine.gpus(kind.gpus)
     for arguments, text in answers(make_gpus(kind.gpu, kind.gpus, "hardware")).items():
         machine.command(f"nvidia-smi {arguments}".strip(), text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,21 @@ def test_handles_large_files_correctly(box: Any, run: Any, here: Path, there: Pa
 
     run(go())
     assert digest(here / "large") == digest(there / "large")
+
+
+def test_file_transfer_speed(box: Any, run: Any, here: Path, there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Measured and printed; `benchmarks/transfer.py` compares it with scp and rsync."""
+    (here / "speed").write_bytes(os.urandom(64 << 20))
+
+    async def go() -> float:
+        began = time.monotonic()
+        receipt = await upload(box(), here / "speed", f"{there}/speed")
+        return receipt.size_bytes / (time.monotonic() - began) / 1e6
+
+    mb_per_s = run(go())
+    with capsys.disabled():
+        print(f"\nupload of 64 MiB: {mb_per_s:.0f} MB/s")
+    assert mb_per_s > 0 and digest(there / "speed") == digest(here / "speed")
 
 
 def test_handles_permission_errors(box: Any, run: Any, here: Path, there: Path) -> None:

@@ -21,7 +21,7 @@ import yaml
 from sshd import Lab, free_port, lab, needs_sshd
 from trainmaster import targets
 from trainmaster.core.errors import NoCapacity, SpecError, TargetError, Unreachable, UsageError
-from trainmaster.core.plan import EVENTS_FILE, rank_log
+from trainmaster.core.plan import EVENTS_FILE, node_file, rank_log
 from trainmaster.core.states import Reason, TargetState
 from trainmaster.targets import Submission
 from trainmaster.targets.ssh.target import Ssh
@@ -61,9 +61,11 @@ def test_the_ranks_of_two_nodes_meet_and_leave_their_files(hosts_file: Path, pla
         assert [text.partition(" at ")[0] for text in said] == [f"{rank} of 4 on node {rank // 2}" for rank in range(4)]
         await target.release(handle)
         names = {file.name for file in await target.list_files(handle)}
-        assert {"outputs/of-0", "outputs/node-1/of-2", "outputs/node-1/events.jsonl", "rank-3.log"} <= names
+        assert {"outputs/of-0", "outputs/node-1/of-2", "events.node-1.jsonl", "agent.node-1.log", "rank-3.log"} <= names
         assert await target.read(handle, "outputs/node-1/of-3", offset=0, limit=9) == b"3\n"
-        assert await target.read(handle, f"outputs/node-1/{EVENTS_FILE}", offset=0, limit=9) != b""
+        assert await target.read(handle, node_file(EVENTS_FILE, 1), offset=0, limit=9) != b""
+        with pytest.raises(TargetError, match="is not a stream"):
+            await target.read(handle, node_file(EVENTS_FILE, 2), offset=0, limit=9)
         assert await target.list_owned() == []
 
     run(go())
@@ -81,6 +83,7 @@ def test_one_node_that_fails_ends_the_attempt_and_its_peer_is_killed(
         poll = await end(target, handle)
         assert poll.state is TargetState.FAILED and poll.exit is not None
         assert poll.exit.reason is Reason.SCRIPT_FAILED and poll.note.startswith(f"{handle['nodes'][1]}: ")
+        assert poll.exit.message.startswith(f"{handle['nodes'][1]}: "), "the reason of the job names the machine"
         (owned,) = [one for one in await target.list_owned() if one.attempt == handle["attempt"]]
         assert owned.what.startswith(f"{handle['nodes'][0]}: ")
         await target.release(owned.handle)
@@ -180,7 +183,7 @@ def test_a_connection_that_is_cut_is_opened_again_and_the_job_goes_on(
 
 def test_it_connects_through_another_machine(hosts_file: Path, machines: Lab, place: Any, run: Any, end: Any) -> None:
     jump = f"127.0.0.1:{machines.hosts[2].port}"
-    target = edit(hosts_file, lambda document: document["hosts"][0].update(jump=jump))
+    target = edit(hosts_file, lambda document: document.update(hosts=[{**document["hosts"][0], "jump": jump}]))
     submission = target.plan(place('echo "$SSH_CONNECTION" > /dev/null; echo here'))
 
     async def go() -> None:

@@ -20,7 +20,10 @@ _WORKERS = 8
 class Fleet:
     """Machines of all instances, below `folder`."""
 
-    def __init__(self, cloud: Cloud, *, folder: Path, programs: Programs, ssh_port: int) -> None:
+    def __init__(
+        self, cloud: Cloud, *, folder: Path, programs: Programs, ssh_port: int, cache: Path | None = None
+    ) -> None:
+        self._cache = cache
         self._cloud, self._folder, self._programs, self._ssh_port = cloud, folder, programs, ssh_port
         self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="sim-machine")
         self._stop = threading.Event()
@@ -100,7 +103,7 @@ class Fleet:
             if one.machine is None:
                 machine = Machine(
                     self._folder / one.id, programs=self._programs, address=one.address, port=self._ssh_port,
-                    hostname=one.hostname,
+                    hostname=one.hostname, cache=self._cache,
                 )  # fmt: skip
                 one.machine = machine
                 rows = [

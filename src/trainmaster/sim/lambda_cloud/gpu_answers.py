@@ -94,6 +94,9 @@ def rows(gpus: list[Gpu]) -> list[dict[str, str]]:
     ]
 
 
+_SRAM_SOURCES = ("sram_l2", "sram_sm", "sram_microcontroller", "sram_pcie", "sram_other")
+
+
 def render_xml(gpus: list[Gpu]) -> str:
     """The document of `nvidia-smi -q -x`, with the parts that checks read."""
     root = ET.Element("nvidia_smi_log")
@@ -107,8 +110,6 @@ def render_xml(gpus: list[Gpu]) -> str:
 
 def _entry(gpu: Gpu) -> dict[str, Any]:
     hbm = (gpu.model.memory_kind or "").startswith("HBM")
-    none = dict.fromkeys(("sram_correctable", "dram_correctable", "dram_uncorrectable"), "0")
-    errors = none | {"sram_uncorrectable_parity": "0", "sram_uncorrectable_secded": "0"}
     generation, width = str(gpu.model.pcie_gen or 4), f"{gpu.model.pcie_width or 16}x"
     clock = {"graphics_clock": "1980 MHz", "sm_clock": "1980 MHz", "mem_clock": "2619 MHz"}
     return {
@@ -159,7 +160,7 @@ def _entry(gpu: Gpu) -> dict[str, Any]:
         "compute_mode": "Default",
         "utilization": {"gpu_util": "0 %", "memory_util": "0 %"},
         "ecc_mode": {"current_ecc": "Enabled", "pending_ecc": "Enabled"},
-        "ecc_errors": {"volatile": errors, "aggregate": errors | {"sram_threshold_exceeded": "No"}},
+        "ecc_errors": _ecc_errors(),
         "remapped_rows": {
             "remapped_row_corr": "0",
             "remapped_row_unc": "0",
@@ -183,6 +184,16 @@ def _entry(gpu: Gpu) -> dict[str, Any]:
         "max_clocks": clock,
         "fabric": {"state": "Completed", "status": "Success"} if gpu.model.fabric else {"state": "N/A"},
     }  # fmt: skip
+
+
+def _ecc_errors() -> dict[str, Any]:
+    none = dict.fromkeys(("sram_correctable", "dram_correctable", "dram_uncorrectable"), "0")
+    none |= {"sram_uncorrectable_parity": "0", "sram_uncorrectable_secded": "0"}
+    return {
+        "volatile": none,
+        "aggregate": none | {"sram_threshold_exceeded": "No"},
+        "aggregate_uncorrectable_sram_sources": dict.fromkeys(_SRAM_SOURCES, "0"),
+    }
 
 
 def _watts(gpu: Gpu) -> str:

@@ -57,8 +57,11 @@ def find_programs() -> Programs:
 class Machine:
     """One instance's processes and files, below `folder`, whose name is the instance's id."""
 
-    def __init__(self, folder: Path, *, programs: Programs, address: str, port: int, hostname: str) -> None:
+    def __init__(
+        self, folder: Path, *, programs: Programs, address: str, port: int, hostname: str, cache: Path | None = None
+    ) -> None:
         self.folder, self.home = folder, folder / "home"
+        self._cache = cache or self.home / ".cache"
         self.address, self.port, self._hostname, self._programs = address, port, hostname, programs
         self._init: subprocess.Popen[bytes] | None = None
 
@@ -149,7 +152,7 @@ class Machine:
             "HOME": self.home,
             "PATH": f"{self.folder / 'bin'}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
             "TMPDIR": self.home / "tmp",
-            "XDG_CACHE_HOME": self.home / ".cache",
+            "XDG_CACHE_HOME": self._cache,
             processes.MARK: self.folder.name,
         }
         lines = [

@@ -21,5 +21,6 @@ class Settings:
     listed_s: float = 300.0  # how long an ended instance stays in the listing
     time_factor: float = 1.0
     api_key_file: Path | None = None
+    cache: Path | None = None  # shared by all instances, as of an image with the node half; None: each has its own
     capacity: int = 64  # instances of one type in one region
     quota: int | None = None  # instances of the account

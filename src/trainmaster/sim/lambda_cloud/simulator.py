@@ -62,7 +62,11 @@ class Simulator:
             self._answering = Answering(self.cloud, api_key=_api_key(self.api_key_file))
             self.ssh_port = self.settings.ssh_port or _free_port()
             self._fleet = Fleet(
-                self.cloud, folder=self._folder / "instances", programs=programs, ssh_port=self.ssh_port
+                self.cloud,
+                folder=self._folder / "instances",
+                programs=programs,
+                ssh_port=self.ssh_port,
+                cache=self.settings.cache,
             )
             self.admin = Admin(self._answering, self._fleet)
             self._server = Server(self.settings.port, self._respond, clock)

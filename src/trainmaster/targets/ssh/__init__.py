@@ -5,7 +5,7 @@
 hosts.py        the hosts file                    connect.py      connections, host keys, refusals explained
 target.py       the target                        session.py      one connection per host, many requests
 package.py      the node half as one file         channel.py      the bootstrap's process and its lines
-bootstrap.py    runs on the node first            node_server.py  runs on the node then; core/frames.py between the two
+bootstrap.py    runs on the node first            node_server.py  runs on the node then (core/wire/frames.py)
 transfer.py     files and trees, both ways        data_pipe.py    bulk data over the machine's own ssh
 node_files.py   files and commands of a node      node_data.py    the node's end of bulk data
 """

@@ -19,7 +19,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainmaster.core import frames
+from trainmaster.core.tree import Changed, FileUnit
+from trainmaster.core.wire import frames
 from trainmaster.targets.ssh.channel import malformed
 from trainmaster.targets.ssh.connect import CIPHERS, CONNECT_TIMEOUT_S, KEEPALIVE_S, KEEPALIVES_LOST, NodeUnavailable
 from trainmaster.targets.ssh.hosts import SshHost
@@ -65,7 +66,7 @@ class DataPipe:
             raise
         return made
 
-    def ask(self, method: str, params: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+    def ask(self, method: str, params: Mapping[str, Any], body: bytes | FileUnit) -> tuple[dict[str, Any], bytes]:
         """The answer to a request: its head and its body."""
         self._number += 1
         head = {"id": self._number, "method": method, "params": dict(params)}
@@ -74,12 +75,18 @@ class DataPipe:
                 if self._closed:
                     raise _lost()
                 _write(self._in, frames.encode(head, len(body)))
-                _write(self._in, body)
+                if isinstance(body, FileUnit):
+                    body.send(self._in)
+                else:
+                    _write(self._in, body)
                 head_size, body_size = frames.sizes(self._read(frames.SIZES_BYTES))
                 found = frames.decode(self._read(head_size))
                 data = self._read(body_size)
         except (OSError, frames.BadFrame):
             raise _lost() from None
+        except Changed:
+            self._process.kill()  # a part of the body is sent: no further request can be told from it
+            raise
         if found.get("id") != self._number:
             raise malformed("an answer to another request")
         return found, data

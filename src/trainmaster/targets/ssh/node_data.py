@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainmaster.core import frames
 from trainmaster.core.errors import DiskFull, TrainmasterError
-from trainmaster.core.tree import UNIT_BYTES, Changed, DamagedUnit, Incoming, Slice, read_unit, sha256
+from trainmaster.core.tree import PIECE_BYTES, Changed, DamagedUnit, Incoming, Slice, read_unit, sha256
+from trainmaster.core.wire import frames
 
-_buffer = bytearray(UNIT_BYTES)
+_buffer = bytearray(PIECE_BYTES)
 _incoming: dict[tuple[str, str], Incoming] = {}
 
 
@@ -24,22 +24,43 @@ def main(requests: int = 0, answers: int = 1) -> None:
     """Answer requests until the connection closes."""
     while (raw := _read(requests, frames.SIZES_BYTES)) is not None:
         head_size, body_size = frames.sizes(bytes(raw))
-        head, body = _read(requests, head_size), _read(requests, body_size, into=_buffer)
-        if head is None or body is None:
+        if (head := _read(requests, head_size)) is None:
             return
+        body = _Body(requests, body_size)
         result, found = _answer(frames.decode(bytes(head)), body)
+        body.skip()
         _write(answers, frames.encode(result, len(found)))
         _write(answers, found)
 
 
-def _answer(head: Mapping[str, Any], body: memoryview) -> tuple[dict[str, Any], bytes]:
+class _Body:
+    """The body of a request, taken piece by piece while it arrives."""
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        self._descriptor, self.size, self._left = descriptor, size, size
+
+    def take(self, most: int) -> memoryview:
+        """The next bytes, in a buffer that the next call uses again."""
+        found = _read(self._descriptor, min(most, self._left), into=_buffer)
+        if found is None:
+            raise SystemExit(0)  # the connection closed
+        self._left -= len(found)
+        return found
+
+    def skip(self) -> None:
+        """Read what a refused request left of its body: the next request begins behind it."""
+        while self._left:
+            self.take(PIECE_BYTES)
+
+
+def _answer(head: Mapping[str, Any], body: _Body) -> tuple[dict[str, Any], bytes]:
     try:
         params = head["params"]
         if head["method"] == "files_put":
             key = (params["into"], params["digest"])
             if key not in _incoming:
                 _incoming[key] = Incoming(Path(params["into"]).expanduser(), params["digest"])
-            _incoming[key].write(int(params["unit"]), params["sha256"], body)
+            _incoming[key].receive(int(params["unit"]), params["sha256"], body.size, body.take)
             return {"id": head["id"], "result": {}}, b""
         if head["method"] == "files_get":
             unit = tuple(Slice(path=path, start=start, length=length) for path, start, length in params["slices"])

@@ -35,8 +35,8 @@ class NodeFiles:
         await asyncio.to_thread(self._at(into, digest).write, unit, sha256, body)
         return {}, b""
 
-    async def files_end(self, into: str, digest: str) -> Answer:
-        await asyncio.to_thread(self._at(into, digest).finish)
+    async def files_end(self, into: str, digest: str, durable: bool = False) -> Answer:
+        await asyncio.to_thread(self._at(into, digest).finish, durable=durable)
         self._incoming.pop((into, digest), None)
         return {}, b""
 

@@ -25,13 +25,14 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from trainmaster.core import frames, schema
+from trainmaster.core import schema
 from trainmaster.core.container import SECRETS_FOLDER
 from trainmaster.core.errors import TargetError, TrainmasterError, Unreachable
 from trainmaster.core.files import write_whole
 from trainmaster.core.ids import UUID_PATTERN
 from trainmaster.core.plan import LOCK_FILE, WORK_FOLDER, Plan
 from trainmaster.core.states import TargetState
+from trainmaster.core.wire import frames
 from trainmaster.targets.local import Local, submission
 from trainmaster.targets.ssh.node_data import kind_of
 from trainmaster.targets.ssh.node_files import Answer, NodeFiles
@@ -205,6 +206,12 @@ class Node(NodeFiles):
         rows = [[word.strip() for word in line.split(",")] for line in out.decode(errors="replace").splitlines()]
         found = [next((word for word in row if word and not word.startswith("[")), "") for row in rows]
         return {"gpus": [word for word in found if word] if process.returncode == 0 else []}, b""
+
+    async def slurm(self, call: str, how: Mapping[str, Any], params: Mapping[str, Any]) -> Answer:
+        """A request of the slurm target, whose login node this machine is."""
+        from trainmaster.targets.slurm.site import Site
+
+        return await Site(**how).answer(call, params)
 
     async def _live(self) -> set[str]:
         """Attempts with a slot. One that has ended has none, whether it was released or not."""

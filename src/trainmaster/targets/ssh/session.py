@@ -17,10 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from trainmaster.core import frames
 from trainmaster.core.backoff import backoff_s
 from trainmaster.core.errors import DiskFull, PathDenied, PathMissing, TargetError
-from trainmaster.core.tree import Changed, DamagedUnit
+from trainmaster.core.tree import Changed, DamagedUnit, FileUnit
+from trainmaster.core.wire import frames
 from trainmaster.targets.ssh import data_pipe
 from trainmaster.targets.ssh.channel import Stream, clean, command, ended, malformed, tail
 from trainmaster.targets.ssh.connect import CONNECT_TIMEOUT_S, NodeUnavailable, connect, explain
@@ -60,10 +60,10 @@ class Reply:
 class Ask(Protocol):
     """Send a request and wait for its answer."""
 
-    def __call__(self, method: str, *, body: bytes = b"", **params: Any) -> Awaitable[Reply]: ...
+    def __call__(self, method: str, *, body: bytes | FileUnit = b"", **params: Any) -> Awaitable[Reply]: ...
 
 
-_Send = Callable[[str, Mapping[str, Any], bytes], Awaitable[tuple[dict[str, Any], bytes]]]
+_Send = Callable[[str, Mapping[str, Any], bytes | FileUnit], Awaitable[tuple[dict[str, Any], bytes]]]
 
 
 class Session:
@@ -77,7 +77,7 @@ class Session:
         self._silent_since: float | None = None
         self._why: NodeUnavailable | None = None
 
-    async def ask(self, method: str, *, body: bytes = b"", **params: Any) -> Reply:
+    async def ask(self, method: str, *, body: bytes | FileUnit = b"", **params: Any) -> Reply:
         """Send a request and wait for its answer. NodeUnavailable where none can come, Refusal where it is an error."""
         return await self._ask(self._send, method, params, body)
 
@@ -105,15 +105,17 @@ class Session:
             await link.close()
 
     def _bound(self, send: _Send) -> Ask:
-        async def ask(method: str, *, body: bytes = b"", **params: Any) -> Reply:
+        async def ask(method: str, *, body: bytes | FileUnit = b"", **params: Any) -> Reply:
             return await self._ask(send, method, params, body)
 
         return ask
 
-    async def _send(self, method: str, params: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+    async def _send(
+        self, method: str, params: Mapping[str, Any], body: bytes | FileUnit
+    ) -> tuple[dict[str, Any], bytes]:
         return await (await self._open()).ask(method, params, body)
 
-    async def _ask(self, send: _Send, method: str, params: Mapping[str, Any], body: bytes) -> Reply:
+    async def _ask(self, send: _Send, method: str, params: Mapping[str, Any], body: bytes | FileUnit) -> Reply:
         try:
             head, found = await send(method, params, body)
         except NodeUnavailable:
@@ -228,7 +230,9 @@ class _Link:
                 process.stdin.write(package.data)
                 await process.stdin.drain()
 
-    async def ask(self, method: str, params: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+    async def ask(self, method: str, params: Mapping[str, Any], body: bytes | FileUnit) -> tuple[dict[str, Any], bytes]:
+        if isinstance(body, FileUnit):
+            body = await asyncio.to_thread(body.read)
         self._number += 1
         number = self._number
         future: asyncio.Future[tuple[dict[str, Any], bytes]] = asyncio.get_running_loop().create_future()

@@ -15,9 +15,6 @@ from pathlib import Path
 
 from trainmaster.core.errors import NoCapacity, TargetError, Unreachable, UsageError
 from trainmaster.core.plan import (
-    AGENT_LOG,
-    EVENTS_FILE,
-    EXIT_FILE,
     OUTPUTS_FOLDER,
     PLAN_FILE,
     WORK_FOLDER,
@@ -27,16 +24,14 @@ from trainmaster.core.plan import (
 from trainmaster.core.states import TargetState
 from trainmaster.core.workdir import find_digest
 from trainmaster.targets import FileSize, Handle, Owned, Placement, Poll, Pull, Submission, _job_user
+from trainmaster.targets._node_files import find_stream, rename
 from trainmaster.targets.local import check_range
 from trainmaster.targets.ssh import transfer, workfolder
 from trainmaster.targets.ssh.channel import clean, malformed
 from trainmaster.targets.ssh.hosts import SshHost, SshHosts, parse_hosts, read_known_hosts
 from trainmaster.targets.ssh.session import Reply, Session, session
+from trainmaster.targets.ssh.streams import read_files, split_body
 
-_RANK_LOG = re.compile(r"rank-([0-9]{1,6})\.log")
-_OF_NODE = re.compile(rf"{OUTPUTS_FOLDER}/node-([0-9]{{1,5}})/(.+)", re.DOTALL)
-_OWN = (AGENT_LOG, EVENTS_FILE, EXIT_FILE)  # records of an agent; of the second and later nodes kept beside outputs
-_MAX_FILES = 1_000_000
 _PATIENCE_S = 3.0  # with machines that do not answer, while others are free
 _UNDER_WAY: set[asyncio.Future[list[Reply | TargetError]]] = set()  # a connection that is being opened is finished
 _MAX_FILE_BYTES = 1 << 20
@@ -102,17 +97,20 @@ class Ssh:
             raise
         return {**handle, "submitted": True}
 
+    def count_nodes(self, handle: Handle) -> int:
+        return len(handle["nodes"])
+
     async def poll(self, handle: Handle) -> Poll:
         nodes = self._nodes(handle)
         found = await _each(one.ask("poll", attempt=handle["attempt"]) for one in nodes)
         return _combine([_poll(one, reply) for one, reply in zip(nodes, found, strict=True)], handle)
 
     async def read(self, handle: Handle, stream: str, *, offset: int, limit: int) -> bytes:
-        check_range(stream, offset, limit)
+        rank, name = _find_stream(stream, handle)
+        check_range(name, offset, limit)
         nodes = self._nodes(handle)
         if not nodes:
             return b""
-        rank, name = _find_stream(stream, handle)
         try:
             reply = await nodes[rank].ask("read", attempt=handle["attempt"], stream=name, offset=offset, limit=limit)
         except Unreachable as wrong:
@@ -135,7 +133,7 @@ class Ssh:
                 if one.lost:
                     continue
                 raise
-            found |= zip(names, _parts(one, reply, len(names)), strict=True)
+            found |= zip(names, split_body(one, reply, len(names)), strict=True)
         return [found.get(stream) for stream in streams]
 
     async def list_files(self, handle: Handle) -> list[FileSize]:
@@ -149,7 +147,7 @@ class Ssh:
                 fault = f"{one.host.name} is lost, and with it what it had"
                 files.append(FileSize(name=f"{OUTPUTS_FOLDER}/node-{rank}", size_bytes=0, fault=fault))
                 continue
-            files += [_renamed(file, rank) for file in _files(one, reply)]
+            files += [rename(file, rank) for file in read_files(one, reply)]
         return sorted(files, key=lambda file: file.name)
 
     async def cancel(self, handle: Handle, *, reason: str) -> None:
@@ -381,54 +379,12 @@ def _combine(polls: Sequence[Poll], handle: Handle) -> Poll:
 
 
 def _named(poll: Poll, name: str, nodes: int) -> Poll:
+    """A node's state with its name where there are several."""
+    if nodes > 1 and poll.exit is not None and not poll.exit.message.startswith(f"{name}:"):
+        poll = replace(poll, exit=replace(poll.exit, message=f"{name}: {poll.exit.message}"))
     if not poll.note or poll.note.startswith(f"{name}:") or (nodes == 1 and poll.exit is not None):
         return poll
     return replace(poll, note=f"{name}: {poll.note}")
-
-
-def _find_stream(stream: str, handle: Handle) -> tuple[int, str]:
-    """The node that has a stream, and its name there."""
-    nodes = len(handle["nodes"])
-    if nodes > 1 and (inner := _OF_NODE.fullmatch(stream)) and 0 < int(inner[1]) < nodes:
-        return int(inner[1]), inner[2] if inner[2] in _OWN else f"{OUTPUTS_FOLDER}/{inner[2]}"
-    if nodes > 1 and (log := _RANK_LOG.fullmatch(stream)):
-        return min(int(log[1]) // int(handle.get("ranks_per_node", 1)), nodes - 1), stream
-    return 0, stream
-
-
-def _parts(one: Session, reply: Reply, count: int) -> list[bytes | None]:
-    """The parts that a body consists of."""
-    sizes, at = reply.result.get("sizes"), 0
-    if not isinstance(sizes, list) or len(sizes) != count:
-        raise malformed(f"{one.host.name}: parts without their sizes")
-    parts: list[bytes | None] = []
-    for size in sizes:
-        parts.append(None if size is None else reply.body[at : at + int(size)])
-        at += int(size or 0)
-    if at != len(reply.body):
-        raise malformed(f"{one.host.name}: {len(reply.body):,} bytes where {at:,} were announced")
-    return parts
-
-
-def _files(one: Session, reply: Reply) -> list[FileSize]:
-    listed = reply.result.get("files")
-    if not isinstance(listed, list) or len(listed) > _MAX_FILES:
-        raise malformed(f"{one.host.name}: no list of files")
-    files = []
-    for item in listed:
-        name, size, fault = item if isinstance(item, list) and len(item) == 3 else (None, None, None)
-        if not isinstance(name, str) or not isinstance(size, int) or size < 0 or not isinstance(fault, str):
-            raise malformed(f"{one.host.name}: an entry that is no file")
-        files.append(FileSize(name=name, size_bytes=size, fault=clean(fault)[:300]))
-    return files
-
-
-def _renamed(file: FileSize, rank: int) -> FileSize:
-    """Name of a file among those of all nodes: records and outputs of later nodes stand under their node."""
-    if rank == 0 or _RANK_LOG.fullmatch(file.name):
-        return file
-    inner = file.name.removeprefix(f"{OUTPUTS_FOLDER}/")
-    return replace(file, name=f"{OUTPUTS_FOLDER}/node-{rank}/{inner}")
 
 
 def _pairs(reply: Reply | TargetError) -> list[tuple[str, str]]:
@@ -445,3 +401,7 @@ def _flag(reply: Reply, name: str) -> bool:
 def _number(reply: Reply, name: str) -> int:
     found = reply.result.get(name)
     return found if isinstance(found, int) and not isinstance(found, bool) else 0
+
+
+def _find_stream(stream: str, handle: Handle) -> tuple[int, str]:
+    return find_stream(stream, nodes=len(handle["nodes"]), ranks_per_node=int(handle.get("ranks_per_node", 1)))

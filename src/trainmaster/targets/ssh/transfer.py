@@ -24,7 +24,7 @@ from typing import ParamSpec, TypeVar
 
 from trainmaster.core.backoff import backoff_s
 from trainmaster.core.errors import DiskFull, PathDenied, PathMissing, TargetError, Unreachable
-from trainmaster.core.tree import DamagedUnit, Incoming, Manifest, Slice, Unit, read_unit, scan, sha256
+from trainmaster.core.tree import DamagedUnit, FileUnit, Incoming, Manifest, Slice, Unit, read_unit, scan, sha256
 from trainmaster.targets.ssh.channel import malformed
 from trainmaster.targets.ssh.connect import NodeUnavailable
 from trainmaster.targets.ssh.session import Ask, Reply, Session
@@ -50,8 +50,13 @@ class Receipt:
     resumed_bytes: int  # of them, those that an earlier try had brought
 
 
-async def upload(session: Session, source: Path, to: str, *, progress: Progress | None = None) -> Receipt:
-    """Copy a file or folder to a node; a transfer that was cut goes on where it stopped."""
+async def upload(
+    session: Session, source: Path, to: str, *, progress: Progress | None = None, durable: bool = False
+) -> Receipt:
+    """Copy a file or folder to a node; a transfer that was cut goes on where it stopped.
+
+    `durable`: returns when the files are on the node's disk; what has its name then survives a loss of power.
+    """
     single = await _here(source.is_file)
     folder, name = (posixpath.dirname(to), posixpath.basename(to)) if single else (to, None)
     manifest = await _here(scan, source, name=name)
@@ -62,8 +67,13 @@ async def upload(session: Session, source: Path, to: str, *, progress: Progress 
         return _numbers(await session.ask("files_begin", into=folder, body=manifest.pack()))
 
     async def move(ask: Ask, number: int, unit: Unit) -> None:
-        data = await _here(read_unit, root, _renamed(unit, at_source))
-        digest = await asyncio.to_thread(sha256, data)
+        at_root, data = _renamed(unit, at_source), b""  # type: tuple[Unit, bytes | FileUnit]
+        if len(at_root) == 1:
+            data = FileUnit(root, at_root[0])
+            digest = await _here(data.sha256)
+        else:
+            data = await _here(read_unit, root, at_root)
+            digest = await asyncio.to_thread(sha256, data)
         await ask("files_put", into=folder, digest=manifest.digest, unit=number, sha256=digest, body=data)
 
     done = _Progress(manifest, progress)
@@ -74,7 +84,7 @@ async def upload(session: Session, source: Path, to: str, *, progress: Progress 
     except TargetError:
         await _drop(session, folder, manifest)
         raise
-    await _patient(lambda: session.ask("files_end", into=folder, digest=manifest.digest))
+    await _patient(lambda: session.ask("files_end", into=folder, digest=manifest.digest, durable=durable))
     return done.receipt()
 
 

@@ -22,4 +22,4 @@ async def _send(folder: Path, node: Session, attempt: str) -> None:
         return
     if not isinstance(place := found.get("folder"), str):
         raise malformed(f"{node.host.name}: no working folder")
-    await upload(node, folder, place)
+    await upload(node, folder, place, durable=True)  # a node that has the folder is sent none again

@@ -16,6 +16,11 @@ htpasswd                                                        apache2-utils
 busybox                                                         busybox-static
 slurmctld                                                       slurm-wlm
 munged                                                          munge
+slurmdbd                                                        slurmdbd
+mariadbd                                                        mariadb-server
+etcd                                                            etcd-server
+containerd                                                      containerd
+/usr/lib/cni/bridge                                             containernetworking-plugins
 /usr/lib/postgresql/*/bin/initdb                                postgresql
 '
 

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import signal
+import threading
+from pathlib import Path
 from typing import Any
+
+import pytest
+
+from trainmaster.agent.folder import AttemptFolder, Refused
+from trainmaster.core.plan import LOCK_FILE
 
 
 def test_a_second_agent_starts_nothing_while_the_first_lives(node: Any) -> None:
@@ -55,3 +63,14 @@ def test_many_agents_at_once_are_one(node: Any) -> None:
     node.over()
     assert (node.folder / "count").read_text() == "started\n"
     assert node.names().count("PROJECT start") == 1
+
+
+def test_an_agent_that_has_the_lock_and_no_name_yet_is_waited_for(tmp_path: Path) -> None:
+    """A second submit must find that the first one's agent has begun, and not that nothing started."""
+    with (tmp_path / LOCK_FILE).open("w+b", buffering=0) as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        named = threading.Timer(0.2, held.write, [b"pid 1\n"])
+        named.start()
+        with pytest.raises(Refused, match=r"another agent runs this attempt \(pid 1\)"):
+            AttemptFolder(tmp_path).begin()
+        named.join()

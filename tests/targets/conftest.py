@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import uuid
 from collections.abc import Callable, Coroutine, Iterator
@@ -13,13 +14,27 @@ from typing import Any
 import pytest
 import yaml
 
+import kube_nodes
 import trainmaster
+from lambda_sim import lambda_cloud
+from slurm import Cluster
 from sshd import Lab, lab, needs_sshd
 from trainmaster import targets
 from trainmaster.core.plan import rank_log
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import TargetState
-from trainmaster.targets import Handle, Placement, Places, Poll, Submission, Target
+from trainmaster.targets import (
+    Handle,
+    InstanceState,
+    Label,
+    LaunchRequest,
+    Placement,
+    Places,
+    Poll,
+    Rents,
+    Submission,
+    Target,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -62,22 +77,117 @@ def hosts_file(machines: Lab, tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture(params=["local", pytest.param("ssh", marks=needs_sshd)])
-def name(request: pytest.FixtureRequest) -> str:
-    """Each target that can run here, as a spec names it."""
-    return f"ssh:{request.getfixturevalue('hosts_file')}" if request.param == "ssh" else str(request.param)
+@pytest.fixture
+def cluster_file(slurm: Cluster, tmp_path: Path) -> Path:
+    """A cluster file of the real Slurm."""
+    document = {"folder": str(slurm.folder / "shared"), "env": {"SLURM_CONF": str(slurm.conf)}, "poll_s": 0.3}
+    path = tmp_path / "cluster.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+@pytest.fixture(scope="session")
+def pool_file(machines: Lab, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pool of one machine."""
+    access = {"key": str(machines.key), "python": sys.executable, "folder": "~/.trainmaster-pool"}
+    path = tmp_path_factory.mktemp("pool") / "pool.yaml"
+    host = {"host": "127.0.0.1", "port": machines.hosts[0].port, "gpus": 1}
+    path.write_text(yaml.safe_dump({"access": access, "hosts": [host]}))
+    return path
+
+
+@pytest.fixture(scope="session")
+def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Variables that point the target `lambda` at a simulator."""
+    with pytest.MonkeyPatch.context() as patch, lambda_cloud(tmp_path_factory.mktemp("cloud"), patch):
+        found = {name: value for name, value in os.environ.items() if name.startswith("LAMBDA_")}
+        patch.undo()
+        yield found
+
+
+@pytest.fixture(scope="session")
+def pod_cluster() -> Iterator[kube_nodes.Cluster]:
+    """Two nodes with kubelets."""
+    with kube_nodes.cluster() as made:
+        yield made
 
 
 @pytest.fixture
-def reserve() -> Callable[..., Coroutine[Any, Any, Submission]]:
+def pods_file(pod_cluster: kube_nodes.Cluster, tmp_path: Path) -> Path:
+    """Settings of the real Kubernetes."""
+    path = tmp_path / "pods.yaml"
+    path.write_text(yaml.safe_dump(pod_cluster.settings("default")))
+    return path
+
+
+# A pod takes seconds to start: `make contract-k8s` holds this target to the contract, `make test` to its own tests.
+in_pods = pytest.mark.skipif("TRAINMASTER_CONTRACT_PODS" not in os.environ, reason="make contract-k8s")
+
+
+@pytest.fixture(
+    params=[
+        "local",
+        *(pytest.param(one, marks=needs_sshd) for one in ("ssh", "pool", "lambda")),
+        "slurm",
+        pytest.param("kubernetes", marks=in_pods),
+    ]
+)
+def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each target that can run here, as a spec names it."""
+    if request.param == "lambda":
+        for variable, value in request.getfixturevalue("cloud").items():
+            monkeypatch.setenv(variable, value)
+    files = {"ssh": "hosts_file", "pool": "pool_file", "slurm": "cluster_file", "kubernetes": "pods_file"}
+    if request.param not in files:
+        return str(request.param)
+    return f"{request.param}:{request.getfixturevalue(files[request.param])}"
+
+
+@pytest.fixture(scope="session")
+def rented() -> dict[str, Handle]:
+    """Machines that were rented for the tests: one of each target, for all tests."""
+    return {}
+
+
+@pytest.fixture
+def reserve(name: str, rented: dict[str, Handle]) -> Callable[..., Coroutine[Any, Any, Submission]]:
     """What the control plane does before it submits."""
 
     async def reserve(target: Target, submission: Submission) -> Submission:
+        if isinstance(target, Rents):
+            if name not in rented:
+                rented[name] = await rent(target, submission)
+            return replace(submission, handle={**submission.handle, **rented[name]})
         if not isinstance(target, Places):
             return submission
         return replace(submission, handle=await target.place(submission))
 
     return reserve
+
+
+async def rent(target: Rents, submission: Submission) -> Handle:
+    """Launch a machine and log in; the parts of the handle that name it."""
+    offer = (await target.choose(parse_spec({"name": "a", "command": ["true"]}), refused=()))[0]
+    label = Label(attempt=str(submission.handle["attempt"]), home=str(submission.handle["home"]))
+    machine = await target.launch(LaunchRequest(name=label.name, kind=offer.kind, region=offer.region))
+    while True:
+        found = (await target.listing()).find(label.name, provider_id=machine)
+        if found is not None and found.state is InstanceState.ACTIVE and found.address is not None:
+            break
+        await asyncio.sleep(0.05)
+    named = {**submission.handle, "instances": [{"id": machine, "name": label.name}]}
+    connected = await target.connect(named, [found])
+    return {part: connected[part] for part in ("instances", "nodes", "hosts")}
+
+
+@pytest.fixture
+def free() -> Callable[..., Coroutine[Any, Any, None]]:
+    """End an attempt by force; its files stay readable. A rented machine is kept for the next test."""
+
+    async def free(target: Target, handle: Handle) -> None:
+        await (target.stop(handle) if isinstance(target, Rents) else target.release(handle))
+
+    return free
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from trainmaster.core.plan import AGENT_LOG, EXIT_FILE, LOCK_FILE, STOP_FILE, Ex
 # A run that fills the disk must still be able to say so: the record's blocks are taken at the start. The largest
 # record is 40 lines of 500 characters, at most six bytes each when escaped, plus the check findings.
 _RESERVE_BYTES = 192 * 1024
+_NAMELESS_S = 5.0  # for an agent that holds the lock to write its name
 
 
 class Refused(TargetError):
@@ -44,11 +46,13 @@ class AttemptFolder:
         self._lock_fd = fd
 
     def _take(self, fd: int) -> None:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(fd, 64, 0).decode(errors="replace").strip() or "starting"
-            raise Refused(f"{self.path}: another agent runs this attempt ({holder}); nothing started") from None
+        until = time.monotonic() + _NAMELESS_S
+        while not _try_lock(fd):
+            # An agent writes its name a moment after it took the lock; a reader of the state holds it for a moment.
+            holder = os.pread(fd, 64, 0).decode(errors="replace").strip()
+            if holder or time.monotonic() > until:
+                raise Refused(f"{self.path}: another agent runs this attempt ({holder or 'starting'}); nothing started")
+            time.sleep(0.01)
         if self.over:
             raise Refused(f"{self.path}: the attempt is over, its {EXIT_FILE} is there; nothing started")
         if earlier := os.pread(fd, 64, 0).decode(errors="replace").strip():
@@ -91,6 +95,14 @@ class AttemptFolder:
 
 
 _TMP = EXIT_FILE + ".tmp"
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def fence(path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -9,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.cluster import journal
-from trainmaster.cluster.remedy import Drain
-from trainmaster.cluster.schedulers import DrainState, Scheduler
+from trainmaster.cluster.remedy import PREFIX, Drain, Out
+from trainmaster.cluster.schedulers import DrainState, Scheduler, Slurm
 from trainmaster.core.errors import HostError, TargetError
 from trainmaster.node.host import Host
 
@@ -52,6 +53,18 @@ def resume(node: str, scheduler: Scheduler, home: Path, through: str) -> str | N
     # After the commands: a node recorded as resumed while it is drained would never be looked at again.
     _note(home, "resume", node, through=through)
     return None
+
+
+def list_out(scheduler: Scheduler, *, besides: Sequence[Out]) -> list[Out]:
+    """Nodes that Trainmaster has drained and the journal does not have: jobs drain nodes that fail their pre-flight."""
+    if not isinstance(scheduler, Slurm):
+        return []
+    known = {one.node for one in besides}
+    return [
+        Out(node=name, at=state.at, checks=tuple(re.findall(r"^[a-z0-9_]+", state.reason.removeprefix(PREFIX).strip())))
+        for name, state in scheduler.parse_all(run(scheduler.ask_all())).items()
+        if state.ours and name not in known
+    ]
 
 
 def look(scheduler: Scheduler, node: str) -> DrainState:

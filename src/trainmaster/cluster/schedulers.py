@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Protocol
 
 from trainmaster.cluster.remedy import PREFIX
@@ -25,6 +26,7 @@ class DrainState:
 
     out: bool
     reason: str
+    at: str = field(default="", compare=False)  # ISO, when the reason was set; empty where it is not told
 
     @property
     def ours(self) -> bool:
@@ -63,7 +65,18 @@ class Slurm:
         out = "DRAIN" in re.split(r"[+*~#!%$@^-]", state[1])
         # The reason ends with its author and time: `trainmaster: … [root@2026-03-01T12:00:00]`.
         reason = re.search(r"\bReason=(.*?)(?: \[[^\[\]]*@[^\[\]]*\])?\s*(?: Comment=.*)?$", answer.strip())
-        return DrainState(out=out, reason=reason[1] if reason and out else "")
+        # The time that a job has put into its reason counts before Slurm's: a retest drains the node again.
+        moment = re.search(r" \(since ([0-9T:+-]+)\)", answer) or re.search(r" \[[^\[\]]*@([0-9T:-]+)\]", answer)
+        at = datetime.fromisoformat(moment[1]).astimezone().isoformat() if moment else ""
+        return DrainState(out=out, reason=reason[1] if reason and out else "", at=at)
+
+    def ask_all(self) -> Command:
+        return ("scontrol", "show", "node", "--oneliner")
+
+    def parse_all(self, answer: str) -> dict[str, DrainState]:
+        """State of every node that is described."""
+        lines = [(re.match(r"NodeName=(\S+) ", line), line) for line in answer.splitlines()]
+        return {name[1]: self.parse(name[1], line) for name, line in lines if name is not None}
 
 
 class Kubernetes:

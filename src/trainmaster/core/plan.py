@@ -46,6 +46,21 @@ def rank_log(rank: int) -> str:
     return f"rank-{rank}.log"
 
 
+def node_file(name: str, node: int) -> str:
+    """Name of a node's own record (events, agent log, exit record) among those of all nodes of an attempt."""
+    stem, _, ending = name.partition(".")
+    return name if node == 0 else f"{stem}.node-{node}.{ending}"
+
+
+def split_node_file(name: str) -> tuple[int, str]:
+    """Node and file of a record; node 0 for every other name."""
+    stem, _, rest = name.partition(".node-")
+    number, _, ending = rest.partition(".")
+    known = f"{stem}.{ending}" in (EVENTS_FILE, AGENT_LOG, EXIT_FILE)
+    node = int(number) if known and number.isascii() and number.isdecimal() and len(number) < 6 else 0
+    return (node, f"{stem}.{ending}") if node and node_file(f"{stem}.{ending}", node) == name else (0, name)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """One node's share of one attempt."""

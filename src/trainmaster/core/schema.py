@@ -25,6 +25,8 @@ from trainmaster.core.secret_shapes import HIDDEN, hide, recognise
 
 T = TypeVar("T")
 _SHOWN = 60  # characters of a wrong value repeated in its message
+_MOST_INT = (1 << 63) - 1  # of a database, of JSON readers in other languages, of torch
+YEAR_S = 31_536_000.0  # bound of a duration: what runs timers takes no more than some 10^9 seconds
 
 
 def field(
@@ -119,7 +121,7 @@ def _dataclass(cls: type[Any], mapping: object, path: str, faults: list[Fault]) 
             other = getattr(cls, "OTHER_NAMES", {}).get(key)
             hint = f"here it is `{other}`" if other else _suggest(str(key), known)
             hint = getattr(cls, "HINTS", {}).get(key, hint)
-            name = str(key) if recognise(str(key)) is None else HIDDEN
+            name = _plain_name(str(key))
             faults.append(Fault(path=_join(path, name), message=f"unknown field; {hint}"))
             continue
         values[key] = _value(hints[key], raw, _join(path, key), faults, known[key].metadata)
@@ -206,6 +208,8 @@ def _scalar(hint: Any, raw: object, path: str, faults: list[Fault], meta: Mappin
         if isinstance(number, bool) or not isinstance(number, (int, float) if hint is float else int):
             kind = "a whole number" if hint is int else "a number"
             return fault(f"expected {kind}, got {_show(raw)}")
+        if isinstance(number, int) and abs(number) > _MOST_INT:
+            return fault(f"{_show(number)} is out of range; it must be at most {_MOST_INT}")
         if not math.isfinite(number):
             return fault(f"expected a finite number, got {_show(raw)}")
         return hint(number) if _in_bounds(number, path, faults, meta) else raw
@@ -243,6 +247,13 @@ def _show(value: object) -> str:
     if recognise(text) is not None:
         return HIDDEN  # before it is cut: half a secret has no shape
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
+def _plain_name(key: str) -> str:
+    """A key for a message: no secret, no control characters, not endless."""
+    if recognise(key) is not None:
+        return HIDDEN
+    return key if key.isprintable() and len(key) <= _SHOWN else _show(key)
 
 
 def _plain_text(value: object) -> str:

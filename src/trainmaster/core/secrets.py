@@ -51,6 +51,11 @@ def find_in_spec(spec: JobSpec) -> Iterator[Fault]:
             yield Fault(path=path, message=f"{what}; a spec is stored and shown: {_INSTEAD}")
 
 
+def is_secret(name: str, value: str) -> bool:
+    """Whether a variable of this name holds a secret."""
+    return _named(name, value) is not None
+
+
 def _named(name: str, value: str) -> str | None:
     if not _is_value(value):
         return None

@@ -16,6 +16,7 @@ from trainmaster.core.expect import Expect
 from trainmaster.core.ids import UUID_PATTERN
 from trainmaster.core.rent import Rent
 from trainmaster.core.schema import build, field
+from trainmaster.core.slurm import SlurmOptions
 from trainmaster.core.states import Reason
 from trainmaster.core.train_config import TrainConfig
 
@@ -133,6 +134,7 @@ class JobSpec:
     target: str = field(default="local", pattern=r"[a-z][a-z0-9_]*(:.+)?", example="local", doc="where to run")
     resources: Resources = field(factory=Resources, doc="how many machines and ranks")
     rent: Rent = field(factory=Rent, doc="which machines to rent, where the target rents them (lambda)")
+    slurm: SlurmOptions = field(factory=SlurmOptions, doc="options of the Slurm job, where the target is slurm")
     preflight: Preflight = field(factory=Preflight, doc="checks before the start")
     train: TrainConfig | None = field(default=None, doc="our trainer, with this config")
     command: tuple[str, ...] | None = field(default=None, doc="your own program, as a list of words")

@@ -37,6 +37,7 @@ from trainmaster.targets._provider import (
 __all__ = [
     "FileSize",
     "Handle",
+    "HasNodes",
     "Instance",
     "InstanceState",
     "Label",
@@ -182,6 +183,15 @@ class Places(Protocol):
 
 
 @runtime_checkable
+class HasNodes(Protocol):
+    """A target whose attempts have an event file on each of several nodes; `core.plan.node_file` names them."""
+
+    def count_nodes(self, handle: Handle) -> int:
+        """Nodes of a placed attempt. Pure."""
+        ...
+
+
+@runtime_checkable
 class FetchesInputs(Protocol):
     """A target whose `submit` brings `Submission.pulls` to its machines."""
 
@@ -261,7 +271,11 @@ class Rents(Protocol):
         ...
 
 
-_CLOSERS = ("ssh.session", "lambda_cloud.provider")  # modules that keep connections per event loop
+_CLOSERS = (
+    "ssh.session",
+    "kubernetes.session",
+    "lambda_cloud.provider",
+)  # modules that keep connections per event loop
 _MODULES = {"lambda": "lambda_cloud"}  # a word that no module can be called
 
 

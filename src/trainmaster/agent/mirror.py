@@ -1,0 +1,97 @@
+"""Copy of an attempt's files on standard output, line by line with their offsets, for places that only have a log."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from trainmaster.core.plan import AGENT_LOG, EVENTS_FILE, EXIT_FILE, OUTPUTS_FOLDER
+from trainmaster.core.wire.framed_lines import FRAME_BYTES, Frame, encode
+
+_LIVE = re.compile(rf"{re.escape(EVENTS_FILE)}|{re.escape(AGENT_LOG)}|rank-[0-9]{{1,6}}\.log")
+_AT_ONCE = 1 << 16
+_PARTIAL_S = 1.0  # after this a line without its newline is sent as it is: a progress bar
+MAX_OUTPUT_BYTES = 16 << 20  # of one attempt on one node; a log is no way for weights
+
+
+class Mirror:
+    """Position in every file, and the descriptor to write to."""
+
+    def __init__(self, folder: Path, out_fd: int = 1) -> None:
+        self._folder, self._out_fd = folder, out_fd
+        self._sent: dict[str, int] = {}
+        self._since: dict[str, float] = {}  # when a line without its newline was seen first
+
+    def copy(self, *, last: bool = False) -> None:
+        """Write what is new. With `last` also lines without their newline, the exit record and the outputs."""
+        for name in self._names(last=last):
+            self._copy_file(name, last=last)
+        if last:
+            self._copy_file(EXIT_FILE, last=True)  # after everything before it
+
+    def resend(self, stream: str, offset: int) -> None:
+        """Write a stream again from an offset on."""
+        if 0 <= offset < self._sent.get(stream, 0):
+            self._sent[stream] = offset
+
+    def _names(self, *, last: bool) -> Iterator[str]:
+        for entry in sorted(os.scandir(self._folder), key=lambda one: one.name):
+            if _LIVE.fullmatch(entry.name):
+                yield entry.name
+        if last:
+            yield from self._outputs()
+
+    def _outputs(self) -> Iterator[str]:
+        """Files below the outputs folder, smallest first, as long as they fit."""
+        root, found = self._folder / OUTPUTS_FOLDER, []
+        for above, _, files in os.walk(root):
+            for name in files:
+                path = Path(above) / name
+                facts = path.lstat()
+                if stat.S_ISREG(facts.st_mode):
+                    found.append((facts.st_size, str(path.relative_to(self._folder))))
+        left = MAX_OUTPUT_BYTES
+        for size, name in sorted(found):
+            left -= size
+            if left >= 0:
+                yield name
+            else:
+                self._write(f"not copied, {size:,} bytes: {name!r}\n".encode())
+
+    def _copy_file(self, name: str, *, last: bool) -> None:
+        try:
+            fd = os.open(self._folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                return
+            if last and os.fstat(fd).st_size == 0:
+                self._write(b"".join(encode(Frame(stream=name, offset=0, data=b""))))  # its name is all there is
+            while got := os.pread(fd, _AT_ONCE, self._sent.get(name, 0)):
+                ready = got if last else self._ready(name, got)
+                if not ready:
+                    return
+                offset = self._sent.get(name, 0)
+                self._write(b"".join(encode(Frame(stream=name, offset=offset, data=ready))))
+                self._sent[name] = offset + len(ready)
+        finally:
+            os.close(fd)
+
+    def _ready(self, name: str, got: bytes) -> bytes:
+        """Whole lines; a long or old beginning of a line too."""
+        whole = got[: got.rfind(b"\n") + 1]
+        if whole:
+            self._since.pop(name, None)
+            return whole
+        since = self._since.setdefault(name, time.monotonic())
+        return got if len(got) > FRAME_BYTES or time.monotonic() - since > _PARTIAL_S else b""
+
+    def _write(self, data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(self._out_fd, left) :]

@@ -1,0 +1,6 @@
+"""Tests of a HyperPod cluster: a training job is deployed, watched, judged and removed.
+
+manifest.py    the manifest that users edit       logs.py        measurements from the logs of pods
+indicators.py  success indicators, judged         objects.py     the objects of a test in the cluster, and no others
+run.py         deploy, wait, watch, judge, remove  status.py      status of job and nodes, readiness of the cluster
+"""

@@ -1,0 +1,44 @@
+"""The testing framework of a clone: its files, scripts, programs and make targets."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from trainmaster.core.results import CheckResult, Finding, fail, ok
+
+MANIFEST = "FSDP/kubernetes/fsdp-hpto.yaml"
+SCRIPTS = ("tools/test_hyperpod_cluster.py", "tools/validate_test_setup.py")
+FILES = (*SCRIPTS, MANIFEST, "Makefile", "docs/how/hyperpod.md")
+MAKE_TARGETS = (
+    "validate-framework", "validate-setup", "test-quick", "test-cluster", "perf-test", "run", "check-job",
+    "logs-follow", "stop", "monitor-pods", "logs-all", "debug-describe", "debug-events", "test-status",
+)  # fmt: skip
+
+
+def check_framework(root: Path) -> list[CheckResult]:
+    """Files, executable scripts, kubectl and make targets below a clone's folder."""
+    found = {
+        "files": _none_of([one for one in FILES if not (root / one).is_file()], "missing", f"{len(FILES)} files"),
+        "scripts": _none_of(
+            [one for one in SCRIPTS if not os.access(root / one, os.X_OK)], "not executable", f"{len(SCRIPTS)} scripts"
+        ),
+        "programs": _none_of(
+            [one for one in ("kubectl", "make") if shutil.which(one) is None], "not installed", "kubectl, make"
+        ),
+        "make_targets": _none_of(_missing_targets(root / "Makefile"), "no rule", f"{len(MAKE_TARGETS)} targets"),
+    }
+    return [CheckResult(check=name, findings=(finding,), took_s=0.0) for name, finding in found.items()]
+
+
+def _missing_targets(makefile: Path) -> list[str]:
+    text = makefile.read_text() if makefile.is_file() else ""
+    return [one for one in MAKE_TARGETS if not re.search(rf"^{one}( [a-z -]+)?:", text, re.MULTILINE)]
+
+
+def _none_of(wrong: list[str], word: str, fine: str) -> Finding:
+    if wrong:
+        return fail(f"{word}: {', '.join(wrong)}", action="work in a whole clone; see docs/how/hyperpod.md")
+    return ok(fine)

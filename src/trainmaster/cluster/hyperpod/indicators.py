@@ -1,0 +1,190 @@
+"""Success indicators of a test, judged from measurements. What was not measured is an error, never a pass. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from trainmaster.cluster.hyperpod.logs import PodLog
+from trainmaster.core.results import CheckResult, Finding, Overall, error, fail, judge_overall, ok
+
+START_LIMIT_S = 300.0
+NCCL_LIMIT_S = 120.0
+GPU_LIMIT_PERCENT = 80.0
+NETWORK_LIMIT_GBPS = 10.0
+MEMORY_LIMIT_GIB = 32.0
+_MIN_LOSSES = 4  # fewer show no direction
+_BASELINE_SHARE = 0.9
+
+QUICK = ("nodes_ready", "pods_running", "loss_falling", "no_nccl_timeout", "nccl_init")
+FULL = (*QUICK, "checkpoint", "gpu_utilisation", "gpu_memory", "network", "throughput")
+PERFORMANCE = ("nodes_ready", "pods_running", "no_nccl_timeout", "gpu_utilisation", "gpu_memory", "throughput")
+
+
+@dataclass(kw_only=True)
+class Measurements:
+    """Everything that a test has measured. None: not measured."""
+
+    pods_wanted: int
+    pods_running: int = 0
+    running_after_s: float | None = None  # all pods
+    pod_faults: Mapping[str, str] = field(default_factory=dict)  # pod: why it does not run
+    not_ready_nodes: Sequence[str] = ()
+    nodes: int = 0
+    logs: Mapping[str, PodLog] = field(default_factory=dict)
+    nccl_after_s: float | None = None
+    nccl_from: str = ""
+    checkpoint: str | None = None  # path of the newest that was committed
+    checkpoint_fault: str | None = None  # from reading it; "": whole
+    gpu_percent: float | None = None
+    gpu_memory_gib: float | None = None
+    network_gbps: float | None = None
+    tokens_per_s: float | None = None
+    baseline_tokens_per_s: float | None = None
+
+
+def judge(measured: Measurements, planned: Sequence[str]) -> tuple[list[CheckResult], Overall]:
+    """A result for each planned indicator, and the verdict over all of them."""
+    results = [CheckResult(check=name, findings=(_INDICATORS[name](measured),), took_s=0.0) for name in planned]
+    return results, judge_overall(results, planned=planned)
+
+
+def nodes_ready(measured: Measurements) -> Finding:
+    if not measured.nodes:
+        return error("no node was read", action="see the missing right with: trainmaster cluster rights")
+    if measured.not_ready_nodes:
+        return fail(
+            f"not ready: {', '.join(measured.not_ready_nodes)} (condition Ready is not True)",
+            action="see why with: kubectl describe node NAME",
+            not_ready=list(measured.not_ready_nodes),
+        )
+    return ok(f"{measured.nodes} nodes with condition Ready", nodes=measured.nodes)
+
+
+def pods_running(measured: Measurements) -> Finding:
+    wanted, after = measured.pods_wanted, measured.running_after_s
+    if measured.pod_faults:
+        pod, why = next(iter(measured.pod_faults.items()))
+        return fail(f"{pod}: {why}", action="see its events with: make debug-events", pods=dict(measured.pod_faults))
+    if after is None:
+        return fail(
+            f"{measured.pods_running} of {wanted} pods ran", action="see why with: make check-job", wanted=wanted
+        )
+    if after > START_LIMIT_S:
+        return fail(
+            f"all {wanted} pods ran after {after:.0f} s, later than {START_LIMIT_S:.0f} s",
+            action="see the pull and scheduling times with: make debug-events",
+            seconds=after,
+        )
+    return ok(f"all {wanted} pods ran after {after:.0f} s", seconds=after)
+
+
+def loss_falling(measured: Measurements) -> Finding:
+    """Mean of the last third against the first third: one lucky step is no trend."""
+    curves = [log.loss_curve for log in measured.logs.values() if log.loss_curve]
+    if not curves or len(longest := max(curves, key=len)) < _MIN_LOSSES:
+        return error(
+            f"fewer than {_MIN_LOSSES} `Loss:` values in the logs", action="watch longer with --monitor-duration"
+        )
+    if bad := [value for curve in curves for value in curve if not math.isfinite(value)]:
+        return fail(f"{len(bad)} losses are not finite", action="lower the learning rate; see the logs")
+    third = max(1, len(longest) // 3)
+    first, last = statistics.fmean(longest[:third]), statistics.fmean(longest[-third:])
+    text = f"mean loss {first:.4f} at the beginning, {last:.4f} at the end, {len(longest)} values"
+    if last >= first:
+        return fail(f"the loss does not fall: {text}", action="check data and learning rate", first=first, last=last)
+    return ok(text, first=first, last=last)
+
+
+def no_nccl_timeout(measured: Measurements) -> Finding:
+    found = {pod: log.nccl_timeouts[0] for pod, log in measured.logs.items() if log.nccl_timeouts}
+    if found:
+        pod, line = next(iter(found.items()))
+        return fail(f"{pod}: {line}", action="find the node with: trainmaster isolate", pods=found)
+    silent = sorted(pod for pod, log in measured.logs.items() if not log.lines)
+    if silent or len(measured.logs) < measured.pods_wanted:
+        missing = measured.pods_wanted - len(measured.logs) + len(silent)
+        return error(f"no log of {missing} of {measured.pods_wanted} pods", action="read them with: make logs-all")
+    return ok(f"none in the logs of {len(measured.logs)} pods")
+
+
+def nccl_init(measured: Measurements) -> Finding:
+    after = measured.nccl_after_s
+    if after is None:
+        return error("no time of NCCL's initialisation in the logs", action="set NCCL_DEBUG=INFO in the manifest")
+    if after > NCCL_LIMIT_S:
+        return fail(
+            f"{after:.0f} s from the start of the pods, above {NCCL_LIMIT_S:.0f} s ({measured.nccl_from})",
+            action="check name resolution and the interface of NCCL_SOCKET_IFNAME",
+            seconds=after,
+        )
+    return ok(f"within {after:.0f} s of the start of the pods ({measured.nccl_from})", seconds=after)
+
+
+def checkpoint(measured: Measurements) -> Finding:
+    why = [text for log in measured.logs.values() for text in log.checkpoint_faults]
+    if measured.checkpoint is None:
+        text = f": {why[0]}" if why else ""
+        return fail(f"none was written{text}", action="check that /fsx is mounted and writable in the pods")
+    if measured.checkpoint_fault is None:
+        return error(f"{measured.checkpoint} was written and not read back", action="see the log of the reading pod")
+    if measured.checkpoint_fault:
+        return fail(
+            f"{measured.checkpoint} cannot be read: {measured.checkpoint_fault}", action="check the file system"
+        )
+    return ok(f"{measured.checkpoint} was read back, every file with its digest", path=measured.checkpoint)
+
+
+def gpu_utilisation(measured: Measurements) -> Finding:
+    value = measured.gpu_percent
+    if value is None:
+        return error("not measured: no pod of dcgm-exporter answered", action="install NVIDIA's dcgm-exporter")
+    text = f"{value:.0f} % in the mean"
+    if value <= GPU_LIMIT_PERCENT:
+        return fail(f"{text}, not above {GPU_LIMIT_PERCENT:.0f} %", action="see data_share and comm_share of the run")
+    return ok(text, percent=value)
+
+
+def gpu_memory(measured: Measurements) -> Finding:
+    value = measured.gpu_memory_gib
+    if value is None:
+        return error("not measured: the trainer reported no GPU memory", action="see the STEP events of the run")
+    if value >= MEMORY_LIMIT_GIB:
+        return fail(
+            f"{value:.1f} GiB, not below {MEMORY_LIMIT_GIB:.0f} GiB", action="set parallel.recompute", gib=value
+        )
+    return ok(f"{value:.1f} GiB at most", gib=value)
+
+
+def network(measured: Measurements) -> Finding:
+    value = measured.network_gbps
+    if value is None:
+        return error("not measured: this test moves no traffic of its own", action="run: trainmaster bandwidth")
+    if value <= NETWORK_LIMIT_GBPS:
+        return fail(f"{value:.1f} Gbps, not above {NETWORK_LIMIT_GBPS:.0f}", action="check that NCCL uses EFA")
+    return ok(f"{value:.1f} Gbps between nodes", gbps=value)
+
+
+def throughput(measured: Measurements) -> Finding:
+    rate, baseline = measured.tokens_per_s, measured.baseline_tokens_per_s
+    if rate is None:
+        return error("no rate in the logs", action="watch longer with --monitor-duration")
+    if baseline is None:
+        return error(
+            f"{rate:,.0f} tokens/s; no baseline to compare with", action="give one with --baseline-tokens-per-s"
+        )
+    text = f"{rate:,.0f} tokens/s, {rate / baseline:.0%} of the baseline"
+    if rate < _BASELINE_SHARE * baseline:
+        return fail(f"{text}, below {_BASELINE_SHARE:.0%}", action="find the slow node with: trainmaster isolate")
+    return ok(text, tokens_per_s=rate, baseline=baseline)
+
+
+_INDICATORS: Mapping[str, Callable[[Measurements], Finding]] = {
+    one.__name__: one
+    for one in (
+        nodes_ready, pods_running, loss_falling, no_nccl_timeout, nccl_init, checkpoint, gpu_utilisation, gpu_memory,
+        network, throughput,
+    )
+}  # fmt: skip

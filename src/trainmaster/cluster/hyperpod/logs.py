@@ -1,0 +1,95 @@
+"""Measurements from the logs of pods: losses, rates, NCCL, checkpoints. Pure: lines in, measurements out.
+
+Lines of trainmaster's agent carry files of the pod (core/wire/framed_lines.py); other lines are taken as they are, so
+that a manifest with another trainer is judged too.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from trainmaster.core import events, heartbeat
+from trainmaster.core.plan import EVENTS_FILE
+from trainmaster.core.wire.framed_lines import decode
+
+_LOSS = re.compile(r"\bLoss:\s*(-?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|nan|inf))", re.IGNORECASE)
+_EVAL = re.compile(r"\beval\b", re.IGNORECASE)
+_NCCL_TIMEOUT = re.compile(
+    r"Watchdog caught collective operation timeout|\bNCCL (?:operation |watchdog |collective )?(?:timeout|timed out)",
+    re.IGNORECASE,
+)
+_NCCL_READY = re.compile(r"\bNCCL INFO\b.*\bInit COMPLETE\b")
+_STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?)\d*(Z|[+-]\d\d:\d\d) ")
+_RANK_MARK = re.compile(r"^\[[^\]]*\d\]:")
+
+
+@dataclass(kw_only=True)
+class PodLog:
+    """Measurements of one pod."""
+
+    lines: int = 0
+    losses: list[float] = field(default_factory=list)
+    beat_losses: list[float] = field(default_factory=list)
+    tokens_per_s: list[float] = field(default_factory=list)
+    samples_per_s: list[float] = field(default_factory=list)
+    memory_gib: float | None = None
+    nccl_timeouts: list[str] = field(default_factory=list)
+    nccl_ready_at: datetime | None = None
+    first_loss_at: datetime | None = None
+    checkpoints: list[str] = field(default_factory=list)  # paths that the trainer has committed
+    checkpoint_faults: list[str] = field(default_factory=list)
+
+    def put(self, raw: bytes) -> None:
+        """Take one line, with the time that the cluster put before it."""
+        stamp = _STAMP.match(raw)
+        at = datetime.fromisoformat((stamp[1] + stamp[2]).decode()) if stamp else None
+        body = raw[stamp.end() :] if stamp else raw
+        self.lines += 1
+        if (frame := decode(body)) is None:
+            self._put_text(body.decode(errors="replace"), at)
+        elif frame.stream.startswith(EVENTS_FILE.partition(".")[0]) and frame.stream.endswith(".jsonl"):
+            self._put_event(frame.data.decode(errors="replace"))
+        else:
+            self._put_text(frame.data.decode(errors="replace").rstrip("\n"), at)
+
+    def _put_text(self, text: str, at: datetime | None) -> None:
+        text = _RANK_MARK.sub("", text).lstrip()
+        if _NCCL_TIMEOUT.search(text):
+            self.nccl_timeouts.append(text[:300])
+        if _NCCL_READY.search(text) and self.nccl_ready_at is None:
+            self.nccl_ready_at = at
+        if (beat := heartbeat.parse(text)) is not None:
+            if beat.at == "train":
+                self.beat_losses.append(beat.loss)
+                self.tokens_per_s.append(beat.tokens_per_s)
+        elif (found := _LOSS.search(text)) and not _EVAL.search(text):
+            self.losses.append(float(found[1]))
+        else:
+            return
+        self.first_loss_at = self.first_loss_at or at
+
+    def _put_event(self, text: str) -> None:
+        for line in events.split(text.encode(), offset=0, zone=UTC, last=True):
+            if line.event is None:
+                continue
+            data, phase, word = line.event.data, line.event.phase, line.event.event
+            if (phase, word) == ("CHECKPOINT", "saved") and data.get("tier") != "memory":
+                self.checkpoints.append(str(data.get("path")))
+            elif (phase, word) == ("CHECKPOINT", "failed"):
+                self.checkpoint_faults.append(str(data.get("why")))
+            elif (phase, word) == ("STEP", "metrics"):
+                _append(self.samples_per_s, data.get("samples_per_s"))
+                if isinstance(used := data.get("memory_gib"), (int, float)):
+                    self.memory_gib = max(self.memory_gib or 0.0, float(used))
+
+    @property
+    def loss_curve(self) -> list[float]:
+        return self.losses or self.beat_losses
+
+
+def _append(values: list[float], value: object) -> None:
+    if isinstance(value, (int, float)) and math.isfinite(value):
+        values.append(float(value))

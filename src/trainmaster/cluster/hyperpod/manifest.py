@@ -1,0 +1,92 @@
+"""Manifest of the test job: Llama 3.1 8B with FSDP as a HyperPodPyTorchJob. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from trainmaster.core.spec import parse_spec
+from trainmaster.targets.kubernetes import manifests, names
+from trainmaster.targets.kubernetes.planning import build, pod_plan
+from trainmaster.targets.kubernetes.pods import Object
+from trainmaster.targets.kubernetes.settings import parse_settings
+
+JOB_NAME = "llama3-1-8b-fsdp-hpto"
+JOB_LABEL = "job-name"
+CHECKPOINTS = "/fsx/checkpoints"
+HEADER = """\
+# Training job of the HyperPod tests (make test-quick, make test-cluster, make run). Edit it: image, replicas, GPUs,
+# node selectors, the model in train.json. Written by: trainmaster cluster test --dry-run
+"""
+_ATTEMPT = "00000000-0000-4000-8000-000000000000.1"
+_OWN_LABELS = (names.MANAGED_BY, names.ATTEMPT_LABEL)  # of jobs that a server follows; this one has no server
+
+_TRAIN = {
+    "model": {"preset": "llama3.1-8b"},
+    "data": {"source": "synthetic"},
+    "sequence_tokens": 8192,
+    "batch_tokens": 524288,
+    "micro_sequences": 1,
+    "steps": 100,
+    "epoch_steps": 50,
+    "parallel": {"recompute": "ops"},
+    "checkpoint": {"folder": CHECKPOINTS, "every_steps": 20, "keep": 2},
+}
+_SETTINGS = {
+    "kind": "hyperpod",
+    "image": "trainmaster:latest",
+    "package": "image",
+    "volumes": [{"mount": "/fsx", "claim": "fsx-claim"}],
+    "folder": "/fsx/trainmaster",
+    "env": {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT"},
+    "efa": 1,
+}
+
+
+def make(job_name: str = JOB_NAME, *, nodes: int = 8, gpus: int = 1) -> list[Object]:
+    """Objects of the test job, made as `submit --on hyperpod --dry-run` makes them, with a fixed name."""
+    spec = parse_spec(
+        {"name": job_name, "resources": {"nodes": nodes, "processes_per_node": gpus}, "train": dict(_TRAIN)}
+    )
+    settings = parse_settings({**_SETTINGS, "labels": {JOB_LABEL: job_name}})
+    pod = replace(pod_plan(_ATTEMPT, spec, settings), name=job_name, secrets=())
+    return [_relabel(one, job_name) for one in build(pod)]
+
+
+def render(objects: list[Object]) -> str:
+    """The manifest as a file."""
+    return HEADER + manifests.render(objects)
+
+
+def find_job(objects: list[Object]) -> Object | None:
+    """The training job among the objects of a manifest."""
+    kinds = {one.kind for one in manifests.RESOURCES.values()}
+    return next((one for one in objects if one.get("kind") in kinds), None)
+
+
+def count_pods(job: Object) -> int:
+    """Pods that the job asks for."""
+    spec = job["spec"]
+    if "pytorchReplicaSpecs" in spec:
+        return sum(int(one.get("replicas", 1)) for one in spec["pytorchReplicaSpecs"].values())
+    if "replicaSpecs" in spec:
+        return sum(int(one.get("replicas", 1)) for one in spec["replicaSpecs"])
+    return int(spec.get("parallelism") or spec.get("trainer", {}).get("numNodes") or 1)
+
+
+def pod_template(job: Object) -> Object:
+    """Template of the job's first pod."""
+    spec = job["spec"]
+    if "pytorchReplicaSpecs" in spec:
+        return dict(next(iter(spec["pytorchReplicaSpecs"].values()))["template"])
+    return dict(spec["replicaSpecs"][0]["template"] if "replicaSpecs" in spec else spec["template"])
+
+
+def _relabel(value: Any, job_name: str) -> Any:
+    """The object with the job's name as the label that its pods are found by."""
+    if isinstance(value, dict):
+        kept = {key: _relabel(one, job_name) for key, one in value.items() if key not in _OWN_LABELS}
+        if names.ATTEMPT_LABEL in value:
+            kept[JOB_LABEL] = job_name
+        return kept
+    return [_relabel(one, job_name) for one in value] if isinstance(value, list) else value

@@ -1,0 +1,153 @@
+"""Objects of a test in the cluster: created once, found again by their label, removed with nothing beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from trainmaster.cluster.hyperpod.manifest import JOB_LABEL, find_job
+from trainmaster.core.errors import UsageError
+from trainmaster.targets.kubernetes.client import Client, path_of, path_of_object
+from trainmaster.targets.kubernetes.errors import Missing, Taken
+from trainmaster.targets.kubernetes.manifests import RESOURCES
+from trainmaster.targets.kubernetes.pods import Object
+
+MARK = "trainmaster/cluster-test"  # label of everything that was created here; its value is the job's name
+ROLE = "trainmaster/cluster-test-role"  # annotation: `test` is removed at its end, `run` by `cleanup` alone
+OWNER = "trainmaster/cluster-test-owner"  # annotation: HOST/PID/START of the process that removes it
+UNTIL = "trainmaster/cluster-test-until"  # annotation: Unix time after which the test cannot run any more
+Role = Literal["test", "run"]
+_GONE_S = 90.0
+_LOOK_S = 0.3
+_COLLECTIONS = (
+    *((one.api, one.plural) for one in RESOURCES.values()),
+    ("v1", "pods"), ("v1", "configmaps"), ("v1", "services"), ("v1", "secrets"),
+)  # fmt: skip
+
+
+def prepare(objects: Sequence[Object], job_name: str, namespace: str, *, role: Role, lasts_s: float) -> list[Object]:
+    """The objects of a manifest as they are created: with marks, and in the namespace."""
+    job = find_job(list(objects))
+    if job is None:
+        raise UsageError("the manifest has no training job (HyperPodPyTorchJob, PyTorchJob, TrainJob or Job)")
+    if job["metadata"].get("name") != job_name:
+        raise UsageError(f"the manifest's job is {job['metadata'].get('name')}; write --job-name with that name")
+    known = {"ConfigMap", "Secret", "Service", "Pod", job["kind"]}
+    if strange := sorted({str(one.get("kind")) for one in objects} - known):
+        raise UsageError(f"the manifest has a {strange[0]}; apply it by itself, a test would remove it at its end")
+    made = [copy.deepcopy(one) for one in objects]
+    for one in made:
+        metadata = one["metadata"]
+        metadata["namespace"] = namespace
+        metadata["labels"] = {**(metadata.get("labels") or {}), MARK: job_name}
+        notes = {ROLE: role, OWNER: _identity(), UNTIL: str(int(time.time() + lasts_s))}
+        metadata["annotations"] = {**(metadata.get("annotations") or {}), **notes}
+        if role == "test" and one["kind"] == "ConfigMap":
+            _separate(one.get("data") or {})
+    return made
+
+
+def _separate(files: dict[str, str]) -> None:
+    """Give the run of a test a checkpoint folder of its own: in the same one a second test would find it finished."""
+    try:
+        config = json.loads(files["train.json"])
+        config["checkpoint"]["folder"] += f"/test-{secrets.token_hex(6)}"
+    except (KeyError, TypeError, ValueError):  # another trainer
+        return
+    files["train.json"] = json.dumps(config, indent=2, sort_keys=True) + "\n"
+
+
+async def create(client: Client, objects: Sequence[Object]) -> None:
+    """Create every object; one that is there already is somebody else's."""
+    for one in objects:
+        try:
+            await client.post(path_of_object(one).rpartition("/")[0], one)
+        except Taken:
+            raise UsageError(
+                f"{one['kind']} {one['metadata']['name']} exists in {one['metadata']['namespace']} and was not created "
+                "by this test; nothing was changed there"
+            ) from None
+
+
+async def find(client: Client, namespace: str, job_name: str) -> list[tuple[str, Object]]:
+    """Path and metadata of everything that carries the mark of this job."""
+    found: list[tuple[str, Object]] = []
+    for api, plural in _COLLECTIONS:
+        path = path_of(api, plural, namespace=namespace)
+        try:
+            listed = await client.list(path, labelSelector=f"{MARK}={job_name}")
+        except Missing:  # this kind is not installed
+            continue
+        found += [(f"{path}/{one['metadata']['name']}", one["metadata"]) for one in listed["items"]]
+    return found
+
+
+async def remove(client: Client, namespace: str, job_name: str) -> list[str]:
+    """Delete what carries the mark, wait for its pods; paths of what was deleted."""
+    found = await find(client, namespace, job_name)
+    for path, metadata in found:
+        try:
+            body = {"preconditions": {"uid": metadata["uid"]}, "propagationPolicy": "Background"}
+            await client.send("DELETE", path, body=json.dumps(body).encode())
+        except (Missing, Taken):  # gone, or another object of that name since
+            continue
+    if found:
+        await _wait_for_pods(client, namespace, job_name, {str(metadata["uid"]) for _, metadata in found})
+    return [path for path, _ in found]
+
+
+async def clear_leftovers(client: Client, namespace: str, job_name: str) -> list[str]:
+    """Remove what a killed test left; refuse where its process lives, or where the job is no test."""
+    found = await find(client, namespace, job_name)
+    for path, metadata in found:
+        notes = metadata.get("annotations") or {}
+        if notes.get(ROLE) != "test":
+            raise UsageError(f"{path.rpartition('/')[2]} runs (make run); end it first with: make stop")
+        if _is_alive(notes):
+            raise UsageError(f"a test of {job_name} is running ({notes.get(OWNER)}); wait for its end")
+    return await remove(client, namespace, job_name) if found else []
+
+
+async def _wait_for_pods(client: Client, namespace: str, job_name: str, owners: set[str]) -> None:
+    """Wait for the end of the pods that the deleted objects own."""
+    path, until = path_of("v1", "pods", namespace=namespace), time.monotonic() + _GONE_S
+    while time.monotonic() < until:
+        pods = (await client.list(path, labelSelector=f"{JOB_LABEL}={job_name}"))["items"]
+        if not any(is_owned(pod, owners) for pod in pods):
+            return
+        await asyncio.sleep(_LOOK_S)
+    raise UsageError(f"pods of {job_name} are still there after {_GONE_S:.0f} s; see: make check-job")
+
+
+def is_owned(pod: Mapping[str, Any], owners: set[str]) -> bool:
+    return any(one.get("uid") in owners for one in pod["metadata"].get("ownerReferences") or ())
+
+
+def _identity() -> str:
+    return f"{socket.gethostname()}/{os.getpid()}/{_started(os.getpid())}"
+
+
+def _is_alive(notes: Mapping[str, str]) -> bool:
+    """Whether the process of the test may still run. On another host only time tells."""
+    host, _, rest = str(notes.get(OWNER, "")).partition("/")
+    pid, _, started = rest.partition("/")
+    if host == socket.gethostname() and pid.isdecimal():
+        return _started(int(pid)) == started != ""
+    until = str(notes.get(UNTIL, ""))
+    return until.isdecimal() and time.time() < int(until)
+
+
+def _started(pid: int) -> str:
+    """Start time of a process in clock ticks; "" where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""

@@ -1,0 +1,138 @@
+"""Pods of a job and their logs, read from the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from datetime import datetime
+from typing import Any
+
+from trainmaster.cluster.hyperpod.logs import PodLog
+from trainmaster.cluster.hyperpod.manifest import JOB_LABEL
+from trainmaster.core.errors import TrainmasterError
+from trainmaster.core.wire.framed_lines import decode
+from trainmaster.targets.kubernetes.client import Client, path_of
+from trainmaster.targets.kubernetes.pending import explain_pod
+from trainmaster.targets.kubernetes.pods import Object
+from trainmaster.targets.kubernetes.states import container_state, node_rank, trim_pod
+
+_FATAL = ("ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CrashLoopBackOff", "CreateContainerConfigError")
+_GPU_METRIC = b"DCGM_FI_DEV_GPU_UTIL{"
+_EXPORTERS = ("app.kubernetes.io/name=dcgm-exporter", "app=nvidia-dcgm-exporter")
+
+
+async def list_pods(client: Client, namespace: str, job_name: str) -> list[Object]:
+    """Pods of the job, by node rank."""
+    path = path_of("v1", "pods", namespace=namespace)
+    found: list[Object] = (await client.list(path, labelSelector=f"{JOB_LABEL}={job_name}"))["items"]
+    return sorted(found, key=lambda pod: (node_rank(pod, len(found)), str(pod["metadata"]["name"])))
+
+
+def is_running(pod: Object) -> bool:
+    return "running" in container_state(trim_pod(pod))[0]
+
+
+def started_at(pod: Object) -> datetime | None:
+    """Start of the pod's container."""
+    state, _ = container_state(trim_pod(pod))
+    for word in ("running", "terminated"):
+        if text := (state.get(word) or {}).get("startedAt"):
+            return datetime.fromisoformat(text)
+    return None
+
+
+def find_fault(pod: Object) -> str:
+    """Why the pod will not run by itself; "" where it runs or may still start."""
+    state, restarts = container_state(trim_pod(pod))
+    if (state.get("waiting") or {}).get("reason") in _FATAL:
+        return explain_pod(pod)
+    ended = state.get("terminated") or {}
+    if ended.get("exitCode") or (pod.get("status") or {}).get("phase") == "Failed":
+        return f"the container ended with {ended.get('exitCode')} {ended.get('reason') or ''}".rstrip()
+    return f"the container was restarted {restarts} times" if restarts > 1 else ""
+
+
+class LogReader:
+    """The log of one pod, read in steps: each line once."""
+
+    def __init__(self, client: Client, namespace: str, pod: Object) -> None:
+        self._client = client
+        self.pod = str(pod["metadata"]["name"])
+        self._path = path_of("v1", "pods", namespace=namespace, name=self.pod) + "/log"
+        self._container = str(pod["spec"]["containers"][0]["name"])
+        self._last = b""  # stamp of the newest line
+        self._same: list[bytes] = []  # lines with that stamp
+
+    async def read(self, *, tail: int | None = None) -> AsyncIterator[bytes]:
+        """New lines, each with the time that the cluster put before it."""
+        given = {"container": self._container, "timestamps": "true"}
+        if tail is not None:
+            given["tailLines"] = str(tail)
+        if self._last:
+            given["sinceTime"] = _whole_second(self._last)
+        async for line in self._client.lines(self._path, given):
+            stamp = line.partition(b" ")[0]
+            if stamp < self._last or (stamp == self._last and line in self._same):
+                continue
+            self._same = [*self._same, line] if stamp == self._last else [line]
+            self._last = stamp
+            yield line
+
+
+async def collect(reader: LogReader, log: PodLog) -> bool:
+    """Measure the new lines of a pod; False where its log cannot be read now."""
+    try:
+        async for line in reader.read():
+            log.put(line)
+    except TrainmasterError:  # a container that has not started has no log
+        return False
+    return True
+
+
+async def sample_gpus(client: Client, nodes: set[str]) -> list[float]:
+    """Utilisation of every GPU of these nodes in percent, from NVIDIA's dcgm-exporter; empty where none answers."""
+    found: list[float] = []
+    for selector in _EXPORTERS:
+        try:
+            listed = (await client.list("/api/v1/pods", labelSelector=selector))["items"]
+            for pod in listed:
+                if (pod.get("spec") or {}).get("nodeName") in nodes:
+                    found += await _read_exporter(client, pod)
+        except TrainmasterError:
+            continue
+    return found
+
+
+async def _read_exporter(client: Client, pod: Mapping[str, Any]) -> list[float]:
+    name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
+    path = path_of("v1", "pods", namespace=namespace, name=f"{name}:9400") + "/proxy/metrics"
+    return parse_gpu_metrics([line async for line in client.lines(path, {})])
+
+
+def parse_gpu_metrics(lines: list[bytes]) -> list[float]:
+    """Utilisation of each GPU in the text of dcgm-exporter."""
+    found = []
+    for line in lines:
+        if line.startswith(_GPU_METRIC):
+            try:
+                found.append(float(line.rpartition(b"} ")[2].split()[0]))
+            except (ValueError, IndexError):
+                continue
+    return found
+
+
+def _whole_second(stamp: bytes) -> str:
+    """A stamp for `sinceTime`, which has no fractions."""
+    text = stamp.decode()
+    return text if "." not in text else f"{text.partition('.')[0]}{'Z' if text.endswith('Z') else text[-6:]}"
+
+
+async def read_text(reader: LogReader, *, tail: int | None = None) -> AsyncIterator[str]:
+    """New lines as the programs of the pod wrote them, without stamps and frames."""
+    try:
+        async for line in reader.read(tail=tail):
+            body = line.partition(b" ")[2]
+            frame = decode(body)
+            if frame is None or not frame.stream.endswith(".jsonl"):
+                yield (body if frame is None else frame.data).decode(errors="replace").rstrip("\n")
+    except TrainmasterError as wrong:
+        yield f"(no log: {wrong})"

@@ -1,0 +1,241 @@
+"""One test: deploy, wait for the pods, watch, read the checkpoint back, judge, remove."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from trainmaster.cluster.hyperpod import objects, pods
+from trainmaster.cluster.hyperpod.indicators import START_LIMIT_S, Measurements, judge
+from trainmaster.cluster.hyperpod.logs import PodLog
+from trainmaster.cluster.hyperpod.manifest import JOB_NAME, count_pods, find_job, pod_template
+from trainmaster.cluster.hyperpod.status import list_nodes
+from trainmaster.core.errors import TrainmasterError
+from trainmaster.core.results import CheckResult, Overall
+from trainmaster.targets.kubernetes.client import Client, path_of
+from trainmaster.targets.kubernetes.pods import Object
+from trainmaster.targets.kubernetes.states import SUCCEEDED, is_ready
+
+_READ_LIMIT_S = 180.0
+_CLEAN_UP_S = 300.0
+_READ_CHECKPOINT = """\
+import json, pathlib, shutil, sys
+from trainmaster.train.checkpoint import manifest
+path = pathlib.Path(sys.argv[1])
+try:
+    fault = manifest.find_fault(path, manifest.read(path).files, deep=True) or ""
+except Exception as wrong:
+    fault = f"{type(wrong).__name__}: {wrong}"
+print(json.dumps({"checkpoint": str(path), "fault": fault}))
+if path.parent.name.startswith("test-"):
+    shutil.rmtree(path.parent)
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TestPlan:
+    """What to test, and for how long."""
+
+    manifest: list[Object]
+    namespace: str
+    planned: Sequence[str]
+    monitor_s: float
+    job_name: str = JOB_NAME
+    baseline_tokens_per_s: float | None = None
+    start_limit_s: float = START_LIMIT_S
+    look_s: float = 2.0
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """Verdicts, and what was removed."""
+
+    overall: Overall
+    results: list[CheckResult]
+    measured: Measurements
+    removed: list[str] = field(default_factory=list)
+
+
+async def run(client: Client, plan: TestPlan, tell: Callable[[str], None]) -> Outcome:
+    """Run a test. Whatever ends it, its objects are removed; after SIGKILL, by the next test or `cleanup`."""
+    lasts_s = plan.start_limit_s + plan.monitor_s + _READ_LIMIT_S + _CLEAN_UP_S
+    made = objects.prepare(plan.manifest, plan.job_name, plan.namespace, role="test", lasts_s=lasts_s)
+    for path in await objects.clear_leftovers(client, plan.namespace, plan.job_name):
+        tell(f"removed what an earlier test left: {path.rpartition('/')[2]}")
+    test, removed = _Test(client, plan, tell), []
+    try:
+        await test.look_at_nodes()
+        await objects.create(client, made)
+        tell(f"deployed {plan.job_name}: {test.measured.pods_wanted} pods")
+        if await test.wait_for_pods():
+            await test.watch()
+        await test.look_at_nodes()
+        removed = await objects.remove(client, plan.namespace, plan.job_name)
+        await test.read_checkpoint()
+    finally:
+        removed += await objects.remove(client, plan.namespace, plan.job_name)
+        tell(f"removed {len(removed)} objects of the test")
+    results, overall = judge(test.finish(), plan.planned)
+    return Outcome(overall=overall, results=results, measured=test.measured, removed=removed)
+
+
+class _Test:
+    """State of a test between its steps."""
+
+    def __init__(self, client: Client, plan: TestPlan, tell: Callable[[str], None]) -> None:
+        job = find_job(plan.manifest)
+        assert job is not None  # prepare has found it
+        self._client, self._plan, self._tell, self._job = client, plan, tell, job
+        self.measured = Measurements(pods_wanted=count_pods(job), baseline_tokens_per_s=plan.baseline_tokens_per_s)
+        self._logs: dict[str, PodLog] = {}
+        self._readers: dict[str, pods.LogReader] = {}
+        self._pods: list[Object] = []
+        self._gpus: list[float] = []
+
+    async def look_at_nodes(self) -> None:
+        """Nodes without the condition Ready: at the beginning and at the end."""
+        with contextlib.suppress(TrainmasterError):  # no right to see nodes: not measured
+            nodes = await list_nodes(self._client)
+            names = [str(node["metadata"]["name"]) for node in nodes if not is_ready(node)]
+            self.measured.nodes = len(nodes)
+            self.measured.not_ready_nodes = sorted({*self.measured.not_ready_nodes, *names})
+
+    async def wait_for_pods(self) -> bool:
+        """Wait until all pods run; False where they will not, or not in time."""
+        begin, shown = time.monotonic(), -1
+        while True:
+            running = await self._look_at_pods()
+            if running != shown:
+                self._tell(f"{running} of {self.measured.pods_wanted} pods running")
+                shown = running
+            after = time.monotonic() - begin
+            if running >= self.measured.pods_wanted:
+                self.measured.running_after_s = after
+                return True
+            if self.measured.pod_faults or after > self._plan.start_limit_s:
+                return False
+            await asyncio.sleep(min(self._plan.look_s, 1.0))
+
+    async def watch(self) -> None:
+        """Read logs and pods for the given time; end early with the job, or with a fault of a pod."""
+        until, next_gpus = time.monotonic() + self._plan.monitor_s, 0.0
+        while True:
+            over = time.monotonic() >= until or await self._is_complete()
+            await self._look_at_pods()
+            await self._read_logs()
+            if time.monotonic() >= next_gpus:
+                nodes = {str(pod["spec"].get("nodeName")) for pod in self._pods}
+                self._gpus += await pods.sample_gpus(self._client, nodes)
+                next_gpus = time.monotonic() + 5.0
+            if over or self.measured.pod_faults:
+                return
+            await asyncio.sleep(min(self._plan.look_s, max(0.05, until - time.monotonic())))
+
+    async def read_checkpoint(self) -> None:
+        """Read the newest checkpoint in a pod of its own, every file with its digest, and remove the test's folder.
+
+        The job has been removed before: a running one deletes old checkpoints.
+        """
+        written = [path for log in self._logs.values() for path in log.checkpoints]
+        if not written:
+            return
+        self.measured.checkpoint = written[-1]
+        self._tell(f"reading {written[-1]} back")
+        pod = reading_pod(self._job, self._plan.job_name, self._plan.namespace, written[-1])
+        marked = objects.prepare([self._job, pod], self._plan.job_name, self._plan.namespace, role="test", lasts_s=600)
+        await objects.create(self._client, marked[1:])
+        path = path_of("v1", "pods", namespace=self._plan.namespace, name=pod["metadata"]["name"])
+        until = time.monotonic() + _READ_LIMIT_S
+        while time.monotonic() < until:
+            phase = (await self._client.get(path)).get("status", {}).get("phase")
+            if phase in ("Succeeded", "Failed"):
+                self.measured.checkpoint_fault = await self._read_answer(pod)
+                return
+            await asyncio.sleep(min(self._plan.look_s, 1.0))
+
+    def finish(self) -> Measurements:
+        """The measurements that follow from the whole logs."""
+        measured, logs = self.measured, self._logs
+        measured.logs = dict(logs)
+        after, word = self._nccl_time()
+        measured.nccl_after_s, measured.nccl_from = after, word
+        measured.gpu_percent = statistics.fmean(self._gpus) if self._gpus else None
+        used = [log.memory_gib for log in logs.values() if log.memory_gib is not None]
+        measured.gpu_memory_gib = max(used, default=None)
+        rates: list[list[float]] = [log.tokens_per_s for log in logs.values() if log.tokens_per_s]
+        measured.tokens_per_s = statistics.median(sorted(rates, key=len)[-1]) if rates else None
+        return measured
+
+    def _nccl_time(self) -> tuple[float | None, str]:
+        """Longest time from the start of a pod to NCCL's own line, else to the first loss, which comes after it."""
+        times, word = [], "NCCL's log"
+        for pod in self._pods:
+            log, begin = self._logs.get(str(pod["metadata"]["name"])), pods.started_at(pod)
+            if log is None or begin is None:
+                return None, ""
+            ready = log.nccl_ready_at
+            if ready is None:
+                ready, word = log.first_loss_at, "the first loss"
+            if ready is None:
+                return None, ""
+            times.append(max(0.0, (ready - begin).total_seconds()))
+        return max(times, default=None), word
+
+    async def _look_at_pods(self) -> int:
+        self._pods = await pods.list_pods(self._client, self._plan.namespace, self._plan.job_name)
+        faults = {str(pod["metadata"]["name"]): pods.find_fault(pod) for pod in self._pods}
+        self.measured.pod_faults = {
+            **self.measured.pod_faults, **{name: why for name, why in faults.items() if why}
+        }  # fmt: skip
+        running = sum(map(pods.is_running, self._pods))
+        self.measured.pods_running = max(self.measured.pods_running, running)
+        return running
+
+    async def _read_logs(self) -> None:
+        for pod in self._pods:
+            name = str(pod["metadata"]["name"])
+            reader = self._readers.setdefault(name, pods.LogReader(self._client, self._plan.namespace, pod))
+            await pods.collect(reader, self._logs.setdefault(name, PodLog()))
+
+    async def _read_answer(self, pod: Object) -> str | None:
+        lines = [line async for line in pods.LogReader(self._client, self._plan.namespace, pod).read()]
+        for line in reversed(lines):
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                return str(json.loads(line.partition(b" ")[2])["fault"])
+        return None
+
+    async def _is_complete(self) -> bool:
+        from trainmaster.cluster.hyperpod.status import find_object
+
+        job = await find_object(self._client, self._plan.namespace, self._plan.job_name)
+        conditions = ((job or {}).get("status") or {}).get("conditions") or ()
+        return any(one.get("type") in SUCCEEDED and one.get("status") == "True" for one in conditions)
+
+
+def reading_pod(job: Object, job_name: str, namespace: str, checkpoint: str) -> Object:
+    """Pod that reads a checkpoint: image, mounts and user of the job, no GPU."""
+    made = helper_pod(job, f"{job_name}-read", namespace)
+    (container,) = made["spec"]["containers"]
+    container["command"] = ["python3", "-c", _READ_CHECKPOINT, checkpoint]
+    return made
+
+
+def helper_pod(job: Object, name: str, namespace: str) -> Object:
+    """Pod with image, mounts, environment and user of the job's pods, without their devices and their placement."""
+    spec = json.loads(json.dumps(pod_template(job)["spec"]))
+    container = {key: value for key, value in spec["containers"][0].items() if key not in ("resources", "args")}
+    kept = [one for one in spec.get("volumes") or () if "configMap" not in one]  # the plan is removed with the job
+    names = {one["name"] for one in kept}
+    container["volumeMounts"] = [one for one in container.get("volumeMounts") or () if one["name"] in names]
+    for key in ("affinity", "initContainers", "nodeSelector"):
+        spec.pop(key, None)
+    spec |= {"containers": [container], "volumes": kept, "restartPolicy": "Never", "terminationGracePeriodSeconds": 1}
+    return {
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": namespace, "labels": {}},
+        "spec": spec,
+    }  # fmt: skip

@@ -1,0 +1,1 @@
+"""Forms in which bytes and requests travel between machines."""

@@ -1,0 +1,63 @@
+"""Output of a simulated training run: the lines that trainer, NCCL and agent print, with faults. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import datetime, timedelta
+
+from trainmaster.core import events, heartbeat
+from trainmaster.core.events import Event
+from trainmaster.core.wire.framed_lines import Frame, encode
+
+FAULTS = ("crash-loop", "image-pull", "loss-flat", "nccl-timeout", "no-checkpoint", "checkpoint-damaged", "not-ready")
+_EVERY = 5  # steps between checkpoints
+
+
+def lines(
+    *, node: int, begin: datetime, now: datetime, step_s: float, checkpoints: str, faults: frozenset[str]
+) -> list[tuple[datetime, bytes]]:
+    """Lines that a pod has printed up to now, each with its time."""
+    found: list[tuple[datetime, bytes]] = []
+
+    def put(at: datetime, text: str) -> None:
+        if at <= now:
+            found.append((at, text.encode()))
+
+    ready = begin + timedelta(seconds=step_s)
+    put(ready, f"node-{node}:7:7 [0] NCCL INFO ncclCommInitRank comm 0x1 rank {node} - Init COMPLETE")
+    done = int((now - ready).total_seconds() / step_s)
+    for step in range(1, done + 1):
+        at = ready + timedelta(seconds=step * step_s)
+        loss = 10.5 if "loss-flat" in faults else 2.0 + 8.5 * math.exp(-step / 20)
+        put(at, f"{heartbeat.prefix(node, node, at=at)}step {step}/10000 Loss: {loss:.4f} lr 3.0e-04 gnorm 1.00")
+        beat = heartbeat.Beat(
+            rank=node, node=node, step=step, steps=10000, loss=loss, grad_norm=1.0, tokens_per_s=50000.0,
+            step_s=step_s, at="train",
+        )  # fmt: skip
+        put(at, heartbeat.prefix(node, node, at=at) + heartbeat.words(beat))
+        if node == 0 and step % _EVERY == 0 and "no-checkpoint" not in faults:
+            put(at, _saved(step, checkpoints, at))
+    if "nccl-timeout" in faults and done >= 1:
+        put(
+            ready + timedelta(seconds=step_s),
+            f"[rank{node}]:[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE) "
+            "ran for 600012 milliseconds before timing out.",
+        )
+    return sorted(found)
+
+
+def read_answer(checkpoint: str, faults: frozenset[str]) -> bytes:
+    """Output of the pod that reads a checkpoint back."""
+    fault = "rank-0.bin: other bytes than were saved" if "checkpoint-damaged" in faults else ""
+    return json.dumps({"checkpoint": checkpoint, "fault": fault}).encode()
+
+
+def _saved(step: int, folder: str, at: datetime) -> str:
+    """The event of a committed checkpoint, as the agent copies it from the pod."""
+    data = {
+        "step": step, "path": f"{folder}/step-{step:08d}", "seconds": 0.1, "bytes": 1, "tier": "disk", "stall_s": 0.0,
+    }  # fmt: skip
+    event = events.render(Event(phase="CHECKPOINT", event="saved", ts=at, seq=step, data=data))
+    (line,) = encode(Frame(stream="events.jsonl", offset=step * 1000, data=event.encode() + b"\n"))
+    return line.decode().rstrip("\n")

@@ -1,0 +1,28 @@
+"""Target `kubernetes:cluster.yaml`: attempts run in pods, as a Job, PyTorchJob, TrainJob or HyperPodPyTorchJob.
+
+settings.py    the settings file                  pods.py        the pod, the same for every kind
+manifests.py   the objects of an attempt          hyperpod.py    what only SageMaker HyperPod has
+lint.py        traps in manifests                 names.py       names, labels, paths
+target.py      the target                         planning.py    its plan, and the text of --dry-run
+session.py     one cluster, shared by attempts    watch.py       a collection, kept up to date
+states.py      jobs and pods as our states        pending.py     why a pod waits
+logs.py        logs of pods                       spool.py       files put together from them
+client.py      the API over HTTP                  errors.py      refusals as our errors
+kubeconfig.py  address and credentials            rights.py      what the account may do
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainmaster.targets.kubernetes.settings import Kind
+    from trainmaster.targets.kubernetes.target import Kubernetes
+
+
+def create(options: str, *, kind: Kind | None = None) -> Kubernetes:
+    """The target with the settings of a file; without one, the current context of the kubeconfig."""
+    from trainmaster.targets.kubernetes.target import Kubernetes  # not on a node, which imports this package too
+
+    return Kubernetes(Path(options) if options else None, kind=kind)

@@ -1,0 +1,172 @@
+"""Client of the Kubernetes API over HTTP: apply, get, list, patch, delete, watch, logs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from trainmaster import __version__
+from trainmaster.core.errors import MissingExtra, Unreachable
+from trainmaster.targets.kubernetes import names
+from trainmaster.targets.kubernetes.errors import refusal
+from trainmaster.targets.kubernetes.kubeconfig import Access, Credentials
+from trainmaster.targets.kubernetes.manifests import RESOURCES
+
+if TYPE_CHECKING:
+    import httpx
+
+Object = dict[str, Any]
+_REQUEST_S = 20.0
+_SILENT_S = 330.0  # a watch ends by itself after 300 s; a longer silence is a dead connection
+WATCH_S = 300
+_CORE = {"ConfigMap": "configmaps", "Secret": "secrets", "Service": "services", "Pod": "pods", "Node": "nodes"}
+
+
+def path_of(api: str, plural: str, *, namespace: str | None = None, name: str | None = None) -> str:
+    """Path of a collection or an object."""
+    root = f"/api/{api}" if "/" not in api else f"/apis/{api}"
+    parts = [root, *(["namespaces", namespace] if namespace else []), plural, *([name] if name else [])]
+    return "/".join(parts)
+
+
+def path_of_object(one: Mapping[str, Any]) -> str:
+    kind, metadata = str(one["kind"]), one["metadata"]
+    plural = _CORE.get(kind) or next(found.plural for found in RESOURCES.values() if found.kind == kind)
+    return path_of(one["apiVersion"], plural, namespace=metadata.get("namespace"), name=metadata["name"])
+
+
+class Client:
+    """One API server, in one event loop."""
+
+    def __init__(self, access: Access) -> None:
+        self.access = access
+        self._credentials = Credentials(access)
+        self._http: httpx.AsyncClient | None = None
+
+    async def close(self) -> None:
+        if self._http is not None:
+            await self._http.aclose()
+
+    async def apply(self, one: Mapping[str, Any], *, force: bool = False) -> Object:
+        """Server-side apply: create the object, or find it as it should be. Taken where another manager changed it."""
+        params = {"fieldManager": names.MANAGER, "force": str(force).lower()}
+        body = json.dumps(one).encode()
+        what = f"{one['kind']} {one['metadata']['name']}"
+        return await self.send(
+            "PATCH", path_of_object(one), params=params, body=body, kind="application/apply-patch+yaml", what=what
+        )
+
+    async def get(self, path: str) -> Object:
+        return await self.send("GET", path)
+
+    async def list(self, path: str, **params: str) -> Object:
+        return await self.send("GET", path, params=params)
+
+    async def post(self, path: str, one: Mapping[str, Any]) -> Object:
+        return await self.send("POST", path, body=json.dumps(one).encode())
+
+    async def merge(self, path: str, change: Mapping[str, Any]) -> Object:
+        """Merge patch."""
+        return await self.send("PATCH", path, body=json.dumps(change).encode(), kind="application/merge-patch+json")
+
+    async def delete(self, path: str, *, grace_s: int | None = None, **params: str) -> Object:
+        given = {"propagationPolicy": "Background", **params}
+        if grace_s is not None:
+            given["gracePeriodSeconds"] = str(grace_s)
+        return await self.send("DELETE", path, params=given)
+
+    async def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        kind: str = "application/json",
+        what: str = "",
+    ) -> Object:
+        """One request; the object that is its answer."""
+        import httpx
+
+        http = self._open()
+        headers = {**await self._credentials.header(), **({"Content-Type": kind} if body is not None else {})}
+        try:
+            async with asyncio.timeout(_REQUEST_S):
+                answer = await http.request(method, path, params=params, content=body, headers=headers)
+        except TimeoutError:
+            raise Unreachable(f"kubernetes: no answer within {_REQUEST_S:g} s") from None
+        except (httpx.HTTPError, OSError) as wrong:
+            raise _unreachable(wrong) from None
+        document = _parse(answer.content)
+        if answer.status_code >= 300 or not isinstance(document, dict):
+            raise refusal(answer.status_code, document, what=what or path.rpartition("/")[2])
+        return document
+
+    async def watch(self, path: str, version: str, **params: str) -> AsyncIterator[Object]:
+        """Changes of a collection after a resource version; ends after some minutes. Expired: list again."""
+        given = {
+            **params, "watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(WATCH_S),
+        }  # fmt: skip
+        async for line in self.lines(path, given):
+            change = _parse(line)
+            if not isinstance(change, dict):
+                raise Unreachable("kubernetes: a change that is no JSON")
+            if change.get("type") == "ERROR":
+                status = change.get("object") or {}
+                raise refusal(int(status.get("code") or 500), status, what="watch")
+            yield change
+
+    async def lines(self, path: str, params: Mapping[str, str]) -> AsyncIterator[bytes]:
+        """Whole lines of an answer that goes on; a line that is cut off at the end is left out."""
+        rest = b""
+        async with self._stream(path, params) as answer:
+            async for piece in answer.aiter_raw():
+                *whole, rest = (rest + piece).split(b"\n")
+                for line in whole:
+                    yield line
+
+    @asynccontextmanager
+    async def _stream(self, path: str, params: Mapping[str, str]) -> AsyncIterator[httpx.Response]:
+        import httpx
+
+        http = self._open()
+        headers = await self._credentials.header()
+        limits = httpx.Timeout(_REQUEST_S, read=_SILENT_S)
+        try:
+            async with http.stream("GET", path, params=params, headers=headers, timeout=limits) as answer:
+                if answer.status_code >= 300:
+                    raise refusal(answer.status_code, _parse(await answer.aread()), what=path.rpartition("/")[2])
+                yield answer
+        except (httpx.HTTPError, OSError) as wrong:
+            raise _unreachable(wrong) from None
+
+    def _open(self) -> httpx.AsyncClient:
+        if self._http is None:
+            try:
+                import httpx
+            except ImportError:
+                raise MissingExtra("Kubernetes", "kubernetes") from None
+            self._http = httpx.AsyncClient(
+                base_url=self.access.server,
+                verify=self.access.tls(),
+                headers={"User-Agent": f"trainmaster/{__version__}", "Accept": "application/json"},
+                timeout=None,  # noqa: S113 (each request has its own)
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=20),
+                trust_env=False,
+            )
+        return self._http
+
+
+def _unreachable(wrong: Exception) -> Unreachable:
+    return Unreachable(f"kubernetes: {type(wrong).__name__}: {str(wrong)[:200]}")
+
+
+def _parse(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        return {"message": content[:500].decode(errors="replace")}

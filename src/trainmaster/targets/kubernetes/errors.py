@@ -1,0 +1,85 @@
+"""Refusals of the API server as errors of ours.
+
+TargetError
+├── Missing      404: the object is not there
+├── Taken        409: another manager owns a field, or the object is being deleted
+├── Expired      410: this point of the history is gone; list again
+├── Denied       401, 403: the right that is missing, and where to get it
+└── Unreachable  429, 5xx, no answer
+SpecError        422, 400: the object does not fit, with the path of each field
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from trainmaster.core.errors import Fault, SpecError, TargetError, TrainmasterError, Unreachable
+
+_RIGHT = re.compile(r'cannot (\w+) resource "([^"]+)" in API group "([^"]*)"(?: in the namespace "([^"]+)")?')
+_NOT_TYPED = "failed to create typed patch object"
+_QUOTA = "exceeded quota"
+
+
+class Missing(TargetError):
+    """The object is not there."""
+
+
+class Taken(TargetError):
+    """Another writer owns what was to be written."""
+
+
+class Expired(TargetError):
+    """The resource version is too old; list again."""
+
+
+class Denied(TargetError):
+    """The account lacks a right."""
+
+
+def refusal(status: int, body: Any, *, what: str) -> TrainmasterError:
+    """The error for an answer that is none."""
+    document = body if isinstance(body, Mapping) else {}
+    text = str(document.get("message") or f"status {status}")[:1000]
+    if status == 404:
+        return Missing(f"kubernetes: {what}: {text}")
+    if status == 409:
+        return Taken(f"kubernetes: {what}: {text}")
+    if status == 410:
+        return Expired(f"kubernetes: {what}: {text}")
+    if status in (401, 403):
+        return _denied(status, text, what)
+    if status in (400, 422):
+        return SpecError(_faults(document, text, what))
+    if _NOT_TYPED in text:  # 500 in older servers, for a fault of the object
+        return SpecError([Fault(path=what, message=text.partition(_NOT_TYPED)[2].strip(": "))])
+    if status == 429 or status >= 500:
+        return Unreachable(f"kubernetes: {what}: {text}")
+    return TargetError(f"kubernetes: {what}: {text}")
+
+
+def _denied(status: int, text: str, what: str) -> TargetError:
+    if status == 401:
+        return Denied(f"kubernetes: {what}: the credentials are refused; renew those of the kubeconfig")
+    if _QUOTA in text:
+        return TargetError(f"kubernetes: {what}: {text}")
+    if found := _RIGHT.search(text):
+        verb, resource, group, namespace = found.groups()
+        where = f" in namespace {namespace}" if namespace else ""
+        right = f"{verb} {resource}{'.' + group if group else ''}{where}"
+        return Denied(
+            f"kubernetes: the account may not {right}; apply deploy/kubernetes/rbac.yaml, and see every missing right "
+            "with: trainmaster cluster rights"
+        )
+    return Denied(f"kubernetes: {what}: {text}")
+
+
+def _faults(document: Mapping[str, Any], text: str, what: str) -> list[Fault]:
+    details = document.get("details") or {}
+    causes = [one for one in details.get("causes") or () if isinstance(one, Mapping)]
+    kind = str(details.get("kind") or what)
+    found = [
+        Fault(path=f"{kind} {one.get('field', '')}".strip(), message=str(one.get("message", ""))) for one in causes
+    ]
+    return found or [Fault(path=kind, message=text)]

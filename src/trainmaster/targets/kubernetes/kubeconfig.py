@@ -1,0 +1,181 @@
+"""Access to a cluster: address, certificates and credentials from a kubeconfig or from the pod's own account.
+
+The server's certificate is always verified. `insecure-skip-tls-verify` is refused: the token would go to anybody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import functools
+import json
+import os
+import ssl
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from trainmaster.core.errors import Unreachable, UsageError
+
+_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_EXEC_S = 30.0
+_EARLY_S = 60.0  # a token is renewed before it ends
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """How to reach one API server, and as whom. Secrets are not shown."""
+
+    server: str
+    ca: str | None = field(default=None, repr=False)  # PEM; None: the system's authorities
+    token: str | None = field(default=None, repr=False)
+    token_file: Path | None = None  # read again: the cluster renews it
+    certificate: str | None = field(default=None, repr=False)
+    key: str | None = field(default=None, repr=False)
+    command: Mapping[str, Any] | None = field(default=None, hash=False)  # `exec` of the kubeconfig
+
+    def tls(self) -> ssl.SSLContext:
+        """TLS settings with the cluster's authority and the client's certificate."""
+        try:
+            context = ssl.create_default_context(cadata=self.ca)
+            if self.certificate is not None:
+                with tempfile.NamedTemporaryFile(
+                    "w", suffix=".pem"
+                ) as file:  # mode 600; the ssl module takes files only
+                    file.write(f"{self.certificate}\n{self.key or ''}\n")
+                    file.flush()
+                    context.load_cert_chain(file.name)
+        except (ssl.SSLError, ValueError) as wrong:
+            raise UsageError(f"kubernetes: a certificate of the kubeconfig cannot be read: {wrong}") from None
+        return context
+
+
+class Credentials:
+    """The Authorization header, renewed when it has to be."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._token, self._until = access.token, float("inf")
+        if access.command is not None:
+            self._until = 0.0
+
+    async def header(self) -> dict[str, str]:
+        if self._access.token_file is not None:
+            return _bearer(await asyncio.to_thread(self._access.token_file.read_text))
+        if self._access.command is not None and time.time() > self._until - _EARLY_S:
+            self._token, self._until = await _ask_command(self._access.command)
+        return _bearer(self._token)
+
+
+def _bearer(token: str | None) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token.strip()}"} if token else {}
+
+
+async def _ask_command(command: Mapping[str, Any]) -> tuple[str, float]:
+    """Token of a credential plugin (`aws eks get-token`), and when it ends."""
+    words = [str(command.get("command", "")), *map(str, command.get("args") or ())]
+    given = {str(one["name"]): str(one["value"]) for one in command.get("env") or ()}
+    version = str(command.get("apiVersion", "client.authentication.k8s.io/v1"))
+    asks = {"apiVersion": version, "kind": "ExecCredential", "spec": {"interactive": False}}
+    environment = {**os.environ, **given, "KUBERNETES_EXEC_INFO": json.dumps(asks)}
+    try:
+        async with asyncio.timeout(_EXEC_S):
+            process = await asyncio.create_subprocess_exec(
+                *words, env=environment, stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            out, said = await process.communicate()
+    except FileNotFoundError:
+        raise UsageError(f"kubernetes: {words[0]} of the kubeconfig is not installed") from None
+    except OSError as wrong:  # TimeoutError is one
+        raise Unreachable(
+            f"kubernetes: {words[0]} gave no credentials: {wrong or f'none within {_EXEC_S:g} s'}"
+        ) from None
+    try:
+        status = json.loads(out)["status"]
+        ends = status.get("expirationTimestamp")
+        return str(status["token"]), datetime.fromisoformat(ends).timestamp() if ends else float("inf")
+    except (ValueError, KeyError, TypeError):
+        text = said.decode(errors="replace").strip()[-200:]
+        raise Unreachable(f"kubernetes: {words[0]} gave no credentials (exit {process.returncode}): {text}") from None
+
+
+def load_access(kubeconfig: str | None, context: str | None) -> Access:
+    """Access by the settings: a kubeconfig, the pod's own account, or the usual places."""
+    if (
+        kubeconfig is None
+        and context is None
+        and (_ACCOUNT / "token").exists()
+        and "KUBERNETES_SERVICE_HOST" in os.environ
+    ):
+        host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+        name = f"[{host}]" if ":" in host else host
+        ca = (_ACCOUNT / "ca.crt").read_text()
+        return Access(server=f"https://{name}:{port}", ca=ca, token_file=_ACCOUNT / "token")
+    listed = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
+    path = Path(listed.split(os.pathsep)[0]).expanduser()
+    try:
+        facts = path.stat()
+    except OSError as wrong:
+        raise UsageError(f"kubernetes: kubeconfig {path} cannot be read: {wrong.strerror}") from None
+    return _load(path, context, (facts.st_mtime_ns, facts.st_size))
+
+
+@functools.lru_cache(maxsize=64)
+def _load(path: Path, context: str | None, _version: tuple[int, int]) -> Access:
+    """Access by one version of a kubeconfig: each poll of each job asks for it."""
+    import yaml
+
+    try:
+        document = yaml.safe_load(path.read_text())
+    except OSError as wrong:
+        raise UsageError(f"kubernetes: kubeconfig {path} cannot be read: {wrong.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError):
+        raise UsageError(f"kubernetes: kubeconfig {path} is not YAML") from None
+    return parse_access(document, context, path.parent)
+
+
+def parse_access(document: Any, context: str | None, folder: Path) -> Access:
+    """Access of one context of a kubeconfig; relative files lie beside it."""
+    if not isinstance(document, Mapping):
+        raise UsageError("kubernetes: the kubeconfig is empty")
+    wanted = context or document.get("current-context")
+    chosen = _named(document, "contexts", wanted, "context")
+    cluster = _named(document, "clusters", chosen.get("cluster"), "cluster")
+    user = _named(document, "users", chosen.get("user"), "user")
+    server = str(cluster.get("server", ""))
+    if cluster.get("insecure-skip-tls-verify"):
+        raise UsageError("kubernetes: insecure-skip-tls-verify is not supported; write certificate-authority instead")
+    if not server.startswith("https://"):
+        raise UsageError(f"kubernetes: {server!r} is not an https:// address; credentials would be sent in clear text")
+    return Access(
+        server=server.rstrip("/"),
+        ca=_text(cluster, "certificate-authority", folder),
+        token=user.get("token"),
+        token_file=folder / user["tokenFile"] if user.get("tokenFile") else None,
+        certificate=_text(user, "client-certificate", folder),
+        key=_text(user, "client-key", folder),
+        command=user.get("exec"),
+    )
+
+
+def _named(document: Mapping[str, Any], group: str, name: object, inner: str) -> Mapping[str, Any]:
+    for one in document.get(group) or ():
+        if one.get("name") == name:
+            return one.get(inner) or {}
+    known = ", ".join(str(one.get("name")) for one in document.get(group) or ()) or "none"
+    raise UsageError(f"kubernetes: the kubeconfig has no {inner} {name!r}; it has: {known}")
+
+
+def _text(fields: Mapping[str, Any], name: str, folder: Path) -> str | None:
+    """A PEM text, given as data or as a file."""
+    try:
+        if fields.get(f"{name}-data"):
+            return base64.b64decode(str(fields[f"{name}-data"])).decode()
+        return (folder / str(fields[name])).read_text() if fields.get(name) else None
+    except (OSError, ValueError) as wrong:
+        raise UsageError(f"kubernetes: {name} of the kubeconfig cannot be read: {wrong}") from None

@@ -1,0 +1,102 @@
+"""Logs of pods become files of the attempt: followed while a pod runs, read to the end when it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from trainmaster.core.backoff import backoff_s
+from trainmaster.core.errors import TrainmasterError
+from trainmaster.core.wire.framed_lines import decode
+from trainmaster.targets.kubernetes import names
+from trainmaster.targets.kubernetes.client import Client, path_of
+from trainmaster.targets.kubernetes.errors import Missing
+from trainmaster.targets.kubernetes.spool import NodeSpool
+from trainmaster.targets.kubernetes.states import container_state
+
+log = logging.getLogger(__name__)
+_DRAIN_S = 60.0
+_ASK_S = 2.0
+_STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d)")
+
+
+class PodLog:
+    """The log of one container, from its first line on."""
+
+    def __init__(self, client: Client, namespace: str, pod: Mapping[str, Any], spool: NodeSpool) -> None:
+        self._client, self._spool = client, spool
+        self.name, self._restart = str(pod["metadata"]["name"]), container_state(pod)[1]
+        self.start = start_of(pod)
+        self._container = str(pod["spec"]["container"])
+        self._path = path_of("v1", "pods", namespace=namespace, name=self.name)
+        self._since = ""
+        self._asked, self._next_ask = "", 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    def follow(self) -> None:
+        """Copy lines as they come, in the background."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._follow(), name=f"log {self.name}")
+
+    async def drain(self, *, previous: bool = False) -> bool:
+        """Copy everything up to the end; False where the log cannot be had any more."""
+        await self.close()
+        try:
+            async with asyncio.timeout(_DRAIN_S):
+                await self._copy({"previous": "true"} if previous else {})
+            return True
+        except (TrainmasterError, TimeoutError) as wrong:
+            log.debug("log of pod %s: %s", self.name, wrong)
+            return False
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def _follow(self) -> None:
+        failures = 0
+        while True:
+            try:
+                await self._copy({"follow": "true"})
+                failures = 0
+            except Missing:
+                return
+            except TrainmasterError as wrong:
+                failures += 1
+                log.debug("log of pod %s: %s", self.name, wrong)
+            await asyncio.sleep(backoff_s(failures + 1, first_s=0.2, longest_s=10.0))
+
+    async def _copy(self, params: Mapping[str, str]) -> None:
+        self._spool.begin(self.start)
+        given = {"container": self._container, "timestamps": "true", **params}
+        if self._since:
+            given["sinceTime"] = self._since  # whole seconds: lines come again, and are known by their offset
+        async for line in self._client.lines(f"{self._path}/log", given):
+            stamp, _, text = line.partition(b" ")
+            if (frame := decode(text)) is None:
+                continue
+            if not self._spool.put(self.start, frame):
+                await self._ask_again()
+            if found := _STAMP.fullmatch(stamp):
+                self._since = (found[1] + found[2]).decode()
+
+    async def _ask_again(self) -> None:
+        """Ask the agent for lines that were lost: the log was rotated before it was read."""
+        wanted = "\n".join(f"{stream} {offset}" for stream, offset in sorted(self._spool.gaps().items()))
+        if wanted == self._asked or time.monotonic() < self._next_ask:
+            return
+        self._asked, self._next_ask = wanted, time.monotonic() + _ASK_S
+        with contextlib.suppress(TrainmasterError):
+            await self._client.merge(self._path, {"metadata": {"annotations": {names.RESEND_ANNOTATION: wanted}}})
+
+
+def start_of(pod: Mapping[str, Any]) -> str:
+    """Identity of one start of a container: its pod, and how often it was restarted."""
+    return f"{pod['metadata']['uid']}/{container_state(pod)[1]}"

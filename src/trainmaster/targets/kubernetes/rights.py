@@ -1,0 +1,122 @@
+"""Rights that the target needs, no more: as a manifest, and checked one by one at the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainmaster.targets.kubernetes.client import Client, Object
+from trainmaster.targets.kubernetes.kubeconfig import load_access
+from trainmaster.targets.kubernetes.manifests import RESOURCES, render
+from trainmaster.targets.kubernetes.settings import Settings
+
+_REVIEW = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+NAME = "trainmaster"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Right:
+    """One verb on one resource."""
+
+    group: str
+    resource: str  # with its subresource after a slash
+    verb: str
+    use: str
+    cluster: bool = False  # not of a namespace
+    optional: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.resource}{'.' + self.group if self.group else ''}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Whether the account has a right."""
+
+    right: Right
+    allowed: bool
+
+
+def needed(settings: Settings) -> list[Right]:
+    """Every right, in the order of use."""
+    resource = RESOURCES[settings.kind]
+    group = resource.api.rpartition("/")[0]
+    jobs = "create and find the job", "delete the job"
+    found = [
+        *(_right("", "configmaps", verb, "plan, working folder, node half") for verb in ("create", "patch")),
+        *(_right("", "secrets", verb, "secrets of jobs") for verb in ("create", "patch")),
+        *(_right("", plural, "deletecollection", "clean up") for plural in ("configmaps", "secrets")),
+        *(_right(group, resource.plural, verb, jobs[0]) for verb in ("create", "patch", "get", "list", "watch")),
+        _right(group, resource.plural, "delete", jobs[1]),
+        *(_right("", "pods", verb, "states of pods") for verb in ("list", "watch")),
+        _right("", "pods", "patch", "stop requests"),
+        _right("", "pods", "delete", "end pods by force"),
+        _right("", "pods/log", "get", "events and logs"),
+    ]
+    if settings.kind == "job":
+        use = "names of the pods of a job over several nodes"
+        found += [_right("", "services", verb, use) for verb in ("create", "patch", "delete")]
+    found.append(Right(group="", resource="events", verb="list", use="explain a job without pods", optional=True))
+    use = "tell a lost node from a deleted pod"
+    found.append(Right(group="", resource="nodes", verb="list", use=use, cluster=True, optional=True))
+    return found
+
+
+def _right(group: str, resource: str, verb: str, use: str) -> Right:
+    return Right(group=group, resource=resource, verb=verb, use=use)
+
+
+async def check(settings: Settings) -> list[Answer]:
+    """Ask the cluster for each right."""
+    client = Client(load_access(settings.kubeconfig, settings.context))
+    try:
+        return [Answer(right=one, allowed=await _ask(client, one, settings.namespace)) for one in needed(settings)]
+    finally:
+        await client.close()
+
+
+async def _ask(client: Client, right: Right, namespace: str) -> bool:
+    resource, _, inner = right.resource.partition("/")
+    attributes: Object = {"group": right.group, "resource": resource, "verb": right.verb}
+    if inner:
+        attributes["subresource"] = inner
+    if not right.cluster:
+        attributes["namespace"] = namespace
+    asked = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": attributes},
+    }
+    answer = await client.post(_REVIEW, asked)
+    return (answer.get("status") or {}).get("allowed") is True
+
+
+def role_objects(settings: Settings) -> list[Object]:
+    """ServiceAccount with a Role in the namespace, and a ClusterRole that lists nodes."""
+    namespace, wanted = settings.namespace, needed(settings)
+    here = {"name": NAME, "namespace": namespace}
+    subject = {"kind": "ServiceAccount", "name": NAME, "namespace": namespace}
+    made: list[Object] = [{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": dict(here)}]
+    for kind, metadata, inside in (("Role", here, False), ("ClusterRole", {"name": f"{NAME}-{namespace}"}, True)):
+        rules = _rules([one for one in wanted if one.cluster is inside])
+        api = "rbac.authorization.k8s.io/v1"
+        made.append({"apiVersion": api, "kind": kind, "metadata": dict(metadata), "rules": rules})
+        reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": metadata["name"]}
+        binding = {"apiVersion": api, "kind": f"{kind}Binding", "metadata": dict(metadata), "roleRef": reference}
+        made.append({**binding, "subjects": [dict(subject)]})
+    return made
+
+
+def _rules(wanted: Sequence[Right]) -> list[Object]:
+    """One rule per resource."""
+    verbs: dict[tuple[str, str], list[str]] = {}
+    for one in wanted:
+        verbs.setdefault((one.group, one.resource), []).append(one.verb)
+    return [
+        {"apiGroups": [group], "resources": [resource], "verbs": found} for (group, resource), found in verbs.items()
+    ]
+
+
+def render_role(settings: Settings) -> str:
+    """The manifest as YAML."""
+    return render(role_objects(settings))

@@ -1,0 +1,157 @@
+"""One connection, one watch of jobs and one of pods per cluster and event loop, shared by all attempts there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainmaster.core.errors import TrainmasterError
+from trainmaster.targets import Handle
+from trainmaster.targets.kubernetes import names, planning
+from trainmaster.targets.kubernetes.client import Client, Object, path_of
+from trainmaster.targets.kubernetes.errors import Denied, Missing, Taken
+from trainmaster.targets.kubernetes.kubeconfig import Access
+from trainmaster.targets.kubernetes.logs import PodLog, start_of
+from trainmaster.targets.kubernetes.manifests import RESOURCES
+from trainmaster.targets.kubernetes.pending import explain_events
+from trainmaster.targets.kubernetes.spool import Spool
+from trainmaster.targets.kubernetes.states import is_ready, node_rank, trim_job, trim_pod
+from trainmaster.targets.kubernetes.watch import Watch
+
+_SESSIONS: dict[tuple[int, Access, str, str], Session] = {}
+_EVENTS_S = 5.0  # events of a job without pods are asked for at most so often
+_NODES_S = 3.0
+
+
+class Session:
+    """A namespace of a cluster, for one kind of job."""
+
+    def __init__(self, access: Access, namespace: str, kind: str) -> None:
+        self.client, self.namespace = Client(access), namespace
+        self.resource = RESOURCES[kind]  # type: ignore[index]  # a kind of Settings
+        jobs = path_of(self.resource.api, self.resource.plural, namespace=namespace)
+        pods = path_of("v1", "pods", namespace=namespace)
+        self.jobs = Watch(self.client, jobs, trim=trim_job, label=names.ATTEMPT_LABEL, labelSelector=names.SELECTOR)
+        self.pods = Watch(self.client, pods, trim=trim_pod, label=names.ATTEMPT_LABEL, labelSelector=names.SELECTOR)
+        self._logs: dict[str, PodLog] = {}
+        self._spools: dict[Path, Spool] = {}
+        self._has_package = False
+        self._why: dict[str, tuple[float, str]] = {}
+        self._not_ready: tuple[float, frozenset[str]] = (0.0, frozenset())
+
+    async def ready(self) -> None:
+        await self.jobs.ready()
+        await self.pods.ready()
+
+    async def close(self) -> None:
+        for log in self._logs.values():
+            await log.close()
+        await self.jobs.close()
+        await self.pods.close()
+        await self.client.close()
+
+    async def send_package(self) -> None:
+        """Bring the node half to the namespace, once; its name is the hash of its content."""
+        if not self._has_package:
+            with contextlib.suppress(Taken):
+                path = path_of("v1", "configmaps", namespace=self.namespace)
+                await self.client.post(path, planning.package_map(self.namespace))
+            self._has_package = True
+
+    def job_path(self, name: str) -> str:
+        return path_of(self.resource.api, self.resource.plural, namespace=self.namespace, name=name)
+
+    def pods_of(self, attempt: str) -> list[Mapping[str, Any]]:
+        return self.pods.marked(attempt)
+
+    async def find_job(self, name: str) -> Mapping[str, Any] | None:
+        """The job; one that the watch does not know is asked for: it may be newer than the watch."""
+        known = self.jobs.objects.get(name)
+        if known is not None:
+            return dict(known)
+        try:
+            return trim_job(await self.client.get(self.job_path(name)))
+        except Missing:
+            return None
+
+    async def why_no_pods(self, name: str) -> str:
+        """The newest warning about a job that has no pods."""
+        when, text = self._why.get(name, (0.0, ""))
+        if time.monotonic() - when > _EVENTS_S:
+            selector = f"involvedObject.name={name}"
+            try:
+                path = path_of("v1", "events", namespace=self.namespace)
+                found = await self.client.list(path, fieldSelector=selector, limit="50")
+                text = explain_events(found.get("items") or ())
+            except (Denied, Missing):
+                text = ""
+            self._why[name] = (time.monotonic(), text)
+        return text
+
+    async def not_ready(self) -> frozenset[str]:
+        """Nodes without contact. Empty where the account may not list nodes."""
+        when, found = self._not_ready
+        if time.monotonic() - when > _NODES_S:
+            try:
+                listed = await self.client.list("/api/v1/nodes")
+                found = frozenset(one["metadata"]["name"] for one in listed.get("items") or () if not is_ready(one))
+            except Denied:
+                found = frozenset()
+            self._not_ready = (time.monotonic(), found)
+        return found
+
+    def spool(self, handle: Handle) -> Spool:
+        folder = Path(str(handle["folder"])) / "kubernetes"
+        return self._spools.setdefault(folder, Spool(folder))
+
+    def follow(self, handle: Handle) -> None:
+        """Copy the logs of an attempt's pods from now on."""
+        for pod in self.pods_of(str(handle["attempt"])):
+            if pod["status"].get("containerStatuses"):
+                self._log(pod, handle).follow()
+
+    async def drain(self, handle: Handle) -> None:
+        """Copy the logs of an attempt's pods to their end."""
+        pods = sorted(self.pods_of(str(handle["attempt"])), key=lambda one: str(one["metadata"]["creationTimestamp"]))
+        for pod in pods:
+            one = self._log(pod, handle)
+            await one.drain()
+            self._logs.pop(one.start, None)
+        for number in range(int(handle["nodes"])):
+            self.spool(handle).node(number).close_gaps()
+
+    def _log(self, pod: Mapping[str, Any], handle: Handle) -> PodLog:
+        start = start_of(pod)
+        if start not in self._logs:
+            spool = self.spool(handle).node(node_rank(pod, int(handle["nodes"])))
+            self._logs[start] = PodLog(self.client, self.namespace, pod, spool)
+        return self._logs[start]
+
+    async def list_pods(self, attempt: str) -> list[Object]:
+        """Pods of an attempt as the server lists them now."""
+        path = path_of("v1", "pods", namespace=self.namespace)
+        found = await self.client.list(path, labelSelector=f"{names.ATTEMPT_LABEL}={attempt}")
+        return list(found.get("items") or ())
+
+
+def open_session(access: Access, namespace: str, kind: str) -> Session:
+    """The session of this event loop."""
+    key = (id(asyncio.get_running_loop()), access, namespace, kind)
+    if key not in _SESSIONS:
+        _SESSIONS[key] = Session(access, namespace, kind)
+    return _SESSIONS[key]
+
+
+async def close_all() -> None:
+    """Close what this event loop has open."""
+    own = id(asyncio.get_running_loop())
+    for key in [key for key in _SESSIONS if key[0] == own]:
+        session = _SESSIONS.pop(key)
+        try:
+            await session.close()
+        except TrainmasterError:
+            continue

@@ -1,0 +1,272 @@
+"""The Kubernetes target: apply the objects of an attempt, watch them, read logs, stop and delete.
+
+One watch per namespace serves all attempts. Files come out of the pods through their logs and are put together in the
+attempt's folder on this machine (spool.py), where they stay readable after the pods are gone. That folder also holds
+three marks: `stop` (requested, also before the start), `end` (how it ended), `released` (nothing may start any more).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trainmaster.core import schema
+from trainmaster.core.errors import TargetError, TrainmasterError
+from trainmaster.core.plan import EXIT_FILE, OUTPUTS_FOLDER, ExitRecord
+from trainmaster.core.states import Reason, TargetState
+from trainmaster.targets import FileSize, Handle, Owned, Placement, Poll, Submission
+from trainmaster.targets._node_files import find_stream, rename
+from trainmaster.targets.kubernetes import manifests, names, planning
+from trainmaster.targets.kubernetes.client import path_of
+from trainmaster.targets.kubernetes.errors import Missing
+from trainmaster.targets.kubernetes.kubeconfig import load_access
+from trainmaster.targets.kubernetes.logs import start_of
+from trainmaster.targets.kubernetes.session import Session, open_session
+from trainmaster.targets.kubernetes.settings import Kind, Settings, load_settings
+from trainmaster.targets.kubernetes.spool import Spool
+from trainmaster.targets.kubernetes.states import find_end, judge, newest_by_node, trim_pod
+from trainmaster.targets.local import check_range
+
+_STOP, _END, _RELEASED = "stop", "end", "released"
+_MAX_WORK_BYTES = 900 << 10  # a ConfigMap holds 1 MiB
+_GONE_S = 120.0
+
+
+class Kubernetes:
+    """Runs attempts in pods of a cluster."""
+
+    def __init__(self, path: Path | None, *, kind: Kind | None = None) -> None:
+        self._path, self._kind = path, kind
+
+    def plan(self, placement: Placement) -> Submission:
+        return planning.plan(placement, self.settings())
+
+    def count_nodes(self, handle: Handle) -> int:
+        return int(handle["nodes"])
+
+    async def submit(self, submission: Submission) -> Handle:
+        handle = submission.handle
+        session = self._session(handle)
+        spool, submitted = session.spool(handle), {**handle, "submitted": True}
+        if spool.find(_RELEASED) is not None or spool.find(_END) is not None:
+            return submitted
+        objects = planning.parse(submission)
+        await self._send_files(session, submission, objects)
+        for one in objects:
+            if stop := spool.find(_STOP):
+                for metadata in manifests.pod_metadata(one):
+                    metadata.setdefault("annotations", {})[names.STOP_ANNOTATION] = stop
+            await session.client.apply(planning.reveal(one) if one["kind"] == "Secret" else one)
+        if spool.find(_RELEASED) is not None:  # meanwhile
+            await self._delete(session, handle)
+        return submitted
+
+    async def poll(self, handle: Handle) -> Poll:
+        try:
+            session = self._session(handle)
+            spool = session.spool(handle)
+            if (ended := spool.find(_END)) is not None:
+                return _load_poll(ended)
+            if spool.find(_RELEASED) is not None and handle.get("submitted"):
+                return Poll(state=TargetState.LOST, note="it was ended by force")
+            await session.ready()
+            job = await session.find_job(str(handle["name"]))
+            if job is None and not handle.get("submitted"):
+                return Poll(state=TargetState.WAITING, note="not submitted yet")
+            pods = session.pods_of(str(handle["attempt"]))
+            why = await session.why_no_pods(str(handle["name"])) if job is not None and len(pods) == 0 else ""
+            found = judge(job, pods, handle, not_ready=await self._not_ready(session, pods), why=why)
+            if not found.state.over and not handle.get("restarts"):
+                found = _see_replaced(pods, spool, handle) or found
+            if found.state.over:
+                return await self._end(session, handle, found)
+            session.follow(handle)
+            return found
+        except TrainmasterError as wrong:
+            return Poll(state=TargetState.UNKNOWN, note=str(wrong))
+
+    async def read(self, handle: Handle, stream: str, *, offset: int, limit: int) -> bytes:
+        node, name = find_stream(
+            stream, nodes=int(handle["nodes"]), ranks_per_node=int(handle.get("ranks_per_node", 1))
+        )
+        check_range(name, offset, limit)
+        session = self._session(handle)
+        spool = session.spool(handle)
+        if handle.get("submitted") and spool.find(_END) is None and spool.find(_RELEASED) is None:
+            await session.ready()
+            session.follow(handle)
+        if name.startswith(f"{OUTPUTS_FOLDER}/") and not spool.node(node).has(name):
+            raise TargetError(f"kubernetes: {stream!r:.200} did not come out of the pod: no plain file, or too large")
+        return spool.node(node).read(name, offset, limit)
+
+    async def list_files(self, handle: Handle) -> list[FileSize]:
+        spool, files = self._session(handle).spool(handle), []
+        for node in range(int(handle["nodes"])):
+            sizes = spool.node(node).sizes()
+            files += [rename(FileSize(name=name, size_bytes=size), node) for name, size in sizes.items()]
+        return sorted(files, key=lambda file: file.name)
+
+    async def cancel(self, handle: Handle, *, reason: str) -> None:
+        session = self._session(handle)
+        asked = session.spool(handle).mark(_STOP, reason)
+        for pod in await session.list_pods(str(handle["attempt"])):
+            notes = pod["metadata"].get("annotations") or {}
+            if names.STOP_ANNOTATION not in notes:
+                path = path_of("v1", "pods", namespace=session.namespace, name=pod["metadata"]["name"])
+                await session.client.merge(path, {"metadata": {"annotations": {names.STOP_ANNOTATION: asked}}})
+
+    async def release(self, handle: Handle) -> None:
+        session = self._session(handle)
+        if "folder" in handle:
+            spool = session.spool(handle)
+            if not handle.get("submitted") and await self._is_absent(session, handle):
+                if spool.folder.exists():
+                    spool.mark(_RELEASED, "")
+                return
+            spool.mark(_RELEASED, "")
+            await session.ready()
+            await session.drain(handle)
+        await self._delete(session, handle)
+
+    async def list_owned(self, *, partial: bool = False) -> list[Owned]:  # noqa: ARG002 (one namespace: all or nothing)
+        settings = self.settings()
+        session = open_session(load_access(settings.kubeconfig, settings.context), settings.namespace, settings.kind)
+        path = path_of(session.resource.api, session.resource.plural, namespace=settings.namespace)
+        listed = (await session.client.list(path, labelSelector=names.SELECTOR)).get("items") or ()
+        return [
+            Owned(
+                attempt=attempt,
+                handle={
+                    "attempt": attempt, "name": one["metadata"]["name"], "namespace": settings.namespace,
+                    "kind": settings.kind, "nodes": 1, "submitted": True,
+                },
+                what=f"{session.resource.kind} {settings.namespace}/{one['metadata']['name']}",
+            )
+            for one in listed
+            if (attempt := str((one["metadata"].get("labels") or {}).get(names.ATTEMPT_LABEL, "")))
+        ]  # fmt: skip
+
+    def settings(self) -> Settings:
+        """Settings of the file, read again: a server picks up changes."""
+        return load_settings(self._path, kind=self._kind)
+
+    def _session(self, handle: Handle) -> Session:
+        settings = self.settings()
+        access = load_access(settings.kubeconfig, settings.context)
+        return open_session(access, str(handle["namespace"]), str(handle["kind"]))
+
+    async def _not_ready(self, session: Session, pods: Any) -> frozenset[str]:
+        """Nodes without contact; asked only where a pod shows that something is wrong with its node."""
+        doubtful = any(
+            pod["metadata"].get("deletionTimestamp")
+            or any(
+                one.get("type") == "Ready" and one.get("status") != "True" for one in pod["status"]["conditions"] or ()
+            )
+            for pod in pods
+            if pod["spec"].get("nodeName")
+        )
+        return await session.not_ready() if doubtful else frozenset()
+
+    async def _end(self, session: Session, handle: Handle, found: Poll) -> Poll:
+        """The last state of an attempt, written down after its logs were read."""
+        await session.drain(handle)
+        spool = session.spool(handle)
+        if found.exit is not None:
+            for node in range(int(handle["nodes"])):
+                raw = spool.node(node).read(EXIT_FILE, 0, 1 << 20)
+                whole = ExitRecord.read(raw, attempt=str(handle["attempt"])) if raw else None
+                if whole is not None and (whole.ended_at, whole.reason) == (found.exit.ended_at, found.exit.reason):
+                    found = replace(found, exit=whole, note=whole.message)  # with its evidence
+                    break
+        if spool.find(_RELEASED) is not None:
+            return found
+        return _load_poll(spool.mark(_END, json.dumps(schema.to_plain(found))))
+
+    async def _is_absent(self, session: Session, handle: Handle) -> bool:
+        try:
+            await session.client.get(session.job_path(str(handle["name"])))
+            return False
+        except Missing:
+            return not await session.list_pods(str(handle["attempt"]))
+
+    async def _delete(self, session: Session, handle: Handle) -> None:
+        """Delete everything of the attempt; return when no pod is left."""
+        attempt, name = str(handle["attempt"]), str(handle["name"])
+        selector = f"{names.ATTEMPT_LABEL}={attempt}"
+        await _missing_is_fine(session.client.delete(session.job_path(name)))
+        if handle["kind"] == "job":  # services have no deletecollection in older servers
+            await _missing_is_fine(
+                session.client.delete(path_of("v1", "services", namespace=session.namespace, name=name))
+            )
+        for plural in ("configmaps", "secrets"):
+            path = path_of("v1", plural, namespace=session.namespace)
+            await _missing_is_fine(session.client.delete(path, labelSelector=selector))
+        async with asyncio.timeout(_GONE_S):
+            while pods := await session.list_pods(attempt):
+                lost = await session.not_ready()
+                for pod in pods:
+                    # A kubelet confirms the end of a pod; without contact it does so when it is back.
+                    grace_s = 0 if (pod["spec"].get("nodeName") or "") in lost or _is_over(pod, attempt) else 1
+                    path = path_of("v1", "pods", namespace=session.namespace, name=pod["metadata"]["name"])
+                    await _missing_is_fine(session.client.delete(path, grace_s=grace_s))
+                await asyncio.sleep(0.2)
+
+    async def _send_files(self, session: Session, submission: Submission, objects: list[Any]) -> None:
+        """The node half and the working folder, as ConfigMaps."""
+        settings = self.settings()
+        if settings.package == "send":
+            await session.send_package()
+        if submission.work is not None:
+            plan = next(one for one in objects if one["kind"] == "ConfigMap")
+            packed = await asyncio.to_thread(pack_work, submission.work)
+            plan["binaryData"] = {"work.tar.gz": base64.b64encode(packed).decode()}
+
+
+def _see_replaced(pods: Any, spool: Spool, handle: Handle) -> Poll | None:
+    """`lost` where another pod wrote before: the first one was deleted while nobody looked."""
+    for node, pod in newest_by_node(pods, int(handle["nodes"])).items():
+        if pod["status"].get("containerStatuses") and not spool.node(node).is_first(start_of(pod)):
+            text = f"the pod of node {node} was ended by the cluster, and pod {pod['metadata']['name']} took its place"
+            return Poll(state=TargetState.LOST, reason=Reason.PREEMPTED, note=text)
+    return None
+
+
+def _is_over(pod: Any, attempt: str) -> bool:
+    return pod["status"].get("phase") == "Pending" or find_end(trim_pod(pod), 0, attempt) is not None
+
+
+def pack_work(folder: Path) -> bytes:
+    """A working folder as an archive; TargetError where it does not fit into a ConfigMap."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        archive.add(folder, arcname=".")
+    if packed.tell() > _MAX_WORK_BYTES:
+        raise TargetError(
+            f"kubernetes: the working folder has {packed.tell():,} bytes packed, {_MAX_WORK_BYTES:,} fit into a "
+            "ConfigMap; name large files in .trainmasterignore, or put them on a volume and write workdir: /path"
+        )
+    return packed.getvalue()
+
+
+async def _missing_is_fine(request: Any) -> None:
+    try:
+        await request
+    except Missing:
+        return
+
+
+def _load_poll(text: str) -> Poll:
+    plain = json.loads(text)
+    record = plain["exit"]
+    return Poll(
+        state=TargetState(plain["state"]),
+        exit=schema.build(ExitRecord, record) if record is not None else None,
+        note=plain["note"],
+        reason=Reason(plain["reason"]) if plain["reason"] is not None else None,
+    )

@@ -1,0 +1,111 @@
+"""A collection kept up to date by one list and one watch, whatever the number of jobs in it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from trainmaster.core.backoff import backoff_s
+from trainmaster.core.errors import TrainmasterError, Unreachable
+from trainmaster.targets.kubernetes.client import Client, Object
+from trainmaster.targets.kubernetes.errors import Expired
+
+_STALE_S = 30.0  # without contact for so long, what is known counts as unknown
+_FIRST_S = 20.0
+
+
+class Watch:
+    """Objects of one collection by name, and by the value of a label. Starts with its first use, ends with `close`."""
+
+    def __init__(self, client: Client, path: str, *, trim: Callable[[Object], Any], label: str, **params: str) -> None:
+        self._client, self._path, self._params, self._trim, self._label = client, path, params, trim, label
+        self.objects: dict[str, Any] = {}
+        self._marked: dict[str, dict[str, Any]] = {}  # by the label's value: a poll looks at its own pods only
+        self.lists = self.changes = 0  # for tests and benchmarks: what it cost
+        self._version = ""
+        self._heard = 0.0
+        self._fault: TrainmasterError | None = None
+        self._listed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def ready(self) -> None:
+        """Return once the collection is known and fresh; Unreachable, or the refusal, where it is not."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run(), name=f"watch {self._path}")
+        if not self._listed.is_set():
+            try:
+                async with asyncio.timeout(_FIRST_S):
+                    await self._listed.wait()
+            except TimeoutError:
+                raise self._fault or Unreachable(f"kubernetes: no list within {_FIRST_S:g} s") from None
+        if self._fault is not None and (not self._version or time.monotonic() - self._heard > _STALE_S):
+            raise self._fault
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            try:
+                if not self._version:
+                    await self._list()
+                failures = 0
+                async for change in self._client.watch(self._path, self._version, **self._params):
+                    self._apply(change)
+                self._touch()
+            except Expired:
+                self._version = ""  # the server forgot this point of the history
+            except TrainmasterError as wrong:
+                failures += 1
+                self._fault = wrong
+                if not self._version:
+                    self._listed.set()  # those who wait get the refusal
+                await asyncio.sleep(backoff_s(failures, first_s=0.2, longest_s=10.0))
+
+    async def _list(self) -> None:
+        found = await self._client.list(self._path, **self._params)
+        self.lists += 1
+        self.objects, self._marked = {}, {}
+        for one in found.get("items") or ():
+            self._put(one)
+        self._version = str(found["metadata"]["resourceVersion"])
+        self._touch()
+        self._listed.set()
+
+    def _apply(self, change: Object) -> None:
+        one = change["object"]
+        self._version = str(one["metadata"]["resourceVersion"])
+        self._touch()
+        if change["type"] == "BOOKMARK":
+            return
+        self.changes += 1
+        self._drop(one["metadata"]["name"])
+        if change["type"] != "DELETED":
+            self._put(one)
+
+    def _put(self, one: Object) -> None:
+        name, kept = one["metadata"]["name"], self._trim(one)
+        self.objects[name] = kept
+        self._marked.setdefault(self._mark(kept), {})[name] = kept
+
+    def _drop(self, name: str) -> None:
+        if (kept := self.objects.pop(name, None)) is not None:
+            marked = self._marked[self._mark(kept)]
+            del marked[name]
+            if not marked:
+                del self._marked[self._mark(kept)]
+
+    def _mark(self, kept: Any) -> str:
+        return str((kept["metadata"].get("labels") or {}).get(self._label, ""))
+
+    def marked(self, value: str) -> list[Any]:
+        """Objects whose label has this value."""
+        return list(self._marked.get(value, {}).values())
+
+    def _touch(self) -> None:
+        self._heard, self._fault = time.monotonic(), None

@@ -1,0 +1,27 @@
+"""Target `sagemaker:account.yaml`: attempts run as SageMaker training jobs.
+
+settings.py  the settings file            request.py  the CreateTrainingJob request, and its refusals
+start.py     first program in a container planning.py the plan, and the text of --dry-run
+target.py    the target                   aws.py      the AWS APIs, with errors as ours
+states.py    status words as our states   logs.py     CloudWatch lines as files of the attempt
+inputs.py    objects in S3
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainmaster.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from trainmaster.targets.sagemaker.target import SageMaker
+
+
+def create(options: str) -> SageMaker:
+    """The target with the settings of a file."""
+    from trainmaster.targets.sagemaker.target import SageMaker
+
+    if not options:
+        raise UsageError("target: write sagemaker:account.yaml; the file names the role, the image and the bucket")
+    return SageMaker(Path(options))

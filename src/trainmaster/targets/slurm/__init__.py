@@ -1,0 +1,40 @@
+"""Target `slurm`: attempts run as Slurm jobs, one agent per node, through sbatch, squeue, sacct, scancel and scontrol.
+
+`slurm` uses the commands of this machine; `slurm:cluster.yaml` a cluster file, which may name a login node to reach
+over SSH; `slurm:lab` the file lab.yaml in the folder of TRAINMASTER_HOSTS.
+
+settings.py   the cluster file                  states.py      Slurm's states and reasons in our words
+target.py     the target                        parse.py       squeue, sacct and sbatch, text and JSON
+script.py     the batch script                  outcome.py     how an attempt stands and how it ended
+queue.py      one listing for all jobs          site.py        what is done on the login node
+layout.py     folders on the shared disk        node_start.py  what srun starts on each node
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainmaster.core.errors import UsageError
+from trainmaster.targets.ssh import FOLDER_VARIABLE, is_path
+
+if TYPE_CHECKING:
+    from trainmaster.targets.slurm.target import Slurm
+
+
+def create(options: str) -> Slurm:
+    """The target of a cluster file, or of the commands of this machine."""
+    from trainmaster.targets.slurm.settings import SlurmSettings, read_settings  # not on a node
+    from trainmaster.targets.slurm.target import Slurm
+
+    if not options:
+        return Slurm(SlurmSettings())
+    if is_path(options):
+        return Slurm(read_settings(Path(options)))
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if not folder:
+        raise UsageError(
+            f"target: slurm:{options} is a file of {FOLDER_VARIABLE}, which is not set; write slurm or slurm:FILE.yaml"
+        )
+    return Slurm(read_settings(Path(folder) / f"{options}.yaml"))

@@ -1,0 +1,87 @@
+"""Slurm's commands as programs: run one with a clean environment, and judge what its failure means."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trainmaster.core.errors import TargetError, Unreachable
+from trainmaster.targets import _job_user
+
+TIMEOUT_S = 60.0
+# Nothing was sent: the controller could not be connected to.
+_NO_CONTACT = re.compile(r"Unable to contact slurm controller|Connection refused|No route to host|Unable to resolve")
+# The request may or may not have arrived.
+_UNCLEAR = re.compile(
+    r"Socket timed out|Zero Bytes were transmitted|Communication connection|send/recv|Connection reset|in standby mode"
+    r"|Connection timed out|Unexpected message received|Transport endpoint|temporarily unavailable"
+)
+
+
+class OutcomeUnknown(Unreachable):
+    """A request without an answer: it may have been carried out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """A command that ended."""
+
+    out: str
+    err: str
+    code: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commands:
+    """Slurm's programs on this machine: their folder, and variables over our own environment."""
+
+    folder: str | None = None
+    env: Mapping[str, str] | None = None
+
+    async def run(self, *words: str, timeout_s: float = TIMEOUT_S) -> Ran:
+        """Run a command to its end. TargetError where it is missing, OutcomeUnknown where it does not end in time."""
+        # Not ours: sbatch hands its environment to the job, and the controller keeps it.
+        environment = {**_job_user.job_environment(os.environ), **(self.env or {})}
+        environment.setdefault("PATH", os.defpath)
+        program = f"{self.folder}/{words[0]}" if self.folder else words[0]
+        try:
+            process = await asyncio.create_subprocess_exec(
+                program, *words[1:], env=environment, stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, start_new_session=True,
+            )  # fmt: skip
+        except OSError as wrong:
+            text = f"slurm: {program} cannot be run: {wrong.strerror}; install Slurm's commands here, or state `login`"
+            raise TargetError(text) from None
+        try:
+            async with asyncio.timeout(timeout_s):
+                out, err = await process.communicate()
+        except BaseException as wrong:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            if isinstance(wrong, TimeoutError):
+                raise OutcomeUnknown(f"slurm: {words[0]} did not end in {timeout_s:g} s") from None
+            raise
+        assert process.returncode is not None
+        return Ran(out=out.decode(errors="replace"), err=err.decode(errors="replace"), code=process.returncode)
+
+    async def ask(self, *words: str, timeout_s: float = TIMEOUT_S) -> str:
+        """Output of a command that must succeed. Unreachable where the controller does not answer."""
+        ran = await self.run(*words, timeout_s=timeout_s)
+        if ran.code == 0:
+            return ran.out
+        raise failure(words, ran)
+
+
+def failure(words: Sequence[str], ran: Ran) -> TargetError:
+    """What a command that failed means for the one who asked."""
+    said = " ".join((ran.err or ran.out).split())[:500] or "it printed nothing"
+    text = f"slurm: {words[0]} ended with {ran.code}: {said}"
+    if _NO_CONTACT.search(said):
+        return Unreachable(text)
+    if ran.code < 0 or _UNCLEAR.search(said):
+        return OutcomeUnknown(text)
+    return TargetError(text)

@@ -1,0 +1,243 @@
+"""Parsers of squeue, sacct and scontrol: text with our own separator, and the JSON of Slurm 20.11 and newer.
+
+Pure. JSON changed its shape over the versions: a number may be {"set": true, "number": 3}, a state may be a list.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from trainmaster.core.errors import TargetError
+from trainmaster.targets.slurm.states import choose
+
+SEPARATOR = "\x1f"
+# In the order of `SlurmJob`; the two formats that may hold any text come last.
+SQUEUE_FORMAT = SEPARATOR.join(["%i", "%T", "%N", "%Z", "%r", "%j", "%k"])
+SACCT_FIELDS = "JobID,State,NodeList,WorkDir,Reason,JobName,Comment,ExitCode,End"
+_ID = re.compile(r"([0-9]+)(?:_([0-9]+|\[[^\]]*\]))?")
+_MAX_TASKS = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmJob:
+    """One job, or one task of an array, as Slurm lists it."""
+
+    id: str  # "17", or "17_3" for a task of an array
+    state: str  # Slurm's own word
+    nodes: str = ""
+    folder: str = ""
+    reason: str = ""
+    name: str = ""
+    comment: str = ""
+    exit_code: int | None = None
+    signal: int | None = None
+    ended_at: str | None = None  # ISO, where accounting has it
+
+    @property
+    def number(self) -> str:
+        """Id of the job that `scancel` takes: of an array, that of all its tasks."""
+        return self.id.partition("_")[0]
+
+    @property
+    def task(self) -> int | None:
+        word = self.id.partition("_")[2]
+        return int(word) if word else None
+
+
+def parse_squeue(text: str) -> list[SlurmJob]:
+    """Jobs of `squeue --noheader --array --format=SQUEUE_FORMAT`."""
+    jobs: list[SlurmJob] = []
+    for line in filter(None, text.split("\n")):
+        cells = line.split(SEPARATOR)
+        if len(cells) != 7:
+            raise TargetError(f"squeue printed a line that is not in the requested format: {line[:200]!r}")
+        identity, state, nodes, folder, reason, name, comment = cells
+        jobs += _expand(
+            identity,
+            state=state,
+            nodes=_known(nodes),
+            folder=_known(folder),
+            reason=_known(reason),
+            name=name,
+            comment=_known(comment),
+        )
+    return jobs
+
+
+def parse_sacct(text: str) -> list[SlurmJob]:
+    """Jobs of `sacct --noheader --parsable2 --delimiter=SEPARATOR --allocations --format=SACCT_FIELDS`."""
+    jobs: list[SlurmJob] = []
+    for line in filter(None, text.split("\n")):
+        cells = line.split(SEPARATOR)
+        if len(cells) != 9:
+            raise TargetError(f"sacct printed a line that is not in the requested format: {line[:200]!r}")
+        identity, state, nodes, folder, reason, name, comment, code, end = cells
+        status, signal = _exit(code)
+        jobs += _expand(
+            identity,
+            state=state.partition(" ")[0],
+            nodes=_known(nodes),
+            folder=folder,
+            reason=_known(reason),
+            name=name,
+            comment=comment,
+            exit_code=status,
+            signal=signal,
+            ended_at=_local_time(end),
+        )
+    return jobs
+
+
+def parse_squeue_json(text: str) -> list[SlurmJob]:
+    """Jobs of `squeue --json`."""
+    jobs = []
+    for one in _list(text, "squeue"):
+        status, signal = _exit_of(one.get("exit_code"))
+        for identity in _ids(one.get("job_id"), one.get("array_job_id"), one):
+            jobs.append(
+                SlurmJob(
+                    id=identity,
+                    state=_state(one.get("job_state")),
+                    nodes=str(one.get("nodes") or ""),
+                    folder=str(one.get("current_working_directory") or ""),
+                    reason=_known(str(one.get("state_reason") or "")),
+                    name=str(one.get("name") or ""),
+                    comment=str(one.get("comment") or ""),
+                    exit_code=status,
+                    signal=signal,
+                )
+            )
+    return jobs
+
+
+def parse_sacct_json(text: str) -> list[SlurmJob]:
+    """Jobs of `sacct --json`."""
+    jobs = []
+    for one in _list(text, "sacct"):
+        status, signal = _exit_of(one.get("exit_code"))
+        state, array, times = (_mapping(one.get(name)) for name in ("state", "array", "time"))
+        end = _number(times.get("end"))
+        for identity in _ids(one.get("job_id"), array.get("job_id"), {"array_task_id": array.get("task_id")}):
+            jobs.append(
+                SlurmJob(
+                    id=identity,
+                    state=_state(state.get("current")),
+                    nodes=_known(str(one.get("nodes") or "")),
+                    folder=str(one.get("working_directory") or ""),
+                    reason=_known(str(state.get("reason") or "")),
+                    name=str(one.get("name") or ""),
+                    comment=str(_mapping(one.get("comment")).get("job") or ""),
+                    exit_code=status,
+                    signal=signal,
+                    ended_at=datetime.fromtimestamp(end, UTC).isoformat() if end else None,
+                )
+            )
+    return jobs
+
+
+def parse_version(text: str) -> tuple[int, int]:
+    """Major and minor of `slurm-wlm 22.05.8`; (0, 0) where it cannot be read."""
+    found = re.search(r"\b([0-9]{2})\.([0-9]{2})", text)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def parse_submitted(text: str) -> str:
+    """Job id of `sbatch --parsable`: `17`, or `17;cluster`. The last line: plugins may print before it."""
+    last = text.strip().rpartition("\n")[2].partition(";")[0]
+    if not re.fullmatch(r"[0-9]{1,20}", last):
+        raise ValueError(f"sbatch printed no job id: {text.strip()[:200]!r}")
+    return last
+
+
+def expand_tasks(text: str) -> list[int]:
+    """Task ids of an array expression: `0-3,7`, `0-15:4`, with or without `%2`, as far as they are listed."""
+    tasks: list[int] = []
+    for part in filter(None, text.strip("[]").partition("%")[0].split(",")):
+        found = re.fullmatch(r"([0-9]+)(?:-([0-9]+)(?::([0-9]+))?)?", part)
+        if found is None:
+            break  # squeue cuts long lists: `0-9,11-…`
+        first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
+        if step < 1 or (last - first) // step + len(tasks) >= _MAX_TASKS:
+            raise TargetError(f"{part!r} lists more than {_MAX_TASKS:,} tasks")
+        tasks += range(first, last + 1, step)
+    return tasks
+
+
+def _expand(identity: str, **facts: Any) -> Iterator[SlurmJob]:
+    found = _ID.fullmatch(identity)
+    if found is None:
+        raise TargetError(f"{identity[:80]!r} is no job id of Slurm")
+    if found[2] and found[2].startswith("["):
+        yield from (SlurmJob(id=f"{found[1]}_{task}", **facts) for task in expand_tasks(found[2]))
+    else:
+        yield SlurmJob(id=identity, **facts)
+
+
+def _known(text: str) -> str:
+    return "" if text in ("(null)", "None assigned", "None", "N/A", "null") else text
+
+
+def _exit(text: str) -> tuple[int | None, int | None]:
+    """`3:0` is exit code 3; `0:9` is signal 9."""
+    code, _, signal = text.partition(":")
+    return (int(code), int(signal)) if code.isdecimal() and signal.isdecimal() else (None, None)
+
+
+def _local_time(text: str) -> str | None:
+    try:
+        return datetime.fromisoformat(text).astimezone().isoformat()
+    except ValueError:
+        return None  # Unknown: it has not ended
+
+
+def _list(text: str, program: str) -> list[Mapping[str, Any]]:
+    try:
+        found = json.loads(text)["jobs"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise TargetError(f"{program} printed no JSON with jobs: {text.strip()[:200]!r}") from None
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise TargetError(f"{program} printed jobs that are no list of objects")
+    return found
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _number(value: object) -> int | None:
+    """A number, or {"set": true, "number": 3}; None where it is not set."""
+    if isinstance(value, dict):
+        return _number(value.get("number")) if value.get("set", True) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _state(value: object) -> str:
+    words = value if isinstance(value, list) else [value]
+    return choose([str(word) for word in words if word])
+
+
+def _exit_of(value: object) -> tuple[int | None, int | None]:
+    """Exit code and signal: a wait status in old versions, an object in newer ones."""
+    if isinstance(value, dict):
+        signal = _mapping(value.get("signal"))
+        signal_number = _number(signal.get("id", signal.get("signal_id")))
+        return _number(value.get("return_code")), signal_number
+    status = _number(value)
+    return (None, None) if status is None else (status >> 8, status & 0x7F)
+
+
+def _ids(job: object, array: object, facts: Mapping[str, Any]) -> list[str]:
+    number, whole = _number(job), _number(array)
+    if number is None:
+        raise TargetError("Slurm's JSON has a job without an id")
+    if not whole:
+        return [str(number)]
+    task = _number(facts.get("array_task_id"))
+    if task is not None:
+        return [f"{whole}_{task}"]
+    return [f"{whole}_{one}" for one in expand_tasks(str(facts.get("array_task_string") or ""))]

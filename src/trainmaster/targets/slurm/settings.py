@@ -1,0 +1,115 @@
+"""The cluster file of `slurm:FILE.yaml`: where Slurm's commands run, the shared folder, and defaults of the options.
+
+    folder: /shared/trainmaster          on a file system that the login node and all compute nodes share
+    login: {host: login-1, user: alice}  commands run there over SSH; not stated: on this machine
+    python: /shared/venv/bin/python      of the compute nodes
+    setup: ["module load cuda/12"]       lines of the batch script before the start
+    defaults: {partition: gpu, account: lab, exclude: [n7]}
+
+The file holds no secret; `login` takes the fields of a host of a hosts file.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from trainmaster.core.errors import Fault, SpecError, UsageError
+from trainmaster.core.schema import build, field
+from trainmaster.core.slurm import SlurmOptions
+from trainmaster.targets.ssh.hosts import SshHost, parse_hosts
+
+_MAX_FILE_BYTES = 1 << 20
+_FOLDER = r"(~|)/[^\x00\n\s'\"$`\\]*|~"
+_PATH = r"[A-Za-z0-9_./~+-]+"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    folder: str | None = field(
+        default=None, pattern=_FOLDER, example="/shared/trainmaster", doc="shared folder of jobs"
+    )
+    login: Mapping[str, object] | None = field(default=None, doc="host whose Slurm commands are used, over SSH")
+    known_hosts: str = field(default="~/.ssh/known_hosts", doc="the file with the login node's key")
+    python: str | None = field(default=None, pattern=_PATH, example="python3", doc="Python 3.11 of the compute nodes")
+    container_python: str = field(default="python3", pattern=_PATH, doc="Python 3.11 inside containers")
+    commands: str | None = field(default=None, pattern=r"/[^\s]*", example="/opt/slurm/bin", doc="folder of sbatch")
+    env: dict[str, str] = field(factory=dict, doc="environment of Slurm's commands, as {SLURM_CONF: /etc/slurm.conf}")
+    setup: tuple[str, ...] = field(default=(), doc="shell lines of the batch script before the start")
+    output: Literal["auto", "json", "text"] = field(default="auto", doc="of squeue and sacct; auto: JSON from 23.02 on")
+    poll_s: float = field(default=2.0, ge=0, le=300, doc="longest age of a listing that serves all jobs")
+    drain: bool = field(
+        default=False, doc="drain a node whose pre-flight check failed; needs the rights of an operator"
+    )
+    defaults: SlurmOptions = field(factory=SlurmOptions, doc="options of every job that does not state them")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmSettings:
+    """One Slurm cluster."""
+
+    folder: str | None = None  # None: the folder of each job in the home folder of Trainmaster
+    login: SshHost | None = None
+    known_hosts: Path | None = None
+    python: str = sys.executable
+    container_python: str = "python3"
+    commands: str | None = None
+    env: tuple[tuple[str, str], ...] = ()
+    setup: tuple[str, ...] = ()
+    output: str = "auto"
+    poll_s: float = 2.0
+    drain: bool = False
+    defaults: SlurmOptions = SlurmOptions()
+
+
+def parse_settings(document: object, folder: Path) -> SlurmSettings:
+    """Settings from a plain mapping; relative paths start at `folder`. SpecError lists every fault."""
+    file = build(_File, document or {})
+    faults = []
+    if file.login is None and file.folder is not None and file.folder.startswith("~"):
+        file = replace(file, folder=str(Path(file.folder).expanduser()))
+    for number, line in enumerate(file.setup):
+        if "\n" in line:
+            faults.append(Fault(path=f"setup[{number}]", message="one line of shell each; split it"))
+    if faults:
+        raise SpecError(faults)
+    login, known_hosts = None, None
+    if file.login is not None:
+        shared = file.folder or "~/.trainmaster"
+        stated = {"name": "slurm", **file.login, "folder": shared}
+        hosts = parse_hosts({"hosts": [stated], "known_hosts": file.known_hosts}, folder)
+        login, known_hosts = hosts.hosts[0], hosts.known_hosts
+        file = replace(file, folder=shared)
+    return SlurmSettings(
+        folder=file.folder,
+        login=login,
+        known_hosts=known_hosts,
+        python=file.python or ("python3" if login else sys.executable),
+        container_python=file.container_python,
+        commands=file.commands,
+        env=tuple(sorted(file.env.items())),
+        setup=file.setup,
+        output=file.output,
+        poll_s=file.poll_s,
+        drain=file.drain,
+        defaults=file.defaults,
+    )
+
+
+def read_settings(path: Path) -> SlurmSettings:
+    """Settings of a YAML file."""
+    import yaml
+
+    try:
+        raw = path.read_bytes()
+        if len(raw) > _MAX_FILE_BYTES:
+            raise UsageError(f"target: {path} has {len(raw):,} bytes; it is no cluster file")
+        return parse_settings(yaml.safe_load(raw), path.parent)
+    except OSError as wrong:
+        raise UsageError(f"target: cluster file {path} cannot be read: {wrong.strerror}") from None
+    except yaml.YAMLError as wrong:
+        first = str(wrong).partition("\n")[0]
+        raise UsageError(f"target: cluster file {path} is not YAML: {first}") from None

@@ -1,0 +1,157 @@
+"""Jobs in pods of a real cluster (API server, scheduler, two kubelets with containerd), through the control plane."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kube_nodes import GPUS, Cluster, cluster
+from trainmaster import control
+from trainmaster.core.plan import EVENTS_FILE, node_file
+from trainmaster.core.spec import parse_spec
+from trainmaster.core.states import Reason, Stage, Status
+from trainmaster.storage import open_store
+from trainmaster.store import Database, attempts, events
+from trainmaster.store.jobs import find_job
+from trainmaster.store.rows import JobRow
+
+pytestmark = [pytest.mark.spawns, pytest.mark.timeout(600)]
+STEPS = 12
+CONFIG = {
+    "model": {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "ffn_width": 64}, "steps": STEPS,
+    "epoch_steps": STEPS, "batch_sequences": 8, "eval_sequences": 0, "sequence_tokens": 32, "device": "cpu",
+    "checkpoint": {"every_steps": 4, "mode": "sync", "lease_s": 2.0},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Cluster]:
+    with cluster() as made:
+        yield made
+
+
+@pytest.fixture
+def target(nodes: Cluster, tmp_path: Path) -> Callable[..., str]:
+    def write(**more: Any) -> str:
+        path = tmp_path / "cluster.yaml"
+        path.write_text(yaml.safe_dump(nodes.settings("default", **more)))
+        return f"kubernetes:{path}"
+
+    return write
+
+
+@contextlib.asynccontextmanager
+async def _running(db: Database, home: Path) -> AsyncIterator[None]:
+    stop = asyncio.Event()
+    loop = asyncio.create_task(control.run(db, home, stop=stop, tick_s=0.2))
+    try:
+        yield
+    finally:
+        stop.set()
+        await loop
+
+
+def drive(db: Database, home: Path, job: JobRow, until: Callable[[JobRow], bool]) -> JobRow:
+    """Reconcile until the job is as wanted; the last look at it."""
+
+    async def go() -> JobRow:
+        async with asyncio.timeout(400), _running(db, home):
+            while True:
+                now = find_job(db, job.id)
+                assert now is not None
+                if until(now):
+                    return now
+                assert not now.status.final, (now.status, now.reason, now.message)
+                await asyncio.sleep(0.1)
+
+    return asyncio.run(go())
+
+
+def is_final(job: JobRow) -> bool:
+    return job.status.final
+
+
+def steps(db: Database, job: JobRow) -> list[int]:
+    rows = events.list_events(db, job.id, phase="STEP", limit=10_000)
+    return [int(row.data["step"]) for row in rows if row.event == "metrics"]
+
+
+def _checkpoints(db: Database, job: JobRow, event: str) -> list[int]:
+    rows = events.list_events(db, job.id, phase="CHECKPOINT", limit=1000)
+    return [int(row.data["step"]) for row in rows if row.event == event]
+
+
+def test_two_ranks_train_on_two_nodes_and_each_event_arrives_once(
+    db: Database, tmp_path: Path, nodes: Cluster, target: Callable[..., str]
+) -> None:
+    spec = {"name": "pair", "target": target(kind="pytorchjob"), "train": CONFIG, "resources": {"nodes": 2}}
+    job = control.submit(db, parse_spec({**spec, "preflight": {"level": 0}}))
+    # The control plane ends while the job runs, and a new one goes on.
+    drive(db, tmp_path, job, lambda now: bool(steps(db, now)))
+    ended = drive(db, tmp_path, job, is_final)
+    assert ended.status is Status.COMPLETED, (ended.reason, ended.message)
+    assert steps(db, job) == list(range(1, STEPS + 1)), "each step once, in order"
+    storage = open_store(tmp_path / "storage")
+    for node, role in enumerate(("master-0", "worker-0")):
+        stream = node_file(EVENTS_FILE, node)
+        rows = events.list_events(db, job.id, limit=10_000, stream=stream)
+        kept = storage.get(f"jobs/{job.id}/attempts/1/{stream}")
+        assert [row.offset for row in rows] == [at.start() for at in re.finditer(rb"(?m)^", kept[:-1])]
+        assert [(row.phase, row.event) for row in (rows[0], rows[-1])] == [("PROJECT", "start"), ("PROJECT", "end")]
+        assert str(rows[0].data["host"]).endswith(f"-1-{role}"), "an agent in each of two pods"
+    left = nodes.kube.call("GET", "/api/v1/pods?labelSelector=trainmaster/attempt")["items"]
+    assert left == []
+
+
+def test_a_job_that_no_node_has_room_for_is_explained(db: Database, tmp_path: Path, target: Callable[..., str]) -> None:
+    spec = {"name": "big", "target": target(gpus=GPUS + 1), "command": ["true"], "preflight": {"level": 0}}
+    job = control.submit(db, parse_spec(spec))
+    words = "none of 2 nodes fits: 2 have too little free nvidia.com/gpu"
+    waits = drive(db, tmp_path, job, lambda now: now.message == words)
+    assert waits.stage is Stage.CHECKING
+    control.cancel(db, job.id)
+    assert drive(db, tmp_path, job, is_final).status is Status.CANCELLED
+
+
+def test_a_run_on_a_node_that_is_lost_goes_on_on_another(
+    db: Database, tmp_path: Path, nodes: Cluster, target: Callable[..., str]
+) -> None:
+    config = {**CONFIG, "steps": 400, "epoch_steps": 400}
+    spec = {"name": "lost", "target": target(), "train": config, "preflight": {"level": 0}, "limits": {"attempts": 3}}
+    job = control.submit(db, parse_spec(spec))
+    drive(db, tmp_path, job, lambda now: bool(_checkpoints(db, now, "saved")))
+    (pod,) = nodes.kube.call("GET", "/api/v1/pods?labelSelector=trainmaster/attempt")["items"]
+    where = pod["spec"]["nodeName"]
+    _lose(nodes, where)
+    drive(db, tmp_path, job, lambda now: now.attempts == 2)
+    first = attempts.list_attempts(db, job.id)[0]
+    assert (first.reason, where in first.message) == (Reason.NODE_LOST, True), first
+    drive(db, tmp_path, job, lambda now: bool(_checkpoints(db, now, "loaded")))
+    before = len(steps(db, job))
+    drive(db, tmp_path, job, lambda now: len(steps(db, now)) > before)
+    control.cancel(db, job.id)
+    assert drive(db, tmp_path, job, is_final).status is Status.CANCELLED
+    assert _checkpoints(db, job, "loaded")[0] >= 4, "it went on from a checkpoint"
+
+
+def _lose(nodes: Cluster, name: str) -> None:
+    """Kill a node: its kubelet first, so that no word of the end gets out, then its containers."""
+    kubelet = nodes.kubelets[name]
+    kubelet.send_signal(signal.SIGKILL)
+    kubelet.wait()
+    number = list(nodes.kubelets).index(name)
+    ctr = ["ctr", "-a", f"{nodes.kube.folder}/ctd-{number}.sock", "-n", "k8s.io"]
+    tasks = subprocess.run([*ctr, "tasks", "ls", "-q"], capture_output=True, text=True, check=True).stdout.split()
+    for task in tasks:
+        subprocess.run([*ctr, "tasks", "kill", "-s", "SIGKILL", task], capture_output=True, check=False)
+    time.sleep(0.1)

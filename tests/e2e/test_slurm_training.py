@@ -1,0 +1,93 @@
+"""Training on a real Slurm through the control plane: two nodes with gloo, a slurmd killed, resumed on the others."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from reconciling import drive
+from slurm import Cluster
+from trainmaster import control
+from trainmaster.core.spec import parse_spec
+from trainmaster.core.states import Status
+from trainmaster.store import Database, attempts, events
+from trainmaster.store.rows import JobRow
+
+pytestmark = [pytest.mark.spawns, pytest.mark.timeout(600)]
+
+STEPS = 40
+CONFIG = {
+    "model": {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "ffn_width": 64},
+    "steps": STEPS, "epoch_steps": STEPS, "batch_sequences": 8, "eval_sequences": 0, "sequence_tokens": 32,
+    "device": "cpu", "checkpoint": {"every_steps": 10, "mode": "sync", "lease_s": 2.0},
+}  # fmt: skip
+
+
+@pytest.fixture
+def target(slurm: Cluster, tmp_path: Path) -> str:
+    document = {"folder": str(slurm.folder / "shared"), "env": {"SLURM_CONF": str(slurm.conf)}, "poll_s": 0.3}
+    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(document))
+    return f"slurm:{tmp_path / 'cluster.yaml'}"
+
+
+def losses(db: Database, job_id: str) -> dict[int, set[float]]:
+    """Every loss that any attempt reported, by step."""
+    found: dict[int, set[float]] = {}
+    for row in events.list_events(db, job_id, phase="STEP", limit=100_000):
+        if row.event == "metrics":
+            found.setdefault(int(row.data["step"]), set()).add(float(row.data["loss"]))
+    return found
+
+
+def lines_of(db: Database, job_id: str) -> list[tuple[str, int, object]]:
+    return [(row.attempt, row.offset, row.data) for row in events.list_events(db, job_id, limit=100_000)]
+
+
+def test_two_nodes_train_and_the_job_that_slurm_requeues_goes_on_with_the_same_run(
+    db: Database, tmp_path: Path, slurm: Cluster, target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = {
+        "name": "pair", "target": target, "train": CONFIG, "resources": {"nodes": 2}, "preflight": {"level": 0},
+        "limits": {"attempts": 1, "grace_s": 5}, "slurm": {"gpus_per_node": 1, "gpu_type": "h100", "requeue": True},
+    }  # fmt: skip
+    job = control.submit(db, parse_spec(spec))
+    lost: list[tuple[str, float]] = []
+    shared = slurm.folder / "shared" / "jobs" / job.id
+
+    def lose(now: JobRow) -> None:
+        """Switch the second node off once something was saved: its slurmd and all that runs there."""
+        handle = attempts.list_attempts(db, job.id)[-1].handle if now.attempts else None
+        if handle is None or "slurm_job" not in handle:
+            return
+        number = str(handle["slurm_job"])
+        if lost:
+            # Slurm rests for two minutes before it starts a requeued job; an operator need not wait for that.
+            if "BeginTime" in slurm.call("squeue", "-h", "-j", number, "-o", "%r", check=False):
+                slurm.call("scontrol", "update", f"jobid={number}", "starttime=now", check=False)
+        elif any((shared / "checkpoints").glob("step-*0/manifest.json")):
+            nodes = slurm.call("squeue", "-h", "-j", number, "-o", "%N").strip()
+            lost.append((slurm.call("scontrol", "show", "hostnames", nodes).split()[-1], time.monotonic()))
+            slurm.kill_node(lost[0][0])
+
+    try:
+        ended = drive(db, tmp_path, job, lose)
+        took_s = time.monotonic() - lost[0][1]
+    finally:
+        if lost:
+            slurm.restart_node(lost[0][0])
+            slurm.call("scontrol", "update", f"nodename={lost[0][0]}", "state=resume", check=False)
+    assert ended.status is Status.COMPLETED, (ended.reason, ended.message)
+    assert ended.attempts == 1, "Slurm restarted the job; no second attempt was needed"
+    assert (shared / "attempts" / "1" / "restart-0").read_text() == "1"
+    found = losses(db, job.id)
+    assert set(found) == set(range(1, STEPS + 1)), "no step is missing"
+    assert all(len(values) == 1 for values in found.values()), "a step that was trained again has the same loss"
+    rows = lines_of(db, job.id)
+    assert len(rows) == len({(attempt, offset) for attempt, offset, _ in rows})
+    started = [row for row in events.list_events(db, job.id, phase="PROJECT", limit=1000) if row.event == "start"]
+    assert len(started) == 2, "the event file of the restart goes on from the first"
+    with capsys.disabled():
+        print(f"\n[slurm] {lost[0][0]} lost, requeued, resumed and completed {took_s:.1f} s later", end="")

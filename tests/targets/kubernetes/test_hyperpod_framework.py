@@ -1,0 +1,177 @@
+"""HyperPod tests end to end on a real API server, with the stand-in of the operators and each of its faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kube import Kube
+from trainmaster.cluster.hyperpod import manifest
+from trainmaster.sim.kubernetes.operator import Operator, Settings
+from trainmaster.targets.kubernetes.kubeconfig import load_access
+
+pytestmark = pytest.mark.spawns
+ROOT = Path(__file__).parents[3]
+JOB = manifest.JOB_NAME
+SettingsFile = Callable[..., Path]
+
+
+def operator(kube: Kube, namespace: str, *faults: str) -> Operator:
+    certs = kube.folder / "certs"
+    return Operator(
+        Settings(
+            access=load_access(str(kube.kubeconfig()), None), namespace=namespace,
+            certificate=certs / "apiserver.crt", key=certs / "apiserver.key", faults=frozenset(faults),
+        )
+    )  # fmt: skip
+
+
+@pytest.fixture
+def words(settings_file: SettingsFile, tmp_path: Path) -> list[str]:
+    """The command with a small manifest: two pods."""
+    path = tmp_path / "fsdp-hpto.yaml"
+    path.write_text(manifest.render(manifest.make(nodes=2)))
+    on = f"hyperpod:{settings_file(kind='hyperpod')}"
+    return [sys.executable, "-m", "trainmaster", "cluster", "test", "--on", on, "--manifest", str(path)]
+
+
+def call(words: list[str], *more: str) -> tuple[int, Any]:
+    done = subprocess.run([*words, *more], capture_output=True, text=True, check=False, timeout=100)
+    try:
+        return done.returncode, json.loads(done.stdout)
+    except ValueError:
+        return done.returncode, done.stdout + done.stderr
+
+
+def left(kube: Kube, namespace: str) -> set[str]:
+    found: set[str] = set()
+    for path in ("/api/v1/{}/pods", "/api/v1/{}/configmaps", "/apis/sagemaker.amazonaws.com/v1/{}/hyperpodpytorchjobs"):
+        items = kube.call("GET", path.format(f"namespaces/{namespace}"))["items"]
+        found |= {one["metadata"]["name"] for one in items}
+    return found - {"kube-root-ca.crt"}
+
+
+def verdicts(answer: Any) -> dict[str, str]:
+    assert isinstance(answer, dict), answer
+    return {one["indicator"]: one["verdict"] for one in answer["indicators"]}
+
+
+def test_the_quick_test_passes_and_leaves_what_was_there_before(kube: Kube, namespace: str, words: list[str]) -> None:
+    other = {"metadata": {"name": "other", "labels": {"job-name": JOB}}, "data": {}}
+    kube.call("POST", f"/api/v1/namespaces/{namespace}/configmaps", other)
+    with operator(kube, namespace):
+        code, answer = call(words, "--action", "quick-test", "--monitor-duration", "2", "--json")
+        assert (code, set(verdicts(answer).values())) == (0, {"pass"}), answer
+        assert left(kube, namespace) == {"other"}
+
+
+def test_the_full_test_names_what_was_not_measured(kube: Kube, namespace: str, words: list[str]) -> None:
+    with operator(kube, namespace):
+        code, answer = call(words, "--action", "full-test", "--monitor-duration", "2", "--json",
+                            "--baseline-tokens-per-s", "50000")  # fmt: skip
+    found = verdicts(answer)
+    assert code == 3 and answer["overall"] == "INCOMPLETE"
+    assert {name for name, word in found.items() if word != "pass"} == {"gpu_utilisation", "gpu_memory", "network"}
+    assert found["checkpoint"] == "pass" and left(kube, namespace) == set()
+
+
+@pytest.mark.parametrize(
+    ("fault", "indicator"),
+    [
+        ("crash-loop", "pods_running"), ("image-pull", "pods_running"), ("loss-flat", "loss_falling"),
+        ("nccl-timeout", "no_nccl_timeout"), ("no-checkpoint", "checkpoint"), ("checkpoint-damaged", "checkpoint"),
+        ("not-ready", "nodes_ready"),
+    ],
+)  # fmt: skip
+def test_each_fault_fails_with_its_name(
+    kube: Kube, namespace: str, words: list[str], fault: str, indicator: str
+) -> None:
+    with operator(kube, namespace, fault):
+        code, answer = call(words, "--action", "full-test", "--monitor-duration", "1.5", "--json")
+    assert (code, answer["overall"]) == (1, "FAIL")
+    assert [name for name, word in verdicts(answer).items() if word == "fail"][:1] == [indicator]
+    assert left(kube, namespace) == set()
+
+
+def test_status_logs_run_and_cleanup(kube: Kube, namespace: str, words: list[str]) -> None:
+    code, answer = call(words, "--action", "status")
+    assert code == 0 and answer["job_exists"] is False
+    with operator(kube, namespace):
+        assert call(words, "--action", "run")[0] == 0
+        code, said = call(words, "--action", "quick-test", "--monitor-duration", "1")
+        assert code == 2 and "make stop" in said
+        wait_for(lambda: len(call(words, "--action", "status")[1]["pods"]) == 2)
+        _, answer = call(words, "--action", "status")
+        assert answer["job_exists"] and answer["timestamp"]
+        status = answer["job_status"]
+        assert [one["type"] for one in status["conditions"]] == ["Created", "PodsRunning", "Running"]
+        assert (status["masterAddr"], status["masterPort"]) == ("10.2.8.64", "1234")
+        assert [node["ready"] for node in answer["nodes"]] == [True, True]
+        code, said = call(words, "--action", "logs")
+        assert code == 0 and f"[{JOB}-pods-1]" in said and "Loss:" in said
+        assert call(words, "--action", "cleanup")[0] == 0
+        assert left(kube, namespace) == set()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_test_is_cleaned_up(
+    kube: Kube, namespace: str, words: list[str], number: signal.Signals
+) -> None:
+    with operator(kube, namespace):
+        child = subprocess.Popen([*words, "--monitor-duration", "60"], stdout=subprocess.DEVNULL)
+        wait_for(lambda: len(left(kube, namespace)) >= 3)
+        os.kill(child.pid, number)
+        assert child.wait(60) != 0
+        if number == signal.SIGKILL:
+            assert left(kube, namespace)
+            code, answer = call(words, "--monitor-duration", "2", "--json")
+            assert code == 0, answer
+        assert left(kube, namespace) == set()
+
+
+def test_an_object_of_another_is_not_taken_over(kube: Kube, namespace: str, words: list[str]) -> None:
+    made = {"metadata": {"name": JOB}, "data": {"mine": "1"}}
+    kube.call("POST", f"/api/v1/namespaces/{namespace}/configmaps", made)
+    code, said = call(words, "--monitor-duration", "1")
+    assert code == 2 and "was not created by this test" in said
+    assert kube.call("GET", f"/api/v1/namespaces/{namespace}/configmaps/{JOB}")["data"] == {"mine": "1"}
+
+
+def test_setup_is_judged_by_what_the_manifest_needs(kube: Kube, namespace: str, words: list[str]) -> None:
+    with operator(kube, namespace, "not-ready"):
+        code, answer = call(words, "--action", "validate-setup", "--json")
+    found = verdicts(answer)
+    assert code == 1 and found["cluster_access"] == found["operator"] == "pass"
+    assert found["gpu_nodes"] == found["storage_claims"] == "fail"
+
+
+def test_the_manifest_in_the_clone_is_the_one_that_a_dry_run_prints() -> None:
+    assert (ROOT / "FSDP" / "kubernetes" / "fsdp-hpto.yaml").read_text() == manifest.render(manifest.make())
+
+
+def test_pods_carry_the_label_and_checkpoints_go_to_fsx() -> None:
+    plan, job = yaml.safe_load_all(manifest.render(manifest.make()))
+    assert manifest.pod_template(job)["metadata"]["labels"]["job-name"] == JOB
+    assert json.loads(plan["data"]["train.json"])["checkpoint"]["folder"] == "/fsx/checkpoints"
+
+
+def test_the_framework_of_this_clone_is_whole() -> None:
+    code, answer = call([sys.executable, str(ROOT / "tools" / "validate_test_setup.py"), "--json"])
+    assert set(verdicts(answer)) == {"files", "scripts", "programs", "make_targets"}
+    assert [name for name, word in verdicts(answer).items() if word == "fail"] in ([], ["programs"])
+    assert code == (0 if answer["overall"] == "PASS" else 1)
+
+
+def wait_for(done: Callable[[], bool]) -> None:
+    while not done():
+        time.sleep(0.05)

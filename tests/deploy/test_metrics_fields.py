@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -33,8 +32,7 @@ CHECKS = (
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    shutil.copytree(H200, tmp_path / "host")
-    made = Machine(tmp_path / "host")
+    made = Machine(tmp_path / "host", of=H200)
     efa(made, 4)
     healthy = (SAMPLES / "dcgm-4.2-healthy.json").read_text()
     for level in ("1", "2"):

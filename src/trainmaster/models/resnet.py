@@ -1,6 +1,7 @@
 """ResNet-18 and ResNet-50 (He et al., 2015), with the stride of a bottleneck in its 3x3 convolution (version 1.5).
 
-Parameters with 1,000 classes: 11,689,512 and 25,557,032, as in torchvision, whose names the modules have too.
+Parameters with 1,000 classes: 11,689,512 and 25,557,032, as in torchvision. Parameters have the names that they have
+there; the normalisations do not count their batches.
 """
 
 from __future__ import annotations
@@ -104,5 +105,8 @@ def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module | None:
 
 
 def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.BatchNorm2d):
+        # A count of batches that only a momentum of None reads, and one kernel for each of 53 layers in every step.
+        module.num_batches_tracked = None
     if isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

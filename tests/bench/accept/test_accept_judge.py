@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trainmaster.bench.accept.judge import CHECKS, judge, judge_lost, load
-from trainmaster.bench.accept.options import Options, parse_fault
+from trainmaster.bench.accept.baselines import append, golden_of, load, load_golden
+from trainmaster.bench.accept.judge import CHECKS, judge, judge_lost
+from trainmaster.bench.accept.options import Fault, Options, parse_fault, read_timeout, words
 from trainmaster.bench.accept.record import RankRecord
 from trainmaster.bench.accept.results import build, percentiles
 from trainmaster.core.errors import UsageError
@@ -22,7 +25,7 @@ FLOPS = 24_000_000_000
 def record(rank: int, **changes: Any) -> RankRecord:
     plain = RankRecord(
         rank=rank, node=rank // 2, host=f"node{rank // 2}", device="NVIDIA H100 80GB HBM3", gpu=f"GPU-{rank}",
-        precision="bf16", backend="nccl", parameters=25_557_032, elapsed_s=1.0, steps_s=[0.25] * 4, alone_s=[0.2] * 4,
+        precision="bf16", backend="nccl", parameters=25_557_032, repeats_s=[1.0], steps_s=[0.25] * 4, alone_s=[0.2] * 4,
         losses=[7.0, 6.0, 5.0, 4.0], parameters_digest="p", gradients_digest="g", gradients_again="g",
         memory_bytes=1 << 30, compiled=True, graphed=True,
     )  # fmt: skip
@@ -79,7 +82,7 @@ def test_the_floor_of_the_user_decides() -> None:
 
 
 def test_more_than_the_peak_is_no_measurement() -> None:
-    records = [record(rank, elapsed_s=1e-6) for rank in range(2)]
+    records = [record(rank, repeats_s=[1e-6]) for rank in range(2)]
     assert accused(records) == {("accept_throughput", None)}
     assert overall(records) is Overall.INCOMPLETE
 
@@ -89,11 +92,39 @@ def test_a_lost_rank_fails() -> None:
 
 
 def test_every_sample_is_counted_once() -> None:
-    records = [record(rank, elapsed_s=2.0) for rank in range(4)]
+    records = [record(rank, repeats_s=[2.0]) for rank in range(4)]
     document = build(OPTIONS, records, judge(OPTIONS, records, flops=FLOPS), Overall.PASS, flops=FLOPS)
     assert document["total_samples"] == 4 * 32 * 4
     assert document["throughput_samples_per_second"] == 4 * 32 * 4 / 2.0
     assert document["communication_share"] == pytest.approx(0.2)
+
+
+def test_repeats_and_accumulated_batches_are_counted_once() -> None:
+    options = dataclasses.replace(OPTIONS, repeats=2, accumulate=3)
+    records = [record(rank, repeats_s=[2.0, 1.0 + rank], steps_s=[0.25] * 8) for rank in range(2)]
+    document = build(options, records, judge(options, records, flops=FLOPS), Overall.PASS, flops=FLOPS)
+    assert document["global_batch_size"] == 2 * 3 * 32
+    assert document["total_samples"] == 2 * 3 * 32 * 8
+    assert document["total_time_seconds"] == 2.0 + 2.0  # the slowest rank of each repeat
+    assert document["throughput_samples_per_second"] == 2 * 3 * 32 * 8 / 4.0
+    assert [one["throughput_samples_per_second"] for one in document["repeats"]] == [2 * 3 * 32 * 4 / 2.0] * 2
+
+
+def test_the_timeout_of_nccl_is_read() -> None:
+    assert read_timeout({}) == 300.0
+    assert read_timeout({"NCCL_TIMEOUT_MS": "1500"}) == 1.5
+    for text in ("0", "-1", "soon", ""):
+        with pytest.raises(UsageError, match="NCCL_TIMEOUT_MS"):
+            read_timeout({"NCCL_TIMEOUT_MS": text})
+
+
+def test_options_are_their_own_command_line() -> None:
+    options = Options(
+        model="resnet18", batch_size=8, learning_rate=0.1, duration_s=2.5, fault=Fault(kind="slow", rank=1)
+    )
+    text = "--model resnet18 --batch-size 8 --learning-rate 0.1 --duration 2.5 --inject slow:1:0.3"
+    assert words(options) == text.split()
+    assert words(Options()) == []
 
 
 def test_percentiles_are_steps_that_were_measured() -> None:
@@ -104,6 +135,75 @@ def test_percentiles_are_steps_that_were_measured() -> None:
 def test_baselines_have_sources() -> None:
     assert load()
     assert all(one.source and one.samples_per_s > 0 for one in load())
+
+
+def test_the_figures_of_the_earlier_tool_are_shown_and_do_not_judge() -> None:
+    """14,000, 50,000 and 8,000 samples/s: without precision and program they are no floor."""
+    seed = {(one.model, one.world_size): one for one in load() if "seed" in one.source}
+    assert {key: one.samples_per_s for key, one in seed.items()} == {
+        ("resnet50", 8): 14_000, ("resnet50", 32): 50_000, ("transformer", 8): 8_000,
+    }  # fmt: skip
+    assert not any(one.judges for one in seed.values())
+    options = Options(batch_size=64, active_iterations=4)
+    records = [record(rank) for rank in range(8)]
+    document = build(options, records, judge(options, records, flops=FLOPS), Overall.INCOMPLETE, flops=FLOPS)
+    assert document["baseline"] == {
+        "samples_per_s": 14_000.0, "source": seed["resnet50", 8].source, "judges": False,
+    }  # fmt: skip
+    (reason,) = (
+        finding.reason
+        for one in judge(options, records, flops=FLOPS) if one.check == "accept_throughput" for finding in one.findings
+    )  # fmt: skip
+    assert "beside it: 14,000" in reason
+    assert "of the datasheet's peak" in reason
+
+
+def golden_file(folder: Path, records: list[RankRecord]) -> str:
+    plain = dataclasses.replace(OPTIONS, min_throughput=None)
+    document = build(plain, records, judge(OPTIONS, records, flops=FLOPS), Overall.PASS, flops=FLOPS)
+    append(folder / "site.toml", golden_of(document, name='first "run"'))
+    return str(folder / "site.toml")
+
+
+def test_a_golden_run_is_a_baseline(tmp_path: Path) -> None:
+    records = [record(rank) for rank in range(4)]
+    site = golden_file(tmp_path, records)
+    (golden,) = load_golden(Path(site))
+    assert golden.name == 'first "run"'
+    assert golden.alone_s == {f"GPU-{rank}": 0.2 for rank in range(4)}
+    options = dataclasses.replace(OPTIONS, min_throughput=None, baselines=site)
+    assert overall(records, options) is Overall.PASS
+    assert overall(records, dataclasses.replace(options, batch_size=64)) is Overall.INCOMPLETE  # another configuration
+
+
+def test_a_regression_names_the_figure_and_the_gpu(tmp_path: Path) -> None:
+    options = dataclasses.replace(
+        OPTIONS, baselines=golden_file(tmp_path, [record(rank) for rank in range(4)]), min_throughput=None
+    )
+    slower = [record(rank, repeats_s=[1.15], alone_s=[0.218 if rank == 2 else 0.2] * 4) for rank in range(4)]
+    found = {one.check: one.findings for one in judge(options, slower, flops=FLOPS)}["accept_regression"]
+    reasons = {finding.device: (str(finding.verdict), finding.reason) for finding in found}
+    assert reasons[None] == ("fail", f'throughput is 13% worse than in the golden run first "run" of {today()}')
+    assert reasons["rank2"][0] == "warn"
+    assert reasons["rank2"][1].startswith("GPU-2 on node1 by itself is 8% slower")
+    assert set(reasons) == {None, "rank2"}
+
+
+def today() -> str:
+    return datetime.now(UTC).date().isoformat()
+
+
+def test_a_failed_run_is_no_golden_run() -> None:
+    with pytest.raises(UsageError, match="FAIL"):
+        golden_of({"overall": "FAIL"}, name="bad")
+
+
+def test_a_damaged_file_of_golden_runs_is_named_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text("[[golden]]\nname = 3\n")
+    with pytest.raises(UsageError, match=r"site\.toml"):
+        golden_file(tmp_path, [record(0)])
+    assert path.read_text() == "[[golden]]\nname = 3\n"
 
 
 @pytest.mark.parametrize("text", ["slow", "melt:1", "flip:-1", "flip:1:0.3", "slow:1:nan", "slow:1:-1", "flip:one"])
@@ -117,7 +217,14 @@ def test_a_wrong_injection_is_refused(text: str) -> None:
     [
         ({"batch_size": 0}, "--batch-size"),
         ({"model": "vgg"}, "--model"),
-        ({"data_mode": "cifar10"}, "--data-mode"),
+        ({"data_mode": "mnist"}, "--data-mode"),
+        ({"data_mode": "cifar10", "model": "transformer"}, "--data-mode"),
+        ({"repeats": 0}, "--repeats"),
+        ({"accumulate": 0}, "--accumulate"),
+        ({"duration_s": -1.0}, "--duration"),
+        ({"workers": -1}, "--workers"),
+        ({"precision": "fp8"}, "--precision"),
+        ({"backend": "mpi"}, "--backend"),
         ({"learning_rate": math.nan}, "--learning-rate"),
         ({"compile": "yes"}, "--compile"),
         ({"model": "transformer", "width": 10, "heads": 3}, "--width"),

@@ -6,19 +6,19 @@ Takes the options of `trainmaster accept`, starts one rank per GPU or takes part
 from __future__ import annotations
 
 import argparse
-import ctypes
 import dataclasses
 import json
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import TextIO
 
 from trainmaster.bench.accept import run
+from trainmaster.bench.accept.identity import find_info
 from trainmaster.bench.accept.launch import PARENT_VARIABLE
-from trainmaster.bench.accept.options import Options, parse_fault
+from trainmaster.bench.accept.options import Options, option, parse_fault, read_timeout
 from trainmaster.bench.accept.results import save
+from trainmaster.bench.parent import die_with
 from trainmaster.core import schema
 from trainmaster.core.errors import TrainmasterError
 
@@ -30,7 +30,8 @@ def main() -> int:
     found = run(options, env=os.environ, show=lambda text: _print(sys.stderr, text))
     if found is None:
         return 0
-    save(found, out)
+    if str(out) != "-":
+        save(found, out)
     _print(sys.stdout, json.dumps(found))
     return int(found["exit_code"])
 
@@ -38,12 +39,10 @@ def main() -> int:
 def _rank_of(folder: Path) -> int:
     """A rank of the local launcher: its options and its place are in the folder and in the environment."""
     from trainmaster.bench.accept import rank
-    from trainmaster.node.ranks import detect
-    from trainmaster.train.parallel.rank_info import find_rank_info
 
-    _die_with_launcher()
+    die_with(PARENT_VARIABLE)
     options = schema.build(Options, json.loads((folder / "options.json").read_text()))
-    info = find_rank_info(detect(os.environ))
+    info = find_info(os.environ)
 
     def show(text: str) -> None:
         with (folder / "progress").open("a") as file:
@@ -60,27 +59,20 @@ def _print(stream: TextIO, text: str) -> None:
     stream.flush()
 
 
-def _die_with_launcher() -> None:
-    """Have the kernel kill this process when its launcher dies. Linux only."""
-    parent, prctl = os.environ.get(PARENT_VARIABLE), getattr(ctypes.CDLL(None), "prctl", None)
-    if parent is None or prctl is None:
-        return
-    prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG, linux/prctl.h
-    if os.getppid() != int(parent):
-        os._exit(1)
+_NUMBERS = {
+    "processes": int, "workers": int, "image_size": int, "duration_s": float, "min_throughput": float,
+}  # fmt: skip
 
 
 def _options() -> tuple[Options, Path, Path | None]:
     parser = argparse.ArgumentParser(prog="python -m trainmaster.bench.accept", description=__doc__)
-    plain = Options()
+    plain = Options(backend=os.environ.get("BACKEND") or None, timeout_s=read_timeout(os.environ))  # type: ignore[arg-type]
     for one in dataclasses.fields(Options):
         if one.name == "fault":
             continue
         value = getattr(plain, one.name)
-        kind = {"processes": int, "min_throughput": float}.get(one.name, str if value is None else type(value))
-        parser.add_argument(
-            f"--{one.name.removesuffix('_s').replace('_', '-')}", dest=one.name, type=kind, default=value
-        )
+        kind = _NUMBERS.get(one.name, str if value is None else type(value))
+        parser.add_argument(option(one.name), dest=one.name, type=kind, default=value)
     parser.add_argument("--inject", metavar="FAULT:RANK")
     parser.add_argument("--out", type=Path, default=Path("results.json"))
     parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
-from importlib import resources
-from statistics import median_low
+from statistics import fmean, median_low
 from typing import Any
 
+from trainmaster.bench.accept import baselines
 from trainmaster.bench.accept.options import Options
-from trainmaster.bench.accept.record import RankRecord
+from trainmaster.bench.accept.record import RankRecord, total_s, total_samples
 from trainmaster.core.gpus import of_gpu
 from trainmaster.core.results import CheckResult, Finding, error, fail, ok, skip, warn
 
 CHECKS = (
     "accept_ranks", "accept_parameters", "accept_gradients", "accept_loss", "accept_stragglers", "accept_throughput",
+    "accept_regression",
 )  # fmt: skip
 # Ours. Ranks of one healthy machine differ by 1 to 3 %; a GPU that throttles or shares its host differs by more.
 SLOW_WARN, SLOW_FAIL = 0.10, 0.20
@@ -27,29 +25,16 @@ FAIL_BELOW, WARN_BELOW = 0.8, 0.9
 _REPLACE = "run `trainmaster check --level 2` on {host}, and replace the GPU if it happens again"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Baseline:
-    """Samples per second that a configuration is known to reach."""
-
-    gpu: str
-    model: str
-    batch_size: int
-    precision: str | None  # None: its source does not state it
-    world_size: int
-    samples_per_s: float
-    source: str
-    judges: bool  # False: shown beside the measurement only
-
-
 def judge(options: Options, records: Sequence[RankRecord], *, flops: int) -> list[CheckResult]:
     """Every check of a run that came to its end."""
     found: Mapping[str, list[Finding]] = {
-        "accept_ranks": [ok(f"all {len(records)} ranks finished {options.active_iterations} steps")],
+        "accept_ranks": [ok(f"all {len(records)} ranks finished {len(records[0].steps_s)} steps")],
         "accept_parameters": _parameters(records),
         "accept_gradients": _gradients(records),
         "accept_loss": _losses(records),
         "accept_stragglers": _stragglers(records),
         "accept_throughput": [_throughput(options, records, flops)],
+        "accept_regression": _regression(options, records),
     }
     return [CheckResult(check=name, findings=tuple(found[name]), took_s=0.0) for name in CHECKS]
 
@@ -113,11 +98,17 @@ def _losses(records: Sequence[RankRecord]) -> list[Finding]:
     ]  # fmt: skip
     if findings:
         return findings
-    first, last = records[0].losses[0], records[0].losses[-1]
+    first, last = _ends(records[0].losses)
     if last < first:
         return [ok(f"the loss fell from {first:.4g} to {last:.4g}")]
-    reason = f"the loss did not fall: {first:.4g} at the first timed step, {last:.4g} at the last"
+    reason = f"the loss did not fall: {first:.4g} at the first timed steps, {last:.4g} at the last"
     return [warn(reason, action="train for more iterations, or with another learning rate")]
+
+
+def _ends(losses: Sequence[float]) -> tuple[float, float]:
+    """Means of the first and of the last tenth: batches of real data differ from each other."""
+    count = max(1, len(losses) // 10)
+    return fmean(losses[:count]), fmean(losses[-count:])
 
 
 def _stragglers(records: Sequence[RankRecord]) -> list[Finding]:
@@ -139,7 +130,7 @@ def _stragglers(records: Sequence[RankRecord]) -> list[Finding]:
 
 
 def _throughput(options: Options, records: Sequence[RankRecord], flops: int) -> Finding:
-    measured = options.batch_size * len(records) * options.active_iterations / max(one.elapsed_s for one in records)
+    measured = total_samples(options, records) / total_s(records)
     limit = _limit(records, flops)
     if limit is not None and measured > limit:
         reason = f"{measured:,.0f} samples/s is more than the {limit:,.0f} that the datasheet's peak allows"
@@ -147,15 +138,62 @@ def _throughput(options: Options, records: Sequence[RankRecord], flops: int) -> 
     values: dict[str, Any] = {"samples_per_s": measured, "limit_samples_per_s": limit}
     if options.min_throughput is not None:
         return _against(measured, options.min_throughput, options.min_throughput, "--min-throughput", values)
-    known = [one for one in load() if _matches(one, options, records)]
-    best = max((one for one in known if one.judges), key=lambda one: one.samples_per_s, default=None)
-    if best is not None:
+    known = baselines.find(options, records)
+    if known and known[0].judges:
+        best = known[0]
         floor, warning = best.samples_per_s * FAIL_BELOW, best.samples_per_s * WARN_BELOW
+        values |= {"baseline_samples_per_s": best.samples_per_s, "source": best.source}
         return _against(measured, floor, warning, f"{best.samples_per_s:,.0f} samples/s ({best.source})", values)
+    golden = baselines.find_golden(options, records)
+    if golden is not None:
+        return against_golden(golden, measured, values)
     beside = "".join(f"; beside it: {one.samples_per_s:,.0f} ({one.source})" for one in known)
     where = f"{options.model}, batch {options.batch_size}, {records[0].precision}, {len(records)}× {records[0].device}"
-    reason = f"{measured:,.0f} samples/s; no baseline for {where}{beside}"
-    return error(reason, action="state a floor with --min-throughput", **values)
+    of_limit = f", {measured / limit:.1%} of the datasheet's peak" if limit is not None else ""
+    reason = f"{measured:,.0f} samples/s{of_limit}; no baseline for {where}{beside}"
+    action = "state a floor with --min-throughput, or keep a run that you trust with `trainmaster baseline record`"
+    return error(reason, action=action, **values)
+
+
+def _regression(options: Options, records: Sequence[RankRecord]) -> list[Finding]:
+    """This run against the site's golden run of the same configuration: each figure, and each GPU by itself."""
+    golden = baselines.find_golden(options, records)
+    if golden is None:
+        where = options.baselines or "no --baselines file"
+        return [skip("no golden run of this configuration", proof=f"{where}: none with the same key")]
+    now = baselines.figures(options, records)
+    names = {one.gpu or f"rank{one.rank}": (f"rank{one.rank}", one.host) for one in records}
+    return judge_golden(golden, now, names)
+
+
+def against_golden(golden: baselines.Golden, measured: float, values: Mapping[str, Any]) -> Finding:
+    """Throughput against that of the golden run."""
+    floor, warning = golden.samples_per_s * baselines.FAIL_BELOW, golden.samples_per_s * baselines.WARN_BELOW
+    more = {**values, "baseline_samples_per_s": golden.samples_per_s, "source": golden.source}
+    return _against(measured, floor, warning, f"{golden.samples_per_s:,.0f} samples/s ({golden.source})", more)
+
+
+def judge_golden(
+    golden: baselines.Golden, now: baselines.Golden, names: Mapping[str, tuple[str, str]]
+) -> list[Finding]:
+    """Each figure that is worse than in the golden run. `names`: rank and host of each GPU's uuid."""
+    findings = []
+    for name, loss in baselines.compare(golden, now):
+        if name not in names:
+            reason = f"{name} is {loss:.0%} worse than in the {golden.source}"
+            findings.append(_worse(reason, loss, device=None))
+        else:
+            rank, host = names[name]
+            reason = f"{name} on {host} by itself is {loss:.0%} slower than in the {golden.source}"
+            findings.append(_worse(reason, loss, device=rank, host=host))
+    share = now.samples_per_s / golden.samples_per_s
+    return findings or [ok(f"{share:.1%} of the throughput of the {golden.source}")]
+
+
+def _worse(reason: str, loss: float, *, device: str | None, **values: Any) -> Finding:
+    say = fail if loss > 1 - baselines.FAIL_BELOW else warn
+    action = "compare versions, clocks and temperatures with those of the golden run; run `trainmaster check --level 2`"
+    return say(reason, action=action, device=device, loss=round(loss, 4), **values)
 
 
 def _against(measured: float, floor: float, warning: float, name: str, values: Mapping[str, Any]) -> Finding:
@@ -171,32 +209,3 @@ def _limit(records: Sequence[RankRecord], flops: int) -> float | None:
     peaks = [of_gpu(record.device.removeprefix("NVIDIA ")) for record in records]
     known = [peak.bf16_tflops for peak in peaks if peak is not None and peak.bf16_tflops is not None]
     return sum(known) * 1e12 / flops if len(known) == len(records) and flops else None
-
-
-def _matches(one: Baseline, options: Options, records: Sequence[RankRecord]) -> bool:
-    gpu = of_gpu(records[0].device.removeprefix("NVIDIA "))
-    same = (one.model, one.batch_size, one.world_size) == (options.model, options.batch_size, len(records))
-    alike = one.precision in (None, records[0].precision)
-    return gpu is not None and of_gpu(one.gpu) == gpu and same and alike and _standard(options)
-
-
-def _standard(options: Options) -> bool:
-    """Whether shapes are the ones that baselines were measured with."""
-    plain = Options()
-    names = ("num_classes", "image_size", "layers", "width", "heads", "sequence")
-    return all(getattr(options, name) == getattr(plain, name) for name in names)
-
-
-@cache
-def load() -> tuple[Baseline, ...]:
-    """All shipped baselines."""
-    text = resources.files("trainmaster.bench").joinpath("data", "accept.toml").read_text(encoding="utf-8")
-    document = tomllib.loads(text)
-    return tuple(
-        Baseline(
-            gpu=row["gpu"], model=row["model"], batch_size=row["batch_size"], precision=row.get("precision"),
-            world_size=row["world_size"], samples_per_s=float(row["samples_per_s"]),
-            source=document["source"][row["source"]], judges=row.get("judges", True),
-        )
-        for row in document["training"]
-    )  # fmt: skip

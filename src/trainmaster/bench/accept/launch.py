@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from trainmaster.bench.accept.options import Options
@@ -17,7 +19,7 @@ from trainmaster.bench.accept.record import RankRecord
 from trainmaster.bench.collectives.capabilities import free_ports
 from trainmaster.core import schema
 
-PARENT_VARIABLE = "TRAINMASTER_ACCEPT_PARENT"  # the launcher's process number; ranks die with it
+PARENT_VARIABLE = "TRAINMASTER_ACCEPT_PARENT"  # the launcher's process number; ranks end with it
 _LOOK_S = 0.05
 _GRACE_S = 2.0  # after one rank ended: time for the ends of others to show
 
@@ -30,26 +32,43 @@ class RankLost(Exception):
         self.lost = lost
 
 
-def launch(options: Options, processes: int, *, show: Callable[[str], None]) -> list[RankRecord]:
-    """Run with local ranks; their records. RankLost names those that died."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """This node among all nodes of the run, each with the same number of ranks."""
+
+    number: int = 0
+    nodes: int = 1
+    master: tuple[str, int] | None = None  # None: a free port of this machine
+
+
+def launch(
+    options: Options, processes: int, *, show: Callable[[str], None], node: Node | None = None
+) -> list[RankRecord] | None:
+    """Run with local ranks; all records, None on nodes other than the first. RankLost names ranks that died."""
+    node = node or Node()
     with tempfile.TemporaryDirectory(prefix="trainmaster-accept-") as name:
         folder = Path(name)
         (folder / "options.json").write_text(json.dumps(schema.to_plain(options)))
-        port = free_ports(1)[0]
-        running = [_start(rank, processes, folder, port) for rank in range(processes)]
+        master = node.master or ("127.0.0.1", free_ports(1)[0])
+        running = [_start(local, processes, folder, node, master) for local in range(processes)]
         try:
-            _watch(running, folder, show)
+            _watch(running, folder, show, first=node.number * processes)
         finally:
             _end(running)
+            _keep_logs(folder, options)
+        if node.number:
+            return None
         records = json.loads((folder / "records.json").read_text())
     return [RankRecord(**record) for record in records]
 
 
-def _start(rank: int, world: int, folder: Path, port: int) -> subprocess.Popen[bytes]:
+def _start(local: int, processes: int, folder: Path, node: Node, master: tuple[str, int]) -> subprocess.Popen[bytes]:
+    rank = node.number * processes + local
     environment = {
-        **os.environ,
-        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), PARENT_VARIABLE: str(os.getpid()),
+        **{name: value for name, value in os.environ.items() if not name.startswith("PET_")},
+        "RANK": str(rank), "LOCAL_RANK": str(local), "WORLD_SIZE": str(processes * node.nodes),
+        "LOCAL_WORLD_SIZE": str(processes), "GROUP_RANK": str(node.number), "GROUP_WORLD_SIZE": str(node.nodes),
+        "MASTER_ADDR": master[0], "MASTER_PORT": str(master[1]), PARENT_VARIABLE: str(os.getpid()),
     }  # fmt: skip
     with (folder / f"rank-{rank}.log").open("wb") as log:
         return subprocess.Popen(
@@ -58,7 +77,16 @@ def _start(rank: int, world: int, folder: Path, port: int) -> subprocess.Popen[b
         )  # fmt: skip
 
 
-def _watch(running: list[subprocess.Popen[bytes]], folder: Path, show: Callable[[str], None]) -> None:
+def _keep_logs(folder: Path, options: Options) -> None:
+    """Copy the output of ranks that printed anything."""
+    for log in folder.glob("rank-*.log") if options.log_dir is not None else ():
+        if log.stat().st_size:
+            place = Path(options.log_dir or "")
+            place.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(log, place / log.name)
+
+
+def _watch(running: list[subprocess.Popen[bytes]], folder: Path, show: Callable[[str], None], *, first: int) -> None:
     shown, first_end = 0, None
     while True:
         shown = _show_new(folder / "progress", shown, show)
@@ -68,13 +96,13 @@ def _watch(running: list[subprocess.Popen[bytes]], folder: Path, show: Callable[
         ended = any(code not in (None, 0) for code in codes)
         first_end = first_end or (time.monotonic() if ended else None)
         if first_end is not None and time.monotonic() - first_end > _GRACE_S:
-            raise RankLost(_lost(codes, folder))
+            raise RankLost(_lost(dict(enumerate(codes, first)), folder))
         time.sleep(_LOOK_S)
 
 
-def _lost(codes: list[int | None], folder: Path) -> dict[int, str]:
-    """The ranks that failed by themselves: a peer's end breaks the connections of the others, and they say so."""
-    words = {rank: _last_words(folder, rank, code) for rank, code in enumerate(codes) if code not in (None, 0)}
+def _lost(codes: dict[int, int | None], folder: Path) -> dict[int, str]:
+    """The ranks that failed by themselves: a peer's end breaks the connections of the others, as their logs show."""
+    words = {rank: _last_words(folder, rank, code) for rank, code in codes.items() if code not in (None, 0)}
     first = {rank: text for rank, text in words.items() if not _broken_by_peer(text)}
     return first or words
 

@@ -24,36 +24,48 @@ class Batch:
     inputs: Tensor
     labels: Tensor
 
+    def parts(self, count: int) -> list[Batch]:
+        """Equal parts, as views."""
+        pairs = zip(self.inputs.chunk(count), self.labels.chunk(count), strict=True)
+        return [Batch(inputs=inputs, labels=labels) for inputs, labels in pairs]
+
 
 def build_model(options: Options, device: torch.device) -> nn.Module:
     """The model with the same first values on every rank."""
     generator = torch.random.get_rng_state()
     torch.manual_seed(_SEED)
-    model: nn.Module
-    if options.model == "transformer":
-        model = Transformer(_size(options), classes=options.num_classes)
-    else:
-        model = (resnet18 if options.model == "resnet18" else resnet50)(classes=options.num_classes)
+    model = _create(options)
     torch.random.set_rng_state(generator)
     model = model.to(device)
-    if device.type == "cuda" and options.model != "transformer":
+    if _channels_last(options, device):
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
+
+
+def _create(options: Options) -> nn.Module:
+    if options.model == "transformer":
+        return Transformer(_size(options), classes=options.num_classes)
+    kind = resnet18 if options.model == "resnet18" else resnet50
+    return kind(classes=options.num_classes, channels=options.channels)
+
+
+def _channels_last(options: Options, device: torch.device) -> bool:
+    """Whether images lie with their channels together, as the convolutions of modern GPUs want them."""
+    wanted = options.channels_last == "on" or (options.channels_last == "auto" and device.type == "cuda")
+    return wanted and options.model != "transformer"
 
 
 def synthetic_batch(options: Options, device: torch.device, *, rank: int) -> Batch:
     """A batch that is made on the device; every rank has its own, and `rank` 0's is the same everywhere."""
     generator = torch.Generator(device).manual_seed(_SEED + 1 + rank)
-    count = options.batch_size
+    count = options.samples_per_step
     labels = torch.randint(options.num_classes, (count,), device=device, generator=generator)
     if options.model == "transformer":
-        shape = (count, options.sequence)
-        return Batch(
-            inputs=torch.randint(options.num_classes, shape, device=device, generator=generator), labels=labels
-        )
-    size = options.image_size
-    images = torch.randn((count, 3, size, size), device=device, generator=generator)
-    if device.type == "cuda":
+        tokens = torch.randint(options.num_classes, (count, options.sequence), device=device, generator=generator)
+        return Batch(inputs=tokens, labels=labels)
+    shape = (count, options.channels, options.pixels, options.pixels)
+    images = torch.randn(shape, device=device, generator=generator)
+    if _channels_last(options, device):
         images = images.contiguous(memory_format=torch.channels_last)
     return Batch(inputs=images, labels=labels)
 
@@ -76,12 +88,11 @@ def flops_per_sample(options: Options) -> int:
     from torch.utils.flop_counter import FlopCounterMode
 
     with torch.device("meta"):
+        model = _create(options)
         if options.model == "transformer":
-            model: nn.Module = Transformer(_size(options), classes=options.num_classes)
             inputs = torch.zeros((1, options.sequence), dtype=torch.long)
         else:
-            model = (resnet18 if options.model == "resnet18" else resnet50)(classes=options.num_classes)
-            inputs = torch.zeros((1, 3, options.image_size, options.image_size))
+            inputs = torch.zeros((1, options.channels, options.pixels, options.pixels))
     model.eval()  # a batch of one has no variance to normalise by
     with FlopCounterMode(display=False) as counter:
         model(inputs)

@@ -6,11 +6,9 @@ The launcher starts `python -m trainmaster.bench.collectives.rank FOLDER` for ea
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import datetime
 import json
 import os
-import signal
 import socket
 import statistics
 import sys
@@ -38,6 +36,7 @@ from trainmaster.bench.collectives.sweep import (
     seconds_of,
     warmups,
 )
+from trainmaster.bench.parent import die_with
 from trainmaster.core import schema
 
 PARENT_VARIABLE = "TRAINMASTER_BANDWIDTH_PARENT"  # the launcher's process number; ranks die with it
@@ -58,7 +57,7 @@ class RankConfig:
 
 def main() -> None:
     """A rank of the local launcher."""
-    _die_with_launcher()
+    die_with(PARENT_VARIABLE)
     folder = Path(sys.argv[1])
     sweep = schema.build(Sweep, json.loads((folder / SWEEP_FILE).read_text()))
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -260,17 +259,6 @@ def _free(device: torch.device, config: RankConfig) -> int:
         limit = int((cgroup / "memory.max").read_text()) - int((cgroup / "memory.current").read_text())
         free = min(free, limit)
     return max(free, 0) // config.local_world
-
-
-def _die_with_launcher() -> None:
-    """Have the kernel kill this process when its launcher dies. Linux only."""
-    parent = os.environ.get(PARENT_VARIABLE)
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if parent is None or prctl is None:
-        return
-    prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG, linux/prctl.h
-    if os.getppid() != int(parent):  # it died before the request was heard
-        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""Models of the acceptance test, under their earlier names."""

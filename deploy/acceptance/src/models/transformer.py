@@ -1,0 +1,5 @@
+"""The Transformer."""
+
+from trainmaster.models.transformer import Transformer, TransformerSize
+
+__all__ = ["Transformer", "TransformerSize"]

@@ -1,0 +1,219 @@
+"""Baselines of acceptance runs: shipped ones with their sources, and golden runs of a site.
+
+A golden run is a run of the same machines that somebody was content with. `trainmaster baseline record` appends it to a
+TOML file; later runs of the same configuration are compared with the newest one, and a regression is named: which
+figure, and which GPU by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from trainmaster.bench.accept.options import Options
+from trainmaster.bench.accept.record import RankRecord, percentile, total_s, total_samples
+from trainmaster.core.errors import UsageError
+from trainmaster.core.files import open_whole
+from trainmaster.core.gpus import of_gpu
+
+# Shares of a golden run. Ours: the same machines repeat themselves within 1 to 3 %.
+FAIL_BELOW, WARN_BELOW = 0.9, 0.95
+# What must be equal for two runs to be comparable. The names are those of options and of results.json.
+_KEY_OPTIONS = (
+    "model", "data_mode", "batch_size", "accumulate", "num_classes", "layers", "width", "heads", "sequence",
+)  # fmt: skip
+_KEY_RESULTS = ("device", "precision", "world_size", "nodes", "backend")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """Samples per second that a configuration is known to reach."""
+
+    gpu: str  # name in core/data/gpus.toml
+    model: str
+    batch_size: int | None  # None: its source does not state it
+    precision: str | None  # None: its source does not state it
+    world_size: int
+    samples_per_s: float
+    source: str
+    judges: bool  # False: shown beside the measurement only
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Golden:
+    """A golden run: its configuration and its figures."""
+
+    name: str
+    recorded_at: str
+    key: Mapping[str, Any]
+    samples_per_s: float
+    step_p99_s: float
+    scaling_efficiency: float | None
+    alone_s: Mapping[str, float]  # median step without exchange, by GPU uuid or rank
+
+    @property
+    def source(self) -> str:
+        return f"golden run {self.name} of {self.recorded_at[:10]}"
+
+
+@cache
+def load() -> tuple[Baseline, ...]:
+    """All shipped baselines."""
+    text = resources.files("trainmaster.bench").joinpath("data", "accept.toml").read_text(encoding="utf-8")
+    document = tomllib.loads(text)
+    return tuple(
+        Baseline(
+            gpu=row["gpu"], model=row["model"], batch_size=row.get("batch_size"), precision=row.get("precision"),
+            world_size=row["world_size"], samples_per_s=float(row["samples_per_s"]),
+            source=document["source"][row["source"]], judges=row.get("judges", True),
+        )
+        for row in document["training"]
+    )  # fmt: skip
+
+
+def find(options: Options, records: Sequence[RankRecord]) -> list[Baseline]:
+    """Shipped baselines of this configuration, the highest that judges first."""
+    known = [one for one in load() if _matches(one, options, records)]
+    return sorted(known, key=lambda one: (not one.judges, -one.samples_per_s))
+
+
+def _matches(one: Baseline, options: Options, records: Sequence[RankRecord]) -> bool:
+    gpu = of_gpu(records[0].device.removeprefix("NVIDIA "))
+    same = (one.model, one.world_size) == (options.model, len(records))
+    alike = one.precision in (None, records[0].precision) and one.batch_size in (None, options.batch_size)
+    return gpu is not None and one.gpu == gpu.name and same and alike and _standard(options)
+
+
+def _standard(options: Options) -> bool:
+    """Whether shapes are the ones that baselines were measured with."""
+    plain = Options()
+    names = ("data_mode", "accumulate", "num_classes", "pixels", "layers", "width", "heads", "sequence")
+    return all(getattr(options, name) == getattr(plain, name) for name in names)
+
+
+def find_golden(options: Options, records: Sequence[RankRecord]) -> Golden | None:
+    """The newest golden run of this configuration in the site's file."""
+    if options.baselines is None:
+        return None
+    return newest(load_golden(Path(options.baselines)), key_of(options, records))
+
+
+def newest(known: Sequence[Golden], key: Mapping[str, Any]) -> Golden | None:
+    """The last golden run with this key."""
+    return next((one for one in reversed(known) if one.key == key), None)
+
+
+def key_of(options: Options, records: Sequence[RankRecord]) -> dict[str, Any]:
+    """The configuration of a run."""
+    first = records[0]
+    results = {
+        "device": first.device, "precision": first.precision, "world_size": len(records),
+        "nodes": len({one.node for one in records}), "backend": first.backend,
+    }  # fmt: skip
+    return _key({name: getattr(options, name) for name in _KEY_OPTIONS}, results, options.pixels)
+
+
+def _key(options: Mapping[str, Any], results: Mapping[str, Any], pixels: int) -> dict[str, Any]:
+    return {
+        **{name: options[name] for name in _KEY_OPTIONS},
+        "pixels": pixels,
+        **{name: results[name] for name in _KEY_RESULTS},
+    }
+
+
+def load_golden(path: Path) -> list[Golden]:
+    """Golden runs of a file, oldest first; UsageError with the file's name where it cannot be read."""
+    try:
+        rows = tomllib.loads(path.read_text(encoding="utf-8")).get("golden", [])
+        return [
+            Golden(
+                name=row["name"], recorded_at=row["recorded_at"], key=row["key"], samples_per_s=row["samples_per_s"],
+                step_p99_s=row["step_p99_s"], scaling_efficiency=row.get("scaling_efficiency"),
+                alone_s=row.get("alone_s", {}),
+            )
+            for row in rows
+        ]  # fmt: skip
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as wrong:
+        raise UsageError(f"{path}: not a file of golden runs: {type(wrong).__name__}: {wrong}") from None
+
+
+def figures(options: Options, records: Sequence[RankRecord]) -> Golden:
+    """The figures of this run, to be compared with a golden one."""
+    return Golden(
+        name="this run", recorded_at="", key=key_of(options, records),
+        samples_per_s=total_samples(options, records) / total_s(records),
+        step_p99_s=max(percentile(one.steps_s, 0.99) for one in records), scaling_efficiency=None,
+        alone_s={one.gpu or f"rank{one.rank}": percentile(one.alone_s, 0.5) for one in records},
+    )  # fmt: skip
+
+
+def golden_of(document: Mapping[str, Any], *, name: str) -> Golden:
+    """A golden run from results.json. UsageError for a run that failed or measured nothing."""
+    if document.get("overall") == "FAIL":
+        raise UsageError("this run ended with FAIL: a golden run must not have failed")
+    return figures_of(document, name=name)
+
+
+def figures_of(document: Mapping[str, Any], *, name: str) -> Golden:
+    """The figures of a results.json, also of a failed run. UsageError where it measured nothing."""
+    if "throughput_samples_per_second" not in document:
+        raise UsageError(f"this run ended with {document.get('overall')} and measured nothing")
+    options, ranks = document["options"], document["ranks"]
+    pixels = Options(data_mode=options["data_mode"], image_size=options["image_size"]).pixels
+    return Golden(
+        name=name,
+        recorded_at=document["finished_at"],
+        key=_key(options, document, pixels),
+        samples_per_s=document["throughput_samples_per_second"],
+        step_p99_s=max(one["step_s"]["p99"] for one in ranks),
+        scaling_efficiency=document["scaling_efficiency"],
+        alone_s={one["gpu"] or f"rank{one['rank']}": one["alone_s"]["p50"] for one in ranks},
+    )
+
+
+def compare(golden: Golden, now: Golden) -> list[tuple[str, float]]:
+    """Figures of a run that are worse than those of a golden run, each with its loss as a share.
+
+    `throughput`, `p99 of a step`, and the uuid of each GPU (or its rank) that is slower by itself.
+    """
+    pairs = [
+        ("throughput", now.samples_per_s / golden.samples_per_s),
+        ("p99 of a step", golden.step_p99_s / now.step_p99_s),
+        *((name, before / now.alone_s[name]) for name, before in golden.alone_s.items() if name in now.alone_s),
+    ]
+    return [(name, 1 - share) for name, share in pairs if share < WARN_BELOW]
+
+
+def append(path: Path, golden: Golden) -> None:
+    """Add a golden run to the file. The file is replaced whole."""
+    load_golden(path)  # a file that cannot be read is not overwritten
+    before = path.read_text(encoding="utf-8") if path.exists() else _HEAD
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open_whole(path, durable=False) as file:
+        file.write(f"{before.rstrip()}\n\n{_render(golden)}".encode())
+
+
+_HEAD = "# Golden runs of this site, oldest first: `trainmaster baseline record`. The newest of its kind counts.\n"
+
+
+def _render(golden: Golden) -> str:
+    lines = [
+        "[[golden]]",
+        f"name = {json.dumps(golden.name)}",
+        f"recorded_at = {json.dumps(golden.recorded_at)}",
+        f"samples_per_s = {golden.samples_per_s!r}",
+        f"step_p99_s = {golden.step_p99_s!r}",
+    ]
+    if golden.scaling_efficiency is not None:
+        lines.append(f"scaling_efficiency = {golden.scaling_efficiency!r}")
+    lines += ["", "[golden.key]", *(f"{name} = {json.dumps(value)}" for name, value in golden.key.items())]
+    lines += ["", "[golden.alone_s]", *(f"{json.dumps(name)} = {value!r}" for name, value in golden.alone_s.items())]
+    return "\n".join(lines) + "\n"

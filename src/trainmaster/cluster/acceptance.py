@@ -1,0 +1,158 @@
+"""Acceptance training over the nodes of a hosts file: one rank per GPU on every node, one verdict.
+
+Every node must take part: one that cannot be reached or has no torch makes the run INCOMPLETE, and is named. Slurm is
+in `acceptance_slurm.py`. Kubernetes starts the same program from a manifest (`acceptance_files.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trainmaster.bench.accept import baselines, judge, results
+from trainmaster.bench.accept.options import Options, words
+from trainmaster.cluster import launch
+from trainmaster.cluster.exchange import Program, ProgramResult
+from trainmaster.cluster.launch import Capabilities, Outcome
+from trainmaster.core import schema
+from trainmaster.core.results import CheckResult, error, exit_code, fail, judge_overall
+from trainmaster.targets.ssh.connect import NodeUnavailable
+from trainmaster.targets.ssh.hosts import SshHost, SshHosts
+
+MODULE = "trainmaster.bench.accept"
+START_S = 900.0  # beside the measured steps: packages, compilation, warm-up
+
+
+def accept(hosts: SshHosts, options: Options, *, timeout_s: float | None = None) -> dict[str, Any]:
+    """Train on all nodes; the document of the run."""
+    limit = timeout_s or START_S + (options.duration_s or 0.0) * options.repeats + options.timeout_s
+    return asyncio.run(_accept(hosts, options, limit))
+
+
+async def _accept(hosts: SshHosts, options: Options, timeout_s: float) -> dict[str, Any]:
+    link = launch.open_link(hosts)
+    found = await launch.ask_capabilities(hosts.hosts, link)
+    missing = _missing(found, options)
+    if missing:
+        return _incomplete(options, missing, world=len(hosts.hosts))
+    ready = {name: one for name, one in found.items() if isinstance(one, Capabilities)}
+    jobs = plan(hosts.hosts, ready, options)
+    outcomes = await launch.run_together(jobs, link, timeout_s=timeout_s)
+    return judge_outcomes(options, [host.name for host, _ in jobs], outcomes, per_node=len(jobs[0][1]))
+
+
+def plan(
+    hosts: Sequence[SshHost], ready: Mapping[str, Capabilities], options: Options
+) -> list[tuple[SshHost, list[Program]]]:
+    """The programs of every node: the same number of ranks on each, in torchrun's variables."""
+    gpus = 0 if options.backend == "gloo" else min(one.gpus for one in ready.values())
+    per_node = options.processes or gpus or 1
+    first = ready[hosts[0].name]
+    master = (hosts[0].address or first.address or hosts[0].host, first.ports[0])
+    # Files of this machine mean nothing on a node.
+    given = [*words(replace(options, processes=None, baselines=None, log_dir=None)), "--out", "-"]
+    return [
+        (
+            host,
+            [
+                Program(
+                    module=MODULE,
+                    words=given,
+                    env=launch.environment(
+                        rank=node * per_node + local, world=len(hosts) * per_node, local_rank=local,
+                        local_world=per_node, node=node, nodes=len(hosts), master=master,
+                    ),
+                )
+                for local in range(per_node)
+            ],
+        )
+        for node, host in enumerate(hosts)
+    ]  # fmt: skip
+
+
+def judge_outcomes(
+    options: Options, names: Sequence[str], outcomes: Sequence[Outcome], *, per_node: int
+) -> dict[str, Any]:
+    """Rank 0's document; without one, the ranks that ended badly by name."""
+    first = outcomes[0]
+    document = _document(first[0]) if isinstance(first, Sequence) else None
+    if document is not None:
+        return compare_golden(document, options)
+    findings = []
+    for number, outcome in enumerate(outcomes):
+        if not isinstance(outcome, Sequence):
+            reason = outcome.reason if isinstance(outcome, NodeUnavailable) else "cut off after rank 0 had ended"
+            findings.append(error(f"{names[number]}: {reason}", action="log in and look at it", device=names[number]))
+            continue
+        for local, ran in enumerate(outcome):
+            if ran.code != 0 and not judge_peer(ran):
+                rank = number * per_node + local
+                why = f"rank {rank} on {names[number]} ended with {ran.code}: {launch.last_line(ran.err)}"
+                findings.append(fail(why, action="run `trainmaster check` on it", device=f"rank{rank}"))
+    checks = [CheckResult(check="accept_ranks", findings=tuple(findings), took_s=0.0)]
+    overall = judge_overall(checks, planned=judge.CHECKS)
+    return results.build_lost(options, checks, overall, world=len(names) * per_node)
+
+
+def judge_peer(ran: ProgramResult) -> bool:
+    """Whether a rank ended because another one did."""
+    return any(word in ran.err for word in ("Connection closed by peer", "Connection reset by peer"))
+
+
+def _document(ran: ProgramResult) -> dict[str, Any] | None:
+    try:
+        found = json.loads(ran.out)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and "overall" in found and "checks" in found else None
+
+
+def _missing(found: Mapping[str, Capabilities | NodeUnavailable], options: Options) -> dict[str, tuple[str, str]]:
+    """Reason and action for every node that cannot take part."""
+    wrong: dict[str, tuple[str, str]] = {}
+    wants_gpus = options.backend != "gloo" and any(isinstance(one, Capabilities) and one.gpus for one in found.values())
+    for name, one in found.items():
+        if isinstance(one, NodeUnavailable):
+            wrong[name] = (one.reason, one.action)
+        elif one.torch is None:
+            wrong[name] = (one.why, "install torch for its Python")
+        elif wants_gpus and not one.gpus:
+            wrong[name] = ("its torch sees no GPU, while other nodes have some", "install torch with CUDA on it")
+        elif not one.ports:
+            wrong[name] = ("no free port from 20000 to 29999", "list its listeners: ss -ltn")
+    return wrong
+
+
+def _incomplete(options: Options, missing: Mapping[str, tuple[str, str]], *, world: int) -> dict[str, Any]:
+    findings = tuple(error(f"{name}: {why}", action=act, device=name) for name, (why, act) in missing.items())
+    checks = [CheckResult(check="accept_ranks", findings=findings, took_s=0.0)]
+    return results.build_lost(options, checks, judge_overall(checks, planned=judge.CHECKS), world=world)
+
+
+def compare_golden(document: Mapping[str, Any], options: Options) -> dict[str, Any]:
+    """The document with the verdict of this site's golden run: nodes do not have its file."""
+    if options.baselines is None or "ranks" not in document:
+        return dict(document)
+    now = baselines.figures_of(document, name="this run")
+    golden = baselines.newest(baselines.load_golden(Path(options.baselines)), now.key)
+    if golden is None:
+        return dict(document)
+    checks = {one["check"]: schema.build(CheckResult, one) for one in document["checks"]}
+    hosts = {one["gpu"] or f"rank{one['rank']}": (f"rank{one['rank']}", one["host"]) for one in document["ranks"]}
+    findings = judge.judge_golden(golden, now, hosts)
+    checks["accept_regression"] = CheckResult(check="accept_regression", findings=tuple(findings), took_s=0.0)
+    shipped = (document["baseline"] or {}).get("judges", False)
+    if not shipped and options.min_throughput is None:
+        found = judge.against_golden(golden, now.samples_per_s, {})
+        checks["accept_throughput"] = CheckResult(check="accept_throughput", findings=(found,), took_s=0.0)
+    overall = judge_overall(list(checks.values()), planned=judge.CHECKS)
+    ours = {"samples_per_s": golden.samples_per_s, "source": golden.source, "judges": True}
+    return {
+        **document, "overall": str(overall), "exit_code": exit_code(overall),
+        "checks": [schema.to_plain(one) for one in checks.values()],
+        "baseline": document["baseline"] if shipped else ours,
+    }  # fmt: skip

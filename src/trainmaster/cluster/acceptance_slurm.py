@@ -1,0 +1,86 @@
+"""Acceptance training on the nodes of a Slurm cluster: one `srun` over all of them, one rank per GPU.
+
+The ranks find their numbers in Slurm's variables. A node that is down, drained or in use makes the run INCOMPLETE: the
+cluster is accepted whole, or by a cluster file that names the nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+from trainmaster import targets
+from trainmaster.bench.accept import judge, results
+from trainmaster.bench.accept.options import Options, words
+from trainmaster.cluster.acceptance import MODULE, START_S, compare_golden
+from trainmaster.cluster.slurm_nodes import FREE_S, SlurmNode, SlurmNodes
+from trainmaster.core.results import CheckResult, error, judge_overall
+from trainmaster.targets.slurm.queue import queue
+from trainmaster.targets.slurm.target import node_half
+
+
+def accept(cluster: SlurmNodes, options: Options) -> dict[str, Any]:
+    """Train on all nodes; the document of the run."""
+    return asyncio.run(_accept(cluster, options))
+
+
+async def _accept(cluster: SlurmNodes, options: Options) -> dict[str, Any]:
+    per_node = options.processes or min(count_gpus(node) for node in cluster.nodes) or 1
+    world = per_node * len(cluster.nodes)
+    limit = START_S + (options.duration_s or 0.0) * options.repeats + options.timeout_s
+    try:
+        where = queue(cluster.settings)
+        prepared, _ = await where.ask("prepare", package=node_half(cluster.settings))
+        command = plan(cluster, options, per_node=per_node, package=str(prepared["package"]), limit_s=limit)
+        result, body = await where.ask("run", words=command, timeout_s=limit + FREE_S + 30)
+    finally:
+        await targets.close()
+    document = find_document(body.decode(errors="replace"))
+    if document is not None:
+        return compare_golden(document, options)
+    said = " ".join(str(result.get("error", "")).split())[-600:] or "nothing was printed"
+    found = error(
+        f"srun ended with {result.get('code')} and no result: {said}",
+        action="see `sinfo` for nodes that are down or in use; a cluster file can name the nodes",
+    )
+    checks = [CheckResult(check="accept_ranks", findings=(found,), took_s=0.0)]
+    return results.build_lost(options, checks, judge_overall(checks, planned=judge.CHECKS), world=world)
+
+
+def plan(cluster: SlurmNodes, options: Options, *, per_node: int, package: str, limit_s: float) -> list[str]:
+    """The command line of the run."""
+    nodes, settings = cluster.nodes, cluster.settings
+    found = [
+        "srun", f"--nodelist={','.join(node.name for node in nodes)}", f"--nodes={len(nodes)}",
+        f"--ntasks={per_node * len(nodes)}", f"--ntasks-per-node={per_node}", "--job-name=gpu-acceptance",
+        f"--time={int(limit_s // 60) + 2}", f"--immediate={FREE_S}", "--exclusive", "--cpu-bind=none",
+        "--quit-on-interrupt", "--kill-on-bad-exit=1",
+    ]  # fmt: skip
+    found += [f"--gres={nodes[0].gpus}"] if nodes[0].gpus and len({node.gpus for node in nodes}) == 1 else []
+    for name in ("partition", "account", "qos"):
+        if (value := getattr(settings.defaults, name)) is not None:
+            found.append(f"--{name}={value}")
+    given = words(replace(options, processes=None, baselines=None, log_dir=None))
+    program = ["env", f"PYTHONPATH={package}", "PYTHONSAFEPATH=1", settings.python, "-m", MODULE]
+    return [*found, *program, *given, "--out", "-"]
+
+
+def count_gpus(node: SlurmNode) -> int:
+    """GPUs of a node's GRES: `gpu:h100:8` is 8."""
+    return sum(int(count) for count in re.findall(r":(\d+)(?:,|$)", node.gpus))
+
+
+def find_document(text: str) -> dict[str, Any] | None:
+    """Rank 0's document among the lines of all tasks."""
+    return next((found for line in text.splitlines() if (found := _parse(line)) is not None), None)
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line) if line.startswith("{") else None
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and "overall" in found and "checks" in found else None

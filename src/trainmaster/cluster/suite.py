@@ -1,0 +1,203 @@
+"""Acceptance suites: checks, bandwidth, training, and isolation where something is slow, in one resumable run.
+
+    plan ─▶ parts (command lines) ─▶ run, one process each ─▶ parts/NAME.json ─▶ one document with the verdict
+
+A part that has ended is in its file, which is written last and whole. A suite that was interrupted goes on in the same
+folder: parts with a file are not repeated, and the document states which they were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from trainmaster import __version__
+from trainmaster.core.errors import UsageError
+from trainmaster.core.files import open_whole
+from trainmaster.core.results import Overall, exit_code
+
+Kind = Literal["check", "bandwidth", "training", "isolation"]
+_PDEATHSIG = 1  # linux/prctl.h
+_STATE, _PARTS = "suite.json", "parts"
+_LAST = 2000  # characters of a failed part's standard error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One measurement: a command line of Trainmaster that prints one JSON document."""
+
+    name: str
+    title: str
+    kind: Kind
+    words: Sequence[str]
+    env: Mapping[str, str] = field(default_factory=dict)
+    skip: str | None = None  # reason why it does not apply here, with its proof
+    if_slow: bool = False  # only where another part was slow
+
+
+def run(
+    suite: str,
+    parts: Sequence[Part],
+    folder: Path,
+    *,
+    on: str | None,
+    show: Callable[[str], None],
+    program: Sequence[str] = (sys.executable, "-m", "trainmaster"),
+) -> dict[str, Any]:
+    """Run what is left of the suite in this folder; the document of all parts."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with _alone(folder):
+        state = _open(suite, parts, folder, on=on)
+        (folder / _PARTS).mkdir(exist_ok=True)
+        found: list[dict[str, Any]] = []
+        for part in parts:
+            found.append(_take(part, folder, found, show, program, number=len(state["runs"])))
+        document = _document(state, found)
+        save(folder / "report.json", document)
+    return document
+
+
+def _take(
+    part: Part, folder: Path, before: Sequence[Mapping[str, Any]], show: Callable[[str], None],
+    program: Sequence[str], *, number: int,
+) -> dict[str, Any]:  # fmt: skip
+    """The record of a part: from its file, or measured now."""
+    path = folder / _PARTS / f"{part.name}.json"
+    if path.exists():
+        show(f"{part.name}: finished before")
+        return _load(path)
+    plain = {"name": part.name, "title": part.title, "kind": part.kind, "words": list(part.words), "env": part.env}
+    reason = part.skip or (_not_slow(before) if part.if_slow else None)
+    if reason is not None:
+        return {**plain, "overall": None, "skipped": reason, "run": number}
+    show(f"{part.name}: begin")
+    record = {**plain, **_execute(part, folder / _PARTS, program), "run": number}
+    if record["document"] is not None:  # a part that crashed is measured again by the next run
+        save(path, record)
+    show(f"{part.name}: {record['overall']}, {record['took_s']:.0f} s")
+    return record
+
+
+def _execute(part: Part, folder: Path, program: Sequence[str]) -> dict[str, Any]:
+    started, begun = datetime.now(UTC), time.monotonic()
+    out, err = folder / f"{part.name}.out", folder / f"{part.name}.err"
+    with out.open("wb") as stdout, err.open("wb") as stderr:
+        process = subprocess.Popen(
+            [*program, *part.words], stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
+            env={**os.environ, **part.env}, preexec_fn=_die_with_parent,  # noqa: PLW1509 (this process has one thread)
+        )  # fmt: skip
+        try:
+            code = process.wait()
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+    document = _parse(out)
+    if document is None:
+        overall, reason = Overall.INCOMPLETE, err.read_text(errors="replace")[-_LAST:].strip() or "it printed nothing"
+    else:
+        overall, reason = Overall(str(document.get("overall", document.get("verdict")))), None
+    return {
+        "overall": str(overall), "exit_code": code, "reason": reason, "document": document,
+        "started_at": started.isoformat(timespec="seconds"), "took_s": round(time.monotonic() - begun, 1),
+    }  # fmt: skip
+
+
+def _parse(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_text())
+    except ValueError:
+        return None
+    known = isinstance(found, dict) and found.get("overall", found.get("verdict")) in [str(one) for one in Overall]
+    return found if known else None
+
+
+def _not_slow(before: Sequence[Mapping[str, Any]]) -> str | None:
+    """Reason to leave isolation out; None where a measured part failed or warned."""
+    slow = [one["name"] for one in before if one["kind"] != "check" and one["overall"] in ("FAIL", "WARN")]
+    return None if slow else "no measurement was slow: no part of bandwidth or training failed or warned"
+
+
+def _document(state: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    overall, number = judge(parts), len(state["runs"])
+    return {
+        "v": 1,
+        "suite": state["suite"],
+        "on": state["on"],
+        "host": socket.gethostname(),
+        "overall": str(overall),
+        "exit_code": exit_code(overall),
+        "started_at": state["runs"][0],
+        "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "runs": state["runs"],
+        "resumed": [one["name"] for one in parts if "took_s" in one and one["run"] < number],
+        "parts": list(parts),
+        "trainmaster": __version__,
+    }
+
+
+def judge(parts: Sequence[Mapping[str, Any]]) -> Overall:
+    """The worst of the parts; INCOMPLETE where none was measured."""
+    found = {one["overall"] for one in parts if one["overall"] is not None}
+    order = (Overall.FAIL, Overall.INCOMPLETE, Overall.WARN, Overall.PASS)
+    return next((one for one in order if str(one) in found), Overall.INCOMPLETE)
+
+
+def _open(suite: str, parts: Sequence[Part], folder: Path, *, on: str | None) -> dict[str, Any]:
+    """The state of the suite in this folder, with one more run. UsageError where another suite was begun there."""
+    path = folder / _STATE
+    wanted = [[part.name, list(part.words), dict(part.env)] for part in parts]
+    state: dict[str, Any] = {"v": 1, "suite": suite, "on": on, "plan": wanted, "runs": []}
+    if path.exists():
+        state = _load(path)
+        if (state.get("suite"), state.get("on"), state.get("plan")) != (suite, on, wanted):
+            raise UsageError(f"--out {folder}: another suite was begun there; choose another folder, or remove it")
+    state["runs"].append(datetime.now(UTC).isoformat(timespec="seconds"))
+    save(path, state)
+    return state
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as wrong:
+        raise UsageError(f"{path}: cannot be read ({wrong}); remove it to measure again") from None
+    if not isinstance(found, dict):
+        raise UsageError(f"{path}: not a file of a suite; remove it to measure again")
+    return found
+
+
+def save(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a document whole, and so that it survives the machine."""
+    with open_whole(path, durable=True) as file:
+        file.write((json.dumps(document, indent=1) + "\n").encode())
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(f"--out {folder}: a suite runs there now") from None
+        yield
+
+
+def _die_with_parent() -> None:
+    """In the child, before its program: end with the suite, however that ends."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

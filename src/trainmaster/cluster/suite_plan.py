@@ -1,0 +1,101 @@
+"""Parts of an acceptance suite: which measurements belong to it on these machines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from trainmaster.bench.accept.options import Model, Options, words
+from trainmaster.cluster.suite import Part
+
+Suite = Literal["quick", "full"]
+# Forces NCCL from NVLink and shared memory onto the network, with the algorithm that every fabric has.
+FORCED_NETWORK = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_ALGO": "Ring"}
+# Batches per GPU that keep a modern GPU busy, and for which there are published figures.
+_BATCH: dict[Model, int] = {"resnet18": 128, "resnet50": 64, "transformer": 32}
+_MODELS: dict[Suite, tuple[Model, ...]] = {"quick": ("resnet18",), "full": ("resnet18", "resnet50", "transformer")}
+_LEVEL = {"quick": 1, "full": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What the suite runs on."""
+
+    on: str | None  # a target of several nodes; None: this machine
+    gpus: int
+
+
+def plan(
+    suite: Suite,
+    options: Options,
+    machine: Machine,
+    folder: Path,
+    *,
+    expect: Sequence[str] = (),
+    only: Sequence[str] = (),
+    min_busbw: float | None = None,
+) -> list[Part]:
+    """The parts in their order. `options` are those of every training; `expect` and `only` are for the checks."""
+    where = ["--on", machine.on] if machine.on is not None else []
+    checks = ["check", "--level", str(_LEVEL[suite]), *where]
+    checks += [word for name in expect for word in ("--expect", name)]
+    checks += [word for name in only for word in ("--only", name)]
+    found = [Part(name="check", title="Health checks", kind="check", words=[*checks, "--json"])]
+    if machine.on is None:
+        found += _bandwidth(suite, options, machine, folder, min_busbw)
+    found += [_training(model, options, where, folder) for model in _MODELS[suite]]
+    return [*found, _isolation(machine)]
+
+
+def _bandwidth(suite: Suite, options: Options, machine: Machine, folder: Path, min_busbw: float | None) -> list[Part]:
+    nccl = machine.gpus > 0 and options.backend != "gloo"
+    base = ["bandwidth", "--backend", "nccl" if nccl else "gloo"]
+    ranks = options.processes or (machine.gpus if nccl else 2)
+    base += ["--processes", str(ranks)] if options.processes is not None or not nccl else []
+    base += ["--min-busbw", f"{min_busbw:g}"] if min_busbw is not None else []
+    largest = {"quick": "1G", "full": "8G"}[suite] if nccl else {"quick": "1M", "full": "16M"}[suite]
+    few = ["--collective", "all_reduce"] if suite == "quick" else []
+    alone = f"one rank has no peer: {machine.gpus} GPU, {ranks} rank" if ranks < 2 else None
+
+    def part(name: str, title: str, *more: str, forced: bool = False, skip: str | None = None) -> Part:
+        return Part(
+            name=name, title=title, kind="bandwidth", env=FORCED_NETWORK if forced else {}, skip=alone or skip,
+            words=[*base, *more, "--out", str(folder / "parts" / name), "--json"],
+        )  # fmt: skip
+
+    no_nccl = None if nccl else "NCCL's transports are those of GPUs; the backend here is gloo"
+    found = [part("bandwidth", "Collectives, fastest path", *few, "--max", largest)]
+    if suite == "quick":
+        return found
+    small = ("--collective", "all_reduce", "--min", "1K", "--max", "8K")
+    forced = ("--collective", "all_reduce", "--max", largest)
+    return [
+        *found,
+        part("bandwidth-network", "Collectives, forced onto the network", *forced, forced=True, skip=no_nccl),
+        part("latency", "Latency of small messages", *small),
+    ]
+
+
+def _training(model: Model, options: Options, where: Sequence[str], folder: Path) -> Part:
+    batch = _BATCH[model] if options.batch_size == Options().batch_size else options.batch_size
+    mine = replace(options, model=model, batch_size=batch, log_dir=str(folder / "parts" / f"train-{model}"))
+    if model == "transformer":
+        mine = replace(mine, data_mode="synthetic", image_size=None)
+    out = str(folder / "parts" / f"train-{model}" / "results.json")
+    return Part(
+        name=f"train-{model}", title=f"Training {model}, batch {batch}", kind="training",
+        words=["accept", *words(mine), *where, "--out", out, "--json"],
+    )  # fmt: skip
+
+
+def _isolation(machine: Machine) -> Part:
+    skip = None if machine.on is not None else "one machine has no other node to be paired with: --on is not given"
+    if machine.on is not None and not machine.on.startswith("ssh:"):
+        skip = f"pairs of nodes are tested over SSH, and the target is {machine.on}"
+    where = ["--on", machine.on] if machine.on is not None else []
+    return Part(
+        name="isolate", title="Which node or link is slow", kind="isolation", words=["isolate", *where, "--json"],
+        skip=skip, if_slow=True,
+    )  # fmt: skip

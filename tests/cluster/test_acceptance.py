@@ -1,0 +1,90 @@
+"""Acceptance over nodes: programs of the ranks, ranks that ended badly, and golden runs of this site."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainmaster.bench.accept.baselines import append, golden_of
+from trainmaster.bench.accept.options import Options
+from trainmaster.cluster.acceptance import judge_outcomes, plan
+from trainmaster.cluster.exchange import ProgramResult
+from trainmaster.cluster.launch import Capabilities
+from trainmaster.targets.ssh.connect import NodeUnavailable
+from trainmaster.targets.ssh.hosts import parse_hosts
+
+HOSTS = parse_hosts({"known_hosts": "k", "defaults": {"user": "u"}, "hosts": ["a", "b"]}, Path())
+OPTIONS = Options(model="resnet18", batch_size=4, baselines="/nowhere/site.toml", log_dir="logs")
+
+
+def offer(gpus: int) -> Capabilities:
+    return Capabilities(host="h", address="10.0.0.1", ports=(20_001,), torch="2.13", gpus=gpus, why="")
+
+
+@pytest.mark.parametrize(("gpus", "ranks"), [((8, 8), 8), ((8, 4), 4), ((0, 0), 1)])
+def test_every_node_gets_as_many_ranks(gpus: tuple[int, int], ranks: int) -> None:
+    jobs = plan(HOSTS.hosts, {"a": offer(gpus[0]), "b": offer(gpus[1])}, OPTIONS)
+    assert [len(programs) for _, programs in jobs] == [ranks, ranks]
+    last = jobs[1][1][-1]
+    assert last.env["RANK"] == str(2 * ranks - 1)
+    assert (last.env["LOCAL_RANK"], last.env["GROUP_RANK"], last.env["MASTER_PORT"]) == (str(ranks - 1), "1", "20001")
+    assert list(last.words) == ["--model", "resnet18", "--batch-size", "4", "--out", "-"]
+
+
+def ran(code: int | None, *, out: str = "", err: str = "") -> ProgramResult:
+    return ProgramResult(code=code, state=None, out=out, err=err)
+
+
+def test_a_rank_that_ended_badly_is_named_and_not_its_peers() -> None:
+    outcomes = [[ran(1, err="RuntimeError: Connection closed by peer")], [ran(-9, err="out of memory")]]
+    document = judge_outcomes(OPTIONS, ["a", "b"], outcomes, per_node=1)
+    assert document["overall"] == "FAIL"
+    (finding,) = document["checks"][0]["findings"]
+    assert (finding["device"], finding["reason"]) == ("rank1", "rank 1 on b ended with -9: out of memory")
+
+
+def test_a_node_that_was_lost_is_no_pass() -> None:
+    outcomes = [NodeUnavailable("it hangs", action="look"), None]
+    document = judge_outcomes(OPTIONS, ["a", "b"], outcomes, per_node=1)
+    assert document["overall"] == "INCOMPLETE"
+
+
+def test_a_run_over_nodes_is_compared_with_the_golden_run_of_this_site(tmp_path: Path) -> None:
+    good = results()
+    append(tmp_path / "site.toml", golden_of(good, name="first"))
+    options = Options(model="resnet18", batch_size=4, baselines=str(tmp_path / "site.toml"))
+    same = judge_outcomes(options, ["a"], [[ran(0, out=json.dumps(good))]], per_node=1)
+    assert same["overall"] == "PASS"
+    assert same["baseline"]["source"].startswith("golden run first")
+    slow = {**good, "throughput_samples_per_second": 30.0}
+    found = judge_outcomes(options, ["a"], [[ran(0, out=json.dumps(slow))]], per_node=1)
+    assert found["overall"] == "FAIL"
+    (regression,) = (one for one in found["checks"] if one["check"] == "accept_regression")
+    assert regression["findings"][0]["reason"].startswith("throughput is 25% worse than in the golden run first")
+
+
+def results() -> dict[str, Any]:
+    """A results.json without a baseline, as a node prints it."""
+    options = {
+        "model": "resnet18", "data_mode": "synthetic", "image_size": None, "batch_size": 4, "accumulate": 1,
+        "num_classes": 1000, "layers": 12, "width": 768, "heads": 12, "sequence": 512,
+    }  # fmt: skip
+    times = {"p50": 0.1, "p95": 0.1, "p99": 0.1, "max": 0.1}
+    names = "ranks parameters gradients loss stragglers throughput regression".split()
+
+    def finding(verdict: str) -> dict[str, Any]:
+        return {"verdict": verdict, "reason": "x", "action": "y", "device": None, "values": {}, "proof": None}
+
+    return {
+        "v": 1, "overall": "INCOMPLETE", "finished_at": "2026-01-01T00:00:00+00:00", "options": options,
+        "device": "cpu", "precision": "fp32", "world_size": 1, "nodes": 1, "backend": "gloo",
+        "throughput_samples_per_second": 40.0, "scaling_efficiency": None, "baseline": None,
+        "ranks": [{"rank": 0, "gpu": None, "host": "a", "step_s": times, "alone_s": times}],
+        "checks": [
+            {"check": f"accept_{name}", "findings": [finding(verdict)], "took_s": 0.0}
+            for name in names for verdict in ["error" if name == "throughput" else "pass"]
+        ],
+    }  # fmt: skip

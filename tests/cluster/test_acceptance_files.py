@@ -1,0 +1,103 @@
+"""Files of examples/ are what `trainmaster accept --dry-run` prints, and say what users were promised."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trainmaster.bench.accept.options import Options
+from trainmaster.cli.accept import render_file
+from trainmaster.cluster import acceptance_files as files
+from trainmaster.core.errors import UsageError
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def rendered(name: str, options: Options | None = None, *, image: str = files.IMAGE) -> str:
+    return render_file(name, options or Options(), image=image)
+
+
+@pytest.mark.parametrize("name", files.names())
+def test_the_file_in_examples_is_what_dry_run_prints(name: str) -> None:
+    assert (EXAMPLES / name).read_text() == rendered(name), (
+        f"run: trainmaster accept --dry-run {name} > examples/{name}"
+    )
+
+
+def test_every_file_that_guides_name_is_there() -> None:
+    assert {
+        "kubernetes-mixed-cluster.yaml", "kubernetes-flexible-nebius-pattern.yaml",
+        "kubernetes-multi-gpu-nebius-optimized.yaml", "kubernetes-pytorch-multi-node.yaml",
+        "kubernetes-with-auto-cleanup.yaml", "pytorchjob.yaml", "slurm-acceptance-test.sh", "slurm-nccl-test.sh",
+        "acceptance_test.sh",
+    } <= set(files.names())  # fmt: skip
+    with pytest.raises(UsageError, match="pytorchjob"):
+        rendered("job.yaml")
+
+
+def job(name: str, **more: Any) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(rendered(name, **more))
+    return found
+
+
+@pytest.mark.parametrize("name", files.MANIFESTS)
+def test_manifests_have_the_names_and_limits_of_the_guide(name: str) -> None:
+    found = job(name)
+    assert (found["kind"], found["metadata"]["name"]) == ("PyTorchJob", "gpu-cluster-acceptance-test")
+    assert found["metadata"]["labels"] == {"app": "gpu-acceptance-test"}
+    for replica in found["spec"]["pytorchReplicaSpecs"].values():
+        assert replica["restartPolicy"] == "OnFailure"
+        spec = replica["template"]["spec"]
+        assert spec["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+        resources = spec["containers"][0]["resources"]
+        assert resources["limits"] == resources["requests"]
+    kept = found["spec"]["runPolicy"]
+    assert (kept.get("ttlSecondsAfterFinished") is not None) == (name == "kubernetes-with-auto-cleanup.yaml")
+
+
+def test_the_standard_job_is_four_nodes_of_eight() -> None:
+    replicas = job("pytorchjob.yaml")["spec"]["pytorchReplicaSpecs"]
+    assert (replicas["Master"]["replicas"], replicas["Worker"]["replicas"]) == (1, 3)
+    spec = replicas["Worker"]["template"]["spec"]
+    assert spec["nodeSelector"] == {"accelerator": "nvidia-gpu"}
+    assert spec["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": 8}
+    assert spec["containers"][0]["args"] == ["--batch-size", "64"]
+
+
+def test_the_flexible_pattern_trains_on_fashion_mnist_with_shared_memory() -> None:
+    spec = job("kubernetes-flexible-nebius-pattern.yaml")["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    assert " ".join(spec["containers"][0]["args"]) == (
+        "--model resnet18 --data-mode fashion_mnist --data-dir /workspace/data --batch-size 128 --num-classes 10"
+    )
+    assert {one["name"]: one["mountPath"] for one in spec["containers"][0]["volumeMounts"]} == {
+        "shm": "/dev/shm", "data": "/workspace/data",
+    }  # fmt: skip
+    assert spec["initContainers"][0]["command"][:2] == ["trainmaster", "check"]
+
+
+def test_options_and_image_of_the_user_are_in_the_file() -> None:
+    found = job("pytorchjob.yaml", options=Options(model="resnet18", active_iterations=7), image="registry/a:1")
+    container = found["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]
+    assert container["image"] == "registry/a:1"
+    assert container["args"] == ["--model", "resnet18", "--batch-size", "64", "--active-iterations", "7"]
+    assert "singularity pull docker://registry/a:1" in rendered("acceptance_test.sh", image="registry/a:1")
+    assert "a_1.sif" in rendered("acceptance_test.sh", image="registry/a:1")
+
+
+def test_the_batch_script_is_that_of_the_guide() -> None:
+    text = rendered("acceptance_test.sh")
+    for line in ("nodes=4", "ntasks-per-node=8", "gpus-per-task=1", "time=01:00:00", "output=acceptance-%j.out"):
+        assert f"#SBATCH --{line}\n" in text
+    assert "gpu_cluster_testing_latest.sif \\\n  /workspace/scripts/entrypoint.sh \\\n  --batch-size 64\n" in text
+    forced = "NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_ALGO=Ring"
+    assert forced in rendered("slurm-nccl-test.sh")
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize("name", [name for name in files.names() if name.endswith(".sh")])
+def test_scripts_are_valid_shell(name: str) -> None:
+    subprocess.run(["bash", "-n", str(EXAMPLES / name)], check=True)

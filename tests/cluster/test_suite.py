@@ -1,0 +1,145 @@
+"""Acceptance suites: order of the parts, interruption and resumption, verdict."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainmaster.bench.accept.options import Options
+from trainmaster.cluster.suite import Part, judge, run
+from trainmaster.cluster.suite_plan import FORCED_NETWORK, Machine, plan
+from trainmaster.core.errors import UsageError
+from trainmaster.core.results import Overall
+
+# A part as a program: it notes that it began, waits for as long as a file is there, and prints its verdict.
+PROGRAM = """
+import json, pathlib, sys, time
+name, verdict, folder = sys.argv[1], sys.argv[2], pathlib.Path(sys.argv[3])
+with (folder / "log").open("a") as log:
+    log.write(name + "\\n")
+while (folder / f"hold-{name}").exists():
+    time.sleep(0.01)
+print("not JSON" if verdict == "crash" else json.dumps({"overall": verdict}))
+"""
+NAMES = ("one", "two", "three")
+
+
+def parts(folder: Path, verdicts: tuple[str, ...] = ("PASS", "WARN", "PASS")) -> list[Part]:
+    kinds: tuple[Any, ...] = ("check", "bandwidth", "training")
+    return [
+        Part(name=name, title=name.title(), kind=kind, words=[name, verdict, str(folder)])
+        for name, kind, verdict in zip(NAMES, kinds, verdicts, strict=True)
+    ]
+
+
+def take(folder: Path, *, verdicts: tuple[str, ...] = ("PASS", "WARN", "PASS")) -> dict[str, Any]:
+    program = (sys.executable, "-IS", "-c", PROGRAM)
+    return run("quick", parts(folder, verdicts), folder / "out", on=None, show=lambda _: None, program=program)
+
+
+def began(folder: Path) -> list[str]:
+    return (folder / "log").read_text().split() if (folder / "log").exists() else []
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize("at", NAMES)
+def test_a_suite_that_was_killed_goes_on_where_it_was(tmp_path: Path, at: str) -> None:
+    (tmp_path / f"hold-{at}").touch()
+    script = f"import sys; sys.path[:0] = {sys.path!r}; from cluster.test_suite import take; import pathlib; " \
+             f"take(pathlib.Path({str(tmp_path)!r}))"  # fmt: skip
+    process = subprocess.Popen([sys.executable, "-c", script])
+    while at not in began(tmp_path):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    (tmp_path / f"hold-{at}").unlink()
+    before = NAMES[: NAMES.index(at)]
+    document = take(tmp_path)
+    assert began(tmp_path) == [*before, at, *NAMES[NAMES.index(at) :]]  # the interrupted one again, finished ones not
+    assert document["resumed"] == list(before)
+    assert len(document["runs"]) == 2
+    assert document["overall"] == "WARN"
+    again = take(tmp_path)
+    assert again["resumed"] == list(NAMES)
+    assert len(began(tmp_path)) == len(NAMES) + 1
+
+
+@pytest.mark.spawns
+def test_a_part_that_crashed_is_incomplete_and_measured_again(tmp_path: Path) -> None:
+    document = take(tmp_path, verdicts=("PASS", "crash", "PASS"))
+    assert (document["overall"], document["exit_code"]) == ("INCOMPLETE", 3)
+    take(tmp_path, verdicts=("PASS", "crash", "PASS"))
+    assert began(tmp_path).count("two") == 2
+    assert began(tmp_path).count("one") == 1
+
+
+@pytest.mark.spawns
+def test_another_suite_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    take(tmp_path)
+    with pytest.raises(UsageError, match="another suite"):
+        take(tmp_path, verdicts=("PASS", "PASS", "PASS"))
+
+
+def test_the_worst_part_is_the_verdict() -> None:
+    def verdict(*words: str | None) -> Overall:
+        return judge([{"overall": word} for word in words])
+
+    assert verdict("PASS", None) is Overall.PASS
+    assert verdict("PASS", "WARN") is Overall.WARN
+    assert verdict("WARN", "INCOMPLETE") is Overall.INCOMPLETE
+    assert verdict("INCOMPLETE", "FAIL") is Overall.FAIL
+    assert verdict(None) is Overall.INCOMPLETE
+
+
+def test_the_full_suite_has_all_measurements(tmp_path: Path) -> None:
+    found = {one.name: one for one in plan("full", Options(), Machine(on=None, gpus=8), tmp_path)}
+    assert list(found) == [
+        "check", "bandwidth", "bandwidth-network", "latency", "train-resnet18", "train-resnet50", "train-transformer",
+        "isolate",
+    ]  # fmt: skip
+    assert found["bandwidth-network"].env == FORCED_NETWORK
+    assert FORCED_NETWORK == {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_ALGO": "Ring"}
+    assert list(found["train-resnet18"].words[1:5]) == ["--model", "resnet18", "--batch-size", "128"]
+    assert list(found["train-resnet50"].words[1:3]) == ["--batch-size", "64"]
+    assert found["isolate"].skip is not None
+    assert all(one.skip is None for one in found.values() if one.name != "isolate")
+
+
+def test_one_gpu_has_no_bandwidth_and_says_so(tmp_path: Path) -> None:
+    found = plan("quick", Options(), Machine(on=None, gpus=1), tmp_path)
+    skips = {one.name: one.skip for one in found}
+    assert "no peer" in str(skips["bandwidth"])
+    assert skips["train-resnet18"] is None
+
+
+def test_nodes_are_isolated_only_if_something_is_slow(tmp_path: Path) -> None:
+    found = plan("full", Options(), Machine(on="ssh:hosts.yaml", gpus=0), tmp_path)
+    assert [one.name for one in found] == [
+        "check", "train-resnet18", "train-resnet50", "train-transformer", "isolate",
+    ]  # fmt: skip
+    assert found[-1].if_slow
+    assert found[-1].skip is None
+    assert all("--on" in one.words for one in found)
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize(("verdicts", "runs"), [(("PASS", "PASS", "FAIL"), True), (("FAIL", "PASS", "PASS"), False)])
+def test_isolation_follows_a_slow_measurement(tmp_path: Path, verdicts: tuple[str, ...], runs: bool) -> None:
+    last = Part(
+        name="isolate", title="Isolate", kind="isolation", words=["isolate", "PASS", str(tmp_path)], if_slow=True
+    )
+    document = run(
+        "full", [*parts(tmp_path, verdicts), last], tmp_path / "out", on="ssh:x", show=lambda _: None,
+        program=(sys.executable, "-IS", "-c", PROGRAM),
+    )  # fmt: skip
+    assert ("isolate" in began(tmp_path)) == runs
+    assert document["overall"] == "FAIL"
+    assert json.loads((tmp_path / "out" / "report.json").read_text()) == document

@@ -2,13 +2,15 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-# Test files run in parallel; many of them wait for ranks and servers more than they compute.
-WORKERS ?= 2
+# Test files run in parallel; many of them wait for ranks and servers more than they compute: three keep two cores busy.
+WORKERS ?= 3
 # The tests start hundreds of interpreters: bytecode is written once, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 export TRAINMASTER_HOME ?= $(CURDIR)/.trainmaster
 
-.PHONY: ssh-64 help demo test quick lint types parallel alone properties fuzz api-fuzz chaos chaos-control hostile secrets rank-kills outages serve clean system-packages
+.PHONY: ssh-64 soak-ssh help demo test quick lint types parallel alone properties fuzz api-fuzz chaos chaos-control hostile secrets rank-kills outages serve clean system-packages testbed-k8s contract-k8s \
+	validate-framework validate-setup test-quick test-cluster perf-test run check-job logs-follow stop monitor-pods \
+	logs-all debug-describe debug-events test-status
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
 
@@ -25,10 +27,10 @@ types: $(VENV)/.dev ## mypy, strict
 	$(BIN)/mypy
 
 quick: $(VENV)/.dev ## the inner loop, under a minute: no test that is slow or starts a process, a server or a browser
-	$(BIN)/pytest -n $(WORKERS) -p no:schemathesis -p no:playwright -m "not spawns and not slow and not alone"
+	$(BIN)/pytest -n 2 -p no:schemathesis -p no:playwright -m "not spawns and not slow and not alone"
 
 parallel: $(VENV)/.dev ## every test but those that depend on timing; skipped ones are listed with their reason
-	$(BIN)/pytest -rs -n $(WORKERS) --dist loadfile -m "not alone"
+	$(BIN)/pytest -rs -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not alone"
 
 alone: $(VENV)/.dev ## the tests that depend on timing, one at a time
 	$(BIN)/pytest -rs -m alone
@@ -66,6 +68,60 @@ outages: $(VENV)/.dev ## database, storage and disk unavailable for a minute whi
 
 ssh-64: $(VENV)/.dev system-packages ## 64 jobs at once on 64 SSH hosts of this machine, with the memory of each; ARGS='--hosts 5'
 	PYTHONPATH=tests $(BIN)/python benchmarks/ssh_hosts.py $(ARGS)
+
+contract-k8s: $(VENV)/.dev system-packages testbed-k8s ## the target contract in pods of two real kubelets; needs root
+	TRAINMASTER_CONTRACT_PODS=1 $(BIN)/pytest tests/targets/test_target_contract.py -k kubernetes
+
+testbed-k8s: ## build the Kubernetes programs that the tests use, once: minutes, and 350 MB in ~/.cache/trainmaster
+	@sh tools/build-kubernetes.sh
+
+soak-ssh: $(VENV)/.dev system-packages ## 20 minutes of jobs that come and go on SSH hosts, and one watched for two simulated hours; ARGS='--minutes 5'
+	PYTHONPATH=tests $(BIN)/python benchmarks/ssh_soak.py $(ARGS)
+
+# HyperPod: JOB=NAME and ARGS='--on hyperpod:cluster.yaml' choose another job and cluster.
+JOB ?= llama3-1-8b-fsdp-hpto
+HYPERPOD = $(BIN)/trainmaster cluster test --job-name $(JOB) $(ARGS)
+
+validate-framework: $(VENV)/.run ## HyperPod tests: files, scripts, kubectl and make targets of this clone
+	$(BIN)/python tools/validate_test_setup.py
+
+validate-setup: $(VENV)/.run ## HyperPod tests: cluster access, operator, GPU nodes, storage claims, service account
+	$(HYPERPOD) --action validate-setup
+
+test-quick: $(VENV)/.run ## HyperPod: deploy, wait for the pods, watch for a minute, judge, clean up
+	$(HYPERPOD) --action quick-test
+
+test-cluster: $(VENV)/.run ## HyperPod: the same for five minutes with every success indicator
+	$(HYPERPOD) --action full-test
+
+perf-test: $(VENV)/.run ## HyperPod: throughput and utilisation over ten minutes
+	$(HYPERPOD) --action perf-test
+
+run: $(VENV)/.run ## HyperPod: deploy the job of FSDP/kubernetes/fsdp-hpto.yaml and leave it running
+	$(HYPERPOD) --action run
+
+check-job: $(VENV)/.run ## HyperPod: status of job, pods and nodes
+	$(HYPERPOD) --action status
+
+test-status: check-job ## HyperPod: the same, as JSON
+
+logs-follow: $(VENV)/.run ## HyperPod: follow the logs of all pods
+	$(HYPERPOD) --action logs --follow
+
+logs-all: $(VENV)/.run ## HyperPod: newest lines of all pods
+	$(HYPERPOD) --action logs
+
+stop: $(VENV)/.run ## HyperPod: remove the job, and nothing else
+	$(HYPERPOD) --action cleanup
+
+monitor-pods: ## HyperPod: pods as they change
+	kubectl get pods -l job-name=$(JOB) -o wide --watch
+
+debug-describe: ## HyperPod: the job in detail
+	kubectl describe hyperpodpytorchjob $(JOB)
+
+debug-events: ## HyperPod: recent events of the cluster
+	kubectl get events --sort-by=.lastTimestamp
 
 serve: $(VENV)/.run ## the server and dashboard of this clone's home folder
 	$(BIN)/trainmaster serve

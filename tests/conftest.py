@@ -13,9 +13,11 @@ from urllib.parse import urlsplit
 import pytest
 from hypothesis import settings
 
+import slurm as slurm_testbed
 from fork_server import IMPORTS, ForkServer
 from postgres import Postgres, binaries
 from s3_server import S3, serve
+from slurm import Cluster
 from trainmaster.core.event_catalog import CHECK_VARIABLE
 from trainmaster.store import Database, open_database
 
@@ -41,6 +43,12 @@ os.environ[CHECK_VARIABLE] = "1"
 # Started in the background by a shell, all of this ignores Ctrl-C, and so would the programs whose Ctrl-C is tested.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that start processes come first: they take longest, and no worker should be left alone with one."""
+    first = {item.path for item in items if item.get_closest_marker("spawns") is not None}
+    items.sort(key=lambda item: item.path not in first)
 
 
 @pytest.fixture(scope="module")  # no wider: while it is open its thread has a running event loop
@@ -90,6 +98,13 @@ def postgres() -> Iterator[Postgres]:
     server = Postgres(programs)
     yield server
     server.close()
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A real Slurm of three nodes with fake GPUs, one for all tests."""
+    with slurm_testbed.start(tmp_path_factory.mktemp("slurm")) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session")

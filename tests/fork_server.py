@@ -32,6 +32,7 @@ TESTS = Path(__file__).parent
 # Of ranks, of the control plane and of the verbs. torch imports `torch._dynamo` at the first use of a meta tensor.
 IMPORTS = (
     "torch._dynamo", "trainmaster.train.__main__", "trainmaster.train.loop", "trainmaster.bench.collectives.__main__",
+    "trainmaster.bench.accept.rank", "torch.utils.flop_counter",
     "sqlalchemy.dialects.sqlite.pysqlite", "alembic.command", "httpx", "uvicorn", "yaml", "rich.console", "rich.table",
     "trainmaster.web.app", "trainmaster.control", "trainmaster.targets.local", "trainmaster.checks.registry",
 )  # fmt: skip

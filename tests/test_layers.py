@@ -48,13 +48,13 @@ TABLE = {
     "node": rule("core"),
     "checks": rule("core node"),
     "models": rule("core", "torch", "safetensors"),
-    "datasets": rule("core", "torch", "tokenizers datasets huggingface_hub pyarrow"),
+    "datasets": rule("core", "torch", "tokenizers datasets huggingface_hub pyarrow PIL"),
     "train": rule("core node models datasets storage", "torch", "amzn_sagemaker_checkpointing yaml"),
     "bench": rule("core node models datasets train", "torch"),
     "estimate": rule("core"),
     "agent": rule(NODE_HALF),
     "storage": rule("core", third_lazy="obstore"),
-    "targets": rule("core storage", third_lazy="asyncssh kr8s boto3 httpx yaml"),
+    "targets": rule("core storage", third_lazy="asyncssh boto3 botocore httpx yaml"),
     "cluster": rule("core node checks bench targets storage", third_lazy="asyncssh"),
     "store": rule("core", "sqlalchemy alembic"),
     "control": rule("core targets storage store", third_lazy="httpx apprise yaml"),
@@ -87,6 +87,11 @@ def parse(source: str) -> ast.Module:
     return ast.parse(source)
 
 
+@functools.cache
+def imports_of(source: str) -> tuple[Import, ...]:
+    return tuple(imports(parse(source)))
+
+
 def imports(tree: ast.AST, *, lazy: bool = False) -> Iterator[Import]:
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
@@ -108,7 +113,7 @@ def _type_checking(node: ast.AST) -> bool:
 def offences(folder: str, source: str) -> list[str]:
     """What in this source the table forbids a file of this folder."""
     allowed, found = TABLE[folder], []
-    for item in imports(parse(source)):
+    for item in imports_of(source):
         top, *rest = item.name.split(".")
         if top == "trainmaster":
             other = rest[0] if rest else ""
@@ -179,7 +184,7 @@ def arrows(source: str, modules: Collection[str]) -> set[str]:
     Python also runs the packages around an imported module; that is no arrow, as no name of them is used.
     """
     found = set()
-    for item in imports(parse(source)):
+    for item in imports_of(source):
         name = item.name
         while name and name not in modules:
             name = name.rpartition(".")[0]
@@ -256,7 +261,7 @@ def private_imports(path: Path, source: str) -> list[str]:
     """Imports of a name with a leading underscore by a file outside the folder that holds it, or a folder in that."""
     own = ("trainmaster", *path.relative_to(PACKAGE).parent.parts)
     found = []
-    for item in imports(parse(source)):
+    for item in imports_of(source):
         parts = item.name.split(".")
         at = next((at for at, part in enumerate(parts) if part.startswith("_") and not part.startswith("__")), None)
         if parts[0] != "trainmaster" or at is None:

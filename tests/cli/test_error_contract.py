@@ -18,7 +18,7 @@ import pytest
 
 from cli.full_disk import NO_MOUNT, fill_disk
 from fork_server import ForkServer
-from trainmaster.cli._boundary import EXTRAS, VERDICT_VERBS
+from trainmaster.cli._views.boundary import EXTRAS, VERDICT_VERBS
 from trainmaster.cli.main import verbs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,6 +50,16 @@ CASES: dict[str, dict[str, str]] = {
         "output": f"{ACCEPT} {{blocked}}/results.json",
         "encoding": "",  # it reads no file
         "disk": f"{ACCEPT} {{full}}/results.json",
+    },
+    "cluster": {
+        "output": "cluster hyperpod-rules >",
+        "encoding": "cluster lint {bad}",
+        "disk": "cluster hyperpod-rules --json >",
+    },
+    "baseline": {
+        "output": "baseline record {results} --file {blocked}/b.toml",
+        "encoding": "baseline record {bad}",
+        "disk": "baseline record {results} --file {full}/b.toml",
     },
     "isolate": {
         "output": "isolate --sim nodes=8,racks=2,seed=1 >",
@@ -162,6 +172,8 @@ BASE: dict[str, tuple[str, str | None]] = {
     "check": ("check --only shm --json", None),
     "bandwidth": ("bandwidth", "train"),
     "accept": ("accept", "train"),
+    "cluster": ("cluster hyperpod-rules", None),
+    "baseline": ("baseline record {results} --file {free}/b.toml", None),
     "isolate": ("isolate --sim nodes=8,racks=2,seed=1", None),
     "rejudge": ("rejudge {bundle} --json", None),
     "remedy": ("remedy {bundle} --with slurm", None),
@@ -353,9 +365,25 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {
         "blocked": str(folder / "file/below"), "bad": str(folder / "bad.yaml"), "spec": str(folder / "job.yaml"),
         "config": str(folder / "train.yaml"), "corpus": str(folder / "corpus.txt"), "log": str(folder / "nccl.log"),
-        "checkpoint": str(save_checkpoint(folder)),
+        "checkpoint": str(save_checkpoint(folder)), "results": str(save_results(folder / "results.json")),
         **{name: str(folder / name) for name in (*made_here, "bundle")},
     }  # fmt: skip
+
+
+def save_results(path: Path) -> Path:
+    """As much of an acceptance run's results.json as a golden run is made of."""
+    options = {
+        "model": "resnet18", "data_mode": "synthetic", "image_size": None, "batch_size": 4, "accumulate": 1,
+        "num_classes": 10, "layers": 12, "width": 768, "heads": 12, "sequence": 512,
+    }  # fmt: skip
+    times = {"p50": 0.1, "p95": 0.1, "p99": 0.1, "max": 0.1}
+    document = {
+        "v": 1, "overall": "PASS", "finished_at": "2026-01-01T00:00:00+00:00", "options": options, "device": "cpu",
+        "precision": "fp32", "world_size": 1, "nodes": 1, "backend": "gloo", "throughput_samples_per_second": 40.0,
+        "scaling_efficiency": None, "ranks": [{"rank": 0, "gpu": None, "step_s": times, "alone_s": times}],
+    }  # fmt: skip
+    path.write_text(json.dumps(document))
+    return path
 
 
 def save_checkpoint(folder: Path) -> Path:

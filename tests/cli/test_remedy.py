@@ -12,7 +12,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from cli import slurm as testbed
+from slurm import Cluster
 from trainmaster.cli.main import build
 from trainmaster.cluster import journal
 from trainmaster.core.health import ClusterHealth, NodeHealth, Silent
@@ -181,14 +181,14 @@ def test_a_damaged_bundle_is_said_to_be_so(run: Callable[..., Result], tmp_path:
 
 
 def test_a_node_is_drained_and_comes_back_after_a_newer_pass(
-    slurm: Path, bundle: Bundle, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+    slurm: Cluster, bundle: Bundle, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SLURM_CONF", str(slurm))
+    monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
     before = bundle(node("n1"), node("n2", FAILED), node("n3"), after_s=-60)
     told = run("remedy", before, "--yes")
     assert told.exit_code == 0, told.stderr
-    assert testbed.state("n2") == "drained|trainmaster: gpu_ecc gpu3: 2 uncorrectable errors"
-    assert {testbed.state(name).split("|")[0] for name in ("n1", "n3")} == {"idle"}
+    assert slurm.node_state("n2") == "drained|trainmaster: gpu_ecc gpu3: 2 uncorrectable errors"
+    assert {slurm.node_state(name).split("|")[0] for name in ("n1", "n3")} == {"idle"}
 
     again = run("remedy", before, "--yes")
     assert (again.exit_code, again.stdout) == (0, "")
@@ -206,34 +206,34 @@ def test_a_node_is_drained_and_comes_back_after_a_newer_pass(
         told = run("readmit", stale, "--yes")
         assert (told.exit_code, told.stdout) == (1, ""), why
         assert why in said(told)
-    assert testbed.state("n2").startswith("drained|")
+    assert slurm.node_state("n2").startswith("drained|")
 
     retest = bundle(node("n2"), after_s=60)
     assert run("readmit", retest).stdout == "scontrol update nodename=n2 state=resume\n"
-    assert testbed.state("n2").startswith("drained|")  # that was a dry run
+    assert slurm.node_state("n2").startswith("drained|")  # that was a dry run
     assert run("readmit", retest, "--yes").exit_code == 0
-    assert testbed.state("n2").split("|")[0] == "idle"
+    assert slurm.node_state("n2").split("|")[0] == "idle"
     assert "nothing to do" in said(run("readmit", retest, "--yes"))
 
 
 def test_what_somebody_else_drained_is_left_as_it_is(
-    slurm: Path, bundle: Bundle, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+    slurm: Cluster, bundle: Bundle, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SLURM_CONF", str(slurm))
+    monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
     from trainmaster.cluster import drain
 
     drain.run(["scontrol", "update", "nodename=n3", "state=drain", "reason=disk swap, ask Kim"])
     told = run("remedy", bundle(node("n3", FAILED)), "--yes")
     assert told.exit_code == 1
     assert "disk swap, ask Kim" in said(told)
-    assert testbed.state("n3") == "drained|disk swap, ask Kim"
+    assert slurm.node_state("n3") == "drained|disk swap, ask Kim"
     drain.run(["scontrol", "update", "nodename=n3", "state=resume"])
 
 
 def test_a_node_that_slurm_does_not_know_is_told(
-    slurm: Path, bundle: Bundle, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    slurm: Cluster, bundle: Bundle, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("SLURM_CONF", str(slurm))
+    monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
     told = run("remedy", bundle(node("nowhere", FAILED)), "--yes")
     assert told.exit_code == 1
     assert "not done" in said(told)
@@ -241,9 +241,9 @@ def test_a_node_that_slurm_does_not_know_is_told(
 
 
 def test_a_journal_says_what_was_done(
-    slurm: Path, bundle: Bundle, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    slurm: Cluster, bundle: Bundle, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("SLURM_CONF", str(slurm))
+    monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
     run("remedy", bundle(node("n1", FAILED)), "--yes")
     run("readmit", bundle(node("n1"), after_s=60), "--yes")
     rows = [json.loads(line) for line in (tmp_path / "home" / journal.REMEDIES).read_text().splitlines()]

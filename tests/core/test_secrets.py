@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import string
 from typing import Any
@@ -72,11 +73,11 @@ SPEC: dict[str, Any] = {
     "resources": {"nodes": 1}, "limits": {"attempts": 1},
 }  # fmt: skip
 TRAIN: dict[str, Any] = {"name": "a", "train": {"data": {"source": "text", "path": "x"}}}
+FULL: dict[str, Any] = schema.to_plain(parse_spec(TRAIN))
 
 
 def text_fields() -> list[str]:
     """Every place of a spec that takes text: those of a training job and those of a command."""
-    full = schema.to_plain(parse_spec(TRAIN))
     found: list[str] = []
 
     def walk(value: Any, path: str) -> None:
@@ -86,16 +87,13 @@ def text_fields() -> list[str]:
         elif value is None or isinstance(value, str):
             found.append(path)
 
-    walk(full, "")
+    walk(FULL, "")
     return found
 
 
 def planted(path: str, secret: str) -> Any:
     """A parsed spec with the secret at a place; None where the parser takes no such text there."""
-    plain: dict[str, Any] = schema.to_plain(
-        parse_spec({"name": "a", "train": {"data": {"source": "text", "path": "x"}}})
-    )
-    here = plain
+    plain = here = copy.deepcopy(FULL)
     *parents, last = path.split(".")
     for name in parents:
         here = here[name]
@@ -110,6 +108,7 @@ def test_there_are_forty_shapes() -> None:
     assert len(SHAPES) >= 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda name: name.replace(" ", "-"))
 def test_a_shape_is_found_in_every_field(shape: str) -> None:
     secret = SHAPES[shape]

@@ -6,12 +6,14 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.markup import escape
 
 from trainmaster.cli import _console
+from trainmaster.cli._home import HomeOption, locate
+from trainmaster.cli._views import accept_options as _options
 from trainmaster.core.errors import UsageError
 from trainmaster.core.results import Overall, exit_code
 
@@ -22,86 +24,181 @@ _MARKS = {"pass": "green", "warn": "yellow", "fail": "red", "error": "red", "ski
 
 
 def accept(
-    model: Annotated[str, typer.Option(help="resnet18, resnet50 or transformer.")] = "resnet50",
-    data_mode: Annotated[str, typer.Option(help="synthetic: made on the device.")] = "synthetic",
-    data_dir: Annotated[str, typer.Option(metavar="DIR", help="Folder of data sets.")] = "./data",
-    batch_size: Annotated[int, typer.Option(help="Samples of each rank in a step.")] = 32,
-    num_classes: Annotated[int, typer.Option(help="Classes; of a transformer the vocabulary.")] = 1000,
-    learning_rate: Annotated[float, typer.Option(help="Of SGD with momentum 0.9.")] = 0.01,
-    warmup_iterations: Annotated[int, typer.Option(help="Steps before the measurement.")] = 50,
-    active_iterations: Annotated[int, typer.Option(help="Measured steps.")] = 100,
-    image_size: Annotated[int, typer.Option(help="Height and width of an image.")] = 224,
-    precision: Annotated[
-        str | None, typer.Option(help="fp32, tf32 or bf16; without: bf16 on GPUs, fp32 on CPUs.")
-    ] = None,
-    compile_: Annotated[
-        str, typer.Option("--compile", metavar="auto|on|off", help="torch.compile; auto: on GPUs.")
-    ] = "auto",
-    graph: Annotated[str, typer.Option(metavar="auto|on|off", help="One CUDA graph per step; auto: on GPUs.")] = "auto",
-    bucket_mb: Annotated[float, typer.Option(help="Megabytes of gradients that are summed at once.")] = 25.0,
-    layers: Annotated[int, typer.Option(help="Of the transformer.")] = 12,
-    width: Annotated[int, typer.Option(help="Of the transformer.")] = 768,
-    heads: Annotated[int, typer.Option(help="Of the transformer.")] = 12,
-    sequence: Annotated[int, typer.Option(help="Tokens of a sample of the transformer.")] = 512,
-    backend: Annotated[
-        str | None, typer.Option(envvar="BACKEND", help="nccl or gloo (CPUs); without: nccl where there are GPUs.")
-    ] = None,
-    processes: Annotated[
-        int | None, typer.Option(min=1, help="Ranks to start here; without: one per GPU, or one.")
-    ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds until a collective without answer ends the run.")] = 300.0,
-    min_throughput: Annotated[
-        float | None, typer.Option(metavar="SAMPLES/S", help="Your own floor for all ranks, instead of a baseline.")
-    ] = None,
-    inject: Annotated[
-        str | None,
-        typer.Option(metavar="FAULT:RANK", help="Give a rank a fault (slow, flip, nan, exit) to see that it is found."),
-    ] = None,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the result is written.")] = Path("results.json"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="End with 1 on WARN too.")] = False,
+    model: _options.Model = "resnet50",
+    data_mode: _options.DataMode = "synthetic",
+    data_dir: _options.DataDir = "./data",
+    batch_size: _options.BatchSize = 32,
+    num_classes: _options.NumClasses = 1000,
+    learning_rate: _options.LearningRate = 0.01,
+    warmup_iterations: _options.WarmupIterations = 50,
+    active_iterations: _options.ActiveIterations = 100,
+    duration: _options.Duration = None,
+    repeats: _options.Repeats = 1,
+    accumulate: _options.Accumulate = 1,
+    image_size: _options.ImageSize = None,
+    workers: _options.Workers = None,
+    precision: _options.Precision = None,
+    channels_last: _options.ChannelsLast = "auto",
+    compile_: _options.Compile = "auto",
+    graph: _options.Graph = "auto",
+    bucket_mb: _options.BucketMb = 25.0,
+    layers: _options.Layers = 12,
+    width: _options.Width = 768,
+    heads: _options.Heads = 12,
+    sequence: _options.Sequence = 512,
+    backend: _options.Backend = None,
+    processes: _options.Processes = None,
+    timeout: _options.Timeout = None,
+    baselines: _options.Baselines = None,
+    min_throughput: _options.MinThroughput = None,
+    inject: _options.Inject = None,
+    out: _options.Out = Path("results.json"),
+    log_dir: _options.LogDir = None,
+    suite: _options.Suite = None,
+    on: _options.On = None,
+    expect: _options.Expect = None,
+    only: _options.Only = None,
+    min_busbw: _options.MinBusbw = None,
+    dry_run: _options.DryRun = None,
+    image: _options.Image = "gpu_cluster_testing:latest",
+    as_json: _options.AsJson = False,
+    home: HomeOption = None,
+    strict: _options.Strict = False,
 ) -> None:
     """Accept a machine or a cluster by training: throughput, step times, stragglers, losses and equal bits.
 
-    Starts one rank per GPU; under torchrun, srun or mpirun it takes part as one of them. Every rank must end with the
-    same parameters, and compute the same gradients of one batch twice. Ends with 0 (PASS, WARN), 1 (FAIL), 2 (wrong
-    usage), 3 (INCOMPLETE: also where no baseline is known; --min-throughput states your own).
+    Starts one rank per GPU; under torchrun, srun or mpirun it takes part as one of them; in a pod of Kubeflow or on a
+    host of SageMaker it starts the ranks of that node. Every rank must end with the same parameters, and compute the
+    same gradients of one batch twice. Ends with 0 (PASS, WARN), 1 (FAIL), 2 (wrong usage), 3 (INCOMPLETE: also where no
+    baseline is known; --min-throughput states your own).
+
+    Environment: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT of plain ranks; BACKEND; NCCL_TIMEOUT_MS;
+    NCCL_DEBUG (INFO unless set), NCCL_SOCKET_IFNAME, NCCL_IB_HCA, NCCL_IB_DISABLE as NCCL reads them.
 
     [bold]Examples[/]
 
       trainmaster accept
 
-      trainmaster accept --model resnet18 --batch-size 128 --out acceptance/results.json
+      trainmaster accept --model resnet18 --batch-size 128 --data-mode fashion_mnist --num-classes 10
+
+      trainmaster accept --suite full --out acceptance/ --expect gpus=8
+
+      trainmaster accept --on ssh:hosts.yaml --batch-size 64          or: --on slurm
 
       srun -N4 --ntasks-per-node=8 trainmaster accept --batch-size 64
 
       trainmaster accept --processes 4 --image-size 64 --batch-size 8 --min-throughput 5 --inject slow:2:0.3
     """
-    given = dict(locals())
-    from trainmaster.bench.accept import run
+    _accept(dict(locals()))
+
+
+def _accept(given: dict[str, Any]) -> None:
     from trainmaster.bench.accept.results import save
 
-    options = _options(given)
-    document = run(options, env=os.environ, show=lambda text: _console.err.print(f"[dim]{escape(text)}[/]"))
+    options, out, is_suite = _read(given), given["out"], given["suite"] is not None
+    given["on"] = None if given["on"] == "local" else given["on"]
+    if given["dry_run"] is not None:
+        _console.out.out(render_file(given["dry_run"], options, image=given["image"]), end="")
+        return
+    document = _run_suite(given, options) if is_suite else _run(given, options)
     if document is None:
         return
-    save(document, out)
-    if as_json:
+    if not is_suite:
+        save(document, out)
+    if given["as_json"]:
         _console.as_json(document)
+    elif is_suite:
+        _show_suite(document, _folder(out))
     else:
         _show(document, out)
-    raise typer.Exit(exit_code(Overall(document["overall"]), strict=strict))
+    raise typer.Exit(exit_code(Overall(document["overall"]), strict=given["strict"]))
 
 
-def _options(given: Mapping[str, Any]) -> Options:
+def render_file(name: str, options: Options, *, image: str) -> str:
+    """A file of examples/, as text."""
+    import yaml
+
+    from trainmaster.cluster import acceptance_files as files
+
+    found = files.manifest(name, options, image=image)
+    if found is None:
+        return files.script(name, options, image=image)
+    about, job = found
+    # Every part is written out where it is used: people edit these files by hand.
+    dumper = type("Plain", (yaml.SafeDumper,), {"ignore_aliases": lambda *_: True})
+    head = f"# {about}\n# Made by: trainmaster accept --dry-run {name}\n"
+    return head + yaml.dump(job, Dumper=dumper, sort_keys=False, width=120)
+
+
+def _run(given: Mapping[str, Any], options: Options) -> dict[str, Any] | None:
+    """The run on this machine, in this rank, or on the nodes of a target."""
+    if given["on"] is not None:
+        from trainmaster.cli._documents.hosts_file import load_nodes
+        from trainmaster.cluster import acceptance, acceptance_slurm
+        from trainmaster.cluster.slurm_nodes import SlurmNodes
+
+        nodes = load_nodes(given["on"])
+        if isinstance(nodes, SlurmNodes):
+            return acceptance_slurm.accept(nodes, options)
+        return acceptance.accept(nodes, options)
+    from trainmaster.bench.accept import run
+
+    return run(options, env=os.environ, show=_say)
+
+
+def _say(text: str) -> None:
+    _console.err.print(f"[dim]{escape(text)}[/]")
+
+
+def _folder(out: Path) -> Path:
+    """The folder of a suite: --out, or `acceptance` where that is the default file."""
+    return Path("acceptance") if out == Path("results.json") else out
+
+
+def _run_suite(given: Mapping[str, Any], options: Options) -> dict[str, Any]:
+    """All parts of a suite, and its reports beside them."""
+    from trainmaster.bench.accept import count_gpus
+    from trainmaster.cluster import suite as suites
+    from trainmaster.cluster.suite_plan import Machine, plan
+    from trainmaster.node.ranks import detect
+    from trainmaster.report.acceptance import write_bundle
+
+    if given["suite"] not in ("quick", "full"):
+        raise UsageError(f"--suite {given['suite']}: quick or full")
+    if detect(os.environ).launcher != "single":
+        raise UsageError("--suite starts its own ranks: start it once, without a launcher, or with --on TARGET")
+    folder = _folder(given["out"]).resolve()
+    machine = Machine(on=given["on"], gpus=0 if given["on"] is not None else count_gpus())
+    parts = plan(
+        given["suite"], options, machine, folder, expect=given["expect"] or (), only=given["only"] or (),
+        min_busbw=given["min_busbw"],
+    )  # fmt: skip
+    document = suites.run(given["suite"], parts, folder, on=given["on"], show=_say)
+    write_bundle(document, folder)
+    return document
+
+
+def _show_suite(document: Mapping[str, Any], folder: Path) -> None:
+    for part in document["parts"]:
+        word = part["overall"] or "–"
+        note = part.get("skipped") or ("finished before" if part["name"] in document["resumed"] else "")
+        _console.out.print(f"{_console.paint(word, width=10)} {escape(part['title'])}  [dim]{escape(note)}[/]")
+    _console.out.print(f"{_console.paint(document['overall'])}  {escape(str(folder / 'report.html'))}", soft_wrap=True)
+
+
+def _read(given: Mapping[str, Any]) -> Options:
     """The options of a run from the words of the command line."""
-    from trainmaster.bench.accept.options import Options, parse_fault
+    from trainmaster.bench.accept.options import Options, parse_fault, read_timeout
 
-    words = {"precision": ("fp32", "tf32", "bf16"), "backend": ("nccl", "gloo")}
-    for name, known in words.items():
-        if given[name] is not None and given[name] not in known:
-            raise UsageError(f"--{name} {given[name]}: one of {', '.join(known)}")
-    other = {"compile": given["compile_"], "timeout_s": given["timeout"], "fault": parse_fault(given["inject"])}
+    out: Path = given["out"]
+    other = {
+        "compile": given["compile_"],
+        "timeout_s": given["timeout"] if given["timeout"] is not None else read_timeout(os.environ),
+        "duration_s": given["duration"],
+        "log_dir": str(given["log_dir"] or out.with_name(f"{out.stem}-logs")),
+        "baselines": str(given["baselines"] or locate(given["home"]) / "baselines.toml"),
+        "fault": parse_fault(given["inject"]),
+    }
     names = {field.name for field in dataclasses.fields(Options)} - set(other)
     return Options(**{name: given[name] for name in names}, **other).checked()
 

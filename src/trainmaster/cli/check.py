@@ -32,7 +32,7 @@ def check(
     only: Annotated[list[str] | None, typer.Option(metavar="CHECK", help="Run only these; may be repeated.")] = None,
     skip: Annotated[list[str] | None, typer.Option(metavar="CHECK", help="Leave these out; may be repeated.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
-    on: Annotated[str | None, typer.Option("--on", metavar="TARGET", help="Nodes: ssh:hosts.yaml.")] = None,
+    on: Annotated[str | None, typer.Option("--on", metavar="TARGET", help="Nodes: ssh:hosts.yaml, slurm.")] = None,
     timeout: Annotated[
         float | None, typer.Option(min=1.0, metavar="S", help="Of one node, with --on; else as its level needs.")
     ] = None,
@@ -68,7 +68,7 @@ def check(
 
       trainmaster check --on ssh:hosts.yaml --level 1 --out today/ --diff yesterday/
 
-      trainmaster check --on ssh:hosts.yaml --level 2     each node alone, then collectives between them
+      trainmaster check --on ssh:hosts.yaml --level 2     each node alone, then collectives; or --on slurm, without
 
       trainmaster check --level 2 --out evidence/ --upload s3://bucket/acceptance/node-7
     """
@@ -91,10 +91,9 @@ def check(
     else:
         node = _node(wanted, level=level, planned=here, alone=not only, replay=replay, capture=capture, out=out)
         health = _cluster_of_one(node)
-    if out is not None:
-        _keep(out, health, price=price, upload=upload)
+    digest = _keep(out, health, price=price, upload=upload) if out is not None else ""
     if replay is None:
-        _remember(home, health)
+        _remember(home, health, digest)
     changes = between.compare(before, health) if before is not None else None
     if as_json:
         _print_json(node, health, changes, strict=strict, nagios=nagios)
@@ -223,13 +222,13 @@ def _cluster(
 ) -> ClusterHealth:
     """Check every node of a target, with a progress line."""
     from trainmaster.cli import _console
-    from trainmaster.cli._hosts_file import load_hosts
+    from trainmaster.cli._documents.hosts_file import load_nodes
     from trainmaster.cli._views import cluster_table
     from trainmaster.cluster import collectives
     from trainmaster.cluster.check import check as check_cluster
     from trainmaster.cluster.gather import TransferStats
 
-    hosts = load_hosts(on)
+    hosts = load_nodes(on)
     ahead, silent, stats = [host.name for host in hosts.hosts], [], TransferStats()
     with _console.err.status("", spinner="dots") if sys.stderr.isatty() else _Quiet() as progress:
 
@@ -268,18 +267,21 @@ class _Quiet:
         pass
 
 
-def _keep(out: Path, health: ClusterHealth, *, price: float | None, upload: str | None) -> None:
-    """The bundle on disk, its reports beside the evidence, and all of it in a store where one was named."""
+def _keep(out: Path, health: ClusterHealth, *, price: float | None, upload: str | None) -> str:
+    """Save the bundle with its reports, and upload it where a store is named; the digest of its evidence."""
     from trainmaster.cli import _console
     from trainmaster.cluster import evidence
 
     evidence.save(out, health)
     _write_reports(out, health, price)
+    digest = evidence.digest(out)
+    _console.err.print(f"evidence sha256:{digest}", style="dim", soft_wrap=True)
     if upload is not None:
         from trainmaster import storage
 
         sent = storage.upload_bundle(out, upload)
         _console.note(f"{len(sent)} files sent to {_console.plain(upload)}")
+    return digest
 
 
 def _write_reports(out: Path, health: ClusterHealth, price: float | None) -> None:
@@ -295,13 +297,13 @@ def _write_reports(out: Path, health: ClusterHealth, price: float | None) -> Non
         _console.note(f"no {', '.join(missing)}: run: pip install 'trainmaster\\[server]'")
 
 
-def _remember(home: Path | None, health: ClusterHealth) -> None:
+def _remember(home: Path | None, health: ClusterHealth, digest: str) -> None:
     """Each GPU's verdict joins its history. A verdict is not lost because a history cannot be written."""
     from trainmaster.cli import _console
     from trainmaster.cluster import journal
 
     try:
-        journal.record(locate(home), health)
+        journal.record(locate(home), health, bundle_sha256=digest)
     except UsageError as wrong:
         _console.note(f"not added to the history of GPUs: {_console.plain(str(wrong))}")
 

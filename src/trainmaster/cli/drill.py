@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trainmaster.cli import _console, _document_kind, _yaml_file
+from trainmaster.cli import _console, _yaml_file
+from trainmaster.cli._documents import kind
 from trainmaster.core.errors import MissingExtra, SpecError, UsageError
 from trainmaster.core.results import exit_code
 from trainmaster.core.schema import build
@@ -61,7 +62,7 @@ def drill(
     """
     words = values or []
     document = _yaml_file.load(config)
-    _document_kind.require_config(document, config)
+    kind.require_config(document, config)
     wanted = document.read(lambda value: build(TrainConfig, _yaml_file.override(value, words)))
     limit = count_gpus(wanted)
     ranks = processes or limit or 2

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 def events(
     job: Annotated[str, typer.Argument(help="Job id, its unique beginning, or a name.")],
     phase: Annotated[str | None, typer.Option(help="Only this phase, for example CHECKPOINT.")] = None,
+    node: Annotated[int, typer.Option(min=0, help="Which node of a job on several.")] = 0,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is over.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
     home: HomeOption = None,
@@ -35,7 +36,7 @@ def events(
       trainmaster events 3f2a -f --json | jq .data.loss
     """
     with connect(home, server) as jobs:
-        for event in jobs.events(jobs.find(job), phase=phase, follow=follow):
+        for event in jobs.events(jobs.find(job), phase=phase, follow=follow, node=node):
             _print(event, json=json)
 
 

@@ -97,7 +97,7 @@ def _on_nodes(
     """The diagnosis of the nodes that answered, None where they make no pair; and why the others did not."""
     from trainmaster.bench.isolate import isolate as find
     from trainmaster.bench.limits import parse_size
-    from trainmaster.cli._hosts_file import load_hosts
+    from trainmaster.cli._documents.hosts_file import load_hosts
     from trainmaster.cluster.pairs import Pairs
 
     parse_size(size)  # a bad size is refused here, once

@@ -13,13 +13,15 @@ from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption
 from trainmaster.cli._jobs import connect
 from trainmaster.cli._server import ServerOption
-from trainmaster.core.plan import AGENT_LOG, rank_log
+from trainmaster.core.errors import UsageError
+from trainmaster.core.plan import AGENT_LOG, node_file, rank_log
 
 
 def logs(
     job: Annotated[str, typer.Argument(help="Job id, its unique beginning, or a name.")],
     rank: Annotated[int, typer.Option(min=0, help="Which rank.")] = 0,
     agent: Annotated[bool, typer.Option("--agent", help="The agent's own log instead of a rank's.")] = False,
+    node: Annotated[int, typer.Option(min=0, help="With --agent: which node of a job on several.")] = 0,
     attempt: Annotated[int | None, typer.Option(min=1, help="Which attempt; the last one if not stated.")] = None,
     tail: Annotated[int | None, typer.Option("--tail", "-n", min=0, help="Only the last lines, this many.")] = None,
     grep: Annotated[str | None, typer.Option("--grep", help="Only lines that contain this text.")] = None,
@@ -37,7 +39,9 @@ def logs(
 
       trainmaster logs 3f2a --tail 50 --grep loss -f
     """
-    stream = AGENT_LOG if agent else rank_log(rank)
+    if node and not agent:
+        raise UsageError("--node chooses among agents' logs: add --agent, or choose a rank with --rank")
+    stream = node_file(AGENT_LOG, node) if agent else rank_log(rank)
     with connect(home, server) as jobs:
         job_id = jobs.find(job)
         if tail is None and grep is None:

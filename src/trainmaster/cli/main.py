@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from trainmaster import __version__, cli
-from trainmaster.cli import _boundary
+from trainmaster.cli._views import boundary
 
 # The order of the help page: the way a user meets the verbs. A verb that is not named here comes last.
 _ORDER = (
@@ -25,6 +25,8 @@ _ORDER = (
     "check",
     "bandwidth",
     "accept",
+    "cluster",
+    "baseline",
     "isolate",
     "rejudge",
     "remedy",
@@ -144,7 +146,7 @@ def _load(name: str, *, guarded: bool) -> Any:
         app.add_typer(_guard_all(verb, name) if guarded else verb, name=name)
         group = typer.main.get_group(app)
         return group.commands[name]
-    app.command(name=name)(_boundary.guard(verb, name) if guarded else verb)
+    app.command(name=name)(boundary.guard(verb, name) if guarded else verb)
     return typer.main.get_command(app)
 
 
@@ -159,7 +161,7 @@ def run() -> None:
 def _guard_all(group: typer.Typer, name: str) -> typer.Typer:
     for command in group.registered_commands:
         if command.callback is not None and not hasattr(command.callback, "__wrapped__"):  # once, however often built
-            command.callback = _boundary.guard(command.callback, name)
+            command.callback = boundary.guard(command.callback, name)
     return group
 
 

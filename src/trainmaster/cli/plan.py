@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trainmaster.cli import _console, _document_kind, _yaml_file
+from trainmaster.cli import _console, _yaml_file
+from trainmaster.cli._documents import kind
 from trainmaster.core.errors import Fault, SpecError, UsageError
 from trainmaster.core.schema import build
 from trainmaster.core.train_config import TrainConfig
@@ -64,7 +65,7 @@ def plan(
     from trainmaster.estimate import answer as _plan_answer
 
     document = _yaml_file.load(config)
-    _document_kind.require_config(document, config)
+    kind.require_config(document, config)
     wanted = document.read(lambda value: build(TrainConfig, _yaml_file.override(value, values or [])))
     machine = _machine(instance)
     model = _model(gpu, machine.gpu if machine is not None else None)

@@ -10,6 +10,7 @@ import typer
 from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption, locate
 from trainmaster.cli._views import remedy_text
+from trainmaster.core.errors import TargetError
 
 
 def readmit(
@@ -19,7 +20,7 @@ def readmit(
     allow_warn: Annotated[bool, typer.Option("--allow-warn", help="Also nodes that pass with warnings.")] = False,
     home: HomeOption = None,
 ) -> None:
-    """Resume nodes that `remedy` took out and that pass again; dry run unless told --yes.
+    """Resume nodes that `remedy`, or a failed pre-flight, drained and that pass again; dry run unless told --yes.
 
     A node comes back only if a run that began after it was taken out says PASS of it, and measured again each check
     that put it out. Ends with 0 if every node that is out came back, 1 if one stays.
@@ -36,6 +37,10 @@ def readmit(
 
     scheduler, folder = schedulers.load(through), locate(home)
     out = still_out(journal.read(folder / journal.REMEDIES))
+    try:
+        out += drain.list_out(scheduler, besides=out)
+    except TargetError as wrong:
+        _console.note(f"only nodes of this journal are considered: {remedy_text.plain(str(wrong))}")
     back, stay = select(remedy_text.load(bundle), out, allow_warn=allow_warn)
     for node, why in stay:
         _console.note(f"stays out  {remedy_text.plain(node)}: {remedy_text.plain(why)}")

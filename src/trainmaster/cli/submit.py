@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainmaster.cli import _console, _document_kind, _yaml_file
+from trainmaster.cli import _console, _yaml_file
+from trainmaster.cli._documents import kind
 from trainmaster.cli._home import HomeOption, locate
 from trainmaster.cli._jobs import connect
 from trainmaster.cli._jobs import workdir as uploads
@@ -52,17 +53,21 @@ def submit(
 
       trainmaster submit job.yaml --on ssh:hosts.yaml
 
+      trainmaster submit job.yaml --on slurm --dry-run
+
+      trainmaster submit job.yaml --on kubernetes:cluster.yaml --dry-run
+
       trainmaster submit job.yaml --on lambda rent.gpu=H100 rent.gpus=8 --dry-run
 
       trainmaster submit job.yaml --server https://trainmaster.example.org --key nightly-2026-03-01
     """
-    _document_kind.refuse_script(spec)
+    kind.refuse_script(spec)
     document = _yaml_file.load(spec)
-    _document_kind.require_spec(document, spec)
+    kind.require_spec(document, spec)
     words = [*(values or []), *([f"target={on}"] if on else [])]
     chosen, folder = uploads.choose(_yaml_file.override(document.value, words), spec, workdir)
     job = document.read(lambda _: parse_spec(chosen))
-    if server is None and job.target.startswith(("ssh:", "pool:")):
+    if server is None and job.target.startswith(("ssh:", "pool:", "slurm:", "kubernetes:", "hyperpod:")):
         job = replace(job, target=_absolute(job.target, Path.cwd() if on else spec.absolute().parent))
     if dry_run:
         _console.out.out(_plan(job, home).render() + _preview(job), end="")
@@ -122,7 +127,7 @@ def _absolute(target: str, folder: Path) -> str:
     from trainmaster.targets import ssh
 
     name, _, options = target.partition(":")
-    is_path = name == "pool" or (name == "ssh" and ssh.is_path(options))
+    is_path = name in ("pool", "kubernetes", "hyperpod") or (name in ("ssh", "slurm") and ssh.is_path(options))
     return f"{name}:{folder / Path(options).expanduser()}" if is_path and options else target
 
 

@@ -16,7 +16,8 @@ from typing import Annotated, Any
 
 import typer
 
-from trainmaster.cli import _console, _document_kind, _yaml_file
+from trainmaster.cli import _console, _yaml_file
+from trainmaster.cli._documents import kind
 from trainmaster.cli._views.train_bar import TrainView
 from trainmaster.core.errors import SpecError
 from trainmaster.core.plan import CHECKPOINTS_VARIABLE, PLAN_FILE, RESUMABLE_EXIT, Plan, rank_log
@@ -46,7 +47,7 @@ def train(
       trainmaster train llama.yaml steps=500 optimizer.lr=1e-3 --processes 2
     """
     document = _yaml_file.load(config)
-    _document_kind.require_config(document, config)
+    kind.require_config(document, config)
     wanted, ranks = document.read(lambda value: _parse(_yaml_file.override(value, values or []), processes))
     plan = _plan(wanted, ranks)
     folder = Path(plan.folder)

@@ -71,7 +71,13 @@ class Jobs(Protocol):
         """When the jobs were last driven; None: never, or not known."""
 
     def events(
-        self, job_id: str, *, phase: str | None = None, follow: bool = False, after: tuple[int, int] | None = None
+        self,
+        job_id: str,
+        *,
+        phase: str | None = None,
+        follow: bool = False,
+        after: tuple[int, int] | None = None,
+        node: int = 0,
     ) -> Iterator[Event]: ...
 
     def log(self, job_id: str, stream: str, *, attempt: int | None, follow: bool) -> Iterator[bytes]: ...

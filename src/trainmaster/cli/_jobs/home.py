@@ -128,14 +128,20 @@ class HomeJobs:
         return liveness.last_seen(self.home)
 
     def events(
-        self, job_id: str, *, phase: str | None = None, follow: bool = False, after: tuple[int, int] | None = None
+        self,
+        job_id: str,
+        *,
+        phase: str | None = None,
+        follow: bool = False,
+        after: tuple[int, int] | None = None,
+        node: int = 0,
     ) -> Iterator[Event]:
         from trainmaster.pages import events
 
         while True:
             # The state is read first: once it is final, all its events are recorded and none is missed.
             over = not follow or self._row(job_id).status.final
-            while found := events.read(self.db, job_id, phase=phase, after=after).events:
+            while found := events.read(self.db, job_id, phase=phase, after=after, node=node).events:
                 yield from found
                 after = found[-1].cursor
             if over:

@@ -111,9 +111,15 @@ class ServerJobs:
         return None
 
     def events(
-        self, job_id: str, *, phase: str | None = None, follow: bool = False, after: tuple[int, int] | None = None
+        self,
+        job_id: str,
+        *,
+        phase: str | None = None,
+        follow: bool = False,
+        after: tuple[int, int] | None = None,
+        node: int = 0,
     ) -> Iterator[Event]:
-        return self._client.events(job_id, follow=follow, phase=phase, after=after)
+        return self._client.events(job_id, follow=follow, phase=phase, after=after, node=node)
 
     def log(self, job_id: str, stream: str, *, attempt: int | None, follow: bool) -> Iterator[bytes]:
         empty = True

@@ -27,7 +27,7 @@ USAGE, INCOMPLETE, INTERRUPTED = 2, 3, 130
 EXTRAS = {
     "alembic": "server", "fastapi": "server", "jinja2": "server", "prometheus_client": "server",
     "sqlalchemy": "server", "starlette": "server", "uvicorn": "server", "httpx": "client",
-    "psycopg": "postgres", "apprise": "notify", "asyncssh": "ssh", "kr8s": "kubernetes", "boto3": "aws",
+    "psycopg": "postgres", "apprise": "notify", "asyncssh": "ssh", "boto3": "aws",
     "botocore": "aws", "obstore": "storage", "torch": "train", "numpy": "train", "safetensors": "hf",
     "pyarrow": "data", "tokenizers": "data", "huggingface_hub": "data", "datasets": "data",
     "amzn_sagemaker_checkpointing": "hyperpod", "s3torchconnector": "hyperpod",

@@ -1,0 +1,1 @@
+"""YAML documents that a user hands to a verb."""

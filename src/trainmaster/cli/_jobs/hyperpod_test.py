@@ -1,0 +1,227 @@
+"""`trainmaster cluster test`: deploy a training job on a HyperPod cluster, watch, judge and remove it."""
+
+from __future__ import annotations
+
+import asyncio
+import json as json_
+import signal
+from collections.abc import Callable, Coroutine
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trainmaster.cli import _console
+from trainmaster.core.errors import UsageError
+from trainmaster.core.results import CheckResult, Overall, exit_code, judge_overall
+
+if TYPE_CHECKING:
+    from trainmaster.targets.kubernetes.client import Client
+
+MANIFEST = Path("FSDP/kubernetes/fsdp-hpto.yaml")
+JOB_NAME = "llama3-1-8b-fsdp-hpto"
+_FOLLOW_S = 1.0
+
+
+class Action(StrEnum):
+    """What to do."""
+
+    FULL_TEST = "full-test"
+    QUICK_TEST = "quick-test"
+    PERF_TEST = "perf-test"
+    STATUS = "status"
+    LOGS = "logs"
+    CLEANUP = "cleanup"
+    RUN = "run"
+    VALIDATE_SETUP = "validate-setup"
+    VALIDATE_FRAMEWORK = "validate-framework"
+
+
+_MONITOR_S = {Action.QUICK_TEST: 60.0, Action.FULL_TEST: 300.0, Action.PERF_TEST: 600.0}
+
+
+def test(
+    action: Annotated[Action, typer.Option(help="What to do.")] = Action.QUICK_TEST,
+    monitor_duration: Annotated[
+        float | None, typer.Option(min=0.1, help="Seconds to watch.", show_default="60 quick, 300 full, 600 perf")
+    ] = None,
+    job_name: Annotated[str, typer.Option(help="Name of the job, and label job-name of its pods.")] = JOB_NAME,
+    manifest: Annotated[
+        Path, typer.Option(help="Manifest of the job; written if there is none, else taken as it is.")
+    ] = MANIFEST,
+    on: Annotated[str, typer.Option(help="Cluster, as hyperpod:cluster.yaml.")] = "hyperpod",
+    baseline_tokens_per_s: Annotated[
+        float | None, typer.Option(min=0, help="Rate to compare with.", show_default="not judged")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="With logs: go on until Ctrl-C.")] = False,
+    tail: Annotated[int, typer.Option(min=1, help="With logs: newest lines of each pod.")] = 100,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the manifest as it would be written; ask no cluster.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")] = False,
+) -> None:
+    """Test a HyperPod cluster: deploy a training job, wait for its pods, watch it, judge it, remove it.
+
+    The job is removed whatever ends the test. After SIGKILL the next test or `--action cleanup` removes it. Only
+    objects that a test has created are removed.
+
+    Exit codes: 0 PASS, 1 FAIL, 3 INCOMPLETE (an indicator was not measured).
+
+    [bold]Examples[/]
+
+      trainmaster cluster test --action quick-test
+
+      trainmaster cluster test --action full-test --monitor-duration 600 --baseline-tokens-per-s 50000
+
+      trainmaster cluster test --action status
+
+      trainmaster cluster test --dry-run > fsdp-hpto.yaml
+    """
+    from trainmaster.cluster.hyperpod import framework
+    from trainmaster.cluster.hyperpod import manifest as made
+
+    if dry_run:
+        _console.out.out(made.render(made.make(job_name)), end="")
+        return
+    if action is Action.VALIDATE_FRAMEWORK:
+        _end(framework.check_framework(Path.cwd()), json=json)
+        return
+    one = _Command(job_name=job_name, manifest=manifest, on=on)
+    if action is Action.STATUS:
+        _console.out.out(json_.dumps(one.call(one.status), indent=2))
+    elif action is Action.LOGS:
+        one.call(lambda client, space: one.logs(client, space, follow=follow, tail=tail))
+    elif action is Action.CLEANUP:
+        removed = one.call(one.cleanup)
+        _console.out.print(f"removed {len(removed)} objects of {job_name}")
+    elif action is Action.RUN:
+        one.call(one.run)
+        _console.out.print(f"deployed {job_name}; follow it with: make logs-follow; end it with: make stop")
+    elif action is Action.VALIDATE_SETUP:
+        _end(one.call(one.validate), json=json)
+    else:
+        seconds = monitor_duration if monitor_duration is not None else _MONITOR_S[action]
+        outcome = one.call(lambda client, space: one.test(client, space, action, seconds, baseline_tokens_per_s))
+        _end(outcome.results, overall=outcome.overall, json=json)
+
+
+class _Command:
+    """One action on one cluster."""
+
+    def __init__(self, *, job_name: str, manifest: Path, on: str) -> None:
+        from trainmaster import targets
+        from trainmaster.targets.kubernetes.target import Kubernetes
+
+        chosen = targets.load(on)
+        if not isinstance(chosen, Kubernetes):
+            raise UsageError(f"{on!r} is no Kubernetes target; write kubernetes:FILE or hyperpod:FILE")
+        self._settings, self._job_name, self._manifest = chosen.settings(), job_name, manifest
+
+    def call(self, work: Callable[[Client, str], Coroutine[Any, Any, Any]]) -> Any:
+        """Run with a client. Ctrl-C and SIGTERM cancel: what was made is removed first."""
+        from trainmaster.targets.kubernetes.client import Client
+        from trainmaster.targets.kubernetes.kubeconfig import load_access
+
+        async def go() -> Any:
+            task = asyncio.current_task()
+            assert task is not None
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+            client = Client(load_access(self._settings.kubeconfig, self._settings.context))
+            try:
+                return await work(client, self._settings.namespace)
+            finally:
+                await client.close()
+
+        try:
+            return asyncio.run(go())
+        except asyncio.CancelledError:
+            raise typer.Exit(143) from None
+
+    async def status(self, client: Client, namespace: str) -> dict[str, Any]:
+        from trainmaster.cluster.hyperpod.status import read_status
+
+        return await read_status(client, namespace, self._job_name)
+
+    async def cleanup(self, client: Client, namespace: str) -> list[str]:
+        from trainmaster.cluster.hyperpod import objects
+
+        return await objects.remove(client, namespace, self._job_name)
+
+    async def validate(self, client: Client, namespace: str) -> list[CheckResult]:
+        from trainmaster.cluster.hyperpod.status import check_cluster
+
+        return await check_cluster(client, namespace, self._objects())
+
+    async def run(self, client: Client, namespace: str) -> None:
+        from trainmaster.cluster.hyperpod import objects
+
+        made = objects.prepare(self._objects(), self._job_name, namespace, role="run", lasts_s=0)
+        await objects.clear_leftovers(client, namespace, self._job_name)
+        await objects.create(client, made)
+
+    async def test(
+        self, client: Client, namespace: str, action: Action, monitor_s: float, baseline: float | None
+    ) -> Any:
+        from trainmaster.cluster.hyperpod import indicators, run
+
+        planned = {Action.QUICK_TEST: indicators.QUICK, Action.FULL_TEST: indicators.FULL}
+        plan = run.TestPlan(
+            manifest=self._objects(),
+            namespace=namespace,
+            planned=planned.get(action, indicators.PERFORMANCE),
+            monitor_s=monitor_s,
+            job_name=self._job_name,
+            baseline_tokens_per_s=baseline,
+            look_s=min(2.0, monitor_s / 4),
+        )
+        return await run.run(client, plan, _console.note)
+
+    async def logs(self, client: Client, namespace: str, *, follow: bool, tail: int) -> None:
+        from trainmaster.cluster.hyperpod import pods
+
+        readers: dict[str, pods.LogReader] = {}
+        while True:
+            for pod in await pods.list_pods(client, namespace, self._job_name):
+                name = str(pod["metadata"]["name"])
+                first = name not in readers
+                reader = readers.setdefault(name, pods.LogReader(client, namespace, pod))
+                async for line in pods.read_text(reader, tail=tail if first else None):
+                    _console.out.out(f"[{name}] {line}")
+            if not readers and not follow:
+                raise UsageError(f"no pod of {self._job_name} in namespace {namespace}")
+            if not follow:
+                return
+            await asyncio.sleep(_FOLLOW_S)
+
+    def _objects(self) -> list[dict[str, Any]]:
+        """Objects of the manifest; the file is written where there is none."""
+        from trainmaster.cli._documents.manifest_file import load
+        from trainmaster.cluster.hyperpod import manifest as made
+
+        if not self._manifest.exists():
+            self._manifest.parent.mkdir(parents=True, exist_ok=True)
+            self._manifest.write_text(made.render(made.make(self._job_name)))
+            _console.note(f"wrote {self._manifest}")
+        return load(self._manifest)
+
+
+def _end(results: list[CheckResult], *, overall: Overall | None = None, json: bool) -> None:
+    """Print the verdicts and exit by them."""
+    overall = overall or judge_overall(results, planned=[one.check for one in results])
+    rows = [(one.check, one.verdict.value, finding) for one in results for finding in one.findings]
+    if json:
+        plain = [
+            {"indicator": name, "verdict": word, "reason": found.reason, "action": found.action,
+             "values": dict(found.values)} for name, word, found in rows
+        ]  # fmt: skip
+        _console.out.out(json_.dumps({"overall": overall.value, "indicators": plain}, indent=2))
+    else:
+        for name, word, found in rows:
+            hint = f"\n{'':26}{found.action}" if found.action else ""
+            _console.out.out(
+                f"{'NOT MEASURED' if word == 'error' else word.upper():<13}{name:<17} {found.reason}{hint}"
+            )
+        _console.out.out(overall.value)
+    if code := exit_code(overall):
+        raise typer.Exit(code)

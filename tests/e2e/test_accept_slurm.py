@@ -1,0 +1,54 @@
+"""Acceptance on a real Slurm: `srun` starts a task per rank, and each finds its rank in Slurm's variables."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from slurm import Cluster
+from trainmaster.bench.accept.options import Options
+from trainmaster.cli._documents.hosts_file import load_nodes
+from trainmaster.cluster import acceptance_slurm
+from trainmaster.cluster.slurm_nodes import SlurmNode, SlurmNodes
+
+SMALL = Options(
+    model="transformer", layers=1, width=16, heads=2, sequence=8, num_classes=11, batch_size=4, warmup_iterations=1,
+    active_iterations=3, min_throughput=0.01, backend="gloo", processes=1,
+)  # fmt: skip
+
+
+@pytest.fixture
+def nodes(slurm: Cluster, tmp_path: Path) -> SlurmNodes:
+    document = {
+        "folder": str(slurm.folder / "shared"), "python": sys.executable, "defaults": {"nodelist": ["n1", "n2"]},
+        "env": {"SLURM_CONF": str(slurm.conf), "MASTER_ADDR": "127.0.0.1"},
+    }  # fmt: skip
+    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(document))
+    found = load_nodes(f"slurm:{tmp_path / 'cluster.yaml'}")
+    assert isinstance(found, SlurmNodes)
+    return found
+
+
+@pytest.mark.slow
+def test_a_cluster_is_accepted_through_srun(nodes: SlurmNodes) -> None:
+    document = acceptance_slurm.accept(nodes, SMALL)
+    assert (document.get("world_size"), document.get("nodes")) == (2, 2), document["checks"]
+    assert document["total_samples"] == 2 * 4 * 3
+
+
+def test_an_srun_that_fails_is_incomplete(nodes: SlurmNodes) -> None:
+    gone = SlurmNode(name="nowhere", states=("IDLE",), reason="", gpus="")
+    document = acceptance_slurm.accept(SlurmNodes(settings=nodes.settings, nodes=(gone,)), SMALL)
+    assert document["overall"] == "INCOMPLETE"
+    assert "srun ended with" in document["checks"][0]["findings"][0]["reason"]
+
+
+def test_ranks_follow_the_gpus_of_the_nodes(nodes: SlurmNodes) -> None:
+    node = SlurmNode(name="n1", states=("IDLE",), reason="", gpus="gpu:h100:8,gpu:2")
+    assert acceptance_slurm.count_gpus(node) == 10
+    words = acceptance_slurm.plan(nodes, Options(batch_size=64), per_node=4, package="/p.zip", limit_s=600)
+    assert "--ntasks=8" in words and "--ntasks-per-node=4" in words and "--nodelist=n1,n2" in words
+    assert words[-4:] == ["--batch-size", "64", "--out", "-"]

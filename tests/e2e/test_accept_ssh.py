@@ -1,0 +1,56 @@
+"""Acceptance training over real OpenSSH hosts: one rank on each, one verdict; a host that is gone is named."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sshd import Lab, free_port, lab, needs_sshd
+from trainmaster.bench.accept.options import Options
+from trainmaster.cluster.acceptance import accept
+from trainmaster.targets.ssh.hosts import SshHosts, parse_hosts
+
+pytestmark = needs_sshd
+OPTIONS = Options(
+    model="transformer", layers=1, width=16, heads=2, sequence=8, num_classes=11, batch_size=4, warmup_iterations=1,
+    active_iterations=3, min_throughput=0.01, backend="gloo",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with lab(tmp_path_factory.mktemp("ssh")) as made:
+        for name in ("n1", "n2"):
+            made.start(name)
+        made.wait()
+        yield made
+
+
+def hosts(made: Lab, *, count: int = 2, **ports: int) -> SshHosts:
+    entries = [{"name": host.name, "port": host.port} for host in made.hosts[:count]]
+    entries += [{"name": name, "port": port} for name, port in ports.items()]
+    defaults = {
+        "host": "127.0.0.1", "user": os.environ.get("USER", "root"), "key": str(made.key), "python": sys.executable,
+    }  # fmt: skip
+    document = {"known_hosts": "known_hosts", "defaults": defaults, "hosts": entries}
+    return parse_hosts(document, Path(made.folder))
+
+
+@pytest.mark.slow
+def test_two_hosts_train_together(machines: Lab) -> None:
+    document = accept(hosts(machines), OPTIONS)
+    assert (document["world_size"], document["nodes"]) == (2, 2), document["checks"]
+    assert len({one["parameters_digest"] for one in document["ranks"]}) == 1
+    assert document["total_samples"] == 2 * 4 * 3
+
+
+def test_a_host_that_is_gone_is_named_and_nothing_passes(machines: Lab) -> None:
+    document = accept(hosts(machines, count=1, gone=free_port()), OPTIONS)
+    assert (document["overall"], document["exit_code"]) == ("INCOMPLETE", 3)
+    (check,) = document["checks"]
+    assert [one["device"] for one in check["findings"]] == ["gone"]
+    assert "nothing listens" in check["findings"][0]["reason"]

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from slurm import Cluster
 from trainmaster.cli.main import build
-from trainmaster.cluster import journal
+from trainmaster.cluster import evidence, journal
 from trainmaster.core.health import ClusterHealth, NodeHealth, Silent
 from trainmaster.core.results import CheckResult, Finding, Verdict, error, fail, ok, skip, warn
 
@@ -43,8 +43,7 @@ def bundle(tmp_path: Path) -> Bundle:
             started_at=(datetime.now(UTC) + timedelta(seconds=after_s)).isoformat(),
         )
         path = tmp_path / f"bundle-{len(list(tmp_path.glob('bundle-*')))}"
-        path.mkdir()
-        (path / "health.json").write_text(health.to_json())
+        evidence.save(path, health)
         return path
 
     return write
@@ -175,6 +174,24 @@ def test_a_damaged_bundle_is_said_to_be_so(run: Callable[..., Result], tmp_path:
     told = run("remedy", tmp_path)
     assert told.exit_code != 0
     assert "is damaged" in str(told.exception)
+
+
+def test_an_edited_bundle_drains_and_readmits_nobody(
+    bundle: Bundle, run: Callable[..., Result], tmp_path: Path
+) -> None:
+    path = bundle(node("n1"), node("n2", FAILED))
+    health = path / "health.json"
+    plain = json.loads(health.read_text())
+    plain["nodes"][1]["results"][0]["findings"][0]["verdict"] = "pass"
+    health.write_text(json.dumps(plain))
+    told = run("remedy", path, "--yes")
+    assert (told.exit_code, told.stdout) == (1, "")
+    assert "not the one that the run wrote" in said(told)
+    row = {"did": "drain", "node": "n2", "at": "2020-01-01T00:00:00+00:00", "checks": ["gpu_ecc"]}
+    journal.append(tmp_path / "home" / journal.REMEDIES, [row])
+    told = run("readmit", path, "--yes", scheduler="kubernetes")
+    assert (told.exit_code, told.stdout) == (1, "")
+    assert "bundle names no node" in said(told)
 
 
 # --- with a real Slurm ---------------------------------------------------------------------------------------------

@@ -107,6 +107,21 @@ def test_what_cannot_run_says_why(
     assert any(words in finding.reason for finding in found)
 
 
+def test_gpus_that_take_no_part_are_not_measured() -> None:
+    run, found = plan({"a": seat(gpus=8), "b": seat(gpus=7), "c": seat(gpus=8)})
+    assert run is not None and run.world == 21
+    assert [(finding.verdict, finding.device) for finding in found] == [("error", "b")]
+    assert "2 GPUs take no part" in found[0].reason
+    assert plan({"a": seat(gpus=8), "b": seat(gpus=8)})[1] == []
+
+
+def test_collectives_of_nodes_that_list_gpus_are_required() -> None:
+    nodes = [node(name, gpu_count=ok("8 of 8", listed=8)) for name in ("a", "b")]
+    hosts = {one.node: SshHost(host=one.node, name=one.node) for one in nodes}
+    _, found = collective_plan.plan(nodes, {"a": seat(8), "b": seat(torch=None)}, hosts, level=2, total_s=600)
+    assert [(finding.verdict, finding.device) for finding in found] == [("error", "b")]
+
+
 def test_one_node_with_two_gpus_is_enough() -> None:
     assert made({"a": seat(gpus=2)}).world == 2
 

@@ -41,7 +41,7 @@ def readmit(
         out += drain.list_out(scheduler, besides=out)
     except TargetError as wrong:
         _console.note(f"only nodes of this journal are considered: {remedy_text.plain(str(wrong))}")
-    back, stay = select(remedy_text.load(bundle), out, allow_warn=allow_warn)
+    back, stay = select(remedy_text.load_whole(bundle), out, allow_warn=allow_warn)
     for node, why in stay:
         _console.note(f"stays out  {remedy_text.plain(node)}: {remedy_text.plain(why)}")
     if not out:

@@ -46,7 +46,7 @@ def remedy(
 
     scheduler, folder = schedulers.load(through), locate(home)
     out = [one.node for one in still_out(journal.read(folder / journal.REMEDIES))]
-    plan = select(remedy_text.load(bundle), limit=max_nodes, include_unknown=include_silent, already_out=out)
+    plan = select(remedy_text.load_whole(bundle), limit=max_nodes, include_unknown=include_silent, already_out=out)
     if as_json:
         commands = {one.node: scheduler.drain(one.node, one.reason) for one in plan.drains}
         _console.as_json({"plan": plan, "commands": commands, "done": bool(yes and not plan.refusal)})

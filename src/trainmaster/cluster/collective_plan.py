@@ -120,6 +120,7 @@ def plan(
             found.append(error(reason, action="install torch with CUDA on it, or leave it out", device=name))
             del ready[name]
         backend, per_node = "nccl", min((offer.gpus for offer in ready.values()), default=0)
+        found += _idle_gpus(ready, per_node)
     else:
         backend, per_node = "gloo", 1
     if len(ready) * per_node < 2:
@@ -143,6 +144,21 @@ def plan(
     return made, found
 
 
+def _idle_gpus(ready: Mapping[str, Capabilities], per_node: int) -> list[Finding]:
+    """Errors for GPUs that take no part, at the nodes that have too few: the run is as wide as the smallest node."""
+    most = max((offer.gpus for offer in ready.values()), default=0)
+    idle = sum(offer.gpus - per_node for offer in ready.values())
+    return [
+        error(
+            f"its torch sees {offer.gpus} GPUs and that of other nodes {most}: {idle} GPUs take no part",
+            action="make all GPUs visible to its Python (CUDA_VISIBLE_DEVICES, the container), or check it separately",
+            device=name,
+        )
+        for name, offer in ready.items()
+        if offer.gpus < most
+    ]
+
+
 def _missing(reason: str, action: str, device: str | None, *, required: bool) -> Finding:
     return (
         error(reason, action=action, device=device)
@@ -157,7 +173,10 @@ def _wants(node: NodeHealth) -> bool:
 
 
 def _expects_gpus(node: NodeHealth) -> bool:
-    return bool(node.expect.get("gpus"))
+    return bool(node.expect.get("gpus")) or any(
+        finding.values.get("listed") for result in node.results if result.check == "gpu_count"
+        for finding in result.findings
+    )  # fmt: skip
 
 
 def expected_transport(expect: Mapping[str, Any], backend: str, *, nodes: int) -> str | None:

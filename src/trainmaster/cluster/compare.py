@@ -12,12 +12,14 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from trainmaster.cluster.compared_values import SOFTWARE, Same, same
 from trainmaster.cluster.facts import COUNTS, Fact, collect, group, is_number
+from trainmaster.cluster.gaps import find_domains, find_unreported
 from trainmaster.cluster.peers import peers
 from trainmaster.core.health import NodeHealth
 from trainmaster.core.results import CheckResult, Finding, Verdict, fail, ok, skip, warn
 
 NAMES = ("drift", "peers", "digests")
 SHOWN = 8  # names written out in a reason
+_ORDER = (Verdict.FAIL, Verdict.ERROR, Verdict.WARN)
 
 
 def compare(nodes: Sequence[NodeHealth]) -> tuple[CheckResult, ...]:
@@ -35,7 +37,8 @@ def drift(nodes: Sequence[NodeHealth], facts: Sequence[Fact]) -> list[Finding]:
     """Each node that differs from the majority, by name; agreement is one finding."""
     if len(nodes) < 2:
         return [skip("there is nothing to compare", proof=f"{len(nodes)} node answered")]
-    found, agreed = [*_one_machine_twice(facts), *_skipped_alone(nodes)], {}
+    found, agreed = [*_one_machine_twice(facts), *_skipped_alone(nodes), *find_domains(facts)], {}
+    found += find_unreported(nodes, facts)
     for (name, check, kind), told in group(facts, lambda fact: (fact.name, fact.check, _alike(fact))).items():
         rule = same(check, name)
         values = _per_node(told, rule) if rule else {}
@@ -51,7 +54,8 @@ def drift(nodes: Sequence[NodeHealth], facts: Sequence[Fact]) -> list[Finding]:
         if len(having) * 2 <= total:
             sides = "; ".join(f"{_show(value, rule)} on {_list(names)}" for value, names in groups)
             action = f"decide which {rule.words} is right and bring all nodes to it"
-            found.append(warn(f"{rule.words} differs and none has a majority: {sides}", action=action, total=total))
+            reason = f"{rule.words} differs and none has a majority: {sides}"
+            found.append(warn(reason, action=action, what=name, total=total))
             continue
         for value, names in groups[1:]:
             for node in names:
@@ -192,7 +196,7 @@ def _distinct(findings: list[Finding]) -> list[Finding]:
     seen: dict[tuple[str | None, str], Finding] = {}
     for finding in findings:
         seen.setdefault((finding.device, finding.reason), finding)
-    return sorted(seen.values(), key=lambda finding: finding.verdict is not Verdict.FAIL)
+    return sorted(seen.values(), key=lambda finding: _ORDER.index(finding.verdict))
 
 
 def _hashable(value: object) -> Hashable:

@@ -26,9 +26,11 @@ class Same:
     fewer: Verdict | None = None  # verdict where a number is below that of the majority; None: `verdict`
 
     def judge(self, value: object, common: object) -> Verdict:
-        """Verdict on a value that is not the majority's."""
-        numbers = isinstance(value, (int, float)) and isinstance(common, (int, float))
-        return self.fewer if self.fewer is not None and numbers and value < common else self.verdict  # type: ignore[operator]
+        """Verdict on a value that is not the majority's. Of devices that differ within a node the lowest counts."""
+        values = value if isinstance(value, frozenset) else (value,)
+        numbers = isinstance(common, (int, float)) and all(isinstance(one, (int, float)) for one in values)
+        lower = numbers and min(values) < common
+        return self.fewer if self.fewer is not None and lower else self.verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +88,13 @@ def _part(words: str, action: str, *, tolerance: float = 0.0, unit: str = "") ->
     return Same(words=words, verdict=Verdict.WARN, action=action, alike=True, tolerance=tolerance, unit=unit)
 
 
+def _hardware(words: str, action: str, *, tolerance: float = 0.0, unit: str = "") -> Same:
+    # The GPUs of a node agree with each other, so no check of the node sees it; the slowest node sets the pace of all.
+    return Same(
+        words=words, verdict=Verdict.WARN, fewer=Verdict.FAIL, action=action, alike=True, tolerance=tolerance, unit=unit
+    )
+
+
 def _adapters(words: str) -> Same:
     # A rail that one node lacks slows every collective of the job; one too many may serve storage.
     action = "look for a missing network card; in a container, give it the devices"
@@ -109,24 +118,24 @@ SAME = {
     "firmware": _firmware("firmware"),
     "gsp": _firmware("GSP firmware"),
     "inforom": _firmware("InfoROM"),
-    "gpu_clocks.max_mhz": _setting("highest GPU clock", alike=True, unit="MHz"),
+    "gpu_clocks.max_mhz": _hardware("highest GPU clock", "reset the GPUs or reboot the node", unit="MHz"),
     "gpu_clocks.allowed_mhz": _setting("allowed GPU clock", alike=True, unit="MHz"),
     "gpu_power.limit_w": _setting("GPU power limit", alike=True, unit="W"),
     "gpu_modes.mig": _setting("MIG mode", alike=True),
     "gpu_modes.compute": _setting("compute mode", alike=True),
     "gpu_modes.persistence": _setting("persistence mode", alike=True),
-    "gpu_ecc.ecc": _setting("ECC mode", alike=True),
-    "gpu_pcie.max_gen": _part("PCIe generation", "check the PCIe setting in this node's BIOS"),
-    "gpu_pcie.width": _part("PCIe lanes", "reseat the GPU or its riser; power-cycle the node"),
-    "gpu_nvlink.up": _part("NVLinks up", "see gpu_nvlink on this node"),
+    "gpu_ecc.ecc": _hardware("ECC mode", "switch ECC on as on the others (nvidia-smi -e 1), then reset the GPUs"),
+    "gpu_pcie.max_gen": _hardware("PCIe generation", "check the PCIe setting in this node's BIOS"),
+    "gpu_pcie.width": _hardware("PCIe lanes", "reseat the GPU or its riser; power-cycle the node"),
+    "gpu_nvlink.up": _hardware("NVLinks up", "see gpu_nvlink on this node"),
     "ib_ports.ports": _adapters("fabric ports"),
     "efa.device_count": _adapters("EFA devices"),
-    "ib_ports.rate_gbps": _part("rate of the fabric ports", "reseat or replace the cable", unit="Gb/s"),
+    "ib_ports.rate_gbps": _hardware("rate of the fabric ports", "reseat or replace the cable", unit="Gb/s"),
     "memlock.limit_gib": _setting("locked-memory limit", none="unlimited", unit="GiB"),
     "governor": _setting("CPU governor"),
     "open_files.limit": _setting("open-files limit"),
     "ram.total_gib": _part("memory", "look for a missing DIMM", tolerance=0.02, unit="GiB"),
-    "gpu_memory.total_gib": _part("GPU memory", "check this GPU's ECC and MIG modes", tolerance=0.02, unit="GiB"),
+    "gpu_memory.total_gib": _hardware("GPU memory", "check this GPU's ECC and MIG modes", tolerance=0.02, unit="GiB"),
     "numa.nodes": _part("NUMA nodes", "set the BIOS of this node as on the others"),
     "cpu.schedulable": _part("CPU count", "check for offline CPUs, and hyper-threading in the BIOS"),
 }  # fmt: skip

@@ -9,8 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from trainmaster import checks
 from trainmaster.cluster import journal
-from trainmaster.cluster.remedy import PREFIX, Drain, Out
+from trainmaster.cluster.remedy import EVERY, PREFIX, REASON_CHARACTERS, Drain, Out
 from trainmaster.cluster.schedulers import DrainState, Scheduler, Slurm
 from trainmaster.core.errors import HostError, TargetError
 from trainmaster.node.host import Host
@@ -61,10 +62,22 @@ def list_out(scheduler: Scheduler, *, besides: Sequence[Out]) -> list[Out]:
         return []
     known = {one.node for one in besides}
     return [
-        Out(node=name, at=state.at, checks=tuple(re.findall(r"^[a-z0-9_]+", state.reason.removeprefix(PREFIX).strip())))
+        Out(node=name, at=state.at, checks=read_checks(state.reason))
         for name, state in scheduler.parse_all(run(scheduler.ask_all())).items()
         if state.ours and name not in known
     ]
+
+
+def read_checks(reason: str) -> tuple[str, ...]:
+    """Checks that a reason names: `trainmaster: gpu_ecc gpu3: 2 errors; gpu_nvlink: 3 links are down (since …)`.
+
+    A reason that was cut, or that counts the others instead of naming them, asks for a retest of every check.
+    """
+    text = re.sub(r" \(since [0-9T:+-]+\)$", "", reason)
+    words = re.findall(r"(?:^|; )([a-z0-9_]+)(?= [^ :;]{1,80}: |: )", text.removeprefix(PREFIX).strip())
+    found = [word for number, word in enumerate(words) if number == 0 or word in checks.names()]
+    cut = len(text) >= REASON_CHARACTERS or re.search(r"\(and \d+ more\)", text) is not None
+    return tuple(dict.fromkeys([*found, *([EVERY] if cut or not found else [])]))
 
 
 def look(scheduler: Scheduler, node: str) -> DrainState:

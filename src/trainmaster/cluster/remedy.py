@@ -3,7 +3,7 @@
 A node is drained because it failed, never because its state is unknown (unless requested), and never more nodes than
 a limit: a check that fails half of a cluster has most likely a fault of its own, or has found a fabric fault that
 draining does not repair. A node returns only after a newer run in which it passed and every check that drained it was
-measured again.
+measured again. A comparison with other nodes was measured again only if this node reported the value that differed.
 """
 
 from __future__ import annotations
@@ -14,15 +14,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from trainmaster.cluster import compare
+from trainmaster.cluster.facts import collect
 from trainmaster.core.health import ClusterHealth, NodeHealth
-from trainmaster.core.results import CheckResult, Overall, Verdict
+from trainmaster.core.results import CheckResult, Finding, Overall, Verdict
 
 LIMIT_SHARE = 0.1
 PREFIX = "trainmaster:"  # prefix of every reason set here; a node drained with another reason is left alone
 # A name that a scheduler could expand to several nodes (n[1-9], a,b, ALL) or read as an option is never passed on.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
-_REASON = 180
+REASON_CHARACTERS = 180
 ANSWER = "answer"  # pseudo-check of a node that gave no answer
+EVERY = "every check"  # pseudo-check of a reason that does not name all that failed
+BUNDLE = "bundle"  # result of cluster/evidence.py for a bundle that is not whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +88,10 @@ def select(
     ]
     touched = len(drains) + len(out)
     refusal = None
-    if drains and touched > most:
+    torn = [finding.reason for result in health.cluster if result.check == BUNDLE for finding in result.findings]
+    if torn:
+        refusal = f"the bundle is not the one that the run wrote: {torn[0]}; check the nodes again"
+    elif drains and touched > most:
         beside = f" beside {len(out)} already drained" if out else ""
         refusal = (
             f"this would drain {len(drains)} of {len(asked)} nodes{beside}; the limit is {most}. "
@@ -124,7 +131,7 @@ def still_out(journal: Iterable[Mapping[str, object]]) -> list[Out]:
 def make_reason(why: str) -> str:
     """A reason for the scheduler: with the prefix, one line, no quotes, printable ASCII."""
     plain = re.sub(r"[^\x20-\x7e]|[\"'`\\$]", " ", why)
-    return " ".join(f"{PREFIX} {plain}".split())[:_REASON]
+    return " ".join(f"{PREFIX} {plain}".split())[:REASON_CHARACTERS]
 
 
 def _judge(health: ClusterHealth, name: str) -> tuple[Overall, tuple[str, ...], str]:
@@ -140,7 +147,7 @@ def _judge(health: ClusterHealth, name: str) -> tuple[Overall, tuple[str, ...], 
         check, finding = failed[0]
         device = f" {finding.device}" if finding.device and finding.device != name else ""
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-        return Overall.FAIL, _distinct(check for check, _ in failed), f"{check}{device}: {finding.reason}{more}"
+        return Overall.FAIL, _distinct(_deciding(*one) for one in failed), f"{check}{device}: {finding.reason}{more}"
     silent = next((node for node in health.silent if node.node == name), None)
     if silent is not None or not reports:
         why = silent.reason if silent is not None else "it was in the plan and has no result"
@@ -153,6 +160,12 @@ def _judge(health: ClusterHealth, name: str) -> tuple[Overall, tuple[str, ...], 
         return Overall.INCOMPLETE, checks, why
     warned = any(finding.verdict is Verdict.WARN for _, finding in said)
     return Overall.WARN if warned else Overall.PASS, (), ""
+
+
+def _deciding(check: str, finding: Finding) -> str:
+    """Name of a check in the journal; of a comparison with the value that differed, `drift:driver`."""
+    what = finding.values.get("what")
+    return f"{check}:{what}" if check in compare.NAMES and what else check
 
 
 def _about(health: ClusterHealth, name: str) -> list[CheckResult]:
@@ -174,6 +187,8 @@ def _why_not(health: ClusterHealth, out: Out, allow_warn: bool) -> str | None:
     overall, _, why = _judge(health, out.node)
     if overall in (Overall.FAIL, Overall.INCOMPLETE):
         return f"{overall}: {why}"
+    if (unnamed := _why_unnamed(health, out, allow_warn)) is not None:
+        return unnamed
     if overall is Overall.WARN and not allow_warn:
         return "WARN: it must pass; --allow-warn accepts warnings"
     again = _measured(health, reports[0])
@@ -183,13 +198,39 @@ def _why_not(health: ClusterHealth, out: Out, allow_warn: bool) -> str | None:
     return None
 
 
+def _why_unnamed(health: ClusterHealth, out: Out, allow_warn: bool) -> str | None:
+    """A fault of the run that names none of its nodes may be this one's: of two that differ, none is named."""
+    for result in health.cluster:
+        for finding in result.findings:
+            if finding.device in health.asked or finding.verdict in (Verdict.PASS, Verdict.SKIP):
+                continue
+            drained = {_deciding(result.check, finding), result.check} & set(out.checks)
+            if finding.verdict is not Verdict.WARN or drained or not allow_warn:
+                hint = "; --allow-warn accepts warnings" if finding.verdict is Verdict.WARN and not drained else ""
+                return f"{result.check} names no node: {finding.reason}{hint}"
+    return None
+
+
 def _measured(health: ClusterHealth, node: NodeHealth) -> set[str]:
-    """Checks with a finding that passes or warns. Skipped is not measured."""
+    """Checks with a finding that passes or warns. Skipped is not measured, nor is a run that left this node out."""
     seen = (Verdict.PASS, Verdict.WARN)
-    own = {result.check for result in node.results if any(finding.verdict in seen for finding in result.findings)}
-    # A comparison with any result included this node; its faults are judged above.
-    looked = (*seen, Verdict.FAIL)
-    return own | {result.check for result in health.cluster if any(f.verdict in looked for f in result.findings)}
+    found = {result.check for result in node.results if any(finding.verdict in seen for finding in result.findings)}
+    found |= set() if node.left_out else {EVERY}
+    facts = [fact for fact in collect(health.nodes) if fact.value is not None]
+    others = {fact.name for fact in facts if fact.node != node.node}
+    shared = {fact.name for fact in facts if fact.node == node.node} & others
+    for result in health.cluster:
+        good = [finding for finding in result.findings if finding.verdict in seen]
+        if result.check in compare.NAMES:
+            found |= {result.check, *(f"{result.check}:{name}" for name in shared)} if good else set()
+        elif any(finding.device == node.node or node.node in _took_part(finding) for finding in good):
+            found.add(result.check)
+    return found
+
+
+def _took_part(finding: Finding) -> Sequence[object]:
+    nodes = finding.values.get("nodes")
+    return nodes if isinstance(nodes, (list, tuple)) else ()
 
 
 def _moment(text: str) -> datetime | None:

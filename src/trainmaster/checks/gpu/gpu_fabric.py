@@ -110,7 +110,8 @@ def _judge_one(gpu: nvidia.Gpu, device: str, evidence: Evidence, expect: Expect)
             said = gpu.word(*paths)
             if not _DOMAIN_FORMS[name].fullmatch(said):
                 raise nvidia.NotTold(paths[0], said, applies=True)
-    return ok("registered with the fabric", device=device, **values)
+    domain = {"clique": _domain(gpu, "clique") or None, "cluster_uuid": _domain(gpu, "cluster UUID") or None}
+    return ok("registered with the fabric", device=device, **values, **domain)
 
 
 def _judge_unreported(gpu: nvidia.Gpu, device: str, evidence: Evidence, expect: Expect) -> Finding:

@@ -29,6 +29,13 @@ def load(bundle: Path) -> ClusterHealth:
         raise UsageError(f"{path} is damaged: {str(wrong)[:300]}") from None
 
 
+def load_whole(bundle: Path) -> ClusterHealth:
+    """The run in a bundle, with errors for files that were changed or are missing; a health.json alone as it is."""
+    from trainmaster.cluster import evidence
+
+    return evidence.load(bundle) if (bundle / HEALTH).is_file() else load(bundle)
+
+
 def show(commands: Sequence[Sequence[str]]) -> None:
     """Print commands ready to paste."""
     for command in commands:

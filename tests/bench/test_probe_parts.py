@@ -146,6 +146,29 @@ def test_a_wrong_product_has_a_large_error() -> None:
     assert math.isnan(gemm.relative_error(none))
 
 
+@pytest.mark.parametrize(
+    ("wrong", "raised"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), True),
+        (RuntimeError("torch._scaled_mm is only supported on CUDA devices with compute capability >= 9.0"), False),
+    ],
+)
+def test_a_device_that_fails_is_not_one_without_fp8(
+    run: Run, monkeypatch: pytest.MonkeyPatch, wrong: Exception, raised: bool
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise wrong
+
+    monkeypatch.setattr(torch, "_scaled_mm", fail)
+    draw = torch.randn(2, 16, 16)
+    if raised:
+        with pytest.raises(type(wrong), match=str(wrong)[:18]):
+            gemm._fp8(run, draw)
+    else:
+        assert gemm._fp8(run, draw) == f"this torch cannot: {wrong}"
+
+
 def test_rates_take_the_median_of_each_round() -> None:
     found = rates([[1.0, 2.0, 100.0], [1.0, 1.0, 1.0], [4.0, 4.0, 4.0]], 8.0)
     assert found["rounds"] == [4.0, 8.0, 2.0]

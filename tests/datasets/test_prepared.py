@@ -144,6 +144,21 @@ def test_a_token_that_the_index_does_not_know_is_an_error_of_the_data(tmp_path: 
         source(source="prepared", path=str(tmp_path / "a")).rows([0])
 
 
+@pytest.mark.parametrize("length", [0, 1000, 0xFFFFFFFF])
+def test_lengths_that_are_not_those_of_the_tokens_are_an_error_of_the_data(tmp_path: Path, length: int) -> None:
+    make(tmp_path / "a", texts(60), files=2)
+    path = tmp_path / "a" / "train-00001.lengths"
+    damaged = bytearray(path.read_bytes())
+    damaged[-4:] = length.to_bytes(4, "little")
+    path.write_bytes(damaged)
+    told = r"train-00001\.lengths is damaged: its documents have \d+ tokens, and the shard \d+; prepare the data again"
+    with pytest.raises(DataError, match=told):
+        source(source="prepared", path=str(tmp_path / "a"), rows="pack")
+    make(tmp_path / "b", texts(60, start=100))
+    with pytest.raises(DataError, match=told):
+        source(source="prepared", path=str(tmp_path / "b"), held_out_path=str(tmp_path / "a"))
+
+
 def test_errors_of_raw_files_name_the_files_and_not_the_cache(tmp_path: Path) -> None:
     raw = write_jsonl(tmp_path / "a.jsonl", ["ab"])
     with pytest.raises(DataError) as refused:

@@ -163,7 +163,12 @@ def test_place(env: dict[str, str], expected: tuple[object, ...]) -> None:
         ({**TORCHRUN, "WORLD_SIZE": "7"}, ["WORLD_SIZE=7", "LOCAL_WORLD_SIZE=4"]),
         ({**TORCHRUN, "WORLD_SIZE": "0"}, ["0"]),
         ({**TORCHRUN, "LOCAL_WORLD_SIZE": "0"}, ["LOCAL_WORLD_SIZE=0"]),
-        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "16", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}, ["16 ranks here", "8 in"]),
+        (
+            {**TORCHRUN, "LOCAL_WORLD_SIZE": "16", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"},
+            ["8 ranks in", "16 of them"],
+        ),
+        ({**TORCHRUN, "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}, ["8 ranks in all", "4 of", "GROUP_WORLD_SIZE"]),
+        ({**TORCHRUN, "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "6"}, ["8 ranks in all", "6 nodes", "GROUP_WORLD_SIZE"]),
         ({**TORCHRUN, "GROUP_RANK": "2"}, ["node rank 2 of 2"]),
         ({**TORCHRUN, "MASTER_PORT": "70000"}, ["MASTER_PORT=70000"]),
         ({"LOCAL_RANK": "1"}, ["LOCAL_RANK=1"]),
@@ -198,6 +203,10 @@ def test_place(env: dict[str, str], expected: tuple[object, ...]) -> None:
         (without(SLURM, "SLURM_TASKS_PER_NODE"), ["SLURM_TASKS_PER_NODE"]),
         ({**SLURM, "SLURM_TASKS_PER_NODE": "2(x3)"}, ["SLURM_TASKS_PER_NODE=2(x3)"]),
         ({**SLURM, "SLURM_TASKS_PER_NODE": "2;2"}, ["SLURM_TASKS_PER_NODE=2;2"]),
+        ({**SLURM, "SLURM_TASKS_PER_NODE": "9" * 5000}, ["SLURM_TASKS_PER_NODE=999", "such as 2(x3),1"]),
+        ({**SLURM, "SLURM_TASKS_PER_NODE": f"2(x{'9' * 5000})"}, ["SLURM_TASKS_PER_NODE=2(x999", "such as 2(x3),1"]),
+        ({**SLURM, "SLURM_NODELIST": f"n[1-{'9' * 5000}]"}, ["SLURM_NODELIST: [1-999", "range of numbers"]),
+        ({**SLURM, "SLURM_NTASKS": "9" * 5000}, ["SLURM_NTASKS='999", "at most 18 digits"]),
         ({**SLURM, "SLURM_NNODES": "3"}, ["SLURM_NNODES=3", "SLURM_NODELIST"]),
         ({**SLURM, "SLURM_NODEID": "2"}, ["SLURM_NODEID=2"]),
         ({**SLURM, "SLURM_PROCID": "4"}, ["rank 4 of 4"]),
@@ -236,6 +245,7 @@ def test_an_environment_that_cannot_be_trusted_is_refused_by_name(env: dict[str,
     with pytest.raises(UsageError) as caught:
         detect(env)
     assert all(name in str(caught.value) for name in names), str(caught.value)
+    assert len(str(caught.value)) < 400 and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

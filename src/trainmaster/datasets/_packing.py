@@ -54,7 +54,7 @@ class Packed:
     def __init__(self, folder: Path, shards: tuple[Shard, ...], tokens: Tokens, *, sequence_tokens: int) -> None:
         self._tokens, self._length = tokens, sequence_tokens
         self._shards = [
-            _PackedShard(read_lengths(folder / shard.lengths_file.name, shard.documents), start, sequence_tokens)
+            _PackedShard(read_lengths(folder, shard), start, sequence_tokens)
             for shard, start in zip(shards, tokens.starts, strict=False)
         ]
         self._ends: list[int] = []

@@ -32,6 +32,7 @@ Env = Mapping[str, str]
 DEFAULT_PORT = 29500  # torchrun's
 _SLURM_PORTS = (20_000, 10_000)  # first and count: below the kernel's ephemeral ports, which start at 32768
 _MAX_HOSTS = 100_000
+_NAMES_OF_COUNTS = {"torchrun": " (WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_WORLD_SIZE)"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +210,7 @@ def _slurm(env: Env) -> Ranks:
         tasks_name = _first(env, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
         per_node = _tasks(env[tasks_name], name=tasks_name)
         if len(per_node) != nodes or sum(per_node) != world:
-            _refuse(f"{tasks_name}={env[tasks_name]} does not give {world} tasks on {nodes} nodes")
+            _refuse(f"{tasks_name}={env[tasks_name]:.80} does not give {world} tasks on {nodes} nodes")
     _agree(env, rank=rank, world=world)
     address, port = _master(env, needed=False)
     if port is None and "SLURM_JOB_ID" in env:
@@ -310,9 +311,9 @@ def expand_hosts(text: str, *, name: str = "SLURM_NODELIST") -> list[str]:
 def _range(text: str, name: str) -> list[str]:
     found: list[str] = []
     for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part, flags=re.ASCII)
+        match = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", part, flags=re.ASCII)
         if not match:
-            _refuse(f"{name}: [{text}] is not a range of numbers")
+            _refuse(f"{name}: [{text:.80}] is not a range of numbers")
         first, last = match[1], match[2] or match[1]
         if int(last) < int(first) or int(last) - int(first) > _MAX_HOSTS:
             _refuse(f"{name}: [{text}] is not a range of numbers")
@@ -325,9 +326,9 @@ def _tasks(text: str, *, name: str) -> list[int]:
     """Slurm's tasks per node: `2(x3),1` is 2 2 2 1."""
     found: list[int] = []
     for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part, flags=re.ASCII)
+        match = re.fullmatch(r"(\d{1,18})(?:\(x(\d{1,18})\))?", part, flags=re.ASCII)
         if not match or int(match[2] or 1) > _MAX_HOSTS:
-            _refuse(f"{name}={text} is not a list such as 2(x3),1")
+            _refuse(f"{name}={text:.80} is not a list such as 2(x3),1")
         found += [int(match[1])] * int(match[2] or 1)
     return found
 
@@ -385,9 +386,13 @@ def _checked(ranks: Ranks) -> Ranks:
     ):
         if count is not None and (count < 1 or (number is not None and number >= count)):
             _refuse(f"{ranks.launcher} says {what} {number} of {count}; the last one is {count - 1}")
-    world = ranks.world_size
-    if world is not None and not max(ranks.local_world_size or 1, ranks.nodes) <= world:
-        _refuse(f"{ranks.launcher} says {ranks.local_world_size} ranks here on {ranks.nodes} nodes, but {world} in all")
+    world, here, nodes = ranks.world_size, ranks.local_world_size or 1, ranks.nodes
+    # Nodes may have unequal numbers of ranks, but none has no rank.
+    if world is not None and (here + nodes - 1 > world or (nodes == 1 and here != world)):
+        _refuse(
+            f"{ranks.launcher} says {world} ranks in all, {here} of them on this node, and {nodes} nodes"
+            f"{_NAMES_OF_COUNTS.get(ranks.launcher, '')}: these contradict each other; correct the wrong one"
+        )
     return ranks
 
 
@@ -409,7 +414,7 @@ def _count(env: Env, name: str, *, default: int | None = None) -> int:
         return default
     text = _text(env, name)
     if not re.fullmatch(r"\d{1,18}", text, flags=re.ASCII):
-        _refuse(f"{name}={text!r} is not a whole number")
+        _refuse(f"{name}={text!r:.80} is not a whole number of at most 18 digits")
     return int(text)
 
 

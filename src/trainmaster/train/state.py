@@ -12,6 +12,7 @@ import torch
 
 from trainmaster.core.optimizer_config import OptimizerConfig
 from trainmaster.core.schedule import Plateau
+from trainmaster.core.schema import field
 from trainmaster.train.experiment import Experiment
 from trainmaster.train.watch.bad_steps import History, Range
 
@@ -20,18 +21,18 @@ from trainmaster.train.watch.bad_steps import History, Range
 class State:
     """After `step` steps. Saved as JSON in the checkpoint's manifest, so that anyone can read it without torch."""
 
-    step: int = 0
-    cursor: int = 0  # the next training sample, counted over all ranks
-    epoch: int = 0  # epochs closed
-    epoch_end: int = 0  # the step that closed the last one
-    epoch_losses: int = 0  # losses of the epoch under way: one a step, but for skipped ones
+    step: int = field(default=0, ge=0, doc="steps done")
+    cursor: int = field(default=0, ge=0, doc="the next training sample, counted over all ranks")
+    epoch: int = field(default=0, ge=0, doc="epochs closed")
+    epoch_end: int = field(default=0, ge=0, doc="the step that closed the last one")
+    epoch_losses: int = field(default=0, ge=0, doc="losses of the epoch under way: one a step, but for skipped ones")
     epoch_loss_sum: float = 0.0
     loss_first: float | None = None
     loss_last: float | None = None
     plateau: Plateau = Plateau()  # evaluations so far, for the learning rate
     history: History = History()  # the newest good steps, by which a bad one is recognised
     passed_over: tuple[Range, ...] = ()  # samples that made the run sick before it went back
-    rollbacks: int = 0
+    rollbacks: int = field(default=0, ge=0, doc="times the run went back")
     experiment: Experiment | None = None  # None: saved by a version that did not record it
 
     def after_step(self, *, samples: int) -> State:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from trainmaster.core.errors import CheckpointError
+from trainmaster.train.checkpoint import manifest as manifests
 
 from ..runs import RunHere, Start, read_events, tiny
 
@@ -47,6 +50,32 @@ def change_a_number_in_the_manifest(checkpoint: Path) -> None:
     manifest.write_text(text.replace('"cursor": 48', '"cursor": 49'))
 
 
+def rewrite(checkpoint: Path, **changes: Any) -> None:
+    """Another manifest, with a digest that fits it: `cursor` and `rollbacks` are of its state."""
+    manifest = checkpoint / "manifest.json"
+    plain = json.loads(manifest.read_bytes())
+    del plain["digest"]
+    for name, value in changes.items():
+        (plain if name in plain else plain["state"])[name] = value
+    manifest.write_text(json.dumps({**plain, "digest": manifests._digest(plain)}))
+
+
+def come_from_a_later_version(checkpoint: Path) -> None:
+    rewrite(checkpoint, v=99)
+
+
+def go_below_the_first_sample(checkpoint: Path) -> None:
+    rewrite(checkpoint, cursor=-8)
+
+
+def pass_over_samples_below_the_first(checkpoint: Path) -> None:
+    rewrite(checkpoint, passed_over=[{"first": -8, "end": 8}])
+
+
+def have_no_writer(checkpoint: Path) -> None:
+    rewrite(checkpoint, ranks=0)
+
+
 def lose_the_manifest(checkpoint: Path) -> None:
     (checkpoint / "manifest.json").unlink()
 
@@ -68,6 +97,10 @@ DAMAGES: dict[Damage, str] = {
     lose_the_index: ".metadata is missing",
     halve_the_manifest: "manifest.json is damaged",
     change_a_number_in_the_manifest: "manifest.json does not match its own digest",
+    come_from_a_later_version: "manifest.json has version 99, and this Trainmaster reads version 1; use the",
+    go_below_the_first_sample: "state.cursor: -8 is out of range; it must be at least 0",
+    pass_over_samples_below_the_first: "state.passed_over[0].first: -8 is out of range; it must be at least 0",
+    have_no_writer: "manifest.json is damaged: SpecError: ranks: 0 is out of range; it must be at least 1",
     lose_the_manifest: "manifest.json is missing",
     empty: "manifest.json is missing",
     become_a_file: "manifest.json cannot be read",

@@ -108,8 +108,8 @@ def _fp8(run: Run, draw: torch.Tensor) -> Product | str:
     except (AttributeError, NotImplementedError, TypeError, ValueError) as wrong:
         return f"this torch cannot: {str(wrong)[:200]}"
     except RuntimeError as wrong:
-        if "CUDA error" in str(wrong):
-            raise  # the device failed; that is no matter of what it offers
+        if "CUDA error" in str(wrong) or isinstance(wrong, torch.OutOfMemoryError):
+            raise  # the device failed, or another process has its memory; that is no matter of what it offers
         return f"this torch cannot: {str(wrong)[:200]}"
     return Product(work=work, left=left.float(), right=right.float())
 

@@ -52,7 +52,7 @@ def _spread(numbers: torch.Tensor, most: int) -> torch.Tensor:
 
 
 def _lengths(folder: Path, index: Index, split: str = "train") -> list[torch.Tensor]:
-    return [read_lengths(folder / shard.lengths_file.name, shard.documents) for shard in index.shards(split)]
+    return [read_lengths(folder, shard) for shard in index.shards(split)]
 
 
 def _documents(folder: Path, index: Index, numbers: Sequence[int], split: str = "train") -> Iterator[tuple[int, bytes]]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trainmaster.core.errors import DataError
-from trainmaster.datasets.corpus.index import WIDTHS, Shard
+from trainmaster.datasets.corpus.index import LENGTH_BYTES, WIDTHS, Shard
 
 _DTYPES = {"uint16": torch.uint16, "uint32": torch.uint32}
 _OPEN_FILES = 256  # many systems let a process have 1,024
@@ -88,9 +88,19 @@ class Tokens:
         return fd
 
 
-def read_lengths(path: Path, documents: int) -> Tensor:
-    """Token count of each document of a shard, as int64."""
+def read_lengths(folder: Path, shard: Shard) -> Tensor:
+    """Token count of each document of a shard, as int64; DataError where they are not those of its tokens."""
+    path = folder / shard.lengths_file.name
     raw = bytearray(path.read_bytes())
-    if len(raw) != documents * 4:
-        raise DataError(f"{path} has {len(raw)} bytes instead of {documents * 4}; prepare the data again")
-    return torch.frombuffer(raw, dtype=torch.uint32).to(torch.int64) if raw else torch.empty(0, dtype=torch.int64)
+    if len(raw) != shard.documents * LENGTH_BYTES:
+        raise DataError(
+            f"{path} has {len(raw)} bytes instead of {shard.documents * LENGTH_BYTES}; prepare the data again"
+        )
+    found = torch.frombuffer(raw, dtype=torch.uint32).to(torch.int64) if raw else torch.empty(0, dtype=torch.int64)
+    if (total := int(found.sum())) != shard.tokens:
+        # A row would be read from beyond the last token.
+        raise DataError(
+            f"{path} is damaged: its documents have {total} tokens, and the shard {shard.tokens}; prepare the data "
+            "again"
+        )
+    return found

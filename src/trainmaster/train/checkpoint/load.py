@@ -97,7 +97,7 @@ def load_newest(
         try:
             path, manifest = tier.fetch(step)
             must_match(path, as_of_today(path, manifest.run), run)
-            state = schema.build(State, manifest.state)
+            state = schema.build(State, manifest.state, path="state")
             if {manifest.step, state.step} != {step}:
                 raise SpecError([Fault(path="step", message=f"it is of step {state.step}, its name of {step}")])
             reach("load:verified")

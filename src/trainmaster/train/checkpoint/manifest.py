@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainmaster.core import schema
 from trainmaster.core.errors import CheckpointError, SpecError
 from trainmaster.core.files import sync, write_whole
+from trainmaster.core.schema import field
 from trainmaster.train.drill.failpoints import reach
 
 MANIFEST = "manifest.json"
+_VERSION = 1
 _COMMITTED = re.compile(r"step-(\d{8,})")
 _LEFTOVER = re.compile(r"step-(\d{8,})(?:\.(\d+))?\.(tmp|old)")
 
@@ -27,7 +30,7 @@ _LEFTOVER = re.compile(r"step-(\d{8,})(?:\.(\d+))?\.(tmp|old)")
 class FileRecord:
     """What a file of the checkpoint must be."""
 
-    size_bytes: int
+    size_bytes: int = field(ge=0, doc="its size")
     sha256: str
 
 
@@ -35,18 +38,18 @@ class FileRecord:
 class Manifest:
     """What a checkpoint holds. `run` names the model and the data it belongs to; `state` is train.state.State."""
 
-    step: int
+    step: int = field(ge=0, doc="steps done")
     state: Mapping[str, Any]
     run: Mapping[str, Any]
     files: Mapping[str, FileRecord]
-    ranks: int  # how many wrote it; any number may read it
+    ranks: int = field(ge=1, doc="how many wrote it; any number may read it")
     torch: str
     saved_at: str  # ISO, with its offset
     feed: Mapping[str, Any] | None = None  # where the data source is, if it has a state of its own
-    origin: Mapping[str, Any] = field(default_factory=dict)  # provenance, for debugging; no code reads it
-    fence: int = 0  # fencing number of the run that wrote it; 0: written before there was a lock
+    origin: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # provenance, for debugging; no code reads it
+    fence: int = field(default=0, ge=0, doc="fencing number of the run that wrote it; 0: before there was a lock")
     objects: str | None = None  # in an object store: the prefix of its files; None: beside the manifest
-    v: int = 1
+    v: int = _VERSION
 
     @property
     def size_bytes(self) -> int:
@@ -73,13 +76,16 @@ def parse(data: bytes) -> Manifest:
     """Parse the text of `render`; CheckpointError names the fault."""
     try:
         plain = json.loads(data)
-        digest = plain.pop("digest")
-        manifest = schema.build(Manifest, plain)
-    except (ValueError, KeyError, TypeError, AttributeError, SpecError) as wrong:
+        if plain.pop("digest") != _digest(plain):
+            raise CheckpointError(f"{MANIFEST} does not match its own digest")
+        if (version := plain.get("v", _VERSION)) != _VERSION:
+            raise CheckpointError(
+                f"{MANIFEST} has version {version!r:.20}, and this Trainmaster reads version {_VERSION}; "
+                "use the Trainmaster that wrote it"
+            )
+        return schema.build(Manifest, plain)
+    except (ValueError, KeyError, TypeError, AttributeError, SpecError, RecursionError) as wrong:
         raise CheckpointError(f"{MANIFEST} is damaged: {type(wrong).__name__}: {wrong}") from None
-    if digest != _digest(plain):
-        raise CheckpointError(f"{MANIFEST} does not match its own digest")
-    return manifest
 
 
 def measure(path: Path) -> FileRecord:

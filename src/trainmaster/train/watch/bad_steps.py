@@ -13,6 +13,7 @@ import struct
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from trainmaster.core.schema import field
 from trainmaster.core.watch_config import WatchConfig
 
 # The deviation of a very quiet history is taken for at least this share of its median: in the flat end of a run a
@@ -88,8 +89,8 @@ def decide(
 class Range:
     """Samples that are passed over, `end` not among them."""
 
-    first: int
-    end: int
+    first: int = field(ge=0, doc="the first of them")
+    end: int = field(ge=0, doc="the one after the last")
 
 
 def pass_over(cursor: int, samples: int, ranges: tuple[Range, ...]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -122,8 +123,16 @@ class Ranks:
             time.sleep(0.02)
             assert not over, f"the run ended without {phase} {event}: {self.finish().output}"
 
-    def finish(self) -> Ran:
-        codes = [process.wait() for process in self.processes]
+    def finish(self, *, timeout_s: float | None = None) -> Ran:
+        """Wait for the end of every rank; a test that needs the run to stop by itself says how soon."""
+        try:
+            codes = [process.wait(timeout_s) for process in self.processes]
+        except subprocess.TimeoutExpired:
+            self.kill()
+            logs = "".join((self.folder / f"rank-{rank}.log").read_text() for rank in range(len(self.processes)))
+            raise AssertionError(
+                f"{self.folder.name} still runs after {timeout_s:g} s and should have ended: {logs}"
+            ) from None
         output = [(self.folder / f"rank-{rank}.log").read_text() for rank in range(len(codes))]
         return Ran(codes=codes, output=output, folder=self.folder)
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
+from trainmaster.train import loop
 from trainmaster.train.metrics.async_scalars import PendingScalars, StepClock
 from trainmaster.train.metrics.rate import Meter, peak_flops, thread_busy_s
+
+from .runs import RunHere, tiny
 
 
 def test_only_steps_count() -> None:
@@ -49,6 +53,27 @@ def test_the_last_step_is_timed_by_its_end_not_by_when_it_was_read() -> None:
     clock[0] = 12.0
     meter.count(100, at=11.0)
     assert meter.read().tokens_per_s == pytest.approx(100.0)
+
+
+class SteadyClock(StepClock):
+    """A device whose steps each end 100 s after the one before, whenever the host reads them."""
+
+    def completed(self, scalars: PendingScalars) -> float:
+        self._at += 100.0
+        return self._at
+
+
+def test_a_run_tells_the_speed_of_its_steps_by_their_ends(
+    run_here: RunHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "StepClock", SteadyClock)
+    config = tiny(steps=4, epoch_steps=4, eval_sequences=0, log_every_steps=1, checkpoint={"every_steps": 4})
+    ran = run_here(tmp_path, config)
+    told = [item["data"] for item in ran.named("STEP", "metrics")]
+    speed = config.batch_sequences * config.sequence_tokens / 100
+    assert [item["tokens_per_s"] for item in told] == pytest.approx([speed] * 4, abs=0.05), "the last one too"
+    (ended,) = ran.named("TRAINING", "end")
+    assert ended["data"]["tokens_per_s"] == pytest.approx(speed, abs=0.05)
 
 
 def test_on_a_cpu_a_step_is_done_when_its_scalars_are_made() -> None:

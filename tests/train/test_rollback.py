@@ -20,7 +20,7 @@ Poison = Callable[..., None]
 
 @pytest.fixture
 def poison(monkeypatch: pytest.MonkeyPatch) -> Poison:
-    """Make the loss of steps that touch these samples so many times what it is; returns nothing."""
+    """Make the loss of steps that touch these samples so many times what it is, or the weights before them."""
     take, compute = Feed.take, loop.forward_backward
     cursors: list[int] = []
 
@@ -28,10 +28,15 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> Poison:
         cursors.append(cursor)
         return take(self, cursor)
 
-    def spoil(samples: range, factor: float) -> None:
+    def spoil(samples: range, factor: float, *, weights: bool = False) -> None:
         def spoiled(model: Llama, batches: list[Batch]) -> torch.Tensor:
+            hit = cursors[-1] in samples
+            if hit and weights:
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter.mul_(factor)
             loss = compute(model, batches)
-            return loss * factor if cursors[-1] in samples else loss
+            return loss * factor if hit and not weights else loss
 
         monkeypatch.setattr(Feed, "take", noted)
         monkeypatch.setattr(loop, "forward_backward", spoiled)
@@ -82,12 +87,17 @@ def test_after_a_row_the_run_goes_back_and_past_its_samples_and_a_resume_does_to
 def test_a_run_that_goes_back_too_often_fails_and_says_what_to_change(
     run_here: RunHere, tmp_path: Path, poison: Poison
 ) -> None:
-    poison(range(8, 10_000), math.nan)
+    # The weights themselves are lost, so that only weights that were really set back can train on.
+    poison(range(8, 10_000), math.inf, weights=True)
     config = tiny(steps=30, watch={"max_skipped": 2, "max_rollbacks": 2})
     with pytest.raises(loop.TrainingFailed, match=r"rolled back 2 times: lower optimizer\.lr"):
         run_here(tmp_path, config)
     ran = Ran(codes=[], output=[], folder=tmp_path)
     assert [item["data"]["to_step"] for item in ran.named("WATCH", "rollback")] == [0, 0]
+    told = [(item["data"]["step"], item["data"]["loss"]) for item in ran.named("STEP", "metrics")]
+    first = told[0][1]
+    assert math.isfinite(first) and [loss for step, loss in told if step == 1] == [first] * 3  # bit-equal
+    assert [loss for step, loss in told if step > 1] == ["NaN"] * 6
 
 
 def test_a_spike_moves_nothing(run_here: RunHere, tmp_path: Path, poison: Poison) -> None:

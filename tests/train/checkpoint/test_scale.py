@@ -6,10 +6,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -18,8 +20,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trainmaster.core.train_config import ModelConfig
 from trainmaster.models.llama import weight_shapes
+from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.checkpoint.layout import Layout, build_index
-from trainmaster.train.checkpoint.read import Reader
+from trainmaster.train.checkpoint.read import Reader, fill
 from trainmaster.train.checkpoint.shares import Shares, read_entries
 from trainmaster.train.checkpoint.weights import save_weights
 from trainmaster.train.parallel import shard
@@ -94,6 +97,37 @@ def test_a_rank_reads_its_own_rows_of_weights_that_were_stored_whole(tmp_path: P
         for name, weight in mine.items():
             wanted = whole[name].chunk(64)[3] if whole[name].shape[0] >= 64 else whole[name]
             assert torch.equal(weight.to_local(), wanted)
+
+
+@pytest.mark.parametrize("verified", [False, True])
+def test_ranks_that_load_exchange_no_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verified: bool) -> None:
+    """What a load sends is the same for a model of two layers and of twelve; plans would grow with its tensors."""
+    sent: list[int] = []
+    pack = distributed_c10d._object_to_tensor
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        packed = pack(*arguments, **named)  # every collective of objects packs them here
+        sent.append(packed[0].numel())
+        return packed
+
+    shard.join(ALONE, torch.device("cpu"), timeout_s=60)
+    try:
+        group, found = open_group(60, "checkpoint_load"), []
+        for layers in (2, 12):
+            config = ModelConfig(layers=layers, width=16, heads=2, kv_heads=2, ffn_width=32, vocab=64)
+            whole = {name: torch.randn(shape) for name, shape in weight_shapes(config).items()}
+            path = save_weights(tmp_path / str(layers), config, whole.__getitem__)
+            mine = {name: torch.zeros_like(weight) for name, weight in whole.items()}
+            verify = manifests.read(path).files if verified else {}
+            with monkeypatch.context() as patched:
+                patched.setattr(distributed_c10d, "_object_to_tensor", counted)
+                sent.clear()
+                fill({"model": mine}, Reader(path, verify=verify, threads=1), group=group)
+            assert all(torch.equal(mine[name], weight) for name, weight in whole.items())
+            found.append(list(sent))
+        assert found[0] == found[1] and 0 < sum(found[0]) < 100
+    finally:
+        dist.destroy_process_group()
 
 
 def _read_bytes() -> int:

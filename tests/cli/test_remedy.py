@@ -237,14 +237,16 @@ def test_what_somebody_else_drained_is_left_as_it_is(
     slurm: Cluster, bundle: Bundle, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
-    from trainmaster.cluster import drain
+    from trainmaster.cluster import drain, schedulers
 
-    drain.run(["scontrol", "update", "nodename=n3", "state=drain", "reason=disk swap, ask Kim"])
+    drain.run(
+        schedulers.load("slurm"), ["scontrol", "update", "nodename=n3", "state=drain", "reason=disk swap, ask Kim"]
+    )
     told = run("remedy", bundle(node("n3", FAILED)), "--yes")
     assert told.exit_code == 1
     assert "disk swap, ask Kim" in said(told)
     assert slurm.node_state("n3") == "drained|disk swap, ask Kim"
-    drain.run(["scontrol", "update", "nodename=n3", "state=resume"])
+    drain.run(schedulers.load("slurm"), ["scontrol", "update", "nodename=n3", "state=resume"])
 
 
 def test_a_node_that_slurm_does_not_know_is_told(

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.cluster.exchange import Answer, _unwrap, write_files
+from trainmaster.cluster import exchange
+from trainmaster.cluster.exchange import Answer, write_files
 from trainmaster.cluster.gather import CheckRequest, accept
 from trainmaster.core.health import NodeHealth, Silent
 from trainmaster.targets.ssh.bootstrap import tree_digest
@@ -20,7 +21,7 @@ from trainmaster.targets.ssh.package import pack
 
 
 def unwrap(**answer: object) -> tuple[str, dict[str, str]]:
-    return _unwrap(json.dumps(answer).encode())
+    return exchange.unwrap(json.dumps(answer).encode())
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,7 @@ def test_a_file_name_that_could_leave_its_folder_is_refused(name: str) -> None:
 )  # fmt: skip
 def test_damaged_answers_are_refused(data: bytes) -> None:
     with pytest.raises(NodeUnavailable, match="malformed answer"):
-        _unwrap(data)
+        exchange.unwrap(data)
 
 
 def test_a_file_where_a_folder_must_be_is_refused_and_stays_inside(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def nodes(slurm: Cluster, tmp_path: Path) -> SlurmNodes:
         "env": {"SLURM_CONF": str(slurm.conf), "MASTER_ADDR": "127.0.0.1"},
     }  # fmt: skip
     (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(document))
-    found = load_nodes(f"slurm:{tmp_path / 'cluster.yaml'}")
+    found = load_nodes(f"slurm:{tmp_path / 'cluster.yaml'}", verb="accept")
     assert isinstance(found, SlurmNodes)
     return found
 

@@ -157,3 +157,14 @@ def test_isolate_over_ssh_is_honest_about_too_few_rounds_and_names_the_silent(ho
     diagnosis = told["diagnosis"]
     assert (diagnosis["verdict"], diagnosis["suspects"]) == ("INCOMPLETE", [])
     assert (diagnosis["rounds"], diagnosis["measurements"]) == (1, 1)
+
+
+def test_bandwidth_over_ssh_names_the_silent(hosts: Lab) -> None:
+    entries = [*all_hosts(hosts)[:2], {"name": "gone", "port": free_port()}]
+    words = ("--collective", "all_reduce", "--min", "64K", "--max", "64K", "--min-busbw", "0.0001", "--processes", "2")
+    code, told = end(start(hosts, entries, "bandwidth", *words))
+    assert (code, told["overall"], told["world"]) == (3, "INCOMPLETE", 4), told["results"]
+    assert set(told["silent"]) == {"gone"} and "nothing listens" in told["silent"]["gone"]
+    judged = {result["check"]: result["findings"][0]["verdict"] for result in told["results"]}
+    assert (judged["collective_ranks"], judged["collective_bandwidth"]) == ("pass", "pass")
+    assert judged["collective_nodes"] == "error"

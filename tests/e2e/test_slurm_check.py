@@ -76,7 +76,7 @@ def test_a_node_is_drained_by_a_check_retested_and_given_back(
 
     assert check("first") == {"n1": "pass", "n2": "fail", "n3": "pass"}
     assert (tmp_path / "first" / "nodes" / "n2").is_dir(), "what the node read is in the bundle"
-    drained = call("remedy", str(tmp_path / "first"), "--with", "slurm", "--yes")
+    drained = call("remedy", str(tmp_path / "first"), "--on", f"slurm:{cluster_file}", "--yes")
     assert drained.exit_code == 0, drained.output
     assert slurm.node_state(sick) == f"drained|{REASON}"
 

@@ -137,7 +137,7 @@ def _run(given: Mapping[str, Any], options: Options) -> dict[str, Any] | None:
         from trainmaster.cluster import acceptance, acceptance_slurm
         from trainmaster.cluster.slurm_nodes import SlurmNodes
 
-        nodes = load_nodes(given["on"])
+        nodes = load_nodes(given["on"], verb="accept")
         if isinstance(nodes, SlurmNodes):
             return acceptance_slurm.accept(nodes, options)
         return acceptance.accept(nodes, options)

@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -53,21 +54,26 @@ def bandwidth(
     ranks: Annotated[
         int | None, typer.Option(min=1, help="With --nccl-tests: how many ranks must have met in one run.")
     ] = None,
+    on: Annotated[
+        str | None, typer.Option("--on", metavar="TARGET", help="Ranks on all nodes of ssh:hosts.yaml or slurm.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep bandwidth.json and every rank's log.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="End with 1 on WARN too.")] = False,
 ) -> None:
     """Measure collectives between ranks, verify every element, prove the transport, compare with sourced baselines.
 
-    Starts the ranks itself; under torchrun, srun or mpirun it takes part as one of them. A rank that dies or stops is
-    named. Ends with 0 (PASS, WARN), 1 (FAIL), 2 (wrong usage), 3 (INCOMPLETE: also where there is no baseline, because
-    measured is not judged; --min-busbw states your own).
+    Starts the ranks itself, here or with --on on the nodes of a target, where --processes counts those of each node;
+    under torchrun, srun or mpirun it takes part as one of them. A rank that dies or stops is named. Ends with 0 (PASS,
+    WARN), 1 (FAIL), 2 (wrong usage), 3 (INCOMPLETE: also without a baseline; --min-busbw states your own).
 
     [bold]Examples[/]
 
       trainmaster bandwidth
 
       trainmaster bandwidth --collective all_reduce --max 1G --expect-transport NVLS
+
+      trainmaster bandwidth --on ssh:hosts.yaml --max 1G          or: --on slurm
 
       srun -N2 --ntasks-per-node=8 trainmaster bandwidth --expect-transport IB --out evidence/
 
@@ -82,33 +88,30 @@ def bandwidth(
 
     _refuse_floor(min_busbw)
     names, wanted = parse_collectives(collective or []), parse_expected(expect_transport)
+    on = None if on == "local" else on
     if nccl_tests is not None:
-        if nccl_tests == "run":
-            result = _run_nccl_tests(names if collective else ("all_reduce",), max_size, min_busbw)
-        else:
-            stated = names[0] if collective and len(names) == 1 else None
-            result = _judge_nccl_tests(
-                nccl_tests, ranks=ranks, least_gbps=min_busbw, expected=wanted, collective=stated
-            )
+        _refuse_nodes(on)
+        result = _nccl_tests(nccl_tests, names if collective else (), max_size, ranks, min_busbw, wanted)
         _end(result, as_json=as_json, strict=strict)
     if backend not in (None, "nccl", "gloo"):
         raise UsageError(f"--backend {backend}: nccl or gloo")
     sweep = Sweep(
-        collectives=names,
-        min_bytes=limits.parse_size(min_size),
-        max_bytes=limits.parse_size(max_size) if max_size is not None else None,
-        factor=factor,
-        backend=backend,  # type: ignore[arg-type]
-        processes=processes,
-        timeout_s=timeout,
-    )
-    _measure(sweep, out=out, expected=wanted, least_gbps=min_busbw, as_json=as_json, strict=strict)
+        collectives=names, min_bytes=limits.parse_size(min_size), factor=factor, processes=processes, timeout_s=timeout,
+        max_bytes=limits.parse_size(max_size) if max_size is not None else None, backend=backend,  # type: ignore[arg-type]
+    )  # fmt: skip
+    measure = partial(_measure, expected=wanted) if on is None else partial(_measure_nodes, on, stated=expect_transport)
+    measure(sweep, out=out, least_gbps=min_busbw, as_json=as_json, strict=strict)
 
 
 def _refuse_floor(least_gbps: float | None) -> None:
     """UsageError for a floor that every measurement meets (0, negative) or that compares with none (nan, inf)."""
     if least_gbps is not None and not (math.isfinite(least_gbps) and least_gbps > 0):
         raise UsageError(f"--min-busbw {least_gbps:g}: write a number of GB/s above 0")
+
+
+def _refuse_nodes(on: str | None) -> None:
+    if on is not None:
+        raise UsageError("--on starts ranks of our own: leave --nccl-tests out, or run nccl-tests with your scheduler")
 
 
 def _measure(
@@ -130,6 +133,47 @@ def _measure(
     code = exit_code(found.overall, strict=strict)
     if "RANK" in os.environ or "SLURM_PROCID" in os.environ or "OMPI_COMM_WORLD_RANK" in os.environ:
         _leave(code)
+    raise typer.Exit(code)
+
+
+def _measure_nodes(
+    on: str,
+    sweep: Sweep,
+    *,
+    out: Path | None,
+    stated: str | None,
+    least_gbps: float | None,
+    as_json: bool,
+    strict: bool,
+) -> NoReturn:
+    """Run the sweep on every node of a target, print and save its report, and exit with its verdict."""
+    from trainmaster.bench.collectives.drive import document, save
+    from trainmaster.cli._documents.hosts_file import load_nodes
+    from trainmaster.cluster.bandwidth import Request, measure
+
+    words = [word for name in sweep.collectives for word in ("--collective", name)]
+    words += ["--min", str(sweep.min_bytes), "--factor", str(sweep.factor), "--timeout", f"{sweep.timeout_s:g}"]
+    words += ["--max", str(sweep.max_bytes)] if sweep.max_bytes is not None else []
+    words += ["--expect-transport", stated] if stated is not None else []
+    words += ["--min-busbw", f"{least_gbps:g}"] if least_gbps is not None else []
+    nodes = load_nodes(on, verb="bandwidth")
+    found = measure(nodes, Request(words=words, backend=sweep.backend, processes=sweep.processes), out=out)
+    if out is not None and found.report is not None:
+        save(found.report, out)
+    code = exit_code(found.overall, strict=strict)
+    if as_json:
+        report = document(found.report) if found.report is not None else {"rows": found.rows}
+        judged = {"results": found.results, "overall": found.overall, "exit_code": code}
+        _console.as_json({**report, "on": on, "silent": found.silent, **judged})
+        raise typer.Exit(code)
+    show = _Table(quiet=False)
+    for row in found.rows:
+        show.row(row)
+    if found.report is not None:
+        many = f"{found.report.world} ranks on {found.report.nodes} nodes"
+        _console.out.print(f"\n{many}, {found.report.backend}: {escape(found.report.transport)}", soft_wrap=True)
+    _findings(found.results)
+    _console.out.print(f"{_console.paint(found.overall)}  {len(found.rows)} rows", soft_wrap=True)
     raise typer.Exit(code)
 
 
@@ -182,19 +226,19 @@ def _findings(results: Iterable[CheckResult]) -> None:
             )
 
 
-def _run_nccl_tests(collectives: Sequence[str], max_size: str | None, least_gbps: float | None) -> CheckResult:
+def _nccl_tests(
+    path: str, named: Sequence[str], max_size: str | None, ranks: int | None, least_gbps: float | None,
+    expected: Expected | None,
+) -> CheckResult:  # fmt: skip
+    """Judge a file of nccl-tests, or run them."""
     from trainmaster.bench import nccl_tests
     from trainmaster.node.host import Host
 
-    return nccl_tests.run(Host(), collectives, max_size=max_size or "8G", least_gbps=least_gbps)
-
-
-def _judge_nccl_tests(
-    path: str, *, ranks: int | None, least_gbps: float | None, expected: Expected | None, collective: str | None
-) -> CheckResult:
-    from trainmaster.bench import nccl_tests
-
-    return nccl_tests.judge(_read(path), ranks=ranks, least_gbps=least_gbps, expected=expected, collective=collective)
+    if path == "run":
+        largest, names = max_size or "8G", named or ("all_reduce",)
+        return nccl_tests.run(Host(), names, max_size=largest, least_gbps=least_gbps)
+    stated = named[0] if len(named) == 1 else None
+    return nccl_tests.judge(_read(path), ranks=ranks, least_gbps=least_gbps, expected=expected, collective=stated)
 
 
 def _read(path: str) -> bytes:

@@ -68,7 +68,7 @@ def check(
 
       trainmaster check --on ssh:hosts.yaml --level 1 --out today/ --diff yesterday/
 
-      trainmaster check --on ssh:hosts.yaml --level 2     each node alone, then collectives; or --on slurm, without
+      trainmaster check --on ssh:hosts.yaml --level 2     each node alone, then collectives; or --on slurm
 
       trainmaster check --level 2 --out evidence/ --upload s3://bucket/acceptance/node-7
     """
@@ -77,6 +77,7 @@ def check(
     from trainmaster.cluster import evidence
     from trainmaster.core.results import exit_code
 
+    on = None if on == "local" else on
     _refuse_contradictions(out=out, capture=capture, on=on, replay=replay, upload=upload)
     wanted = read_words(expect or [])
     # Before anything is written: a wrong name makes no folder.
@@ -228,7 +229,7 @@ def _cluster(
     from trainmaster.cluster.check import check as check_cluster
     from trainmaster.cluster.gather import TransferStats
 
-    hosts = load_nodes(on)
+    hosts = load_nodes(on, verb="check")
     ahead, silent, stats = [host.name for host in hosts.hosts], [], TransferStats()
     with _console.err.status("", spinner="dots") if sys.stderr.isatty() else _Quiet() as progress:
 

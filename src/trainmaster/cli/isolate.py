@@ -21,7 +21,9 @@ _SHOWN = 3  # measurements printed of each suspect; --json has them all
 
 
 def isolate(
-    on: Annotated[str | None, typer.Option("--on", metavar="TARGET", help="Nodes to test: ssh:hosts.yaml.")] = None,
+    on: Annotated[
+        str | None, typer.Option("--on", metavar="TARGET", help="Nodes to test: ssh:hosts.yaml, slurm.")
+    ] = None,
     sim: Annotated[str | None, typer.Option("--sim", help="A simulated fabric, as key=value words.")] = None,
     routes: Annotated[bool, typer.Option("--routes", help="The path of every pair is known: name the link.")] = False,
     rounds: Annotated[int, typer.Option("--rounds", "--max-rounds", min=1, max=100, help="Maximum rounds.")] = 12,
@@ -42,7 +44,7 @@ def isolate(
 
     [bold]Examples[/]
 
-      trainmaster isolate --on ssh:hosts.yaml --max-rounds 8
+      trainmaster isolate --on ssh:hosts.yaml --max-rounds 8          or: --on slurm
 
       trainmaster isolate --sim "nodes=256,racks=16,fault=node:n017:0.5,seed=3"
 
@@ -65,7 +67,7 @@ def isolate(
         raise typer.Exit(exit_code(verdict))
     if sim is None:
         raise UsageError(
-            "nothing to test; give nodes, --on ssh:hosts.yaml, or a fabric, for example "
+            "nothing to test; give nodes, --on ssh:hosts.yaml or --on slurm, or a fabric, for example "
             '--sim "nodes=256,racks=16,fault=node:n017:0.5"'
         )
     from trainmaster.bench.isolate import isolate as find
@@ -97,11 +99,11 @@ def _on_nodes(
     """The diagnosis of the nodes that answered, None where they make no pair; and why the others did not."""
     from trainmaster.bench.isolate import isolate as find
     from trainmaster.bench.limits import parse_size
-    from trainmaster.cli._documents.hosts_file import load_hosts
+    from trainmaster.cli._documents.hosts_file import load_nodes
     from trainmaster.cluster.pairs import Pairs
 
     parse_size(size)  # a bad size is refused here, once
-    pairs = Pairs(load_hosts(on), size=size, timeout_s=timeout_s, rounds=rounds)
+    pairs = Pairs(load_nodes(on, verb="isolate"), size=size, timeout_s=timeout_s, rounds=rounds)
     try:
         if len(pairs.nodes) < 2 and pairs.silent:
             return None, pairs.silent

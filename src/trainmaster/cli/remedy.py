@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def remedy(
     bundle: Annotated[Path, typer.Argument(metavar="DIR", help="What `trainmaster check --out DIR` wrote.")],
-    through: Annotated[str, typer.Option("--with", metavar="SCHEDULER", help="slurm or kubernetes.")],
+    through: Annotated[str, typer.Option("--with", "--on", metavar="TARGET", help="slurm or kubernetes.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do it. Without this the plan is printed and nothing is.")] = False,
     max_nodes: Annotated[
         int | None, typer.Option(min=0, help="Most nodes that may be out.", show_default="a tenth, at least 1")
@@ -37,7 +37,7 @@ def remedy(
 
     [bold]Examples[/]
 
-      trainmaster remedy evidence/ --with slurm
+      trainmaster remedy evidence/ --on slurm:cluster.yaml
 
       trainmaster remedy evidence/ --with kubernetes --max-nodes 2 --yes
     """

@@ -34,7 +34,7 @@ def accept(hosts: SshHosts, options: Options, *, timeout_s: float | None = None)
 
 
 async def _accept(hosts: SshHosts, options: Options, timeout_s: float) -> dict[str, Any]:
-    link = launch.open_link(hosts)
+    link = launch.open_link(hosts, limit_s=timeout_s)
     found = await launch.ask_capabilities(hosts.hosts, link)
     missing = _missing(found, options)
     if missing:

@@ -16,7 +16,7 @@ from trainmaster import __version__, checks
 from trainmaster.checks import document
 from trainmaster.checks.expectations import COLLECTIVES, unmeasured
 from trainmaster.checks.profiles import Resolved
-from trainmaster.cluster import collectives, slurm_nodes
+from trainmaster.cluster import collectives, slurm_check
 from trainmaster.cluster.gather import TIMEOUT_S, CheckRequest, TransferStats, gather
 from trainmaster.cluster.slurm_nodes import SlurmNodes
 from trainmaster.core.errors import UsageError
@@ -59,10 +59,6 @@ def check(
     stats: TransferStats | None = None,
 ) -> ClusterHealth:
     """Run the plan on every node. `timeout_s` bounds one node; `bundle` is the folder for captures."""
-    if isinstance(hosts, SlurmNodes) and planned.collectives:
-        raise UsageError(
-            "collectives do not run between nodes of Slurm yet: add --skip collectives, or use --on ssh:FILE"
-        )
     request = CheckRequest(
         level=planned.level,
         expect=document.stated(known.expect),
@@ -72,9 +68,9 @@ def check(
         timeout_s=timeout_s or TIMEOUT_S[planned.level],
     )
     if isinstance(hosts, SlurmNodes):
-        health = slurm_nodes.gather(hosts, request, bundle=bundle, on_answer=on_answer, stats=stats)
-        return add_unmeasured(health, known, planned) if planned.whole else health
-    health = gather(hosts, request, bundle=bundle, on_answer=on_answer, stats=stats)
+        health = slurm_check.gather(hosts, request, bundle=bundle, on_answer=on_answer, stats=stats)
+    else:
+        health = gather(hosts, request, bundle=bundle, on_answer=on_answer, stats=stats)
     if planned.whole:
         health = add_unmeasured(health, known, planned)
     if not planned.collectives:

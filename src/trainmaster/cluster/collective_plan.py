@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from trainmaster.cluster.exchange import Program
-from trainmaster.cluster.launch import Capabilities, environment
+from trainmaster.cluster.launch import Capabilities, Outcome, environment
 from trainmaster.core.health import ClusterHealth, NodeHealth
 from trainmaster.core.results import Finding, Verdict, error, skip
 from trainmaster.targets.ssh.connect import NodeUnavailable
@@ -197,3 +198,15 @@ def _expectations(expect: Mapping[str, Any], backend: str, *, nodes: int) -> lis
     if expect.get("busbw_gbps") is not None:
         words += ["--min-busbw", str(expect["busbw_gbps"])]
     return words
+
+
+def keep_output(folder: Path, plan: Plan, outcomes: Sequence[Outcome]) -> None:
+    """Write the output of every rank into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, outcome in enumerate(outcomes):
+        if not isinstance(outcome, Sequence):
+            continue
+        for local, ran in enumerate(outcome):
+            name = f"rank-{number * plan.per_node + local}-{plan.hosts[number].name}"
+            (folder / f"{name}.out").write_text(ran.out, encoding="utf-8", errors="replace")
+            (folder / f"{name}.err").write_text(ran.err, encoding="utf-8", errors="replace")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from trainmaster.checks.document import clean
 from trainmaster.cluster import launch
 from trainmaster.cluster.collective_findings import judge
-from trainmaster.cluster.collective_plan import Plan, choose, plan
-from trainmaster.cluster.launch import Capabilities, Outcome
+from trainmaster.cluster.collective_plan import choose, keep_output, plan
+from trainmaster.cluster.launch import Capabilities
+from trainmaster.cluster.slurm_nodes import SlurmNodes
 from trainmaster.core.health import ClusterHealth
 from trainmaster.core.results import CheckResult, Finding, Verdict
 from trainmaster.targets.ssh.connect import NodeUnavailable
@@ -23,7 +23,12 @@ TIMEOUT_S = {2: 600.0, 3: 3600.0}  # of the whole run, by level
 
 
 def measure(
-    health: ClusterHealth, hosts: SshHosts, *, level: int, timeout_s: float | None, bundle: Path | None = None
+    health: ClusterHealth,
+    hosts: SshHosts | SlurmNodes,
+    *,
+    level: int,
+    timeout_s: float | None,
+    bundle: Path | None = None,
 ) -> CheckResult:
     """The result of the cluster's collectives. Always has findings: what was planned is reported."""
     started = time.monotonic()
@@ -34,37 +39,28 @@ def measure(
 
 
 async def _measure(
-    health: ClusterHealth, hosts: SshHosts, *, level: int, total_s: float, bundle: Path | None
+    health: ClusterHealth, hosts: SshHosts | SlurmNodes, *, level: int, total_s: float, bundle: Path | None
 ) -> list[Finding]:
     fit, left_out = choose(health)
     by_name = {host.name: host for host in hosts.hosts}
     # A single node is asked too: its own GPUs may form a run.
     capabilities: dict[str, Capabilities | NodeUnavailable] = {}
-    if fit:
-        link = launch.open_link(hosts)
-        capabilities = await launch.ask_capabilities(
-            [by_name[node.node] for node in fit], link, timeout_s=min(total_s, launch.CAPABILITIES_TIMEOUT_S)
-        )
-    planned, more = plan(fit, capabilities, by_name, level=level, total_s=total_s)
-    if planned is None:
-        return [*left_out, *more]
-    jobs = [(host, planned.runs(number)) for number, host in enumerate(planned.hosts)]
-    outcomes = await launch.run_together(jobs, link, timeout_s=total_s)
+    link = launch.open_link(hosts, limit_s=total_s + launch.CAPABILITIES_TIMEOUT_S)
+    try:
+        if fit:
+            capabilities = await launch.ask_capabilities(
+                [by_name[node.node] for node in fit], link, timeout_s=min(total_s, launch.CAPABILITIES_TIMEOUT_S)
+            )
+        planned, more = plan(fit, capabilities, by_name, level=level, total_s=total_s)
+        if planned is None:
+            return [*left_out, *more]
+        jobs = [(host, planned.runs(number)) for number, host in enumerate(planned.hosts)]
+        outcomes = await launch.run_together(jobs, link, timeout_s=total_s)
+    finally:
+        await link.close()
     if bundle is not None:
-        _keep(bundle / NAME, planned, outcomes)
+        keep_output(bundle / NAME, planned, outcomes)
     return [*judge(planned, outcomes, left_out=[f.device or "" for f in (*left_out, *more)]), *left_out, *more]
-
-
-def _keep(folder: Path, plan: Plan, outcomes: Sequence[Outcome]) -> None:
-    """Write the output of every rank into the bundle."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for number, outcome in enumerate(outcomes):
-        if not isinstance(outcome, Sequence):
-            continue
-        for local, ran in enumerate(outcome):
-            name = f"rank-{number * plan.per_node + local}-{plan.hosts[number].name}"
-            (folder / f"{name}.out").write_text(ran.out, encoding="utf-8", errors="replace")
-            (folder / f"{name}.err").write_text(ran.err, encoding="utf-8", errors="replace")
 
 
 def summary(result: CheckResult) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shlex
 from collections.abc import Sequence
@@ -9,12 +10,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from trainmaster import checks
+from trainmaster import checks, targets
 from trainmaster.cluster import journal
 from trainmaster.cluster.remedy import EVERY, PREFIX, REASON_CHARACTERS, Drain, Out
 from trainmaster.cluster.schedulers import DrainState, Scheduler, Slurm
+from trainmaster.cluster.slurm_nodes import ask
 from trainmaster.core.errors import HostError, TargetError
 from trainmaster.node.host import Host
+from trainmaster.targets.slurm.queue import queue
+from trainmaster.targets.slurm.settings import SlurmSettings
 
 TIMEOUT_S = 30.0
 
@@ -29,7 +33,7 @@ def drain(planned: Drain, scheduler: Scheduler, home: Path, through: str) -> str
         # Before the commands: after a crash in between, the node is drained and known to be.
         _note(home, "drain", node, checks=list(planned.checks), reason=planned.reason, through=through)
         for command in scheduler.drain(node, planned.reason):
-            run(command)
+            run(scheduler, command)
         if not look(scheduler, node).ours:
             return f"{node}: the drain commands succeeded, but {through} does not show the node as drained"
     except TargetError as wrong:
@@ -46,7 +50,7 @@ def resume(node: str, scheduler: Scheduler, home: Path, through: str) -> str | N
             return f"{node} is drained for another reason now ({now.reason or 'none stated'}); unchanged"
         if now.out:
             for command in scheduler.resume(node):
-                run(command)
+                run(scheduler, command)
             if look(scheduler, node).out:
                 return f"{node}: the resume commands succeeded, but {through} still shows the node as drained"
     except TargetError as wrong:
@@ -63,7 +67,7 @@ def list_out(scheduler: Scheduler, *, besides: Sequence[Out]) -> list[Out]:
     known = {one.node for one in besides}
     return [
         Out(node=name, at=state.at, checks=read_checks(state.reason))
-        for name, state in scheduler.parse_all(run(scheduler.ask_all())).items()
+        for name, state in scheduler.parse_all(run(scheduler, scheduler.ask_all())).items()
         if state.ours and name not in known
     ]
 
@@ -82,11 +86,13 @@ def read_checks(reason: str) -> tuple[str, ...]:
 
 def look(scheduler: Scheduler, node: str) -> DrainState:
     """The node's present state in the scheduler."""
-    return scheduler.parse(node, run(scheduler.ask(node)))
+    return scheduler.parse(node, run(scheduler, scheduler.ask(node)))
 
 
-def run(command: Sequence[str]) -> str:
+def run(scheduler: Scheduler, command: Sequence[str]) -> str:
     """Standard output of one command. TargetError if it fails, hangs or is missing."""
+    if isinstance(scheduler, Slurm) and scheduler.settings is not None:
+        return asyncio.run(_run_there(scheduler.settings, command))
     try:
         ran = Host().run(*command, timeout_s=TIMEOUT_S)
     except HostError as wrong:
@@ -95,6 +101,14 @@ def run(command: Sequence[str]) -> str:
         said = " ".join((ran.stderr or ran.stdout).split())[:300]
         raise TargetError(f"{shlex.join(command)} ended with {ran.exit_code}: {said}")
     return ran.stdout
+
+
+async def _run_there(settings: SlurmSettings, command: Sequence[str]) -> str:
+    """The same by a cluster file: with its environment, and on its login node."""
+    try:
+        return await ask(queue(settings), command)
+    finally:
+        await targets.close()
 
 
 def _undo(scheduler: Scheduler, node: str, home: Path) -> None:

@@ -81,7 +81,7 @@ async def ask(
 ) -> Answer:
     """Run `python -m trainmaster.checks WORDS` on a node. NodeUnavailable if no answer arrives in time."""
     reply = await _exchange(host, known_hosts, package, {"words": list(words)}, timeout_s=timeout_s, gate=gate)
-    health, files = _unwrap(reply.data)
+    health, files = unwrap(reply.data)
     return Answer(
         health=health,
         files=files,
@@ -106,7 +106,7 @@ async def start(
     """
     wanted = [{"module": run.module, "words": list(run.words), "env": dict(run.env)} for run in runs]
     reply = await _exchange(host, known_hosts, package, {"runs": wanted}, timeout_s=timeout_s, gate=gate)
-    return _unwrap_runs(reply.data, len(runs))
+    return unwrap_runs(reply.data, len(runs))
 
 
 async def _exchange(
@@ -202,7 +202,8 @@ def _parse(data: bytes) -> object:
     return answer
 
 
-def _unwrap_runs(data: bytes, wanted: int) -> list[ProgramResult]:
+def unwrap_runs(data: bytes, wanted: int) -> list[ProgramResult]:
+    """Results of the programs in an answer."""
     answer = _parse(data)
     runs = answer.get("runs") if isinstance(answer, dict) else None
     if not isinstance(runs, list) or len(runs) != wanted:
@@ -220,7 +221,8 @@ def _unwrap_runs(data: bytes, wanted: int) -> list[ProgramResult]:
     return found
 
 
-def _unwrap(data: bytes) -> tuple[str, dict[str, str]]:
+def unwrap(data: bytes) -> tuple[str, dict[str, str]]:
+    """Health document and files of an answer."""
     answer = _parse(data)
     health, files = (answer.get("health"), answer.get("files")) if isinstance(answer, dict) else (None, None)
     if not isinstance(health, str) or not isinstance(files, dict):

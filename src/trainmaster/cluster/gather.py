@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +20,7 @@ from trainmaster.core.health import ClusterHealth, NodeHealth, Silent
 from trainmaster.core.results import Verdict
 from trainmaster.targets.ssh.connect import NodeUnavailable, load
 from trainmaster.targets.ssh.hosts import SshHost, SshHosts, read_known_hosts
-from trainmaster.targets.ssh.package import Package, pack
+from trainmaster.targets.ssh.package import pack
 
 # Seconds for all checks of one node, by level: above the sum of the checks' own timeouts at that level.
 TIMEOUT_S = {1: 180.0, 2: 1200.0, 3: 7200.0}
@@ -50,6 +51,9 @@ class TransferStats:
     took_s: dict[str, float] = field(default_factory=dict)
 
 
+Ask = Callable[[SshHost], Awaitable[Answer]]  # NodeUnavailable where a node gives no answer
+
+
 def gather(
     hosts: SshHosts,
     request: CheckRequest,
@@ -61,16 +65,39 @@ def gather(
     """Health of every node, or the reason it is silent. A hung node costs its own timeout and no other node's time."""
     load()  # a missing package is reported once, not once per node
     known_hosts, package = read_known_hosts(hosts.known_hosts), pack()
+
+    @contextlib.asynccontextmanager
+    async def open_ssh() -> AsyncIterator[Ask]:
+        gate = asyncio.Semaphore(HANDSHAKES)
+
+        async def one(host: SshHost) -> Answer:
+            words = request.words(host.name)
+            return await ask(host, known_hosts, package, words, timeout_s=request.timeout_s, gate=gate)
+
+        yield one
+
+    return gather_by(open_ssh(), hosts.hosts, request, bundle=bundle, on_answer=on_answer, stats=stats)
+
+
+def gather_by(
+    opened: contextlib.AbstractAsyncContextManager[Ask],
+    hosts: Sequence[SshHost],
+    request: CheckRequest,
+    *,
+    bundle: Path | None,
+    on_answer: Callable[[str, str], None] | None,
+    stats: TransferStats | None,
+) -> ClusterHealth:
+    """The same by any way to ask a node."""
     cost = stats or TransferStats()
 
-    async def one(host: SshHost, package: Package, gate: asyncio.Semaphore) -> NodeHealth | Silent:
+    async def one(host: SshHost, ask: Ask) -> NodeHealth | Silent:
         started = time.monotonic()
-        words = request.words(host.name)
         try:
-            answer = await ask(host, known_hosts, package, words, timeout_s=request.timeout_s, gate=gate)
+            answer = await ask(host)
             cost.sent_bytes += answer.sent_bytes
             cost.received_bytes += answer.received_bytes
-            found: NodeHealth | Silent = accept(host, answer, request, bundle)
+            found = accept(host, answer, request, bundle)
         except NodeUnavailable as wrong:
             found = _silent(host, wrong.reason, wrong.action)
         except Exception as wrong:  # an internal error about one node must not hide the others
@@ -83,17 +110,17 @@ def gather(
         return found
 
     async def ask_all() -> list[NodeHealth | Silent]:
-        gate = asyncio.Semaphore(HANDSHAKES)
-        return await asyncio.gather(*(one(host, package, gate) for host in hosts.hosts))
+        async with opened as ask:
+            return await asyncio.gather(*(one(host, ask) for host in hosts))
 
     started_at, started = datetime.now().astimezone().isoformat(timespec="seconds"), time.monotonic()
     found = asyncio.run(ask_all())
     nodes = tuple(item for item in found if isinstance(item, NodeHealth))
     return ClusterHealth(
-        asked=tuple(host.name for host in hosts.hosts),
+        asked=tuple(host.name for host in hosts),
         nodes=nodes,
         silent=tuple(item for item in found if isinstance(item, Silent)),
-        cluster=compare.compare(nodes) if len(hosts.hosts) > 1 else (),
+        cluster=compare.compare(nodes) if len(hosts) > 1 else (),
         started_at=started_at,
         took_s=round(time.monotonic() - started, 3),
     )

@@ -11,8 +11,11 @@ import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from trainmaster.cluster.exchange import HANDSHAKES, Program, ProgramResult, start
+from trainmaster.cluster.slurm_nodes import SlurmNodes
+from trainmaster.cluster.slurm_programs import SlurmLink
 from trainmaster.core.errors import SpecError
 from trainmaster.core.schema import build
 from trainmaster.targets.ssh.channel import clean
@@ -26,13 +29,29 @@ _GRACE_S = 10.0  # a rank that knows the verdict ends within two seconds
 CAPABILITIES_TIMEOUT_S = 120.0  # importing torch from a cold network file system takes a minute
 
 
+class Link(Protocol):
+    """Way to start programs on nodes."""
+
+    async def start(self, host: SshHost, runs: Sequence[Program], *, timeout_s: float) -> Sequence[ProgramResult]:
+        """Results of programs that run at once on a node; NodeUnavailable without its answer. Cancelling ends them."""
+        ...
+
+    async def close(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """Shared parts of every exchange with a node."""
+class SshLink:
+    """A connection for each start; shared are keys, package and the number of concurrent handshakes."""
 
     known_hosts: bytes
     package: Package
     gate: asyncio.Semaphore
+
+    async def start(self, host: SshHost, runs: Sequence[Program], *, timeout_s: float) -> Sequence[ProgramResult]:
+        return await start(host, self.known_hosts, self.package, runs, timeout_s=timeout_s, gate=self.gate)
+
+    async def close(self) -> None:
+        pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +66,12 @@ class Capabilities:
     why: str  # reason that torch cannot be used
 
 
-def open_link(hosts: SshHosts) -> Link:
+def open_link(hosts: SshHosts | SlurmNodes, *, limit_s: float) -> Link:
+    """The way to these nodes. `limit_s` bounds how long a scheduler keeps them for us; call `close`."""
+    if isinstance(hosts, SlurmNodes):
+        return SlurmLink(hosts, limit_s=limit_s)
     load()
-    return Link(known_hosts=read_known_hosts(hosts.known_hosts), package=pack(), gate=asyncio.Semaphore(HANDSHAKES))
+    return SshLink(known_hosts=read_known_hosts(hosts.known_hosts), package=pack(), gate=asyncio.Semaphore(HANDSHAKES))
 
 
 async def run_together(
@@ -97,7 +119,7 @@ async def _start(
     host: SshHost, runs: Sequence[Program], link: Link, *, timeout_s: float
 ) -> Sequence[ProgramResult] | NodeUnavailable:
     try:
-        return await start(host, link.known_hosts, link.package, runs, timeout_s=timeout_s, gate=link.gate)
+        return await link.start(host, runs, timeout_s=timeout_s)
     except NodeUnavailable as wrong:
         return wrong
     except Exception as wrong:  # an internal error about one node must not hide the others

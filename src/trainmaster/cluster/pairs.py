@@ -1,4 +1,4 @@
-"""Pair tests between real nodes over SSH: the `measure` function of `trainmaster isolate`.
+"""Pair tests between real nodes, over SSH or in Slurm: the `measure` function of `trainmaster isolate`.
 
 The pairs of a round run at once, each with two ranks of its own. A pair without an answer by its deadline is None. A
 node that cannot be reached is reported as silent and takes no part: no test is needed to know it, and a round spent on
@@ -8,7 +8,7 @@ it would measure nothing about the others.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trainmaster.core.errors import UsageError
@@ -16,23 +16,35 @@ from trainmaster.core.errors import UsageError
 if TYPE_CHECKING:
     from trainmaster.cluster.exchange import Program
     from trainmaster.cluster.launch import Capabilities
+    from trainmaster.cluster.slurm_nodes import SlurmNodes
+    from trainmaster.targets.ssh.connect import NodeUnavailable
     from trainmaster.targets.ssh.hosts import SshHosts
 
 _TAKEN = ("EADDRINUSE", "address already in use")  # the port was taken since the node was asked: no verdict
 
 
 class Pairs:
-    """Nodes of a hosts file, ready for pair tests. One event loop serves all rounds; call `close`."""
+    """Nodes of a hosts file or of Slurm, ready for pair tests. One event loop serves all rounds; call `close`."""
 
-    def __init__(self, hosts: SshHosts, *, size: str, timeout_s: float, rounds: int) -> None:
+    def __init__(self, hosts: SshHosts | SlurmNodes, *, size: str, timeout_s: float, rounds: int) -> None:
         from trainmaster.cluster import launch
-        from trainmaster.cluster.launch import Capabilities
 
         self._hosts = {host.name: host for host in hosts.hosts}
         self._size, self._timeout_s = size, timeout_s
         self._runner = asyncio.Runner()
-        self._link = launch.open_link(hosts)
-        told = self._runner.run(launch.ask_capabilities(hosts.hosts, self._link, ports=2 * rounds))
+        # Each pair may be tried twice, where its port was taken.
+        limit_s = launch.CAPABILITIES_TIMEOUT_S + 2 * rounds * timeout_s
+        self._link = launch.open_link(hosts, limit_s=limit_s)
+        try:
+            told = self._runner.run(launch.ask_capabilities(hosts.hosts, self._link, ports=2 * rounds))
+            self._read(told)
+        except BaseException:
+            self.close()
+            raise
+
+    def _read(self, told: Mapping[str, Capabilities | NodeUnavailable]) -> None:
+        from trainmaster.cluster.launch import Capabilities
+
         self.silent = {name: str(found) for name, found in told.items() if not isinstance(found, Capabilities)}
         self._capabilities = {name: found for name, found in told.items() if isinstance(found, Capabilities)}
         self._ports = {name: list(found.ports) for name, found in self._capabilities.items()}
@@ -58,7 +70,11 @@ class Pairs:
         return self._runner.run(all_pairs())
 
     def close(self) -> None:
-        self._runner.close()
+        """Give the nodes back."""
+        try:
+            self._runner.run(self._link.close())
+        finally:
+            self._runner.close()
 
     async def _pair(self, a: str, b: str) -> float | None:
         from trainmaster.bench.collectives.pairs import read_pair
@@ -89,7 +105,7 @@ class Pairs:
         return [Program(module=one.argv[2], words=[*one.argv[3:], *more], env=one.env) for one in commands]
 
 
-def choose_backend(capabilities: dict[str, Capabilities]) -> str:
+def choose_backend(capabilities: Mapping[str, Capabilities]) -> str:
     """NCCL where all nodes have GPUs, gloo where none has. UsageError where nodes are not comparable."""
     if bare := [name for name, found in capabilities.items() if found.torch is None]:
         why = capabilities[bare[0]].why

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from trainmaster.cluster.remedy import PREFIX
 from trainmaster.core.errors import TargetError, UsageError
+from trainmaster.targets.slurm.settings import SlurmSettings
 
 KEY = "trainmaster/health"  # taint and label
 WHY = "trainmaster/reason"  # annotation: a label value cannot hold a sentence
@@ -45,6 +46,9 @@ class Scheduler(Protocol):
 
 class Slurm:
     """scontrol. A drained node finishes its jobs and gets no new one."""
+
+    def __init__(self, settings: SlurmSettings | None = None) -> None:
+        self.settings = settings  # of a cluster file; None: scontrol of this machine
 
     def drain(self, node: str, reason: str) -> list[Command]:
         return [("scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}")]
@@ -114,12 +118,37 @@ class Kubernetes:
             raise TargetError(f"kubectl does not describe the node {node}: {answer.strip()[:200]!r}") from None
 
 
-_ALL: dict[str, type[Slurm] | type[Kubernetes]] = {"slurm": Slurm, "kubernetes": Kubernetes}
-NAMES = tuple(_ALL)
+NAMES = ("slurm", "kubernetes")
+_INSTEAD = {
+    "local": "it has no scheduler that could drain this machine",
+    "ssh": "name the one that runs on these hosts, or leave the bad ones out of the hosts file",
+    "hyperpod": "its nodes are nodes of Kubernetes: use --on kubernetes",
+    "sagemaker": "its machines are SageMaker's, a new job gets others: report the bad ones to AWS support",
+    "lambda": "return the machine with `trainmaster reap`; its GPUs are remembered as bad",
+    "pool": "leave the machine out of the pool file",
+}
 
 
-def load(name: str) -> Scheduler:
-    """The scheduler of that name."""
-    if name not in _ALL:
-        raise UsageError(f"unknown scheduler {name}; use one of {', '.join(_ALL)}")
-    return _ALL[name]()
+def load(word: str) -> Scheduler:
+    """The scheduler that a target stands for: `slurm`, `slurm:FILE` or `kubernetes`. UsageError for any other."""
+    name, _, options = word.partition(":")
+    if name == "slurm":
+        return Slurm(_settings(word) if options else None)
+    if name == "kubernetes" and not options:
+        return Kubernetes()
+    if name == "kubernetes":
+        raise UsageError(
+            f"--on {word}: write --on kubernetes; kubectl's current context decides which cluster is meant"
+        )
+    if name in _INSTEAD:
+        raise UsageError(f"--on {word}: nodes are drained by slurm or kubernetes; {_INSTEAD[name]}")
+    raise UsageError(f"--on {word}: {name!r} is no scheduler; use one of {', '.join(NAMES)}")
+
+
+def _settings(word: str) -> SlurmSettings:
+    from trainmaster import targets
+    from trainmaster.targets.slurm.target import Slurm as Target
+
+    target = targets.load(word)
+    assert isinstance(target, Target)
+    return target.settings

@@ -1,4 +1,4 @@
-"""The hosts file of `--on ssh:FILE`, read from YAML."""
+"""Nodes of `--on TARGET` for check, accept, bandwidth and isolate; for other targets an error with another way."""
 
 from __future__ import annotations
 
@@ -12,11 +12,44 @@ if TYPE_CHECKING:
     from trainmaster.cluster.slurm_nodes import SlurmNodes
     from trainmaster.targets.ssh.hosts import SshHosts
 
+_JOB = {
+    "check": "submit a job there with `preflight: {level: 2}`: it checks its nodes before it starts",
+    "accept": "submit a job there with `command: [python3, -m, trainmaster.bench.accept]`",
+    "bandwidth": "submit a job there with `command: [python3, -m, trainmaster.bench.collectives]`",
+    "isolate": "name its nodes in a hosts file: --on ssh:hosts.yaml",
+}
+# What to use instead, where it is not a job of that target.
+_INSTEAD = {
+    ("check", "hyperpod"): "use `trainmaster cluster validate` and `trainmaster cluster test`",
+    ("accept", "hyperpod"): "use `trainmaster cluster test` and `trainmaster cluster perf`",
+    ("accept", "kubernetes"): "apply a manifest: trainmaster accept --dry-run pytorchjob.yaml",
+    ("isolate", "local"): "pairs need several nodes: use --on ssh:hosts.yaml or --on slurm",
+    (
+        "isolate",
+        "sagemaker",
+    ): "its nodes cannot be chosen: submit a job of two nodes that runs `bandwidth`, again and again",
+}
 
-def load_nodes(word: str) -> SshHosts | SlurmNodes:
-    """The nodes that `--on ssh:FILE`, `--on slurm` or `--on slurm:FILE` names."""
-    if word.partition(":")[0] != "slurm":
+
+def load_nodes(word: str, *, verb: str) -> SshHosts | SlurmNodes:
+    """The nodes that `--on ssh:FILE`, `--on slurm` or `--on slurm:FILE` names. UsageError for any other target."""
+    kind, _, options = word.partition(":")
+    if kind == "slurm":
+        return _load_slurm(word)
+    if kind == "ssh" and options:
         return load_hosts(word)
+    raise UsageError(_refuse(word, kind, verb))
+
+
+def load_hosts(word: str) -> SshHosts:
+    """The nodes that `--on ssh:FILE` names."""
+    from trainmaster.targets.ssh.hosts import parse_hosts
+
+    path = Path(word.partition(":")[2])
+    return _yaml_file.load(path).read(lambda document: parse_hosts(document, path.parent))
+
+
+def _load_slurm(word: str) -> SlurmNodes:
     from trainmaster import targets
     from trainmaster.cluster.slurm_nodes import list_nodes
     from trainmaster.targets.slurm.target import Slurm
@@ -29,12 +62,12 @@ def load_nodes(word: str) -> SshHosts | SlurmNodes:
     return found
 
 
-def load_hosts(word: str) -> SshHosts:
-    """The nodes that `--on ssh:FILE` names."""
-    from trainmaster.targets.ssh.hosts import parse_hosts
+def _refuse(word: str, kind: str, verb: str) -> str:
+    from trainmaster import targets
 
-    kind, _, options = word.partition(":")
-    if kind != "ssh" or not options:
-        raise UsageError(f"--on {word}: write ssh:hosts.yaml; this verb runs on no other target yet")
-    path = Path(options)
-    return _yaml_file.load(path).read(lambda document: parse_hosts(document, path.parent))
+    if kind == "ssh":
+        return f"--on {word}: write the hosts file too: --on ssh:hosts.yaml"
+    if kind not in targets.names():
+        return f"--on {word}: {kind!r} is not a target; {verb} runs on ssh:hosts.yaml and slurm"
+    instead = _INSTEAD.get((verb, kind)) or _JOB[verb]
+    return f"--on {word}: {verb} runs on ssh:hosts.yaml and slurm; on {kind}, {instead}"

@@ -4,6 +4,9 @@ It finds the node half in a content-addressed cache or requests it; runs the che
 temporary folder; and prints one answer. It ends, with all its descendants, at its deadline and when the connection
 closes. With `serve` it becomes the node's end of the ssh target instead (node_server.py), whose agents outlive it.
 Standard library only: it cannot import the package that it brings.
+
+srun starts it as a module: `package` of its order names the node half on the shared file system, and standard input,
+which a step does not have, is not watched; Slurm's SIGTERM ends it.
 """
 
 from __future__ import annotations
@@ -90,6 +93,8 @@ def _cache(order: Mapping[str, Any]) -> Path:
 
 def _node_half(order: Mapping[str, Any], work: Path, until: float) -> Path:
     """Folder of the package: from the cache if complete, else received and cached."""
+    if "package" in order:
+        return Path(order["package"])
     cache = _cache(order)
     if _digest_of(cache) == order["digest"]:
         return cache
@@ -140,7 +145,7 @@ def _run(package: Path, order: Mapping[str, Any], work: Path, until: float) -> d
         if time.monotonic() >= until:
             at = [line[6:] for line in _text(err).splitlines() if line.startswith("check ")]
             return {"wrong": "it was not done in time", "at": at[-1] if at else None}
-        _breathe()
+        _breathe(order)
     if child.returncode not in (0, 1, 3):  # PASS or WARN, FAIL, INCOMPLETE: exit codes with a verdict
         return {"wrong": f"the checks ended with {child.returncode}: {_text(err)[-400:]}"}
     files, size = {}, 0
@@ -167,7 +172,7 @@ def _run_programs(package: Path, order: Mapping[str, Any], work: Path, until: fl
         stopped = (stopped or now) if still else None
         if now >= until or (stopped is not None and now - stopped > _STOPPED_S):
             break
-        _breathe()
+        _breathe(order)
     told = [
         {
             "code": child.returncode,
@@ -194,9 +199,11 @@ def _start(package: Path, words: list[str], env: Mapping[str, str], out: Path, e
         )
 
 
-def _breathe() -> None:
+def _breathe(order: Mapping[str, Any]) -> None:
     """Wait a moment; exit if the connection closed."""
-    if select.select([0], [], [], 0.05)[0] and not os.read(0, 1 << 12):
+    if "package" in order:
+        time.sleep(0.05)
+    elif select.select([0], [], [], 0.05)[0] and not os.read(0, 1 << 12):
         raise SystemExit("the connection closed")
 
 

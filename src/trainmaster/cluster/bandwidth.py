@@ -1,0 +1,113 @@
+"""Bandwidth between the nodes of a target: one run of `bench/collectives` over all of them, and one verdict.
+
+    found = measure(hosts, Request(words=("--max", "1G")))        a ClusterBandwidth with its verdict
+
+Every node must take part: one that cannot makes the run INCOMPLETE, and is named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trainmaster.bench.collectives import Report, Row
+from trainmaster.bench.collectives.result import PLANNED
+from trainmaster.cluster import launch
+from trainmaster.cluster.collective_findings import judge, read
+from trainmaster.cluster.collective_plan import Plan, keep_output
+from trainmaster.cluster.launch import Capabilities
+from trainmaster.cluster.pairs import choose_backend
+from trainmaster.cluster.slurm_nodes import SlurmNodes
+from trainmaster.core.errors import UsageError
+from trainmaster.core.results import CheckResult, Overall, error, judge_overall
+from trainmaster.targets.ssh.connect import NodeUnavailable
+from trainmaster.targets.ssh.hosts import SshHost, SshHosts
+
+TOTAL_S = 3600.0
+NODES_CHECK = "collective_nodes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Run on every node: words of `python -m trainmaster.bench.collectives`, and what is not the same everywhere."""
+
+    words: Sequence[str] = ()
+    backend: str | None = None
+    processes: int | None = None  # ranks of each node; None: one per GPU, one without GPUs
+    total_s: float = TOTAL_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterBandwidth:
+    """Outcome of a run. Without a report of rank 0, `rows` are those measured until it broke."""
+
+    report: Report | None
+    rows: tuple[Row, ...] = ()
+    silent: Mapping[str, str] = field(default_factory=dict)
+    results: tuple[CheckResult, ...] = ()
+
+    @property
+    def overall(self) -> Overall:
+        return judge_overall(self.results, planned=PLANNED)
+
+
+def measure(hosts: SshHosts | SlurmNodes, request: Request, *, out: Path | None = None) -> ClusterBandwidth:
+    """Run the collectives on every node; `out` keeps what each rank printed."""
+    return asyncio.run(_measure(hosts, request, out))
+
+
+async def _measure(hosts: SshHosts | SlurmNodes, request: Request, out: Path | None) -> ClusterBandwidth:
+    link = launch.open_link(hosts, limit_s=request.total_s + launch.CAPABILITIES_TIMEOUT_S)
+    try:
+        told = await launch.ask_capabilities(hosts.hosts, link)
+        silent = {name: found for name, found in told.items() if isinstance(found, NodeUnavailable)}
+        ready = {name: found for name, found in told.items() if isinstance(found, Capabilities)}
+        plan = plan_run([host for host in hosts.hosts if host.name in ready], ready, request)
+        if plan is None:
+            return ClusterBandwidth(report=None, silent=_words(silent), results=_results((), silent))
+        jobs = [(host, plan.runs(number)) for number, host in enumerate(plan.hosts)]
+        outcomes = await launch.run_together(jobs, link, timeout_s=request.total_s)
+    finally:
+        await link.close()
+    if out is not None:
+        keep_output(out / "ranks", plan, outcomes)
+    first = outcomes[0]
+    report, rows = read(first[0].out) if isinstance(first, Sequence) else (None, [])
+    if report is not None:
+        results: tuple[CheckResult, ...] = report.results
+    else:
+        results = (CheckResult(check=PLANNED[0], findings=tuple(judge(plan, outcomes)), took_s=0.0),)
+    return ClusterBandwidth(report=report, rows=tuple(rows), silent=_words(silent), results=_results(results, silent))
+
+
+def plan_run(hosts: Sequence[SshHost], ready: Mapping[str, Capabilities], request: Request) -> Plan | None:
+    """The ranks of every node that is ready; None where they are fewer than two."""
+    backend = request.backend or choose_backend(ready)
+    gpus = min((found.gpus for found in ready.values()), default=0)
+    if backend == "nccl" and ready and not gpus:
+        raise UsageError("--backend nccl: torch sees no GPU on some of the nodes; use --backend gloo")
+    per_node = request.processes or (gpus if backend == "nccl" else 1)
+    if len(hosts) * per_node < 2:
+        return None
+    first = ready[hosts[0].name]
+    if not first.ports:
+        raise UsageError(f"no free port from 20000 to 29999 on {hosts[0].name}; list its listeners: ss -ltn")
+    master = (hosts[0].address or first.address or hosts[0].host, first.ports[0])
+    words = (*request.words, "--backend", backend)
+    return Plan(hosts=hosts, per_node=per_node, backend=backend, words=words, master=master)
+
+
+def _words(silent: Mapping[str, NodeUnavailable]) -> dict[str, str]:
+    return {name: wrong.reason for name, wrong in silent.items()}
+
+
+def _results(found: Sequence[CheckResult], silent: Mapping[str, NodeUnavailable]) -> tuple[CheckResult, ...]:
+    if not silent:
+        return tuple(found)
+    findings = tuple(
+        error(f"{name} took no part: {wrong.reason}", action=wrong.action, device=name)
+        for name, wrong in silent.items()
+    )
+    return (*found, CheckResult(check=NODES_CHECK, findings=findings, took_s=0.0))

@@ -1,0 +1,155 @@
+"""Collectives, bandwidth and pair tests between nodes of a real Slurm: gloo ranks that srun started."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from slurm import Cluster
+from trainmaster.cli._documents.hosts_file import load_nodes
+from trainmaster.cli.main import build
+from trainmaster.cluster.exchange import Program
+from trainmaster.cluster.slurm_nodes import SlurmNodes
+from trainmaster.cluster.slurm_programs import SlurmLink
+from trainmaster.targets.ssh.connect import NodeUnavailable
+
+pytestmark = [pytest.mark.spawns, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def word(slurm: Cluster, tmp_path: Path) -> str:
+    document = {
+        "folder": str(slurm.folder / "shared"), "python": sys.executable, "env": {"SLURM_CONF": str(slurm.conf)},
+    }  # fmt: skip
+    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(document))
+    return f"slurm:{tmp_path / 'cluster.yaml'}"
+
+
+@pytest.fixture
+def drained(slurm: Cluster) -> Iterator[str]:
+    """A node that somebody has taken out."""
+    slurm.call("scontrol", "update", "nodename=n3", "state=drain", "reason=disk swap, ask Kim")
+    yield "n3"
+    slurm.call("scontrol", "update", "nodename=n3", "state=resume")
+
+
+@pytest.fixture
+def call(tmp_path: Path, slurm: Cluster) -> Callable[..., tuple[int, dict[str, Any]]]:
+    def call(*words: str) -> tuple[int, dict[str, Any]]:
+        ran = CliRunner().invoke(build(), [*words, "--json"])
+        assert ran.stdout.startswith("{"), (ran.output, ran.exception)
+        assert slurm.call("squeue", "-h", "--states=PENDING,RUNNING") == "", "every node is given back"
+        return ran.exit_code, json.loads(ran.stdout)
+
+    return call
+
+
+def test_bandwidth_between_nodes_is_measured_and_a_drained_node_is_named(
+    word: str, drained: str, call: Callable[..., Any], tmp_path: Path
+) -> None:
+    words = ("--collective", "all_reduce", "--min", "64K", "--max", "64K", "--min-busbw", "0.0001", "--backend", "gloo")
+    code, told = call("bandwidth", "--on", word, *words, "--out", str(tmp_path / "out"))
+    assert (code, told["overall"], told["world"], told["nodes"]) == (3, "INCOMPLETE", 2, 2), told["results"]
+    assert told["silent"] == {drained: "Slurm shows it as IDLE+DRAIN: disk swap, ask Kim"}
+    judged = {result["check"]: result["findings"][0] for result in told["results"]}
+    assert judged["collective_ranks"]["verdict"] == "pass" and judged["collective_bandwidth"]["verdict"] == "pass"
+    assert "n3 took no part" in judged["collective_nodes"]["reason"]
+    assert [row["busbw_gbps"] > 0 for row in told["rows"]] == [True]
+    assert len(list((tmp_path / "out" / "ranks").glob("rank-*-n[12].out"))) == 2
+
+
+def test_isolate_pairs_the_nodes_that_answer(word: str, drained: str, call: Callable[..., Any]) -> None:
+    code, told = call("isolate", "--on", word, "--max-rounds", "1", "--size", "64K", "--timeout", "100")
+    assert (code, told["verdict"]) == (3, "INCOMPLETE")
+    assert told["silent"].keys() == {drained} and "disk swap, ask Kim" in told["silent"][drained]
+    found = told["diagnosis"]
+    assert (found["rounds"], found["measurements"], found["suspects"]) == (1, 1, [])
+    assert found["healthy_gbps"] is None or found["healthy_gbps"] > 0
+
+
+def test_a_check_at_level_2_ends_with_collectives(word: str, call: Callable[..., Any], tmp_path: Path) -> None:
+    words = ("--level", "2", "--only", "cpu,collectives", "--timeout", "200", "--home", str(tmp_path / "home"))
+    _, health = call("check", "--on", word, *words)
+    assert [node["node"] for node in health["nodes"]] == ["n1", "n2", "n3"], health["silent"]
+    (result,) = [result for result in health["cluster"] if result["check"] == "collectives"]
+    passed = [finding["reason"] for finding in result["findings"] if finding["verdict"] == "pass"]
+    assert any(reason.startswith("all 3 ranks on ") for reason in passed), result["findings"]
+    assert any(reason.startswith("every element of 3 points was right on all 3 ranks") for reason in passed)
+
+
+def find_processes(mark: str) -> list[int]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            if mark.encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+def test_a_program_that_is_cut_off_ends_on_its_node_and_the_node_stays_ours(
+    word: str, slurm: Cluster, tmp_path: Path
+) -> None:
+    cluster = load_nodes(word, verb="isolate")
+    assert isinstance(cluster, SlurmNodes)
+    mark = f"MARK={tmp_path}"
+    name, _, value = mark.partition("=")
+    host = cluster.hosts[0]
+    endless = Program(module="http.server", words=["0", "--bind", "127.0.0.1"], env={name: value})
+
+    async def go() -> None:
+        link = SlurmLink(cluster, limit_s=300)
+        try:
+            started = asyncio.create_task(link.start(host, [endless], timeout_s=200))
+            async with asyncio.timeout(120):
+                while not find_processes(mark):  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+            started.cancel()
+            await asyncio.wait([started])
+            async with asyncio.timeout(60):
+                while find_processes(mark):  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+            held = slurm.call("squeue", "-h", "--states=RUNNING", "-o", "%j %N").split()
+            assert held[0].startswith("trainmaster-") and held[1] == "n1"
+            (ran,) = await link.start(host, [Program(module="platform")], timeout_s=100)
+            assert ran.code == 0 and "Linux" in ran.out
+        finally:
+            await link.close()
+
+    asyncio.run(go())
+    until = time.monotonic() + 30
+    while slurm.call("squeue", "-h", "--states=PENDING,RUNNING,COMPLETING") and time.monotonic() < until:
+        time.sleep(0.2)
+    assert slurm.idle() >= {"n1"}
+
+
+def test_a_node_in_use_is_not_called_bad(word: str, slurm: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainmaster.cluster.slurm_nodes.FREE_S", 2)
+    monkeypatch.setattr("trainmaster.cluster.slurm_programs.FREE_S", 2)
+    cluster = load_nodes(word, verb="isolate")
+    assert isinstance(cluster, SlurmNodes)
+    slurm.call("sbatch", "-w", "n1", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 300")
+    slurm.wait(lambda: slurm.node_state("n1").startswith("allocated"))
+
+    async def go() -> None:
+        link = SlurmLink(cluster, limit_s=300)
+        try:
+            with pytest.raises(NodeUnavailable, match="it was not free within 2 s"):
+                await link.start(cluster.hosts[0], [Program(module="platform")], timeout_s=100)
+        finally:
+            await link.close()
+
+    try:
+        asyncio.run(go())
+    finally:
+        slurm.call("scancel", "--name=wrap")
+    slurm.wait(lambda: slurm.node_state("n1").startswith("idle"))

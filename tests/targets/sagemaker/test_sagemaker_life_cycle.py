@@ -11,17 +11,26 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
+import urllib.error
+import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
 import yaml
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.sagemaker.models import sagemaker_backends
 from moto.server import ThreadedMotoServer
 
 from trainmaster import targets
+from trainmaster.control.budget import price_of
+from trainmaster.core.errors import Unreachable
 from trainmaster.core.plan import EVENTS_FILE, rank_log
 from trainmaster.core.states import Reason, TargetState
 from trainmaster.targets.sagemaker.logs import GROUP
@@ -61,8 +70,16 @@ def account(endpoint: str, tmp_path: Path) -> Path:
     return path
 
 
-def run_container(client: Callable[[str], Any], endpoint: str, name: str, root: Path) -> list[str]:
-    """What SageMaker does with a request; the lines of the container."""
+def run_container(
+    client: Callable[[str], Any],
+    endpoint: str,
+    name: str,
+    root: Path,
+    *,
+    hosts: tuple[str, ...] = ("algo-1",),
+    here: int = 0,
+) -> list[str]:
+    """What SageMaker does with a request on one of its hosts; the lines of the container."""
     job = client("sagemaker").describe_training_job(TrainingJobName=name)
     prefix = job["InputDataConfig"][0]["DataSource"]["S3DataSource"]["S3Uri"].removeprefix(f"s3://{BUCKET}/")
     given = root / "input" / "data" / "trainmaster"
@@ -71,7 +88,7 @@ def run_container(client: Callable[[str], Any], endpoint: str, name: str, root: 
         client("s3").download_file(BUCKET, one["Key"], str(given / one["Key"].removeprefix(prefix)))
     (root / "input" / "config").mkdir()
     (root / "input" / "config" / "resourceconfig.json").write_text(
-        json.dumps({"current_host": "algo-1", "hosts": ["algo-1"]})
+        json.dumps({"current_host": hosts[here], "hosts": sorted(hosts)})
     )
     command = [sys.executable, str(given / "start.py"), str(root)]
     env = {**os.environ, **job.get("Environment", {}), "AWS_ENDPOINT_URL": endpoint}
@@ -174,3 +191,173 @@ def test_without_an_answer_the_state_is_unknown(client: Any, account: Path, plac
     target = targets.load(f"sagemaker:{account}")
     handle = target.plan(place()).handle
     assert run(target.poll({**handle, "submitted": True})).state is TargetState.UNKNOWN
+
+
+# --- several hosts, and a package that is sent -----------------------------------------------------------------------
+
+
+def test_two_hosts_run_the_package_that_was_sent_and_each_has_its_files(
+    client: Any, endpoint: str, account: Path, place: Any, run: Any, tmp_path: Path
+) -> None:
+    document = {**yaml.safe_load(account.read_text()), "package": "send", "secrets": {}, "price_per_hour": 2.5}
+    account.write_text(yaml.safe_dump(document))
+    script = (
+        'echo "$RANK $WORLD_SIZE $GROUP_RANK $MASTER_ADDR"; echo "$RANK" > "$TRAINMASTER_OUTPUTS/rank-$RANK"; '
+        "tr '\\0' '\\n' < /proc/$PPID/environ | grep ^PYTHONPATH="
+    )
+    made = place(script, resources={"nodes": 2})
+    target = targets.load(f"sagemaker:{account}")
+    submission = target.plan(made)
+    name = submission.handle["name"]
+
+    async def go() -> None:
+        handle = await target.submit(submission)
+        assert client("sagemaker").describe_training_job(TrainingJobName=name)["ResourceConfig"]["InstanceCount"] == 2
+        lines = await asyncio.gather(
+            *(
+                asyncio.to_thread(
+                    run_container, client, endpoint, name, tmp_path / f"host-{here}", hosts=("algo-1", "algo-2"),
+                    here=here,
+                )
+                for here in (0, 1)
+            )
+        )  # fmt: skip
+        write_log(client, f"{name}/algo-1-1", lines[0])
+        assert (await target.poll(handle)).state is TargetState.RUNNING, "the lines of the second host are missing"
+        write_log(client, f"{name}/algo-2-1", lines[1])
+        poll = await target.poll(handle)
+        assert poll.state is TargetState.SUCCEEDED, poll
+        for rank in (0, 1):
+            words = (await target.read(handle, rank_log(rank), offset=0, limit=1 << 20)).decode().splitlines()
+            assert words[0] == f"{rank} 2 {rank} algo-1"
+            assert words[1].startswith(f"PYTHONPATH={tmp_path}/host-{rank}/trainmaster/package"), words
+        listed = {file.name for file in await target.list_files(handle)}
+        assert {"outputs/rank-0", "outputs/node-1/rank-1", rank_log(0), rank_log(1)} <= listed
+        assert await target.read(handle, "outputs/node-1/rank-1", offset=0, limit=9) == b"1\n"
+        await target.release(handle)
+
+    run(go())
+    assert price_of(made.spec, submission.handle) == 500.0, "two instances of 2.50 dollars"
+
+
+def test_without_a_price_the_cost_is_unknown(account: Path, place: Any) -> None:
+    target = targets.load(f"sagemaker:{account}")
+    made = place(target=f"sagemaker:{account}")
+    assert price_of(made.spec, target.plan(made).handle) is None
+
+
+# --- answers that are lost -------------------------------------------------------------------------------------------
+
+
+class Relay:
+    """moto's server behind an address that counts requests, can lose an answer, and knows how to stop a job."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.seen: Counter[str] = Counter()
+        self.lose = ""
+        relay = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                name = self.headers.get("X-Amz-Target", "").rpartition(".")[2]
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                relay.seen[name] += 1
+                if name == "StopTrainingJob":  # the one request that moto does not know
+                    relay.stop(json.loads(body)["TrainingJobName"])
+                    status, answer = 200, b"{}"
+                else:
+                    status, answer = forward(endpoint + self.path, dict(self.headers), body, self.command)
+                if name and relay.lose == name:
+                    relay.lose = ""
+                    self.close_connection = True
+                    return
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            do_GET = do_PUT = do_DELETE = do_HEAD = do_POST  # noqa: N815
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.endpoint = f"http://127.0.0.1:{self.server.server_port}"
+
+    def job(self, name: str) -> Any:
+        return sagemaker_backends[DEFAULT_ACCOUNT_ID]["us-east-1"].training_jobs[name]
+
+    def set(self, name: str, status: str, secondary: str) -> None:
+        self.job(name).training_job_status, self.job(name).secondary_status = status, secondary
+
+    def stop(self, name: str) -> None:
+        self.set(name, "Stopped", "Stopped")
+
+
+def forward(url: str, headers: dict[str, str], body: bytes, method: str) -> tuple[int, bytes]:
+    request = urllib.request.Request(url, data=body or None, headers=headers, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return int(answer.status), bytes(answer.read())
+    except urllib.error.HTTPError as wrong:
+        return wrong.code, wrong.read()
+
+
+@pytest.fixture
+def relay(endpoint: str, client: Any, account: Path) -> Iterator[Relay]:
+    made = Relay(endpoint)
+    changes = {"endpoint": made.endpoint, "secrets": {}, "log_settle_s": 0}
+    account.write_text(yaml.safe_dump({**yaml.safe_load(account.read_text()), **changes}))
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+def test_a_create_whose_answer_was_lost_is_found_by_its_name_and_not_sent_again(
+    relay: Relay, account: Path, place: Any, run: Any
+) -> None:
+    target = targets.load(f"sagemaker:{account}")
+    submission = target.plan(place())
+    name = submission.handle["name"]
+
+    async def go() -> None:
+        relay.lose = "CreateTrainingJob"
+        with pytest.raises(Unreachable, match="create_training_job: no answer"):
+            await target.submit(submission)
+        relay.set(name, "InProgress", "Training")
+        handle = await target.submit(submission)
+        assert handle["submitted"] and relay.seen["CreateTrainingJob"] == 1
+        assert (await target.poll(handle)).state is TargetState.RUNNING
+        (owned,) = [one for one in await target.list_owned() if one.attempt == handle["attempt"]]
+        assert owned.what == f"training job {name}"
+        await target.cancel(handle, reason="user_cancelled: not today")
+        await target.cancel(handle, reason="over_budget: the first reason counts")
+        assert relay.seen["StopTrainingJob"] == 1, "one that stops already is not asked again"
+        poll = await target.poll(handle)
+        assert poll.state is TargetState.FAILED and poll.exit is not None
+        assert (poll.exit.reason, poll.exit.message) == (Reason.USER_CANCELLED, "not today")
+        assert not [one for one in await target.list_owned() if one.attempt == handle["attempt"]]
+
+    run(go())
+
+
+def test_what_the_listing_owns_can_be_released_without_the_files_of_its_attempt(
+    relay: Relay, account: Path, place: Any, run: Any
+) -> None:
+    target = targets.load(f"sagemaker:{account}")
+    submission = target.plan(place(number=2))
+    name = submission.handle["name"]
+
+    async def go() -> None:
+        await target.submit(submission)
+        relay.set(name, "InProgress", "Training")
+        (owned,) = [one for one in await target.list_owned() if one.attempt == submission.handle["attempt"]]
+        relay.lose = "StopTrainingJob"
+        await target.release(owned.handle)
+        assert relay.job(name).training_job_status == "Stopped"
+        assert not [one for one in await target.list_owned() if one.attempt == submission.handle["attempt"]]
+
+    run(go())

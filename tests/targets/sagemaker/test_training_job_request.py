@@ -12,11 +12,12 @@ import yaml
 from botocore.validate import ParamValidator
 
 from trainmaster import targets
-from trainmaster.core.errors import SpecError, UsageError
+from trainmaster.core.errors import NoCapacity, SpecError, UsageError
 from trainmaster.core.schema import build as build_settings
 from trainmaster.core.spec import JobSpec, parse_spec
 from trainmaster.core.states import Reason, TargetState
 from trainmaster.targets.sagemaker import request, states
+from trainmaster.targets.sagemaker.aws import Missing, Taken, translate
 from trainmaster.targets.sagemaker.settings import Settings
 
 ATTEMPT = f"{uuid.uuid5(uuid.NAMESPACE_URL, 'sagemaker')}.1"
@@ -182,3 +183,28 @@ def test_cost_comes_from_billable_seconds() -> None:
            "ResourceConfig": {"InstanceCount": 2}}  # fmt: skip
     assert states.billing(job, 10.0) == {"billable_s": 1800, "training_s": 3600, "cost_usd": 10.0}
     assert "cost_usd" not in states.billing(job, None)
+
+
+def test_types_with_efa_are_types_of_the_api_and_those_without_a_source_are_listed_apart() -> None:
+    known = set(MODEL.shape_for("TrainingInstanceType").enum)
+    assert known >= request.EFA_TYPES | request.UNVERIFIED_EFA_TYPES
+    assert not request.EFA_TYPES & request.UNVERIFIED_EFA_TYPES
+    assert not request.has_efa("ml.p5.4xlarge") and not request.has_efa("ml.g5.xlarge")
+
+
+@pytest.mark.parametrize(("limit", "wanted", "waits"), [(0, 1, False), (2, 4, False), (4, 4, True), (8, 2, True)])
+def test_a_quota_that_can_never_be_enough_is_no_lack_of_capacity(limit: int, wanted: int, waits: bool) -> None:
+    text = (
+        f"The account-level service limit 'ml.p3.2xlarge for training job usage' is {limit} Instances, with current "
+        f"utilization of {limit} Instances and a request delta of {wanted} Instances. Please contact AWS support"
+    )
+    refused = translate("create_training_job", {"Error": {"Code": "ResourceLimitExceeded", "Message": text}})
+    assert isinstance(refused, NoCapacity) is waits
+    assert waits or "request a higher quota" in str(refused)
+
+
+def test_every_error_of_the_create_request_has_a_meaning() -> None:
+    kinds = {"ResourceNotFound": Missing, "ResourceInUse": Taken, "ResourceLimitExceeded": NoCapacity}
+    assert {shape.name for shape in MODEL.operation_model("CreateTrainingJob").error_shapes} == set(kinds)
+    for code, kind in kinds.items():
+        assert isinstance(translate("x", {"Error": {"Code": code, "Message": "text"}}), kind)

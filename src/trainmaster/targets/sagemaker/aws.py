@@ -7,16 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import re
 from typing import Any
 
 from trainmaster.core.errors import MissingExtra, NoCapacity, TargetError, Unreachable
 
+# ResourceLimitExceeded is an error of CreateTrainingJob in botocore's service model, and a quota by its text:
+# "The account-level service limit 'ml.p3.2xlarge for training job usage' is 0 Instances, with current utilization of 0
+# Instances and a request delta of 1 Instances." (gabehollombe-aws/jupyter-notebooks#1). The others are unverified.
 _CAPACITY = ("ResourceLimitExceeded", "CapacityError", "InsufficientCapacityError", "InsufficientInstanceCapacity")
 _LATER = (
     "ThrottlingException", "Throttling", "TooManyRequestsException", "RequestLimitExceeded", "SlowDown",
     "ServiceUnavailable", "InternalFailure", "InternalError", "InternalServerError", "RequestTimeout",
 )  # fmt: skip
 _ABSENT = ("ResourceNotFound", "ResourceNotFoundException", "NoSuchKey", "404")
+
+
+_QUOTA = re.compile(r" is (\d{1,9}) Instances\b.*\brequest delta of (\d{1,9}) Instances\b", re.DOTALL)
 
 
 class Missing(TargetError):
@@ -75,6 +82,9 @@ def translate(operation: str, answer: Any) -> TargetError:
     status = int((answer.get("ResponseMetadata") or {}).get("HTTPStatusCode") or 0)
     message = f"sagemaker: {operation}: {code}: {text}"
     if code in _CAPACITY:
+        quota = _QUOTA.search(text)
+        if quota is not None and int(quota[2]) > int(quota[1]):  # never enough, however long it waits
+            return TargetError(f"{message}; request a higher quota of the account")
         return NoCapacity(message)
     # DescribeTrainingJob has no code of its own for a job that does not exist: "Requested resource not found."
     vague = code == "ValidationException" and ("not found" in text.lower() or "could not find" in text.lower())

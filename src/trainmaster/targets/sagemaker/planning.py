@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trainmaster.core.errors import UsageError
 from trainmaster.core.plan import WORK_FOLDER, Plan
+from trainmaster.core.spec import JobSpec
 from trainmaster.core.workdir import find_digest
 from trainmaster.targets import Placement, Submission, _job_user
 from trainmaster.targets.kubernetes import names
@@ -43,11 +44,19 @@ def plan(placement: Placement, settings: Settings) -> Submission:
             "ranks_per_node": spec.resources.processes_per_node,
             "start": settings.start,
             "folder": str(placement.job_folder.absolute() / "attempts" / attempt.rpartition(".")[2]),
+            **_price(spec, settings),
         },
         files=files,
         commands=(("aws", "sagemaker", "create-training-job", "--cli-input-json", f"file://{REQUEST_FILE}"),),
         work=placement.job_folder / WORK_FOLDER if find_digest(spec.workdir) is not None else None,
     )
+
+
+def _price(spec: JobSpec, settings: Settings) -> dict[str, float]:
+    """Price of all instances, for `cost` and budgets; nothing where the settings file states none."""
+    if settings.price_per_hour is None:
+        return {}
+    return {"price_cents_per_hour": 100 * settings.price_per_hour * spec.resources.nodes}
 
 
 def node_plan(placement: Placement) -> Plan:

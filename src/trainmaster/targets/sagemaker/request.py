@@ -20,13 +20,23 @@ CHANNEL = "trainmaster"
 INPUT_FOLDER = f"/opt/ml/input/data/{CHANNEL}"
 CHECKPOINT_FOLDER = "/opt/ml/checkpoints"
 ATTEMPT_TAG = "trainmaster:attempt"
-MAX_GRACE_S = 100.0  # SageMaker kills a container 120 s after the request to stop
-# Types that get an EFA device in a training job: the large p types, and three g types (SageMaker Python SDK,
-# container_drivers/common/utils.py, SM_EFA_NCCL_INSTANCES).
-_EFA = re.compile(
-    r"ml\.(p4d|p4de)\.24xlarge|ml\.(p5|p5e|p5en|p6-b200|p6-b300)\.48xlarge|ml\.trn[12]n?\.(32|48)xlarge"
-    r"|ml\.g5\.48xlarge|ml\.g4dn\.(8|12)xlarge|ml\.p3dn\.24xlarge"
-)
+MAX_GRACE_S = 100.0  # SIGTERM delays the end by 120 s (documentation of StopTrainingJob in botocore)
+# Types that get an EFA device in a training job: SM_EFA_NCCL_INSTANCES of the SageMaker Python SDK 2
+# (src/sagemaker/modules/train/container_drivers/common/utils.py, commit 684d5b5).
+EFA_TYPES = frozenset(
+    f"ml.{name}"
+    for name in (
+        "g4dn.8xlarge", "g4dn.12xlarge", "g5.48xlarge", "p3dn.24xlarge", "p4d.24xlarge", "p4de.24xlarge", "p5.48xlarge",
+        "trn1.32xlarge",
+    )
+)  # fmt: skip
+# Unverified: newer types with EFA in EC2, of which no source says that training jobs get the device.
+UNVERIFIED_EFA_TYPES = frozenset(
+    f"ml.{name}"
+    for name in (
+        "p5e.48xlarge", "p5en.48xlarge", "p6-b200.48xlarge", "p6-b300.48xlarge", "trn1n.32xlarge", "trn2.48xlarge",
+    )
+)  # fmt: skip
 
 
 def job_folder(settings: Settings, job: str) -> str:
@@ -111,7 +121,7 @@ def find_faults(spec: JobSpec, settings: Settings) -> Any:
 
 def has_efa(instance_type: str) -> bool:
     """Whether SageMaker attaches EFA devices to this type."""
-    return _EFA.fullmatch(instance_type) is not None
+    return instance_type in EFA_TYPES | UNVERIFIED_EFA_TYPES
 
 
 def environment(settings: Settings) -> dict[str, str]:

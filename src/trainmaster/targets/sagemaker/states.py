@@ -34,7 +34,10 @@ SECONDARY = {
 }
 LIVE = ("InProgress", "Stopping")
 OVER = ("Completed", "Failed", "Stopped", "Deleting")
-# Beginnings of FailureReason.
+# Beginnings of FailureReason. The API's own documents list none; these were seen in the field, in issues of GitHub:
+# CapacityError DIAGNijmegen/rse-grand-challenge#2631, InternalServerError aws/sagemaker-python-sdk#70,
+# AlgorithmError aws/amazon-sagemaker-examples#1224, ClientError aws/sagemaker-python-sdk#57 (an image that cannot be
+# pulled). InsufficientCapacityError is unverified: it was seen of Studio only (aws/amazon-sagemaker-feedback#99).
 _FAILURES = {
     "CapacityError": (TargetState.LOST, Reason.NO_CAPACITY),
     "InsufficientCapacityError": (TargetState.LOST, Reason.NO_CAPACITY),

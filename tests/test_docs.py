@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 import typer
@@ -45,7 +46,7 @@ def test_every_example_is_a_valid_spec(path: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", page.read_text()):
-        assert (page.parent / link).exists(), f"{page.name} links to {link}"
+        assert (page.parent / unquote(link)).exists(), f"{page.name} links to {link}"
 
 
 def test_every_command_in_the_readme_is_one_the_command_line_takes() -> None:

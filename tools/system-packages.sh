@@ -18,6 +18,7 @@ slurmctld                                                       slurm-wlm
 munged                                                          munge
 slurmdbd                                                        slurmdbd
 mariadbd                                                        mariadb-server
+mpirun                                                          openmpi-bin
 etcd                                                            etcd-server
 containerd                                                      containerd
 /usr/lib/cni/bridge                                             containernetworking-plugins

@@ -379,8 +379,9 @@ def save_results(path: Path) -> Path:
     times = {"p50": 0.1, "p95": 0.1, "p99": 0.1, "max": 0.1}
     document = {
         "v": 1, "overall": "PASS", "finished_at": "2026-01-01T00:00:00+00:00", "options": options, "device": "cpu",
-        "precision": "fp32", "world_size": 1, "nodes": 1, "backend": "gloo", "throughput_samples_per_second": 40.0,
-        "scaling_efficiency": None, "ranks": [{"rank": 0, "gpu": None, "step_s": times, "alone_s": times}],
+        "checks": [], "precision": "fp32", "world_size": 1, "nodes": 1, "backend": "gloo",
+        "throughput_samples_per_second": 40.0, "scaling_efficiency": None,
+        "ranks": [{"rank": 0, "gpu": None, "step_s": times, "alone_s": times}],
     }  # fmt: skip
     path.write_text(json.dumps(document))
     return path

@@ -10,7 +10,7 @@ import pytest
 
 from trainmaster.bench.accept.baselines import append, golden_of
 from trainmaster.bench.accept.options import Options
-from trainmaster.cluster.acceptance import judge_outcomes, plan
+from trainmaster.cluster.acceptance import find_unequal, judge_outcomes, plan
 from trainmaster.cluster.exchange import ProgramResult
 from trainmaster.cluster.launch import Capabilities
 from trainmaster.targets.ssh.connect import NodeUnavailable
@@ -18,6 +18,7 @@ from trainmaster.targets.ssh.hosts import parse_hosts
 
 HOSTS = parse_hosts({"known_hosts": "k", "defaults": {"user": "u"}, "hosts": ["a", "b"]}, Path())
 OPTIONS = Options(model="resnet18", batch_size=4, baselines="/nowhere/site.toml", log_dir="logs")
+OPTIONS_HERE = Options(model="resnet18", batch_size=4)
 
 
 def offer(gpus: int) -> Capabilities:
@@ -52,15 +53,42 @@ def test_a_node_that_was_lost_is_no_pass() -> None:
     assert document["overall"] == "INCOMPLETE"
 
 
+@pytest.mark.parametrize(
+    "changes", [{"world_size": 1}, {"world_size": 4}, {"world_size": None}, {"exit_code": 1, "overall": "FAIL"}]
+)
+def test_a_result_of_other_ranks_than_were_started_is_no_pass(changes: dict[str, Any]) -> None:
+    """Two ranks that each take themselves for the whole run print a result of one rank each."""
+    good = {**results(), "world_size": 2, "overall": "PASS", "exit_code": 0}
+    assert (
+        judge_outcomes(OPTIONS_HERE, ["a", "b"], [[ran(0, out=json.dumps(good))]] * 2, per_node=1)["overall"] == "PASS"
+    )
+    alone = {**good, **changes}
+    found = judge_outcomes(OPTIONS_HERE, ["a", "b"], [[ran(0, out=json.dumps(alone))]] * 2, per_node=1)
+    assert found["overall"] == "INCOMPLETE"
+
+
+def test_data_that_is_not_there_is_no_fault_of_the_machine() -> None:
+    outcome = [ran(3, err="error cannot use the data: data/cifar-10-python.tar.gz: not there")]
+    found = judge_outcomes(OPTIONS, ["a"], [outcome], per_node=1)
+    assert found["overall"] == "INCOMPLETE"
+    assert "bring the data" in found["checks"][0]["findings"][0]["action"]
+
+
+def test_a_node_with_fewer_gpus_is_named() -> None:
+    """With four ranks on each, four GPUs of the first node would pass unmeasured."""
+    assert set(find_unequal({"a": 8, "b": 4, "c": 8})) == {"b"}
+    assert find_unequal({"a": 8, "b": 8}) == {}
+
+
 def test_a_run_over_nodes_is_compared_with_the_golden_run_of_this_site(tmp_path: Path) -> None:
     good = results()
     append(tmp_path / "site.toml", golden_of(good, name="first"))
     options = Options(model="resnet18", batch_size=4, baselines=str(tmp_path / "site.toml"))
-    same = judge_outcomes(options, ["a"], [[ran(0, out=json.dumps(good))]], per_node=1)
+    same = judge_outcomes(options, ["a"], [[ran(3, out=json.dumps(good))]], per_node=1)
     assert same["overall"] == "PASS"
     assert same["baseline"]["source"].startswith("golden run first")
     slow = {**good, "throughput_samples_per_second": 30.0}
-    found = judge_outcomes(options, ["a"], [[ran(0, out=json.dumps(slow))]], per_node=1)
+    found = judge_outcomes(options, ["a"], [[ran(3, out=json.dumps(slow))]], per_node=1)
     assert found["overall"] == "FAIL"
     (regression,) = (one for one in found["checks"] if one["check"] == "accept_regression")
     assert regression["findings"][0]["reason"].startswith("throughput is 25% worse than in the golden run first")
@@ -79,7 +107,7 @@ def results() -> dict[str, Any]:
         return {"verdict": verdict, "reason": "x", "action": "y", "device": None, "values": {}, "proof": None}
 
     return {
-        "v": 1, "overall": "INCOMPLETE", "finished_at": "2026-01-01T00:00:00+00:00", "options": options,
+        "v": 1, "overall": "INCOMPLETE", "exit_code": 3, "finished_at": "2026-01-01T00:00:00+00:00", "options": options,
         "device": "cpu", "precision": "fp32", "world_size": 1, "nodes": 1, "backend": "gloo",
         "throughput_samples_per_second": 40.0, "scaling_efficiency": None, "baseline": None,
         "ranks": [{"rank": 0, "gpu": None, "host": "a", "step_s": times, "alone_s": times}],

@@ -88,6 +88,18 @@ def test_options_and_image_of_the_user_are_in_the_file() -> None:
     assert "a_1.sif" in rendered("acceptance_test.sh", image="registry/a:1")
 
 
+def test_words_of_the_user_stay_words_in_a_script() -> None:
+    text = rendered("slurm-acceptance-test.sh", options=Options(data_mode="cifar10", data_dir="a b; rm -rf $HOME"))
+    assert "--data-dir 'a b; rm -rf $HOME'" in text
+
+
+@pytest.mark.parametrize("image", ["a b", "x\nrm -rf /", "$(id)", "", "-v"])
+@pytest.mark.parametrize("name", ["bare-metal.sh", "pytorchjob.yaml"])
+def test_an_image_that_is_no_name_is_refused(name: str, image: str) -> None:
+    with pytest.raises(UsageError, match="--image"):
+        rendered(name, image=image)
+
+
 def test_the_batch_script_is_that_of_the_guide() -> None:
     text = rendered("acceptance_test.sh")
     for line in ("nodes=4", "ntasks-per-node=8", "gpus-per-task=1", "time=01:00:00", "output=acceptance-%j.out"):

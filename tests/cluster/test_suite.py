@@ -26,7 +26,9 @@ with (folder / "log").open("a") as log:
     log.write(name + "\\n")
 while (folder / f"hold-{name}").exists():
     time.sleep(0.01)
-print("not JSON" if verdict == "crash" else json.dumps({"overall": verdict}))
+said, _, code = verdict.partition(":")
+print("not JSON" if said == "crash" else json.dumps({"overall": said}))
+sys.exit(int(code or {"FAIL": 1, "INCOMPLETE": 3}.get(said, 0)))
 """
 NAMES = ("one", "two", "three")
 
@@ -39,9 +41,13 @@ def parts(folder: Path, verdicts: tuple[str, ...] = ("PASS", "WARN", "PASS")) ->
     ]
 
 
-def take(folder: Path, *, verdicts: tuple[str, ...] = ("PASS", "WARN", "PASS")) -> dict[str, Any]:
+def take(
+    folder: Path, *, verdicts: tuple[str, ...] = ("PASS", "WARN", "PASS"), machine: str = "here with 8 GPUs"
+) -> dict[str, Any]:
     program = (sys.executable, "-IS", "-c", PROGRAM)
-    return run("quick", parts(folder, verdicts), folder / "out", on=None, show=lambda _: None, program=program)
+    return run(
+        "quick", parts(folder, verdicts), folder / "out", on=None, show=lambda _: None, machine=machine, program=program
+    )
 
 
 def began(folder: Path) -> list[str]:
@@ -86,6 +92,76 @@ def test_another_suite_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     take(tmp_path)
     with pytest.raises(UsageError, match="another suite"):
         take(tmp_path, verdicts=("PASS", "PASS", "PASS"))
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize("code", ["1", "3", "139"])
+def test_a_part_that_ends_otherwise_than_it_says_is_no_pass(tmp_path: Path, code: str) -> None:
+    document = take(tmp_path, verdicts=("PASS", f"PASS:{code}", "PASS"))
+    assert document["overall"] == "INCOMPLETE"
+    assert document["parts"][1]["reason"] == f"it printed PASS, and then ended with {code}"
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda one: {},
+        lambda one: {**one, "overall": "PASS"},
+        lambda one: {**one, "overall": "PASS", "exit_code": 0},
+        lambda one: {**one, "document": {"overall": "PASS"}},
+        lambda one: {**one, "document": None},
+        lambda one: {**one, "document": {"overall": "GREAT"}},
+        lambda one: {**one, "words": ["two", "PASS"]},
+        lambda one: {**one, "name": "one"},
+        lambda one: {**one, "run": None},
+        lambda one: [one],
+        lambda one: "[" * 100_000,
+        lambda one: json.dumps(one)[:-30],
+    ],
+)
+def test_a_damaged_result_is_not_taken_over(tmp_path: Path, damage: Any) -> None:
+    verdicts = ("PASS", "FAIL", "PASS")
+    take(tmp_path, verdicts=verdicts)
+    path = tmp_path / "out" / "parts" / "two.json"
+    made = damage(json.loads(path.read_text()))
+    path.write_text(made if isinstance(made, str) else json.dumps(made))
+    with pytest.raises(UsageError, match=r"two\.json: .*remove it to measure again"):
+        take(tmp_path, verdicts=verdicts)
+    path.unlink()
+    assert take(tmp_path, verdicts=verdicts)["overall"] == "FAIL"
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize("state", ["{}", '{"runs": 3}', "[]", "", None])
+def test_a_damaged_state_is_no_new_suite(tmp_path: Path, state: str | None) -> None:
+    take(tmp_path)
+    path = tmp_path / "out" / "suite.json"
+    path.unlink() if state is None else path.write_text(state)
+    with pytest.raises(UsageError, match="suite"):
+        take(tmp_path)
+
+
+@pytest.mark.spawns
+def test_results_of_another_machine_are_not_taken_over(tmp_path: Path) -> None:
+    take(tmp_path)
+    with pytest.raises(UsageError, match=r"here with 8 GPUs.*here with 7 GPUs"):
+        take(tmp_path, machine="here with 7 GPUs")
+
+
+def test_another_list_of_hosts_is_another_machine(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts.yaml"
+    hosts.write_text("hosts: [a, b]")
+    before = Machine(on=f"ssh:{hosts}", gpus=0).name("here")
+    hosts.write_text("hosts: [a, c]")
+    assert Machine(on=f"ssh:{hosts}", gpus=0).name("here") != before
+    assert Machine(on="slurm", gpus=0).name("here") == "slurm"
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "out").touch()
+    with pytest.raises(UsageError, match=r"--out .*/out: no folder can be made there"):
+        take(tmp_path)
 
 
 def test_the_worst_part_is_the_verdict() -> None:

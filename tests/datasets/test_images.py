@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 import http.server
+import io
 import pickle
+import socketserver
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +19,7 @@ import torch
 
 from trainmaster.core.errors import DataError, UsageError
 from trainmaster.datasets import images
-from trainmaster.datasets.images import open_images
+from trainmaster.datasets.images import _download, open_images
 from trainmaster.datasets.images._download import MIRROR_VARIABLE, Remote, fetch
 from trainmaster.datasets.images._pickles import NotPlain, load
 
@@ -232,3 +234,67 @@ def _make(name: str, folder: Path) -> None:
         image_files.imagenet(folder)
     else:
         image_files.cifar(folder, classes=int(name.removeprefix("cifar")))
+
+
+class _Broken(socketserver.StreamRequestHandler):
+    """A mirror that answers with what the test says, and then closes the connection."""
+
+    def handle(self) -> None:
+        while self.rfile.readline().strip():
+            pass
+        self.wfile.write(self.server.answer)  # type: ignore[attr-defined]
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"garbage\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhel",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\nhello",
+        b"HTTP/1.1 302 Found\r\nLocation: file:///etc/passwd\r\n\r\n",
+        b"HTTP/1.1 404 Not Found\r\n\r\n",
+    ],
+)
+def test_a_mirror_that_breaks_off_leaves_nothing_behind(
+    tmp_path: Path, answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Broken) as server:
+        server.answer = answer  # type: ignore[attr-defined]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv(MIRROR_VARIABLE, f"http://127.0.0.1:{server.server_address[1]}")
+        with pytest.raises(DataError, match=r"127\.0\.0\.1"):
+            fetch(
+                Remote(name="a.tar.gz", url="http://127.0.0.1:9/a.tar.gz", md5="0" * 32), tmp_path, show=lambda _: None
+            )
+        server.shutdown()
+    assert [one.name for one in tmp_path.iterdir()] == [".a.tar.gz.lock"]
+
+
+@pytest.mark.spawns
+def test_a_file_without_an_end_does_not_fill_the_disk(
+    tmp_path: Path, mirror: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_download, "_MOST_BYTES", 100)
+    monkeypatch.setenv(MIRROR_VARIABLE, (mirror / "address").read_text())
+    (mirror / "a.tar.gz").write_bytes(b"x" * 101)
+    with pytest.raises(DataError, match="more than 100 bytes"):
+        fetch(Remote(name="a.tar.gz", url="", md5="0" * 32), tmp_path / "data", show=lambda _: None)
+    assert not list((tmp_path / "data").glob("*.part"))
+
+
+def test_names_that_lead_out_of_an_archive_are_not_followed(tmp_path: Path) -> None:
+    """Nothing is unpacked, and a link in the place of a batch is no batch."""
+    with tarfile.open(tmp_path / "cifar-10-python.tar.gz", "w:gz") as archive:
+        link = tarfile.TarInfo("cifar-10-batches-py/data_batch_1")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+        out = tarfile.TarInfo("../../outside")
+        out.size = 3
+        archive.addfile(out, io.BytesIO(b"abc"))
+    with pytest.raises(DataError, match="without cifar-10-batches-py/data_batch_1"):
+        open_images("cifar10", tmp_path)
+    assert [one.name for one in tmp_path.iterdir()] == ["cifar-10-python.tar.gz"]
+    assert not (tmp_path.parent / "outside").exists()

@@ -149,6 +149,17 @@ def test_a_failed_suite_names_rank_node_and_gaps() -> None:
     assert text.splitlines()[0] == "# FAIL: Acceptance of ssh:hosts.yaml"
 
 
+@pytest.mark.parametrize("name", ["a\u202egnp.exe", "x\x1b[31m", "n\x00l", "\udcff", "<script>alert(1)</script>"])
+def test_names_of_nodes_do_not_act_on_the_reader(tmp_path: Path, name: str) -> None:
+    document = faulty()
+    document["on"], document["host"] = None, name
+    for one in document["parts"][1]["document"]["ranks"]:
+        one["host"] = name
+    write_bundle(document, tmp_path)
+    for file in ("report.html", "report.md"):
+        assert name not in (tmp_path / file).read_text(encoding="utf-8")
+
+
 def test_silent_nodes_and_findings_of_nodes_are_in_the_report() -> None:
     document = faulty()
     checked = {

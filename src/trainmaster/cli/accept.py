@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -173,7 +174,9 @@ def _run_suite(given: Mapping[str, Any], options: Options) -> dict[str, Any]:
         given["suite"], options, machine, folder, expect=given["expect"] or (), only=given["only"] or (),
         min_busbw=given["min_busbw"],
     )  # fmt: skip
-    document = suites.run(given["suite"], parts, folder, on=given["on"], show=_say)
+    document = suites.run(
+        given["suite"], parts, folder, on=given["on"], show=_say, machine=machine.name(socket.gethostname())
+    )
     write_bundle(document, folder)
     return document
 
@@ -218,6 +221,6 @@ def _show(document: dict[str, Any], out: Path) -> None:
         say(
             f"{document['throughput_samples_per_second']:,.1f} samples/s, "
             f"{document['average_step_time_seconds'] * 1e3:.2f} ms a step on {document['world_size']} × "
-            f"{document['device']}{exchange}"
+            f"{escape(document['device'])}{exchange}"
         )
-    say(f"[bold]{document['overall']}[/]  {out}")
+    say(f"{_console.paint(document['overall'])}  {escape(str(out))}", soft_wrap=True)

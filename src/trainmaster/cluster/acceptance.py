@@ -1,7 +1,7 @@
 """Acceptance training over the nodes of a hosts file: one rank per GPU on every node, one verdict.
 
 Every node must take part: one that cannot be reached or has no torch makes the run INCOMPLETE, and is named. Slurm is
-in `acceptance_slurm.py`. Kubernetes starts the same program from a manifest (`acceptance_files.py`).
+in `acceptance_slurm.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainmaster.cluster import launch
 from trainmaster.cluster.exchange import Program, ProgramResult
 from trainmaster.cluster.launch import Capabilities, Outcome
 from trainmaster.core import schema
-from trainmaster.core.results import CheckResult, error, exit_code, fail, judge_overall
+from trainmaster.core.results import CheckResult, Finding, error, exit_code, judge_overall
 from trainmaster.targets.ssh.connect import NodeUnavailable
 from trainmaster.targets.ssh.hosts import SshHost, SshHosts
 
@@ -38,7 +38,7 @@ async def _accept(hosts: SshHosts, options: Options, timeout_s: float) -> dict[s
     found = await launch.ask_capabilities(hosts.hosts, link)
     missing = _missing(found, options)
     if missing:
-        return _incomplete(options, missing, world=len(hosts.hosts))
+        return incomplete(options, missing, world=len(hosts.hosts))
     ready = {name: one for name, one in found.items() if isinstance(one, Capabilities)}
     jobs = plan(hosts.hosts, ready, options)
     outcomes = await launch.run_together(jobs, link, timeout_s=timeout_s)
@@ -78,11 +78,13 @@ def judge_outcomes(
     options: Options, names: Sequence[str], outcomes: Sequence[Outcome], *, per_node: int
 ) -> dict[str, Any]:
     """Rank 0's document; without one, the ranks that ended badly by name."""
-    first = outcomes[0]
-    document = _document(first[0]) if isinstance(first, Sequence) else None
-    if document is not None:
+    first = outcomes[0][0] if isinstance(outcomes[0], Sequence) else None
+    documents = find_documents(first.out) if first is not None else []
+    document = documents[0] if len(documents) == 1 else None
+    world = len(names) * per_node
+    if document is not None and first is not None and is_whole(document, world=world, code=first.code):
         return compare_golden(document, options)
-    findings = []
+    findings = [] if document is None else [not_whole(document, world=world)]
     for number, outcome in enumerate(outcomes):
         if not isinstance(outcome, Sequence):
             reason = outcome.reason if isinstance(outcome, NodeUnavailable) else "cut off after rank 0 had ended"
@@ -92,10 +94,22 @@ def judge_outcomes(
             if ran.code != 0 and not judge_peer(ran):
                 rank = number * per_node + local
                 why = f"rank {rank} on {names[number]} ended with {ran.code}: {launch.last_line(ran.err)}"
-                findings.append(fail(why, action="run `trainmaster check` on it", device=f"rank{rank}"))
+                findings.append(judge.judge_end(why, device=f"rank{rank}"))
     checks = [CheckResult(check="accept_ranks", findings=tuple(findings), took_s=0.0)]
     overall = judge_overall(checks, planned=judge.CHECKS)
-    return results.build_lost(options, checks, overall, world=len(names) * per_node)
+    return results.build_lost(options, checks, overall, world=world)
+
+
+def is_whole(document: Mapping[str, Any], *, world: int, code: int | None) -> bool:
+    """Whether the document is of all ranks, and its program ended as it says."""
+    return (document.get("world_size"), document.get("exit_code")) == (world, code)
+
+
+def not_whole(document: Mapping[str, Any], *, world: int) -> Finding:
+    """A result that counts other ranks than were started, or whose program ended otherwise than it says."""
+    told = f"{document.get('overall')!r:.40} of {document.get('world_size')!r:.40} ranks"
+    reason = f"{world} ranks were started, and the result is {told}; its program ended otherwise, or it is of fewer"
+    return error(reason, action="see which ranks took part: `ranks` in results.json; run again")
 
 
 def judge_peer(ran: ProgramResult) -> bool:
@@ -103,10 +117,15 @@ def judge_peer(ran: ProgramResult) -> bool:
     return any(word in ran.err for word in ("Connection closed by peer", "Connection reset by peer"))
 
 
-def _document(ran: ProgramResult) -> dict[str, Any] | None:
+def find_documents(text: str) -> list[dict[str, Any]]:
+    """Documents among the lines that ranks printed: one, of rank 0, where they have met."""
+    return [found for line in text.splitlines() if (found := _parse(line)) is not None]
+
+
+def _parse(line: str) -> dict[str, Any] | None:
     try:
-        found = json.loads(ran.out)
-    except ValueError:
+        found = json.loads(line) if line.startswith("{") else None
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) and "overall" in found and "checks" in found else None
 
@@ -124,10 +143,23 @@ def _missing(found: Mapping[str, Capabilities | NodeUnavailable], options: Optio
             wrong[name] = ("its torch sees no GPU, while other nodes have some", "install torch with CUDA on it")
         elif not one.ports:
             wrong[name] = ("no free port from 20000 to 29999", "list its listeners: ss -ltn")
+    if not wrong and wants_gpus and options.processes is None:
+        wrong |= find_unequal({name: one.gpus for name, one in found.items() if isinstance(one, Capabilities)})
     return wrong
 
 
-def _incomplete(options: Options, missing: Mapping[str, tuple[str, str]], *, world: int) -> dict[str, Any]:
+def find_unequal(gpus: Mapping[str, int]) -> dict[str, tuple[str, str]]:
+    """Reason and action for every node with fewer GPUs than others: with as many ranks everywhere, GPUs of the others
+    would not be measured."""
+    most = max(gpus.values(), default=0)
+    action = "find the missing GPUs, or state the GPUs to use of every node with --processes"
+    return {
+        name: (f"{count} GPUs, while other nodes have {most}", action) for name, count in gpus.items() if count < most
+    }
+
+
+def incomplete(options: Options, missing: Mapping[str, tuple[str, str]], *, world: int) -> dict[str, Any]:
+    """The document of a run that could not begin."""
     findings = tuple(error(f"{name}: {why}", action=act, device=name) for name, (why, act) in missing.items())
     checks = [CheckResult(check="accept_ranks", findings=findings, took_s=0.0)]
     return results.build_lost(options, checks, judge_overall(checks, planned=judge.CHECKS), world=world)

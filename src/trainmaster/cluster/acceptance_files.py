@@ -7,6 +7,8 @@ All start the same image with the same words: the program finds its rank in the 
 from __future__ import annotations
 
 import dataclasses
+import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,6 +20,7 @@ JOB = "gpu-cluster-acceptance-test"
 LABELS = {"app": "gpu-acceptance-test"}
 IMAGE = "gpu_cluster_testing:latest"
 ENTRYPOINT = "/workspace/scripts/entrypoint.sh"
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,500}")  # it is written into shell scripts
 _STANDARD = Options(batch_size=64)
 _INFINIBAND = {"NCCL_IB_DISABLE": "0", "NCCL_IB_HCA": "mlx5", "NCCL_DEBUG": "INFO"}
 
@@ -74,6 +77,8 @@ def names() -> list[str]:
 
 def manifest(name: str, options: Options, *, image: str) -> tuple[str, dict[str, Any]] | None:
     """The comment and the PyTorchJob of a file; None for a name that is no manifest."""
+    if not _IMAGE.fullmatch(image):
+        raise UsageError(f"--image {image!r:.200}: write the name of an image, as registry/name:tag")
     if name not in MANIFESTS:
         return None
     found = MANIFESTS[name]
@@ -85,7 +90,7 @@ def script(name: str, options: Options, *, image: str) -> str:
     """The text of a batch script or of the loop."""
     if name not in _SCRIPTS:
         raise UsageError(f"--dry-run {name}: one of {', '.join(names())}")
-    given = " ".join(words(merge(_STANDARD, options)))
+    given = shlex.join(words(merge(_STANDARD, options)))
     return _SCRIPTS[name].format(image=image, words=given, entrypoint=ENTRYPOINT, sif=_sif(image))
 
 

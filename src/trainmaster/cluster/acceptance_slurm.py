@@ -7,7 +7,6 @@ cluster is accepted whole, or by a cluster file that names the nodes.
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,16 @@ from typing import Any
 from trainmaster import targets
 from trainmaster.bench.accept import judge, results
 from trainmaster.bench.accept.options import Options, words
-from trainmaster.cluster.acceptance import MODULE, START_S, compare_golden
+from trainmaster.cluster.acceptance import (
+    MODULE,
+    START_S,
+    compare_golden,
+    find_documents,
+    find_unequal,
+    incomplete,
+    is_whole,
+    not_whole,
+)
 from trainmaster.cluster.slurm_nodes import FREE_S, SlurmNode, SlurmNodes
 from trainmaster.core.results import CheckResult, error, judge_overall
 from trainmaster.targets.slurm.queue import queue
@@ -28,7 +36,10 @@ def accept(cluster: SlurmNodes, options: Options) -> dict[str, Any]:
 
 
 async def _accept(cluster: SlurmNodes, options: Options) -> dict[str, Any]:
-    per_node = options.processes or min(count_gpus(node) for node in cluster.nodes) or 1
+    gpus = {node.name: count_gpus(node) for node in cluster.nodes}
+    if options.processes is None and options.backend != "gloo" and (unequal := find_unequal(gpus)):
+        return incomplete(options, unequal, world=len(gpus))
+    per_node = options.processes or min(gpus.values()) or 1
     world = per_node * len(cluster.nodes)
     limit = START_S + (options.duration_s or 0.0) * options.repeats + options.timeout_s
     try:
@@ -38,14 +49,16 @@ async def _accept(cluster: SlurmNodes, options: Options) -> dict[str, Any]:
         result, body = await where.ask("run", words=command, timeout_s=limit + FREE_S + 30)
     finally:
         await targets.close()
-    document = find_document(body.decode(errors="replace"))
-    if document is not None:
-        return compare_golden(document, options)
+    documents, code = find_documents(body.decode(errors="replace")), result.get("code")
+    if len(documents) == 1 and is_whole(documents[0], world=world, code=code):
+        return compare_golden(documents[0], options)
     said = " ".join(str(result.get("error", "")).split())[-600:] or "nothing was printed"
     found = error(
-        f"srun ended with {result.get('code')} and no result: {said}",
+        f"srun ended with {code} and no result: {said}",
         action="see `sinfo` for nodes that are down or in use; a cluster file can name the nodes",
     )
+    if documents:
+        found = not_whole(documents[0], world=world)
     checks = [CheckResult(check="accept_ranks", findings=(found,), took_s=0.0)]
     return results.build_lost(options, checks, judge_overall(checks, planned=judge.CHECKS), world=world)
 
@@ -71,16 +84,3 @@ def plan(cluster: SlurmNodes, options: Options, *, per_node: int, package: str, 
 def count_gpus(node: SlurmNode) -> int:
     """GPUs of a node's GRES: `gpu:h100:8` is 8."""
     return sum(int(count) for count in re.findall(r":(\d+)(?:,|$)", node.gpus))
-
-
-def find_document(text: str) -> dict[str, Any] | None:
-    """Rank 0's document among the lines of all tasks."""
-    return next((found for line in text.splitlines() if (found := _parse(line)) is not None), None)
-
-
-def _parse(line: str) -> dict[str, Any] | None:
-    try:
-        found = json.loads(line) if line.startswith("{") else None
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) and "overall" in found and "checks" in found else None

@@ -55,13 +55,16 @@ def run(
     *,
     on: str | None,
     show: Callable[[str], None],
+    machine: str = "",
     program: Sequence[str] = (sys.executable, "-m", "trainmaster"),
 ) -> dict[str, Any]:
-    """Run what is left of the suite in this folder; the document of all parts."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Run what is left of the suite in this folder; the document of all parts. `machine`: what it measures."""
+    try:
+        (folder / _PARTS).mkdir(parents=True, exist_ok=True)
+    except OSError as wrong:
+        raise UsageError(f"--out {folder}: no folder can be made there: {wrong.strerror or wrong}") from None
     with _alone(folder):
-        state = _open(suite, parts, folder, on=on)
-        (folder / _PARTS).mkdir(exist_ok=True)
+        state = _open(suite, parts, folder, on=on, machine=machine)
         found: list[dict[str, Any]] = []
         for part in parts:
             found.append(_take(part, folder, found, show, program, number=len(state["runs"])))
@@ -78,7 +81,7 @@ def _take(
     path = folder / _PARTS / f"{part.name}.json"
     if path.exists():
         show(f"{part.name}: finished before")
-        return _load(path)
+        return _read_part(part, path)
     plain = {"name": part.name, "title": part.title, "kind": part.kind, "words": list(part.words), "env": part.env}
     reason = part.skip or (_not_slow(before) if part.if_slow else None)
     if reason is not None:
@@ -106,10 +109,13 @@ def _execute(part: Part, folder: Path, program: Sequence[str]) -> dict[str, Any]
             process.wait()
             raise
     document = _parse(out)
-    if document is None:
+    if document is not None and code != exit_code(verdict_of(document)):
+        reason = f"it printed {verdict_of(document)}, and then ended with {code}"
+        overall, document = Overall.INCOMPLETE, None
+    elif document is None:
         overall, reason = Overall.INCOMPLETE, err.read_text(errors="replace")[-_LAST:].strip() or "it printed nothing"
     else:
-        overall, reason = Overall(str(document.get("overall", document.get("verdict")))), None
+        overall, reason = verdict_of(document), None
     return {
         "overall": str(overall), "exit_code": code, "reason": reason, "document": document,
         "started_at": started.isoformat(timespec="seconds"), "took_s": round(time.monotonic() - begun, 1),
@@ -119,10 +125,15 @@ def _execute(part: Part, folder: Path, program: Sequence[str]) -> dict[str, Any]
 def _parse(path: Path) -> dict[str, Any] | None:
     try:
         found = json.loads(path.read_text())
-    except ValueError:
+        verdict_of(found)
+    except (ValueError, AttributeError, RecursionError):
         return None
-    known = isinstance(found, dict) and found.get("overall", found.get("verdict")) in [str(one) for one in Overall]
-    return found if known else None
+    return dict(found)
+
+
+def verdict_of(document: Mapping[str, Any]) -> Overall:
+    """The verdict of a part's document; ValueError or AttributeError where it has none."""
+    return Overall(str(document.get("overall", document.get("verdict"))))
 
 
 def _not_slow(before: Sequence[Mapping[str, Any]]) -> str | None:
@@ -156,24 +167,50 @@ def judge(parts: Sequence[Mapping[str, Any]]) -> Overall:
     return next((one for one in order if str(one) in found), Overall.INCOMPLETE)
 
 
-def _open(suite: str, parts: Sequence[Part], folder: Path, *, on: str | None) -> dict[str, Any]:
+def _open(suite: str, parts: Sequence[Part], folder: Path, *, on: str | None, machine: str) -> dict[str, Any]:
     """The state of the suite in this folder, with one more run. UsageError where another suite was begun there."""
     path = folder / _STATE
     wanted = [[part.name, list(part.words), dict(part.env)] for part in parts]
-    state: dict[str, Any] = {"v": 1, "suite": suite, "on": on, "plan": wanted, "runs": []}
+    state: dict[str, Any] = {"v": 1, "suite": suite, "on": on, "machine": machine, "plan": wanted, "runs": []}
     if path.exists():
         state = _load(path)
         if (state.get("suite"), state.get("on"), state.get("plan")) != (suite, on, wanted):
             raise UsageError(f"--out {folder}: another suite was begun there; choose another folder, or remove it")
+        if state.get("machine") != machine:
+            raise UsageError(
+                f"--out {folder}: its parts were measured on {state.get('machine')!r:.200}, and this is "
+                f"{machine!r:.200}; choose another folder"
+            )
+        runs = state.get("runs")
+        if not isinstance(runs, list) or not runs or not all(isinstance(one, str) for one in runs):
+            raise UsageError(f"{path}: damaged; remove the folder to measure again")
+    elif any((folder / _PARTS).glob("*.json")):
+        raise UsageError(f"{path}: not there, but {_PARTS}/ has results of an unknown suite; choose another folder")
     state["runs"].append(datetime.now(UTC).isoformat(timespec="seconds"))
     save(path, state)
     return state
 
 
+def _read_part(part: Part, path: Path) -> dict[str, Any]:
+    """The record of a finished part: it must be of this part, and its verdict that of its document."""
+    found = _load(path)
+    try:
+        asked = [found["name"], found["kind"], found["words"], found["env"]]
+        told = found["overall"], found["exit_code"], type(found["run"]), type(found["took_s"])
+        verdict = verdict_of(found["document"])
+    except (KeyError, ValueError, AttributeError):
+        raise UsageError(f"{path}: damaged; remove it to measure again") from None
+    if asked != [part.name, part.kind, list(part.words), dict(part.env)]:
+        raise UsageError(f"{path}: the result of another command; remove it to measure again")
+    if told != (str(verdict), exit_code(verdict), int, float):
+        raise UsageError(f"{path}: damaged: its verdict is not that of its document; remove it to measure again")
+    return found
+
+
 def _load(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text())
-    except (OSError, ValueError) as wrong:
+    except (OSError, ValueError, RecursionError) as wrong:
         raise UsageError(f"{path}: cannot be read ({wrong}); remove it to measure again") from None
     if not isinstance(found, dict):
         raise UsageError(f"{path}: not a file of a suite; remove it to measure again")
@@ -188,7 +225,11 @@ def save(path: Path, document: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    with (folder / ".lock").open("w") as file:
+    try:
+        file = (folder / ".lock").open("w")
+    except OSError as wrong:
+        raise UsageError(f"--out {folder}: cannot be written: {wrong.strerror or wrong}") from None
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,14 @@ class Machine:
 
     on: str | None  # a target of several nodes; None: this machine
     gpus: int
+
+    def name(self, host: str) -> str:
+        """What the suite measures: results of another machine, or of another list of hosts, are not taken over."""
+        if self.on is None:
+            return f"{host} with {self.gpus} GPUs"
+        kind, _, file = self.on.partition(":")
+        text = Path(file).read_bytes() if file and Path(file).is_file() else b""
+        return f"{kind} {hashlib.sha256(text).hexdigest()[:12]}" if text else self.on
 
 
 def plan(

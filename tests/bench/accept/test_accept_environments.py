@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -75,6 +78,29 @@ def test_two_ranks_meet_under_every_launcher(programs: ForkServer, tmp_path: Pat
     assert [one["rank"] for one in document["ranks"]] == [0, 1]
     assert len({one["parameters_digest"] for one in document["ranks"]}) == 1
     assert document["total_samples"] == 2 * 4 * 3
+    _validate(document)
+
+
+@pytest.mark.spawns
+def test_two_ranks_meet_under_mpirun(tmp_path: Path) -> None:
+    """Open MPI itself starts them: two processes, as `mpirun -np 8 trainmaster accept` on a machine with 8 GPUs."""
+    mpirun = shutil.which("mpirun")
+    if mpirun is None:
+        pytest.skip("no mpirun here: make system-packages (as root)")
+    out = tmp_path / "results.json"
+    words = f"{acceptance.TINY} --active-iterations 3 --backend gloo --timeout 60 --out {out}"
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    environment = {**acceptance.clean(), **root, "MASTER_PORT": str(free_ports(1)[0])}
+    done = subprocess.run(
+        [mpirun, "-np", "2", "--oversubscribe", sys.executable, "-m", "trainmaster.bench.accept", *words.split()],
+        env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert out.exists(), done.stderr[-2000:]
+    document = json.loads(out.read_text())
+    assert (done.returncode, document["world_size"], document["nodes"]) == (document["exit_code"], 2, 1)
+    assert [one["rank"] for one in document["ranks"]] == [0, 1]
+    assert len({one["parameters_digest"] for one in document["ranks"]}) == 1
+    assert len(done.stdout.strip().splitlines()) == 1  # rank 0 alone prints
     _validate(document)
 
 

@@ -72,6 +72,69 @@ def test_gradients_of_other_gpus_are_not_compared() -> None:
     assert accused([record(0), record(1), other]) == set()
 
 
+@pytest.mark.parametrize(
+    "records",
+    [
+        [record(0), record(2)],
+        [record(0), record(0)],
+        [record(1), record(0)],
+        [record(0), record(1, steps_s=[0.25] * 3)],
+    ],
+)
+def test_a_rank_that_is_missing_or_doubled_is_no_pass(records: list[RankRecord]) -> None:
+    assert overall(records) is Overall.INCOMPLETE
+
+
+def test_no_baseline_of_one_gpu_judges_a_mixture() -> None:
+    mixed = [record(0), record(1, device="NVIDIA A100-SXM4-80GB", gradients_digest="a", gradients_again="a")]
+    assert overall(mixed, Options(active_iterations=4)) is Overall.INCOMPLETE
+    checks = judge(OPTIONS, mixed, flops=FLOPS)
+    found = build(OPTIONS, mixed, checks, Overall.PASS, flops=FLOPS)
+    assert found["device"] == "NVIDIA H100 80GB HBM3 + NVIDIA A100-SXM4-80GB"
+
+
+@pytest.mark.parametrize(
+    ("why", "verdict"),
+    [
+        ("ended with 3: error cannot use the data: x.tar.gz: not there", Verdict.ERROR),
+        ("ended with 1: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 8 GiB", Verdict.ERROR),
+        ("ended by SIGKILL", Verdict.FAIL),
+        ("hangs: rank 0 waited for it and ended with 1: Timed out waiting 6000ms", Verdict.FAIL),
+    ],
+)
+def test_only_a_fault_of_the_machine_fails(why: str, verdict: Verdict) -> None:
+    (check,) = judge_lost({1: why})
+    assert check.verdict is verdict
+
+
+def test_gpus_that_the_golden_run_did_not_have_are_stated(tmp_path: Path) -> None:
+    records = [record(rank) for rank in range(2)]
+    checks = judge(OPTIONS, records, flops=FLOPS)
+    site = tmp_path / "site.toml"
+    append(site, golden_of(build(OPTIONS, records, checks, Overall.PASS, flops=FLOPS), name="first"))
+    options = dataclasses.replace(OPTIONS, baselines=str(site))
+    swapped = [record(0), record(1, gpu="GPU-new")]
+    (found,) = (one for one in judge(options, swapped, flops=FLOPS) if one.check == "accept_regression")
+    assert "1 of 2 GPUs were not in it" in found.findings[0].reason
+
+
+def test_a_floor_keeps_all_its_digits() -> None:
+    given = words(Options(min_throughput=1234567.8, learning_rate=0.0123456789, duration_s=3.0))
+    assert given == ["--learning-rate", "0.0123456789", "--duration", "3", "--min-throughput", "1234567.8"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"batch_size": 10**11}, {"timeout_s": 1e300}, {"layers": 10**6}, {"image_size": 10**5}, {"processes": 10**6},
+        {"repeats": 10**12}, {"duration_s": 1e14}, {"learning_rate": 1e308}, {"active_iterations": 10**30},
+    ],
+)  # fmt: skip
+def test_numbers_that_no_machine_does_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="write a number"):
+        Options(**changes).checked()
+
+
 def test_without_a_baseline_nothing_passes() -> None:
     assert overall([record(0), record(1)], Options(active_iterations=4)) is Overall.INCOMPLETE
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -50,6 +51,38 @@ def accept(folder: Path, words: str) -> tuple[int, dict[str, Any], list[tuple[fl
         code = ran.wait(120)
     assert out.exists(), lines[-5:]
     return code, json.loads(out.read_text()), lines
+
+
+@pytest.mark.spawns
+def test_a_rank_that_hangs_is_named_and_not_those_that_waited(tmp_path: Path) -> None:
+    """SIGSTOP: its process lives, and the others give up waiting."""
+    out = tmp_path / "results.json"
+    words = f"{acceptance.TINY} --duration 60 --processes 3 --backend gloo --timeout 3 --out {out}"
+    command = [sys.executable, "-m", "trainmaster.bench.accept", *words.split()]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=acceptance.clean(), text=True
+    ) as ran:
+        assert ran.stderr is not None
+        next(line for line in ran.stderr if rank.BEGIN in line)
+        children = Path(f"/proc/{ran.pid}/task/{ran.pid}/children").read_text().split()
+        (stopped,) = (one for one in children if "RANK=1" in Path(f"/proc/{one}/environ").read_text().split("\0"))
+        os.kill(int(stopped), signal.SIGSTOP)
+        ran.stderr.read()
+        assert ran.wait(120) == 1
+    (check,) = json.loads(out.read_text())["checks"]
+    (finding,) = check["findings"]
+    assert (finding["device"], finding["verdict"]) == ("rank1", "fail")
+    assert finding["reason"].startswith("rank 1 hangs: rank ")
+
+
+@pytest.mark.spawns
+def test_data_that_cannot_be_had_accuses_no_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINMASTER_DATASETS_URL", "http://127.0.0.1:1/a mirror")
+    code, document, _ = accept(tmp_path, f"{RESNET} --data-mode cifar10 --data-dir {tmp_path}")
+    assert (code, document["overall"]) == (3, "INCOMPLETE")
+    (finding,) = document["checks"][0]["findings"]
+    assert finding["verdict"] == "error"
+    assert "copy cifar-10-python.tar.gz to" in finding["reason"]
 
 
 def validate(document: dict[str, Any]) -> None:

@@ -15,12 +15,14 @@ from typing import TextIO
 
 from trainmaster.bench.accept import run
 from trainmaster.bench.accept.identity import find_info
+from trainmaster.bench.accept.judge import DATA_MARK
 from trainmaster.bench.accept.launch import PARENT_VARIABLE
 from trainmaster.bench.accept.options import Options, option, parse_fault, read_timeout
 from trainmaster.bench.accept.results import save
 from trainmaster.bench.parent import die_with
 from trainmaster.core import schema
-from trainmaster.core.errors import TrainmasterError
+from trainmaster.core.errors import DataError, TrainmasterError
+from trainmaster.core.results import Overall, exit_code
 
 
 def main() -> int:
@@ -84,6 +86,9 @@ def _options() -> tuple[Options, Path, Path | None]:
 if __name__ == "__main__":
     try:
         code = main()
+    except DataError as wrong:
+        sys.stderr.write(f"error {DATA_MARK}{wrong}\n")
+        code = exit_code(Overall.INCOMPLETE)
     except TrainmasterError as wrong:
         sys.stderr.write(f"error {wrong}\n")
         code = wrong.exit_code

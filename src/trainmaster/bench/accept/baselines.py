@@ -24,6 +24,7 @@ from trainmaster.core.gpus import of_gpu
 
 # Shares of a golden run. Ours: the same machines repeat themselves within 1 to 3 %.
 FAIL_BELOW, WARN_BELOW = 0.9, 0.95
+_MOST = 1e15  # of any figure
 # What must be equal for two runs to be comparable. The names are those of options and of results.json.
 _KEY_OPTIONS = (
     "model", "data_mode", "batch_size", "accumulate", "num_classes", "layers", "width", "heads", "sequence",
@@ -84,7 +85,7 @@ def find(options: Options, records: Sequence[RankRecord]) -> list[Baseline]:
 
 
 def _matches(one: Baseline, options: Options, records: Sequence[RankRecord]) -> bool:
-    gpu = of_gpu(records[0].device.removeprefix("NVIDIA "))
+    gpu = of_gpu(device_of(records).removeprefix("NVIDIA "))
     same = (one.model, one.world_size) == (options.model, len(records))
     alike = one.precision in (None, records[0].precision) and one.batch_size in (None, options.batch_size)
     return gpu is not None and one.gpu == gpu.name and same and alike and _standard(options)
@@ -109,11 +110,16 @@ def newest(known: Sequence[Golden], key: Mapping[str, Any]) -> Golden | None:
     return next((one for one in reversed(known) if one.key == key), None)
 
 
+def device_of(records: Sequence[RankRecord]) -> str:
+    """The device of all ranks; where they differ, all of them: no baseline of one of them fits."""
+    return " + ".join(dict.fromkeys(one.device for one in records))
+
+
 def key_of(options: Options, records: Sequence[RankRecord]) -> dict[str, Any]:
     """The configuration of a run."""
     first = records[0]
     results = {
-        "device": first.device, "precision": first.precision, "world_size": len(records),
+        "device": device_of(records), "precision": first.precision, "world_size": len(records),
         "nodes": len({one.node for one in records}), "backend": first.backend,
     }  # fmt: skip
     return _key({name: getattr(options, name) for name in _KEY_OPTIONS}, results, options.pixels)
@@ -131,18 +137,38 @@ def load_golden(path: Path) -> list[Golden]:
     """Golden runs of a file, oldest first; UsageError with the file's name where it cannot be read."""
     try:
         rows = tomllib.loads(path.read_text(encoding="utf-8")).get("golden", [])
-        return [
-            Golden(
-                name=row["name"], recorded_at=row["recorded_at"], key=row["key"], samples_per_s=row["samples_per_s"],
-                step_p99_s=row["step_p99_s"], scaling_efficiency=row.get("scaling_efficiency"),
-                alone_s=row.get("alone_s", {}),
-            )
-            for row in rows
-        ]  # fmt: skip
+        return [_read(row) for row in rows]
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as wrong:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as wrong:
         raise UsageError(f"{path}: not a file of golden runs: {type(wrong).__name__}: {wrong}") from None
+
+
+def _read(row: Mapping[str, Any]) -> Golden:
+    """A golden run with numbers that can be compared: NaN would pass every run, and 0 or infinity none."""
+    share = row.get("scaling_efficiency")
+    return Golden(
+        name=_text(row, "name"),
+        recorded_at=_text(row, "recorded_at"),
+        key=dict(row["key"].items()),
+        samples_per_s=_number(row, "samples_per_s"),
+        step_p99_s=_number(row, "step_p99_s"),
+        scaling_efficiency=_number(row, "scaling_efficiency") if share is not None else None,
+        alone_s={name: _number(row["alone_s"], name) for name in row.get("alone_s", {})},
+    )
+
+
+def _number(row: Mapping[str, Any], name: str) -> float:
+    value = row[name]
+    if type(value) not in (int, float) or not 0 < value < _MOST:
+        raise ValueError(f"{name} is {value!r:.40}; write a number above 0")
+    return float(value)
+
+
+def _text(row: Mapping[str, Any], name: str) -> str:
+    if not isinstance(row[name], str):
+        raise ValueError(f"{name} is {row[name]!r:.40}; write a string")
+    return str(row[name])
 
 
 def figures(options: Options, records: Sequence[RankRecord]) -> Golden:
@@ -159,23 +185,53 @@ def golden_of(document: Mapping[str, Any], *, name: str) -> Golden:
     """A golden run from results.json. UsageError for a run that failed or measured nothing."""
     if document.get("overall") == "FAIL":
         raise UsageError("this run ended with FAIL: a golden run must not have failed")
-    return figures_of(document, name=name)
+    found = figures_of(document, name=name)
+    if document["options"].get("fault") is not None:
+        raise UsageError("this run had a fault on purpose (--inject): it is no measure for others")
+    limit = document.get("limit_samples_per_second")
+    if isinstance(limit, int | float) and found.samples_per_s > limit:
+        raise UsageError("this run was faster than the datasheet's peak allows: its clock cannot be trusted")
+    if unknown := _unknown(document):
+        raise UsageError(f"this run could not measure {', '.join(unknown)}: run it again")
+    return found
+
+
+def _unknown(document: Mapping[str, Any]) -> list[str]:
+    """Checks that could not be measured; without a baseline throughput is one of them, and no reason against a run."""
+    try:
+        return [
+            str(one["check"])
+            for one in document["checks"]
+            if one["check"] != "accept_throughput" and any(found["verdict"] == "error" for found in one["findings"])
+        ]
+    except (KeyError, TypeError) as wrong:
+        raise UsageError(f"not a whole results.json: {type(wrong).__name__}: {wrong}") from None
 
 
 def figures_of(document: Mapping[str, Any], *, name: str) -> Golden:
     """The figures of a results.json, also of a failed run. UsageError where it measured nothing."""
     if "throughput_samples_per_second" not in document:
         raise UsageError(f"this run ended with {document.get('overall')} and measured nothing")
+    try:
+        return _figures_of(document, name)
+    except (KeyError, TypeError, ValueError, AttributeError) as wrong:
+        raise UsageError(f"not a whole results.json: {type(wrong).__name__}: {wrong}") from None
+
+
+def _figures_of(document: Mapping[str, Any], name: str) -> Golden:
     options, ranks = document["options"], document["ranks"]
+    if [one["rank"] for one in ranks] != list(range(document["world_size"])):
+        raise ValueError(f"world_size is {document['world_size']}, and `ranks` does not have each of them once")
     pixels = Options(data_mode=options["data_mode"], image_size=options["image_size"]).pixels
+    share = document["scaling_efficiency"]
     return Golden(
         name=name,
-        recorded_at=document["finished_at"],
+        recorded_at=_text(document, "finished_at"),
         key=_key(options, document, pixels),
-        samples_per_s=document["throughput_samples_per_second"],
-        step_p99_s=max(one["step_s"]["p99"] for one in ranks),
-        scaling_efficiency=document["scaling_efficiency"],
-        alone_s={one["gpu"] or f"rank{one['rank']}": one["alone_s"]["p50"] for one in ranks},
+        samples_per_s=_number(document, "throughput_samples_per_second"),
+        step_p99_s=max(_number(one["step_s"], "p99") for one in ranks),
+        scaling_efficiency=_number(document, "scaling_efficiency") if share is not None else None,
+        alone_s={one["gpu"] or f"rank{one['rank']}": _number(one["alone_s"], "p50") for one in ranks},
     )
 
 

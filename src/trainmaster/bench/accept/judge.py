@@ -20,6 +20,7 @@ CHECKS = (
 )  # fmt: skip
 # Ours. Ranks of one healthy machine differ by 1 to 3 %; a GPU that throttles or shares its host differs by more.
 SLOW_WARN, SLOW_FAIL = 0.10, 0.20
+DATA_MARK = "cannot use the data: "  # in the last line of a rank that could not read them
 # Shares of a measured figure, as for collectives (bench/limits.py).
 FAIL_BELOW, WARN_BELOW = 0.8, 0.9
 _REPLACE = "run `trainmaster check --level 2` on {host}, and replace the GPU if it happens again"
@@ -28,7 +29,7 @@ _REPLACE = "run `trainmaster check --level 2` on {host}, and replace the GPU if 
 def judge(options: Options, records: Sequence[RankRecord], *, flops: int) -> list[CheckResult]:
     """Every check of a run that came to its end."""
     found: Mapping[str, list[Finding]] = {
-        "accept_ranks": [ok(f"all {len(records)} ranks finished {len(records[0].steps_s)} steps")],
+        "accept_ranks": _ranks(records),
         "accept_parameters": _parameters(records),
         "accept_gradients": _gradients(records),
         "accept_loss": _losses(records),
@@ -41,9 +42,28 @@ def judge(options: Options, records: Sequence[RankRecord], *, flops: int) -> lis
 
 def judge_lost(lost: Mapping[int, str]) -> list[CheckResult]:
     """A run that ended before its end: the lost ranks, and nothing else was measured."""
-    action = "see the log of that rank; run `trainmaster check --level 2` on its node"
-    findings = tuple(fail(f"rank {rank} {why}", action=action, device=f"rank{rank}") for rank, why in lost.items())
+    findings = tuple(judge_end(f"rank {rank} {why}", device=f"rank{rank}") for rank, why in lost.items())
     return [CheckResult(check="accept_ranks", findings=findings, took_s=0.0)]
+
+
+def judge_end(reason: str, *, device: str) -> Finding:
+    """A rank that ended badly. Data that is not there and a batch that does not fit are no fault of the machine."""
+    if DATA_MARK in reason:
+        return error(reason, action="bring the data, or use --data-mode synthetic", device=device)
+    if "out of memory" in reason and "OutOfMemoryError" in reason:
+        action = "use a smaller --batch-size; `nvidia-smi` lists other processes that hold memory"
+        return error(reason, action=action, device=device)
+    action = "see the log of that rank; run `trainmaster check --level 2` on its node"
+    return fail(reason, action=action, device=device)
+
+
+def _ranks(records: Sequence[RankRecord]) -> list[Finding]:
+    """Every rank once, and the same number of steps on each: otherwise samples are missing or counted twice."""
+    steps = {len(record.steps_s) for record in records}
+    if [record.rank for record in records] != list(range(len(records))) or len(steps) != 1:
+        numbers = ", ".join(f"{one.rank} ({len(one.steps_s)} steps)" for one in records)
+        return [error(f"a rank is missing, doubled or has other steps: {numbers}", action="run again")]
+    return [ok(f"all {len(records)} ranks finished {len(records[0].steps_s)} steps")]
 
 
 def _parameters(records: Sequence[RankRecord]) -> list[Finding]:
@@ -134,7 +154,8 @@ def _throughput(options: Options, records: Sequence[RankRecord], flops: int) -> 
     limit = _limit(records, flops)
     if limit is not None and measured > limit:
         reason = f"{measured:,.0f} samples/s is more than the {limit:,.0f} that the datasheet's peak allows"
-        return error(reason, action="do not trust this measurement: the clock or the device is not what it says")
+        action = "do not trust this measurement: the clock or the device is not what it says"
+        return error(reason, action=action, samples_per_s=measured, limit_samples_per_s=limit)
     values: dict[str, Any] = {"samples_per_s": measured, "limit_samples_per_s": limit}
     if options.min_throughput is not None:
         return _against(measured, options.min_throughput, options.min_throughput, "--min-throughput", values)
@@ -148,7 +169,8 @@ def _throughput(options: Options, records: Sequence[RankRecord], flops: int) -> 
     if golden is not None:
         return against_golden(golden, measured, values)
     beside = "".join(f"; beside it: {one.samples_per_s:,.0f} ({one.source})" for one in known)
-    where = f"{options.model}, batch {options.batch_size}, {records[0].precision}, {len(records)}× {records[0].device}"
+    device = baselines.device_of(records)
+    where = f"{options.model}, batch {options.batch_size}, {records[0].precision}, {len(records)}× {device}"
     of_limit = f", {measured / limit:.1%} of the datasheet's peak" if limit is not None else ""
     reason = f"{measured:,.0f} samples/s{of_limit}; no baseline for {where}{beside}"
     action = "state a floor with --min-throughput, or keep a run that you trust with `trainmaster baseline record`"
@@ -187,7 +209,9 @@ def judge_golden(
             reason = f"{name} on {host} by itself is {loss:.0%} slower than in the {golden.source}"
             findings.append(_worse(reason, loss, device=rank, host=host))
     share = now.samples_per_s / golden.samples_per_s
-    return findings or [ok(f"{share:.1%} of the throughput of the {golden.source}")]
+    new = len(set(now.alone_s) - set(golden.alone_s))
+    more = f"; {new} of {len(now.alone_s)} GPUs were not in it: these are not compared by themselves" if new else ""
+    return findings or [ok(f"{share:.1%} of the throughput of the {golden.source}{more}")]
 
 
 def _worse(reason: str, loss: float, *, device: str | None, **values: Any) -> Finding:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,7 +52,7 @@ def launch(
         master = node.master or ("127.0.0.1", free_ports(1)[0])
         running = [_start(local, processes, folder, node, master) for local in range(processes)]
         try:
-            _watch(running, folder, show, first=node.number * processes)
+            _watch(running, folder, show, first=node.number * processes, timeout_s=options.timeout_s)
         finally:
             _end(running)
             _keep_logs(folder, options)
@@ -86,7 +86,9 @@ def _keep_logs(folder: Path, options: Options) -> None:
             shutil.copyfile(log, place / log.name)
 
 
-def _watch(running: list[subprocess.Popen[bytes]], folder: Path, show: Callable[[str], None], *, first: int) -> None:
+def _watch(
+    running: list[subprocess.Popen[bytes]], folder: Path, show: Callable[[str], None], *, first: int, timeout_s: float
+) -> None:
     shown, first_end = 0, None
     while True:
         shown = _show_new(folder / "progress", shown, show)
@@ -95,16 +97,37 @@ def _watch(running: list[subprocess.Popen[bytes]], folder: Path, show: Callable[
             return
         ended = any(code not in (None, 0) for code in codes)
         first_end = first_end or (time.monotonic() if ended else None)
-        if first_end is not None and time.monotonic() - first_end > _GRACE_S:
+        waited_s = time.monotonic() - first_end if first_end is not None else 0.0
+        patience_s = timeout_s if None in codes and ended and _only_timeouts(codes, folder, first) else _GRACE_S
+        if ended and waited_s > patience_s:
             raise RankLost(_lost(dict(enumerate(codes, first)), folder))
         time.sleep(_LOOK_S)
+
+
+def _only_timeouts(codes: list[int | None], folder: Path, first: int) -> bool:
+    """Whether ranks ended because they had waited in vain. More may still wait; one that hangs stays to the last."""
+    return _in_vain([_last_words(folder, rank, code) for rank, code in enumerate(codes, first) if code])
 
 
 def _lost(codes: dict[int, int | None], folder: Path) -> dict[int, str]:
     """The ranks that failed by themselves: a peer's end breaks the connections of the others, as their logs show."""
     words = {rank: _last_words(folder, rank, code) for rank, code in codes.items() if code not in (None, 0)}
+    hung = [rank for rank, code in codes.items() if code is None]
+    if hung and _in_vain(words.values()):
+        rank, text = next((rank, text) for rank, text in words.items() if _timed_out(text))
+        return dict.fromkeys(hung, f"hangs: rank {rank} waited for it and {text}")
     first = {rank: text for rank, text in words.items() if not _broken_by_peer(text)}
     return first or words
+
+
+def _in_vain(words: Iterable[str]) -> bool:
+    """Whether a rank gave up waiting for another one, and none had a fault of its own."""
+    found = list(words)
+    return any(map(_timed_out, found)) and all(_timed_out(text) or _broken_by_peer(text) for text in found)
+
+
+def _timed_out(text: str) -> bool:
+    return any(word in text for word in ("Timed out waiting", "Watchdog caught collective operation timeout"))
 
 
 def _broken_by_peer(text: str) -> bool:

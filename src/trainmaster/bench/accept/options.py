@@ -18,6 +18,9 @@ Injected = Literal["slow", "flip", "nan", "exit"]
 
 TIMEOUT_VARIABLE = "NCCL_TIMEOUT_MS"
 DEFAULT_TIMEOUT_S = 300.0
+# What no machine does, and what would end in an overflow somewhere in torch.
+_MOST = {"image_size": 8192, "processes": 1024, "workers": 1024, "layers": 10_000, "heads": 10_000, "batch_size": 10**6}
+_MOST_COUNT, _MOST_NUMBER = 10**8, 1e9
 # Channels and pixels of the images of each data mode, before --image-size.
 _SHAPES = {
     "synthetic": (3, 224), "imagenet": (3, 224), "fashion_mnist": (1, 28), "cifar10": (3, 32), "cifar100": (3, 32),
@@ -104,13 +107,13 @@ class Options:
         )  # fmt: skip
         least = {**dict.fromkeys(counts, 1), "warmup_iterations": 0, "workers": 0}
         for name, smallest in least.items():
-            value = getattr(self, name)
-            if value is not None and value < smallest:
-                raise UsageError(f"{option(name)} {value}: write a number from {smallest} on")
+            value, largest = getattr(self, name), _MOST.get(name, _MOST_COUNT)
+            if value is not None and not smallest <= value <= largest:
+                raise UsageError(f"{option(name)} {value:.12g}: write a number from {smallest} to {largest:,}")
         for name in ("learning_rate", "bucket_mb", "timeout_s", "duration_s", "min_throughput"):
             value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise UsageError(f"{option(name)} {value:g}: write a number above 0")
+            if value is not None and not 0 < value <= _MOST_NUMBER:
+                raise UsageError(f"{option(name)} {value:g}: write a number above 0, at most {_MOST_NUMBER:g}")
 
 
 def option(name: str) -> str:
@@ -129,8 +132,13 @@ def words(options: Options) -> list[str]:
             share = f":{value.share:g}" if value.kind == "slow" else ""
             found += ["--inject", f"{value.kind}:{value.rank}{share}"]
         else:
-            found += [option(field.name), f"{value:g}" if isinstance(value, float) else str(value)]
+            found += [option(field.name), str(int(value)) if _is_whole(value) else str(value)]
     return found
+
+
+def _is_whole(value: object) -> bool:
+    """Whether a number reads better without its `.0`. Others keep all their digits: `:g` would move a floor."""
+    return isinstance(value, float) and value.is_integer() and value < 1e15
 
 
 def read_timeout(env: Mapping[str, str]) -> float:

@@ -48,7 +48,7 @@ def build(
         "average_step_time_seconds": elapsed_s / steps,
         "throughput_samples_per_second": samples / elapsed_s,
         "total_samples": samples,
-        "device": first.device,
+        "device": baselines.device_of(records),
         "backend": first.backend,
         "overall": str(overall),
         "exit_code": exit_code(overall),

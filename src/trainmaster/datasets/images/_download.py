@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import http.client
 import os
 import urllib.error
 import urllib.request
@@ -21,6 +22,11 @@ from trainmaster.core.errors import DataError
 MIRROR_VARIABLE = "TRAINMASTER_DATASETS_URL"
 _BLOCK = 1 << 20
 _TIMEOUT_S = 30.0  # without a byte
+_MOST_BYTES = 1 << 30  # the largest published file has 170 MB
+
+
+class _Endless(Exception):
+    """An answer without an end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +64,12 @@ def _download(remote: Remote, path: Path, show: Callable[[str], None]) -> None:
             while block := answer.read(_BLOCK):
                 digest.update(block)
                 file.write(block)
-    except (urllib.error.URLError, TimeoutError, ConnectionError, ValueError) as wrong:
+                if file.tell() > _MOST_BYTES:
+                    raise _Endless
+    except _Endless:
+        part.unlink(missing_ok=True)
+        raise DataError(f"{url}: more than {_MOST_BYTES:,} bytes; nothing was kept") from None
+    except (urllib.error.URLError, TimeoutError, ConnectionError, ValueError, http.client.HTTPException) as wrong:
         part.unlink(missing_ok=True)
         reason = getattr(wrong, "reason", wrong)
         raise DataError(

@@ -8,6 +8,7 @@ from statistics import median_low
 from typing import Any
 
 from trainmaster.core.results import Overall, Verdict
+from trainmaster.report.health import sanitise
 
 SLOW_WARN, SLOW_FAIL = 0.10, 0.20  # as bench/accept/judge.py judges stragglers
 _BAD = (Verdict.FAIL, Verdict.ERROR, Verdict.WARN)
@@ -102,7 +103,8 @@ class View:
 
 
 def build(document: Mapping[str, Any]) -> View:
-    """The view of a suite's document."""
+    """The view of a suite's document. Names and reasons come from nodes: without characters that act on a reader."""
+    document = sanitise.plain(document)
     parts, overall = document["parts"], Overall(document["overall"])
     trained = [one for one in parts if one["kind"] == "training" and _ran(one, "ranks")]
     problems = [problem for part in parts for problem in _problems(part)]

@@ -91,8 +91,8 @@ def cluster() -> Iterator[Cluster]:
     folder = Path(tempfile.mkdtemp(prefix="kubes", dir="/tmp"))  # short: sockets have 100 characters
     netns, before = folder.name, _pod_networks()
     try:
-        _make_network(netns)
-        with serve(folder, address="10.245.1.2", inside=("nsenter", f"--net=/run/netns/{netns}"),
+        server = _make_network(netns)
+        with serve(folder, address=server, inside=("nsenter", f"--net=/run/netns/{netns}"),
                    more=("--kubelet-preferred-address-types=InternalIP",)) as kube:  # fmt: skip
             made = Cluster(kube=kube, netns=netns)
             _start(made)
@@ -118,18 +118,24 @@ def _pod_networks() -> set[str]:
     return {one.name for one in place.iterdir() if one.name.startswith("cni-")} if place.is_dir() else set()
 
 
-def _make_network(netns: str) -> None:
-    """A namespace with addresses for two nodes, reached over one pair of interfaces; nothing leads further."""
+def _make_network(netns: str) -> str:
+    """A namespace with addresses for two nodes, reached over one pair of interfaces; the address of the server there.
+
+    Nothing leads further. Each cluster takes a subnet of its own: two may run at once.
+    """
     here, there = f"tm{netns[-6:]}", "eth0"
+    taken = subprocess.run(["ip", "-4", "route"], check=True, capture_output=True, text=True).stdout
+    subnet = next(one for number in range(1, 250) if f"{(one := f'10.245.{number}')}." not in taken)
     for words in (
         f"ip netns add {netns}", f"ip link add {here} type veth peer name {there} netns {netns}",
-        f"ip addr add 10.245.1.1/30 dev {here}", f"ip link set {here} up",
-        f"ip -n {netns} addr add 10.245.1.2/30 dev {there}", f"ip -n {netns} link set {there} up",
+        f"ip addr add {subnet}.1/30 dev {here}", f"ip link set {here} up",
+        f"ip -n {netns} addr add {subnet}.2/30 dev {there}", f"ip -n {netns} link set {there} up",
         f"ip -n {netns} link set lo up", f"ip -n {netns} addr add 10.245.0.1/32 dev lo",
         f"ip -n {netns} addr add 10.245.0.2/32 dev lo",
         f"nsenter --net=/run/netns/{netns} sysctl -qw net.ipv4.ip_forward=1",
     ):  # fmt: skip
         subprocess.run(words.split(), check=True, capture_output=True)
+    return f"{subnet}.2"
 
 
 def _start(made: Cluster) -> None:

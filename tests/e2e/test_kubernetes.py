@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import pty
 import re
+import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -121,6 +125,77 @@ def test_a_job_that_no_node_has_room_for_is_explained(db: Database, tmp_path: Pa
     assert waits.stage is Stage.CHECKING
     control.cancel(db, job.id)
     assert drive(db, tmp_path, job, is_final).status is Status.CANCELLED
+
+
+def shell(on: str, job: JobRow, *words: str) -> list[str]:
+    return [sys.executable, "-m", "trainmaster", "cluster", "shell", "--on", on, "--job", job.id, *words]
+
+
+def call(words: list[str]) -> tuple[int, str, str]:
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=100, stdin=subprocess.DEVNULL)
+    return done.returncode, done.stdout, done.stderr
+
+
+def shell_pods(nodes: Cluster) -> list[Any]:
+    path = "/api/v1/namespaces/default/pods?labelSelector=trainmaster/cluster-shell"
+    return list(nodes.kube.call("GET", path)["items"])
+
+
+def type_into(words: list[str], *steps: tuple[bytes, bytes]) -> tuple[int, bytes]:
+    """Run a command on a terminal of its own: wait for a text, type keys; its exit code and what it showed."""
+    pid, screen = pty.fork()
+    if pid == 0:
+        os.execv(words[0], words)
+    shown, seen, left = b"", 0, list(steps)
+    with contextlib.suppress(OSError):  # Linux: the other side of a terminal has ended
+        while select.select([screen], [], [], 60)[0] and (data := os.read(screen, 4096)):
+            shown += data
+            if left and (at := shown.find(left[0][0], seen)) >= 0:
+                seen = at + len(left[0][0])
+                os.write(screen, left.pop(0)[1])
+    os.close(screen)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown
+
+
+def test_shells_in_pods(db: Database, tmp_path: Path, nodes: Cluster, target: Callable[..., str]) -> None:
+    on = target(kind="pytorchjob")
+    spec = {"name": "pair", "target": on, "command": ["sleep", "600"], "resources": {"nodes": 2}}
+    job = control.submit(db, parse_spec({**spec, "preflight": {"level": 0}}))
+    drive(db, tmp_path, job, lambda now: now.stage is Stage.RUNNING)
+    # By rank, by node, with the code, the output and the errors of the command.
+    code, out, err = call(shell(on, job, "--rank", "1", "--", "sh", "-c", "hostname; echo wrong >&2; exit 7"))
+    assert (code, out.rstrip().endswith("-worker-0"), "wrong" in err, "wrong" in out) == (7, True, True, False), err
+    node = call(shell(on, job, "--node", "0", "--", "printenv", "TRAINMASTER_NODE"))[1].strip()
+    assert node in nodes.kubelets
+    assert call(shell(on, job, "--node", node, "--", "hostname"))[1].rstrip().endswith("-master-0")
+    assert len(call(shell(on, job, "--", "head", "-c", "3000000", "/dev/zero"))[1]) == 3_000_000
+    # On a terminal: a shell, keys as they are typed, Ctrl-C for the program in the pod.
+    steps = ((b"$ ", b"echo be$((1))gun; sleep 500\n"), (b"be1gun", b"\x03"), (b"$ ", b"exit 3\n"))
+    code, shown = type_into(shell(on, job, "--", "sh"), *steps)
+    assert code == 3, shown
+    # A pod of its own, like the others.
+    words = ("--new", "--", "sh", "-c", "id -u; ls /trainmaster/plan; printenv TRAINMASTER_POD")
+    code, out, _ = call(shell(on, job, *words))
+    assert (code, out.split()[0], "plan.json" in out, "tm-shell-" in out) == (0, "1000", True, True), out
+    assert shell_pods(nodes) == []
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGKILL):
+        child = subprocess.Popen(shell(on, job, "--new", "--", "sleep", "500"), stdin=subprocess.DEVNULL)
+        wait_until(lambda: any(one["status"].get("phase") == "Running" for one in shell_pods(nodes)))
+        time.sleep(1)
+        child.send_signal(number)
+        assert child.wait(60) == (-9 if number is signal.SIGKILL else 128 + number)
+        assert len(shell_pods(nodes)) == (1 if number is signal.SIGKILL else 0)
+    code, _, err = call(shell(on, job, "--new", "--", "true"))
+    assert (code, "removed what an earlier shell left" in err, shell_pods(nodes)) == (0, True, [])
+    control.cancel(db, job.id)
+    assert drive(db, tmp_path, job, is_final).status is Status.CANCELLED
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.1)
 
 
 def test_a_run_on_a_node_that_is_lost_goes_on_on_another(

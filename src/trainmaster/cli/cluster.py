@@ -10,13 +10,13 @@ import typer
 
 from trainmaster.cli import _console
 from trainmaster.cli._documents.manifest_file import load
-from trainmaster.cli._jobs import hyperpod_test
-from trainmaster.core.errors import Fault, SpecError, UsageError
+from trainmaster.cli._jobs import cluster_shell, hyperpod_test
+from trainmaster.core.errors import Fault, SpecError
 
 cluster = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="""Kubernetes and HyperPod: tests, log rules, manifests, access rights.
+    help="""Kubernetes and HyperPod: tests, shells in pods, log rules, manifests, access rights.
 
     [bold]Examples[/]
 
@@ -27,9 +27,12 @@ cluster = typer.Typer(
       trainmaster cluster rights kubernetes:cluster.yaml
 
       trainmaster cluster test --action quick-test
+
+      trainmaster cluster shell --job my-run --rank 8
     """,
 )
 cluster.command("test")(hyperpod_test.test)
+cluster.command("shell")(cluster_shell.shell)
 
 
 @cluster.command("hyperpod-rules")
@@ -105,6 +108,7 @@ def rights(
     manifest: Annotated[
         bool, typer.Option("--manifest", help="Print a Role with these rights; ask no cluster.")
     ] = False,
+    shell: Annotated[bool, typer.Option("--shell", help="With those of `trainmaster cluster shell`.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Ask the cluster which of the rights that trainmaster needs this account lacks.
@@ -121,18 +125,15 @@ def rights(
 
     from trainmaster import targets
     from trainmaster.targets.kubernetes import rights as needed
-    from trainmaster.targets.kubernetes.target import Kubernetes
 
-    chosen = targets.load(target)
-    if not isinstance(chosen, Kubernetes):
-        raise UsageError(f"{target!r} is no Kubernetes target; write kubernetes:FILE or hyperpod:FILE")
+    settings = hyperpod_test.load_settings(target)
     if manifest:
-        _console.out.out(needed.render_role(chosen.settings()), end="")
+        _console.out.out(needed.render_role(settings, shell=shell), end="")
         return
 
     async def ask() -> list[needed.Answer]:
         try:
-            return await needed.check(chosen.settings())
+            return await needed.check(settings, shell=shell)
         finally:
             await targets.close()
 

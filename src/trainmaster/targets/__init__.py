@@ -10,6 +10,7 @@ Errors: `TargetError` is a refusal; `Unreachable` means that no answer was possi
 from __future__ import annotations
 
 import importlib
+import json
 import pkgutil
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -18,6 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from trainmaster.core import schema
 from trainmaster.core.errors import UsageError
 from trainmaster.core.plan import ExitRecord
 from trainmaster.core.spec import JobSpec
@@ -111,6 +113,19 @@ class Poll:
     exit: ExitRecord | None = None
     note: str = ""
     reason: Reason | None = None  # of `lost`, where the target knows it
+
+    def to_json(self) -> str:
+        return json.dumps(schema.to_plain(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Poll:
+        plain = json.loads(text)
+        return cls(
+            state=TargetState(plain["state"]),
+            exit=schema.build(ExitRecord, plain["exit"]) if plain["exit"] is not None else None,
+            note=plain["note"],
+            reason=Reason(plain["reason"]) if plain["reason"] is not None else None,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from trainmaster.core.results import CheckResult, Overall, exit_code, judge_over
 
 if TYPE_CHECKING:
     from trainmaster.targets.kubernetes.client import Client
+    from trainmaster.targets.kubernetes.settings import Settings
 
 MANIFEST = Path("FSDP/kubernetes/fsdp-hpto.yaml")
 JOB_NAME = "llama3-1-8b-fsdp-hpto"
@@ -106,17 +107,22 @@ def test(
         _end(outcome.results, overall=outcome.overall, json=json)
 
 
+def load_settings(on: str) -> Settings:
+    """Settings of a Kubernetes target."""
+    from trainmaster import targets
+    from trainmaster.targets.kubernetes.target import Kubernetes
+
+    chosen = targets.load(on)
+    if not isinstance(chosen, Kubernetes):
+        raise UsageError(f"{on!r} is no Kubernetes target; write kubernetes:FILE or hyperpod:FILE")
+    return chosen.settings()
+
+
 class _Command:
     """One action on one cluster."""
 
     def __init__(self, *, job_name: str, manifest: Path, on: str) -> None:
-        from trainmaster import targets
-        from trainmaster.targets.kubernetes.target import Kubernetes
-
-        chosen = targets.load(on)
-        if not isinstance(chosen, Kubernetes):
-            raise UsageError(f"{on!r} is no Kubernetes target; write kubernetes:FILE or hyperpod:FILE")
-        self._settings, self._job_name, self._manifest = chosen.settings(), job_name, manifest
+        self._settings, self._job_name, self._manifest = load_settings(on), job_name, manifest
 
     def call(self, work: Callable[[Client, str], Coroutine[Any, Any, Any]]) -> Any:
         """Run with a client. Ctrl-C and SIGTERM cancel: what was made is removed first."""

@@ -48,7 +48,7 @@ def prepare(objects: Sequence[Object], job_name: str, namespace: str, *, role: R
         metadata = one["metadata"]
         metadata["namespace"] = namespace
         metadata["labels"] = {**(metadata.get("labels") or {}), MARK: job_name}
-        notes = {ROLE: role, OWNER: _identity(), UNTIL: str(int(time.time() + lasts_s))}
+        notes = {ROLE: role, OWNER: identity(), UNTIL: str(int(time.time() + lasts_s))}
         metadata["annotations"] = {**(metadata.get("annotations") or {}), **notes}
         if role == "test" and one["kind"] == "ConfigMap":
             _separate(one.get("data") or {})
@@ -111,7 +111,7 @@ async def clear_leftovers(client: Client, namespace: str, job_name: str) -> list
         notes = metadata.get("annotations") or {}
         if notes.get(ROLE) != "test":
             raise UsageError(f"{path.rpartition('/')[2]} runs (make run); end it first with: make stop")
-        if _is_alive(notes):
+        if is_alive(notes):
             raise UsageError(f"a test of {job_name} is running ({notes.get(OWNER)}); wait for its end")
     return await remove(client, namespace, job_name) if found else []
 
@@ -131,12 +131,13 @@ def is_owned(pod: Mapping[str, Any], owners: set[str]) -> bool:
     return any(one.get("uid") in owners for one in pod["metadata"].get("ownerReferences") or ())
 
 
-def _identity() -> str:
+def identity() -> str:
+    """This process, as the owner of what it creates: HOST/PID/START."""
     return f"{socket.gethostname()}/{os.getpid()}/{_started(os.getpid())}"
 
 
-def _is_alive(notes: Mapping[str, str]) -> bool:
-    """Whether the process of the test may still run. On another host only time tells."""
+def is_alive(notes: Mapping[str, str]) -> bool:
+    """Whether the process that created an object may still run. On another host only time tells."""
     host, _, rest = str(notes.get(OWNER, "")).partition("/")
     pid, _, started = rest.partition("/")
     if host == socket.gethostname() and pid.isdecimal():

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from trainmaster.cluster.hyperpod import objects, pods
+from trainmaster.cluster.hyperpod.helper import helper_pod
 from trainmaster.cluster.hyperpod.indicators import START_LIMIT_S, Measurements, judge
 from trainmaster.cluster.hyperpod.logs import PodLog
 from trainmaster.cluster.hyperpod.manifest import JOB_NAME, count_pods, find_job, pod_template
@@ -219,23 +220,7 @@ class _Test:
 
 def reading_pod(job: Object, job_name: str, namespace: str, checkpoint: str) -> Object:
     """Pod that reads a checkpoint: image, mounts and user of the job, no GPU."""
-    made = helper_pod(job, f"{job_name}-read", namespace)
+    made = helper_pod(pod_template(job)["spec"], f"{job_name}-read", namespace)
     (container,) = made["spec"]["containers"]
     container["command"] = ["python3", "-c", _READ_CHECKPOINT, checkpoint]
     return made
-
-
-def helper_pod(job: Object, name: str, namespace: str) -> Object:
-    """Pod with image, mounts, environment and user of the job's pods, without their devices and their placement."""
-    spec = json.loads(json.dumps(pod_template(job)["spec"]))
-    container = {key: value for key, value in spec["containers"][0].items() if key not in ("resources", "args")}
-    kept = [one for one in spec.get("volumes") or () if "configMap" not in one]  # the plan is removed with the job
-    names = {one["name"] for one in kept}
-    container["volumeMounts"] = [one for one in container.get("volumeMounts") or () if one["name"] in names]
-    for key in ("affinity", "initContainers", "nodeSelector"):
-        spec.pop(key, None)
-    spec |= {"containers": [container], "volumes": kept, "restartPolicy": "Never", "terminationGracePeriodSeconds": 1}
-    return {
-        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": namespace, "labels": {}},
-        "spec": spec,
-    }  # fmt: skip

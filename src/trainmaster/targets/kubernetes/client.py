@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from trainmaster import __version__
 from trainmaster.core.errors import MissingExtra, Unreachable
 from trainmaster.targets.kubernetes import names
-from trainmaster.targets.kubernetes.errors import refusal
+from trainmaster.targets.kubernetes.errors import parse, refusal
 from trainmaster.targets.kubernetes.kubeconfig import Access, Credentials
 from trainmaster.targets.kubernetes.manifests import RESOURCES
+from trainmaster.targets.kubernetes.websocket import WebSocket, connect
 
 if TYPE_CHECKING:
     import httpx
@@ -100,7 +101,7 @@ class Client:
             raise Unreachable(f"kubernetes: no answer within {_REQUEST_S:g} s") from None
         except (httpx.HTTPError, OSError) as wrong:
             raise _unreachable(wrong) from None
-        document = _parse(answer.content)
+        document = parse(answer.content)
         if answer.status_code >= 300 or not isinstance(document, dict):
             raise refusal(answer.status_code, document, what=what or path.rpartition("/")[2])
         return document
@@ -112,7 +113,7 @@ class Client:
             "timeoutSeconds": str(WATCH_S),
         }  # fmt: skip
         async for line in self.lines(path, given):
-            change = _parse(line)
+            change = parse(line)
             if not isinstance(change, dict):
                 raise Unreachable("kubernetes: a change that is no JSON")
             if change.get("type") == "ERROR":
@@ -129,6 +130,10 @@ class Client:
                 for line in whole:
                     yield line
 
+    async def open_socket(self, path: str, query: Sequence[tuple[str, str]], protocols: Sequence[str]) -> WebSocket:
+        """A WebSocket with one of the protocols."""
+        return await connect(self.access, path, query, await self._credentials.header(), protocols)
+
     @asynccontextmanager
     async def _stream(self, path: str, params: Mapping[str, str]) -> AsyncIterator[httpx.Response]:
         import httpx
@@ -139,7 +144,7 @@ class Client:
         try:
             async with http.stream("GET", path, params=params, headers=headers, timeout=limits) as answer:
                 if answer.status_code >= 300:
-                    raise refusal(answer.status_code, _parse(await answer.aread()), what=path.rpartition("/")[2])
+                    raise refusal(answer.status_code, parse(await answer.aread()), what=path.rpartition("/")[2])
                 yield answer
         except (httpx.HTTPError, OSError) as wrong:
             raise _unreachable(wrong) from None
@@ -163,10 +168,3 @@ class Client:
 
 def _unreachable(wrong: Exception) -> Unreachable:
     return Unreachable(f"kubernetes: {type(wrong).__name__}: {str(wrong)[:200]}")
-
-
-def _parse(content: bytes) -> Any:
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError):
-        return {"message": content[:500].decode(errors="replace")}

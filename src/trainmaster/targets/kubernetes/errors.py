@@ -11,6 +11,7 @@ SpecError        422, 400: the object does not fit, with the path of each field
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -59,6 +60,14 @@ def refusal(status: int, body: Any, *, what: str) -> TrainmasterError:
     return TargetError(f"kubernetes: {what}: {text}")
 
 
+def parse(content: bytes) -> Any:
+    """The document of an answer; its text as a message where it is none."""
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        return {"message": content[:500].decode(errors="replace")}
+
+
 def _denied(status: int, text: str, what: str) -> TargetError:
     if status == 401:
         return Denied(f"kubernetes: {what}: the credentials are refused; renew those of the kubeconfig")
@@ -68,6 +77,11 @@ def _denied(status: int, text: str, what: str) -> TargetError:
         verb, resource, group, namespace = found.groups()
         where = f" in namespace {namespace}" if namespace else ""
         right = f"{verb} {resource}{'.' + group if group else ''}{where}"
+        if resource == "pods/exec":
+            return Denied(
+                f"kubernetes: the account may not {right}; see the rights of a shell with: trainmaster cluster rights "
+                "--shell, and print them with --manifest"
+            )
         return Denied(
             f"kubernetes: the account may not {right}; apply deploy/kubernetes/rbac.yaml, and see every missing right "
             "with: trainmaster cluster rights"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import functools
 import json
 import os
 import ssl
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.core.errors import Unreachable, UsageError
+from trainmaster.targets import _yaml_file
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _EXEC_S = 30.0
@@ -118,25 +118,7 @@ def load_access(kubeconfig: str | None, context: str | None) -> Access:
         return Access(server=f"https://{name}:{port}", ca=ca, token_file=_ACCOUNT / "token")
     listed = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
     path = Path(listed.split(os.pathsep)[0]).expanduser()
-    try:
-        facts = path.stat()
-    except OSError as wrong:
-        raise UsageError(f"kubernetes: kubeconfig {path} cannot be read: {wrong.strerror}") from None
-    return _load(path, context, (facts.st_mtime_ns, facts.st_size))
-
-
-@functools.lru_cache(maxsize=64)
-def _load(path: Path, context: str | None, _version: tuple[int, int]) -> Access:
-    """Access by one version of a kubeconfig: each poll of each job asks for it."""
-    import yaml
-
-    try:
-        document = yaml.safe_load(path.read_text())
-    except OSError as wrong:
-        raise UsageError(f"kubernetes: kubeconfig {path} cannot be read: {wrong.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError):
-        raise UsageError(f"kubernetes: kubeconfig {path} is not YAML") from None
-    return parse_access(document, context, path.parent)
+    return _yaml_file.load(path, parse_access, context, what="kubernetes: kubeconfig")
 
 
 def parse_access(document: Any, context: str | None, folder: Path) -> Access:

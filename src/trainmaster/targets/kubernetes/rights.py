@@ -37,8 +37,8 @@ class Answer:
     allowed: bool
 
 
-def needed(settings: Settings) -> list[Right]:
-    """Every right, in the order of use."""
+def needed(settings: Settings, *, shell: bool = False) -> list[Right]:
+    """Every right, in the order of use. Those of a shell in pods are given to people, not to a server."""
     resource = RESOURCES[settings.kind]
     group = resource.api.rpartition("/")[0]
     jobs = "create and find the job", "delete the job"
@@ -59,6 +59,11 @@ def needed(settings: Settings) -> list[Right]:
     found.append(Right(group="", resource="events", verb="list", use="explain a job without pods", optional=True))
     use = "tell a lost node from a deleted pod"
     found.append(Right(group="", resource="nodes", verb="list", use=use, cluster=True, optional=True))
+    if shell:
+        # A WebSocket begins with GET; Kubernetes 1.35 and newer ask for `create` besides.
+        found += [_right("", "pods/exec", verb, "commands in pods") for verb in ("get", "create")]
+        found += [_right("", "pods", verb, "throw-away pods (--new)") for verb in ("create", "get")]
+        found.append(_right("", "configmaps", "get", "the pod of a rank (--rank)"))
     return found
 
 
@@ -66,11 +71,12 @@ def _right(group: str, resource: str, verb: str, use: str) -> Right:
     return Right(group=group, resource=resource, verb=verb, use=use)
 
 
-async def check(settings: Settings) -> list[Answer]:
+async def check(settings: Settings, *, shell: bool = False) -> list[Answer]:
     """Ask the cluster for each right."""
     client = Client(load_access(settings.kubeconfig, settings.context))
     try:
-        return [Answer(right=one, allowed=await _ask(client, one, settings.namespace)) for one in needed(settings)]
+        wanted = needed(settings, shell=shell)
+        return [Answer(right=one, allowed=await _ask(client, one, settings.namespace)) for one in wanted]
     finally:
         await client.close()
 
@@ -91,9 +97,9 @@ async def _ask(client: Client, right: Right, namespace: str) -> bool:
     return (answer.get("status") or {}).get("allowed") is True
 
 
-def role_objects(settings: Settings) -> list[Object]:
+def role_objects(settings: Settings, *, shell: bool = False) -> list[Object]:
     """ServiceAccount with a Role in the namespace, and a ClusterRole that lists nodes."""
-    namespace, wanted = settings.namespace, needed(settings)
+    namespace, wanted = settings.namespace, needed(settings, shell=shell)
     here = {"name": NAME, "namespace": namespace}
     subject = {"kind": "ServiceAccount", "name": NAME, "namespace": namespace}
     made: list[Object] = [{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": dict(here)}]
@@ -117,6 +123,6 @@ def _rules(wanted: Sequence[Right]) -> list[Object]:
     ]
 
 
-def render_role(settings: Settings) -> str:
+def render_role(settings: Settings, *, shell: bool = False) -> str:
     """The manifest as YAML."""
-    return render(role_objects(settings))
+    return render(role_objects(settings, shell=shell))

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trainmaster.core.errors import Fault, UsageError
+from trainmaster.core.errors import Fault
 from trainmaster.core.schema import build, field
+from trainmaster.targets import _yaml_file
 
 Kind = Literal["job", "pytorchjob", "trainjob", "hyperpod"]
 
 _NAME = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
 _QUANTITY = r"[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?"
-_MAX_FILE_BYTES = 1 << 20
 _RESOURCE = re.compile(r"([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 _PATH = r"/[^\x00]*"
 
@@ -173,26 +172,8 @@ def load_settings(path: Path | None, *, kind: Kind | None = None) -> Settings:
     """Settings of a YAML file; the defaults without one."""
     if path is None:
         return parse_settings({}, kind=kind)
-    try:
-        facts = path.stat()
-    except OSError as wrong:
-        raise UsageError(f"target: settings file {path} cannot be read: {wrong.strerror}") from None
-    return _load(path, kind, (facts.st_mtime_ns, facts.st_size))
+    return _yaml_file.load(path, _parse, kind, what="target: settings file")
 
 
-@functools.lru_cache(maxsize=64)
-def _load(path: Path, kind: Kind | None, _version: tuple[int, int]) -> Settings:
-    """Settings of one version of a file: each poll of each job asks for them."""
-    import yaml
-
-    try:
-        raw = path.read_bytes()
-        if len(raw) > _MAX_FILE_BYTES:
-            raise UsageError(f"target: {path} has {len(raw):,} bytes; it is not a settings file")
-        document: Any = yaml.safe_load(raw)
-    except OSError as wrong:
-        raise UsageError(f"target: settings file {path} cannot be read: {wrong.strerror}") from None
-    except yaml.YAMLError as wrong:
-        first = str(wrong).partition("\n")[0]
-        raise UsageError(f"target: settings file {path} is not YAML: {first}") from None
+def _parse(document: Any, kind: Kind | None, _folder: Path) -> Settings:
     return parse_settings(document, kind=kind)

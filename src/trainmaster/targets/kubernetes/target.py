@@ -10,13 +10,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-import json
 import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainmaster.core import schema
 from trainmaster.core.errors import TargetError, TrainmasterError
 from trainmaster.core.plan import EXIT_FILE, OUTPUTS_FOLDER, ExitRecord
 from trainmaster.core.states import Reason, TargetState
@@ -72,7 +70,7 @@ class Kubernetes:
             session = self._session(handle)
             spool = session.spool(handle)
             if (ended := spool.find(_END)) is not None:
-                return _load_poll(ended)
+                return Poll.from_json(ended)
             if spool.find(_RELEASED) is not None and handle.get("submitted"):
                 return Poll(state=TargetState.LOST, note="it was ended by force")
             await session.ready()
@@ -186,7 +184,7 @@ class Kubernetes:
                     break
         if spool.find(_RELEASED) is not None:
             return found
-        return _load_poll(spool.mark(_END, json.dumps(schema.to_plain(found))))
+        return Poll.from_json(spool.mark(_END, found.to_json()))
 
     async def _is_absent(self, session: Session, handle: Handle) -> bool:
         try:
@@ -259,14 +257,3 @@ async def _missing_is_fine(request: Any) -> None:
         await request
     except Missing:
         return
-
-
-def _load_poll(text: str) -> Poll:
-    plain = json.loads(text)
-    record = plain["exit"]
-    return Poll(
-        state=TargetState(plain["state"]),
-        exit=schema.build(ExitRecord, record) if record is not None else None,
-        note=plain["note"],
-        reason=Reason(plain["reason"]) if plain["reason"] is not None else None,
-    )

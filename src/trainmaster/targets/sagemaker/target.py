@@ -17,10 +17,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from trainmaster.core import schema
 from trainmaster.core.errors import TargetError, TrainmasterError
 from trainmaster.core.plan import EXIT_FILE, ExitRecord
-from trainmaster.core.states import Reason, TargetState
+from trainmaster.core.states import TargetState
 from trainmaster.targets import FileSize, Handle, Owned, Placement, Poll, Submission
 from trainmaster.targets._node_files import find_stream, rename
 from trainmaster.targets.kubernetes.spool import Spool
@@ -88,7 +87,7 @@ class SageMaker:
         try:
             followed, settings = self._follow(handle), self.settings()
             if (ended := followed.spool.find(_END)) is not None:
-                return _load_poll(ended)
+                return Poll.from_json(ended)
             if followed.spool.find(_RELEASED) is not None and handle.get("submitted"):
                 return Poll(state=TargetState.LOST, note="it was ended by force")
             async with followed.lock:
@@ -190,7 +189,7 @@ class SageMaker:
         return self._save_end(followed.spool, found)
 
     def _save_end(self, spool: Spool, found: Poll) -> Poll:
-        return _load_poll(spool.mark(_END, json.dumps(schema.to_plain(found))))
+        return Poll.from_json(spool.mark(_END, found.to_json()))
 
     async def _describe(self, aws: Aws, handle: Handle) -> dict[str, Any]:
         return await aws.call("sagemaker", "describe_training_job", TrainingJobName=str(handle["name"]))
@@ -239,14 +238,3 @@ def _waits_for_lines(job: Mapping[str, Any], handle: Handle, settle_s: float) ->
 def _stopped_before_start(attempt: str, stop: str) -> Poll:
     job = {"TrainingJobStatus": "Stopped"}
     return judge(job, record=None, stop=stop, attempt=attempt, price_per_hour=None)
-
-
-def _load_poll(text: str) -> Poll:
-    plain = json.loads(text)
-    record = plain["exit"]
-    return Poll(
-        state=TargetState(plain["state"]),
-        exit=schema.build(ExitRecord, record) if record is not None else None,
-        note=plain["note"],
-        reason=Reason(plain["reason"]) if plain["reason"] is not None else None,
-    )

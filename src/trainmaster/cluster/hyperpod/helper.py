@@ -1,0 +1,44 @@
+"""A pod like those of a job: image, mounts, environment and user, without their devices and their placement. Pure."""
+
+from __future__ import annotations
+
+import json
+
+from trainmaster.targets.kubernetes.pods import Object
+
+_PLACEMENT = (
+    "affinity",
+    "initContainers",
+    "nodeSelector",
+    "nodeName",
+    "priority",
+    "schedulerName",
+    "hostname",
+    "subdomain",
+)
+_TOKENS = ("default-token-", "kube-api-access-")  # volumes that the cluster adds to every pod by itself
+
+
+def helper_pod(spec: Object, name: str, namespace: str, *, plan: bool = False) -> Object:
+    """A pod from the spec of another one, or of a template. `plan`: with the job's ConfigMaps, where they are there."""
+    made: Object = json.loads(json.dumps(spec))
+    container = {
+        key: value
+        for key, value in made["containers"][0].items()
+        if key not in ("resources", "args", "livenessProbe", "readinessProbe", "startupProbe", "lifecycle", "ports")
+    }
+    kept = [one for one in made.get("volumes") or () if _is_kept(one, plan=plan)]
+    for one in kept:
+        if "configMap" in one:
+            one["configMap"]["optional"] = True  # the plan is removed with its job
+    names = {one["name"] for one in kept}
+    container["volumeMounts"] = [one for one in container.get("volumeMounts") or () if one["name"] in names]
+    for key in _PLACEMENT:
+        made.pop(key, None)
+    made |= {"containers": [container], "volumes": kept, "restartPolicy": "Never", "terminationGracePeriodSeconds": 1}
+    metadata = {"name": name, "namespace": namespace, "labels": {}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": made}
+
+
+def _is_kept(volume: Object, *, plan: bool) -> bool:
+    return not str(volume["name"]).startswith(_TOKENS) and (plan or "configMap" not in volume)

@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import typer
 from rich.markup import escape
@@ -20,6 +20,7 @@ from trainmaster.core.results import Overall, exit_code
 
 if TYPE_CHECKING:
     from trainmaster.bench.accept.options import Options
+    from trainmaster.targets.kubernetes.target import Kubernetes
 
 _MARKS = {"pass": "green", "warn": "yellow", "fail": "red", "error": "red", "skip": "dim"}
 
@@ -84,7 +85,7 @@ def accept(
 
       trainmaster accept --suite full --out acceptance/ --expect gpus=8
 
-      trainmaster accept --on ssh:hosts.yaml --batch-size 64          or: --on slurm
+      trainmaster accept --on ssh:hosts.yaml --batch-size 64          or: --on slurm, --on kubernetes:cluster.yaml
 
       srun -N4 --ntasks-per-node=8 trainmaster accept --batch-size 64
 
@@ -98,6 +99,9 @@ def _accept(given: dict[str, Any]) -> None:
 
     options, out, is_suite = _read(given), given["out"], given["suite"] is not None
     given["on"] = None if given["on"] == "local" else given["on"]
+    if given["dry_run"] == "plan":
+        _console.out.out(_plan(given["on"], options), end="")
+        return
     if given["dry_run"] is not None:
         _console.out.out(render_file(given["dry_run"], options, image=given["image"]), end="")
         return
@@ -131,8 +135,34 @@ def render_file(name: str, options: Options, *, image: str) -> str:
     return head + yaml.dump(job, Dumper=dumper, sort_keys=False, width=120)
 
 
+def _plan(on: str | None, options: Options) -> str:
+    """The objects of a run on Kubernetes, as text."""
+    if not _is_kubernetes(on):
+        raise UsageError("--dry-run plan: the objects of a run with --on kubernetes; without --on write a file's name")
+    from trainmaster.cluster import acceptance_kubernetes
+
+    return acceptance_kubernetes.dry_run(_kubernetes(on), options)
+
+
+def _is_kubernetes(on: str | None) -> TypeGuard[str]:
+    return on is not None and on.partition(":")[0] == "kubernetes"
+
+
+def _kubernetes(on: str) -> Kubernetes:
+    from trainmaster import targets
+    from trainmaster.targets.kubernetes.target import Kubernetes
+
+    target = targets.load(on)
+    assert isinstance(target, Kubernetes)
+    return target
+
+
 def _run(given: Mapping[str, Any], options: Options) -> dict[str, Any] | None:
     """The run on this machine, in this rank, or on the nodes of a target."""
+    if _is_kubernetes(given["on"]):
+        from trainmaster.cluster import acceptance_kubernetes
+
+        return acceptance_kubernetes.accept(_kubernetes(given["on"]), options)
     if given["on"] is not None:
         from trainmaster.cli._documents.hosts_file import load_nodes
         from trainmaster.cluster import acceptance, acceptance_slurm

@@ -1,7 +1,7 @@
 """Acceptance training over the nodes of a hosts file: one rank per GPU on every node, one verdict.
 
 Every node must take part: one that cannot be reached or has no torch makes the run INCOMPLETE, and is named. Slurm is
-in `acceptance_slurm.py`.
+in `acceptance_slurm.py`, Kubernetes in `acceptance_kubernetes.py`.
 """
 
 from __future__ import annotations

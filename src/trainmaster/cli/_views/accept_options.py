@@ -65,7 +65,7 @@ Strict = Annotated[bool, typer.Option("--strict", help="End with 1 on WARN too."
 
 DryRun = Annotated[
     str | None,
-    typer.Option("--dry-run", metavar="FILE", help="Print this file of examples/ with these options, and run nothing."),
+    typer.Option("--dry-run", metavar="FILE", help="Print this file of examples/, or with --on kubernetes the `plan`."),
 ]
 Image = Annotated[str, typer.Option(help="With --dry-run: the image that is started.")]
 Suite = Annotated[
@@ -77,7 +77,7 @@ On = Annotated[
     typer.Option(
         "--on",
         metavar="TARGET",
-        help="Nodes: ssh:hosts.yaml, slurm or slurm:cluster.yaml; local or without: this machine.",
+        help="Nodes: ssh:hosts.yaml, slurm[:FILE], kubernetes[:FILE]; local or without: this machine.",
     ),
 ]
 Expect = Annotated[

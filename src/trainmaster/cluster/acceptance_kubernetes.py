@@ -1,0 +1,241 @@
+"""Acceptance training in the pods of a Kubernetes cluster: one pod per node, one rank per GPU, one verdict.
+
+An ordinary submission through the Kubernetes target, with all nodes that have GPUs. A node that is cordoned, not ready
+or offers fewer GPUs than others makes the run INCOMPLETE: the cluster is accepted whole, or without the nodes that the
+settings file leaves out (`not_nodes`). Logs are brought here, and everything that was created is deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trainmaster import targets
+from trainmaster.bench.accept import judge, results
+from trainmaster.bench.accept.options import Options, words
+from trainmaster.cluster.acceptance import (
+    MODULE,
+    START_S,
+    compare_golden,
+    find_documents,
+    find_unequal,
+    incomplete,
+    is_whole,
+    not_whole,
+)
+from trainmaster.cluster.acceptance_files import JOB, LABELS
+from trainmaster.core.plan import EXIT_FILE, ExitRecord, rank_log
+from trainmaster.core.results import CheckResult, Finding, error, judge_overall
+from trainmaster.core.spec import JobSpec, Limits, Preflight, Resources
+from trainmaster.core.states import TargetState
+from trainmaster.targets import Handle, Placement, Poll, Submission
+from trainmaster.targets.kubernetes import planning
+from trainmaster.targets.kubernetes.errors import Denied
+from trainmaster.targets.kubernetes.kubeconfig import load_access
+from trainmaster.targets.kubernetes.session import open_session
+from trainmaster.targets.kubernetes.settings import Settings
+from trainmaster.targets.kubernetes.states import is_ready
+from trainmaster.targets.kubernetes.target import Kubernetes
+
+_POLL_S = 1.0
+_BLOCK = 1 << 20
+_TAINTS = ("NoSchedule", "NoExecute")
+_NOT_READY = "node.kubernetes.io/not-ready"  # follows the condition Ready, which is judged by itself, by seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubeNode:
+    """A node as the API server describes it."""
+
+    name: str
+    gpus: int  # in working order
+    installed: int
+    fault: str  # why nothing can start there now; empty: it can
+
+
+def accept(target: Kubernetes, options: Options) -> dict[str, Any]:
+    """Train on all nodes; the document of the run."""
+    return asyncio.run(_accept(target, options))
+
+
+def dry_run(target: Kubernetes, options: Options) -> str:
+    """The objects that `accept` would create, as YAML. Asks the cluster for its nodes, and changes nothing."""
+
+    async def ask() -> str:
+        try:
+            settings = target.settings()
+            nodes = find_nodes(await _list_nodes(settings), settings, options)
+            submission, _ = plan(settings, nodes, options, Path())
+            return "\n".join(submission.files.values())
+        finally:
+            await targets.close()
+
+    return asyncio.run(ask())
+
+
+async def _accept(target: Kubernetes, options: Options) -> dict[str, Any]:
+    task = asyncio.current_task()
+    assert task is not None
+    try:
+        with _until_terminated(task), tempfile.TemporaryDirectory(prefix="trainmaster-accept-") as name:
+            settings = target.settings()
+            nodes = find_nodes(await _list_nodes(settings), settings, options)
+            if missing := find_missing(nodes, options):
+                return incomplete(options, missing, world=len(nodes))
+            submission, world = plan(settings, nodes, options, Path(name))
+            return await _run(target, submission, options, world=world)
+    finally:
+        await targets.close()
+
+
+async def _run(target: Kubernetes, submission: Submission, options: Options, *, world: int) -> dict[str, Any]:
+    limit_s = START_S + (options.duration_s or 0.0) * options.repeats + options.timeout_s
+    handle = submission.handle
+    try:
+        handle = await target.submit(submission)
+        poll = await _wait(target, handle, limit_s)
+        log = await _read(target, handle, rank_log(0))
+        raw = await _read(target, handle, EXIT_FILE)
+    finally:
+        await target.release(handle)
+    record = ExitRecord.read(raw, attempt=str(handle["attempt"])) if raw else None
+    code = record.exit_codes.get("0") if record is not None else None
+    documents = find_documents(log.decode(errors="replace"))
+    if len(documents) == 1 and is_whole(documents[0], world=world, code=code):
+        return compare_golden(documents[0], options)
+    found = not_whole(documents[0], world=world) if documents else judge_poll(poll, limit_s=limit_s)
+    checks = [CheckResult(check="accept_ranks", findings=(found,), took_s=0.0)]
+    return results.build_lost(options, checks, judge_overall(checks, planned=judge.CHECKS), world=world)
+
+
+def judge_poll(poll: Poll, *, limit_s: float) -> Finding:
+    """A run without a result. A rank that failed is a FAIL; pods that never ran or were lost say nothing."""
+    if poll.state is TargetState.FAILED and poll.exit is not None and poll.exit.exit_codes:
+        codes = poll.exit.exit_codes
+        rank = next((rank for rank, code in codes.items() if code != 0), "0")
+        return judge.judge_end(poll.exit.message[:600], device=f"rank{rank}")
+    if poll.state.over:
+        reason = f"the pods ended as {poll.state} without a result: {poll.note}"
+    else:
+        reason = f"no result in {limit_s:.0f} s; the pods are {poll.state}: {poll.note}"
+    return error(reason, action="see `kubectl describe` of the pods' node, and `trainmaster check --on` it")
+
+
+def plan(settings: Settings, nodes: Sequence[KubeNode], options: Options, folder: Path) -> tuple[Submission, int]:
+    """The submission and the number of its ranks: one pod on every node."""
+    gpus = 0 if options.backend == "gloo" else min((one.gpus for one in nodes), default=0)
+    per_node = options.processes or gpus or 1
+    # Files of this machine mean nothing in a pod.
+    given = [*words(replace(options, processes=None, baselines=None, log_dir=None)), "--out", "-"]
+    spec = JobSpec(
+        name=JOB,
+        target="kubernetes",
+        resources=Resources(nodes=len(nodes), processes_per_node=per_node),
+        preflight=Preflight(level=0),
+        limits=Limits(stall_minutes=None),
+        command=(settings.python, "-m", MODULE, *given),
+    )
+    own = replace(
+        settings, spread=True, labels={**LABELS, **settings.labels},
+        gpus=settings.gpus if settings.gpus is not None else per_node if gpus else 0,
+    )  # fmt: skip
+    placement = Placement(attempt=f"{uuid.uuid4()}.1", spec=spec, job_folder=folder)
+    return planning.plan(placement, own), len(nodes) * per_node
+
+
+def find_nodes(listed: Sequence[Mapping[str, Any]], settings: Settings, options: Options) -> list[KubeNode]:
+    """Nodes with GPUs that the settings file does not leave out; all nodes where no GPU is wanted, or none is there."""
+    found = [_read_node(one, settings) for one in listed if _is_chosen(one, settings)]
+    without = options.backend == "gloo" or settings.gpus == 0
+    with_gpus = [] if without else [one for one in found if one.installed]
+    # A control plane node that takes no pods is no part of what is accepted.
+    return with_gpus or [one for one in found if without or not one.fault]
+
+
+def _is_chosen(node: Mapping[str, Any], settings: Settings) -> bool:
+    labels = node["metadata"].get("labels") or {}
+    wanted = all(labels.get(name) == value for name, value in settings.node_labels.items())
+    return wanted and node["metadata"]["name"] not in settings.not_nodes
+
+
+def _read_node(node: Mapping[str, Any], settings: Settings) -> KubeNode:
+    status = node.get("status") or {}
+    installed, free = (_count(status.get(name), settings.gpu_resource) for name in ("capacity", "allocatable"))
+    tolerated = {one.key for one in settings.tolerations} | {settings.gpu_resource, _NOT_READY}
+    taints = [
+        str(one.get("key"))
+        for one in (node.get("spec") or {}).get("taints") or ()
+        if one.get("effect") in _TAINTS and one.get("key") not in tolerated and None not in tolerated
+    ]
+    fault = ""
+    if not is_ready(node):
+        fault = "it is not Ready"
+    elif (node.get("spec") or {}).get("unschedulable"):
+        fault = "it is cordoned"
+    elif taints:
+        fault = f"no toleration for its taint {taints[0]}"
+    return KubeNode(name=str(node["metadata"]["name"]), gpus=free, installed=installed, fault=fault)
+
+
+def _count(amounts: Any, name: str) -> int:
+    text = str((amounts or {}).get(name, "0"))
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def find_missing(nodes: Sequence[KubeNode], options: Options) -> dict[str, tuple[str, str]]:
+    """Reason and action for every node that cannot take part."""
+    if not nodes:
+        return {"cluster": ("it has no node that takes pods", "see `kubectl get nodes`, and node_labels and not_nodes")}
+    action = "bring it back, or leave it out with not_nodes in the settings file"
+    wrong = {one.name: (one.fault, action) for one in nodes if one.fault}
+    if options.processes is None and options.backend != "gloo":
+        wrong |= find_unequal({one.name: one.installed for one in nodes})
+        for one in nodes:
+            if one.gpus < one.installed:
+                broken = f"{one.gpus} of its {one.installed} GPUs are in working order"
+                wrong[one.name] = (broken, "see the device plugin's log on it")
+    return wrong
+
+
+async def _list_nodes(settings: Settings) -> list[Mapping[str, Any]]:
+    access = load_access(settings.kubeconfig, settings.context)
+    session = open_session(access, settings.namespace, settings.kind)
+    try:
+        return list((await session.client.list("/api/v1/nodes")).get("items") or ())
+    except Denied as wrong:
+        raise Denied(f"{wrong}; acceptance has to list the nodes: it measures all of them") from None
+
+
+async def _wait(target: Kubernetes, handle: Handle, limit_s: float) -> Poll:
+    end = time.monotonic() + limit_s
+    while True:
+        poll = await target.poll(handle)
+        if poll.state.over or time.monotonic() > end:
+            return poll
+        await asyncio.sleep(_POLL_S)
+
+
+async def _read(target: Kubernetes, handle: Handle, stream: str) -> bytes:
+    found = b""
+    while block := await target.read(handle, stream, offset=len(found), limit=_BLOCK):
+        found += block
+    return found
+
+
+@contextlib.contextmanager
+def _until_terminated(task: asyncio.Task[Any]) -> Iterator[None]:
+    """SIGTERM cancels the task, so that what it created is deleted."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)

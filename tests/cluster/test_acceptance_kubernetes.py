@@ -1,0 +1,119 @@
+"""Nodes of a Kubernetes cluster that take part in an acceptance run, and the objects of the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trainmaster.bench.accept.options import Options
+from trainmaster.cluster.acceptance_kubernetes import find_missing, find_nodes, judge_poll, plan
+from trainmaster.core.plan import ExitRecord
+from trainmaster.core.results import Verdict
+from trainmaster.core.states import Reason, TargetState
+from trainmaster.targets import Poll
+from trainmaster.targets.kubernetes.settings import Settings, Toleration
+
+OPTIONS, SETTINGS = Options(), Settings(image="registry/a:1")
+
+
+def node(name: str, *, gpus: int = 8, working: int | None = None, ready: bool = True, **spec: Any) -> dict[str, Any]:
+    amounts = {"capacity": gpus, "allocatable": gpus if working is None else working}
+    return {
+        "metadata": {"name": name, "labels": {"pool": name[0]}},
+        "spec": spec,
+        "status": {
+            "conditions": [{"type": "Ready", "status": str(ready)}],
+            **{key: {"nvidia.com/gpu": str(count)} for key, count in amounts.items() if gpus},
+        },
+    }
+
+
+def missing(listed: list[dict[str, Any]], settings: Settings = SETTINGS, options: Options = OPTIONS) -> dict[str, str]:
+    found = find_missing(find_nodes(listed, settings, options), options)
+    return {name: reason for name, (reason, _) in found.items()}
+
+
+GOOD = [node("a1"), node("a2")]
+
+
+def test_nodes_without_gpus_and_those_left_out_are_not_measured() -> None:
+    listed = [
+        *GOOD,
+        node("head", gpus=0, taints=[{"key": "control-plane", "effect": "NoSchedule"}]),
+        node("b1", gpus=4),
+    ]
+    assert missing([*GOOD, listed[2]]) == {}
+    assert set(missing(listed)) == {"b1"}
+    assert missing(listed, Settings(not_nodes=("b1",))) == {}
+    assert [one.name for one in find_nodes(listed, Settings(node_labels={"pool": "b"}), OPTIONS)] == ["b1"]
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (node("x", ready=False), "it is not Ready"),
+        (node("x", unschedulable=True), "it is cordoned"),
+        (node("x", taints=[{"key": "sick", "effect": "NoSchedule"}]), "no toleration for its taint sick"),
+        (node("x", working=7), "7 of its 8 GPUs are in working order"),
+        (node("x", gpus=4), "4 GPUs, while other nodes have 8"),
+    ],
+)
+def test_a_node_that_cannot_be_measured_whole_is_named(bad: dict[str, Any], why: str) -> None:
+    assert missing([*GOOD, bad]) == {"x": why}
+
+
+def test_taints_that_pods_tolerate_are_no_reason() -> None:
+    tainted = node(
+        "x", taints=[{"key": "nvidia.com/gpu", "effect": "NoSchedule"}, {"key": "mine", "effect": "NoExecute"}]
+    )
+    assert missing([tainted], Settings(tolerations=(Toleration(key="mine"),))) == {}
+
+
+def test_a_node_that_just_became_ready_takes_part() -> None:
+    """The cluster takes the taint away some seconds after the condition."""
+    assert missing([node("x", taints=[{"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}])]) == {}
+
+
+def test_a_cluster_without_nodes_is_no_pass() -> None:
+    assert "no node" in missing([])["cluster"]
+
+
+def test_every_node_gets_a_pod_and_every_gpu_a_rank(tmp_path: Path) -> None:
+    submission, world = plan(SETTINGS, find_nodes(GOOD, SETTINGS, OPTIONS), Options(batch_size=64), tmp_path)
+    assert world == 16
+    (text,) = submission.files.values()
+    job = next(one for one in yaml.safe_load_all(text) if one["kind"] == "Job")
+    assert job["spec"]["completions"] == 2
+    assert job["metadata"]["labels"]["app"] == "gpu-acceptance-test"
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] in (8, "8")
+    assert "--batch-size" in text
+
+
+@pytest.mark.parametrize(
+    ("poll", "verdict"),
+    [
+        (Poll(state=TargetState.WAITING, note="no room"), Verdict.ERROR),
+        (Poll(state=TargetState.UNKNOWN, note="refused"), Verdict.ERROR),
+        (Poll(state=TargetState.LOST, note="node gone"), Verdict.ERROR),
+        (Poll(state=TargetState.SUCCEEDED), Verdict.ERROR),
+        (Poll(state=TargetState.FAILED, note="image"), Verdict.ERROR),
+        (
+            Poll(
+                state=TargetState.FAILED,
+                exit=ExitRecord(
+                    attempt="a", ok=False, ended_at="", reason=Reason.SCRIPT_FAILED, message="rank 1 ended with 9",
+                    exit_codes={"0": 0, "1": 9},
+                ),
+            ),
+            Verdict.FAIL,
+        ),
+    ],
+)  # fmt: skip
+def test_pods_that_never_measured_accuse_no_gpu(poll: Poll, verdict: Verdict) -> None:
+    found = judge_poll(poll, limit_s=60)
+    assert found.verdict is verdict
+    assert found.device == ("rank1" if verdict is Verdict.FAIL else None)

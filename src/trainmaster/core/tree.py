@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from trainmaster.core.errors import DiskFull, TargetError
@@ -30,6 +30,8 @@ UNIT_BYTES = 8 << 20
 PIECE_BYTES = 256 << 10  # of a unit that are hashed and written at once: they stay in the processor's cache
 _UNIT_SLICES = 4096
 MAX_ENTRIES = 1_000_000
+_MAX_RAW_BYTES, _MAX_TIME_NS = 512 << 20, 1 << 62  # of a list of files: a million entries with long paths
+_MAX_BYTES = 16 << 40  # of a tree: two million units, which are held in memory
 _DRAFT_PREFIX = ".trainmaster-"
 _ABANDONED_S = 86_400.0  # a draft without a write for this long belongs to a transfer that was given up
 
@@ -96,15 +98,29 @@ class Manifest:
     def unpack(cls, data: bytes) -> Manifest:
         """The manifest that another machine sent; TargetError where a path could lead out of the destination."""
         try:
-            rows = json.loads(zlib.decompress(data))
+            rows = json.loads(_decompress(data))
+            if len(rows) > MAX_ENTRIES:
+                raise TargetError(f"{len(rows):,} files; at most {MAX_ENTRIES:,} are copied at once")
             entries = tuple(_received(row) for row in rows)
-        except (ValueError, TypeError, zlib.error, RecursionError) as wrong:
+        except (ValueError, TypeError, OverflowError, zlib.error, RecursionError) as wrong:
             raise TargetError(f"no list of files: {str(wrong)[:200]}") from None
-        if len(entries) > MAX_ENTRIES:
-            raise TargetError(f"{len(entries):,} files; at most {MAX_ENTRIES:,} are copied at once")
+        leaves = {entry.path for entry in entries if entry.kind != "folder"}
         for entry in entries:
-            _check(entry)
+            _check(entry, leaves)
+        if len({entry.path for entry in entries}) < len(entries):
+            raise TargetError("no list of files: it names one of them twice")
+        if (size := sum(entry.size_bytes for entry in entries)) > _MAX_BYTES:
+            raise TargetError(f"{size:,} bytes; at most {_MAX_BYTES:,} are copied at once")
         return cls(entries=entries)
+
+
+def _decompress(data: bytes) -> bytes:
+    """The list in a packed manifest; a few bytes could unpack to gigabytes."""
+    packed = zlib.decompressobj()
+    raw = packed.decompress(data, _MAX_RAW_BYTES)
+    if not packed.eof:
+        raise ValueError("it is not whole, or too long")
+    return raw
 
 
 def _received(row: Sequence[Any]) -> Entry:
@@ -142,13 +158,24 @@ def _entry(kind: str, path: str, facts: os.stat_result) -> Entry:
     return Entry(kind=kind, path=path, size_bytes=size, mode=facts.st_mode & 0o777, mtime_ns=mtime_ns)
 
 
-def _check(entry: Entry) -> None:
-    path = PurePosixPath(entry.path)
-    inside = entry.path and not path.is_absolute() and ".." not in path.parts and "\0" not in entry.path + entry.link
-    if not inside or path == PurePosixPath("."):
-        raise TargetError(f"{entry.path!r:.200} leads out of the destination")
-    if entry.kind not in ("file", "folder", "link") or entry.size_bytes < 0:
-        raise TargetError(f"{entry.path!r:.200} is neither a file, a folder nor a link")
+def _check(entry: Entry, leaves: Collection[str]) -> None:
+    """TargetError for an entry that could be written outside the destination; `leaves` are files and links."""
+    above, outward = entry.path, {"", ".", ".."}
+    inside = outward.isdisjoint(above.split("/")) and _is_name(above + entry.link)
+    while inside and (above := above.rpartition("/")[0]):
+        inside = above not in leaves
+    if not inside:
+        raise TargetError(f"{entry.path!a:.200} leads out of the destination")
+    if entry.kind not in ("file", "folder", "link") or entry.size_bytes < 0 or abs(entry.mtime_ns) > _MAX_TIME_NS:
+        raise TargetError(f"{entry.path!a:.200} is neither a file, a folder nor a link")
+
+
+def _is_name(text: str) -> bool:
+    """Whether a file system can hold it. Bytes that are not UTF-8 are surrogate escapes; other surrogates are none."""
+    try:
+        return "\0" not in text and bool(text.encode("utf-8", "surrogateescape"))
+    except UnicodeEncodeError:
+        return False
 
 
 def _units(entries: Sequence[Entry]) -> Iterator[Unit]:
@@ -173,10 +200,10 @@ def _units(entries: Sequence[Entry]) -> Iterator[Unit]:
 
 def read_unit(root: Path, unit: Unit) -> bytes:
     """The bytes of a unit; Changed where a file became shorter or went away."""
-    parts = []
+    parts, folder = [], str(root)  # a path object per file would take longer than the file
     for one in unit:
         try:
-            fd = os.open(root / one.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            fd = os.open(f"{folder}/{one.path}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
             raise Changed(f"{root / one.path} was removed while it was copied") from None
         try:
@@ -276,7 +303,7 @@ class Incoming:
             raise DiskFull(f"{self._draft.parent} has {room.free:,} bytes free, {manifest.size_bytes:,} are needed")
         shutil.rmtree(self._draft, ignore_errors=True)
         self._files.mkdir(parents=True)
-        folders = {str(PurePosixPath(entry.path).parent) for entry in manifest.entries}
+        folders = {entry.path.rpartition("/")[0] for entry in manifest.entries}
         folders |= {entry.path for entry in manifest.entries if entry.kind == "folder"}
         for folder in sorted(folders):
             (self._files / folder).mkdir(parents=True, exist_ok=True)
@@ -304,8 +331,9 @@ class Incoming:
         unit, found = self.manifest.units[number], hashlib.sha256()
         if sum(one.length for one in unit) != size:
             raise DamagedUnit(f"unit {number} of {self.into} has {size:,} bytes")
+        folder = str(self._files)
         for one in unit:
-            fd = os.open(self._files / one.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            fd = os.open(f"{folder}/{one.path}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 for start in range(0, one.length, PIECE_BYTES):
                     piece = take(min(PIECE_BYTES, one.length - start))
@@ -331,14 +359,14 @@ class Incoming:
         missing = set(range(len(self.manifest.units))) - {number for number, _ in self._journal()}
         if missing:
             raise TargetError(f"{len(missing)} of {len(self.manifest.units)} units of {self.into} did not arrive")
+        folder = str(self._files)
         for entry in self.manifest.entries:
-            place = self._files / entry.path
             if entry.kind == "link":
-                place.unlink(missing_ok=True)
-                place.symlink_to(entry.link)
+                (self._files / entry.path).unlink(missing_ok=True)
+                (self._files / entry.path).symlink_to(entry.link)
             elif entry.kind == "file":
-                place.chmod(entry.mode)
-                os.utime(place, ns=(entry.mtime_ns, entry.mtime_ns))
+                os.chmod(f"{folder}/{entry.path}", entry.mode)  # noqa: PTH101 (as in read_unit)
+                os.utime(f"{folder}/{entry.path}", ns=(entry.mtime_ns, entry.mtime_ns))
         if durable:
             sync_file_system(self._files)
         if self.into.exists():

@@ -20,10 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from trainmaster.core.errors import NoCapacity, UsageError
+from trainmaster.core.errors import NoCapacity, Unreachable, UsageError
 from trainmaster.core.files import write_whole
 from trainmaster.core.schema import build, field
 from trainmaster.targets._provider import Instance, InstanceState, LaunchRequest, Offer, SshAccess, Timing
+from trainmaster.targets._yaml_file import read_yaml
+from trainmaster.targets.ssh.hosts import NAME_PATTERN
 
 if TYPE_CHECKING:
     from trainmaster.targets._rented import Rented
@@ -33,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Host:
-    host: str = field(doc="host name or address", example="10.0.0.2")
+    host: str = field(doc="host name or address", pattern=NAME_PATTERN, example="10.0.0.2")
     port: int | None = field(default=None, ge=1, le=65535, doc="default: that of `access`")
     gpus: int = field(default=0, ge=0, doc="GPUs")
     gpu: str = field(default="", doc="GPU model")
@@ -130,14 +132,7 @@ class Pool:
         return f"take a machine of type {request.kind} in {request.region} from {self._path} as {request.name}\n"
 
     def _file(self) -> _File:
-        import yaml
-
-        try:
-            return build(_File, yaml.safe_load(self._path.read_bytes()))
-        except OSError as wrong:
-            raise UsageError(f"target: pool file {self._path} cannot be read: {wrong.strerror}") from None
-        except yaml.YAMLError as wrong:
-            raise UsageError(f"target: pool file {self._path} is not YAML: {str(wrong).splitlines()[0]}") from None
+        return build(_File, read_yaml(self._path, "target: pool file"))
 
     async def _with_state(self, change: Callable[[dict[str, str]], T]) -> T:
         return await asyncio.to_thread(self._change, change)
@@ -147,7 +142,7 @@ class Pool:
         fd = os.open(self._state.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
-            before: dict[str, str] = json.loads(self._state.read_text()) if self._state.exists() else {}
+            before = self._read_state()
             state = dict(before)
             found = change(state)
             if state != before:
@@ -155,6 +150,18 @@ class Pool:
             return found
         finally:
             os.close(fd)
+
+    def _read_state(self) -> dict[str, str]:
+        """Host → name. A file that cannot be read says nothing: no machine counts as free or returned."""
+        try:
+            found = json.loads(self._state.read_text())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, RecursionError) as wrong:
+            raise Unreachable(f"pool: {self._state} cannot be read ({str(wrong)[:100]}); repair it") from None
+        if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
+            raise Unreachable(f"pool: {self._state} is no list of rented machines; repair it")
+        return found
 
 
 def _instance(host_id: str, name: str, host: _Host | None) -> Instance:

@@ -21,7 +21,9 @@ from trainmaster.core.errors import Fault, SpecError, UsageError
 from trainmaster.core.schema import build, field
 
 # A name is also a folder name in the bundle, and part of the shell commands in messages.
-_NAME = r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}"
+NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}"
+_USER = r"[A-Za-z0-9_][A-Za-z0-9._@\\+-]{0,127}"
+_FILE = r"[^\x00-\x1f\x7f]{1,4096}"
 _JUMP = r"([A-Za-z0-9_][A-Za-z0-9._-]{0,63}@)?[A-Za-z0-9][A-Za-z0-9.-]{0,252}(:[0-9]{1,5})?"
 
 
@@ -29,11 +31,15 @@ _JUMP = r"([A-Za-z0-9_][A-Za-z0-9._-]{0,63}@)?[A-Za-z0-9][A-Za-z0-9.-]{0,252}(:[
 class SshHost:
     """One machine."""
 
-    host: str = field(doc="host name or address", pattern=_NAME, example="gpu-01")
-    name: str = field(default="", doc="name in results, if it differs from host", pattern=_NAME, example="gpu-01")
+    host: str = field(doc="host name or address", pattern=NAME_PATTERN, example="gpu-01")
+    name: str = field(
+        default="", doc="name in results, if it differs from host", pattern=NAME_PATTERN, example="gpu-01"
+    )
     port: int | None = field(default=None, ge=1, le=65535, doc="default: ~/.ssh/config, else 22")
-    user: str | None = field(default=None, doc="default: ~/.ssh/config, else the current user")
-    key: str | None = field(default=None, doc="private key file; default: the SSH agent and the usual files")
+    user: str | None = field(default=None, doc="default: ~/.ssh/config, else the current user", pattern=_USER)
+    key: str | None = field(
+        default=None, doc="private key file; default: the SSH agent and the usual files", pattern=_FILE
+    )
     python: str = field(default="python3", doc="Python 3.11 or newer on that machine")
     rack: str | None = field(default=None, doc="rack, for findings about switches")
     jump: str | None = field(
@@ -53,7 +59,10 @@ class SshHost:
         default=None, ge=0, le=1_000_000, doc="dollars an hour, for `cost` and budgets"
     )
     address: str | None = field(
-        default=None, doc="address for the other nodes; default: the one SSH used", pattern=_NAME, example="10.0.0.2"
+        default=None,
+        doc="address for the other nodes; default: the one SSH used",
+        pattern=NAME_PATTERN,
+        example="10.0.0.2",
     )
 
 
@@ -69,7 +78,7 @@ class SshHosts:
 class _File:
     hosts: tuple[object, ...] = field(doc="names, or mappings with at least `host`", example="[gpu-01, gpu-02]")
     defaults: Mapping[str, object] = field(factory=dict, doc="fields for every host that does not state them")
-    known_hosts: str = field(default="~/.ssh/known_hosts", doc="the file with the machines' keys")
+    known_hosts: str = field(default="~/.ssh/known_hosts", doc="the file with the machines' keys", pattern=_FILE)
 
 
 def parse_hosts(document: object, folder: Path) -> SshHosts:
@@ -88,6 +97,8 @@ def parse_hosts(document: object, folder: Path) -> SshHosts:
         except SpecError as wrong:
             faults += wrong.faults
             continue
+        if host.jump is not None and not 0 < int(host.jump.rpartition("@")[2].partition(":")[2] or 22) < 65536:
+            faults.append(Fault(path=f"{path}.jump", message="its port is out of range 1 to 65535"))
         hosts.append(replace(host, name=host.name or host.host, key=host.key and str(_path(host.key, folder))))
     for name, times in Counter(host.name for host in hosts).items():
         if times > 1:
@@ -110,7 +121,10 @@ def read_known_hosts(path: Path) -> bytes:
 
 
 def _path(text: str, folder: Path) -> Path:
-    return folder / Path(text).expanduser()
+    try:
+        return folder / Path(text).expanduser()
+    except RuntimeError:
+        raise UsageError(f"{text[:200]}: this machine has no user of that name") from None
 
 
 def _secret(name: object) -> bool:

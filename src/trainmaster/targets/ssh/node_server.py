@@ -69,7 +69,9 @@ class Node(NodeFiles):
             held = await self._live()
             if attempt not in held and len(held) >= slots:
                 return {"held": False}, b""
-            if attempt not in held:
+            if attempt in held:
+                self._claim(attempt).touch()  # in use: staging may take hours
+            else:
                 write_whole(self._claim(attempt), json.dumps({"attempt": attempt}), durable=True)
         return {"held": True}, b""
 

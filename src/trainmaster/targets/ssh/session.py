@@ -30,6 +30,7 @@ from trainmaster.targets.ssh.package import Package, pack
 _BEGIN_S = 60.0  # to receive the package and start Python, from a cold file system
 _END_S = 2.0
 _REST_S, _LONGEST_REST_S = 1.0, 60.0
+_IDLE_S = 600.0  # without a request: the host, its entry or known_hosts was replaced, or nothing runs there
 # Threads of their own: one that waits for a slow link must not keep others from reading a file.
 _DATA_THREADS = ThreadPoolExecutor(32, thread_name_prefix="ssh-data")
 T = TypeVar("T")
@@ -76,6 +77,7 @@ class Session:
         self._failures, self._rest_until = 0, 0.0
         self._silent_since: float | None = None
         self._why: NodeUnavailable | None = None
+        self._asking, self._asked_at = 0, time.monotonic()
 
     async def ask(self, method: str, *, body: bytes | FileUnit = b"", **params: Any) -> Reply:
         """Send a request and wait for its answer. NodeUnavailable where none can come, Refusal where it is an error."""
@@ -116,11 +118,15 @@ class Session:
         return await (await self._open()).ask(method, params, body)
 
     async def _ask(self, send: _Send, method: str, params: Mapping[str, Any], body: bytes | FileUnit) -> Reply:
+        self._asking += 1
         try:
             head, found = await send(method, params, body)
         except NodeUnavailable:
             self._silent_since = self._silent_since or time.monotonic()
             raise
+        finally:
+            self._asking -= 1
+            self._asked_at = time.monotonic()
         self._silent_since = None
         if "error" in head:
             text = clean(str(head["error"]))[:2000]
@@ -156,7 +162,20 @@ class Session:
                 self._why = type(wrong)(f"{self.host.name}: {wrong.reason}", action=wrong.action)
                 raise self._why from None
             self._failures, self._why = 0, None
+            asyncio.get_running_loop().call_later(_IDLE_S, self._close_idle, self._link)
             return self._link
+
+    def _close_idle(self, link: _Link) -> None:
+        """Close a connection that nobody uses; the next request opens another."""
+        if link is not self._link or not link.alive:
+            return
+        left_s = self._asked_at + _IDLE_S - time.monotonic()
+        if self._asking or left_s > 0:
+            asyncio.get_running_loop().call_later(max(left_s, _IDLE_S / 2), self._close_idle, link)
+            return
+        self._link = None
+        _forget(self)
+        link.end()
 
 
 class _Link:
@@ -170,6 +189,7 @@ class _Link:
         self._waiting: dict[int, asyncio.Future[tuple[dict[str, Any], bytes]]] = {}
         self._number = 0
         self._writing = asyncio.Lock()  # parts of two frames must not mix
+        self._sending: set[asyncio.Task[None]] = set()
         self._said, self._closing = "", False
         self.alive = True
         self._task = asyncio.create_task(self._receive(), name=f"ssh {host.name}")
@@ -241,10 +261,11 @@ class _Link:
             if not self.alive:
                 raise self._lost()
             head = frames.encode({"id": number, "method": method, "params": dict(params)}, len(body))
-            async with self._writing:
-                for part in (head, *frames.parts(body)):
-                    self._process.stdin.write(part)
-                    await self._drain(future)
+            # A request that is given up is still sent to its end: half a frame would swallow the requests after it.
+            sending = asyncio.create_task(self._write(head, body, future))
+            self._sending.add(sending)
+            sending.add_done_callback(self._sending.discard)
+            await asyncio.shield(sending)
             return await future
         except Exception as wrong:
             if not _is_break(wrong):
@@ -253,11 +274,19 @@ class _Link:
         finally:
             self._waiting.pop(number, None)
 
+    async def _write(self, head: bytes, body: bytes, answer: asyncio.Future[Any]) -> None:
+        async with self._writing:
+            for part in (head, *frames.parts(body)):
+                if not self.alive:
+                    raise self._lost()
+                self._process.stdin.write(part)
+                await self._drain(answer)
+
     async def _drain(self, answer: asyncio.Future[Any]) -> None:
         """Wait until the request is on its way, or answered: a connection that broke may never drain."""
         drained = asyncio.ensure_future(self._process.stdin.drain())
         try:
-            await asyncio.wait([drained, answer], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([drained, answer, self._task], return_when=asyncio.FIRST_COMPLETED)
         finally:
             drained.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
@@ -265,9 +294,12 @@ class _Link:
 
     async def close(self) -> None:
         """End the connection; returns when nothing of it is left in the event loop."""
+        self.end()
+        await asyncio.wait([self._task, *self._sending])
+
+    def end(self) -> None:
         self._closing = True
         self._task.cancel()
-        await asyncio.wait([self._task])
 
     async def _receive(self) -> None:
         try:
@@ -319,6 +351,12 @@ def session(host: SshHost, known_hosts: bytes) -> Session:
     """The session with a host in the running event loop, shared by everybody there."""
     ours = _SESSIONS.setdefault(asyncio.get_running_loop(), {})
     return ours.setdefault((host, known_hosts), Session(host, known_hosts))
+
+
+def _forget(one: Session) -> None:
+    for ours in _SESSIONS.values():
+        for key in [key for key, found in ours.items() if found is one]:
+            del ours[key]
 
 
 async def close_session(host: SshHost, known_hosts: bytes) -> None:

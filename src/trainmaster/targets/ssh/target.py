@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from trainmaster.core.errors import NoCapacity, TargetError, Unreachable, UsageError
+from trainmaster.core.errors import NoCapacity, TargetError, Unreachable
 from trainmaster.core.plan import (
     OUTPUTS_FOLDER,
     PLAN_FILE,
@@ -25,6 +25,7 @@ from trainmaster.core.states import TargetState
 from trainmaster.core.workdir import find_digest
 from trainmaster.targets import FileSize, Handle, Owned, Placement, Poll, Pull, Submission, _job_user
 from trainmaster.targets._node_files import find_stream, rename
+from trainmaster.targets._yaml_file import read_yaml
 from trainmaster.targets.local import check_range
 from trainmaster.targets.ssh import transfer, workfolder
 from trainmaster.targets.ssh.channel import clean, malformed
@@ -34,7 +35,6 @@ from trainmaster.targets.ssh.streams import read_files, split_body
 
 _PATIENCE_S = 3.0  # with machines that do not answer, while others are free
 _UNDER_WAY: set[asyncio.Future[list[Reply | TargetError]]] = set()  # a connection that is being opened is finished
-_MAX_FILE_BYTES = 1 << 20
 
 
 class Ssh:
@@ -184,18 +184,7 @@ class Ssh:
         ]
 
     def _hosts(self) -> SshHosts:
-        import yaml
-
-        try:
-            raw = self._path.read_bytes()
-            if len(raw) > _MAX_FILE_BYTES:
-                raise UsageError(f"target: {self._path} has {len(raw):,} bytes; it is not a hosts file")
-            return parse_hosts(yaml.safe_load(raw), self._path.parent)
-        except OSError as wrong:
-            raise UsageError(f"target: hosts file {self._path} cannot be read: {wrong.strerror}") from None
-        except yaml.YAMLError as wrong:
-            first = str(wrong).partition("\n")[0]
-            raise UsageError(f"target: hosts file {self._path} is not YAML: {first}") from None
+        return parse_hosts(read_yaml(self._path, "target: hosts file"), self._path.parent)
 
     def _sessions(self) -> list[Session]:
         hosts = self._hosts()

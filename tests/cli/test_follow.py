@@ -6,9 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+
+from trainmaster.api.jobs import JobLine
+from trainmaster.cli._views.follow import View
+from trainmaster.core.states import Stage, Status
 
 
 def run(*words: str, home: Path) -> subprocess.CompletedProcess[str]:
@@ -53,3 +59,16 @@ def test_the_last_lines_name_the_outputs_and_the_signal(tmp_path: Path) -> None:
     assert reason in ended
     shown = run("show", "b", home=home).stdout
     assert shown.count(reason) == 1 and "\n    1\n" not in shown, "the same line once"
+
+
+def test_a_job_that_waits_says_for_what_once(capsys: pytest.CaptureFixture[str]) -> None:
+    line = JobLine(
+        id="x", name="a", project="p", target="lambda", status=Status.PENDING, stage=Stage.PROVISIONING, reason=None,
+        message="renting [gpu_8x] in us-east-1: booting", attempts=1, step=None, steps=None, progress=None, loss=None,
+        tokens_per_s=None, created_at=datetime.now(UTC), started_at=None, ended_at=None,
+    )  # fmt: skip
+    view = View()
+    for job in (line, line, replace(line, stage=Stage.RUNNING, status=Status.RUNNING, message="not shown")):
+        view.show_job(job)
+    told = capsys.readouterr().out.splitlines()
+    assert told == ["stage provisioning", "  renting [gpu_8x] in us-east-1: booting", "stage running"]

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from trainmaster.control.context import Context
 from trainmaster.control.deadlines import find_stop_request
 from trainmaster.control.transitions import abandon, move
-from trainmaster.core.errors import NoCapacity, TargetError, Unreachable, UsageError
+from trainmaster.core.errors import NoCapacity, TargetError, TrainmasterError, Unreachable, UsageError
 from trainmaster.core.states import Reason, Stage
 from trainmaster.store import Connection, attempts, costs, instances, jobs
 from trainmaster.store.rows import AttemptRow, InstanceRow, JobRow
@@ -132,7 +132,7 @@ async def _launch(context: Context, job: JobRow, attempt: AttemptRow, target: Re
         provider_id = await context.call("launch", target.launch(request))
     except Unreachable:
         raise  # unknown: the row stays `launching`, and the listing decides
-    except TargetError as wrong:
+    except (TargetError, UsageError) as wrong:  # a setting that is missing: no request was sent
         refused = wrong
         await context.apply(job.id, lambda conn: _refuse(conn, context, row, refused), what="launch refused")
         if isinstance(refused, NotNow):
@@ -148,7 +148,7 @@ async def _launch(context: Context, job: JobRow, attempt: AttemptRow, target: Re
     return True
 
 
-def _refuse(conn: Connection, context: Context, row: InstanceRow, refused: TargetError) -> None:
+def _refuse(conn: Connection, context: Context, row: InstanceRow, refused: TrainmasterError) -> None:
     """Nothing was launched, and nothing will be under this name."""
     if isinstance(refused, NoCapacity):
         instances.set_detail(conn, row.nonce, refused=True)
@@ -162,7 +162,7 @@ async def _resolve(
     """Compare a machine with the listing. None: as it should be, or not there yet; else the handler's return value."""
     assert row.launched_at is not None
     found = listing.find(row.nonce, provider_id=row.provider_id)
-    settled = listing.at > row.launched_at + timedelta(seconds=settle_s)
+    settled = context.deadlines.elapsed_s(row.launched_at, listing.at) > settle_s  # the clock may have been set
     if found is None and row.provider_id is None:
         if not settled:
             return await _note(context, job, "the launch had no clear answer; the provider's listing will show it")
@@ -250,7 +250,8 @@ async def return_machines(context: Context, job: JobRow, attempt: AttemptRow, ha
     if launched:
         await context.call("release", target.release(handle))
     for row in launched:
-        if row.provider_id is None and now < (row.launched_at or now) + timedelta(seconds=target.settle_s()):
+        waited_s = context.deadlines.elapsed_s(row.launched_at or now, now)
+        if row.provider_id is None and waited_s < target.settle_s():
             raise Unreachable(f"{row.nonce} was launched without an answer and may still appear")
 
     def change(conn: Connection) -> None:

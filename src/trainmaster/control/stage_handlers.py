@@ -177,9 +177,17 @@ async def _watch(context: Context, job: JobRow, attempt: AttemptRow, handle: Han
 
 
 async def _collect(context: Context, job: JobRow, attempt: AttemptRow, handle: Handle) -> bool:
-    if not await take_in(context, job, attempt, handle):
-        return False
-    unstored = describe_unstored(await store_files(context, job, attempt, handle))
+    try:
+        if not await take_in(context, job, attempt, handle):
+            return False
+        unstored = describe_unstored(await store_files(context, job, attempt, handle))
+    except Unreachable:
+        raise
+    except TargetError as refused:
+        # A machine that answers and refuses will do so in an hour; a rented one is paid for meanwhile.
+        if not isinstance(context.load(job.target), Rents) or job.tries < _SALVAGE_TRIES:
+            raise
+        unstored = f"what it left could not be read: {refused}"
     reason, message = attempt.reason, "; ".join(text for text in (attempt.message, unstored) if text)
     return await context.apply(
         job.id, lambda conn: move(conn, context, job, Stage.RELEASING, reason=reason, message=message), what="collected"
@@ -224,7 +232,7 @@ async def _drain(context: Context, job: JobRow, attempt: AttemptRow, handle: Han
         if not await take_in(context, job, attempt, handle, last=True):
             return False
         unstored = describe_unstored(await store_files(context, job, attempt, handle))
-    except (Unreachable, StorageError) as wrong:
+    except (TargetError, StorageError, OSError) as wrong:  # also a refusal: its disk may be full or read-only
         if job.tries < _SALVAGE_TRIES:
             raise
         unstored = f"the rest could not be read: {wrong}"  # every minute costs: what is stored has to do

@@ -241,6 +241,8 @@ class _Shared:
         async with self._gate:
             now = datetime.now(UTC)
             known = self._listing
+            if known is not None and known.at > now:
+                known = None  # the clock was set back: until it is there again this listing would count as new
             if known is not None and (since is None or known.at >= since):
                 if (now - known.at).total_seconds() < self.provider.timing.listing_s:
                     return known

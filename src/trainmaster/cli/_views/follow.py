@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trainmaster.cli._jobs import Jobs
 
 _EVERY_S = 0.5  # two requests a poll; a server admits 100 a second
+_WAITING = ("placing", "provisioning", "connecting", "staging")  # a machine may boot for half an hour, without events
 _PLAIN_SHARE = 10  # without a terminal, a line at every tenth of the steps
 
 
@@ -54,20 +55,22 @@ class View:
             transient=False,
             disable=not out.is_terminal,
         )
-        self.stage = ""
+        self.stage, self.message = "", ""
         self.steps = 0
         self.skipped = 0  # findings that do not apply; the report tells each with its reason
         self.bar = None if not out.is_terminal else self.progress.add_task("waiting", total=1, loss="", rate="")
 
     def show_job(self, job: JobLine) -> None:
         stage = str(job.stage or job.status)
-        if stage == self.stage:
-            return
-        self.stage = stage
-        if self.bar is not None:
-            self.progress.update(self.bar, description=stage)
-        else:
-            out.print(f"stage {stage}")
+        if stage != self.stage:
+            self.stage, self.message = stage, ""
+            if self.bar is not None:
+                self.progress.update(self.bar, description=stage)
+            else:
+                out.print(f"stage {stage}")
+        if job.message and job.message != self.message and stage in _WAITING:
+            self.message = job.message
+            self._line(f"[dim]  {escape(job.message)}[/]")
 
     def show_event(self, row: Event) -> None:
         data = row.data

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from trainmaster.core import lambda_api
 from trainmaster.core.backoff import backoff_s
 from trainmaster.core.errors import MissingExtra, TargetError, Unreachable, UsageError
 from trainmaster.targets._provider import NotNow
-from trainmaster.targets.lambda_cloud.errors import refusal
+from trainmaster.targets.lambda_cloud.errors import InvalidKey, refusal
 from trainmaster.targets.lambda_cloud.rates import Rates
 
 if TYPE_CHECKING:
@@ -66,8 +67,17 @@ class Times:
 class Client:
     """One account of the API, in one event loop."""
 
-    def __init__(self, url: str, key: ApiKey, rates: Rates, *, times: Times | None = None) -> None:
-        self._url, self._key, self.rates = _checked(url), key, rates
+    def __init__(
+        self,
+        url: str,
+        key: ApiKey,
+        rates: Rates,
+        *,
+        times: Times | None = None,
+        reread: Callable[[], ApiKey] | None = None,
+    ) -> None:
+        """`reread` gives the key as it is now: a server outlives its key."""
+        self._url, self._key, self.rates, self._reread = _checked(url), key, rates, reread
         self._times = times if times is not None else Times()
         self._http: httpx.AsyncClient | None = None
 
@@ -89,7 +99,13 @@ class Client:
         """Launch one instance; its id. Sent once: Unreachable means that the outcome is unknown."""
         await self.rates.turn()
         self.rates.note_launch()
-        data = await self._send("launchInstance", body, limit_s=self._times.launch_s)
+        try:
+            data = await self._send("launchInstance", body, limit_s=self._times.launch_s)
+        except InvalidKey:  # a clear refusal: nothing was launched
+            if not await self._renew_key():
+                raise
+            await self.rates.turn()
+            data = await self._send("launchInstance", body, limit_s=self._times.launch_s)
         ids = data["instance_ids"]
         if len(ids) != 1:
             raise Unreachable(f"lambda: launch answered with {len(ids)} instances instead of one")
@@ -126,12 +142,24 @@ class Client:
             await self.rates.turn()
             try:
                 return await self._send(name, body, limit_s=self._times.request_s, **parts)
+            except InvalidKey:
+                if not await self._renew_key():
+                    raise
             except (Unreachable, NotNow) as wrong:
                 failures += 1
                 rest_s = backoff_s(failures, first_s=self._times.first_rest_s, longest_s=15.0)
                 if time.monotonic() + rest_s >= until:
                     raise Unreachable(f"{wrong}; tried {failures} times") from None
                 await asyncio.sleep(rest_s)
+
+    async def _renew_key(self) -> bool:
+        """Whether there is another key by now: one that was replaced needs no restart, and no machine waits for it."""
+        try:
+            found = await asyncio.to_thread(self._reread) if self._reread is not None else self._key
+        except UsageError:
+            return False
+        changed, self._key = found.header() != self._key.header(), found
+        return changed
 
     async def _send(self, name: str, body: Mapping[str, Any] | None, *, limit_s: float, **parts: str) -> Any:
         """One request; the `data` of its answer."""
@@ -188,10 +216,17 @@ def _raise(wrong: TargetError) -> Any:
 def _checked(url: str) -> str:
     """The base URL; the key is sent in clear text to this machine only."""
     parts = urlsplit(url)
-    loopback = parts.hostname in ("localhost", "::1") or (parts.hostname or "").startswith("127.")
+    loopback = parts.hostname == "localhost" or _is_loopback(parts.hostname or "")
     if parts.scheme != "https" and not (parts.scheme == "http" and loopback):
         raise UsageError(f"lambda: {url!r} is not an https:// address; the API key would be sent in clear text")
     return f"{parts.scheme}://{parts.netloc}"
+
+
+def _is_loopback(name: str) -> bool:
+    """Whether it is an address of this machine; 127.0.0.1.example.org is a name."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(name).is_loopback
+    return False
 
 
 def _parse(content: bytes) -> Any:

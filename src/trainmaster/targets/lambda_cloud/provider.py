@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainmaster.core.errors import Unreachable
+from trainmaster.core.errors import TargetError, Unreachable
 from trainmaster.targets._provider import Instance, InstanceState, Label, LaunchRequest, NotNow, Offer
 from trainmaster.targets.lambda_cloud.client import Client
 from trainmaster.targets.lambda_cloud.errors import Duplicate, NotFound
@@ -58,11 +58,17 @@ class LambdaCloud:
         return await self._client().launch(_body(request, key))
 
     async def terminate(self, ids: Sequence[str]) -> None:
-        for instance_id in ids:  # one at a time: one unknown id would have all of them refused
+        """Each id in a request of its own: one that is refused must not keep the others running."""
+        first: TargetError | None = None
+        for instance_id in ids:
             try:
                 await self._client().terminate([instance_id])
             except NotFound:
                 continue
+            except TargetError as wrong:
+                first = first or wrong
+        if first is not None:
+            raise first
 
     async def list_file_systems(self) -> Mapping[str, str]:
         found = await self._client().list_file_systems()
@@ -93,7 +99,7 @@ class LambdaCloud:
         return None
 
     def _client(self) -> Client:
-        """The client of the running event loop, shared by all jobs. The key is read on first use."""
+        """The client of the running event loop, shared by all jobs. The key is read on first use and after a 401."""
         clients = _CLIENTS.setdefault(asyncio.get_running_loop(), {})
         if self._settings.url not in clients:
             key = read_key()
@@ -101,7 +107,9 @@ class LambdaCloud:
             rates = _RATES.setdefault(
                 account, Rates(request_s=self._settings.request_s, launch_s=self._settings.launch_s)
             )
-            clients[self._settings.url] = Client(self._settings.url, key, rates, times=self._settings.times)
+            clients[self._settings.url] = Client(
+                self._settings.url, key, rates, times=self._settings.times, reread=read_key
+            )
         return clients[self._settings.url]
 
 

@@ -50,11 +50,13 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
     url = environment.get("LAMBDA_API_URL") or URL
     if pace > 1.0 and url == URL:
         raise UsageError("lambda: LAMBDA_PACE is for a simulator; the API limits requests to one a second")
-    times = Times()
+    times, port = Times(), int(_number(environment, "LAMBDA_SSH_PORT", 22.0))
+    if not 0 < port < 65536:
+        raise UsageError(f"lambda: LAMBDA_SSH_PORT={environment['LAMBDA_SSH_PORT']!r} is no port; write 1 to 65535")
     access = SshAccess(
         user=environment.get("LAMBDA_SSH_USER") or "ubuntu",
-        key=environment.get("LAMBDA_SSH_KEY_FILE") or _default_key(),
-        port=int(_number(environment, "LAMBDA_SSH_PORT", 22.0)),
+        key=_expanded(environment.get("LAMBDA_SSH_KEY_FILE")) or _default_key(),
+        port=port,
         python=environment.get("LAMBDA_PYTHON") or "python3",
         lost_after_s=_number(environment, "LAMBDA_LOST_AFTER_S", 600.0),
     )
@@ -99,6 +101,10 @@ def read_public_key(access: SshAccess) -> str:
     if len(words) < 2:
         raise UsageError(f"lambda: {path} holds no public key")
     return f"{words[0]} {words[1]}"
+
+
+def _expanded(name: str | None) -> str | None:
+    return os.path.expanduser(name) if name else None  # noqa: PTH111 (an unknown user's home stays as it is)
 
 
 def _default_key() -> str | None:

@@ -1,0 +1,246 @@
+"""Rented machines whose cloud, clock or disk is against us: never two for one, and none that is paid for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from control.scripted import GOOD, Scripted, at_once, take_over
+from trainmaster import control
+from trainmaster.control import rented, rented_sweep
+from trainmaster.control.clock import Clock
+from trainmaster.control.context import Context
+from trainmaster.control.deadlines import Deadlines
+from trainmaster.control.stage_handlers import handle_stage
+from trainmaster.core.errors import DiskFull, PathDenied, TargetError, Unreachable, UsageError
+from trainmaster.core.spec import parse_spec
+from trainmaster.core.states import Reason, Stage, Status
+from trainmaster.storage import open_store
+from trainmaster.store import Database, attempts, instances
+from trainmaster.store.jobs import find_job
+from trainmaster.store.rows import JobRow
+from trainmaster.targets import Handle, Instance, InstanceState, LaunchRequest, Offer
+from trainmaster.targets._provider import SshAccess, Timing
+from trainmaster.targets._rented import Rented
+
+
+class Cloud:
+    """An account in memory: what is launched is listed `late` listings later."""
+
+    name, access, timing = "lambda", SshAccess(), Timing(listing_s=0.0, settle_s=120.0)
+
+    def __init__(self) -> None:
+        self.instances: dict[str, Instance] = {}
+        self.launched: list[str] = []
+        self.hidden = False
+        self.lacks: str | None = None
+        self.answers = True
+        self._ids = (f"{number:032x}" for number in itertools.count(1))
+
+    async def list_offers(self) -> Sequence[Offer]:
+        return [Offer(kind="gpu_1x", region="r", price_cents_per_hour=100.0, available=True, gpus=8)]
+
+    async def list_instances(self) -> Sequence[Instance]:
+        return [] if self.hidden else list(self.instances.values())
+
+    def may_launch(self) -> bool:
+        return True
+
+    async def launch(self, request: LaunchRequest) -> str:
+        if self.lacks is not None:
+            raise UsageError(self.lacks)
+        found = next(self._ids)
+        self.launched.append(request.name)
+        self.instances[found] = Instance(
+            id=found, name=request.name, state=InstanceState.ACTIVE, kind="gpu_1x", region="r", address="127.0.0.1"
+        )
+        if not self.answers:
+            raise Unreachable("no answer")
+        return found
+
+    async def terminate(self, ids: Sequence[str]) -> None:
+        for one in ids:
+            self.instances.pop(one, None)
+
+    async def list_file_systems(self) -> Mapping[str, str]:
+        return {}
+
+    def describe(self, request: LaunchRequest) -> str:
+        return request.name
+
+
+class Boxes(Scripted):
+    """The machines of a handle, as the script says."""
+
+    def __init__(self) -> None:
+        super().__init__(GOOD)
+        self.refusal: TargetError | None = None
+
+    async def release(self, handle: Handle) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        await super().release(handle)
+
+    async def list_files(self, handle: Handle) -> Any:
+        if self.refusal is not None:
+            raise self.refusal
+        return await super().list_files(handle)
+
+    async def close(self, handle: Handle) -> None:
+        pass
+
+
+class Target(Rented):
+    def __init__(self, cloud: Cloud) -> None:
+        super().__init__("lambda", lambda: cloud)
+        self.boxes = Boxes()
+
+    def _boxes(self) -> Any:
+        return self.boxes
+
+    async def connect(self, handle: Handle, instances: Sequence[Instance]) -> Handle:
+        hosts = [{"id": one.id, "name": one.id, "host": "h", "port": 22, "key": ""} for one in instances]
+        return {**handle, "nodes": [one.id for one in instances], "hosts": hosts}
+
+
+class Time:
+    """A wall clock that somebody sets, and one that nobody does."""
+
+    def __init__(self) -> None:
+        self.steady_s, self.offset_s = 1000.0, datetime.now(UTC).timestamp()
+
+    def clock(self, home: Path) -> Clock:
+        return Clock(home, wall=lambda: self.steady_s + self.offset_s, steady=lambda: self.steady_s, boot="b")
+
+
+@pytest.fixture
+def cloud() -> Cloud:
+    return Cloud()
+
+
+def begin(db: Database, target: Target, home: Path, clock: Clock | None = None) -> tuple[Context, JobRow]:
+    document = {"name": "a", "target": "lambda", "command": ["true"], "preflight": {"level": 0}}
+    job = control.submit(db, parse_spec(document), load=lambda _: target)
+    clock = clock or Clock()
+    context = Context(
+        db=db, home=home, load=lambda _: target, token=take_over(db), storage=open_store(home / "storage"),
+        rest_s=at_once, deadlines=Deadlines(elapsed_s=clock.elapsed_s), now=clock.now,
+    )  # fmt: skip
+    return context, job
+
+
+def again(db: Database, job: JobRow) -> JobRow:
+    found = find_job(db, job.id)
+    assert found is not None
+    return found
+
+
+async def drive(db: Database, target: Target, home: Path) -> JobRow:
+    """Run a job to its end."""
+    document = {"name": "a", "target": "lambda", "command": ["true"], "preflight": {"level": 0}}
+    job, stop = control.submit(db, parse_spec(document), load=lambda _: target), asyncio.Event()
+    loop = asyncio.create_task(control.run(db, home, stop=stop, tick_s=0.02, load=lambda _: target))
+    try:
+        async with asyncio.timeout(60):
+            while not again(db, job).status.final:  # noqa: ASYNC110 (a database has no event)
+                await asyncio.sleep(0.05)
+    finally:
+        stop.set()
+        await loop
+    return again(db, job)
+
+
+@pytest.mark.parametrize("step_s", [-7200.0, 7200.0])
+def test_a_clock_that_is_set_while_a_launch_has_no_answer_launches_no_second(
+    db: Database, tmp_path: Path, cloud: Cloud, step_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time, target = Time(), Target(cloud)
+    clock = time.clock(tmp_path)
+
+    class Wall(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
+            return datetime.fromtimestamp(time.steady_s + time.offset_s, tz=tz)
+
+    monkeypatch.setattr("trainmaster.targets._rented.datetime", Wall)
+    context, job = begin(db, target, tmp_path, clock)
+    cloud.answers, cloud.hidden = False, True
+
+    async def go() -> None:
+        while again(db, job).stage is not Stage.PROVISIONING:
+            await handle_stage(context, again(db, job))
+        await handle_stage(context, again(db, job))  # the intent
+        await target.listing()  # of before the step
+        with pytest.raises(Unreachable):
+            await handle_stage(context, again(db, job))
+        time.offset_s += step_s
+        clock.observe()
+        time.steady_s += 5
+        for _ in range(3):
+            await handle_stage(context, again(db, job))
+        assert len(cloud.launched) == 1, "its listing is 5 s old: it may still appear"
+        cloud.hidden = False
+        time.steady_s += 5
+        for _ in range(3):
+            await handle_stage(context, again(db, job))
+        assert again(db, job).stage is not Stage.PROVISIONING and len(cloud.launched) == 1
+
+    asyncio.run(go())
+
+
+def test_a_launch_without_an_answer_that_never_appears_is_launched_again_under_another_name(
+    db: Database, tmp_path: Path, cloud: Cloud
+) -> None:
+    time, target = Time(), Target(cloud)
+    clock = time.clock(tmp_path)
+    context, job = begin(db, target, tmp_path, clock)
+    cloud.answers, cloud.hidden = False, True
+
+    async def go() -> None:
+        while not cloud.launched:
+            try:
+                await handle_stage(context, again(db, job))
+            except Unreachable:
+                break
+        row = instances.list_of_attempt(db, f"{job.id}.1")[0]
+        with db.write() as conn:
+            instances.begin_launch(conn, row.nonce, at=clock.now())
+        late = await target.listing()
+        assert row.launched_at is not None
+        late = type(late)(at=row.launched_at + timedelta(seconds=121), instances=late.instances)
+        attempt = attempts.list_attempts(db, job.id)[-1]
+        assert await rented._resolve(context, again(db, job), attempt, row, late, settle_s=120.0) is True
+        cloud.answers, cloud.hidden = True, False
+        while again(db, job).stage is Stage.PROVISIONING:
+            await handle_stage(context, again(db, job))
+        assert len(set(cloud.launched)) == 2
+        assert await rented_sweep.sweep(context) >= 0  # the first one appeared after all
+        assert [one.name for one in cloud.instances.values()] == cloud.launched[1:]
+
+    asyncio.run(go())
+
+
+def test_a_setting_that_a_launch_lacks_ends_the_job_with_a_sentence(db: Database, tmp_path: Path, cloud: Cloud) -> None:
+    cloud.lacks = "lambda: no SSH key; run ssh-keygen"
+    ended = asyncio.run(drive(db, Target(cloud), tmp_path))
+    assert (ended.status, ended.reason) == (Status.FAILED, Reason.TARGET_ERROR)
+    assert "run ssh-keygen" in (ended.message or "")
+    assert {row.state for row in instances.list_of_attempt(db, f"{ended.id}.1")} == {"gone"}
+
+
+@pytest.mark.parametrize("refusal", [DiskFull("no space left"), PathDenied("read-only file system"), TargetError("no")])
+def test_a_machine_that_refuses_every_request_is_returned(
+    db: Database, tmp_path: Path, cloud: Cloud, refusal: TargetError
+) -> None:
+    target = Target(cloud)
+    target.boxes.refusal = refusal
+
+    ended = asyncio.run(drive(db, target, tmp_path))
+    assert cloud.instances == {} and len(cloud.launched) == 1
+    assert ended.status is Status.COMPLETED and str(refusal) in (ended.message or "")

@@ -16,16 +16,19 @@ from trainmaster.web.streaming import Followers
 
 
 @contextlib.contextmanager
-def serve(db: Database, home: Path, *, reconcile: bool = False, **options: object) -> Iterator[str]:
-    """The address of a server over this database, in a thread."""
+def serve(
+    db: Database, home: Path, *, reconcile: bool = False, pem: Path | None = None, **options: object
+) -> Iterator[str]:
+    """The address of a server over this database, in a thread; with TLS where a certificate is given."""
     listening = socket.create_server(("127.0.0.1", 0))
     followers = Followers(look_s=0.02)
     app = create_app(db, home, reconcile=reconcile, rate=None, followers=followers, **options)  # type: ignore[arg-type]
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1, ssl_certfile=pem))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        port = listening.getsockname()[1]
+        yield f"https://localhost:{port}" if pem else f"http://127.0.0.1:{port}"
     finally:
         server.should_exit = True
         thread.join(timeout=20)

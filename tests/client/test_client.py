@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from client.served import Line, serve
+from control.test_notify import certificate
 from trainmaster import client as c
 from trainmaster.core.errors import UsageError
 from trainmaster.core.events import split
@@ -211,3 +212,18 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     for name in ("../up", "/etc/passwd", "a/../../b", "", "a//b"):
         with pytest.raises(c.Download):
             c.files.place(tmp_path, name)
+
+
+def test_a_certificate_of_your_own_is_trusted_by_the_environment_and_else_refused_at_once(
+    db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pem = certificate(tmp_path, "localhost")
+    waits: list[int] = []
+    monkeypatch.setattr("trainmaster.client.transport._rest", lambda turn: waits.append(turn) or 0.0)
+    with serve(db, tmp_path, pem=pem) as address:
+        with c.Client(address) as server, pytest.raises(c.ServerUnreachable, match=r"not trusted here.*SSL_CERT_FILE"):
+            server.jobs()
+        assert waits == [], "a retry cannot help"
+        monkeypatch.setenv("SSL_CERT_FILE", str(pem))
+        with c.Client(address) as server:
+            assert server.jobs().jobs == ()

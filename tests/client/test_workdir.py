@@ -134,3 +134,11 @@ def test_the_home_folder_inside_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "home" / "trainmaster.db").write_text("x")
     (tmp_path / "job.yaml").write_text("x")
     assert [file.path for file in scan(tmp_path, apart=[tmp_path / "home"]).manifest.files] == ["job.yaml"]
+
+
+def test_the_file_of_the_token_is_left_out(tmp_path: Path) -> None:
+    for name in ("token", "job.yaml", "inner/token"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    found = [file.path for file in scan(tmp_path, apart=[tmp_path / "inner" / ".." / "token"]).manifest.files]
+    assert found == ["inner/token", "job.yaml"]

@@ -75,6 +75,11 @@ def read_token() -> str | None:
     return token
 
 
+def find_token_file() -> list[Path]:
+    """The file that the environment names for the token, if it does."""
+    return [Path(name).expanduser()] if (name := os.environ.get(TOKEN_FILE)) else []
+
+
 def read_local_token(server: str, home: Path) -> str | None:
     """The token of this user's own server on this machine, from HOME/local.token; None for any other server.
 

@@ -42,9 +42,12 @@ class Transport:
             headers["Authorization"] = f"Bearer {token}"
         # A proxy from the environment cannot reach the loopback of this machine.
         loopback = is_loopback_host(urlsplit(self.url).hostname or "")
+        # The authorities that the environment names count on loopback too.
+        trusted = httpx.create_ssl_context() if self.url.startswith("https:") else True
         self._http = httpx.Client(
-            base_url=self.url, headers=headers, timeout=timeout_s, follow_redirects=False, trust_env=not loopback
-        )
+            base_url=self.url, headers=headers, timeout=timeout_s, follow_redirects=False, trust_env=not loopback,
+            verify=trusted,
+        )  # fmt: skip
         self._streaming = httpx.Timeout(timeout_s, read=max(timeout_s, _SILENT_S))
 
     def close(self) -> None:
@@ -74,7 +77,7 @@ class Transport:
                     method, path, params=kept, json=body, content=content, headers=dict(headers or {})
                 )
             except self._errors as wrong:
-                if last:
+                if last or _is_untrusted(wrong):
                     raise self._unreachable(wrong) from None
                 time.sleep(_rest(turn))
                 continue
@@ -100,7 +103,8 @@ class Transport:
                     raise refusal(answer.status_code, _json(answer))
                 yield answer
         except self._errors as wrong:
-            raise Lost(str(self._unreachable(wrong))) from None
+            reason = self._unreachable(wrong)
+            raise (reason if isinstance(reason, Untrusted) else Lost(str(reason))) from None
 
     def reopen(self, opened: Callable[[], Generator[T, None, bool]]) -> Iterator[T]:
         """Items of a stream across reconnects. `opened` opens it at its present position and returns whether it is
@@ -126,11 +130,24 @@ class Transport:
 
     def _unreachable(self, wrong: Exception) -> ServerUnreachable:
         why = str(wrong) or type(wrong).__name__
+        if _is_untrusted(wrong):
+            return Untrusted(
+                f"the certificate of {self.url} is not trusted here: {why}; for a certificate of your own set "
+                "SSL_CERT_FILE to the PEM file of the authority that signed it"
+            )
         return ServerUnreachable(f"{self.url} cannot be reached: {why}; is `trainmaster serve` running there?")
+
+
+class Untrusted(ServerUnreachable):
+    """The certificate of the server could not be verified. A retry cannot help."""
 
 
 class Lost(ServerUnreachable):
     """A stream broke or could not be opened. It can be reopened."""
+
+
+def _is_untrusted(wrong: Exception) -> bool:
+    return "CERTIFICATE_VERIFY_FAILED" in str(wrong)
 
 
 def _worth_waiting(wrong: Refusal | Lost) -> bool:

@@ -74,10 +74,12 @@ def scan(folder: Path, *, apart: Sequence[Path] = (), most_files: int = MOST_FIL
     folder = folder.absolute()
     if not folder.is_dir():
         raise UsageError(f"workdir: {folder} is not a folder")
+    left = frozenset(path.resolve() for path in apart)
     state = _Scan(
         folder=folder,
         ignore=read_ignore(folder),
-        apart=frozenset(path.resolve() for path in apart),
+        apart=left,
+        apart_names=frozenset(path.name for path in left),
         most_files=most_files,
     )
     try:
@@ -103,6 +105,7 @@ class _Scan:
     folder: Path
     ignore: Ignore
     apart: frozenset[Path]
+    apart_names: frozenset[str]  # without resolving every path
     most_files: int
     files: list[WorkdirFile] = field(default_factory=list)
     links: list[WorkdirLink] = field(default_factory=list)
@@ -115,7 +118,7 @@ def _scan_folder(state: _Scan, prefix: str) -> None:
         path, is_folder = f"{prefix}{entry.name}", entry.is_dir(follow_symlinks=False)
         if state.ignore.matches(path, is_folder=is_folder):
             continue
-        if is_folder and Path(entry.path).resolve() in state.apart:
+        if entry.name in state.apart_names and Path(entry.path).resolve() in state.apart:
             continue
         if any("\ud800" <= letter <= "\udfff" or ord(letter) < 32 for letter in entry.name):
             state.left_out.append(f"{path!a}: its name is not UTF-8 or has a control character")

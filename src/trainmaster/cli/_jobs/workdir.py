@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainmaster.cli import _console
+from trainmaster.cli._server import find_token_file
 from trainmaster.core.errors import UsageError
 from trainmaster.core.workdir import find_digest
 
@@ -70,7 +71,7 @@ def send(jobs: Jobs, job: JobSpec, workdir: Workdir, *, home: Path, server: bool
     try:
         if not workdir.stated and workdir.folder in (Path.home(), Path("/")):
             raise UsageError(f"workdir: {workdir.folder} is too general to be uploaded; state one: --workdir FOLDER")
-        snapshot = snapshots.scan(workdir.folder, apart=[home])
+        snapshot = snapshots.scan(workdir.folder, apart=[home, *find_token_file()])
     except UsageError as wrong:
         if workdir.stated or server or job.target != "local":
             raise UsageError(f"{wrong} (without a working folder: --workdir {NONE})") from wrong

@@ -67,3 +67,12 @@ def test_overrides_go_in_by_path() -> None:
         _yaml_file.override({}, ["steps"])
     with pytest.raises(UsageError, match="no fields"):
         _yaml_file.override({"a": 1}, ["a.b=1"])
+
+
+def test_a_fault_of_an_override_names_the_command_line_and_not_the_file(tmp_path: Path) -> None:
+    document = _yaml_file.load(write(tmp_path, "name: a\ncommand: [ok]\nresources:\n  nodes: 0\n"))
+    words = ["limits.timeout_s=soon", "nmae=b"]
+    with pytest.raises(SpecError) as caught:
+        document.read(lambda value: parse_spec(_yaml_file.override(value, words)), words)
+    found = sorted(str(fault).partition(": ")[0] + ": " + str(fault).split(": ")[1] for fault in caught.value.faults)
+    assert found == ["command line: limits.timeout_s", "command line: nmae", "job.yaml:4: resources.nodes"]

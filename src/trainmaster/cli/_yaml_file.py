@@ -25,15 +25,21 @@ class Document:
     value: Any
     lines: dict[str, int]
 
-    def read(self, parse: Callable[[Any], T]) -> T:
-        """`parse` the content; its faults come back with file and line before their path."""
+    def read(self, parse: Callable[[Any], T], words: Sequence[str] = ()) -> T:
+        """`parse` the content; its faults come back with file and line before their path.
+
+        `words` are the `key=value` words of the command line: a fault in what they state names no line of the file.
+        """
+        stated = [word.partition("=")[0] for word in words]
         try:
             return parse(self.value)
         except SpecError as wrong:
-            raise SpecError(self._placed(fault) for fault in wrong.faults) from None
+            raise SpecError(self._placed(fault, stated) for fault in wrong.faults) from None
 
-    def _placed(self, fault: Fault) -> Fault:
+    def _placed(self, fault: Fault, stated: Sequence[str]) -> Fault:
         path = fault.path
+        if any(path == key or path.startswith((f"{key}.", f"{key}[")) for key in stated):
+            return Fault(path=f"command line: {path}", message=fault.message)
         while path and path not in self.lines:  # a missing field stands where its section begins
             path = re.sub(r"(\.|^)[^.\[]*$|\[\d+\]$", "", path)
         line = self.lines.get(path, 1)

@@ -63,7 +63,7 @@ def drill(
     words = values or []
     document = _yaml_file.load(config)
     kind.require_config(document, config)
-    wanted = document.read(lambda value: build(TrainConfig, _yaml_file.override(value, words)))
+    wanted = document.read(lambda value: build(TrainConfig, _yaml_file.override(value, words)), words)
     limit = count_gpus(wanted)
     ranks = processes or limit or 2
     if limit and max(ranks, other or 0) > limit:

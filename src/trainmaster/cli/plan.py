@@ -64,9 +64,10 @@ def plan(
     from trainmaster.cli._views import plan_table
     from trainmaster.estimate import answer as _plan_answer
 
+    words = values or []
     document = _yaml_file.load(config)
     kind.require_config(document, config)
-    wanted = document.read(lambda value: build(TrainConfig, _yaml_file.override(value, values or [])))
+    wanted = document.read(lambda value: build(TrainConfig, _yaml_file.override(value, words)), words)
     machine = _machine(instance)
     model = _model(gpu, machine.gpu if machine is not None else None)
     cluster = _cluster(model, gpus=gpus, nodes=nodes, machine=machine)
@@ -75,7 +76,7 @@ def plan(
         wanted,
         cluster,
         find_bus=bus.find,
-        words=[str(config), *(values or [])],
+        words=[str(config), *words],
         tokens=_count(tokens),
         usd_per_gpu_hour=price if price is not None else _list_price(machine),
         instance=machine.name if machine is not None else None,

@@ -66,7 +66,7 @@ def submit(
     kind.require_spec(document, spec)
     words = [*(values or []), *([f"target={on}"] if on else [])]
     chosen, folder = uploads.choose(_yaml_file.override(document.value, words), spec, workdir)
-    job = document.read(lambda _: parse_spec(chosen))
+    job = document.read(lambda _: parse_spec(chosen), words)
     if server is None and job.target.startswith(("ssh:", "pool:", "slurm:", "kubernetes:", "hyperpod:")):
         job = replace(job, target=_absolute(job.target, Path.cwd() if on else spec.absolute().parent))
     if dry_run:

@@ -46,9 +46,10 @@ def train(
 
       trainmaster train llama.yaml steps=500 optimizer.lr=1e-3 --processes 2
     """
+    words = values or []
     document = _yaml_file.load(config)
     kind.require_config(document, config)
-    wanted, ranks = document.read(lambda value: _parse(_yaml_file.override(value, values or []), processes))
+    wanted, ranks = document.read(lambda value: _parse(_yaml_file.override(value, words), processes), words)
     plan = _plan(wanted, ranks)
     folder = Path(plan.folder)
     folder.mkdir(parents=True)

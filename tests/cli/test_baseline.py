@@ -48,3 +48,9 @@ def test_nothing_to_compare_with_is_no_pass(tmp_path: Path) -> None:
         build(guarded=True), ["baseline", "compare", str(good), "--file", str(tmp_path / "none.toml")]
     )
     assert done.exit_code == 3
+
+
+def test_no_golden_run_is_said(tmp_path: Path) -> None:
+    code, text = run("list", "--file", str(tmp_path / "none.toml"))
+    assert code == 0
+    assert "no golden run is recorded" in text

@@ -178,3 +178,9 @@ def test_wrong_words_are_refused_before_anything_is_done(db: Database, tmp_path:
     assert isinstance(answer.exception, UsageError)
     with db.read() as conn:
         assert costs.list_budgets(conn) == []
+
+
+def test_sums_without_any_price_are_unknown_and_no_job_is_said(db: Database, tmp_path: Path) -> None:
+    a_job(db, "unpriced", NOW, cents=None, hours=1)
+    assert "$0.00" not in ask(tmp_path, "--all").output
+    assert "no job of project other ran so far" in ask(tmp_path, "--all", "--project", "other").output

@@ -107,3 +107,5 @@ def test_raw_files_are_read_whole_and_each_bad_document_named(tmp_path: Path) ->
     assert len(seen["damage"]) == 2 and "field 'text' is int" in seen["damage"][0] and "not JSON" in seen["damage"][1]
     nothing = data("validate", tmp_path / "nothing*")
     assert "no file with documents" in str(nothing.exception)
+    missing = data("prepare", tmp_path / "corpus", "--out", tmp_path / "tokens")
+    assert str(missing.exception) == f"{tmp_path / 'corpus'}: there is no such file or folder"

@@ -161,3 +161,4 @@ def test_ctrl_c_cleans_up(tmp_path: Path) -> None:
     assert demo.query("SELECT status FROM jobs") == [("cancelled",)]
     assert demo.leftovers() == []
     assert not Path(f"/proc/{server}").exists()
+    assert demo.output.read_text().count("pre-flight") == 1, "what was shown is not shown again"

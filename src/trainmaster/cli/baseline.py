@@ -59,7 +59,7 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     home: HomeOption = None,
 ) -> None:
-    """Compare a run with the newest golden run of its configuration. Ends with 1 on a regression, 3 without one."""
+    """Compare a run with the newest golden run of its configuration. Exit code 1: worse; 3: there is none."""
     from trainmaster.bench.accept import baselines
 
     place = file or locate(home) / "baselines.toml"
@@ -95,6 +95,8 @@ def list_(
     if as_json:
         _console.as_json({"golden": found})
         return
+    if not found:
+        _console.note("no golden run is recorded; `trainmaster baseline record results.json` adds one")
     for one in found:
         key = one.key
         what = f"{key['model']} batch {key['batch_size']} {key['precision']} on {key['world_size']}× {key['device']}"

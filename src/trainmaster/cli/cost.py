@@ -19,7 +19,7 @@ from trainmaster.core.cost import dollars
 from trainmaster.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from trainmaster.api.costs import CostPage
+    from trainmaster.api.costs import CostPage, ProjectSpending
 
 _CAP = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,62})=\$?([0-9]+(?:\.[0-9]{1,2})?|none)(?:/(month|total))?")
 
@@ -68,6 +68,9 @@ def cost(
     if json:
         _console.as_json(found)
         return
+    if not found.jobs and not found.projects:
+        of = f" of project {project}" if project else ""
+        _console.note(f"no job{of} ran {f'in {found.month}' if found.month else 'so far'}")
     _print(found, one=job is not None)
 
 
@@ -84,18 +87,19 @@ def _print(found: CostPage, *, one: bool) -> None:
             dollars(line.forecast_cents),
             dollars(line.max_cost_cents) if line.max_cost_cents is not None else "",
         )
-    _console.out.print(jobs)
+    if found.jobs:
+        _console.out.print(jobs)
     if found.more:
         _console.note(f"and {found.more} that cost less; --limit shows more")
     if one:
         return
     sums = _table("project", "jobs", f"cost {found.month or 'in all'}", "per hour")
     for total in found.projects:
-        known = dollars(total.known_cents)
-        text = known if not total.unknown_jobs else f"{known} and {total.unknown_jobs} of unknown price"
-        sums.add_row(escape(total.project), str(total.jobs), text, dollars(total.cents_per_hour))
-    _console.out.print()
-    _console.out.print(sums)
+        rate = dollars(total.cents_per_hour) if total.cents_per_hour else ""
+        sums.add_row(escape(total.project), str(total.jobs), _sum(total), rate)
+    if found.projects:
+        _console.out.print()
+        _console.out.print(sums)
     if found.budgets:
         budgets = _table("budget", "period", "spent", "cap", "share")
         for row in found.budgets:
@@ -103,6 +107,13 @@ def _print(found: CostPage, *, one: bool) -> None:
             budgets.add_row(escape(row.project), row.period, dollars(row.spent_cents), dollars(row.cap_cents), share)
         _console.out.print()
         _console.out.print(budgets)
+
+
+def _sum(total: ProjectSpending) -> str:
+    known = dollars(total.known_cents)
+    if not total.unknown_jobs:
+        return known
+    return f"{known} and {total.unknown_jobs} of unknown price" if total.known_cents else "unknown"
 
 
 def _table(*columns: str) -> Table:

@@ -24,6 +24,7 @@ from trainmaster.core.spec import JobSpec, parse_spec
 if TYPE_CHECKING:
     from trainmaster.api.jobs import JobPage
     from trainmaster.cli._jobs import Jobs
+    from trainmaster.cli._views.follow import View
 
 _MUST_FALL_TO = 0.8  # the demo proves learning: the last loss is at most this share of the first
 
@@ -47,7 +48,7 @@ def demo(
     spec = _spec(steps, processes)
     folder, db = open_home(home)
     from trainmaster.cli._jobs.home import HomeJobs
-    from trainmaster.cli._views.follow import follow
+    from trainmaster.cli._views.follow import View, follow
 
     jobs = HomeJobs(folder, db)
     with _interruptible(), _Server(folder) as server:
@@ -55,10 +56,11 @@ def demo(
         _console.out.print(
             f"job [bold]{job.name}[/] {job.id}\nlive at {server.link}?next=/jobs/{job.id}\n", soft_wrap=True
         )
+        view = View()
         try:
-            follow(jobs, job.id, tick=server.keep_alive)
+            follow(jobs, job.id, tick=server.keep_alive, view=view)
         except KeyboardInterrupt:
-            _clean_up(jobs, job.id, server)
+            _clean_up(jobs, job.id, server, view)
             raise typer.Exit(130) from None
     from trainmaster import report
 
@@ -156,7 +158,7 @@ def _interruptible() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _clean_up(jobs: Jobs, job_id: str, server: _Server) -> None:
+def _clean_up(jobs: Jobs, job_id: str, server: _Server, view: View) -> None:
     from trainmaster.cli._views.follow import follow
 
     # From here on a second Ctrl-C must not leave processes behind; the agent's grace bounds the wait.
@@ -164,7 +166,7 @@ def _clean_up(jobs: Jobs, job_id: str, server: _Server) -> None:
     _console.err.print("[yellow]cancelling the job and cleaning up …[/]")
     with contextlib.suppress(TrainmasterError):  # it ended by itself meanwhile
         jobs.cancel(job_id)
-    ended = follow(jobs, job_id, tick=server.keep_alive)
+    ended = follow(jobs, job_id, tick=server.keep_alive, view=view)
     _console.err.print(f"job {ended.id}: {_console.paint(ended.status)}; nothing is left running")
 
 

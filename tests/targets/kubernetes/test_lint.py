@@ -121,3 +121,6 @@ def test_the_command_names_every_trap(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump_all([good, bad]))
     done = CliRunner().invoke(build(), ["cluster", "lint", str(path)])
     assert "spec.nprocPerNode" in str(done.exception)
+    path.write_text("name: tales\ntrain: {steps: 1}\n")
+    done = CliRunner().invoke(build(), ["cluster", "lint", str(path)])
+    assert "not a manifest" in str(done.exception), "a job spec has no kind"

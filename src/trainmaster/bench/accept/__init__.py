@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def run(options: Options, *, env: Mapping[str, str], show: Callable[[str], None]) -> dict[str, Any] | None:
     """The document of the run; None on ranks and nodes other than the first of another launcher."""
     if importlib.util.find_spec("torch") is None:
-        raise MissingExtra("acceptance tests", "train")
+        raise MissingExtra("the acceptance test", "train")
     options.checked()
     ranks = identity.find_ranks(env)
     if ranks.launcher != "single" and ranks.rank is not None and options.processes is not None:
@@ -44,7 +44,7 @@ def run(options: Options, *, env: Mapping[str, str], show: Callable[[str], None]
 def count_gpus() -> int:
     """GPUs that torch sees on this machine."""
     if importlib.util.find_spec("torch") is None:
-        raise MissingExtra("acceptance tests", "train")
+        raise MissingExtra("the acceptance test", "train")
     import torch
 
     return torch.cuda.device_count()

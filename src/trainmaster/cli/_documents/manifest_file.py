@@ -20,6 +20,6 @@ def load(path: Path) -> list[dict[str, Any]]:
         raise UsageError(f"{path}: {wrong.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as wrong:
         raise UsageError(f"{path}: not YAML: {str(wrong).partition(chr(10))[0]}") from None
-    if not found or not all(isinstance(one, dict) for one in found):
-        raise UsageError(f"{path}: not a manifest; it has no object with a kind")
+    if not found or not all(isinstance(one, dict) and one.get("kind") for one in found):
+        raise UsageError(f"{path}: not a manifest: every object in it needs a `kind`")
     return found

@@ -21,17 +21,16 @@ _WAITING = ("placing", "provisioning", "connecting", "staging")  # a machine may
 _PLAIN_SHARE = 10  # without a terminal, a line at every tenth of the steps
 
 
-def follow(jobs: Jobs, job_id: str, *, tick: Callable[[], None] = lambda: None) -> JobLine:
-    """Show the job until it is final; `tick` is called between two polls."""
-    view = View()
-    after: tuple[int, int] | None = None
+def follow(jobs: Jobs, job_id: str, *, tick: Callable[[], None] = lambda: None, view: View | None = None) -> JobLine:
+    """Show the job until it is final; `tick` is called between two polls. A view goes on where it stopped."""
+    view = view or View()
     with view.progress:
         while True:
             job = jobs.line(job_id)
             # The state is read first: once it is final, all its events are recorded and none is missed.
-            for event in jobs.events(job_id, after=after):
+            for event in jobs.events(job_id, after=view.after):
                 view.show_event(event)
-                after = event.cursor
+                view.after = event.cursor
             view.show_job(job)
             if job.final:
                 return job
@@ -56,6 +55,7 @@ class View:
             disable=not out.is_terminal,
         )
         self.stage, self.message = "", ""
+        self.after: tuple[int, int] | None = None  # the last event that was shown
         self.steps = 0
         self.skipped = 0  # findings that do not apply; the report tells each with its reason
         self.bar = None if not out.is_terminal else self.progress.add_task("waiting", total=1, loss="", rate="")

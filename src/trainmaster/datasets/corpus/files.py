@@ -82,6 +82,8 @@ def find(pattern: str, *, wanted: str | None = None) -> list[Path]:
     if wanted is not None:
         found = [path for path in found if guess(path) in (wanted, None)]
     if not found:
+        if not place.exists() and not glob.has_magic(str(place)):
+            raise UsageError(f"{pattern}: there is no such file or folder")
         kinds = ", ".join(suffix for known in RAW for suffix in format_of(known).SUFFIXES)
         what = f"of format {wanted}" if wanted else f"with documents ({kinds}; also .gz)"
         raise UsageError(f"{pattern}: no file {what} there")

@@ -5,8 +5,8 @@ host, alone and without a rendezvous, and writes the answer to the store. Then a
 without a launcher each process starts the ranks of its host. The first process of the first host gathers the answers. A
 host without an answer in time is named, and the answers of the others are kept.
 
-    STORE/answers/HOST.json              the host's own answer
-    STORE/jobs/HOST.json                 its ranks, EFA test, nccl-tests and raw outputs
+    STORE/answers/JOB/HOST.json          the host's own answer
+    STORE/jobs/JOB/HOST.json             its ranks, EFA test, nccl-tests and raw outputs
     STORE/nodes/HOST/…                   the evidence of its checks
     STORE/health_check_metrics.json      and report.html, report.md, junit.xml, metrics.prom, health.json
 
@@ -17,6 +17,7 @@ STORE is --to, else TRAINMASTER_METRICS_URL/TRAINING_JOB_NAME/metrics. The first
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -52,8 +53,11 @@ def main(words: list[str] | None = None) -> int:
     options, job = parse(words), sagemaker.read_job(os.environ)
     started_at, started = datetime.now().astimezone().isoformat(timespec="seconds"), time.monotonic()
     store = open_store(address(options.to))
-    folder = Path(options.work) / job.here
+    # With the job's name: what an earlier job left in this folder must not be taken for a result of this one.
+    folder = Path(options.work) / _job_name() / job.here
     folder.mkdir(parents=True, exist_ok=True)
+    if job.first_on_node:
+        forget(job.here, folder, store)
     host = Host()
     gpus = count_gpus(host)
     per_node = max(1, gpus) if job.distribution == "none" else job.per_node
@@ -85,7 +89,7 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Check a SageMaker cluster before training on it.")
     parser.add_argument("--level", type=int, choices=(1, 2, 3), default=2)
     parser.add_argument("--expect", action="append", default=[], help="a profile or name=value, e.g. ml.p5.48xlarge")
-    parser.add_argument("--max-size", default="2G", help="largest message of the collectives")
+    parser.add_argument("--max-size", help="largest message of the collectives; else by the number of ranks and hosts")
     parser.add_argument("--expect-transport", help="transport that must carry the collectives: EFA, NVLS, P2P")
     parser.add_argument("--min-busbw", help="GB/s that must be reached at the largest size")
     parser.add_argument("--baseline", help='TOML file with figures of your site: [all_reduce] and "1G" = 85.0')
@@ -105,7 +109,25 @@ def address(to: str | None) -> str:
     base = os.environ.get("TRAINMASTER_METRICS_URL")
     if not base:
         raise UsageError("no destination for the results: pass --to s3://bucket/prefix or set TRAINMASTER_METRICS_URL")
-    return f"{base.rstrip('/')}/{os.environ.get('TRAINING_JOB_NAME', 'job')}/metrics"
+    return f"{base.rstrip('/')}/{_job_name()}/metrics"
+
+
+def _job_name() -> str:
+    return os.environ.get("TRAINING_JOB_NAME") or "job"
+
+
+def _place(kind: str, host: str) -> str:
+    """Where a host leaves something for the first one. Two jobs with the same --to do not read each other's."""
+    return f"{kind}/{_job_name()}/{host}.json"
+
+
+def forget(here: str, folder: Path, store: Store) -> None:
+    """Remove what an attempt of the same name left of this host, on its disk and in the store."""
+    for name in ("checked", "bandwidth/bandwidth.json"):
+        (folder / name).unlink(missing_ok=True)
+    for kind in ("answers", "jobs", "ready"):
+        with contextlib.suppress(StorageError):  # a role that may not delete: the host writes over it
+            store.delete(_place(kind, here))
 
 
 # --- on every host --------------------------------------------------------------------------------------------------
@@ -124,7 +146,7 @@ def answer(here: str, options: argparse.Namespace, folder: Path, store: Store) -
         say(f"{here}: the check of this host took longer than {CHECK_S[options.level]:g} s and was ended")
         text = b""
     # An unreadable answer is stored too: it is reported at once instead of waited for.
-    store.put(f"answers/{here}.json", text)
+    store.put(_place("answers", here), text)
     if (folder / "capture").is_dir():
         upload_bundle(folder / "capture", f"{store.url}/nodes/{here}")
 
@@ -134,25 +156,28 @@ def report(
 ) -> None:
     """Write the host's ranks, EFA test, nccl-tests and raw outputs to the store."""
     facts = sagemaker.describe(job, per_node=per_node, collectives=len(job.hosts) * per_node > 1)
-    facts |= sagemaker_node.read_facts(host, folder / "capture")
+    facts |= {"gpus": gpus} | sagemaker_node.read_facts(host, folder / "capture")
     efa: list[Finding] = []
     nccl: list[Finding] = []
     if options.level >= 2:
         if len(job.hosts) > 1:
             efa = sagemaker_node.ping(
-                host, job, store, provider=options.efa_provider, address=None, wait_s=options.wait
-            )
-        nccl = sagemaker_node.run_nccl_tests(host, gpus, max_size=options.max_size)
+                host, job, store, provider=options.efa_provider, address=None, wait_s=options.wait,
+                devices=_efa_devices(job, options), run=_job_name(),
+            )  # fmt: skip
+        max_size = options.max_size or sagemaker.scale(ranks=gpus, hosts=1).max_size
+        nccl = sagemaker_node.run_nccl_tests(host, gpus, max_size=max_size)
     told = HostReport(host=job.here, facts=facts, efa=tuple(efa), nccl=tuple(nccl))
-    store.put(f"jobs/{job.here}.json", json.dumps(schema.to_plain(told)).encode())
+    store.put(_place("jobs", job.here), json.dumps(schema.to_plain(told)).encode())
 
 
 def measure(job: Job, options: argparse.Namespace, folder: Path, store: Store, per_node: int) -> str:
     """Run the collectives: as the rank that the launcher made of this process, or with ranks of this host's own."""
     if job.distribution == "none" and (absent := meet(job, store, options.wait)):
         return f"did not start, because of {', '.join(absent)}: not ready in {options.wait:g} s"
-    argv = [sys.executable, "-m", "trainmaster", "bandwidth", "--max", options.max_size]
-    argv += ["--out", str(folder / "bandwidth"), "--timeout", "300"]
+    scale = sagemaker.scale(ranks=len(job.hosts) * per_node, hosts=len(job.hosts))
+    argv = [sys.executable, "-m", "trainmaster", "bandwidth", "--max", options.max_size or scale.max_size]
+    argv += ["--out", str(folder / "bandwidth"), "--timeout", str(scale.stall_s)]
     if (transport := options.expect_transport or _transport(job, options)) is not None:
         argv += ["--expect-transport", transport]
     if options.min_busbw:
@@ -170,15 +195,16 @@ def measure(job: Job, options: argparse.Namespace, folder: Path, store: Store, p
         except subprocess.TimeoutExpired:
             process.kill()
             codes.append(124)
-    return f"ended with {codes[0]}"
+    crashed = [code for code in codes if code < 0 or code == 124]
+    return f"ended with {crashed[0]}, not by themselves" if crashed else f"ended with {codes[0]}"
 
 
 def meet(job: Job, store: Store, wait_s: float) -> list[str]:
     """Wait until every host is ready to start its ranks; the hosts that are not. A launcher does this by itself."""
-    store.put(f"ready/{job.here}", b"")
+    store.put(_place("ready", job.here), b"")
     until = time.monotonic() + wait_s
     while True:
-        absent = [host for host in job.hosts if not store.exists(f"ready/{host}")]
+        absent = [host for host in job.hosts if not store.exists(_place("ready", host))]
         if not absent or time.monotonic() >= until:
             return absent
         time.sleep(POLL_S)
@@ -186,10 +212,18 @@ def meet(job: Job, store: Store, wait_s: float) -> list[str]:
 
 def _transport(job: Job, options: argparse.Namespace) -> str | None:
     """EFA between hosts that have it, TCP by design between those that have none; None where that is not known."""
-    instance = _instance(job, options)
-    if instance is None or len(job.hosts) == 1:
+    devices = _efa_devices(job, options)
+    if devices is None or len(job.hosts) == 1:
         return None
-    return "EFA" if profiles.resolve([instance]).expect.efa_devices else "Socket"
+    return "EFA" if devices else "Socket"
+
+
+def _efa_devices(job: Job, options: argparse.Namespace) -> int | None:
+    """EFA devices that SageMaker attaches to this instance type; None where the type is not known."""
+    instance = _instance(job, options)
+    if instance is None or profiles.find_instance(instance) is None:
+        return None
+    return profiles.resolve([instance]).expect.efa_devices
 
 
 def _instance(job: Job, options: argparse.Namespace) -> str | None:
@@ -210,17 +244,19 @@ def gather_all(job: Job, options: argparse.Namespace, store: Store, folder: Path
     """Health of all hosts, and the collectives with a verdict of a baseline, the site, peers or the link."""
     hosts = list(job.hosts)
     nodes, silent = gather(hosts, store, options.wait)
-    reports = read_reports(hosts, store)
+    reports, absent = read_reports([node.node for node in nodes], store, options.wait)
     instance = _instance(job, options)
     known = profiles.find_instance(instance) if instance else None
     gpu = known.gpu if known is not None else None
     site = link_limits.parse_site(Path(options.baseline).read_text()) if options.baseline else None
     alone = link_limits.find_link(instance=instance, nodes=1, gpu=gpu)
-    compared = link_limits.settle_peers({host: list(one.nccl) for host, one in reports.items()})
-    nccl = {host: link_limits.settle(found, link=alone, site=site) for host, found in compared.items()}
-    results = list(sagemaker_node.results(reports, nccl))
+    nccl = link_limits.settle_nodes({host: list(one.nccl) for host, one in reports.items()}, link=alone, site=site)
+    results = list(sagemaker_node.results(reports, nccl, absent=absent))
     if ran is not None:
-        link = link_limits.find_link(instance=instance, nodes=len(hosts), gpu=gpu)
+        # The link is that of a whole host: fewer ranks than GPUs cannot fill it.
+        filled = all(one.facts.get("gpus", 0) <= one.facts["processes_per_node"] for one in reports.values())
+        each = known.gpus if known is not None else 1
+        link = link_limits.find_link(instance=instance, nodes=len(hosts), gpu=gpu, gpus=each) if filled else None
         results += [
             replace(result, findings=tuple(link_limits.settle(result.findings, link=link, site=site)))
             for result in collectives(folder / "bandwidth", ran)
@@ -229,15 +265,21 @@ def gather_all(job: Job, options: argparse.Namespace, store: Store, folder: Path
     return ClusterHealth(asked=tuple(hosts), nodes=tuple(nodes), silent=tuple(silent), cluster=(*between, *results))
 
 
-def read_reports(hosts: list[str], store: Store) -> dict[str, HostReport]:
-    found = {}
+def read_reports(hosts: list[str], store: Store, wait_s: float) -> tuple[dict[str, HostReport], dict[str, str]]:
+    """Reports of the hosts that answered, and of each other one why there is none."""
+    until = time.monotonic() + wait_s
+    while time.monotonic() < until and not all(store.exists(_place("jobs", host)) for host in hosts):
+        time.sleep(POLL_S)
+    found, absent = {}, {}
     for host in hosts:
-        if store.exists(f"jobs/{host}.json"):
-            try:
-                found[host] = sagemaker_node.parse_report(json.loads(store.get(f"jobs/{host}.json")))
-            except (ValueError, SpecError) as wrong:
-                say(f"{host}: its report cannot be parsed: {wrong}"[:300])
-    return found
+        if not store.exists(_place("jobs", host)):
+            absent[host] = f"no report {wait_s:g} s after its checks"
+            continue
+        try:
+            found[host] = sagemaker_node.parse_report(json.loads(store.get(_place("jobs", host))))
+        except (ValueError, SpecError) as wrong:
+            absent[host] = f"its report cannot be parsed: {wrong}"[:300]
+    return found, absent
 
 
 def collectives(folder: Path, ran: str) -> tuple[CheckResult, ...]:
@@ -245,6 +287,9 @@ def collectives(folder: Path, ran: str) -> tuple[CheckResult, ...]:
     try:
         plain = json.loads((folder / "bandwidth.json").read_text())
         results = [schema.build(CheckResult, item) for item in plain["results"]]
+        if "not by themselves" in ran:
+            finding = error(f"the collectives {ran}", action="look for a crash in this job's log")
+            results.append(CheckResult(check="collective_ranks", findings=(finding,), took_s=0.0))
         return tuple(
             replace(result, findings=tuple(_with_points(finding, plain) for finding in result.findings))
             for result in results
@@ -274,8 +319,8 @@ def gather(hosts: list[str], store: Store, wait_s: float) -> tuple[list[NodeHeal
     texts: dict[str, bytes] = {}
     while True:
         for host in hosts:
-            if host not in texts and store.exists(f"answers/{host}.json"):
-                texts[host] = store.get(f"answers/{host}.json")
+            if host not in texts and store.exists(_place("answers", host)):
+                texts[host] = store.get(_place("answers", host))
         if len(texts) == len(hosts) or time.monotonic() >= until:
             break
         time.sleep(POLL_S)

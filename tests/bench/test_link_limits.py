@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from trainmaster.bench import link_limits
@@ -44,6 +46,17 @@ def test_the_link_decides_where_no_baseline_is_published(
     assert found == [Verdict.PASS, Verdict.WARN, Verdict.FAIL], link
 
 
+@pytest.mark.parametrize("collective", ["all_to_all", "sendrecv"])
+@pytest.mark.parametrize(("gbps", "wanted"), [(45.0, Verdict.PASS), (20.0, Verdict.WARN), (2.0, Verdict.FAIL)])
+def test_between_nodes_a_rank_has_its_share_of_the_network(collective: str, gbps: float, wanted: Verdict) -> None:
+    link = link_limits.find_link(instance="ml.p5.48xlarge", nodes=4, gpu="H100-SXM", gpus=8)
+    measured = unjudged(gbps)
+    measured = replace(measured, values={**measured.values, "collective": collective})
+    (found,) = link_limits.settle([measured], link=link)
+    assert found.verdict is wanted, found.reason
+    assert verdict(45.0, link=link) is Verdict.FAIL  # all_reduce uses the network of the whole node
+
+
 def test_without_anything_to_compare_with_it_is_a_warning() -> None:
     assert verdict(5.0) is Verdict.WARN
     assert link_limits.find_link(instance="x.large", nodes=2) is None
@@ -64,7 +77,19 @@ def test_the_sites_figure_comes_before_the_link() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", ["[", "x = 3", '[all_reduce]\n"big" = 3', '[all_reduce]\n"1G" = "fast"'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[",
+        "x = 3",
+        '[all_reduce]\n"big" = 3',
+        '[all_reduce]\n"1G" = "fast"',
+        '[all_reduce]\n"1G" = 0',
+        '[all_reduce]\n"1G" = nan',
+        '[all_reduce]\n"1G" = inf',
+        '[all_reduce]\n"1G" = -5',
+    ],
+)
 def test_a_file_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         link_limits.parse_site(text)
@@ -76,9 +101,28 @@ def test_what_was_judged_or_not_measured_stays() -> None:
     assert link_limits.settle([judged, lost, whole], link=None) == [judged, lost]
 
 
+def nodes(*rates: float) -> dict[str, list[Finding]]:
+    return {f"n{number}": [unjudged(gbps)] for number, gbps in enumerate(rates)}
+
+
+def settled(rates: list[float], **words: object) -> list[Verdict]:
+    found = link_limits.settle_nodes(nodes(*rates), **{"link": None, **words})  # type: ignore[arg-type]
+    return [findings[0].verdict for findings in found.values()]
+
+
 def test_peers_decide_among_three_nodes_or_more() -> None:
-    nodes = {f"n{number}": [unjudged(10.0)] for number in range(4)} | {"slow": [unjudged(6.0)]}
-    found = {node: findings[0].verdict for node, findings in link_limits.settle_peers(nodes).items()}
-    assert found == {**{f"n{number}": Verdict.PASS for number in range(4)}, "slow": Verdict.FAIL}
-    two = link_limits.settle_peers({"a": [unjudged(10.0)], "b": [unjudged(1.0)]})
-    assert [findings[0].verdict for findings in two.values()] == [Verdict.SKIP, Verdict.SKIP]
+    assert settled([10.0, 10.0, 10.0, 10.0, 6.0]) == [Verdict.PASS] * 4 + [Verdict.FAIL]
+    assert settled([10.0, 1.0]) == [Verdict.WARN, Verdict.WARN]
+
+
+def test_nodes_that_are_all_slow_are_no_proof_for_each_other() -> None:
+    link = link_limits.find_link(instance="ml.p5.48xlarge", nodes=1, gpu="H100-SXM")
+    assert settled([4.0] * 4, link=link) == [Verdict.FAIL] * 4
+    assert settled([360.0] * 4, link=link) == [Verdict.PASS] * 4
+    assert settled([360.0, 360.0, 360.0, 250.0], link=link) == [Verdict.PASS] * 3 + [Verdict.FAIL]
+
+
+def test_the_sites_figure_comes_before_peers() -> None:
+    site = link_limits.parse_site('[all_reduce]\n"1G" = 400.0\n')
+    assert settled([100.0] * 4, site=site) == [Verdict.FAIL] * 4
+    assert settled([100.0] * 4) == [Verdict.PASS] * 4

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainmaster.bench import nccl_tests
-from trainmaster.core.results import CheckResult, Overall, judge_overall
+from trainmaster.core.results import CheckResult, Overall, Verdict, judge_overall
 
 SAMPLES = Path(__file__).parents[1] / "node" / "parse" / "samples"
 
@@ -397,3 +397,24 @@ def test_a_row_that_was_cut_off_accuses_no_rank() -> None:
     cells[6], cells[7] = cells[6], cells[7][:-4] or "1"
     result = nccl_tests.judge(healthy().replace(rows[-1], "  ".join(cells)), ranks=8)
     assert overall(result) is Overall.INCOMPLETE, reasons(result)
+
+
+def test_a_run_over_unequal_nodes_warns() -> None:
+    text = (SAMPLES / "nccl-tests-2-nodes.txt").read_text()
+
+    def verdict(of: str, ranks: int | None = 16) -> tuple[str, str]:
+        result = nccl_tests.judge(of, ranks=ranks, least_gbps=100.0)
+        reasons = " ".join(f.reason for f in result.findings if f.verdict is Verdict.WARN)
+        return str(judge_overall([result], planned=[result.check])), reasons
+
+    assert verdict(text)[0] == "PASS"
+    other = "".join(
+        line.replace("H100 80GB HBM3", "A100-SXM4-80GB") if "on ip-10-1-0-12 " in line else line
+        for line in text.splitlines(keepends=True)
+    )
+    overall, why = verdict(other)
+    assert overall == "WARN" and "8 × NVIDIA A100-SXM4-80GB, 8 × NVIDIA H100" in why
+    # The last GPU of the second node is listed as a ninth one of the first.
+    moved = text.replace("on ip-10-1-0-12 device  7 [0000:8f:00]", "on ip-10-1-0-11 device  8 [0000:99:00]")
+    overall, why = verdict(moved)
+    assert overall == "WARN" and "9 on ip-10-1-0-11, 7 on ip-10-1-0-12" in why

@@ -1,4 +1,7 @@
-"""Contract of every check: an emptied, cut, N/A or refused answer never makes a pass or a bare skip of a finding."""
+"""Contract of every check: an emptied, cut, N/A or refused answer never makes a pass or a bare skip of a finding.
+
+Each test records its number of mutations; the end of the run prints their sum (tests/checks/conftest.py).
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,7 @@ from trainmaster.node.recorded import RecordedHost
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 HOSTS = Path(__file__).parents[1] / "hosts"
 # What a stated setting is: its absence is another machine, not a missing answer.
+LEAST_OF_A_HOST, LEAST_OF_A_COMPOSED_HOST = 1, 1
 SETTINGS = ("/etc/nccl.conf", "/.nccl.conf", "/etc/trainmaster/xid.toml")
 
 
@@ -49,45 +53,42 @@ def mutations(host: Host, check: str, expect: Expect) -> Iterator[tuple[str, str
             yield f"{question[0]} {question[1]}: {how}", opened(before, after)
 
 
-def count(host: Host, names: list[str], expect: Expect, seen: Counter[str]) -> list[str]:
-    found = []
+Record = Callable[[str, object], None]
+
+
+def count(host: Host, names: list[str], expect: Expect, record: Record, *, least: int = 1) -> Counter[str]:
+    """Mutations by check. None may open the judgement; fewer than `least` are no test."""
+    found, seen = [], Counter[str]()
     for name in names:
         for where, how in mutations(host, name, expect):
             seen[name] += 1
             if how is not None:
                 found.append(f"{name}: {where}: {how}")
-    return found
+    record("mutations", seen.total())
+    assert found == []
+    assert seen.total() >= least
+    return seen
 
 
 @pytest.mark.parametrize(
     "folder", sorted(path for path in HOSTS.iterdir() if path.is_dir()), ids=lambda path: path.name
 )
-def test_recorded_hosts(folder: Path, record_property: Callable[[str, object], None]) -> None:
-    seen: Counter[str] = Counter()
-    found = count(Snapshot(RecordedHost(folder)), checks.names(), Expect(), seen)
-    record_property("mutations", seen.total())
-    print(f"{folder.name}: {seen.total():,} mutations of {len(seen)} checks, {len(found)} fail-open")
-    assert found == []
+def test_recorded_hosts(folder: Path, record_property: Record) -> None:
+    seen = count(Snapshot(RecordedHost(folder)), checks.names(), Expect(), record_property, least=LEAST_OF_A_HOST)
     assert len(seen) > 30  # the others read only variables, disk sizes, the clock, or files that are not there
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-def test_composed_hosts(machine: Machine, name: str) -> None:
+def test_composed_hosts(machine: Machine, name: str, record_property: Record) -> None:
     HEALTHY[name](machine)
-    seen: Counter[str] = Counter()
-    found = count(Snapshot(machine.host), system_faults.MINE, Expect(), seen)
-    print(f"{name}: {seen.total():,} mutations, {len(found)} fail-open")
-    assert found == []
+    count(Snapshot(machine.host), system_faults.MINE, Expect(), record_property, least=LEAST_OF_A_COMPOSED_HOST)
 
 
 @pytest.mark.parametrize("fault", system_faults.FAULTS, ids=lambda fault: fault.name)
-def test_faults_of_the_system(machine: Machine, fault: Any) -> None:
+def test_faults_of_the_system(machine: Machine, fault: Any, record_property: Record) -> None:
     fault.node(machine)
     fault.break_it(machine)
-    seen: Counter[str] = Counter()
-    found = count(Snapshot(machine.host), [fault.check], Expect(**fault.expect), seen)
-    print(f"{fault.name}: {seen.total():,} mutations, {len(found)} fail-open")
-    assert found == []
+    count(Snapshot(machine.host), [fault.check], Expect(**fault.expect), record_property, least=0)
 
 
 @pytest.fixture(scope="module")
@@ -99,19 +100,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("fault", gpu_faults.FAULTS, ids=lambda fault: fault.name)
-def test_faults_of_gpus(whole: Path, tmp_path: Path, fault: Any) -> None:
+def test_faults_of_gpus(whole: Path, tmp_path: Path, fault: Any, record_property: Record) -> None:
     machine = Machine(tmp_path / "node", of=whole)
     fault.put(machine)
-    seen: Counter[str] = Counter()
-    found = count(Snapshot(machine.host), [fault.check], Expect(**fault.expect), seen)
-    print(f"{fault.name}: {seen.total():,} mutations, {len(found)} fail-open")
-    assert found == []
+    count(Snapshot(machine.host), [fault.check], Expect(**fault.expect), record_property)
 
 
 @pytest.mark.parametrize("case", (*FIRST, *HIDDEN), ids=lambda case: case.name)
-def test_classes_of_input(machine: Machine, case: Case) -> None:
+def test_classes_of_input(machine: Machine, case: Case, record_property: Record) -> None:
     case.put(machine)
-    seen: Counter[str] = Counter()
-    found = count(Snapshot(machine.host), case.check.split(","), resolve(case.expect, machine.host).expect, seen)
-    print(f"{case.name}: {seen.total():,} mutations, {len(found)} fail-open")
-    assert found == []
+    expect = resolve(case.expect, machine.host).expect
+    count(Snapshot(machine.host), case.check.split(","), expect, record_property)

@@ -253,6 +253,13 @@ def test_healthy_scatter_is_no_outlier(count: int) -> None:
     assert [f.verdict for f in compare(nodes)["peers"]] == [Verdict.PASS]
 
 
+def test_a_node_that_needs_more_power_for_the_same_work_warns() -> None:
+    nodes = fleet(5, bf16_gflops_per_w=1100.0)
+    (finding,) = compare([*nodes, gpu_node("n90", gpus=1, bf16_gflops_per_w=800.0)])["peers"]
+    assert (finding.verdict, finding.device) == (Verdict.WARN, "n90")
+    assert "GFLOPS/W" in finding.reason
+
+
 def test_half_of_the_nodes_hot_are_named() -> None:
     nodes = [gpu_node(f"n{i}", gpus=1, celsius=35.0 if i < 3 else 80.0) for i in range(6)]
     assert [(f.verdict, f.device) for f in compare(nodes)["peers"]] == [("warn", f"n{i}") for i in (3, 4, 5)]

@@ -105,6 +105,12 @@ def test_no_field_is_null_where_its_value_was_measured(machine: Machine) -> None
     assert metrics["cost"]["failed_run_usd"] == 440.32
 
 
+def test_a_plain_check_tells_the_use_of_the_cpus(machine: Machine) -> None:
+    health = document.measure(machine.host, Expect(), level=1, only=["cpu", "cpu_load"], node="n1")
+    metrics = json.loads(render_metrics(ClusterHealth(asked=("n1",), nodes=(health,))))
+    assert metrics["nodes"]["node_0"]["system"]["cpu"] == {"usage_percent": 3.0, "count": 16.0}
+
+
 def test_a_file_of_another_shape_does_not_validate(machine: Machine) -> None:
     metrics = measured(machine)
     metrics["nodes"]["node_0"]["node_info"]["rank"] = "zero"

@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import re
+import runpy
 import socket
 import subprocess
 import sys
@@ -122,6 +123,20 @@ def test_the_documented_folder_builds_the_image() -> None:
     ran = subprocess.run(argv, env={**os.environ, "DRY_RUN": "1"}, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert "docker build" in ran.stderr and ran.stdout.strip().endswith("sagemaker-cluster-test:latest")
+
+
+def test_a_rank_that_crashed_after_its_report_is_not_hidden(tmp_path: Path) -> None:
+    program = runpy.run_path(str(PLACE / "entry.py"))
+    good = {"check": "collective_ranks", "findings": [{"verdict": "pass", "reason": "all met"}], "took_s": 1.0}
+    (tmp_path / "bandwidth.json").write_text(json.dumps({"results": [good], "rows": [], "world": 2}))
+
+    def verdicts(ran: str) -> list[str]:
+        return [str(finding.verdict) for result in program["collectives"](tmp_path, ran) for finding in result.findings]
+
+    assert verdicts("ended with 0") == ["pass"]
+    assert verdicts("ended with -11, not by themselves") == ["pass", "error"]
+    (tmp_path / "bandwidth.json").unlink()
+    assert verdicts("ended with 0") == ["error"]
 
 
 # --- the program ---------------------------------------------------------------------------------------------------

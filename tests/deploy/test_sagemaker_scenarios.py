@@ -1,6 +1,7 @@
-"""The four scenarios of the SageMaker job, each with the processes and variables that SageMaker starts it with.
+"""The scenarios of the SageMaker job, each with the processes and variables that SageMaker starts it with.
 
-The hosts are recorded ones (a healthy GPU node), the ranks, the store and the collectives are real.
+The hosts are recorded ones (a healthy GPU node), the ranks, the store and the collectives are real. Large scale is four
+hosts of ml.p5.48xlarge with 32 EFA devices each, and two ranks a host instead of eight: eight real processes that meet.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from typing import Any
 import jsonschema
 import pytest
 
+from checks.nodes import efa
 from fork_server import Child, ForkServer
-from machines import H200
+from machines import H200, Machine
 from warm_python import WarmPython, use
 
 ROOT = Path(__file__).parents[2]
@@ -42,8 +44,17 @@ def free_port() -> str:
 class Cluster:
     """Hosts of one job: a folder in place of S3, and a stand-in for `nvidia-smi -L` that lists the GPUs of a host."""
 
-    def __init__(self, folder: Path, hosts: int, gpus: int, *, programs: ForkServer, python: WarmPython) -> None:
-        self.folder, self.gpus, self.programs, self.python = folder, gpus, programs, python
+    def __init__(
+        self,
+        folder: Path,
+        hosts: int,
+        gpus: int,
+        *,
+        programs: ForkServer,
+        python: WarmPython,
+        instance: str = "ml.g5.12xlarge",
+    ) -> None:
+        self.folder, self.gpus, self.programs, self.python, self.instance = folder, gpus, programs, python, instance
         self.hosts = [f"algo-{number + 1}" for number in range(hosts)]
         self.port = free_port()
         tools = folder / "tools"
@@ -55,6 +66,8 @@ class Cluster:
         (folder / "site.toml").write_text(SITE)
         for number, host in enumerate(self.hosts):  # two machines never have the same GPU
             shutil.copytree(H200, folder / "captures" / host)
+            if "p5" in instance:
+                efa(Machine(folder / "captures" / host), 32)
             for path in (folder / "captures" / host).rglob("*"):
                 if path.is_file() and UUID in (content := path.read_bytes()):
                     path.write_bytes(content.replace(UUID, UUID[:-1] + str(number).encode()))
@@ -63,7 +76,7 @@ class Cluster:
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("SM_", "OMPI_", "SLURM_", "PET_"))}
         return {
             **clean, "PATH": f"{self.folder / 'tools'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT / "src"),
-            "SM_HOSTS": json.dumps(self.hosts), "SM_CURRENT_HOST": host, "SM_CURRENT_INSTANCE_TYPE": "ml.g5.12xlarge",
+            "SM_HOSTS": json.dumps(self.hosts), "SM_CURRENT_HOST": host, "SM_CURRENT_INSTANCE_TYPE": self.instance,
             "SM_MASTER_ADDR": "127.0.0.1", "SM_MASTER_PORT": self.port,
             "TRAINMASTER_METRICS_URL": str(self.folder / "bucket"), "TRAINING_JOB_NAME": "job-1",
             "SM_OUTPUT_DATA_DIR": str(self.folder / host / "out"),
@@ -118,7 +131,7 @@ class Cluster:
         return started[0].wait(), metrics, "\n".join(said)
 
 
-Make = Callable[[int, int], Cluster]
+Make = Callable[..., Cluster]
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +143,7 @@ def python(programs: ForkServer) -> Iterator[WarmPython]:
 
 @pytest.fixture
 def make(programs: ForkServer, python: WarmPython, tmp_path: Path) -> Make:
-    return lambda hosts, gpus: Cluster(tmp_path, hosts, gpus, programs=programs, python=python)
+    return lambda hosts, gpus, **words: Cluster(tmp_path, hosts, gpus, programs=programs, python=python, **words)
 
 
 @pytest.mark.parametrize(
@@ -183,3 +196,50 @@ def test_nodes_without_a_launcher_start_their_own_ranks(make: Make) -> None:
     code, metrics, said = cluster.run("none")
     assert (code, metrics["overall"]) == (0, "PASS"), said
     assert metrics["nodes"]["node_1"]["node_info"]["rank"] == 1
+
+
+def test_large_scale_four_hosts_of_p5(make: Make) -> None:
+    cluster = make(4, 2, instance="ml.p5.48xlarge")
+    # Gloo carries the ranks here, so the transport is stated; on p5 the job expects EFA by itself.
+    code, metrics, said = cluster.run("torchrun", "--expect-transport", "Socket")
+    assert (code, metrics["overall"]) == (0, "PASS"), said
+    assert metrics["cluster_info"]["cluster_topology"]["total_nodes"] == 4
+    assert [node["node_info"]["rank"] for node in metrics["nodes"].values()] == [0, 2, 4, 6]
+    for node in metrics["nodes"].values():
+        assert (node["network"]["efa_available"], node["network"]["efa_provider_count"]) == (True, 32)
+        assert node["nccl"]["communication_tests"]["distributed_all_reduce"]["processes_tested"] == 8
+    tests = metrics["cluster_summary"]["test_results"]
+    assert (tests["efa_network"], tests["nccl_communication"], tests["gpu_detection"]) == ("PASS", "PASS", "PASS")
+    assert metrics["cost"]["usd_per_hour"] > 4 * 30
+
+
+def test_collectives_over_tcp_fail_where_sagemaker_attaches_efa(make: Make) -> None:
+    cluster = make(2, 1, instance="ml.p5.48xlarge")
+    code, metrics, said = cluster.run("torchrun")
+    assert (code, metrics["overall"]) != (0, "PASS"), said
+    bad = [row for row in metrics["metrics"] if row["check"] == "collective_transport"]
+    assert bad and bad[0]["verdict"] in ("fail", "error"), said
+
+
+def test_gpus_that_no_process_uses_make_it_incomplete(make: Make) -> None:
+    cluster = make(2, 1)
+    smi = cluster.folder / "tools" / "nvidia-smi"
+    smi.write_text("#!/bin/sh\n" + "".join(f'echo "GPU {n}: NVIDIA A10G (UUID: GPU-{n})"\n' for n in range(4)))
+    code, metrics, said = cluster.run("torchrun")
+    assert (code, metrics["overall"]) == (3, "INCOMPLETE"), said
+    assert "1 of 4 GPUs of this host take part" in " ".join(metrics["reasons"])
+
+
+def test_results_of_another_job_in_the_same_place_are_not_taken(make: Make) -> None:
+    """`--to` names one place for two jobs; in the second one the other host never starts."""
+    cluster = make(2, 1)
+    to = str(cluster.folder / "bucket" / "job-1" / "metrics")
+    code, metrics, said = cluster.run("torchrun", "--to", to)
+    assert (code, metrics["overall"]) == (0, "PASS"), said
+    host, log = cluster.hosts[0], cluster.folder / "second.log"
+    rank = {"TRAINING_JOB_NAME": "job-2", "SM_OUTPUT_DATA_DIR": str(cluster.folder / "second")}
+    process = cluster.start(host, rank, "--to", to, "--wait", "0", out=log)
+    process.wait(timeout=170)
+    assert process.returncode == 3, log.read_text()
+    second = json.loads((cluster.folder / "second" / "health" / "health_check_metrics.json").read_text())
+    assert second["training_readiness"]["nodes_unknown"] == [cluster.hosts[1]]

@@ -37,6 +37,7 @@ _RUN = r"\.answer\.stdout\[report\]"
 _FIELDS = (
     # A module that no check asks for, a line of version.py that states no version, a mount that is no network mount.
     ("kernel_modules", r"\.loaded"),
+    ("cpu_load", r"\.usage_percent"),  # shown; the load is judged
     ("gpu_compat", r"\.torch"),
     ("mounts", r"|\[\d+\].*"),
     # Firmware is shown; the link layer of EFA is "Unspecified".

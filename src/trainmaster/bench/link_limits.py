@@ -8,6 +8,7 @@ of these is known the measurement is a warning: it was measured, and nothing to 
 from __future__ import annotations
 
 import functools
+import math
 import statistics
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -21,17 +22,18 @@ from trainmaster.core.results import Finding, Verdict, fail, ok, warn
 
 _LEAST_PEERS = 3
 _PEER_SHARES = (0.8, 0.9)
+_OWN_BYTES = ("all_to_all", "sendrecv")  # their bus bandwidth is that of one rank, not of the whole node
 _UNJUDGED = "measured, not judged"
 _ISOLATE = "run `trainmaster isolate` to find the node or link that is slow"
 
 
-def find_link(*, instance: str | None, nodes: int, gpu: str | None = None) -> Link | None:
-    """The limiting link of a run on these instances; None where it is not known."""
+def find_link(*, instance: str | None, nodes: int, gpu: str | None = None, gpus: int = 1) -> Link | None:
+    """The limiting link of a run on these instances, of `gpus` GPUs each; None where it is not known."""
     if nodes > 1:
         gbit = _network().get((instance or "").strip().lower().removeprefix("ml."))
         if gbit is None:
             return None
-        return Link(kind="network", gbps=gbit / 8, words=f"the {gbit:g} Gb/s network of {instance}")
+        return Link(kind="network", gbps=gbit / 8, words=f"the {gbit:g} Gb/s network of {instance}", gpus=gpus)
     return find_node_link(gpu)
 
 
@@ -39,9 +41,18 @@ def parse_site(text: str) -> dict[str, dict[int, float]]:
     """A site's own figures: `[all_reduce]` with `"1G" = 85.0`, bus bandwidth in GB/s that a healthy run reaches."""
     try:
         document = tomllib.loads(text)
-        return {name: {parse_size(size): float(gbps) for size, gbps in rows.items()} for name, rows in document.items()}
+        return {
+            name: {parse_size(size): _figure(gbps) for size, gbps in rows.items()} for name, rows in document.items()
+        }
     except (tomllib.TOMLDecodeError, AttributeError, TypeError, ValueError) as wrong:
         raise UsageError(f'--baseline: write [all_reduce] and below it "1G" = 85.0 ({wrong})') from None
+
+
+def _figure(gbps: object) -> float:
+    """A bandwidth that can be missed: finite and above 0."""
+    if isinstance(gbps, bool) or not isinstance(gbps, (int, float)) or not (math.isfinite(gbps) and gbps > 0):
+        raise ValueError(f"{gbps!r} is no bandwidth above 0")
+    return float(gbps)
 
 
 def settle(
@@ -55,19 +66,35 @@ def settle(
     ]
 
 
-def settle_peers(by_node: Mapping[str, Sequence[Finding]]) -> dict[str, list[Finding]]:
-    """Findings of equal runs on single nodes, each compared with the median of all where it had no baseline."""
+def settle_nodes(
+    by_node: Mapping[str, Sequence[Finding]],
+    *,
+    link: Link | None,
+    site: Mapping[str, Mapping[int, float]] | None = None,
+) -> dict[str, list[Finding]]:
+    """Findings of equal runs on single nodes: by the site's figures, else by peers and link, the worse of the two.
+
+    Peers alone do not decide: nodes that are all slow agree with each other.
+    """
     seen: dict[tuple[str, int], dict[str, float]] = {}
     for node, findings in by_node.items():
         for finding in findings:
             if _open(finding) and (at := _largest(finding)) is not None:
                 seen.setdefault((str(finding.values["collective"]), at[0]), {})[node] = at[1]
-    return {node: [_among(finding, seen) for finding in findings] for node, findings in by_node.items()}
+    return {
+        node: settle([_among(finding, seen, link, site or {}) for finding in findings], link=link, site=site)
+        for node, findings in by_node.items()
+    }
 
 
-def _among(finding: Finding, seen: Mapping[tuple[str, int], Mapping[str, float]]) -> Finding:
+def _among(
+    finding: Finding,
+    seen: Mapping[tuple[str, int], Mapping[str, float]],
+    link: Link | None,
+    site: Mapping[str, Mapping[int, float]],
+) -> Finding:
     at = _largest(finding) if _open(finding) else None
-    if at is None:
+    if at is None or _by_site(finding, site) is not None:
         return finding
     name, (size, gbps) = str(finding.values["collective"]), at
     peers = seen[name, size]
@@ -76,29 +103,47 @@ def _among(finding: Finding, seen: Mapping[tuple[str, int], Mapping[str, float]]
     middle = statistics.median(peers.values())
     share = gbps / middle if middle else 0.0
     reason = f"{name}: {gbps:.3g} GB/s at {render_size(size)}, {share:.0%} of the median of {len(peers)} nodes"
-    return _verdict(
-        share, _PEER_SHARES, reason, {**finding.values, "peers": len(peers), "median_gbps": round(middle, 3)}
-    )
+    values = {**finding.values, "peers": len(peers), "median_gbps": round(middle, 3)}
+    judged = [_verdict(share, _PEER_SHARES, reason, values), _by_link(finding, link)]
+    order = (Verdict.FAIL, Verdict.WARN, Verdict.PASS)
+    return min((one for one in judged if one is not None), key=lambda one: order.index(one.verdict))
 
 
 def _judge(finding: Finding, link: Link | None, site: Mapping[str, Mapping[int, float]]) -> Finding:
-    name, at = str(finding.values["collective"]), _largest(finding)
-    values = dict(finding.values)
+    at = _largest(finding)
     if at is None:
         return finding
-    size, gbps = at
-    stated = {want: least for want, least in site.get(name, {}).items() if str(want) in values["busbw_gbps"]}
-    if stated:
-        share, want = min((float(values["busbw_gbps"][str(want)]) / least, want) for want, least in stated.items())
-        reason = f"{name}: {share:.0%} of the site's {stated[want]:g} GB/s at {render_size(want)}"
-        return _verdict(share, (FAIL_BELOW, WARN_BELOW), reason, values)
-    if link is not None and size >= LATENCY_BOUND:
-        share = gbps / link.gbps
-        reason = f"{name}: {gbps:.3g} GB/s at {render_size(size)}, {share:.0%} of {link.words}"
-        return _verdict(share, SHARES[link.kind], reason, {**values, "link_gbps": round(link.gbps, 3)})
+    judged = _by_site(finding, site) or _by_link(finding, link)
+    if judged is not None:
+        return judged
+    name, (size, gbps) = str(finding.values["collective"]), at
     action = "state what a healthy run reaches with --baseline FILE, or compare with a run you trust"
     reason = f"{name}: {gbps:.3g} GB/s at {render_size(size)}; no baseline, peer or link limit to compare with"
-    return warn(reason, action=action, **values)
+    return warn(reason, action=action, **finding.values)
+
+
+def _by_site(finding: Finding, site: Mapping[str, Mapping[int, float]]) -> Finding | None:
+    """Verdict by the site's figures; None where it states none of a measured size."""
+    name, values = str(finding.values["collective"]), finding.values
+    stated = {want: least for want, least in site.get(name, {}).items() if str(want) in values["busbw_gbps"]}
+    if not stated:
+        return None
+    share, want = min((float(values["busbw_gbps"][str(want)]) / least, want) for want, least in stated.items())
+    reason = f"{name}: {share:.0%} of the site's {stated[want]:g} GB/s at {render_size(want)}"
+    return _verdict(share, (FAIL_BELOW, WARN_BELOW), reason, values)
+
+
+def _by_link(finding: Finding, link: Link | None) -> Finding | None:
+    """Verdict by the bandwidth of the link; None where it is not known, or the messages show latency."""
+    at = _largest(finding)
+    if link is None or at is None or at[0] < LATENCY_BOUND:
+        return None
+    name = str(finding.values["collective"])
+    own = name in _OWN_BYTES and link.gpus > 1
+    limit, words = (link.gbps / link.gpus, f"a GPU's share of {link.words}") if own else (link.gbps, link.words)
+    share = at[1] / limit
+    reason = f"{name}: {at[1]:.3g} GB/s at {render_size(at[0])}, {share:.0%} of {words}"
+    return _verdict(share, SHARES[link.kind], reason, {**finding.values, "link_gbps": round(limit, 3)})
 
 
 def _verdict(share: float, shares: tuple[float, float], reason: str, values: Mapping[str, Any]) -> Finding:

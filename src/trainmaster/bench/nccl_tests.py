@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -129,7 +130,7 @@ def judge(
     findings += [proof.finding] if proof is not None else []
     known = limits.load() if baselines is None else baselines
     speeds = [_speed(one, fabric, collective, least_gbps, known) for one in output.runs]
-    findings += [finding for one in output.runs for finding in _data(one)] + speeds
+    findings += [finding for one in output.runs for finding in (*_data(one), *_uneven(one))] + speeds
     if unjudged := [str(speed.values.get("collective")) for speed in speeds if speed.verdict is Verdict.SKIP]:
         words = f"measured, not judged: there is no baseline for {', '.join(dict.fromkeys(unjudged))}"
         findings.append(error(words, action="state what you expect with --min-busbw GB/s"))
@@ -271,6 +272,20 @@ def _data(run: Run) -> list[Finding]:
         sizes = ", ".join(map(limits.render_size, unchecked[:_SHOWN]))
         reason = f"the data was not verified at {sizes}: the number of wrong values is N/A or absent"
         found.append(error(reason, action="run it again with -c 1"))
+    return found
+
+
+def _uneven(run: Run) -> list[Finding]:
+    """Warnings of a run over unequal nodes: its bandwidth is that of the weakest, and no baseline describes it."""
+    models = Counter(device.name for device in run.devices)
+    each = Counter(device.host for device in run.devices)
+    found = []
+    if len(models) > 1:
+        words = ", ".join(f"{count} × {name}" for name, count in sorted(models.items()))
+        found.append(warn(f"ranks ran on different GPUs: {words}", action="use nodes of one type, or test each alone"))
+    if len(set(each.values())) > 1:
+        words = ", ".join(f"{count} on {host}" for host, count in sorted(each.items())[:_SHOWN])
+        found.append(warn(f"nodes gave different numbers of ranks: {words}", action="start one rank per GPU on each"))
     return found
 
 

@@ -145,6 +145,9 @@ _SLOW = "run level 2 again on this node alone; if it repeats, drain it: the whol
 PEERS = {
     "tflops": Peer(words="", unit="TFLOPS", bad="low", least_far=0.07, fail_far=0.20, action=_SLOW),
     "gbps": Peer(words="", unit="GB/s", bad="low", least_far=0.07, fail_far=0.20, action=_SLOW),
+    "bf16_gflops_per_w": Peer(
+        words="of bf16 work", unit="GFLOPS/W", bad="low", least_far=0.10, action="check cooling; see gpu_power and gemm"
+    ),
     "celsius": Peer(
         words="temperature",
         unit="°C",

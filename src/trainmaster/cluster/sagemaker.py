@@ -90,6 +90,32 @@ def describe(job: Job, *, per_node: int, collectives: bool) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """Parameters of the collectives for a number of ranks and hosts."""
+
+    max_size: str
+    stall_s: int  # without any progress
+
+
+# Each rank sends one share of the message in each step of a ring: 64 MiB are far above the latency of any network.
+_SHARE_MIB = 64
+_SMALLEST_MIB, _BETWEEN_HOSTS_MIB, _LARGEST_MIB = 512, 2048, 16384  # published figures between hosts are for 2 GiB
+_STALL_S, _STALL_BETWEEN_HOSTS_S = 120, 300
+
+
+def scale(*, ranks: int, hosts: int) -> Scale:
+    """Largest message and time limit: a power of two with 64 MiB per rank, 2 GiB at least between hosts.
+
+    The time limit is 120 s on one host and 300 s between hosts, and 60 s more for each doubling above 4 hosts.
+    """
+    wanted = max(_SMALLEST_MIB if hosts == 1 else _BETWEEN_HOSTS_MIB, ranks * _SHARE_MIB)
+    mib = min(1 << (wanted - 1).bit_length(), _LARGEST_MIB)
+    doublings = max(0, (max(1, hosts) - 1).bit_length() - 2)
+    stall_s = _STALL_S if hosts == 1 else _STALL_BETWEEN_HOSTS_S + 60 * doublings
+    return Scale(max_size=f"{mib >> 10}G" if mib % 1024 == 0 else f"{mib}M", stall_s=stall_s)
+
+
 def _number(env: Mapping[str, str], name: str) -> int:
     try:
         return int(env[name])

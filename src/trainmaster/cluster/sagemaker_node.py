@@ -8,6 +8,7 @@ host, so that the metrics file can be filled from the run alone.
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from typing import Any, Literal
 from trainmaster.bench import nccl_tests
 from trainmaster.cluster.sagemaker import Job
 from trainmaster.core import schema
-from trainmaster.core.errors import HostError, SpecError, UsageError
+from trainmaster.core.errors import FileMissing, HostError, SpecError, UsageError
 from trainmaster.core.results import CheckResult, Finding, error, fail, ok, skip
 from trainmaster.node.host import Host
 from trainmaster.node.parse import ParseError, dcgm
@@ -50,13 +51,32 @@ def parse_report(plain: object) -> HostReport:
     return schema.build(HostReport, plain)
 
 
-def results(reports: Mapping[str, HostReport], nccl: Mapping[str, list[Finding]]) -> tuple[CheckResult, ...]:
-    """Results of the cluster from the reports of its hosts. A finding's device names the host."""
+def results(
+    reports: Mapping[str, HostReport], nccl: Mapping[str, list[Finding]], *, absent: Mapping[str, str] | None = None
+) -> tuple[CheckResult, ...]:
+    """Results of the cluster from the reports of its hosts. A finding's device names the host.
+
+    `absent`: hosts without a report, with the reason. Their EFA test and nccl-tests were planned and not measured.
+    """
     jobs = [ok(_summary(report), device=host, **report.facts) for host, report in reports.items()]
+    jobs += [finding for host, report in reports.items() if (finding := _judge_idle(host, report.facts)) is not None]
+    jobs += [
+        error(f"its EFA test and nccl-tests are not known: {why}", action="see its log in CloudWatch", device=host)
+        for host, why in (absent or {}).items()
+    ]
     efa = [replace(finding, device=host) for host, report in reports.items() for finding in report.efa]
     tests = [replace(finding, device=host) for host, findings in nccl.items() for finding in findings]
     found = ((CHECK, jobs), (EFA_CHECK, efa), (NCCL_CHECK, tests))
     return tuple(CheckResult(check=name, findings=tuple(items), took_s=0.0) for name, items in found if items)
+
+
+def _judge_idle(host: str, facts: Mapping[str, Any]) -> Finding | None:
+    """GPUs of a host that no rank uses: nothing was measured between them."""
+    gpus, ranks = facts.get("gpus"), facts.get("processes_per_node")
+    if not isinstance(gpus, int) or not isinstance(ranks, int) or ranks >= gpus:
+        return None
+    reason = f"{ranks} of {gpus} GPUs of this host take part in the collectives"
+    return error(reason, action=f"start one process per GPU: process_count_per_node={gpus}", device=host)
 
 
 def _summary(report: HostReport) -> str:
@@ -67,46 +87,107 @@ def _summary(report: HostReport) -> str:
 # --- EFA -------------------------------------------------------------------------------------------------------------
 
 
-def find_pair(job: Job) -> tuple[Role, str] | None:
-    """This host's role in the ping-pong and its partner: even hosts serve the next one; an odd one out has none."""
+def find_pairs(job: Job) -> list[tuple[Role, str]]:
+    """This host's roles in the ping-pong, with the partner of each, in order.
+
+    Even hosts serve the next one. An odd one out at the end is a client of the first host, which serves it second.
+    """
+    last = len(job.hosts) - 1
+    odd_out = last if last % 2 == 0 and last > 0 else None
+    if job.index == odd_out:
+        return [("client", job.hosts[0])]
+    found: list[tuple[Role, str]] = []
     if job.index % 2:
-        return "client", job.hosts[job.index - 1]
-    if job.index + 1 < len(job.hosts):
-        return "server", job.hosts[job.index + 1]
-    return None
+        found.append(("client", job.hosts[job.index - 1]))
+    elif job.index < last:
+        found.append(("server", job.hosts[job.index + 1]))
+    if job.index == 0 and odd_out is not None:
+        found.append(("server", job.hosts[odd_out]))
+    return found
 
 
-def ping(host: Host, job: Job, store: Store, *, provider: str, address: str | None, wait_s: float) -> list[Finding]:
-    """Messages over EFA to a neighbour host. No EFA device on this host is a skip with what `fi_info` printed."""
+def ping(
+    host: Host,
+    job: Job,
+    store: Store,
+    *,
+    provider: str,
+    address: str | None,
+    wait_s: float,
+    devices: int | None = None,
+    run: str = "job",
+) -> list[Finding]:
+    """Messages over EFA with neighbour hosts. `devices`: EFA devices that SageMaker attaches here; None: not known.
+    `run`: name of the job, so that hosts do not meet the marks of another one.
+
+    A host that has none by its type or by `fi_info` skips with that proof; one that should have some is an error.
+    """
     shown = _first(host, _FI_INFO, "-p", provider)
     if shown is None or "fi_getinfo" in shown or "provider" not in shown:
-        proof = "fi_info is not installed" if shown is None else " ".join(shown.split())[:200]
+        said = "fi_info is not installed or gave no answer" if shown is None else " ".join(shown.split())[:200]
+        if devices or (devices is None and (shown is None or "fi_getinfo" not in shown) and _has_rdma(host)):
+            wanted = f"{devices} EFA devices" if devices else "the RDMA devices of this host"
+            action = "see the check efa of this host, and libfabric in the image"
+            return [error(f"no {provider} provider over {wanted}: {said}", action=action)]
+        proof = f"SageMaker attaches no EFA device to this type; {said}" if devices == 0 else said
         return [skip(f"no {provider} provider on this host", proof=proof)]
-    pair = find_pair(job)
-    if pair is None:
-        return [skip("no neighbour host to exchange messages with", proof=f"{len(job.hosts)} hosts")]
-    role, partner = pair
+    pairs = find_pairs(job)
+    if not pairs:
+        return [skip("no neighbour host to exchange messages with", proof=f"{len(job.hosts)} host")]
+    return [
+        _exchange(host, job, store, role, partner, provider=provider, address=address, wait_s=wait_s, run=run)
+        for role, partner in pairs
+    ]
+
+
+def _exchange(
+    host: Host,
+    job: Job,
+    store: Store,
+    role: Role,
+    partner: str,
+    *,
+    provider: str,
+    address: str | None,
+    wait_s: float,
+    run: str,
+) -> Finding:
     values: dict[str, Any] = {"test_role": role, "partner": partner, "rank": job.rank}
+    words: list[str] = []
     if role == "server":
-        store.put(f"efa/{job.here}.ready", b"")
-        words: list[str] = []
+        store.put(f"efa/{run}/{job.here}.{partner}.ready", b"")
+    elif not _wait(store, f"efa/{run}/{partner}.{job.here}.ready", wait_s):
+        reason = f"{partner} did not start its side of the EFA test in {wait_s:g} s"
+        return error(reason, action=f"see the log of {partner}", **values)
     else:
-        if not _wait(store, f"efa/{partner}.ready", wait_s):
-            reason = f"{partner} did not start its side of the EFA test in {wait_s:g} s"
-            return [error(reason, action=f"see the log of {partner}", **values)]
         words = [address or partner]
     for tool in _PINGPONG:
         with contextlib.suppress(HostError):
             limit_s = _PINGPONG_S + (wait_s if role == "server" else 0.0)
             ran = host.run(tool, "-p", provider, "-e", "rdm", *words, timeout_s=limit_s)
             raw = f"{ran.stdout}\n{ran.stderr}".strip()[:_RAW_CHARACTERS]
-            if ran.exit_code == 0 and "bytes" in ran.stdout:
-                return [ok(f"messages of every size arrived, as {role} with {partner}", raw_output=raw, **values)]
-            action = "check that the security group allows all traffic between its members, EFA included"
-            return [
-                fail(f"the EFA test with {partner} ended with {ran.exit_code}", action=action, raw_output=raw, **values)
-            ]
-    return [error("fi_pingpong is not installed or gave no answer", action="install libfabric-bin", **values)]
+            if ran.exit_code:
+                action = "check that the security group allows all traffic between its members, EFA included"
+                reason = f"the EFA test with {partner} ended with {ran.exit_code}"
+                return fail(reason, action=action, raw_output=raw, **values)
+            sizes = len(re.findall(r"^\d+[kmg]? +\d+[kmg]? +=\d", ran.stdout, flags=re.MULTILINE | re.IGNORECASE))
+            if not sizes:
+                reason = f"fi_pingpong with {partner} ended without a result for any message size"
+                return error(reason, action="run it by hand on both hosts", raw_output=raw, **values)
+            return ok(
+                f"messages of {sizes} sizes arrived, as {role} with {partner}", raw_output=raw, sizes=sizes, **values
+            )
+    return error("fi_pingpong is not installed or gave no answer", action="install libfabric-bin", **values)
+
+
+def _has_rdma(host: Host) -> bool:
+    """Whether the kernel shows an RDMA device; True where it cannot be read."""
+    try:
+        return bool(host.list("/sys/class/infiniband"))
+    except FileMissing:
+        return False
+    except HostError:
+        return True
 
 
 def _first(host: Host, tools: tuple[str, ...], *words: str) -> str | None:

@@ -25,6 +25,7 @@ class Link:
     kind: Kind
     gbps: float
     words: str
+    gpus: int = 1  # that share it: in all_to_all and sendrecv each rank counts its own bytes
 
 
 def find_node_link(gpu: str | None) -> Link | None:

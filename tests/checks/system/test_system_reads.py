@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 from nodes import HEALTHY, MOUNTS, bare_metal, container_v1, put
 
 from machines import Machine
 from trainmaster import checks
 from trainmaster.checks import system_files
+from trainmaster.checks.system import cpu_load
 from trainmaster.checks.system.mounts import parse
 from trainmaster.core.errors import HostError
 from trainmaster.core.expect import Expect, parse_expect
+from trainmaster.node.host import Host
 
 RATES = [
     f'{{"mib": 256, "intact": true, "write_mib_s": {rate}, "read_mib_s": 900.0}}'
@@ -114,3 +118,22 @@ def test_a_damaged_probe_is_an_error(machine: Machine, stdout: str) -> None:
     machine.command("python -m trainmaster.node.probe_disk .", stdout)
     (result,) = checks.run(machine.host, Expect(), level=2, only=["disk_io"])
     assert str(result.verdict) == "error"
+
+
+def test_the_use_of_the_cpus_is_told_and_no_answer_is_made_up(machine: Machine) -> None:
+    (found,) = machine.judge("cpu_load")
+    assert found.values["usage_percent"] == 3.0  # 12 of 400 ticks
+    line = shlex.join(cpu_load.USAGE)
+    machine.refuses(line, "CommandMissing", "sh is not on this machine")
+    (found,) = machine.judge("cpu_load")
+    assert (found.verdict, found.values["usage_percent"]) == ("pass", None)
+    for text in ("", "cpu  1 2 3", "cpu  812345 120 93412 98123456 4120 0 2210 0 0 0\n", "N/A\nN/A\n"):
+        machine.command(line, text)
+        with pytest.raises(HostError, match="CPU times"):
+            machine.judge("cpu_load")
+
+
+@pytest.mark.spawns
+def test_the_use_of_this_machine_is_a_share() -> None:
+    usage = cpu_load.read(Host()).usage_percent
+    assert usage is not None and 0.0 <= usage <= 100.0

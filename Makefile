@@ -114,14 +114,14 @@ logs-all: $(VENV)/.run ## HyperPod: newest lines of all pods
 stop: $(VENV)/.run ## HyperPod: remove the job, and nothing else
 	$(HYPERPOD) --action cleanup
 
-monitor-pods: ## HyperPod: pods as they change
-	kubectl get pods -l job-name=$(JOB) -o wide --watch
+monitor-pods: $(VENV)/.run ## HyperPod: pods as they change, until Ctrl-C
+	$(HYPERPOD) --action monitor
 
-debug-describe: ## HyperPod: the job in detail
-	kubectl describe hyperpodpytorchjob $(JOB)
+debug-describe: $(VENV)/.run ## HyperPod: the job as the cluster has it, its pods and events
+	$(HYPERPOD) --action describe
 
-debug-events: ## HyperPod: recent events of the cluster
-	kubectl get events --sort-by=.lastTimestamp
+debug-events: $(VENV)/.run ## HyperPod: events of the job's namespace, newest last
+	$(HYPERPOD) --action events
 
 serve: $(VENV)/.run ## the server and dashboard of this clone's home folder
 	$(BIN)/trainmaster serve

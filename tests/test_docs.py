@@ -21,7 +21,7 @@ from trainmaster.core.spec import parse_spec
 from trainmaster.core.train_config import TrainConfig
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("doc/*.md"), *ROOT.glob("docs/**/*.md")])
 
 
 @pytest.mark.spawns

@@ -140,13 +140,15 @@ def summary(name: str) -> str:
 
 
 def _load(name: str, *, guarded: bool) -> Any:
-    verb = getattr(importlib.import_module(f"trainmaster.cli.{name}"), name)
+    module = importlib.import_module(f"trainmaster.cli.{name}")
+    verb = getattr(module, name)
     app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
     if isinstance(verb, typer.Typer):  # a verb with verbs of its own
         app.add_typer(_guard_all(verb, name) if guarded else verb, name=name)
         group = typer.main.get_group(app)
         return group.commands[name]
-    app.command(name=name)(boundary.guard(verb, name) if guarded else verb)
+    context = getattr(module, "CONTEXT", None)  # how click reads the words of this verb
+    app.command(name=name, context_settings=context)(boundary.guard(verb, name) if guarded else verb)
     return typer.main.get_command(app)
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +25,7 @@ from trainmaster.core.schema import build
 from trainmaster.core.spec import JobSpec, Preflight, Resources
 from trainmaster.core.train_config import TrainConfig
 
+CONTEXT = {"ignore_unknown_options": True}  # `--max_steps 3` of AWS's sample is answered with our name
 _LOOK_S = 0.2  # between two looks at rank 0's log
 
 
@@ -46,7 +47,7 @@ def train(
 
       trainmaster train llama.yaml steps=500 optimizer.lr=1e-3 --processes 2
     """
-    words = values or []
+    words = join_options(values or [])
     document = _yaml_file.load(config)
     kind.require_config(document, config)
     wanted, ranks = document.read(lambda value: _parse(_yaml_file.override(value, words), processes), words)
@@ -59,6 +60,23 @@ def train(
     if code == RESUMABLE_EXIT:
         _console.note("saved and stopped; the same command goes on from there")
     raise typer.Exit(code)
+
+
+def join_options(words: Sequence[str]) -> list[str]:
+    """`--name value` and `--name=value` as `name=value`: a field, or an option of AWS's sample, which is then named."""
+    joined: list[str] = []
+    waits = False  # for the value of the option before
+    for word in words:
+        if word.startswith("--") and len(word) > 2:
+            joined += [f"{joined.pop()}=true"] if waits else []
+            waits = "=" not in word
+            joined.append(word[2:])
+        elif waits:
+            joined[-1] += f"={word}"
+            waits = False
+        else:
+            joined.append(word)
+    return [*joined[:-1], f"{joined[-1]}=true"] if waits else joined
 
 
 def _parse(value: Any, processes: int | None) -> tuple[TrainConfig, int]:

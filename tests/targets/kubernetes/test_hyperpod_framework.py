@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from trainmaster.targets.kubernetes.kubeconfig import load_access
 pytestmark = pytest.mark.spawns
 ROOT = Path(__file__).parents[3]
 JOB = manifest.JOB_NAME
+# The virtual environment of this test, taken as it is: make installs nothing.
+TOOLS = (f"BIN={Path(sys.executable).parent}", "--assume-old=.venv/.run")
 SettingsFile = Callable[..., Path]
 
 
@@ -75,14 +78,21 @@ def test_the_quick_test_passes_and_leaves_what_was_there_before(kube: Kube, name
         assert left(kube, namespace) == {"other"}
 
 
-def test_the_full_test_names_what_was_not_measured(kube: Kube, namespace: str, words: list[str]) -> None:
+def test_the_full_test_passes_on_a_healthy_cluster(kube: Kube, namespace: str, words: list[str]) -> None:
     with operator(kube, namespace):
         code, answer = call(words, "--action", "full-test", "--monitor-duration", "2", "--json",
                             "--baseline-tokens-per-s", "50000")  # fmt: skip
-    found = verdicts(answer)
-    assert code == 3 and answer["overall"] == "INCOMPLETE"
-    assert {name for name, word in found.items() if word != "pass"} == {"gpu_utilisation", "gpu_memory", "network"}
-    assert found["checkpoint"] == "pass" and left(kube, namespace) == set()
+    assert (code, answer["overall"]) == (0, "PASS"), answer
+    assert set(verdicts(answer).values()) == {"pass"} and len(answer["indicators"]) == 10
+    assert {one["indicator"]: one["values"] for one in answer["indicators"]}["network"] == {"gbps": 92.8}
+    assert left(kube, namespace) == set()
+
+
+def test_the_full_test_names_what_was_not_measured(kube: Kube, namespace: str, words: list[str]) -> None:
+    with operator(kube, namespace):
+        code, answer = call(words, "--action", "full-test", "--monitor-duration", "2", "--json")
+    assert (code, answer["overall"]) == (3, "INCOMPLETE"), answer
+    assert [name for name, word in verdicts(answer).items() if word != "pass"] == ["throughput"]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +100,8 @@ def test_the_full_test_names_what_was_not_measured(kube: Kube, namespace: str, w
     [
         ("crash-loop", "pods_running"), ("image-pull", "pods_running"), ("loss-flat", "loss_falling"),
         ("nccl-timeout", "no_nccl_timeout"), ("no-checkpoint", "checkpoint"), ("checkpoint-damaged", "checkpoint"),
-        ("not-ready", "nodes_ready"),
+        ("not-ready", "nodes_ready"), ("slow-network", "network"), ("idle-gpus", "gpu_utilisation"),
+        ("much-memory", "gpu_memory"),
     ],
 )  # fmt: skip
 def test_each_fault_fails_with_its_name(
@@ -121,6 +132,48 @@ def test_status_logs_run_and_cleanup(kube: Kube, namespace: str, words: list[str
         assert code == 0 and f"[{JOB}-pods-1]" in said and "Loss:" in said
         assert call(words, "--action", "cleanup")[0] == 0
         assert left(kube, namespace) == set()
+
+
+def make(target: str, words: list[str], *more: str) -> tuple[int, str]:
+    """A make target of the clone, as users type it."""
+    at = words.index("--on")
+    done = subprocess.run(
+        ["make", "--no-print-directory", target, f"ARGS={shlex.join([*words[at:], *more])}", *TOOLS],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.timeout(900)
+def test_the_tests_of_a_cluster_run_as_make_targets(kube: Kube, namespace: str, words: list[str]) -> None:
+    with operator(kube, namespace):
+        code, said = make("test-quick", words, "--monitor-duration", "2")
+        assert code == 0 and "\nPASS\n" in said, said
+        full = ("--monitor-duration", "2", "--baseline-tokens-per-s", "50000")
+        code, said = make("test-cluster", words, *full)
+        assert code == 0 and "\nPASS\n" in said and "92.8 Gbps" in said, said
+        code, said = make("perf-test", words, *full)
+        assert code == 0 and "50,000 tokens/s, 100% of the baseline" in said, said
+        assert left(kube, namespace) == set()
+
+
+@pytest.mark.timeout(900)
+def test_the_make_targets_that_look_take_the_cluster_of_their_options(
+    kube: Kube, namespace: str, words: list[str]
+) -> None:
+    with operator(kube, namespace):
+        assert make("run", words)[0] == 0
+        wait_for(lambda: "Running" in make("monitor-pods", words, "--monitor-duration", "0.1")[1])
+        note = {"metadata": {"name": "note"}, "involvedObject": {"kind": "Pod", "name": f"{JOB}-pods-0",
+                "namespace": namespace}, "reason": "Pulled", "message": "image is there", "type": "Normal"}  # fmt: skip
+        kube.call("POST", f"/api/v1/namespaces/{namespace}/events", note)
+        code, said = make("debug-describe", words)
+        assert code == 0 and "kind: HyperPodPyTorchJob" in said and "image is there" in said, said
+        code, said = make("debug-events", words)
+        assert code == 0 and f"Pod/{JOB}-pods-0  image is there" in said, said
+        assert make("stop", words)[0] == 0 and left(kube, namespace) == set()
+        code, said = make("debug-describe", words)
+        assert code != 0 and f"no job {JOB} in namespace {namespace}" in said, said
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json as json_
+import math
 import signal
+import time
 from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,6 +36,9 @@ class Action(StrEnum):
     PERF_TEST = "perf-test"
     STATUS = "status"
     LOGS = "logs"
+    MONITOR = "monitor"
+    DESCRIBE = "describe"
+    EVENTS = "events"
     CLEANUP = "cleanup"
     RUN = "run"
     VALIDATE_SETUP = "validate-setup"
@@ -45,7 +51,10 @@ _MONITOR_S = {Action.QUICK_TEST: 60.0, Action.FULL_TEST: 300.0, Action.PERF_TEST
 def test(
     action: Annotated[Action, typer.Option(help="What to do.")] = Action.QUICK_TEST,
     monitor_duration: Annotated[
-        float | None, typer.Option(min=0.1, help="Seconds to watch.", show_default="60 quick, 300 full, 600 perf")
+        float | None,
+        typer.Option(
+            min=0.1, help="Seconds to watch.", show_default="60 quick, 300 full, 600 perf, monitor: until Ctrl-C"
+        ),
     ] = None,
     job_name: Annotated[str, typer.Option(help="Name of the job, and label job-name of its pods.")] = JOB_NAME,
     manifest: Annotated[
@@ -81,6 +90,7 @@ def test(
     """
     from trainmaster.cluster.hyperpod import framework
     from trainmaster.cluster.hyperpod import manifest as made
+    from trainmaster.targets.kubernetes.manifests import render
 
     if dry_run:
         _console.out.out(made.render(made.make(job_name)), end="")
@@ -93,6 +103,15 @@ def test(
         _console.out.out(json_.dumps(one.call(one.status), indent=2))
     elif action is Action.LOGS:
         one.call(lambda client, space: one.logs(client, space, follow=follow, tail=tail))
+    elif action is Action.MONITOR:
+        one.call(lambda client, space: one.monitor(client, space, seconds=monitor_duration))
+    elif action is Action.DESCRIBE:
+        _console.out.out(render(one.call(one.describe)), end="")
+    elif action is Action.EVENTS:
+        for row in one.call(one.events):
+            _console.out.out(
+                f"{row['at']}  {row['type']:<8} {row['reason']:<20} {row['object']}  {row['message']} (x{row['count']})"
+            )
     elif action is Action.CLEANUP:
         removed = one.call(one.cleanup)
         _console.out.print(f"removed {len(removed)} objects of {job_name}")
@@ -148,6 +167,32 @@ class _Command:
         from trainmaster.cluster.hyperpod.status import read_status
 
         return await read_status(client, namespace, self._job_name)
+
+    async def describe(self, client: Client, namespace: str) -> list[Any]:
+        from trainmaster.cluster.hyperpod.status import describe_job
+
+        found = await describe_job(client, namespace, self._job_name)
+        return [found["job"], {"pods": found["pods"], "events": found["events"]}]
+
+    async def events(self, client: Client, namespace: str) -> list[dict[str, Any]]:
+        from trainmaster.cluster.hyperpod.status import list_events
+
+        return await list_events(client, namespace)
+
+    async def monitor(self, client: Client, namespace: str, *, seconds: float | None) -> None:
+        """Print each pod when it changes, until Ctrl-C or for the given time."""
+        shown: dict[str, str] = {}
+        until = time.monotonic() + seconds if seconds is not None else math.inf
+        while True:
+            for pod in (await self.status(client, namespace))["pods"]:
+                why = f"  {pod['why']}" if pod["why"] else ""
+                text = f"{pod['phase']:<10} restarts {pod['restarts']}  {pod['node'] or '-'}{why}"
+                if shown.get(pod["name"]) != text:
+                    shown[pod["name"]] = text
+                    _console.out.out(f"{datetime.now(UTC):%H:%M:%S}  {pod['name']:<40} {text}")
+            if time.monotonic() >= until:
+                return
+            await asyncio.sleep(_FOLLOW_S)
 
     async def cleanup(self, client: Client, namespace: str) -> list[str]:
         from trainmaster.cluster.hyperpod import objects

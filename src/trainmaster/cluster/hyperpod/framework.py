@@ -11,7 +11,7 @@ from trainmaster.core.results import CheckResult, Finding, fail, ok
 
 MANIFEST = "FSDP/kubernetes/fsdp-hpto.yaml"
 SCRIPTS = ("tools/test_hyperpod_cluster.py", "tools/validate_test_setup.py")
-FILES = (*SCRIPTS, MANIFEST, "Makefile", "docs/how/hyperpod.md")
+FILES = (*SCRIPTS, MANIFEST, "Makefile", "doc/TESTING_GUIDE.md", "docs/how/hyperpod.md")
 MAKE_TARGETS = (
     "validate-framework", "validate-setup", "test-quick", "test-cluster", "perf-test", "run", "check-job",
     "logs-follow", "stop", "monitor-pods", "logs-all", "debug-describe", "debug-events", "test-status",

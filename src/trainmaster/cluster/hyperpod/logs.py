@@ -6,6 +6,8 @@ that a manifest with another trainer is judged too.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 import re
 from dataclasses import dataclass, field
@@ -22,6 +24,8 @@ _NCCL_TIMEOUT = re.compile(
     re.IGNORECASE,
 )
 _NCCL_READY = re.compile(r"\bNCCL INFO\b.*\bInit COMPLETE\b")
+_BANDWIDTH = ('{"row":', '{"report":')
+_NCCL_TESTS = re.compile(r"^# Avg bus bandwidth\s*:\s*(\d+(?:\.\d+)?)\s*$")  # last line of NVIDIA's nccl-tests, in GB/s
 _STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?)\d*(Z|[+-]\d\d:\d\d) ")
 _RANK_MARK = re.compile(r"^\[[^\]]*\d\]:")
 
@@ -39,6 +43,8 @@ class PodLog:
     nccl_timeouts: list[str] = field(default_factory=list)
     nccl_ready_at: datetime | None = None
     first_loss_at: datetime | None = None
+    busbw_gb_s: list[float] = field(default_factory=list)  # of all-reduces between the pods, in GB/s
+    bandwidth_over: bool = False  # its report was printed
     checkpoints: list[str] = field(default_factory=list)  # paths that the trainer has committed
     checkpoint_faults: list[str] = field(default_factory=list)
 
@@ -59,6 +65,10 @@ class PodLog:
         text = _RANK_MARK.sub("", text).lstrip()
         if _NCCL_TIMEOUT.search(text):
             self.nccl_timeouts.append(text[:300])
+        if text.startswith(_BANDWIDTH):
+            self._put_bandwidth(text)
+        elif found := _NCCL_TESTS.search(text):
+            _append(self.busbw_gb_s, float(found[1]))
         if _NCCL_READY.search(text) and self.nccl_ready_at is None:
             self.nccl_ready_at = at
         if (beat := heartbeat.parse(text)) is not None:
@@ -70,6 +80,15 @@ class PodLog:
         else:
             return
         self.first_loss_at = self.first_loss_at or at
+
+    def _put_bandwidth(self, text: str) -> None:
+        """A line of trainmaster.bench.collectives. A size that a rank did not finish, or got wrong, gives no speed."""
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            document = json.loads(text)
+            self.bandwidth_over |= "report" in document
+            row = document["row"]
+            if len(row["heard"]) == row["ranks"] and not row["wrong"]:
+                _append(self.busbw_gb_s, row["busbw_gbps"])
 
     def _put_event(self, text: str) -> None:
         for line in events.split(text.encode(), offset=0, zone=UTC, last=True):

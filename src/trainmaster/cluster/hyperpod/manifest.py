@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
 from trainmaster.core.spec import parse_spec
 from trainmaster.targets.kubernetes import manifests, names
 from trainmaster.targets.kubernetes.planning import build, pod_plan
-from trainmaster.targets.kubernetes.pods import Object
+from trainmaster.targets.kubernetes.pods import EFA_RESOURCE, Object
 from trainmaster.targets.kubernetes.settings import parse_settings
 
 JOB_NAME = "llama3-1-8b-fsdp-hpto"
@@ -21,6 +22,11 @@ HEADER = """\
 _ATTEMPT = "00000000-0000-4000-8000-000000000000.1"
 _OWN_LABELS = (names.MANAGED_BY, names.ATTEMPT_LABEL)  # of jobs that a server follows; this one has no server
 
+_TRAINER = "trainmaster.train"
+_BANDWIDTH = (
+    "trainmaster.bench.collectives", "--collective", "all_reduce", "--min-size", "64M", "--max-size", "256M",
+    "--min-busbw", "1.25",
+)  # fmt: skip
 _TRAIN = {
     "model": {"preset": "llama3.1-8b"},
     "data": {"source": "synthetic"},
@@ -80,6 +86,29 @@ def pod_template(job: Object) -> Object:
     if "pytorchReplicaSpecs" in spec:
         return dict(next(iter(spec["pytorchReplicaSpecs"].values()))["template"])
     return dict(spec["replicaSpecs"][0]["template"] if "replicaSpecs" in spec else spec["template"])
+
+
+def uses_efa(job: Object) -> bool:
+    """Whether the job's pods ask for EFA devices."""
+    containers = pod_template(job)["spec"]["containers"]
+    return any(EFA_RESOURCE in ((one.get("resources") or {}).get("limits") or {}) for one in containers)
+
+
+def bandwidth_job(objects: list[Object]) -> list[Object] | None:
+    """The manifest with an all-reduce between its pods in place of the trainer; None where it has another trainer."""
+    made = copy.deepcopy(objects)
+    job = find_job(made)
+    if job is None or "replicaSpecs" not in job["spec"]:
+        return None
+    for replica in job["spec"]["replicaSpecs"]:
+        (container, *_) = replica["template"]["spec"]["containers"]
+        words = list(container.get("command") or ())
+        if _TRAINER not in words:
+            return None
+        kept = [one for one in words[: words.index(_TRAINER)] if not one.startswith("--pre-train-script")]
+        container["command"] = [*kept, *_BANDWIDTH]
+    job["spec"].get("runPolicy", {}).pop("logMonitoringConfiguration", None)  # it prints no heartbeat
+    return made
 
 
 def _relabel(value: Any, job_name: str) -> Any:

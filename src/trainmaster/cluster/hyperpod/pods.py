@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -11,12 +12,15 @@ from trainmaster.cluster.hyperpod.manifest import JOB_LABEL
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.core.wire.framed_lines import decode
 from trainmaster.targets.kubernetes.client import Client, path_of
+from trainmaster.targets.kubernetes.commands import Place, run_command
 from trainmaster.targets.kubernetes.pending import explain_pod
 from trainmaster.targets.kubernetes.pods import Object
 from trainmaster.targets.kubernetes.states import container_state, node_rank, trim_pod
 
 _FATAL = ("ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CrashLoopBackOff", "CreateContainerConfigError")
 _GPU_METRIC = b"DCGM_FI_DEV_GPU_UTIL{"
+_SMI = ("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
+_SMI_S = 15.0
 _EXPORTERS = ("app.kubernetes.io/name=dcgm-exporter", "app=nvidia-dcgm-exporter")
 
 
@@ -88,8 +92,9 @@ async def collect(reader: LogReader, log: PodLog) -> bool:
     return True
 
 
-async def sample_gpus(client: Client, nodes: set[str]) -> list[float]:
-    """Utilisation of every GPU of these nodes in percent, from NVIDIA's dcgm-exporter; empty where none answers."""
+async def sample_gpus(client: Client, namespace: str, pods: Sequence[Object]) -> list[float]:
+    """Utilisation of the GPUs of these pods in percent: NVIDIA's dcgm-exporter, else nvidia-smi in the pods."""
+    nodes = {str((pod.get("spec") or {}).get("nodeName")) for pod in pods}
     found: list[float] = []
     for selector in _EXPORTERS:
         try:
@@ -99,7 +104,33 @@ async def sample_gpus(client: Client, nodes: set[str]) -> list[float]:
                     found += await _read_exporter(client, pod)
         except TrainmasterError:
             continue
+    if not found:
+        for pod in pods:
+            found += await _ask_nvidia_smi(client, namespace, pod)
     return found
+
+
+async def _ask_nvidia_smi(client: Client, namespace: str, pod: Object) -> list[float]:
+    """Utilisation of each GPU that the pod sees; empty where it cannot be asked."""
+    if not is_running(pod):
+        return []
+    name, container = str(pod["metadata"]["name"]), str(pod["spec"]["containers"][0]["name"])
+    said: list[bytes] = []
+    try:
+        async with asyncio.timeout(_SMI_S):
+            place = Place(namespace=namespace, pod=name, container=container)
+            code = await run_command(client, place, _SMI, out=said.append, err=lambda _: None)
+    except (TrainmasterError, TimeoutError):
+        return []
+    return parse_smi(b"".join(said)) if code == 0 else []
+
+
+def parse_smi(text: bytes) -> list[float]:
+    """Percent of each line; nothing where one is no number (`[N/A]`): a mean of the others would say too much."""
+    try:
+        return [float(line) for line in text.split()]
+    except ValueError:
+        return []
 
 
 async def _read_exporter(client: Client, pod: Mapping[str, Any]) -> list[float]:

@@ -14,7 +14,14 @@ from trainmaster.cluster.hyperpod import objects, pods
 from trainmaster.cluster.hyperpod.helper import helper_pod
 from trainmaster.cluster.hyperpod.indicators import START_LIMIT_S, Measurements, judge
 from trainmaster.cluster.hyperpod.logs import PodLog
-from trainmaster.cluster.hyperpod.manifest import JOB_NAME, count_pods, find_job, pod_template
+from trainmaster.cluster.hyperpod.manifest import (
+    JOB_NAME,
+    bandwidth_job,
+    count_pods,
+    find_job,
+    pod_template,
+    uses_efa,
+)
 from trainmaster.cluster.hyperpod.status import list_nodes
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.core.results import CheckResult, Overall
@@ -23,6 +30,7 @@ from trainmaster.targets.kubernetes.pods import Object
 from trainmaster.targets.kubernetes.states import SUCCEEDED, is_ready
 
 _READ_LIMIT_S = 180.0
+_NETWORK_LIMIT_S = 180.0
 _CLEAN_UP_S = 300.0
 _READ_CHECKPOINT = """\
 import json, pathlib, shutil, sys
@@ -64,7 +72,7 @@ class Outcome:
 
 async def run(client: Client, plan: TestPlan, tell: Callable[[str], None]) -> Outcome:
     """Run a test. Whatever ends it, its objects are removed; after SIGKILL, by the next test or `cleanup`."""
-    lasts_s = plan.start_limit_s + plan.monitor_s + _READ_LIMIT_S + _CLEAN_UP_S
+    lasts_s = 2 * plan.start_limit_s + plan.monitor_s + _READ_LIMIT_S + _NETWORK_LIMIT_S + _CLEAN_UP_S
     made = objects.prepare(plan.manifest, plan.job_name, plan.namespace, role="test", lasts_s=lasts_s)
     for path in await objects.clear_leftovers(client, plan.namespace, plan.job_name):
         tell(f"removed what an earlier test left: {path.rpartition('/')[2]}")
@@ -78,6 +86,7 @@ async def run(client: Client, plan: TestPlan, tell: Callable[[str], None]) -> Ou
         await test.look_at_nodes()
         removed = await objects.remove(client, plan.namespace, plan.job_name)
         await test.read_checkpoint()
+        await test.measure_network()
     finally:
         removed += await objects.remove(client, plan.namespace, plan.job_name)
         tell(f"removed {len(removed)} objects of the test")
@@ -92,8 +101,11 @@ class _Test:
         job = find_job(plan.manifest)
         assert job is not None  # prepare has found it
         self._client, self._plan, self._tell, self._job = client, plan, tell, job
-        self.measured = Measurements(pods_wanted=count_pods(job), baseline_tokens_per_s=plan.baseline_tokens_per_s)
+        self.measured = Measurements(
+            pods_wanted=count_pods(job), efa=uses_efa(job), baseline_tokens_per_s=plan.baseline_tokens_per_s
+        )
         self._logs: dict[str, PodLog] = {}
+        self._network: dict[str, PodLog] = {}
         self._readers: dict[str, pods.LogReader] = {}
         self._pods: list[Object] = []
         self._gpus: list[float] = []
@@ -130,8 +142,7 @@ class _Test:
             await self._look_at_pods()
             await self._read_logs()
             if time.monotonic() >= next_gpus:
-                nodes = {str(pod["spec"].get("nodeName")) for pod in self._pods}
-                self._gpus += await pods.sample_gpus(self._client, nodes)
+                self._gpus += await pods.sample_gpus(self._client, self._plan.namespace, self._pods)
                 next_gpus = time.monotonic() + 5.0
             if over or self.measured.pod_faults:
                 return
@@ -159,6 +170,32 @@ class _Test:
                 return
             await asyncio.sleep(min(self._plan.look_s, 1.0))
 
+    async def measure_network(self) -> None:
+        """All-reduce between the pods, as a job of its own with the training job's image and devices."""
+        made, plan = bandwidth_job(self._plan.manifest), self._plan
+        if "network" not in plan.planned or made is None or self.measured.running_after_s is None:
+            return
+        if self.measured.pods_wanted == 1 or self.measured.pod_faults:
+            return
+        await objects.remove(self._client, plan.namespace, plan.job_name)
+        self._tell("measuring the network with an all-reduce between the pods")
+        lasts_s = plan.start_limit_s + _NETWORK_LIMIT_S
+        marked = objects.prepare(made, plan.job_name, plan.namespace, role="test", lasts_s=lasts_s + _CLEAN_UP_S)
+        await objects.create(self._client, marked)
+        readers: dict[str, pods.LogReader] = {}
+        logs: dict[str, PodLog] = {}
+        until = time.monotonic() + lasts_s
+        while time.monotonic() < until and not any(log.bandwidth_over for log in logs.values()):
+            found = await pods.list_pods(self._client, plan.namespace, plan.job_name)
+            for pod in found:
+                name = str(pod["metadata"]["name"])
+                reader = readers.setdefault(name, pods.LogReader(self._client, plan.namespace, pod))
+                await pods.collect(reader, logs.setdefault(name, PodLog()))
+            if any(map(pods.find_fault, found)):
+                break
+            await asyncio.sleep(min(plan.look_s, 1.0))
+        self._network = logs
+
     def finish(self) -> Measurements:
         """The measurements that follow from the whole logs."""
         measured, logs = self.measured, self._logs
@@ -166,6 +203,10 @@ class _Test:
         after, word = self._nccl_time()
         measured.nccl_after_s, measured.nccl_from = after, word
         measured.gpu_percent = statistics.fmean(self._gpus) if self._gpus else None
+        swept = [*self._network.values(), *logs.values()]
+        speeds = [speed for log in swept for speed in log.busbw_gb_s]
+        measured.network_gbps = 8 * max(speeds) if speeds else None
+        measured.network_fault = next((log.nccl_timeouts[0] for log in swept if log.nccl_timeouts), "")
         used = [log.memory_gib for log in logs.values() if log.memory_gib is not None]
         measured.gpu_memory_gib = max(used, default=None)
         rates: list[list[float]] = [log.tokens_per_s for log in logs.values() if log.tokens_per_s]

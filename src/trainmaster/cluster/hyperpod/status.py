@@ -1,4 +1,4 @@
-"""Status of a job as JSON, and whether a cluster is ready for one."""
+"""Status of a job as JSON, its description and events, and whether a cluster is ready for one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from trainmaster.cluster.hyperpod.manifest import find_job, pod_template
 from trainmaster.cluster.hyperpod.pods import is_running, list_pods
-from trainmaster.core.errors import TrainmasterError
+from trainmaster.core.errors import TrainmasterError, UsageError
 from trainmaster.core.results import CheckResult, Finding, error, fail, ok, skip
 from trainmaster.targets.kubernetes.client import Client, path_of
 from trainmaster.targets.kubernetes.errors import Missing
@@ -84,6 +84,39 @@ async def _describe_nodes(client: Client) -> list[dict[str, Any]] | None:
         }
         for node in nodes
     ]
+
+
+async def describe_job(client: Client, namespace: str, job_name: str) -> dict[str, Any]:
+    """The job's whole object as the cluster has it, its pods in short, and the events about them, newest last."""
+    job = await find_object(client, namespace, job_name)
+    if job is None:
+        raise UsageError(f"no job {job_name} in namespace {namespace}; deploy it with: make run")
+    job["metadata"].pop("managedFields", None)
+    listed = await list_pods(client, namespace, job_name)
+    about = {job_name, *(str(pod["metadata"]["name"]) for pod in listed)}
+    found = await list_events(client, namespace)
+    return {
+        "job": job,
+        "pods": [_describe_pod(pod) for pod in listed],
+        "events": [one for one in found if str(one["object"]).partition("/")[2] in about],
+    }
+
+
+async def list_events(client: Client, namespace: str) -> list[dict[str, Any]]:
+    """Events of the namespace, newest last."""
+    found = (await client.list(path_of("v1", "events", namespace=namespace)))["items"]
+    rows = [
+        {
+            "at": one.get("lastTimestamp") or one.get("eventTime") or one["metadata"].get("creationTimestamp"),
+            "type": one.get("type"),
+            "reason": one.get("reason"),
+            "object": f"{one['involvedObject'].get('kind')}/{one['involvedObject'].get('name')}",
+            "count": int(one.get("count") or 1),
+            "message": one.get("message"),
+        }
+        for one in found
+    ]
+    return sorted(rows, key=lambda row: str(row["at"] or ""))
 
 
 async def check_cluster(client: Client, namespace: str, manifest: list[Object]) -> list[CheckResult]:

@@ -1,24 +1,28 @@
-"""Stand-in of the kubelets' log endpoint: `GET /containerLogs/NAMESPACE/POD/CONTAINER`, over TLS."""
+"""Stand-in of the kubelets' endpoints for logs (`/containerLogs/…`) and commands (`/exec/…`), over TLS."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
+import json
 import ssl
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, section 1.3
 Lines = Callable[[str, str], list[tuple[datetime, bytes]] | None]
 
 
 class Kubelet:
-    """One server for all simulated nodes. `lines` gives the log of a pod; None where there is none."""
+    """One server for all simulated nodes. `lines` gives the log of a pod, `answer` the output of a program."""
 
-    def __init__(self, certificate: Path, key: Path, lines: Lines) -> None:
+    def __init__(self, certificate: Path, key: Path, lines: Lines, answer: Callable[[str], bytes | None]) -> None:
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._tls.load_cert_chain(certificate, key)
-        self._lines = lines
+        self._lines, self._command_answer = lines, answer
         self._server: asyncio.Server | None = None
 
     async def start(self) -> int:
@@ -33,7 +37,12 @@ class Kubelet:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
-            status, body = self._answer(head.split(" ", 2)[1])
+            address = head.split(" ", 2)[1]
+            if urlsplit(address).path.startswith("/exec/"):
+                writer.write(self._run(head, address))
+                await writer.drain()
+                return
+            status, body = self._answer(address)
             writer.write(
                 f"HTTP/1.1 {status}\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n"
                 "Connection: close\r\n\r\n".encode()
@@ -44,6 +53,20 @@ class Kubelet:
             pass
         finally:
             writer.close()
+
+    def _run(self, head: str, address: str) -> bytes:
+        """The whole of a WebSocket: output of the program on channel 1, how it ended on channel 3."""
+        fields = {name.lower(): text.strip() for name, _, text in (one.partition(":") for one in head.split("\r\n"))}
+        key = fields.get("sec-websocket-key", "").encode()
+        accept = base64.b64encode(hashlib.sha1(key + _GUID, usedforsecurity=False).digest()).decode()
+        said = self._command_answer(parse_qs(urlsplit(address).query)["command"][0])
+        status = {"status": "Success"} if said is not None else {"status": "Failure", "message": "no such program"}
+        messages = [b"\x01" + (said or b""), b"\x03" + json.dumps(status).encode()]
+        begin = (
+            "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            f"Sec-WebSocket-Accept: {accept}\r\nSec-WebSocket-Protocol: v4.channel.k8s.io\r\n\r\n"
+        )
+        return begin.encode() + b"".join(b"\x82" + bytes([len(one)]) + one for one in messages) + b"\x88\x00"
 
     def _answer(self, address: str) -> tuple[str, bytes]:
         path, asked = urlsplit(address).path.split("/"), parse_qs(urlsplit(address).query)

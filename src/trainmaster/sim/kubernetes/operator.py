@@ -21,6 +21,7 @@ from trainmaster.targets.kubernetes.manifests import RESOURCES
 
 _KINDS = (RESOURCES["hyperpod"], RESOURCES["pytorchjob"])
 _LOOK_S = 0.1
+_BANDWIDTH = "trainmaster.bench.collectives"
 _MASTER = {"masterAddr": "10.2.8.64", "masterPort": "1234"}
 
 
@@ -47,8 +48,10 @@ class Operator:
             raise ValueError(f"unknown faults: {', '.join(sorted(unknown))}")
         self._settings = settings
         self._client = Client(settings.access)
-        self._begun: dict[str, tuple[int, datetime, str]] = {}  # pod: node rank, start, checkpoint to read
-        self._kubelet = Kubelet(settings.certificate, settings.key, self._log)
+        self._begun: dict[
+            str, tuple[int, datetime, str]
+        ] = {}  # pod: node rank, start, its work where that is not training
+        self._kubelet = Kubelet(settings.certificate, settings.key, self._log, self._answer)
         self._stop = threading.Event()
         self._ready = threading.Event()
         self._wrong: BaseException | None = None
@@ -129,7 +132,8 @@ class Operator:
         spec = {**template["spec"], "nodeName": self._node(rank % self._settings.nodes), "restartPolicy": "Always"}
         metadata = {**given, "name": name, "labels": {**(given.get("labels") or {}), **marks}}
         await self._client.post(self._pods(), {"metadata": {**metadata, "ownerReferences": [owner]}, "spec": spec})
-        self._begun[name] = (rank, datetime.now(UTC), "")
+        words = spec["containers"][0].get("command") or [""]
+        self._begun[name] = (rank, datetime.now(UTC), _BANDWIDTH if _BANDWIDTH in words else "")
         await self._set_state(name, spec, self._state())
 
     async def _run_helper(self, pod: Object) -> None:
@@ -183,13 +187,19 @@ class Operator:
     def _pods(self) -> str:
         return path_of("v1", "pods", namespace=self._settings.namespace)
 
+    def _answer(self, program: str) -> bytes | None:
+        return script.gpu_answer(self._settings.faults) if program == "nvidia-smi" else None
+
     def _log(self, namespace: str, pod: str) -> list[tuple[datetime, bytes]] | None:
         found = self._begun.get(pod)
         if found is None or namespace != self._settings.namespace:
             return None
-        rank, begin, checkpoint = found
-        if checkpoint:
-            return [(begin, script.read_answer(checkpoint, self._settings.faults))]
+        rank, begin, work = found
+        if work == _BANDWIDTH:
+            faults = self._settings.faults
+            return script.bandwidth_lines(node=rank, nodes=self._settings.nodes, begin=begin, faults=faults)
+        if work:
+            return [(begin, script.read_answer(work, self._settings.faults))]
         return script.lines(
             node=rank, begin=begin, now=datetime.now(UTC), step_s=self._settings.step_s,
             checkpoints=self._settings.checkpoints, faults=self._settings.faults,

@@ -10,7 +10,10 @@ from trainmaster.core import events, heartbeat
 from trainmaster.core.events import Event
 from trainmaster.core.wire.framed_lines import Frame, encode
 
-FAULTS = ("crash-loop", "image-pull", "loss-flat", "nccl-timeout", "no-checkpoint", "checkpoint-damaged", "not-ready")
+FAULTS = (
+    "crash-loop", "image-pull", "loss-flat", "nccl-timeout", "no-checkpoint", "checkpoint-damaged", "not-ready",
+    "slow-network", "idle-gpus", "much-memory",
+)  # fmt: skip
 _EVERY = 5  # steps between checkpoints
 
 
@@ -36,6 +39,7 @@ def lines(
             step_s=step_s, at="train",
         )  # fmt: skip
         put(at, heartbeat.prefix(node, node, at=at) + heartbeat.words(beat))
+        put(at, _metrics(step, 39.5 if "much-memory" in faults else 21.5, at))
         if node == 0 and step % _EVERY == 0 and "no-checkpoint" not in faults:
             put(at, _saved(step, checkpoints, at))
     if "nccl-timeout" in faults and done >= 1:
@@ -45,6 +49,23 @@ def lines(
             "ran for 600012 milliseconds before timing out.",
         )
     return sorted(found)
+
+
+def bandwidth_lines(*, node: int, nodes: int, begin: datetime, faults: frozenset[str]) -> list[tuple[datetime, bytes]]:
+    """Output of an all-reduce between the pods: rows and the report, by rank 0 alone."""
+    if node:
+        return [(begin, b"waiting for the ranks")]
+    row = {
+        "seq": 0, "collective": "all_reduce", "size_bytes": 64 << 20, "ranks": nodes, "heard": list(range(nodes)),
+        "busbw_gbps": 0.9 if "slow-network" in faults else 11.6, "wrong": [],
+    }  # fmt: skip
+    rows = [{"row": {**row, "size_bytes": size << 20}} for size in (64, 128, 256)]
+    return [(begin, json.dumps(one).encode()) for one in [*rows, {"report": {"exit_code": 0}}]]
+
+
+def gpu_answer(faults: frozenset[str]) -> bytes:
+    """Answer of nvidia-smi to the question for utilisation."""
+    return b"12\n" if "idle-gpus" in faults else b"97\n"
 
 
 def read_answer(checkpoint: str, faults: frozenset[str]) -> bytes:
@@ -58,6 +79,15 @@ def _saved(step: int, folder: str, at: datetime) -> str:
     data = {
         "step": step, "path": f"{folder}/step-{step:08d}", "seconds": 0.1, "bytes": 1, "tier": "disk", "stall_s": 0.0,
     }  # fmt: skip
-    event = events.render(Event(phase="CHECKPOINT", event="saved", ts=at, seq=step, data=data))
-    (line,) = encode(Frame(stream="events.jsonl", offset=step * 1000, data=event.encode() + b"\n"))
+    return _framed(Event(phase="CHECKPOINT", event="saved", ts=at, seq=step, data=data), offset=step * 2000)
+
+
+def _metrics(step: int, memory_gib: float, at: datetime) -> str:
+    """The event of a step, as the agent copies it from the pod."""
+    data = {"step": step, "memory_gib": memory_gib}
+    return _framed(Event(phase="STEP", event="metrics", ts=at, seq=step, data=data), offset=step * 2000 + 1000)
+
+
+def _framed(event: Event, *, offset: int) -> str:
+    (line,) = encode(Frame(stream="events.jsonl", offset=offset, data=events.render(event).encode() + b"\n"))
     return line.decode().rstrip("\n")

@@ -96,7 +96,9 @@ class Client:
         headers = {**await self._credentials.header(), **({"Content-Type": kind} if body is not None else {})}
         try:
             async with asyncio.timeout(_REQUEST_S):
-                answer = await http.request(method, path, params=params, content=body, headers=headers)
+                answer = await http.request(
+                    method, path, params=params, content=body, headers=headers, extensions=_watch_handshake()
+                )
         except TimeoutError:
             raise Unreachable(f"kubernetes: no answer within {_REQUEST_S:g} s") from None
         except (httpx.HTTPError, OSError) as wrong:
@@ -142,7 +144,9 @@ class Client:
         headers = await self._credentials.header()
         limits = httpx.Timeout(_REQUEST_S, read=_SILENT_S)
         try:
-            async with http.stream("GET", path, params=params, headers=headers, timeout=limits) as answer:
+            async with http.stream(
+                "GET", path, params=params, headers=headers, timeout=limits, extensions=_watch_handshake()
+            ) as answer:
                 if answer.status_code >= 300:
                     raise refusal(answer.status_code, parse(await answer.aread()), what=path.rpartition("/")[2])
                 yield answer
@@ -168,3 +172,19 @@ class Client:
 
 def _unreachable(wrong: Exception) -> Unreachable:
     return Unreachable(f"kubernetes: {type(wrong).__name__}: {str(wrong)[:200]}")
+
+
+def _watch_handshake() -> dict[str, Any]:
+    """Extension of a request that closes its connection where the TLS handshake is cancelled.
+
+    httpcore 1.0 closes it after errors alone: a cancelled request would leave an open socket behind.
+    """
+    streams: list[Any] = []
+
+    async def trace(event: str, facts: Mapping[str, Any]) -> None:
+        if event == "connection.connect_tcp.complete":
+            streams.append(facts["return_value"])
+        elif event == "connection.start_tls.failed" and streams:
+            await streams.pop().aclose()
+
+    return {"trace": trace}

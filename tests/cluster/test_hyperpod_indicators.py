@@ -1,0 +1,134 @@
+"""Each success indicator of the HyperPod tests: passed, failed, not measured. And a healthy cluster as a whole."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from trainmaster.cluster.hyperpod import indicators, manifest
+from trainmaster.cluster.hyperpod.indicators import Measurements, judge
+from trainmaster.cluster.hyperpod.logs import PodLog
+from trainmaster.cluster.hyperpod.pods import parse_gpu_metrics, parse_smi
+from trainmaster.core.results import Overall
+
+FALLING = [5.0, 4.0, 3.0, 2.5, 2.2, 2.0]
+
+
+def logs(**more: Any) -> dict[str, PodLog]:
+    return {f"pod-{number}": PodLog(lines=9, losses=list(FALLING), **more) for number in (0, 1)}
+
+
+def healthy(**more: Any) -> Measurements:
+    """Everything measured and good; `more` changes one thing."""
+    good: dict[str, Any] = {
+        "pods_wanted": 2, "pods_running": 2, "running_after_s": 90.0, "nodes": 2, "logs": logs(), "nccl_after_s": 20.0,
+        "nccl_from": "NCCL's log", "checkpoint": "/fsx/checkpoints/step-1", "checkpoint_fault": "", "gpu_percent": 96.0,
+        "gpu_memory_gib": 21.0, "network_gbps": 92.8, "tokens_per_s": 50_000.0, "baseline_tokens_per_s": 51_000.0,
+    }  # fmt: skip
+    return Measurements(**{**good, **more})
+
+
+def flat(value: float) -> dict[str, PodLog]:
+    return {"pod-0": PodLog(lines=9, losses=[value] * 6), "pod-1": PodLog(lines=9)}
+
+
+CASES: list[tuple[str, str, Measurements, str]] = [
+    ("nodes_ready", "fail", healthy(not_ready_nodes=["n1"]), "not ready: n1"),
+    ("nodes_ready", "error", healthy(nodes=0), "no node was read"),
+    ("pods_running", "fail", healthy(pod_faults={"pod-1": "CrashLoopBackOff"}), "pod-1: CrashLoopBackOff"),
+    ("pods_running", "fail", healthy(running_after_s=None, pods_running=1), "1 of 2 pods ran"),
+    ("pods_running", "fail", healthy(running_after_s=301.0), "later than 300 s"),
+    ("loss_falling", "fail", healthy(logs=flat(5.0)), "does not fall"),
+    ("loss_falling", "fail", healthy(logs=flat(float("nan"))), "not finite"),
+    ("loss_falling", "error", healthy(logs={"pod-0": PodLog(lines=3, losses=[5.0, 4.0, 3.0])}), "fewer than 4"),
+    ("no_nccl_timeout", "fail", healthy(logs=logs(nccl_timeouts=["Watchdog caught"])), "Watchdog caught"),
+    ("no_nccl_timeout", "error", healthy(logs={"pod-0": PodLog(lines=9)}), "no log of 1 of 2 pods"),
+    ("nccl_init", "fail", healthy(nccl_after_s=121.0), "above 120 s"),
+    ("nccl_init", "error", healthy(nccl_after_s=None), "no time of NCCL's initialisation"),
+    ("checkpoint", "fail", healthy(checkpoint=None), "none was written"),
+    ("checkpoint", "fail", healthy(checkpoint_fault="rank-0.bin: other bytes"), "cannot be read"),
+    ("checkpoint", "error", healthy(checkpoint_fault=None), "not read back"),
+    ("gpu_utilisation", "fail", healthy(gpu_percent=80.0), "not above 80 %"),
+    ("gpu_utilisation", "error", healthy(gpu_percent=None), "not measured"),
+    ("gpu_memory", "fail", healthy(gpu_memory_gib=32.0), "not below 32 GiB"),
+    ("gpu_memory", "error", healthy(gpu_memory_gib=None), "not measured"),
+    ("network", "fail", healthy(network_gbps=10.0), "10.0 Gbps between nodes, not above 10"),
+    ("network", "fail", healthy(network_gbps=None, network_fault="Watchdog caught"), "Watchdog caught"),
+    ("network", "error", healthy(network_gbps=None), "not measured"),
+    ("network", "skip", healthy(network_gbps=4.0, efa=False), "4.0 Gbps between nodes; the limit"),
+    ("network", "skip", healthy(network_gbps=None, efa=False), "the limit of 10 Gbps is that of EFA"),
+    ("network", "skip", healthy(network_gbps=None, pods_wanted=1), "one pod"),
+    ("throughput", "fail", healthy(tokens_per_s=40_000.0), "below 90%"),
+    ("throughput", "error", healthy(baseline_tokens_per_s=None), "no baseline"),
+    ("throughput", "error", healthy(tokens_per_s=None), "no rate"),
+]
+
+
+@pytest.mark.parametrize("name", indicators.FULL)
+def test_each_indicator_passes_on_a_healthy_cluster(name: str) -> None:
+    ((result,), overall) = judge(healthy(), [name])
+    assert (result.verdict.value, overall) == ("pass", Overall.PASS), result
+
+
+@pytest.mark.parametrize(("name", "verdict", "measured", "words"), CASES)
+def test_each_indicator_fails_and_is_not_measured(name: str, verdict: str, measured: Measurements, words: str) -> None:
+    ((result,), _) = judge(measured, [name])
+    (finding,) = result.findings
+    assert (finding.verdict.value, words in finding.reason) == (verdict, True), finding
+
+
+def test_every_indicator_has_a_failed_and_an_unmeasured_case() -> None:
+    found = {(name, verdict) for name, verdict, _, _ in CASES}
+    assert {name for name, _ in found} == set(indicators.FULL)
+    assert {name for name in indicators.FULL if (name, "fail") not in found} == set()
+    # All pods not running is itself the failure: there is nothing that could be missing.
+    assert {name for name in indicators.FULL if (name, "error") not in found} == {"pods_running"}
+
+
+def test_a_healthy_cluster_passes_a_bad_one_fails_an_unmeasured_one_is_incomplete() -> None:
+    assert judge(healthy(), indicators.FULL)[1] is Overall.PASS
+    assert judge(healthy(efa=False, network_gbps=None), indicators.FULL)[1] is Overall.PASS
+    assert judge(healthy(network_gbps=None), indicators.FULL)[1] is Overall.INCOMPLETE
+    assert judge(healthy(network_gbps=7.2, gpu_percent=None), indicators.FULL)[1] is Overall.FAIL
+
+
+def row(**more: Any) -> bytes:
+    return json.dumps({"row": {"ranks": 2, "heard": [0, 1], "busbw_gbps": 11.6, "wrong": [], **more}}).encode()
+
+
+def test_the_bandwidth_is_read_from_our_sweep_and_from_nccl_tests() -> None:
+    log = PodLog()
+    for line in (b"[default0]:" + row(), row(heard=[0]), row(wrong=[{"rank": 1}]), b'{"row": 3}', b"{broken"):
+        log.put(b"2026-01-01T00:00:00.000000000Z " + line)
+    assert (log.busbw_gb_s, log.bandwidth_over) == ([11.6], False)
+    log.put(b'{"report": {}}')
+    log.put(b"# Avg bus bandwidth    : 92.5 ")
+    log.put(b"# Avg bus bandwidth    : nan")
+    assert (log.busbw_gb_s, log.bandwidth_over) == ([11.6, 92.5], True)
+
+
+def test_utilisation_is_read_from_both_places() -> None:
+    assert parse_smi(b"97\n12\n") == [97.0, 12.0]
+    assert parse_smi(b"97\n[N/A]\n") == []
+    assert parse_gpu_metrics([b'DCGM_FI_DEV_GPU_UTIL{gpu="0"} 97', b"# HELP", b'DCGM_FI_DEV_GPU_UTIL{gpu="1"} x']) == [
+        97
+    ]
+
+
+def test_the_bandwidth_job_is_the_training_job_with_another_program() -> None:
+    made = manifest.make(nodes=2)
+    swept = manifest.bandwidth_job(made)
+    assert swept is not None
+    job, own = manifest.find_job(swept), manifest.find_job(made)
+    assert job is not None and own is not None
+    words = manifest.pod_template(job)["spec"]["containers"][0]["command"]
+    assert "trainmaster.bench.collectives" in words and "trainmaster.train" not in words
+    assert not [one for one in words if one.startswith("--pre-train-script")] and "hyperpodrun" in words
+    assert "logMonitoringConfiguration" not in job["spec"]["runPolicy"]
+    assert "logMonitoringConfiguration" in own["spec"]["runPolicy"], "the manifest itself is not changed"
+    assert manifest.uses_efa(own)
+    container = own["spec"]["replicaSpecs"][0]["template"]["spec"]["containers"][0]
+    container |= {"command": ["torchrun", "mine.py"], "resources": {}}
+    assert manifest.bandwidth_job(made) is None and not manifest.uses_efa(own)

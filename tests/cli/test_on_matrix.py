@@ -29,7 +29,7 @@ MATRIX: dict[str, dict[str, str]] = {
         "local": "cli/test_on_matrix.py::test_local_is_this_machine",
         "ssh": "e2e/test_accept_ssh.py::test_two_hosts_train_together",
         "slurm": "e2e/test_accept_slurm.py::test_a_cluster_is_accepted_through_srun",
-        "kubernetes": "! trainmaster accept --dry-run pytorchjob.yaml",
+        "kubernetes": "e2e/test_accept_kubernetes.py::test_a_cluster_is_accepted_by_training_in_a_pod_of_every_node",
         "sagemaker": "! submit a job there with `command: [python3, -m, trainmaster.bench.accept]`",
         "hyperpod": "! `trainmaster cluster test`",
     },

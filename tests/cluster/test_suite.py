@@ -199,11 +199,22 @@ def test_one_gpu_has_no_bandwidth_and_says_so(tmp_path: Path) -> None:
 def test_nodes_are_isolated_only_if_something_is_slow(tmp_path: Path) -> None:
     found = plan("full", Options(), Machine(on="ssh:hosts.yaml", gpus=0), tmp_path)
     assert [one.name for one in found] == [
-        "check", "train-resnet18", "train-resnet50", "train-transformer", "isolate",
+        "check", "bandwidth", "bandwidth-network", "latency", "train-resnet18", "train-resnet50", "train-transformer",
+        "isolate",
     ]  # fmt: skip
+    assert found[2].env == FORCED_NETWORK
     assert found[-1].if_slow
     assert found[-1].skip is None
     assert all("--on" in one.words for one in found)
+
+
+@pytest.mark.parametrize("on", ["ssh:hosts.yaml", "slurm"])
+def test_collectives_of_a_cluster_run_between_its_nodes(tmp_path: Path, on: str) -> None:
+    found = {one.name: one for one in plan("quick", Options(backend="gloo"), Machine(on=on, gpus=0), tmp_path)}
+    assert list(found["bandwidth"].words[:5]) == ["bandwidth", "--on", on, "--backend", "gloo"]
+    assert all(one.skip is None for one in found.values())
+    full = {one.name: one for one in plan("full", Options(backend="gloo"), Machine(on=on, gpus=0), tmp_path)}
+    assert "NCCL" in str(full["bandwidth-network"].skip)
 
 
 @pytest.mark.spawns

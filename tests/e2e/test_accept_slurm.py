@@ -14,6 +14,7 @@ from trainmaster.cli._documents.hosts_file import load_nodes
 from trainmaster.cluster import acceptance_slurm
 from trainmaster.cluster.slurm_nodes import SlurmNode, SlurmNodes
 
+pytestmark = pytest.mark.timeout(600)
 SMALL = Options(
     model="transformer", layers=1, width=16, heads=2, sequence=8, num_classes=11, batch_size=4, warmup_iterations=1,
     active_iterations=3, min_throughput=0.01, backend="gloo", processes=1,

@@ -8,10 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from sshd import Lab, free_port, lab, needs_sshd
 from trainmaster.bench.accept.options import Options
+from trainmaster.cluster import suite
 from trainmaster.cluster.acceptance import accept
+from trainmaster.cluster.suite_plan import Machine, plan
 from trainmaster.targets.ssh.hosts import SshHosts, parse_hosts
 
 pytestmark = needs_sshd
@@ -54,3 +57,18 @@ def test_a_host_that_is_gone_is_named_and_nothing_passes(machines: Lab) -> None:
     (check,) = document["checks"]
     assert [one["device"] for one in check["findings"]] == ["gone"]
     assert "nothing listens" in check["findings"][0]["reason"]
+
+
+@pytest.mark.slow
+def test_a_suite_measures_collectives_between_the_hosts(machines: Lab, tmp_path: Path) -> None:
+    entries = [{"name": host.name, "port": host.port} for host in machines.hosts[:2]]
+    user = os.environ.get("USER", "root")
+    defaults = {"host": "127.0.0.1", "user": user, "key": str(machines.key), "python": sys.executable}
+    document = {"known_hosts": str(machines.folder / "known_hosts"), "defaults": defaults, "hosts": entries}
+    (tmp_path / "hosts.yaml").write_text(yaml.safe_dump(document))
+    machine = Machine(on=f"ssh:{tmp_path / 'hosts.yaml'}", gpus=0)
+    parts = plan("quick", OPTIONS, machine, tmp_path, min_busbw=0.0001)
+    chosen = [part for part in parts if part.name == "bandwidth"]
+    (part,) = suite.run("quick", chosen, tmp_path / "out", on=machine.on, show=lambda _: None)["parts"]
+    assert (part["overall"], part["exit_code"]) == ("PASS", 0), part
+    assert (part["document"]["world"], part["document"]["nodes"]) == (2, 2)

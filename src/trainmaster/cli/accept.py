@@ -198,6 +198,9 @@ def _run_suite(given: Mapping[str, Any], options: Options) -> dict[str, Any]:
         raise UsageError(f"--suite {given['suite']}: quick or full")
     if detect(os.environ).launcher != "single":
         raise UsageError("--suite starts its own ranks: start it once, without a launcher, or with --on TARGET")
+    if _is_kubernetes(given["on"]):
+        raise UsageError("--suite --on kubernetes: checks and collectives have no pods of their own; leave --suite out")
+    _refuse_words(given)
     folder = _folder(given["out"]).resolve()
     machine = Machine(on=given["on"], gpus=0 if given["on"] is not None else count_gpus())
     parts = plan(
@@ -209,6 +212,17 @@ def _run_suite(given: Mapping[str, Any], options: Options) -> dict[str, Any]:
     )
     write_bundle(document, folder)
     return document
+
+
+def _refuse_words(given: Mapping[str, Any]) -> None:
+    """UsageError for names of the checks that do not exist, before minutes are spent on the other parts."""
+    from trainmaster import checks
+    from trainmaster.cli.check import read_names, read_words
+    from trainmaster.cluster.suite_plan import LEVEL
+
+    read_words(given["expect"] or [])
+    names = [name for name in read_names(given["only"]) if given["on"] is None or name != "collectives"]
+    checks.plan(LEVEL[given["suite"]], names, [])
 
 
 def _show_suite(document: Mapping[str, Any], folder: Path) -> None:

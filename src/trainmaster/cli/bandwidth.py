@@ -157,7 +157,10 @@ def _measure_nodes(
     words += ["--expect-transport", stated] if stated is not None else []
     words += ["--min-busbw", f"{least_gbps:g}"] if least_gbps is not None else []
     nodes = load_nodes(on, verb="bandwidth")
-    found = measure(nodes, Request(words=words, backend=sweep.backend, processes=sweep.processes), out=out)
+    # What is set here for NCCL is meant for the ranks: nodes have an environment of their own.
+    env = {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
+    request = Request(words=words, backend=sweep.backend, processes=sweep.processes, env=env)
+    found = measure(nodes, request, out=out)
     if out is not None and found.report is not None:
         save(found.report, out)
     code = exit_code(found.overall, strict=strict)

@@ -81,8 +81,8 @@ def check(
     _refuse_contradictions(out=out, capture=capture, on=on, replay=replay, upload=upload)
     wanted = read_words(expect or [])
     # Before anything is written: a wrong name makes no folder.
-    here = _plan_here(level, _names(only), _names(skip)) if on is None else []
-    cluster = _plan_cluster(level, _names(only), _names(skip)) if on is not None else None
+    here = _plan_here(level, read_names(only), read_names(skip)) if on is None else []
+    cluster = _plan_cluster(level, read_names(only), read_names(skip)) if on is not None else None
     if out is not None:
         evidence.refuse_used(out)
     before = evidence.load(diff) if diff is not None else None
@@ -309,7 +309,7 @@ def _remember(home: Path | None, health: ClusterHealth, digest: str) -> None:
         _console.note(f"not added to the history of GPUs: {_console.plain(str(wrong))}")
 
 
-def _names(words: list[str] | None) -> list[str]:
+def read_names(words: list[str] | None) -> list[str]:
     """`--only a --only b` and `--only a,b` are the same."""
     return [name.strip() for word in words or [] for name in word.split(",") if name.strip()]
 

@@ -37,6 +37,7 @@ class Request:
     backend: str | None = None
     processes: int | None = None  # ranks of each node; None: one per GPU, one without GPUs
     total_s: float = TOTAL_S
+    env: Mapping[str, str] = field(default_factory=dict)  # of every rank, as NCCL_ALGO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +97,7 @@ def plan_run(hosts: Sequence[SshHost], ready: Mapping[str, Capabilities], reques
         raise UsageError(f"no free port from 20000 to 29999 on {hosts[0].name}; list its listeners: ss -ltn")
     master = (hosts[0].address or first.address or hosts[0].host, first.ports[0])
     words = (*request.words, "--backend", backend)
-    return Plan(hosts=hosts, per_node=per_node, backend=backend, words=words, master=master)
+    return Plan(hosts=hosts, per_node=per_node, backend=backend, words=words, master=master, env=request.env)
 
 
 def _words(silent: Mapping[str, NodeUnavailable]) -> dict[str, str]:

@@ -7,7 +7,7 @@ left out is reported with its reason.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ class Plan:
     backend: str
     words: Sequence[str]
     master: tuple[str, int]
+    env: Mapping[str, str] = field(default_factory=dict)  # of every rank, beside its place
 
     @property
     def world(self) -> int:
@@ -55,10 +56,13 @@ class Plan:
             Program(
                 module="trainmaster.bench.collectives",
                 words=self.words,
-                env=environment(
-                    rank=node * self.per_node + local, world=self.world, local_rank=local, local_world=self.per_node,
-                    node=node, nodes=len(self.hosts), master=self.master,
-                ),
+                env={
+                    **self.env,
+                    **environment(
+                        rank=node * self.per_node + local, world=self.world, local_rank=local,
+                        local_world=self.per_node, node=node, nodes=len(self.hosts), master=self.master,
+                    ),
+                },
             )
             for local in range(self.per_node)
         ]  # fmt: skip

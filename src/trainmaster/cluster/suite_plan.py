@@ -17,7 +17,7 @@ FORCED_NETWORK = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_ALGO":
 # Batches per GPU that keep a modern GPU busy, and for which there are published figures.
 _BATCH: dict[Model, int] = {"resnet18": 128, "resnet50": 64, "transformer": 32}
 _MODELS: dict[Suite, tuple[Model, ...]] = {"quick": ("resnet18",), "full": ("resnet18", "resnet50", "transformer")}
-_LEVEL = {"quick": 1, "full": 2}
+LEVEL = {"quick": 1, "full": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,25 +48,22 @@ def plan(
 ) -> list[Part]:
     """The parts in their order. `options` are those of every training; `expect` and `only` are for the checks."""
     where = ["--on", machine.on] if machine.on is not None else []
-    checks = ["check", "--level", str(_LEVEL[suite]), *where]
+    checks = ["check", "--level", str(LEVEL[suite]), *where]
     checks += [word for name in expect for word in ("--expect", name)]
     checks += [word for name in only for word in ("--only", name)]
     found = [Part(name="check", title="Health checks", kind="check", words=[*checks, "--json"])]
-    if machine.on is None:
-        found += _bandwidth(suite, options, machine, folder, min_busbw)
+    found += _bandwidth(suite, options, machine, folder, min_busbw)
     found += [_training(model, options, where, folder) for model in _MODELS[suite]]
     return [*found, _isolation(machine)]
 
 
 def _bandwidth(suite: Suite, options: Options, machine: Machine, folder: Path, min_busbw: float | None) -> list[Part]:
-    nccl = machine.gpus > 0 and options.backend != "gloo"
-    base = ["bandwidth", "--backend", "nccl" if nccl else "gloo"]
-    ranks = options.processes or (machine.gpus if nccl else 2)
-    base += ["--processes", str(ranks)] if options.processes is not None or not nccl else []
-    base += ["--min-busbw", f"{min_busbw:g}"] if min_busbw is not None else []
+    nccl = (machine.on is not None or machine.gpus > 0) and options.backend != "gloo"
+    base, ranks = _ranks(machine, options, nccl=nccl)
+    base += ["--min-busbw", str(min_busbw)] if min_busbw is not None else []
     largest = {"quick": "1G", "full": "8G"}[suite] if nccl else {"quick": "1M", "full": "16M"}[suite]
     few = ["--collective", "all_reduce"] if suite == "quick" else []
-    alone = f"one rank has no peer: {machine.gpus} GPU, {ranks} rank" if ranks < 2 else None
+    alone = f"one rank has no peer: {machine.gpus} GPU, {ranks} rank" if ranks == 1 else None
 
     def part(name: str, title: str, *more: str, forced: bool = False, skip: str | None = None) -> Part:
         return Part(
@@ -85,6 +82,17 @@ def _bandwidth(suite: Suite, options: Options, machine: Machine, folder: Path, m
         part("bandwidth-network", "Collectives, forced onto the network", *forced, forced=True, skip=no_nccl),
         part("latency", "Latency of small messages", *small),
     ]
+
+
+def _ranks(machine: Machine, options: Options, *, nccl: bool) -> tuple[list[str], int | None]:
+    """Words for backend and ranks, and the number of ranks; None where the nodes decide."""
+    stated = ["--processes", str(options.processes)] if options.processes is not None else []
+    if machine.on is not None:
+        return ["bandwidth", "--on", machine.on, "--backend", "nccl" if nccl else "gloo", *stated], None
+    ranks = options.processes or (machine.gpus if nccl else 2)
+    if not nccl:
+        return ["bandwidth", "--backend", "gloo", "--processes", str(ranks)], ranks
+    return ["bandwidth", "--backend", "nccl", *stated], ranks
 
 
 def _training(model: Model, options: Options, where: Sequence[str], folder: Path) -> Part:

@@ -22,7 +22,6 @@ _JOB = {
 _INSTEAD = {
     ("check", "hyperpod"): "use `trainmaster cluster validate` and `trainmaster cluster test`",
     ("accept", "hyperpod"): "use `trainmaster cluster test` and `trainmaster cluster perf`",
-    ("accept", "kubernetes"): "apply a manifest: trainmaster accept --dry-run pytorchjob.yaml",
     ("isolate", "local"): "pairs need several nodes: use --on ssh:hosts.yaml or --on slurm",
     (
         "isolate",

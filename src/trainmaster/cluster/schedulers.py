@@ -70,8 +70,9 @@ class Slurm:
         # The reason ends with its author and time: `trainmaster: … [root@2026-03-01T12:00:00]`.
         reason = re.search(r"\bReason=(.*?)(?: \[[^\[\]]*@[^\[\]]*\])?\s*(?: Comment=.*)?$", answer.strip())
         # The time that a job has put into its reason counts before Slurm's: a retest drains the node again.
-        moment = re.search(r" \(since ([0-9T:+-]+)\)", answer) or re.search(r" \[[^\[\]]*@([0-9T:-]+)\]", answer)
-        at = datetime.fromisoformat(moment[1]).astimezone().isoformat() if moment else ""
+        at = _moment(re.search(r" \(since ([0-9T:+-]+)\)", answer)) or _moment(
+            re.search(r" \[[^\[\]]*@([0-9T:-]+)\]", answer)
+        )
         return DrainState(out=out, reason=reason[1] if reason and out else "", at=at)
 
     def ask_all(self) -> Command:
@@ -81,6 +82,14 @@ class Slurm:
         """State of every node that is described."""
         lines = [(re.match(r"NodeName=(\S+) ", line), line) for line in answer.splitlines()]
         return {name[1]: self.parse(name[1], line) for name, line in lines if name is not None}
+
+
+def _moment(found: re.Match[str] | None) -> str:
+    """The time in a reason as ISO; empty where somebody has written something else, as `(since 2024)`."""
+    try:
+        return datetime.fromisoformat(found[1]).astimezone().isoformat() if found else ""
+    except (ValueError, OverflowError):
+        return ""
 
 
 class Kubernetes:

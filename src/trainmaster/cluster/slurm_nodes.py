@@ -14,6 +14,7 @@ from trainmaster.cluster.schedulers import Slurm as SlurmCommands
 from trainmaster.core.errors import TargetError
 from trainmaster.targets.slurm.queue import Queue, queue
 from trainmaster.targets.slurm.settings import SlurmSettings
+from trainmaster.targets.ssh.channel import clean
 from trainmaster.targets.ssh.hosts import SshHost
 
 FREE_S = 30  # for a node that is in use to become free
@@ -77,11 +78,13 @@ def list_nodes(settings: SlurmSettings) -> SlurmNodes:
 
 def parse_nodes(text: str) -> list[SlurmNode]:
     """Nodes of `scontrol show node --oneliner`."""
-    nodes = []
-    for line in filter(None, text.splitlines()):
+    nodes: list[SlurmNode] = []
+    for line in _lines(text):
         name, state = re.search(r"\bNodeName=(\S+)", line), re.search(r"\bState=(\S+)", line)
         if name is None or state is None:
             raise TargetError(f"scontrol printed a line that describes no node: {line[:200]!r}")
+        if name[1] in [node.name for node in nodes]:
+            raise TargetError(f"scontrol describes the node {name[1]} twice: see `scontrol show node` and its reasons")
         gres = re.search(r"\bGres=(\S+)", line)
         gpus = re.findall(r"gpu(?::[\w.-]+)?:\d+", gres[1] if gres else "")
         words = tuple(filter(None, re.split(r"[+*~#!%$@^-]", state[1])))
@@ -95,6 +98,17 @@ def parse_nodes(text: str) -> list[SlurmNode]:
             )
         )  # fmt: skip
     return nodes
+
+
+def _lines(text: str) -> list[str]:
+    """One line per node: a reason may hold line breaks and control characters."""
+    found: list[str] = []
+    for line in text.split("\n"):
+        if line.startswith("NodeName=") or not found:
+            found.append(line)
+        else:
+            found[-1] += f" {line}"
+    return [clean(line).rstrip() for line in found if line.strip()]
 
 
 def options(node: SlurmNode, settings: SlurmSettings, *, name: str, limit_s: float) -> list[str]:

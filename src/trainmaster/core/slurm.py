@@ -17,10 +17,11 @@ _OPTION = re.compile(r"--([a-z][a-z0-9-]*)(=[A-Za-z0-9_.,:&|*\[\]()+@/%=-]{0,254
 _MOUNT = re.compile(r"/[^\s:,'\"$`\\]{0,254}(:/[^\s:,'\"$`\\]{0,254}(:(ro|rw))?)?")
 # Options that the batch script has for its own reasons.
 _OWN = frozenset(
-    "array chdir comment error exclude export export-file gres gpus-per-node input job-name kill-on-bad-exit "
-    "no-requeue nodelist nodes ntasks ntasks-per-node open-mode output parsable quiet requeue signal test-only time "
-    "wait wrap".split()
+    "array chdir clusters cluster-constraint comment error exclude export export-file get-user-env gid gres "
+    "gpus-per-node help input job-name kill-on-bad-exit no-requeue nodelist nodes ntasks ntasks-per-node open-mode "
+    "output parsable quiet requeue signal test-only time uid usage version wait wrap".split()
 )
+_OTHER = frozenset({"gpus"})  # beginnings of the above that are options themselves
 Runtime = Literal["engine", "pyxis", "apptainer", "singularity"]
 
 
@@ -78,7 +79,7 @@ class SlurmOptions:
             if found is None:
                 message = f"{word!r:.80} is no option of sbatch without spaces; write for example --nice=100"
                 yield Fault(path=f"options[{number}]", message=message)
-            elif found[1] in _OWN:
+            elif found[1] not in _OTHER and any(own.startswith(found[1]) for own in _OWN):  # sbatch takes beginnings
                 message = f"--{found[1]} is set by Trainmaster; use the field of `slurm:` or `resources:`"
                 yield Fault(path=f"options[{number}]", message=message)
 

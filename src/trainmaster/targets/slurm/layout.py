@@ -17,6 +17,7 @@ from __future__ import annotations
 from pathlib import Path
 
 BATCH_SCRIPT = "batch.sh"
+COMMENT = "trainmaster:"  # of a Slurm job, before the attempt's name: by it a job is found again
 INTENT_FILE, JOB_FILE, RELEASED_FILE, OWNER_FILE = "intent", "job", "released", "owner"
 NEVER = "-"  # content of the job file where the attempt was cancelled before it was submitted
 

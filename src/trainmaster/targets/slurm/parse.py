@@ -13,13 +13,16 @@ from datetime import UTC, datetime
 from typing import Any
 
 from trainmaster.core.errors import TargetError
-from trainmaster.targets.slurm.states import choose
+from trainmaster.targets.slurm.layout import COMMENT
+from trainmaster.targets.slurm.states import choose, normalize
 
 SEPARATOR = "\x1f"
 # In the order of `SlurmJob`; the two formats that may hold any text come last.
 SQUEUE_FORMAT = SEPARATOR.join(["%i", "%T", "%N", "%Z", "%r", "%j", "%k"])
+_SQUEUE_CELLS, _SACCT_CELLS = 7, 9
 SACCT_FIELDS = "JobID,State,NodeList,WorkDir,Reason,JobName,Comment,ExitCode,End"
-_ID = re.compile(r"([0-9]+)(?:_([0-9]+|\[[^\]]*\]))?")
+# `17`, `17_3` and `17_[0-3]` of an array, `17+1` of a heterogeneous job.
+_ID = re.compile(r"([0-9]{1,20})(?:\+[0-9]{1,9}|_([0-9]{1,9}|\[[^\]]*\]))?")
 _MAX_TASKS = 100_000
 
 
@@ -43,49 +46,49 @@ class SlurmJob:
         """Id of the job that `scancel` takes: of an array, that of all its tasks."""
         return self.id.partition("_")[0]
 
+    def belongs(self, name: str) -> bool:
+        """Whether it is the job of this name: an id may be that of another job since."""
+        attempt = self.comment.removeprefix(COMMENT)
+        return self.name == name or (attempt != self.comment and name.endswith(f".{attempt}"))
+
     @property
     def task(self) -> int | None:
         word = self.id.partition("_")[2]
         return int(word) if word else None
 
 
-def parse_squeue(text: str) -> list[SlurmJob]:
-    """Jobs of `squeue --noheader --array --format=SQUEUE_FORMAT`."""
+def parse_squeue(text: str, separator: str = SEPARATOR) -> list[SlurmJob]:
+    """Jobs of `squeue --noheader --array --format=SQUEUE_FORMAT`, with another separator where one is given."""
     jobs: list[SlurmJob] = []
-    for line in filter(None, text.split("\n")):
-        cells = line.split(SEPARATOR)
-        if len(cells) != 7:
-            raise TargetError(f"squeue printed a line that is not in the requested format: {line[:200]!r}")
-        identity, state, nodes, folder, reason, name, comment = cells
+    for identity, state, nodes, folder, reason, name, comment in _split(text, separator, _SQUEUE_CELLS, "squeue"):
         jobs += _expand(
             identity,
-            state=state,
+            state=normalize(state),
             nodes=_known(nodes),
             folder=_known(folder),
             reason=_known(reason),
-            name=name,
+            name=_known(name),
             comment=_known(comment),
         )
     return jobs
 
 
-def parse_sacct(text: str) -> list[SlurmJob]:
+def parse_sacct(text: str, separator: str = SEPARATOR) -> list[SlurmJob]:
     """Jobs of `sacct --noheader --parsable2 --delimiter=SEPARATOR --allocations --format=SACCT_FIELDS`."""
     jobs: list[SlurmJob] = []
-    for line in filter(None, text.split("\n")):
-        cells = line.split(SEPARATOR)
-        if len(cells) != 9:
-            raise TargetError(f"sacct printed a line that is not in the requested format: {line[:200]!r}")
+    for cells in _split(text, separator, _SACCT_CELLS, "sacct"):
         identity, state, nodes, folder, reason, name, comment, code, end = cells
+        if _ID.fullmatch(identity) is None:  # accounting is asked for jobs of ours alone
+            raise TargetError(f"{identity[:80]!r} is no job id of Slurm")
         status, signal = _exit(code)
         jobs += _expand(
             identity,
-            state=state.partition(" ")[0],
+            state=normalize(state),
             nodes=_known(nodes),
-            folder=folder,
+            folder=_known(folder),
             reason=_known(reason),
-            name=name,
-            comment=comment,
+            name=_known(name),
+            comment=_known(comment),
             exit_code=status,
             signal=signal,
             ended_at=_local_time(end),
@@ -134,7 +137,7 @@ def parse_sacct_json(text: str) -> list[SlurmJob]:
                     comment=str(_mapping(one.get("comment")).get("job") or ""),
                     exit_code=status,
                     signal=signal,
-                    ended_at=datetime.fromtimestamp(end, UTC).isoformat() if end else None,
+                    ended_at=_moment(end),
                 )
             )
     return jobs
@@ -168,18 +171,50 @@ def expand_tasks(text: str) -> list[int]:
     return tasks
 
 
+def _split(text: str, separator: str, cells: int, program: str) -> Iterator[list[str]]:
+    """Cells of each record. Names and comments may hold line breaks, ids and separators of other answers may not."""
+    if not text.strip():
+        return
+    pieces, each = text.split(separator), cells - 1
+    if len(pieces) == 1 or (len(pieces) - 1) % each:
+        raise TargetError(f"{program} printed text that is not whole or not in the requested format: {text[:200]!r}")
+    identity = pieces[0].rpartition("\n")[2]  # a plugin may print before the first
+    for first in range(1, len(pieces), each):
+        *middle, last = pieces[first : first + each]
+        if first + each < len(pieces):
+            last, _, following = last.rpartition("\n")
+        else:
+            last, following = last.removesuffix("\n"), ""
+        yield [identity, *middle, last]
+        identity = following
+
+
 def _expand(identity: str, **facts: Any) -> Iterator[SlurmJob]:
+    """The job, or each task of an array. One whose id has another form is left out: it is none of ours."""
     found = _ID.fullmatch(identity)
     if found is None:
-        raise TargetError(f"{identity[:80]!r} is no job id of Slurm")
+        return
     if found[2] and found[2].startswith("["):
-        yield from (SlurmJob(id=f"{found[1]}_{task}", **facts) for task in expand_tasks(found[2]))
+        try:
+            tasks = expand_tasks(found[2])
+        except TargetError:  # more than a job of ours may have
+            tasks = []
+        yield from (SlurmJob(id=f"{found[1]}_{task}", **facts) for task in tasks)
     else:
-        yield SlurmJob(id=identity, **facts)
+        yield SlurmJob(id=identity.partition("+")[0], **facts)
 
 
 def _known(text: str) -> str:
-    return "" if text in ("(null)", "None assigned", "None", "N/A", "null") else text
+    if text in ("(null)", "None assigned", "None", "N/A", "null"):
+        return ""
+    return "".join(char if char.isprintable() else "\ufffd" for char in text)
+
+
+def _moment(seconds: int | None) -> str | None:
+    try:
+        return datetime.fromtimestamp(seconds, UTC).isoformat() if seconds else None
+    except (OverflowError, OSError, ValueError):
+        return None
 
 
 def _exit(text: str) -> tuple[int | None, int | None]:
@@ -218,7 +253,7 @@ def _number(value: object) -> int | None:
 
 def _state(value: object) -> str:
     words = value if isinstance(value, list) else [value]
-    return choose([str(word) for word in words if word])
+    return normalize(choose([str(word) for word in words if word]))
 
 
 def _exit_of(value: object) -> tuple[int | None, int | None]:
@@ -240,4 +275,8 @@ def _ids(job: object, array: object, facts: Mapping[str, Any]) -> list[str]:
     task = _number(facts.get("array_task_id"))
     if task is not None:
         return [f"{whole}_{task}"]
-    return [f"{whole}_{one}" for one in expand_tasks(str(facts.get("array_task_string") or ""))]
+    try:
+        tasks = expand_tasks(str(facts.get("array_task_string") or ""))
+    except TargetError:  # more than a job of ours may have
+        return []
+    return [f"{whole}_{one}" for one in tasks]

@@ -36,6 +36,7 @@ class Queue:
         self._jobs: dict[str, list[SlurmJob]] = {}
         self._began = float("-inf")  # start of the listing that `_jobs` is from
         self.listings = 0  # made so far
+        self.accounting = ""  # why accounting could not be asked for jobs that have left the queue
 
     async def ask(self, call: str, **params: Any) -> Answer:
         """Send a request to the site: in this process, or on the login node."""
@@ -73,6 +74,7 @@ class Queue:
         wanted = [job for job in self._asked if job not in self._final]
         result, _ = await self.ask("listing", wanted=wanted)
         self._jobs = group(_rows(result))
+        self.accounting = str(result.get("accounting", ""))
         self._began = began
         self.listings += 1
         for job in wanted:
@@ -88,9 +90,13 @@ class Queue:
 
 
 def group(jobs: Sequence[SlurmJob]) -> dict[str, list[SlurmJob]]:
-    """Tasks by the id of their job, in order."""
-    found: dict[str, list[SlurmJob]] = defaultdict(list)
+    """Tasks by the id of their job, in order. Of one that is listed twice, the row that is not over counts."""
+    rows: dict[str, SlurmJob] = {}
     for job in jobs:
+        if job.id not in rows or translate(rows[job.id].state).state.over:
+            rows[job.id] = job
+    found: dict[str, list[SlurmJob]] = defaultdict(list)
+    for job in rows.values():
         found[job.number].append(job)
     return {number: sorted(rows, key=lambda row: row.task or 0) for number, rows in found.items()}
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from trainmaster.core.errors import TargetError
 from trainmaster.core.slurm import SlurmOptions
 from trainmaster.core.spec import JobSpec
+from trainmaster.targets.slurm.layout import COMMENT
 from trainmaster.targets.slurm.settings import SlurmSettings
 
 _SIGNAL_MARGIN_S = 90.0  # Slurm may send the signal up to 60 s early or late; the record needs time too
 _TIME_MARGIN_S = 300.0
-COMMENT = "trainmaster:"  # before the attempt's name: by it a job is found again
 
 _BODY = """
 set -u

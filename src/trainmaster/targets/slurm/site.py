@@ -14,7 +14,7 @@ import contextlib
 import errno
 import fcntl
 import os
-import pwd
+import secrets as secrets_module
 import shutil
 import stat
 import time
@@ -120,9 +120,8 @@ class Site:
         )
 
     async def _find(self, name: str) -> list[str]:
-        """Ids of the jobs of this name, in the queue or in accounting."""
-        words = ("squeue", "--noheader", "--array", "--states=all", f"--name={name}", f"--format={parse.SQUEUE_FORMAT}")
-        jobs = parse.parse_squeue(await self._slurm.ask(*words))
+        """Ids of this user's jobs of this name, in the queue or in accounting."""
+        jobs = await self._list(f"--name={name}", f"--user={os.geteuid()}")
         if not jobs:
             try:
                 jobs = await self._account(f"--name={name}", "--starttime=now-7days")
@@ -132,30 +131,59 @@ class Site:
         return sorted({job.number for job in jobs if job.name == name}, key=int)
 
     async def listing(self, wanted: Sequence[str]) -> Answer:
-        """Every job of this user in the queue; jobs of `wanted` that have left it, from accounting: two calls."""
-        jobs = await self._queue()
+        """Every job of this user in the queue; jobs of `wanted` that have left it, from accounting: two calls.
+
+        One that accounting does not show as over is asked for by its id, before it counts as gone.
+        """
+        jobs, note = await self._queue(), ""
         there = {job.number for job in jobs}
         if missing := [number for number in wanted if number not in there and number.isdecimal()]:
-            with contextlib.suppress(TargetError):  # without accounting the exit records have to do
-                jobs += await self._account(f"--jobs={','.join(missing)}")
-        return {"jobs": [asdict(job) for job in jobs]}, b""
+            accounted: list[SlurmJob] = []
+            try:
+                accounted = await self._account(f"--jobs={','.join(missing)}")
+            except Unreachable as wrong:
+                note = str(wrong)
+            except TargetError:
+                pass  # there is no accounting: the exit records have to do
+            live = {job.number for job in accounted if not translate(job.state).state.over}
+            over = {job.number for job in accounted} - live
+            jobs += [job for job in accounted if job.number in over]
+            for number in missing:
+                if number not in over:
+                    jobs += await self._look(number)
+        return {"jobs": [asdict(job) for job in jobs], "accounting": note}, b""
+
+    async def _look(self, number: str) -> list[SlurmJob]:
+        """The job of this id in the queue; none where the controller says that there is no such job."""
+        try:
+            return await self._list(f"--jobs={number}")
+        except TargetError as wrong:
+            if "Invalid job id" in str(wrong):
+                return []
+            raise
 
     async def _queue(self) -> list[SlurmJob]:
-        user = pwd.getpwuid(os.geteuid()).pw_name
         if await self._wants_json():
-            text = await self._slurm.ask("squeue", "--json", "--states=all", f"--user={user}")
+            text = await self._slurm.ask("squeue", "--json", "--states=all", f"--user={os.geteuid()}")
             return await asyncio.to_thread(parse.parse_squeue_json, text)
-        words = ("squeue", "--noheader", "--array", "--states=all", f"--user={user}", f"--format={parse.SQUEUE_FORMAT}")
-        return await asyncio.to_thread(parse.parse_squeue, await self._slurm.ask(*words))
+        return await self._list(f"--user={os.geteuid()}")
+
+    async def _list(self, *select: str) -> list[SlurmJob]:
+        """Jobs in the queue, from text. The separator is new each time: no name of a job can hold it."""
+        mark = _separator()
+        words = ("squeue", "--noheader", "--array", "--states=all", *select)
+        text = await self._slurm.ask(*words, f"--format={parse.SQUEUE_FORMAT.replace(parse.SEPARATOR, mark)}")
+        return await asyncio.to_thread(parse.parse_squeue, text, mark)
 
     async def _account(self, *select: str) -> list[SlurmJob]:
         if await self._wants_json():
             return await asyncio.to_thread(
                 parse.parse_sacct_json, await self._slurm.ask("sacct", "--json", "--allocations", *select)
             )
-        words = ("sacct", "--noheader", "--parsable2", f"--delimiter={parse.SEPARATOR}", "--allocations")
+        mark = _separator()
+        words = ("sacct", "--noheader", "--parsable2", f"--delimiter={mark}", "--allocations")
         text = await self._slurm.ask(*words, f"--format={parse.SACCT_FIELDS}", *select)
-        return await asyncio.to_thread(parse.parse_sacct, text)
+        return await asyncio.to_thread(parse.parse_sacct, text, mark)
 
     async def _wants_json(self) -> bool:
         if self._output == "auto":
@@ -211,14 +239,16 @@ class Site:
             if not ids and (place / layout.INTENT_FILE).exists() and known is None:
                 ids = await self._find(name)
         for one in ids:
-            await self._end(str(one))
+            await self._end(str(one), name)
         await asyncio.to_thread(shutil.rmtree, place / SECRETS_FOLDER, ignore_errors=True)
         return {}, b""
 
-    async def _end(self, job: str) -> None:
+    async def _end(self, job: str, name: str) -> None:
+        """End a job. One of this id that is not ours, because Slurm uses ids again, is left alone."""
         until, sent = time.monotonic() + _GONE_S, False
         while True:
-            live = [one for one in await self._queue() if one.number == job and not translate(one.state).state.over]
+            ours = [one for one in await self._queue() if one.number == job and one.belongs(name)]
+            live = [one for one in ours if not translate(one.state).state.over]
             if not live:
                 return
             if any(translate(one.state).state is TargetState.RUNNING for one in live):
@@ -243,6 +273,10 @@ class Site:
         commands = self._slurm if slurm else Commands(env=self._slurm.env)
         ran = await commands.run(*words, timeout_s=timeout_s)
         return {"code": ran.code, "error": ran.err[-_RECORD_BYTES:]}, ran.out.encode()[: frames.MAX_BODY_BYTES]
+
+
+def _separator() -> str:
+    return f"{parse.SEPARATOR}{secrets_module.token_hex(4)}{parse.SEPARATOR}"
 
 
 def _path(text: str) -> Path:

@@ -79,8 +79,14 @@ _FLAGS = (
 
 def translate(word: str) -> Meaning:
     """A state word of squeue or sacct. sacct adds a text (`CANCELLED by 1000`) or a plus sign where it was cut."""
-    name = word.partition(" ")[0].rstrip("+").upper()
-    return STATES.get(name, Meaning(state=TargetState.UNKNOWN, text=f"Slurm state {word[:40]!r} is not known"))
+    return STATES.get(
+        normalize(word), Meaning(state=TargetState.UNKNOWN, text=f"Slurm state {word[:40]!r} is not known")
+    )
+
+
+def normalize(word: str) -> str:
+    """The bare word of a state: `CANCELLED by 1000` and `CANCELLED+` are CANCELLED."""
+    return word.strip().partition(" ")[0].rstrip("+").upper()
 
 
 def choose(words: Sequence[str]) -> str:

@@ -26,6 +26,7 @@ from trainmaster.core.plan import (
     Plan,
     rank_log,
 )
+from trainmaster.core.states import TargetState
 from trainmaster.core.workdir import find_digest
 from trainmaster.targets import FileSize, Handle, Owned, Placement, Poll, Submission, _job_user
 from trainmaster.targets.local import check_range
@@ -33,7 +34,7 @@ from trainmaster.targets.slurm import layout
 from trainmaster.targets.slurm.outcome import judge
 from trainmaster.targets.slurm.parse import expand_tasks
 from trainmaster.targets.slurm.queue import Queue, queue
-from trainmaster.targets.slurm.script import COMMENT, Job, holds_node_program, job_name, render_script
+from trainmaster.targets.slurm.script import Job, holds_node_program, job_name, render_script
 from trainmaster.targets.slurm.settings import SlurmSettings
 from trainmaster.targets.slurm.states import translate
 
@@ -103,14 +104,17 @@ class Slurm:
             job = handle.get("slurm_job") or (await self._facts(where, handle))["job"]
             if job is None or job == layout.NEVER:
                 return judge([], await self._facts(where, handle, end=job is not None), attempt=str(handle["attempt"]))
-            rows = await where.find(str(job))
+            rows = [row for row in await where.find(str(job)) if row.belongs(str(handle["name"]))]
             over = all(translate(row.state).state.over for row in rows)
             facts = await self._facts(where, handle, end=True) if over else {}
         except Unreachable as wrong:
             return judge(None, {}, attempt=str(handle["attempt"]), note=str(wrong))
         except TargetError as wrong:
             return judge(None, {}, attempt=str(handle["attempt"]), note=str(wrong))
-        return judge(rows, facts, attempt=str(handle["attempt"]))
+        found = judge(rows, facts, attempt=str(handle["attempt"]))
+        if found.state is TargetState.LOST and not rows and where.accounting and not facts.get("released"):
+            return judge(None, {}, attempt=str(handle["attempt"]), note=where.accounting)  # sacct may know how it ended
+        return found
 
     async def read(self, handle: Handle, stream: str, *, offset: int, limit: int) -> bytes:
         check_range(stream, offset, limit)
@@ -144,7 +148,7 @@ class Slurm:
         result, _ = await queue(self.settings).ask("listing", wanted=[])
         found: dict[str, Owned] = {}
         for row in result["jobs"]:
-            attempt = str(row["comment"]).removeprefix(COMMENT)
+            attempt = str(row["comment"]).removeprefix(layout.COMMENT)
             if attempt == row["comment"] or translate(str(row["state"])).state.over:
                 continue
             number = str(row["id"]).partition("_")[0]

@@ -186,7 +186,7 @@ class _Command:
         while True:
             for pod in (await self.status(client, namespace))["pods"]:
                 why = f"  {pod['why']}" if pod["why"] else ""
-                text = f"{pod['phase']:<10} restarts {pod['restarts']}  {pod['node'] or '-'}{why}"
+                text = f"{pod['phase'] or '-':<10} restarts {pod['restarts']}  {pod['node'] or '-'}{why}"
                 if shown.get(pod["name"]) != text:
                     shown[pod["name"]] = text
                     _console.out.out(f"{datetime.now(UTC):%H:%M:%S}  {pod['name']:<40} {text}")

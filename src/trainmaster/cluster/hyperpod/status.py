@@ -47,7 +47,7 @@ async def read_status(client: Client, namespace: str, job_name: str) -> dict[str
         "namespace": namespace,
         "job_status": {
             "conditions": [
-                {"type": one.get("type"), "status": one.get("status")} for one in status.get("conditions") or ()
+                {"type": one.get("type") or "-", "status": one.get("status")} for one in status.get("conditions") or ()
             ],
             "masterAddr": status.get("masterAddr"),
             "masterPort": None if status.get("masterPort") is None else str(status["masterPort"]),
@@ -108,8 +108,8 @@ async def list_events(client: Client, namespace: str) -> list[dict[str, Any]]:
     rows = [
         {
             "at": one.get("lastTimestamp") or one.get("eventTime") or one["metadata"].get("creationTimestamp"),
-            "type": one.get("type"),
-            "reason": one.get("reason"),
+            "type": one.get("type") or "-",
+            "reason": one.get("reason") or "-",
             "object": f"{one['involvedObject'].get('kind')}/{one['involvedObject'].get('name')}",
             "count": int(one.get("count") or 1),
             "message": one.get("message"),

@@ -198,3 +198,10 @@ def wait(done: Any) -> None:
             return
         pause.wait(0.01)
     raise AssertionError("it never came true")
+
+
+def test_a_stream_of_a_node_that_the_job_does_not_have_is_not_found(db: Database, web: httpx.Client) -> None:
+    job = samples.completed(db)
+    for stream in ("events.node-1.jsonl", "events.node-4430.jsonl", "agent.node-1.log"):
+        answer = web.get(f"{JOBS}/{job.id}/logs/{stream}")
+        assert (answer.status_code, "its nodes are 1" in answer.text) == (404, True), stream

@@ -11,6 +11,7 @@ from starlette.responses import Response, StreamingResponse
 from trainmaster.api.codec import fill
 from trainmaster.api.files import Logs, LogStream
 from trainmaster.control import logs
+from trainmaster.core.plan import split_node_file
 from trainmaster.store.attempts import list_attempts
 from trainmaster.web import dependencies, streaming
 from trainmaster.web.errors import Refused
@@ -59,6 +60,9 @@ async def read_log(
     follow_it: Annotated[bool, Query(alias="follow", description="stream it while it grows")] = False,
 ) -> Response:
     """Bytes of a log from `offset`; with `follow`, streamed until the attempt has ended."""
+    nodes = job.spec.resources.nodes
+    if split_node_file(stream)[0] >= nodes:
+        raise Refused(404, "not_found", f"{stream} is of a node that job {job.id} does not have: its nodes are {nodes}")
     attempts = await run_in_threadpool(list_attempts, db, job.id)
     found = next((row for row in reversed(attempts) if attempt is None or row.number == attempt), None)
     if found is None:

@@ -49,7 +49,6 @@ def test_the_bad_node_is_named_in_words_and_in_json() -> None:
     [
         ([], "nothing to test"),
         (["--on", "ssh:hosts.yaml", "--sim", "nodes=4"], "leave --sim"),
-        (["--on", "slurm"], "write ssh:hosts.yaml"),
         (["--sim", "nodes=lots"], "not a number"),
         (["--sim", "nodes=1,racks=1"], "two at the least"),
     ],

@@ -43,7 +43,7 @@ def test_a_rank_that_loads_for_longer_than_a_step_may_take(
 def test_a_load_that_never_ends_ends_the_run(tmp_path: Path, start: Start, slow_disk: dict[str, str]) -> None:
     config = tiny(steps=4, eval_sequences=0, checkpoint={"every_steps": 4})
     assert start(tmp_path, config, ranks=2).finish().codes == [0, 0]
-    longer = tiny(steps=6, eval_sequences=0, timeouts={"load_s": 3.0})
+    longer = tiny(steps=6, eval_sequences=0, timeouts={"load_s": 8.0})
     ran = start(tmp_path, longer, ranks=2, env={**slow_disk, "SLOW_S": "600"})
     assert ran.processes[0].wait() == 1
     ran.kill()

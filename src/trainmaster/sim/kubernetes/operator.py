@@ -139,11 +139,12 @@ class Operator:
     async def _run_helper(self, pod: Object) -> None:
         """A pod without a job: scheduled, and ended at once with its output in the log."""
         name = str(pod["metadata"]["name"])
-        if name in self._begun:
+        if pod["status"].get("phase") == "Succeeded":  # by its state: a later pod may have the same name
             return
         self._begun[name] = (0, datetime.now(UTC), str(pod["spec"]["containers"][0]["command"][-1]))
         bind = {"target": {"apiVersion": "v1", "kind": "Node", "name": self._node(0)}, "metadata": {"name": name}}
-        await self._client.post(f"{self._pods()}/{name}/binding", {"apiVersion": "v1", "kind": "Binding", **bind})
+        if not pod["spec"].get("nodeName"):
+            await self._client.post(f"{self._pods()}/{name}/binding", {"apiVersion": "v1", "kind": "Binding", **bind})
         ended = {"terminated": {"exitCode": 0, "reason": "Completed", "startedAt": _now(), "finishedAt": _now()}}
         await self._set_state(name, pod["spec"], ended, phase="Succeeded")
 

@@ -52,7 +52,8 @@ def endpoint() -> Iterator[str]:
 def client(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    made = lambda service: boto3.client(service, region_name="us-east-1", endpoint_url=endpoint)  # noqa: E731
+    session = boto3.Session()  # its own: the default session would keep these keys for every later test
+    made = lambda service: session.client(service, region_name="us-east-1", endpoint_url=endpoint)  # noqa: E731
     made("s3").create_bucket(Bucket=BUCKET)
     return made
 

@@ -53,8 +53,9 @@ def test_a_cluster_is_accepted_by_training_in_a_pod_of_every_node(
     code, text = accept(out, target(kind="pytorchjob"))
     found = json.loads(out.read_text())
     assert (code, found["world_size"], found["nodes"]) == (found["exit_code"], 2, 2), text
-    worst = {one["check"] for one in found["checks"] for finding in one["findings"] if finding["verdict"] == "fail"}
-    assert worst <= {"accept_stragglers"}, found["checks"]  # both pods share the cores of this machine
+    fine = ("pass", "warn", "skip")
+    rest = {one["check"] for one in found["checks"] for finding in one["findings"] if finding["verdict"] not in fine}
+    assert rest <= {"accept_stragglers"}, found["checks"]  # both pods share the cores of this machine
     assert len({one["host"] for one in found["ranks"]}) == 2
     assert nodes.kube.call("GET", "/api/v1/pods?labelSelector=app=gpu-acceptance-test")["items"] == []
     assert nodes.kube.call("GET", "/apis/kubeflow.org/v1/pytorchjobs")["items"] == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -90,6 +90,47 @@ def test_a_source_that_breaks_off_again_and_again_changes_nothing(monkeypatch: p
     whole, _ = run(2, range(6))
     broken, _ = run(2, range(6), documents=lambda: Files(files(), fails=23))
     assert broken == whole
+
+
+class Stutters(Files):
+    """Every opening fails once before it works; that of a new pass too."""
+
+    def __init__(self) -> None:
+        super().__init__(files(count=12, each=3))
+        self._failed: set[tuple[int, int]] = set()
+
+    def read(self, file: int, skip: int) -> Iterator[str]:
+        if (file, skip) not in self._failed:
+            self._failed.add((file, skip))
+            raise ConnectionResetError("refused")
+        self._failed.clear()
+        return super().read(file, skip)
+
+
+def test_a_cut_at_the_beginning_of_a_pass_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "_FIRST_S", 0.0)
+    whole, state = run(1, range(12), documents=lambda: Files(files(count=12, each=3)))
+    assert all(turn > 0 for _, turn, *_ in state["lanes"].values()), "long enough for a second pass"
+    assert run(1, range(12), documents=Stutters)[0] == whole
+
+
+class Falters(Bytes):
+    """Every third call of the tokenizer fails."""
+
+    calls = 0
+
+    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
+        self.calls += 1
+        if self.calls % 3 == 0:
+            raise OSError("tokenizer away")
+        return super().encode_many(texts)
+
+
+def test_no_document_is_skipped_where_the_tokenizer_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "_FIRST_S", 0.0)
+    whole, _ = run(1, range(6))
+    monkeypatch.setattr(f"{__name__}.Bytes", Falters)
+    assert run(1, range(6))[0] == whole
 
 
 def test_a_pass_holds_every_document_once_and_nothing_else() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Any, Protocol
 
 import torch
@@ -309,35 +310,33 @@ class _Reader:
         self.position = self._ahead[0][0] if self._ahead else (where[0], where[1], where[2] + 1, 0)
 
     def _read_ahead(self) -> None:
+        """Read and encode the next documents; a failure leaves the place to read from as it was, for the next try."""
         turn, place, document = self._tail
         lane, lanes, seed = self._files
         count = self._documents.files
+        found = self._found
         if lane + place * lanes >= count:
-            if not self._found:
+            if not found:
                 raise DataError(f"a whole pass over lane {lane} gave no document; is the field the right one?")
-            turn, place, document, self._found = turn + 1, 0, 0, False
+            turn, place, document, found = turn + 1, 0, 0, False
         file = lane + place * lanes
         if seed is not None:
             file = shuffled(file, count, seed=seed, turn=turn)
         try:
             if self._texts is None:
                 self._texts = self._documents.read(file, document)
-            texts, ended = [], False
-            for _ in range(_AT_ONCE):
-                text = next(self._texts, None)
-                if text is None:
-                    ended = True
-                    break
-                texts.append(text)
+            texts = list(islice(self._texts, _AT_ONCE))
+            mine = [(document + number, text) for number, text in enumerate(texts) if self._is_mine(text)]
+            encoded = self._encoder.encode_many([text for _, text in mine])
         except BaseException:
             self._texts = None  # opened anew, from this very document
             raise
-        self._tail = (turn, place + 1, 0) if ended else (turn, place, document + len(texts))
+        ended = len(texts) < _AT_ONCE
         if ended:
             self._texts = None
-        mine = [(document + number, text) for number, text in enumerate(texts) if self._is_mine(text)]
-        for (number, _), tokens in zip(mine, self._encoder.encode_many([text for _, text in mine]), strict=True):
-            self._found = True
+        self._tail = (turn, place + 1, 0) if ended else (turn, place, document + len(texts))
+        self._found = found or bool(mine)
+        for (number, _), tokens in zip(mine, encoded, strict=True):
             self._ahead.append(((turn, place, number, 0), [*tokens, self._encoder.end]))
 
     def _is_mine(self, text: str) -> bool:

@@ -30,8 +30,9 @@ from kube import Kube, program, serve
 
 GPUS = 2  # fake ones of each node
 IMAGE = "localhost/machine:1"
+BASE_IMAGE = "localhost/python:1"  # has this machine's Python and packages, where they are mounted
 _NODES = ("node-a", "node-b")
-_PROGRAMS = ("containerd", "ctr", "runc", "busybox", "nsenter", "ip")
+_PROGRAMS = ("containerd", "ctr", "runc", "busybox", "nsenter", "unshare", "ip")
 _MERGE = "application/merge-patch+json"
 
 
@@ -42,6 +43,7 @@ class Cluster:
     kube: Kube
     netns: str
     kubelets: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    runtimes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start_kubelet(self, number: int) -> None:
         name, folder = _NODES[number], self.kube.folder
@@ -51,16 +53,29 @@ class Cluster:
             f"--root-dir={folder}/kubelet-{number}", f"--cert-dir={folder}/kubelet-certs-{number}",
             f"--hostname-override={name}", f"--node-ip=10.245.0.{number + 1}",
         ]  # fmt: skip
-        self.kubelets[name] = self.kube.start(f"kubelet-{number}", *self.inside(), *words)
+        inside = [*self.inside(), f"--mount=/proc/{self.runtimes[number].pid}/ns/mnt"]
+        self.kubelets[name] = self.kube.start(f"kubelet-{number}", *inside, *words)
+
+    def start_runtime(self, number: int) -> None:
+        """containerd with a /var/log/pods of its own: a kubelet removes the logs there that are not of its pods."""
+        folder = self.kube.folder
+        logs = folder / f"logs-{number}"
+        logs.mkdir()
+        own = 'mkdir -p /var/log/pods && mount --bind "$0" /var/log/pods && exec "$@"'
+        words = ["unshare", "--mount", "sh", "-c", own, str(logs), "containerd", "-c", f"{folder}/ctd-{number}.toml"]
+        self.runtimes[number] = self.kube.start(f"ctd-{number}", *self.inside(), *words)
+
+    def import_images(self, archive: Path) -> None:
+        """Put the images of an archive on every node."""
+        for number in range(len(_NODES)):
+            _import_images(self.kube.folder, number, archive)
 
     def inside(self) -> list[str]:
         return ["nsenter", f"--net=/run/netns/{self.netns}"]
 
     def settings(self, namespace: str, **more: Any) -> dict[str, Any]:
         """Settings whose pods have this machine's Python."""
-        folders = ["/usr", *dict.fromkeys([sys.base_prefix, *_packages()])]
-        places = [one for one in folders if one == "/usr" or not one.startswith("/usr/")]
-        volumes = [{"mount": one, "host_path": one, "read_only": True} for one in places]
+        volumes = [{"mount": one, "host_path": one, "read_only": True} for one in python_folders()]
         shared = self.kube.folder / "shared"
         shared.mkdir(exist_ok=True)
         shared.chmod(0o777)
@@ -70,6 +85,12 @@ class Cluster:
             "python": os.path.realpath(sys.executable), "env": {"PYTHONPATH": path}, "lost_after_s": 3,
             "volumes": [*volumes, {"mount": "/shared", "host_path": str(shared)}], "folder": "/shared", **more,
         }  # fmt: skip
+
+
+def python_folders() -> list[str]:
+    """What a container must see of this machine to run its Python."""
+    folders = ["/usr", *dict.fromkeys([sys.base_prefix, *_packages()])]
+    return [one for one in folders if one == "/usr" or not one.startswith("/usr/")]
 
 
 def _packages() -> list[str]:
@@ -151,17 +172,20 @@ def _start(made: Cluster) -> None:
         "scheduler", *made.inside(), program("kube-scheduler"), f"--kubeconfig={config}", "--leader-elect=false",
         "--bind-address=127.0.0.1", "--secure-port=16259", "--port=0", f"--cert-dir={folder}/sch",
     )  # fmt: skip
-    archive = _write_images(folder)
+    archive = write_images(folder)
     for number in range(len(_NODES)):
         _write_node(folder, number)
-        kube.start(f"ctd-{number}", *made.inside(), "containerd", "-c", f"{folder}/ctd-{number}.toml")
-        address = f"{folder}/ctd-{number}.sock"
-        _try(["ctr", "-a", address, "-n", "k8s.io", "images", "import", str(archive)])
+        made.start_runtime(number)
+        _import_images(folder, number, archive)
         made.start_kubelet(number)
     for name in _NODES:
         _wait_ready(kube, name)
         capacity = {"status": {"capacity": {"nvidia.com/gpu": str(GPUS)}}}
         kube.call("PATCH", f"/api/v1/nodes/{name}/status", capacity, kind=_MERGE)
+
+
+def _import_images(folder: Path, number: int, archive: Path) -> None:
+    _try(["ctr", "-a", f"{folder}/ctd-{number}.sock", "-n", "k8s.io", "images", "import", str(archive)])
 
 
 def _try(words: list[str]) -> None:
@@ -216,8 +240,8 @@ def _write_node(folder: Path, number: int) -> None:
     (folder / f"kubelet-{number}.yaml").write_text(json.dumps(settings))
 
 
-def _write_images(folder: Path) -> Path:
-    """Two images of one layer: this machine's folders to mount on, and busybox as the sandbox."""
+def write_images(folder: Path) -> Path:
+    """Images of one layer: this machine's folders to mount on, the same with its Python, and busybox as the sandbox."""
     import hashlib
 
     layer = io.BytesIO()
@@ -240,10 +264,17 @@ def _write_images(folder: Path) -> Path:
     digest = hashlib.sha256(data).hexdigest()
     architecture = {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine)
     manifest, files = [], {"layer.tar": data}
-    for name, words in ((IMAGE, ["/bin/sh"]), ("localhost/pause:1", ["/pause/busybox", "sleep", "1000000000"])):
+    python = [f"PATH={sys.base_prefix}/bin:/usr/sbin:/usr/bin", f"PYTHONPATH={os.pathsep.join(_packages())}"]
+    pip = ["PIP_NO_INDEX=1", "PIP_NO_BUILD_ISOLATION=0", "PIP_DISABLE_PIP_VERSION_CHECK=1"]
+    images: dict[str, dict[str, list[str]]] = {
+        IMAGE: {"Entrypoint": ["/bin/sh"]},
+        BASE_IMAGE: {"Entrypoint": ["/bin/sh"], "Env": [*python, *pip]},
+        "localhost/pause:1": {"Entrypoint": ["/pause/busybox", "sleep", "1000000000"]},
+    }
+    for name, settings in images.items():
         config = {
-            "architecture": architecture, "os": "linux", "config": {"Entrypoint": words},
-            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
+            "architecture": architecture, "os": "linux", "config": settings,
+            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]}, "history": [{"created_by": "a test"}],
         }  # fmt: skip
         file = f"{len(manifest)}.json"
         files[file] = json.dumps(config).encode()

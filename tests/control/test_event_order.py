@@ -10,7 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trainmaster.store import Database, open_database
+from trainmaster.core.events import Event, Line
+from trainmaster.core.plan import EVENTS_FILE, node_file
+from trainmaster.store import Database, attempts, events, nodes, open_database
 
 from .lines import line, new_job, records, take_in
 
@@ -91,3 +93,19 @@ def test_a_duration_that_is_none_holds_nothing_up(shared: Database) -> None:
     ]
     take_in(shared, attempt, line(0, "TRAINING", "start") + b"".join(ends))
     assert records(shared, job_id)["steps"][0]["step_time"] == 3.0
+
+
+@pytest.mark.parametrize("streams", [(0, 1), (1, 0)])
+def test_nodes_with_one_host_name_keep_their_checks_apart_in_any_order(db: Database, streams: tuple[int, ...]) -> None:
+    """A later node may be read before the first one; machines of one image may share a host name."""
+    job_id, attempt = new_job(db)
+    with db.write() as conn:
+        attempts.set_handle(conn, attempt, {"nodes": ["left", "right"]})
+    for node in streams:
+        told = [Event(phase="PROJECT", event="start", data={"host": "ubuntu"})]
+        told += [Event(phase="PREFLIGHT", event="check", data={"check": "cpu", "verdict": ("pass", "fail")[node]})]
+        lines = [Line(offset=10 * number, length=10, event=event) for number, event in enumerate(told)]
+        with db.write() as conn:
+            assert events.append_events(conn, attempt, node_file(EVENTS_FILE, node), seen_offset=0, lines=lines)
+    found = [(row.node, str(row.verdict)) for row in nodes.list_checks(db, job_id)]
+    assert found == [("left", "pass"), ("right", "fail")]

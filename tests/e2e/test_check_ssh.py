@@ -62,6 +62,7 @@ def silent(health: dict[str, Any]) -> dict[str, str]:
     return {node["node"]: node["reason"] for node in health["silent"]}
 
 
+@pytest.mark.alone
 def test_16_hosts_one_unreachable_and_one_hanging(hosts: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     marker = f"sleep-{os.getpid()}"
     hanging = hosts.folder / marker

@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 import yaml
 
+import own_image
+import trainmaster
 from kube_nodes import GPUS, Cluster, cluster
 from trainmaster import control
 from trainmaster.core.plan import EVENTS_FILE, node_file
@@ -95,10 +97,15 @@ def _checkpoints(db: Database, job: JobRow, event: str) -> list[int]:
     return [int(row.data["step"]) for row in rows if row.event == event]
 
 
-def test_two_ranks_train_on_two_nodes_and_each_event_arrives_once(
+def test_our_image_trains_on_two_nodes_and_each_event_arrives_once(
     db: Database, tmp_path: Path, nodes: Cluster, target: Callable[..., str]
 ) -> None:
-    spec = {"name": "pair", "target": target(kind="pytorchjob"), "train": CONFIG, "resources": {"nodes": 2}}
+    with own_image.built(tmp_path) as image:
+        assert image.run("--version") == f"trainmaster {trainmaster.__version__}\n"
+        assert image.run("-c", 'id -u; echo "$PWD"', options=("--entrypoint", "sh")) == "1000\n/home/trainmaster\n"
+        nodes.import_images(image.save(tmp_path / "own.tar"))
+    where = target(kind="pytorchjob", image=own_image.NAME, package="image", python=own_image.PYTHON, env={})
+    spec = {"name": "pair", "target": where, "train": CONFIG, "resources": {"nodes": 2}}
     job = control.submit(db, parse_spec({**spec, "preflight": {"level": 0}}))
     # The control plane ends while the job runs, and a new one goes on.
     drive(db, tmp_path, job, lambda now: bool(steps(db, now)))

@@ -159,12 +159,15 @@ class _Fold:
 
     @functools.cached_property
     def _host(self) -> str:
-        """Name of the node that wrote this stream: its host name, unless the first node has the same."""
+        """Name of the node that wrote this stream: as its target calls it, else its host name.
+
+        Machines may share a host name, and streams arrive in any order: neither may merge two nodes into one.
+        """
         number = split_node_file(self._stream)[0]
+        if number < len(self._nodes):
+            return str(self._nodes[number])
         host = self._find_host(self._stream) or str(number)
-        if number == 0 or host != self._find_host(EVENTS_FILE):
-            return host
-        return str(self._nodes[number]) if number < len(self._nodes) else f"{host} {number}"
+        return f"{host} {number}" if number and host == self._find_host(EVENTS_FILE) else host
 
     @functools.cached_property
     def _nodes(self) -> list[Any]:

@@ -1,0 +1,68 @@
+"""The image of deploy/docker, built by podman without a network from a base that has this machine's Python."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import containers
+import kube_nodes
+from containers import Registry
+
+NAME = "localhost/trainmaster:1"
+PYTHON = "/opt/trainmaster/bin/python"
+_ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnImage:
+    """A podman whose store has the image."""
+
+    registry: Registry
+
+    def run(self, *words: str, options: Sequence[str] = ()) -> str:
+        """Output of a container of the image, with this machine's Python mounted."""
+        return self.registry.podman("run", "--rm", "--network", "host", *_mounts(), *options, NAME, *words)
+
+    def save(self, archive: Path) -> Path:
+        """The image as a file for `ctr images import`."""
+        self.registry.podman("save", "--quiet", "--output", str(archive), NAME)
+        return archive
+
+
+@contextlib.contextmanager
+def built(folder: Path) -> Iterator[OwnImage]:
+    """Build the image; skips the test where containers cannot run."""
+    if missing := [name for name in ("podman", "runc", "busybox") if shutil.which(name) is None]:
+        pytest.skip(f"no {', '.join(missing)} here: make system-packages (as root)")
+    if os.geteuid() != 0:
+        pytest.skip("containers of this test need root")
+    containers.write_podman(folder, "127.0.0.1:1")
+    made = Registry(address="127.0.0.1:1", bin=folder / "bin")
+    try:
+        made.podman("load", "--quiet", "--input", str(kube_nodes.write_images(folder)))
+        try:
+            made.podman("run", "--rm", "--network", "host", *_mounts(), kube_nodes.BASE_IMAGE, "-c", "true")
+        except AssertionError as wrong:
+            pytest.skip(f"podman cannot run a container here: {str(wrong)[:300]}")
+        docker = _ROOT / "deploy" / "docker"
+        made.podman(
+            "build", "--layers=false", "--network", "host", *_mounts(), "--tag", NAME,
+            "--build-arg", f"BASE_IMAGE={kube_nodes.BASE_IMAGE}", "--file", str(docker / "Dockerfile"),
+            "--ignorefile", str(docker / "Dockerfile.dockerignore"), str(_ROOT),
+        )  # fmt: skip
+        yield OwnImage(registry=made)
+    finally:
+        subprocess.run([str(made.bin / "podman"), "rm", "--all", "--force"], capture_output=True, check=False)
+        subprocess.run(["umount", "-l", str(folder / "store" / "overlay")], capture_output=True, check=False)
+
+
+def _mounts() -> list[str]:
+    return [word for place in kube_nodes.python_folders() for word in ("--volume", f"{place}:{place}:ro")]

@@ -9,7 +9,9 @@ import pytest
 import yaml
 
 from trainmaster.bench.accept.options import Options
-from trainmaster.cluster.acceptance_kubernetes import find_missing, find_nodes, judge_poll, plan
+from trainmaster.cluster.acceptance_kubernetes import find_missing, judge_poll, plan
+from trainmaster.cluster.kube_nodes import find_nodes
+from trainmaster.cluster.kube_programs import plan_pod
 from trainmaster.core.plan import ExitRecord
 from trainmaster.core.results import Verdict
 from trainmaster.core.states import Reason, TargetState
@@ -32,7 +34,7 @@ def node(name: str, *, gpus: int = 8, working: int | None = None, ready: bool = 
 
 
 def missing(listed: list[dict[str, Any]], settings: Settings = SETTINGS, options: Options = OPTIONS) -> dict[str, str]:
-    found = find_missing(find_nodes(listed, settings, options), options)
+    found = find_missing(find_nodes(listed, settings, without_gpus=options.backend == "gloo"), options)
     return {name: reason for name, (reason, _) in found.items()}
 
 
@@ -48,7 +50,7 @@ def test_nodes_without_gpus_and_those_left_out_are_not_measured() -> None:
     assert missing([*GOOD, listed[2]]) == {}
     assert set(missing(listed)) == {"b1"}
     assert missing(listed, Settings(not_nodes=("b1",))) == {}
-    assert [one.name for one in find_nodes(listed, Settings(node_labels={"pool": "b"}), OPTIONS)] == ["b1"]
+    assert [one.name for one in find_nodes(listed, Settings(node_labels={"pool": "b"}))] == ["b1"]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,7 @@ def test_a_cluster_without_nodes_is_no_pass() -> None:
 
 
 def test_every_node_gets_a_pod_and_every_gpu_a_rank(tmp_path: Path) -> None:
-    submission, world = plan(SETTINGS, find_nodes(GOOD, SETTINGS, OPTIONS), Options(batch_size=64), tmp_path)
+    submission, world = plan(SETTINGS, find_nodes(GOOD, SETTINGS), Options(batch_size=64), tmp_path)
     assert world == 16
     (text,) = submission.files.values()
     job = next(one for one in yaml.safe_load_all(text) if one["kind"] == "Job")
@@ -117,3 +119,34 @@ def test_pods_that_never_measured_accuse_no_gpu(poll: Poll, verdict: Verdict) ->
     found = judge_poll(poll, limit_s=60)
     assert found.verdict is verdict
     assert found.device == ("rank1" if verdict is Verdict.FAIL else None)
+
+
+@pytest.mark.parametrize(
+    ("bad", "closed"),
+    [
+        (node("a", unschedulable=True), ""),
+        (node("a", taints=[{"key": "trainmaster/health", "effect": "NoSchedule"}], unschedulable=True), ""),
+        (node("a", taints=[{"key": "sick", "effect": "NoSchedule"}]), "no toleration for its taint sick"),
+        (node("a", ready="False"), "it is not Ready"),
+    ],
+)
+def test_a_node_that_we_took_out_is_measured_and_a_foreign_taint_is_obeyed(bad: dict[str, Any], closed: str) -> None:
+    (found,) = find_nodes([bad], SETTINGS)
+    assert found.closed == closed
+
+
+def test_a_pod_that_measures_takes_all_gpus_of_its_node_and_ends_by_itself(tmp_path: Path) -> None:
+    (found,) = find_nodes([node("a", unschedulable=True)], SETTINGS)
+    submission = plan_pod(SETTINGS, found, tmp_path, lasts_s=90)
+    job = next(one for text in submission.files.values() for one in yaml.safe_load_all(text) if one["kind"] == "Job")
+    pod = job["spec"]["template"]["spec"]
+    assert pod["nodeSelector"] == {"kubernetes.io/hostname": "a"}
+    assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "8"}
+    assert {one["key"] for one in pod["tolerations"]} >= {"trainmaster/health", "node.kubernetes.io/unschedulable"}
+    (plan_file,) = (
+        one["data"]["plan.json"]
+        for text in submission.files.values()
+        for one in yaml.safe_load_all(text)
+        if one["kind"] == "ConfigMap"
+    )
+    assert "time.sleep(90)" in plan_file

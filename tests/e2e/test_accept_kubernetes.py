@@ -1,4 +1,4 @@
-"""Acceptance training in pods of a real cluster: API server, scheduler, two kubelets with containerd."""
+"""Checks, collectives and acceptance training in pods of a real cluster: API server, scheduler, two kubelets."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from kube_nodes import Cluster, cluster
+from kube_nodes import GPUS, Cluster, cluster
 from trainmaster.cli.main import build
+from trainmaster.cluster import kube_programs
 
 pytestmark = [pytest.mark.spawns, pytest.mark.timeout(600)]
 
@@ -77,3 +78,58 @@ def test_the_plan_of_an_acceptance_has_every_node_and_creates_nothing(
     assert (code, replicas["Master"]["replicas"], replicas["Worker"]["replicas"]) == (0, 1, 1)
     assert job["metadata"]["labels"]["app"] == "gpu-acceptance-test"
     assert nodes.kube.call("GET", "/apis/kubeflow.org/v1/pytorchjobs")["items"] == []
+
+
+def ask(*words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(build(guarded=True), words, env={"COLUMNS": "300"})
+    return done.exit_code, done.output
+
+
+def test_every_node_is_checked_and_measured_in_a_pod_of_its_own(
+    tmp_path: Path, nodes: Cluster, target: Callable[..., str]
+) -> None:
+    where, merge = target(), "application/merge-patch+json"
+    nodes.kube.call("PATCH", "/api/v1/nodes/node-b", {"spec": {"unschedulable": True}}, kind=merge)
+    try:
+        bundle = tmp_path / "bundle"
+        words = ("--only", "shm", "--only", "hostname", "--home", str(tmp_path / "home"), "--out", str(bundle))
+        code, text = ask("check", "--on", where, *words)
+        health = json.loads((bundle / "health.json").read_text())
+        assert (code, health["silent"]) == (0, []), text
+        assert [(one["node"], len(one["results"])) for one in health["nodes"]] == [("node-a", 2), ("node-b", 2)]
+    finally:
+        nodes.kube.call("PATCH", "/api/v1/nodes/node-b", {"spec": {"unschedulable": False}}, kind=merge)
+    sizes = ("--collective", "all_reduce", "--min", "8K", "--max", "8K", "--backend", "gloo")
+    code, text = ask("bandwidth", "--on", where, *sizes, "--json")
+    found = json.loads(text[text.index("{") :])
+    assert [row["busbw_gbps"] > 0 for row in found["rows"]] == [True], text
+    assert (code, found["silent"]) == (found["exit_code"], {})
+    code, text = ask("isolate", "--on", where, "--size", "64K", "--max-rounds", "1", "--json")
+    found = json.loads(text[text.index("{") :])
+    assert (found["silent"], found["diagnosis"]["measurements"]) == ({}, 1), text
+    left = nodes.kube.call("GET", "/api/v1/pods?labelSelector=trainmaster/attempt")["items"]
+    assert left == [] and nodes.kube.call("GET", "/apis/batch/v1/jobs")["items"] == []
+
+
+def test_a_node_whose_gpus_are_in_use_is_silent_and_the_other_answers(
+    tmp_path: Path, nodes: Cluster, target: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kube_programs, "_FREE_S", 1.0)
+    where = target(gpus=None)
+    busy = nodes.settings("default", gpus=GPUS)
+    pod = {
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "busy"},
+        "spec": {"nodeName": "node-a", "terminationGracePeriodSeconds": 0, "containers": [
+            {"name": "c", "image": busy["image"], "command": ["/pause/busybox", "sleep", "600"],
+             "resources": {"limits": {"nvidia.com/gpu": str(GPUS)}}},
+        ]},
+    }  # fmt: skip
+    nodes.kube.call("POST", "/api/v1/namespaces/default/pods", pod)
+    try:
+        code, text = ask("check", "--on", where, "--only", "shm", "--home", str(tmp_path / "home"), "--json")
+        health = json.loads(text[text.index("{") :])
+        (silent,) = health["silent"]
+        assert (code, silent["node"], [one["node"] for one in health["nodes"]]) == (3, "node-a", ["node-b"]), text
+        assert "its GPUs are in use" in silent["reason"] and "nvidia.com/gpu" in silent["reason"]
+    finally:
+        nodes.kube.call("DELETE", "/api/v1/namespaces/default/pods/busy?gracePeriodSeconds=0")

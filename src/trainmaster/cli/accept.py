@@ -167,10 +167,12 @@ def _run(given: Mapping[str, Any], options: Options) -> dict[str, Any] | None:
         from trainmaster.cli._documents.hosts_file import load_nodes
         from trainmaster.cluster import acceptance, acceptance_slurm
         from trainmaster.cluster.slurm_nodes import SlurmNodes
+        from trainmaster.targets.ssh.hosts import SshHosts
 
         nodes = load_nodes(given["on"], verb="accept")
         if isinstance(nodes, SlurmNodes):
             return acceptance_slurm.accept(nodes, options)
+        assert isinstance(nodes, SshHosts)
         return acceptance.accept(nodes, options)
     from trainmaster.bench.accept import run
 
@@ -198,8 +200,6 @@ def _run_suite(given: Mapping[str, Any], options: Options) -> dict[str, Any]:
         raise UsageError(f"--suite {given['suite']}: quick or full")
     if detect(os.environ).launcher != "single":
         raise UsageError("--suite starts its own ranks: start it once, without a launcher, or with --on TARGET")
-    if _is_kubernetes(given["on"]):
-        raise UsageError("--suite --on kubernetes: checks and collectives have no pods of their own; leave --suite out")
     _refuse_words(given)
     folder = _folder(given["out"]).resolve()
     machine = Machine(on=given["on"], gpus=0 if given["on"] is not None else count_gpus())

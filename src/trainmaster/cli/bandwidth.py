@@ -55,7 +55,7 @@ def bandwidth(
         int | None, typer.Option(min=1, help="With --nccl-tests: how many ranks must have met in one run.")
     ] = None,
     on: Annotated[
-        str | None, typer.Option("--on", metavar="TARGET", help="Ranks on all nodes of ssh:hosts.yaml or slurm.")
+        str | None, typer.Option("--on", metavar="TARGET", help="Nodes: ssh:hosts.yaml, slurm, kubernetes.")
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep bandwidth.json and every rank's log.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,

@@ -22,7 +22,7 @@ _SHOWN = 3  # measurements printed of each suspect; --json has them all
 
 def isolate(
     on: Annotated[
-        str | None, typer.Option("--on", metavar="TARGET", help="Nodes to test: ssh:hosts.yaml, slurm.")
+        str | None, typer.Option("--on", metavar="TARGET", help="Nodes to test: ssh:hosts.yaml, slurm, kubernetes.")
     ] = None,
     sim: Annotated[str | None, typer.Option("--sim", help="A simulated fabric, as key=value words.")] = None,
     routes: Annotated[bool, typer.Option("--routes", help="The path of every pair is known: name the link.")] = False,

@@ -13,8 +13,8 @@ import signal
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,33 +32,18 @@ from trainmaster.cluster.acceptance import (
     not_whole,
 )
 from trainmaster.cluster.acceptance_files import JOB, LABELS
+from trainmaster.cluster.kube_nodes import KubeNode, find_nodes, list_nodes
 from trainmaster.core.plan import EXIT_FILE, ExitRecord, rank_log
 from trainmaster.core.results import CheckResult, Finding, error, judge_overall
 from trainmaster.core.spec import JobSpec, Limits, Preflight, Resources
 from trainmaster.core.states import TargetState
 from trainmaster.targets import Handle, Placement, Poll, Submission
 from trainmaster.targets.kubernetes import planning
-from trainmaster.targets.kubernetes.errors import Denied
-from trainmaster.targets.kubernetes.kubeconfig import load_access
-from trainmaster.targets.kubernetes.session import open_session
 from trainmaster.targets.kubernetes.settings import Settings
-from trainmaster.targets.kubernetes.states import is_ready
 from trainmaster.targets.kubernetes.target import Kubernetes
 
 _POLL_S = 1.0
 _BLOCK = 1 << 20
-_TAINTS = ("NoSchedule", "NoExecute")
-_NOT_READY = "node.kubernetes.io/not-ready"  # follows the condition Ready, which is judged by itself, by seconds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KubeNode:
-    """A node as the API server describes it."""
-
-    name: str
-    gpus: int  # in working order
-    installed: int
-    fault: str  # why nothing can start there now; empty: it can
 
 
 def accept(target: Kubernetes, options: Options) -> dict[str, Any]:
@@ -72,7 +57,7 @@ def dry_run(target: Kubernetes, options: Options) -> str:
     async def ask() -> str:
         try:
             settings = target.settings()
-            nodes = find_nodes(await _list_nodes(settings), settings, options)
+            nodes = await _find_nodes(settings, options)
             submission, _ = plan(settings, nodes, options, Path())
             return "\n".join(submission.files.values())
         finally:
@@ -87,7 +72,7 @@ async def _accept(target: Kubernetes, options: Options) -> dict[str, Any]:
     try:
         with _until_terminated(task), tempfile.TemporaryDirectory(prefix="trainmaster-accept-") as name:
             settings = target.settings()
-            nodes = find_nodes(await _list_nodes(settings), settings, options)
+            nodes = await _find_nodes(settings, options)
             if missing := find_missing(nodes, options):
                 return incomplete(options, missing, world=len(nodes))
             submission, world = plan(settings, nodes, options, Path(name))
@@ -151,45 +136,6 @@ def plan(settings: Settings, nodes: Sequence[KubeNode], options: Options, folder
     return planning.plan(placement, own), len(nodes) * per_node
 
 
-def find_nodes(listed: Sequence[Mapping[str, Any]], settings: Settings, options: Options) -> list[KubeNode]:
-    """Nodes with GPUs that the settings file does not leave out; all nodes where no GPU is wanted, or none is there."""
-    found = [_read_node(one, settings) for one in listed if _is_chosen(one, settings)]
-    without = options.backend == "gloo" or settings.gpus == 0
-    with_gpus = [] if without else [one for one in found if one.installed]
-    # A control plane node that takes no pods is no part of what is accepted.
-    return with_gpus or [one for one in found if without or not one.fault]
-
-
-def _is_chosen(node: Mapping[str, Any], settings: Settings) -> bool:
-    labels = node["metadata"].get("labels") or {}
-    wanted = all(labels.get(name) == value for name, value in settings.node_labels.items())
-    return wanted and node["metadata"]["name"] not in settings.not_nodes
-
-
-def _read_node(node: Mapping[str, Any], settings: Settings) -> KubeNode:
-    status = node.get("status") or {}
-    installed, free = (_count(status.get(name), settings.gpu_resource) for name in ("capacity", "allocatable"))
-    tolerated = {one.key for one in settings.tolerations} | {settings.gpu_resource, _NOT_READY}
-    taints = [
-        str(one.get("key"))
-        for one in (node.get("spec") or {}).get("taints") or ()
-        if one.get("effect") in _TAINTS and one.get("key") not in tolerated and None not in tolerated
-    ]
-    fault = ""
-    if not is_ready(node):
-        fault = "it is not Ready"
-    elif (node.get("spec") or {}).get("unschedulable"):
-        fault = "it is cordoned"
-    elif taints:
-        fault = f"no toleration for its taint {taints[0]}"
-    return KubeNode(name=str(node["metadata"]["name"]), gpus=free, installed=installed, fault=fault)
-
-
-def _count(amounts: Any, name: str) -> int:
-    text = str((amounts or {}).get(name, "0"))
-    return int(text) if text.isascii() and text.isdigit() else 0
-
-
 def find_missing(nodes: Sequence[KubeNode], options: Options) -> dict[str, tuple[str, str]]:
     """Reason and action for every node that cannot take part."""
     if not nodes:
@@ -205,13 +151,8 @@ def find_missing(nodes: Sequence[KubeNode], options: Options) -> dict[str, tuple
     return wrong
 
 
-async def _list_nodes(settings: Settings) -> list[Mapping[str, Any]]:
-    access = load_access(settings.kubeconfig, settings.context)
-    session = open_session(access, settings.namespace, settings.kind)
-    try:
-        return list((await session.client.list("/api/v1/nodes")).get("items") or ())
-    except Denied as wrong:
-        raise Denied(f"{wrong}; acceptance has to list the nodes: it measures all of them") from None
+async def _find_nodes(settings: Settings, options: Options) -> list[KubeNode]:
+    return find_nodes(await list_nodes(settings), settings, without_gpus=options.backend == "gloo")
 
 
 async def _wait(target: Kubernetes, handle: Handle, limit_s: float) -> Poll:

@@ -18,12 +18,12 @@ from trainmaster.cluster import launch
 from trainmaster.cluster.collective_findings import judge, read
 from trainmaster.cluster.collective_plan import Plan, keep_output
 from trainmaster.cluster.launch import Capabilities
+from trainmaster.cluster.nodes import Nodes
 from trainmaster.cluster.pairs import choose_backend
-from trainmaster.cluster.slurm_nodes import SlurmNodes
 from trainmaster.core.errors import UsageError
 from trainmaster.core.results import CheckResult, Overall, error, judge_overall
 from trainmaster.targets.ssh.connect import NodeUnavailable
-from trainmaster.targets.ssh.hosts import SshHost, SshHosts
+from trainmaster.targets.ssh.hosts import SshHost
 
 TOTAL_S = 3600.0
 NODES_CHECK = "collective_nodes"
@@ -54,12 +54,12 @@ class ClusterBandwidth:
         return judge_overall(self.results, planned=PLANNED)
 
 
-def measure(hosts: SshHosts | SlurmNodes, request: Request, *, out: Path | None = None) -> ClusterBandwidth:
+def measure(hosts: Nodes, request: Request, *, out: Path | None = None) -> ClusterBandwidth:
     """Run the collectives on every node; `out` keeps what each rank printed."""
     return asyncio.run(_measure(hosts, request, out))
 
 
-async def _measure(hosts: SshHosts | SlurmNodes, request: Request, out: Path | None) -> ClusterBandwidth:
+async def _measure(hosts: Nodes, request: Request, out: Path | None) -> ClusterBandwidth:
     link = launch.open_link(hosts, limit_s=request.total_s + launch.CAPABILITIES_TIMEOUT_S)
     try:
         told = await launch.ask_capabilities(hosts.hosts, link)

@@ -16,12 +16,13 @@ from trainmaster import __version__, checks
 from trainmaster.checks import document
 from trainmaster.checks.expectations import COLLECTIVES, unmeasured
 from trainmaster.checks.profiles import Resolved
-from trainmaster.cluster import collectives, slurm_check
+from trainmaster.cluster import collectives, kube_check, slurm_check
 from trainmaster.cluster.gather import TIMEOUT_S, CheckRequest, TransferStats, gather
+from trainmaster.cluster.kube_nodes import KubeNodes
+from trainmaster.cluster.nodes import Nodes
 from trainmaster.cluster.slurm_nodes import SlurmNodes
 from trainmaster.core.errors import UsageError
 from trainmaster.core.health import ClusterHealth
-from trainmaster.targets.ssh.hosts import SshHosts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,7 @@ def plan(level: int, only: Sequence[str] = (), skip: Sequence[str] = ()) -> Clus
 
 
 def check(
-    hosts: SshHosts | SlurmNodes,
+    hosts: Nodes,
     planned: ClusterPlan,
     known: Resolved,
     *,
@@ -69,6 +70,8 @@ def check(
     )
     if isinstance(hosts, SlurmNodes):
         health = slurm_check.gather(hosts, request, bundle=bundle, on_answer=on_answer, stats=stats)
+    elif isinstance(hosts, KubeNodes):
+        health = kube_check.gather(hosts, request, bundle=bundle, on_answer=on_answer, stats=stats)
     else:
         health = gather(hosts, request, bundle=bundle, on_answer=on_answer, stats=stats)
     if planned.whole:

@@ -11,11 +11,10 @@ from trainmaster.cluster import launch
 from trainmaster.cluster.collective_findings import judge
 from trainmaster.cluster.collective_plan import choose, keep_output, plan
 from trainmaster.cluster.launch import Capabilities
-from trainmaster.cluster.slurm_nodes import SlurmNodes
+from trainmaster.cluster.nodes import Nodes
 from trainmaster.core.health import ClusterHealth
 from trainmaster.core.results import CheckResult, Finding, Verdict
 from trainmaster.targets.ssh.connect import NodeUnavailable
-from trainmaster.targets.ssh.hosts import SshHosts
 
 NAME = "collectives"
 LEVEL = 2
@@ -24,7 +23,7 @@ TIMEOUT_S = {2: 600.0, 3: 3600.0}  # of the whole run, by level
 
 def measure(
     health: ClusterHealth,
-    hosts: SshHosts | SlurmNodes,
+    hosts: Nodes,
     *,
     level: int,
     timeout_s: float | None,
@@ -39,7 +38,7 @@ def measure(
 
 
 async def _measure(
-    health: ClusterHealth, hosts: SshHosts | SlurmNodes, *, level: int, total_s: float, bundle: Path | None
+    health: ClusterHealth, hosts: Nodes, *, level: int, total_s: float, bundle: Path | None
 ) -> list[Finding]:
     fit, left_out = choose(health)
     by_name = {host.name: host for host in hosts.hosts}

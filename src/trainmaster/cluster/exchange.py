@@ -202,6 +202,17 @@ def _parse(data: bytes) -> object:
     return answer
 
 
+def find_answer(body: bytes, nonce: str) -> bytes | None:
+    """The answer in a program's whole output, after whatever the site or the image printed; None without one."""
+    found = re.search(rb"\n" + nonce.encode() + rb" answer (\d{1,9}) ([0-9a-f]{64})\n", body)
+    if found is None:
+        return None
+    data = body[found.end() : found.end() + int(found[1])]
+    if hashlib.sha256(data).hexdigest().encode() != found[2]:
+        raise malformed("the answer was cut off or damaged in transit")
+    return data
+
+
 def unwrap_runs(data: bytes, wanted: int) -> list[ProgramResult]:
     """Results of the programs in an answer."""
     answer = _parse(data)

@@ -10,17 +10,20 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from trainmaster.cluster.exchange import HANDSHAKES, Program, ProgramResult, start
+from trainmaster.cluster.kube_nodes import KubeNodes
+from trainmaster.cluster.kube_programs import KubeLink
+from trainmaster.cluster.nodes import Nodes
 from trainmaster.cluster.slurm_nodes import SlurmNodes
 from trainmaster.cluster.slurm_programs import SlurmLink
 from trainmaster.core.errors import SpecError
 from trainmaster.core.schema import build
 from trainmaster.targets.ssh.channel import clean
 from trainmaster.targets.ssh.connect import NodeUnavailable, load
-from trainmaster.targets.ssh.hosts import SshHost, SshHosts, read_known_hosts
+from trainmaster.targets.ssh.hosts import SshHost, read_known_hosts
 from trainmaster.targets.ssh.package import Package, pack
 
 Outcome = Sequence[ProgramResult] | NodeUnavailable | None  # None: cut off after the first program had ended
@@ -36,6 +39,10 @@ class Link(Protocol):
         """Results of programs that run at once on a node; NodeUnavailable without its answer. Cancelling ends them."""
         ...
 
+    def address(self, name: str) -> str | None:
+        """Where other nodes reach this one; None: as its hosts file or it itself says."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -49,6 +56,9 @@ class SshLink:
 
     async def start(self, host: SshHost, runs: Sequence[Program], *, timeout_s: float) -> Sequence[ProgramResult]:
         return await start(host, self.known_hosts, self.package, runs, timeout_s=timeout_s, gate=self.gate)
+
+    def address(self, name: str) -> None:
+        del name
 
     async def close(self) -> None:
         pass
@@ -66,10 +76,12 @@ class Capabilities:
     why: str  # reason that torch cannot be used
 
 
-def open_link(hosts: SshHosts | SlurmNodes, *, limit_s: float) -> Link:
+def open_link(hosts: Nodes, *, limit_s: float) -> Link:
     """The way to these nodes. `limit_s` bounds how long a scheduler keeps them for us; call `close`."""
     if isinstance(hosts, SlurmNodes):
         return SlurmLink(hosts, limit_s=limit_s)
+    if isinstance(hosts, KubeNodes):
+        return KubeLink(hosts, limit_s=limit_s)
     load()
     return SshLink(known_hosts=read_known_hosts(hosts.known_hosts), package=pack(), gate=asyncio.Semaphore(HANDSHAKES))
 
@@ -95,7 +107,11 @@ async def ask_capabilities(
     """Capabilities of every node, each asked alone."""
     program = Program(module="trainmaster.bench.collectives.capabilities", words=["--ports", str(ports)])
     answers = await asyncio.gather(*(_start(host, [program], link, timeout_s=timeout_s) for host in hosts))
-    return {host.name: _read_capabilities(found) for host, found in zip(hosts, answers, strict=True)}
+    found = {host.name: _read_capabilities(answer) for host, answer in zip(hosts, answers, strict=True)}
+    return {
+        name: replace(one, address=link.address(name) or one.address) if isinstance(one, Capabilities) else one
+        for name, one in found.items()
+    }
 
 
 def environment(

@@ -1,4 +1,4 @@
-"""Pair tests between real nodes, over SSH or in Slurm: the `measure` function of `trainmaster isolate`.
+"""Pair tests between real nodes, over SSH, in Slurm or in pods: the `measure` function of `trainmaster isolate`.
 
 The pairs of a round run at once, each with two ranks of its own. A pair without an answer by its deadline is None. A
 node that cannot be reached is reported as silent and takes no part: no test is needed to know it, and a round spent on
@@ -16,17 +16,16 @@ from trainmaster.core.errors import UsageError
 if TYPE_CHECKING:
     from trainmaster.cluster.exchange import Program
     from trainmaster.cluster.launch import Capabilities
-    from trainmaster.cluster.slurm_nodes import SlurmNodes
+    from trainmaster.cluster.nodes import Nodes
     from trainmaster.targets.ssh.connect import NodeUnavailable
-    from trainmaster.targets.ssh.hosts import SshHosts
 
 _TAKEN = ("EADDRINUSE", "address already in use")  # the port was taken since the node was asked: no verdict
 
 
 class Pairs:
-    """Nodes of a hosts file or of Slurm, ready for pair tests. One event loop serves all rounds; call `close`."""
+    """Nodes that are ready for pair tests. One event loop serves all rounds; call `close`."""
 
-    def __init__(self, hosts: SshHosts | SlurmNodes, *, size: str, timeout_s: float, rounds: int) -> None:
+    def __init__(self, hosts: Nodes, *, size: str, timeout_s: float, rounds: int) -> None:
         from trainmaster.cluster import launch
 
         self._hosts = {host.name: host for host in hosts.hosts}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import hashlib
 import json
 import re
 import secrets
@@ -17,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainmaster import targets
-from trainmaster.cluster.exchange import Program, ProgramResult, unwrap_runs
+from trainmaster.cluster.exchange import Program, ProgramResult, find_answer, unwrap_runs
 from trainmaster.cluster.slurm_nodes import FREE_S, SlurmNode, SlurmNodes, options
 from trainmaster.core.errors import TargetError
 from trainmaster.targets.slurm.queue import Queue, queue
 from trainmaster.targets.slurm.target import node_half
-from trainmaster.targets.ssh.channel import clean, malformed
+from trainmaster.targets.ssh.channel import clean
 from trainmaster.targets.ssh.connect import NodeUnavailable
 from trainmaster.targets.ssh.hosts import SshHost
 
@@ -53,6 +52,9 @@ class SlurmLink:
             raise
         except TargetError as wrong:
             raise NodeUnavailable(str(wrong), action="see `scontrol show node` and the log of its slurmd") from None
+
+    def address(self, name: str) -> None:
+        del name  # NodeAddr is in the list of nodes
 
     async def close(self) -> None:
         """Give every node back."""
@@ -112,13 +114,9 @@ async def run_bootstrap(
     program = ["env", f"PYTHONPATH={package}", "PYTHONSAFEPATH=1", python, "-m", "trainmaster.targets.ssh.bootstrap"]
     words = [*srun, *_STEP, *program, text]
     result, body = await where.ask("run", words=words, timeout_s=timeout_s + wait_s + _START_S)
-    # What a prolog of the site prints may come before it.
-    found = re.search(rb"\n" + nonce.encode() + rb" answer (\d{1,9}) ([0-9a-f]{64})\n", body)
-    if found is None:
+    data = find_answer(body, nonce)
+    if data is None:
         raise _not_started("srun", result.get("code"), _said(result))
-    data = body[found.end() : found.end() + int(found[1])]
-    if hashlib.sha256(data).hexdigest().encode() != found[2]:
-        raise malformed("the answer was cut off or damaged in transit")
     return data
 
 

@@ -109,8 +109,8 @@ def _training(model: Model, options: Options, where: Sequence[str], folder: Path
 
 def _isolation(machine: Machine) -> Part:
     skip = None if machine.on is not None else "one machine has no other node to be paired with: --on is not given"
-    if machine.on is not None and machine.on.partition(":")[0] not in ("ssh", "slurm"):
-        skip = f"pairs of nodes are tested over SSH or in Slurm, and the target is {machine.on}"
+    if machine.on is not None and machine.on.partition(":")[0] not in ("ssh", "slurm", "kubernetes"):
+        skip = f"pairs of nodes are tested over SSH, in Slurm or in pods, and the target is {machine.on}"
     where = ["--on", machine.on] if machine.on is not None else []
     return Part(
         name="isolate", title="Which node or link is slow", kind="isolation", words=["isolate", *where, "--json"],

@@ -9,6 +9,8 @@ from trainmaster.cli import _yaml_file
 from trainmaster.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from trainmaster.cluster.kube_nodes import KubeNodes
+    from trainmaster.cluster.nodes import Nodes
     from trainmaster.cluster.slurm_nodes import SlurmNodes
     from trainmaster.targets.ssh.hosts import SshHosts
 
@@ -22,7 +24,7 @@ _JOB = {
 _INSTEAD = {
     ("check", "hyperpod"): "use `trainmaster cluster validate` and `trainmaster cluster test`",
     ("accept", "hyperpod"): "use `trainmaster cluster test` and `trainmaster cluster perf`",
-    ("isolate", "local"): "pairs need several nodes: use --on ssh:hosts.yaml or --on slurm",
+    ("isolate", "local"): "pairs need several nodes: use --on ssh:hosts.yaml, --on slurm or --on kubernetes",
     (
         "isolate",
         "sagemaker",
@@ -30,11 +32,13 @@ _INSTEAD = {
 }
 
 
-def load_nodes(word: str, *, verb: str) -> SshHosts | SlurmNodes:
-    """The nodes that `--on ssh:FILE`, `--on slurm` or `--on slurm:FILE` names. UsageError for any other target."""
+def load_nodes(word: str, *, verb: str) -> Nodes:
+    """The nodes that `--on` names: ssh:FILE, slurm, slurm:FILE, kubernetes, kubernetes:FILE. UsageError for others."""
     kind, _, options = word.partition(":")
     if kind == "slurm":
         return _load_slurm(word)
+    if kind == "kubernetes":
+        return _load_kubernetes(word)
     if kind == "ssh" and options:
         return load_hosts(word)
     raise UsageError(_refuse(word, kind, verb))
@@ -61,12 +65,25 @@ def _load_slurm(word: str) -> SlurmNodes:
     return found
 
 
+def _load_kubernetes(word: str) -> KubeNodes:
+    from trainmaster import targets
+    from trainmaster.cluster.kube_nodes import load_nodes
+    from trainmaster.targets.kubernetes.target import Kubernetes
+
+    target = targets.load(word)
+    assert isinstance(target, Kubernetes)
+    found = load_nodes(target)
+    if not found.nodes:
+        raise UsageError(f"--on {word}: the cluster has no node that takes pods; see node_labels and not_nodes in it")
+    return found
+
+
 def _refuse(word: str, kind: str, verb: str) -> str:
     from trainmaster import targets
 
     if kind == "ssh":
         return f"--on {word}: write the hosts file too: --on ssh:hosts.yaml"
     if kind not in targets.names():
-        return f"--on {word}: {kind!r} is not a target; {verb} runs on ssh:hosts.yaml and slurm"
+        return f"--on {word}: {kind!r} is not a target; {verb} runs on ssh:hosts.yaml, slurm and kubernetes"
     instead = _INSTEAD.get((verb, kind)) or _JOB[verb]
-    return f"--on {word}: {verb} runs on ssh:hosts.yaml and slurm; on {kind}, {instead}"
+    return f"--on {word}: {verb} runs on ssh:hosts.yaml, slurm and kubernetes; on {kind}, {instead}"

@@ -47,11 +47,16 @@ async def run_command(
     out: Callable[[bytes], None],
     err: Callable[[bytes], None],
     terminal: Terminal | None = None,
+    keep_open: bool = False,
 ) -> int:
-    """Run a command to its end; its exit code. Without a terminal it gets no input."""
+    """Run a command to its end; its exit code. Without a terminal it gets no input.
+
+    `keep_open`: its standard input ends when the connection does, for a program that should end with it.
+    """
     asked = [("container", place.container), ("stdout", "true"), *(("command", word) for word in words)]
     # A terminal has one output: programs there write errors to the same screen.
     asked += [("stdin", "true"), ("tty", "true")] if terminal is not None else [("stderr", "true")]
+    asked += [("stdin", "true")] if keep_open else []
     path = path_of("v1", "pods", namespace=place.namespace, name=place.pod) + "/exec"
     socket = await client.open_socket(path, asked, _PROTOCOLS)
     typed = asyncio.create_task(_send(terminal, socket)) if terminal is not None else None

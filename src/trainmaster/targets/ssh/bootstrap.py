@@ -5,8 +5,8 @@ temporary folder; and prints one answer. It ends, with all its descendants, at i
 closes. With `serve` it becomes the node's end of the ssh target instead (node_server.py), whose agents outlive it.
 Standard library only: it cannot import the package that it brings.
 
-srun starts it as a module: `package` of its order names the node half on the shared file system, and standard input,
-which a step does not have, is not watched; Slurm's SIGTERM ends it.
+srun and Kubernetes start it as a module: `package` of its order names the node half, or is null where it is installed.
+Standard input, which a step of srun does not have, is watched only with `watch`; Slurm's SIGTERM ends it.
 """
 
 from __future__ import annotations
@@ -91,10 +91,10 @@ def _cache(order: Mapping[str, Any]) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainmaster" / str(order["digest"])
 
 
-def _node_half(order: Mapping[str, Any], work: Path, until: float) -> Path:
-    """Folder of the package: from the cache if complete, else received and cached."""
+def _node_half(order: Mapping[str, Any], work: Path, until: float) -> Path | None:
+    """Folder of the package: from the cache if complete, else received and cached. None: it is installed."""
     if "package" in order:
-        return Path(order["package"])
+        return Path(order["package"]) if order["package"] is not None else None
     cache = _cache(order)
     if _digest_of(cache) == order["digest"]:
         return cache
@@ -137,7 +137,7 @@ def _receive(size: int, until: float) -> bytes:
     return data
 
 
-def _run(package: Path, order: Mapping[str, Any], work: Path, until: float) -> dict[str, Any]:
+def _run(package: Path | None, order: Mapping[str, Any], work: Path, until: float) -> dict[str, Any]:
     out, err, capture = work / "out", work / "err", work / "capture"
     words = [*order["words"], "--json", "--progress", "--capture", str(capture)]
     child = _start(package, ["trainmaster.checks", *words], {}, out, err)
@@ -158,7 +158,7 @@ def _run(package: Path, order: Mapping[str, Any], work: Path, until: float) -> d
     return {"health": _text(out), "files": files}
 
 
-def _run_programs(package: Path, order: Mapping[str, Any], work: Path, until: float) -> dict[str, Any]:
+def _run_programs(package: Path | None, order: Mapping[str, Any], work: Path, until: float) -> dict[str, Any]:
     """Run several modules at once, each with its own environment; the output and end of each."""
     children = []
     for number, run in enumerate(order["runs"]):
@@ -185,8 +185,10 @@ def _run_programs(package: Path, order: Mapping[str, Any], work: Path, until: fl
     return {"runs": told}
 
 
-def _start(package: Path, words: list[str], env: Mapping[str, str], out: Path, err: Path) -> subprocess.Popen[bytes]:
-    paths = [str(package), *filter(None, [os.environ.get("PYTHONPATH")])]
+def _start(
+    package: Path | None, words: list[str], env: Mapping[str, str], out: Path, err: Path
+) -> subprocess.Popen[bytes]:
+    paths = [*([str(package)] if package else []), *filter(None, [os.environ.get("PYTHONPATH")])]
     with out.open("wb") as stdout, err.open("wb") as stderr:
         return subprocess.Popen(
             [sys.executable, "-m", *words],
@@ -201,7 +203,7 @@ def _start(package: Path, words: list[str], env: Mapping[str, str], out: Path, e
 
 def _breathe(order: Mapping[str, Any]) -> None:
     """Wait a moment; exit if the connection closed."""
-    if "package" in order:
+    if "package" in order and not order.get("watch"):
         time.sleep(0.05)
     elif select.select([0], [], [], 0.05)[0] and not os.read(0, 1 << 12):
         raise SystemExit("the connection closed")

@@ -1,0 +1,122 @@
+"""Nodes of a Kubernetes cluster, as its API server describes them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainmaster import targets
+from trainmaster.cluster.schedulers import KEY
+from trainmaster.targets.kubernetes.errors import Denied
+from trainmaster.targets.kubernetes.kubeconfig import load_access
+from trainmaster.targets.kubernetes.session import open_session
+from trainmaster.targets.kubernetes.settings import Settings
+from trainmaster.targets.kubernetes.states import is_ready
+from trainmaster.targets.kubernetes.target import Kubernetes
+from trainmaster.targets.ssh.hosts import SshHost
+
+NOT_READY = "it is not Ready"
+_HOSTNAME = "kubernetes.io/hostname"
+_TAINTS = ("NoSchedule", "NoExecute")
+_NOT_READY_TAINT = "node.kubernetes.io/not-ready"  # follows the condition Ready, which is judged by itself, by seconds
+_UNSCHEDULABLE = "node.kubernetes.io/unschedulable"  # follows a cordon
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubeNode:
+    """A node as the API server describes it."""
+
+    name: str
+    gpus: int  # in working order
+    installed: int
+    fault: str  # why nothing can start there now; empty: it can
+    hostname: str = ""  # its label, by which a pod chooses it
+    taints: tuple[str, ...] = ()  # keys that the settings do not tolerate
+
+    @property
+    def closed(self) -> str:
+        """Why nothing can be measured there now; empty: it can. A cordon and our own taint keep out only others."""
+        if self.fault == NOT_READY:
+            return self.fault
+        return next((f"no toleration for its taint {key}" for key in self.taints if key != KEY), "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubeNodes:
+    """Nodes of a cluster that are to be checked."""
+
+    target: Kubernetes
+    settings: Settings
+    nodes: tuple[KubeNode, ...]
+
+    @property
+    def hosts(self) -> tuple[SshHost, ...]:
+        return tuple(SshHost(host=node.name, name=node.name) for node in self.nodes)
+
+
+def load_nodes(target: Kubernetes) -> KubeNodes:
+    """Nodes with GPUs that the cluster file does not leave out; all nodes where none has a GPU."""
+
+    async def listing() -> KubeNodes:
+        try:
+            settings = target.settings()
+            nodes = find_nodes(await list_nodes(settings), settings)
+            return KubeNodes(target=target, settings=settings, nodes=tuple(nodes))
+        finally:
+            await targets.close()
+
+    return asyncio.run(listing())
+
+
+async def list_nodes(settings: Settings) -> list[Mapping[str, Any]]:
+    """Every node of the cluster."""
+    access = load_access(settings.kubeconfig, settings.context)
+    session = open_session(access, settings.namespace, settings.kind)
+    try:
+        return list((await session.client.list("/api/v1/nodes")).get("items") or ())
+    except Denied as wrong:
+        raise Denied(f"{wrong}; the nodes have to be listed: all of them are measured") from None
+
+
+def find_nodes(
+    listed: Sequence[Mapping[str, Any]], settings: Settings, *, without_gpus: bool = False
+) -> list[KubeNode]:
+    """Nodes with GPUs that the settings file does not leave out; all nodes where no GPU is wanted, or none is there."""
+    found = [_read_node(one, settings) for one in listed if _is_chosen(one, settings)]
+    without = without_gpus or settings.gpus == 0
+    with_gpus = [] if without else [one for one in found if one.installed]
+    # A control plane node that takes no pods is no part of what is measured.
+    return with_gpus or [one for one in found if without or not one.fault]
+
+
+def _is_chosen(node: Mapping[str, Any], settings: Settings) -> bool:
+    labels = node["metadata"].get("labels") or {}
+    wanted = all(labels.get(name) == value for name, value in settings.node_labels.items())
+    return wanted and node["metadata"]["name"] not in settings.not_nodes
+
+
+def _read_node(node: Mapping[str, Any], settings: Settings) -> KubeNode:
+    status = node.get("status") or {}
+    installed, free = (_count(status.get(name), settings.gpu_resource) for name in ("capacity", "allocatable"))
+    tolerated = {one.key for one in settings.tolerations} | {settings.gpu_resource, _NOT_READY_TAINT, _UNSCHEDULABLE}
+    taints = tuple(
+        str(one.get("key"))
+        for one in (node.get("spec") or {}).get("taints") or ()
+        if one.get("effect") in _TAINTS and one.get("key") not in tolerated and None not in tolerated
+    )
+    fault, name = "", str(node["metadata"]["name"])
+    if not is_ready(node):
+        fault = NOT_READY
+    elif (node.get("spec") or {}).get("unschedulable"):
+        fault = "it is cordoned"
+    elif taints:
+        fault = f"no toleration for its taint {taints[0]}"
+    hostname = str((node["metadata"].get("labels") or {}).get(_HOSTNAME) or name)
+    return KubeNode(name=name, gpus=free, installed=installed, fault=fault, hostname=hostname, taints=taints)
+
+
+def _count(amounts: Any, name: str) -> int:
+    text = str((amounts or {}).get(name, "0"))
+    return int(text) if text.isascii() and text.isdigit() else 0

@@ -221,6 +221,29 @@ def test_a_stop_request_reaches_pods_and_those_that_come_later(
     run(go())
 
 
+def test_a_job_that_waits_ends_when_it_is_cancelled_and_one_that_runs_is_left_to_its_agent(
+    kube: Kube, load: Any, place: Place, run: Run, namespace: str
+) -> None:
+    target = load(gpus=0)
+    waiting, running = target.plan(place(number=1)), target.plan(place(number=2))
+
+    async def go() -> None:
+        waits, runs = await target.submit(waiting), await target.submit(running)
+        make_pod(kube, waiting)
+        pod = make_pod(kube, running)
+        set_status(kube, namespace, pod, phase="Running", containerStatuses=container({"running": {}}))
+        await until(target, waits, TargetState.WAITING)
+        await until(target, runs, TargetState.RUNNING)
+        for handle in (waits, runs):
+            await target.cancel(handle, reason="over_budget: enough")
+        ended = await target.poll(waits)
+        assert (ended.state, ended.exit.reason) == (TargetState.FAILED, Reason.OVER_BUDGET)
+        assert "before any of its pods started" in ended.note
+        assert (await target.poll(runs)).state is TargetState.RUNNING
+
+    run(go())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_secret_is_in_secret_objects_alone(
     kind: str, kube: Kube, load: Any, place: Place, run: Run, namespace: str, monkeypatch: pytest.MonkeyPatch

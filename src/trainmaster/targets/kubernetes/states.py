@@ -196,6 +196,19 @@ def judge(
     return _alive(job, newest, nodes, not_ready, why)
 
 
+def has_started(pods: Sequence[Object]) -> bool:
+    """Whether a container of any pod runs or has run: then its agent sees a stop request and answers it."""
+    return any({"running", "terminated"} & set(container_state(pod)[0]) for pod in pods)
+
+
+def stopped_early(attempt: str, asked: str) -> Poll:
+    """The end of an attempt that was asked to stop while it waited."""
+    word = asked.partition(":")[0]
+    reason = Reason(word) if word in list(Reason) else Reason.USER_CANCELLED
+    record = _made(attempt, reason, "stopped before any of its pods started", None)
+    return Poll(state=TargetState.FAILED, exit=record, note=record.message)
+
+
 def _find_replaced(pods: Sequence[Object], newest: Mapping[int, Object], nodes: int) -> Object | None:
     """A pod whose place another one has taken: Jobs do that for pods that were deleted or given up."""
     for pod in pods:

@@ -28,7 +28,14 @@ from trainmaster.targets.kubernetes.logs import start_of
 from trainmaster.targets.kubernetes.session import Session, open_session
 from trainmaster.targets.kubernetes.settings import Kind, Settings, load_settings
 from trainmaster.targets.kubernetes.spool import Spool
-from trainmaster.targets.kubernetes.states import find_end, judge, newest_by_node, trim_pod
+from trainmaster.targets.kubernetes.states import (
+    find_end,
+    has_started,
+    judge,
+    newest_by_node,
+    stopped_early,
+    trim_pod,
+)
 from trainmaster.targets.local import check_range
 
 _STOP, _END, _RELEASED = "stop", "end", "released"
@@ -82,6 +89,9 @@ class Kubernetes:
             found = judge(job, pods, handle, not_ready=await self._not_ready(session, pods), why=why)
             if not found.state.over and not handle.get("restarts"):
                 found = _see_replaced(pods, spool, handle) or found
+            asked = spool.find(_STOP) if found.state is TargetState.WAITING and not has_started(pods) else None
+            if asked is not None:
+                found = stopped_early(str(handle["attempt"]), asked)
             if found.state.over:
                 return await self._end(session, handle, found)
             session.follow(handle)

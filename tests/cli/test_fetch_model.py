@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from client.served import serve
 from trainmaster.cli.main import build
+from trainmaster.control import checkpoints
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.train_config import ModelConfig
@@ -74,3 +75,26 @@ def test_a_manifest_cannot_lead_out_of_its_folder(home: Path, url: str, tmp_path
     (evil / "weights").symlink_to("/etc/passwd")
     assert run("fetch", "empty", tmp_path / "x", "--checkpoint", "--server", url).exit_code != 0
     assert not (tmp_path / "x/step-00000007/weights").exists()
+
+
+def test_a_checkpoint_folder_that_is_a_link_is_not_read(home: Path, url: str, tmp_path: Path) -> None:
+    """Else a job could exchange it, between two reads, for any folder that the server may read."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "manifest.json").write_text('{"files": {"weights": {"size_bytes": 6, "sha256": "x"}}}')
+    (elsewhere / "weights").write_text("secret")
+    place = home / "jobs" / EMPTY / "checkpoints" / "step-00000009"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.symlink_to(elsewhere)
+    db = open_database(home / "trainmaster.db")
+    try:
+        job = jobs.find_job(db, EMPTY)
+        assert job is not None
+        with pytest.raises(TrainmasterError, match="no checkpoint of step 9"):
+            checkpoints.find_step(home, job, 9)
+        listing = checkpoints.CheckpointListing(folder=place, step=9, files={"weights": (6, "x")})
+        with pytest.raises(TrainmasterError, match="weights"):
+            checkpoints.read(listing, "weights", offset=0, limit=6)
+    finally:
+        db.close()
+        place.unlink()

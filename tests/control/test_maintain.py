@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from trainmaster.control import maintain
-from trainmaster.core.errors import JobMissing, JobOpen, UsageError
+from trainmaster.core.errors import JobMissing, JobOpen, StorageError, UsageError
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Stage, Status
 from trainmaster.storage import open_store
@@ -129,3 +131,54 @@ def test_pages_by_cursor_give_each_job_once_while_others_come(db: Database) -> N
         page = jobs.list_jobs(db, limit=2, after=(page[-1].created_at, page[-1].id))
         seen += [row.id for row in page]
     assert sorted(seen) == sorted(first)
+
+
+def test_half_a_backup_is_not_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, half = tmp_path / "home", tmp_path / "half"
+    home.mkdir()
+    db = open_database(home / "trainmaster.db")
+    final_job(db, home)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copytree", full)
+        with pytest.raises(OSError, match="No space"):
+            maintain.back_up(db, home, half)
+    db.close()
+    with pytest.raises(UsageError, match=r"no trainmaster\.db"):
+        maintain.restore(half, tmp_path / "new")
+
+
+def test_a_backup_is_closed_to_other_accounts_in_a_folder_that_was_there(tmp_path: Path) -> None:
+    home, to = tmp_path / "home", tmp_path / "to"
+    home.mkdir()
+    db = open_database(home / "trainmaster.db")
+    to.mkdir(mode=0o755)
+    maintain.back_up(db, home, to)
+    db.close()
+    assert to.stat().st_mode & 0o777 == 0o700 and (to / "trainmaster.db").stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in to.iterdir() if path.name.startswith(".part-")] == []
+
+
+def test_a_job_whose_files_cannot_be_removed_does_not_keep_the_others(
+    db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(maintain.RETAIN_VARIABLE, "1")
+    old = datetime.now(UTC) - timedelta(days=3)
+    both = [final_job(db, tmp_path, ended=old - timedelta(hours=hours)) for hours in (1, 0)]
+    store = open_store(tmp_path / "storage")
+    delete = store.delete
+
+    def refuse(path: str) -> None:
+        if not refused:
+            refused.append(path)
+            raise StorageError("locked")
+        delete(path)
+
+    refused: list[str] = []
+    monkeypatch.setattr(store, "delete", refuse)
+    maintain._look(db, tmp_path, store)
+    left = [job for job in both if jobs.find_job(db, job) is not None]
+    assert refused and len(left) == 1 and left[0] in refused[0]

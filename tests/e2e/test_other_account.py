@@ -18,6 +18,7 @@ import pytest
 
 import trainmaster
 from trainmaster.client import Client
+from trainmaster.core.errors import TrainmasterError
 
 SOURCE = str(Path(trainmaster.__file__).parents[1])
 NOBODY = pwd.getpwnam("nobody")
@@ -112,12 +113,7 @@ def test_jobs_run_as_another_user_and_reach_nothing_of_the_server(home: Path) ->
         "  'env': sorted(name for name in os.environ if name.startswith('TRAINMASTER_')\n"
         "    and name.removeprefix('TRAINMASTER_') in ('HOME', 'DATABASE', 'TOKEN', 'TOKEN_FILE', 'JOB_USER'))}))\n"
     )
-    reach = subprocess.run(
-        ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups", PYTHON, "-c", "import trainmaster.agent"],
-        check=False, env={"PYTHONPATH": SOURCE}, capture_output=True,
-    )  # fmt: skip
-    if reach.returncode != 0:
-        pytest.skip("this checkout cannot be read by another account")
+    _require_readable_checkout()
     with (
         serving(home, "--job-user", "nobody", python=PYTHON) as url,
         Client(url, (home / "local.token").read_text().strip()) as client,
@@ -130,3 +126,49 @@ def test_jobs_run_as_another_user_and_reach_nothing_of_the_server(home: Path) ->
         said = json.loads(client.logs(job.id).splitlines()[-1])
     assert said == {"uid": NOBODY.pw_uid, "groups": said["groups"], "reads": [], "env": []}
     assert 0 not in said["groups"]
+
+
+def test_root_follows_no_link_of_a_job_and_its_stop_is_heard(home: Path) -> None:
+    """A job that puts links where its next attempt and its lock will be gains nothing; one that saves is let to."""
+    _require_readable_checkout()
+    victim = home.parent / "of-root"
+    victim.mkdir(mode=0o755)
+    (victim / "file").write_text("root")
+    steal = (
+        f"ln -s {victim} ../attempts/2; mv ../attempts ../was && ln -s {victim} ../attempts; "
+        f"cd $(dirname $TRAINMASTER_EVENTS); rm agent.lock; ln -s {victim}/made agent.lock; exit 3"
+    )
+    save = "trap 'touch $TRAINMASTER_CHECKPOINTS/saved; echo saved; exit 75' TERM; echo up; while :; do sleep 0.1; done"
+    with (
+        serving(home, "--job-user", "nobody", python=PYTHON) as url,
+        Client(url, (home / "local.token").read_text().strip()) as client,
+    ):
+        limits = {"attempts": 2, "retry": {"script_failed": True, "node_lost": False}, "grace_s": 60}
+        spec = {"preflight": {"level": 0}, "limits": limits}
+        thief = client.submit({"name": "thief", "command": ["sh", "-c", steal], **spec})
+        saver = client.submit({"name": "saver", "command": ["sh", "-c", save], **spec})
+        deadline = time.monotonic() + 120
+        while b"up" not in _said(client, saver.id):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        client.cancel(saver.id)
+        assert client.wait(saver.id).status == "cancelled" and b"saved" in client.logs(saver.id)
+        client.wait(thief.id)
+    assert {path.lstat().st_uid for path in (victim, victim / "file")} == {0}
+    assert [path.name for path in victim.iterdir()] == ["file"] and victim.stat().st_mode & 0o777 == 0o755
+
+
+def _said(client: Client, job: str) -> bytes:
+    try:
+        return client.logs(job)
+    except TrainmasterError:
+        return b""  # not begun
+
+
+def _require_readable_checkout() -> None:
+    reach = subprocess.run(
+        ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups", PYTHON, "-c", "import trainmaster.agent"],
+        check=False, env={"PYTHONPATH": SOURCE}, capture_output=True,
+    )  # fmt: skip
+    if reach.returncode != 0:
+        pytest.skip("this checkout cannot be read by another account")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import fcntl
 import json
 import os
@@ -9,7 +11,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +23,7 @@ from trainmaster import targets
 from trainmaster.core.errors import TargetError, UsageError
 from trainmaster.core.plan import Plan
 from trainmaster.core.states import Reason, TargetState
-from trainmaster.targets import Poll
+from trainmaster.targets import Lists, Poll
 
 LOCAL = targets.load("local")
 
@@ -178,3 +182,95 @@ def test_links_and_pipes_of_the_workload_are_not_followed(place: Any, run: Any) 
 def test_an_attempt_without_a_folder_has_no_files(place: Any, run: Any) -> None:
     """Cancelled before it was submitted: collecting and releasing find nothing, and end."""
     assert run(LOCAL.list_files(LOCAL.plan(place()).handle)) == []
+
+
+def test_a_pipe_in_the_place_of_the_record_blocks_nobody(place: Any, run: Any) -> None:
+    """A thread that waits for its writer would be lost to the whole control plane."""
+    handle = LOCAL.plan(place()).handle
+    folder = Path(handle["folder"])
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / "exit.json")
+    with _writer_after(folder / "exit.json", seconds=10.0) as waited:
+        poll = run(LOCAL.poll(handle))
+    assert not waited.is_set()
+    assert poll.state is TargetState.FAILED and "cannot be read" in poll.note
+
+
+def test_a_record_is_not_read_through_a_link(place: Any, run: Any, tmp_path: Path) -> None:
+    handle = LOCAL.plan(place()).handle
+    folder = Path(handle["folder"])
+    folder.mkdir(parents=True)
+    (tmp_path / "other.json").write_text('{"attempt": "a", "ok": true, "ended_at": "2026-01-01T00:00:00+00:00"}')
+    (folder / "exit.json").symlink_to(tmp_path / "other.json")
+    assert run(LOCAL.poll(handle)).state is TargetState.FAILED
+
+
+def test_outputs_that_are_no_files_are_named(place: Any, run: Any) -> None:
+    handle = LOCAL.plan(place()).handle
+    outputs = Path(handle["folder"]) / "outputs"
+    outputs.mkdir(parents=True)
+    os.mkfifo(outputs / "pipe")
+    (outputs / "link").symlink_to("/etc/passwd")
+    found = run(LOCAL.list_files(handle))
+    assert [(file.name, file.fault) for file in found] == [
+        ("outputs/link", "not a plain file"),
+        ("outputs/pipe", "not a plain file"),
+    ]
+
+
+_TAMPERED = {
+    "removed": "rm plan.json",
+    "a pipe": "rm plan.json; mkfifo plan.json",
+    "no plan": "echo {} > plan.json",
+    "of another attempt": 'sed -i "s/$TRAINMASTER_ATTEMPT/other.1/" plan.json',
+}
+
+
+@pytest.mark.parametrize("how", _TAMPERED)
+def test_what_a_job_does_to_its_plan_leaves_nothing_running(place: Any, run: Any, printed: Any, how: str) -> None:
+    """Its agent killed, its plan gone or another one: release goes by the handle."""
+    script = f"cd $(dirname $TRAINMASTER_EVENTS); {_TAMPERED[how]}; (setsid sleep 300 &); echo ready; sleep 300"
+    submission = LOCAL.plan(place(script))
+
+    async def go() -> None:
+        handle = await LOCAL.submit(submission)
+        await printed(LOCAL, handle)
+        os.kill(int((Path(handle["folder"]) / "agent.lock").read_text().split()[1]), signal.SIGKILL)
+        async with asyncio.timeout(60):
+            await LOCAL.release(handle)
+        assert isinstance(LOCAL, Lists)
+        assert handle["attempt"] not in {owned.attempt for owned in await LOCAL.list_owned()}
+
+    run(go())
+
+
+def test_a_release_writes_nothing_through_a_link(place: Any, run: Any, printed: Any, tmp_path: Path) -> None:
+    """The control plane may be root, and the job another user."""
+    elsewhere = tmp_path / "made-by-release"
+    link = f"cd $(dirname $TRAINMASTER_EVENTS); rm agent.lock; ln -s {elsewhere} agent.lock; echo ready; sleep 300"
+    submission = LOCAL.plan(place(link))
+
+    async def go() -> None:
+        handle = await LOCAL.submit(submission)
+        await printed(LOCAL, handle)
+        await LOCAL.release(handle)
+
+    run(go())
+    assert not elsewhere.exists()
+
+
+@contextlib.contextmanager
+def _writer_after(pipe: Path, *, seconds: float) -> Iterator[threading.Event]:
+    """Free a reader that hangs on a pipe after a time; set where that was needed."""
+    waited = threading.Event()
+
+    def write() -> None:
+        waited.set()
+        os.close(os.open(pipe, os.O_RDWR | os.O_NONBLOCK))
+
+    timer = threading.Timer(seconds, write)
+    timer.start()
+    try:
+        yield waited
+    finally:
+        timer.cancel()

@@ -7,6 +7,7 @@ a record, because half a run that starts over inside the same attempt would be c
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
@@ -20,6 +21,7 @@ from trainmaster.core.plan import AGENT_LOG, EXIT_FILE, LOCK_FILE, STOP_FILE, Ex
 # A run that fills the disk must still be able to say so: the record's blocks are taken at the start. The largest
 # record is 40 lines of 500 characters, at most six bytes each when escaped, plus the check findings.
 _RESERVE_BYTES = 192 * 1024
+_STOP_BYTES = 4096
 _NAMELESS_S = 5.0  # for an agent that holds the lock to write its name
 
 
@@ -37,7 +39,7 @@ class AttemptFolder:
     def begin(self) -> None:
         """Take the attempt for this process, or raise `Refused` with the reason."""
         self.path.mkdir(parents=True, exist_ok=True)
-        fd = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
             self._take(fd)
         except BaseException:
@@ -67,9 +69,17 @@ class AttemptFolder:
     def stop_text(self) -> str | None:
         """Text of the stop file; None where no stop was requested."""
         try:
-            return (self.path / STOP_FILE).read_text(errors="replace").strip()
+            fd = os.open(self.path / STOP_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
             return None
+        except OSError:
+            return ""  # it is there
+        try:
+            return os.read(fd, _STOP_BYTES).decode(errors="replace").strip()
+        except OSError:  # a workload put a folder or a pipe there
+            return ""
+        finally:
+            os.close(fd)
 
     def log(self, text: str) -> None:
         """Append a line to agent.log. A full disk is ignored: a log line must not stop the run."""
@@ -107,7 +117,15 @@ def _try_lock(fd: int) -> bool:
 
 def fence(path: Path) -> bool:
     """Make sure that no agent will ever begin here; False while one lives."""
-    fd = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        fd = os.open(path / LOCK_FILE, flags, 0o644)
+    except FileNotFoundError:
+        return True  # without its folder nothing can begin
+    except OSError as wrong:
+        if wrong.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise
+        return True  # the workload put a link or a folder there; an agent cannot begin with it either
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not os.fstat(fd).st_size:

@@ -1,7 +1,8 @@
 """Newest checkpoint of a job on the local target: its files, and their bytes, for those who fetch the model.
 
-The manifest is written last and names every file with its checksum. Only files that it names are read, never a link:
-the job owns the folder.
+The manifest is written last and names every file with its checksum. Only files that it names are read, never through a
+link, and with `--job-user` only files of that user: the job owns the folder, and may put something else in its place
+between two reads.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainmaster.core.errors import UsageError
+from trainmaster.core.plan import CHECKPOINTS_FOLDER
 from trainmaster.store.rows import JobRow
+from trainmaster.targets.local import find_job_uid
 
 MANIFEST = "manifest.json"
 _STEP = re.compile(r"step-(\d{8,})")
@@ -70,7 +73,7 @@ def _folder(home: Path, job: JobRow) -> Path:
     if job.target.partition(":")[0] != "local":
         raise UsageError(f"checkpoints of target {job.target} are not read through the server")
     stated = job.spec.train.checkpoint.folder if job.spec.train is not None else None
-    return Path(stated) if stated else home / "jobs" / (job.spec.resume_from or job.id) / "checkpoints"
+    return Path(stated) if stated else home / "jobs" / (job.spec.resume_from or job.id) / CHECKPOINTS_FOLDER
 
 
 def _read_manifest(folder: Path, step: int) -> CheckpointListing:
@@ -84,10 +87,15 @@ def _read_manifest(folder: Path, step: int) -> CheckpointListing:
 
 
 def _read(path: Path, offset: int, limit: int) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY)
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(0, "not a plain file")
+        fd = os.open(path.name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    finally:
+        os.close(folder)
+    try:
+        facts, owner = os.fstat(fd), find_job_uid()
+        if not stat.S_ISREG(facts.st_mode) or owner not in (None, facts.st_uid):
+            raise OSError(0, "not a plain file of the job")
         return os.pread(fd, limit, offset)
     finally:
         os.close(fd)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from trainmaster.control import workdir
 from trainmaster.control.project_yaml import prefix
-from trainmaster.core.errors import JobMissing, JobOpen, StoreError, UsageError
+from trainmaster.core.errors import JobMissing, JobOpen, StorageError, StoreError, UsageError
 from trainmaster.core.files import DRAFT_PREFIX
 from trainmaster.storage import Store
 from trainmaster.store import Database, audit, jobs, open_database, projection
@@ -41,15 +41,19 @@ def rebuild(db: Database, job_id: str) -> int:
 
 
 def back_up(db: Database, home: Path, to: Path) -> list[str]:
-    """Copy database, keys and stored objects into a new folder; what was copied."""
+    """Copy database, keys and stored objects into a new folder, closed to other accounts; what was copied.
+
+    The database gets its name last: a folder without it is half a backup, and `restore` refuses it.
+    """
     if to.exists() and any(to.iterdir()):
         raise UsageError(f"{to}: not empty; name a new folder")
-    to.mkdir(parents=True, exist_ok=True, mode=0o700)
-    copied = []
+    to.mkdir(parents=True, exist_ok=True)
+    to.chmod(0o700)  # also where it was there
+    copied, draft = [], to / f"{DRAFT_PREFIX}{DATABASE_FILE}"
     if db.engine.dialect.name == "sqlite":
         source = sqlite3.connect(f"file:{db.engine.url.database}?mode=ro", uri=True)
         try:
-            with contextlib.closing(source), contextlib.closing(sqlite3.connect(to / DATABASE_FILE)) as target:
+            with contextlib.closing(source), contextlib.closing(sqlite3.connect(draft)) as target:
                 source.backup(target)
         except sqlite3.Error as wrong:
             raise StoreError(f"{to / DATABASE_FILE}: cannot be written: {wrong}") from wrong
@@ -62,6 +66,9 @@ def back_up(db: Database, home: Path, to: Path) -> list[str]:
         ignored = shutil.ignore_patterns(f"{DRAFT_PREFIX}*")
         shutil.copytree(home / _STORAGE, to / _STORAGE, ignore=ignored, symlinks=True)
         copied.append(_STORAGE)
+    if draft.exists():
+        draft.chmod(0o600)
+        draft.rename(to / DATABASE_FILE)
     return copied
 
 
@@ -143,9 +150,13 @@ def _look(db: Database, home: Path, storage: Store) -> None:
     if days is None:
         return
     for job_id in jobs.list_ended(db, before=datetime.now(UTC) - timedelta(days=days)):
-        with contextlib.suppress(JobOpen):  # a later job needs its checkpoints
+        try:
             delete_job(db, storage, home, job_id, by="control")
             log.info("job %s deleted: it ended more than %g days ago", job_id, days)
+        except JobOpen:
+            pass  # a later job needs its checkpoints
+        except StorageError as wrong:  # one object that cannot be removed does not keep the other jobs
+            log.warning("job %s is kept, its stored files cannot be removed: %s", job_id, wrong)
 
 
 def read_retention(text: str | None) -> float | None:

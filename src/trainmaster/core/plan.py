@@ -26,6 +26,7 @@ LOCK_FILE = "agent.lock"  # held by the agent while it lives
 AGENT_BEGUN = b"begun"  # what an agent that was started in the background writes into its pipe
 STOP_FILE = "stop"  # its presence asks the agent to stop; its text is the reason
 WORK_FOLDER = "work"  # in the job's folder: working folder of its ranks, shared by its attempts
+CHECKPOINTS_FOLDER = "checkpoints"  # in the job's folder: outlives its attempts
 OUTPUTS_FOLDER = "outputs"  # what a workload leaves here is kept in storage when the attempt is over
 
 # What a workload may end with so that the agent knows why (numbers of sysexits.h, where one fits).

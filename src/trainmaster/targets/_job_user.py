@@ -10,6 +10,7 @@ rights of the server and can read its files.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import re
@@ -17,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainmaster.core.errors import UsageError
-from trainmaster.core.plan import WORK_FOLDER
+from trainmaster.core.plan import CHECKPOINTS_FOLDER, WORK_FOLDER
 from trainmaster.core.spec import JobSpec
 
 PASSED = "TRAINMASTER_JOB_ENV"
@@ -94,21 +95,55 @@ def find_user() -> pwd.struct_passwd | None:
     return user
 
 
-def give(folder: Path, user: pwd.struct_passwd | None) -> None:
-    """Make an attempt's folder, and the job's above it, the property of the user of jobs, closed to everybody else.
+def claim(folder: Path, user: pwd.struct_passwd | None) -> None:
+    """Make an attempt's folder, where only the control plane can put anything until it is given away.
 
-    The job's working folder too, where the control plane has laid its files out and no rank has run yet.
+    The job's folder and the one of its attempts stay ours: the owner of a folder can put a link in the place of what
+    lies in it, and root would follow it to any folder of the machine.
+    """
+    if user is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        return
+    job = folder.parent.parent
+    job.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as opened:
+        place = _open_folder(opened, job)
+        for name in (folder.parent.name, folder.name):
+            os.fchown(place, os.geteuid(), user.pw_gid)
+            os.fchmod(place, 0o710)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=place)
+            place = _open_folder(opened, name, dir_fd=place)
+        os.fchown(place, os.geteuid(), os.getegid())
+        os.fchmod(place, 0o700)
+
+
+def give(folder: Path, user: pwd.struct_passwd | None) -> None:
+    """Make a claimed folder, the job's checkpoints and its working folder the property of the user of jobs.
+
+    They are closed to everybody else. The working folder only where no rank has run in it yet.
     """
     if user is None:
         return
     work = folder.parent.parent / WORK_FOLDER
-    if not work.is_symlink() and work.is_dir() and work.stat().st_uid == os.geteuid():
+    work.mkdir(mode=0o700, exist_ok=True)
+    if not work.is_symlink() and work.stat().st_uid == os.geteuid():
         for above, folders, files in os.walk(work, topdown=False):
             for name in (*folders, *files):
                 os.chown(Path(above) / name, user.pw_uid, user.pw_gid, follow_symlinks=False)
         os.chown(work, user.pw_uid, user.pw_gid)  # last: from now on the user may change names in it
-    for place in (folder.parent.parent, folder.parent, folder):
-        place.chmod(0o700)
-        os.chown(place, user.pw_uid, user.pw_gid)
-    for file in folder.iterdir():
-        os.chown(file, user.pw_uid, user.pw_gid, follow_symlinks=False)
+    checkpoints = folder.parent.parent / CHECKPOINTS_FOLDER
+    checkpoints.mkdir(mode=0o700, exist_ok=True)
+    os.chown(checkpoints, user.pw_uid, user.pw_gid, follow_symlinks=False)
+    with contextlib.ExitStack() as opened:
+        place = _open_folder(opened, folder)
+        for name in [entry.name for entry in os.scandir(place)]:
+            os.chown(name, user.pw_uid, user.pw_gid, dir_fd=place, follow_symlinks=False)
+        os.fchown(place, user.pw_uid, user.pw_gid)
+
+
+def _open_folder(opened: contextlib.ExitStack, name: str | Path, *, dir_fd: int | None = None) -> int:
+    """A folder, never through a link; OSError where it is none."""
+    fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
+    opened.callback(os.close, fd)
+    return fd

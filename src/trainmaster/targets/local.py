@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.core.errors import SpecError, TargetError, Unreachable, UsageError
-from trainmaster.core.files import write_whole
+from trainmaster.core.files import open_whole, write_whole
 from trainmaster.core.plan import (
     AGENT_BEGUN,
     AGENT_LOG,
     ATTEMPT_VARIABLE,
+    CHECKPOINTS_FOLDER,
     EVENTS_FILE,
     EXIT_FILE,
     LOCK_FILE,
@@ -34,12 +35,14 @@ from trainmaster.core.plan import (
     ExitRecord,
     Plan,
 )
+from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import TargetState
 from trainmaster.targets import FileSize, Handle, Owned, Placement, Poll, Submission, _job_user, _owned
 
 _STREAMS = frozenset({PLAN_FILE, EVENTS_FILE, AGENT_LOG, EXIT_FILE})
 _RANK_LOG = re.compile(r"rank-[0-9]{1,6}\.log")
 _RECORD_BYTES = 1 << 20  # the agent reserves 192 KiB for its record
+_PLAN_BYTES = 16 << 20
 _DEPTH = 64  # folders below the outputs folder
 _AGENT = (sys.executable, "-m", "trainmaster.agent")
 # Shortages that may pass; every other error is permanent.
@@ -56,6 +59,12 @@ def create(options: str) -> Local:
 def local_jobs_are_isolated() -> bool:
     """Whether local jobs run as another Unix user than the control plane; UsageError where that user cannot be used."""
     return _job_user.find_user() is not None
+
+
+def find_job_uid() -> int | None:
+    """User of local jobs; None where they run as the user of the control plane."""
+    user = _job_user.find_user()
+    return None if user is None else user.pw_uid
 
 
 def submission(plan: Plan) -> Submission:
@@ -84,7 +93,7 @@ class Local:
         if spec.resources.nodes != 1:
             raise TargetError(f"local runs one node, the spec asks for {spec.resources.nodes}; set resources.nodes: 1")
         folder = job / "attempts" / placement.attempt.rpartition(".")[2]
-        checkpoints = job.with_name(spec.resume_from or job.name) / "checkpoints"
+        checkpoints = job.with_name(spec.resume_from or job.name) / CHECKPOINTS_FOLDER
         return submission(Plan(attempt=placement.attempt, spec=spec, folder=str(folder), checkpoints=str(checkpoints)))
 
     async def submit(self, submission: Submission) -> Handle:
@@ -93,7 +102,7 @@ class Local:
             if _begun(folder):
                 return _submitted(submission.handle)
             user = _job_user.find_user()
-            folder.mkdir(parents=True, exist_ok=True)
+            _job_user.claim(folder, user)
             with _submitting(folder) as fd:
                 for path, text in submission.files.items():
                     await asyncio.to_thread(_write, Path(path), text)
@@ -135,18 +144,18 @@ class Local:
         try:
             if not (folder / EXIT_FILE).exists() and not (folder / STOP_FILE).exists():  # the first reason counts
                 folder.mkdir(parents=True, exist_ok=True)  # an attempt that begins later finds it and stops at once
-                await asyncio.to_thread(_write, folder / STOP_FILE, reason + "\n")
+                await asyncio.to_thread(_write_stop, folder / STOP_FILE, reason + "\n")
         except OSError as wrong:
             raise TargetError(f"local: {wrong}") from wrong
 
     async def release(self, handle: Handle) -> None:
-        plan = _folder(handle) / PLAN_FILE
+        folder = _folder(handle)
         try:
-            if not plan.exists():
-                return  # never submitted: there is nothing to give back
-            if (_folder(handle) / EXIT_FILE).is_file() and await self._is_gone(str(handle["attempt"])):
-                return  # it ended by itself and can never begin again
-            code, said = await _call(*_AGENT, "--kill", str(plan))
+            over = (folder / EXIT_FILE).is_file() or not (folder / PLAN_FILE).exists()
+            if over and await self._is_gone(str(handle["attempt"])):
+                return  # it ended by itself and can never begin again, or was never submitted
+            plan = await asyncio.to_thread(_plan_to_kill, handle)
+            code, said = await _call(*_AGENT, "--kill", "/dev/stdin", text=plan.to_json())
         except OSError as wrong:
             raise TargetError(f"local: {wrong}") from wrong
         if code != 0:
@@ -166,6 +175,20 @@ class Local:
             for attempt, (folder, pids) in found.items()
             if folder is not None
         ]
+
+
+def _plan_to_kill(handle: Handle) -> Plan:
+    """The plan of an attempt; made from the handle where its file is gone or another one.
+
+    The workload owns the folder, and what it wrote there must not name other attempts or other folders.
+    """
+    attempt, folder = str(handle["attempt"]), _folder(handle)
+    with contextlib.suppress(TargetError, SpecError, ValueError, RecursionError):
+        plan = Plan.from_json(_read(folder, (PLAN_FILE,), 0, _PLAN_BYTES).decode())
+        if (plan.attempt, plan.folder) == (attempt, str(folder)):
+            return plan
+    spec = JobSpec(name="killed", command=("true",))
+    return Plan(attempt=attempt, spec=spec, folder=str(folder), checkpoints=str(folder))
 
 
 def _submitted(handle: Handle) -> Handle:
@@ -195,12 +218,11 @@ def _look(folder: Path) -> Poll:
 
 
 def _read_exit(folder: Path) -> Poll | None:
-    try:
-        with (folder / EXIT_FILE).open("rb") as file:
-            raw = file.read(_RECORD_BYTES)
-    except FileNotFoundError:
+    if not os.path.lexists(folder / EXIT_FILE):
         return None
-    except IsADirectoryError:  # a workload owns the folder and may put anything there
+    try:
+        raw = _read(folder, (EXIT_FILE,), 0, _RECORD_BYTES)
+    except TargetError:  # a workload owns the folder and may put anything there: a folder, a link, a pipe
         raw = b""
     record = ExitRecord.read(raw, attempt=folder.name)
     return Poll(state=TargetState.SUCCEEDED if record.ok else TargetState.FAILED, exit=record, note=record.message)
@@ -217,7 +239,7 @@ def _begun(folder: Path) -> bool:
 def _locked(path: Path, mode: int) -> bool:
     """Somebody holds a lock on it that goes against `mode`. Asking takes it for a moment, so it is asked only where
     no agent is about to begin."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         fcntl.flock(fd, mode | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -243,6 +265,12 @@ def _submitting(folder: Path) -> Iterator[int]:
 
 def _write(path: Path, text: str) -> None:
     write_whole(path, text, durable=True, mode=0o600)
+
+
+def _write_stop(path: Path, text: str) -> None:
+    with open_whole(path, durable=True, mode=0o600) as file:
+        os.fchmod(file.fileno(), 0o644)  # for an agent of another user; its folder is closed to everybody else
+        file.write(text.encode())
 
 
 def _is_output(parts: tuple[str, ...]) -> bool:
@@ -292,6 +320,8 @@ def _list_outputs(folder: Path) -> Iterator[FileSize]:
                 waiting.append((inner, depth + 1))
             elif stat.S_ISREG(facts.st_mode):
                 yield FileSize(name=inner, size_bytes=facts.st_size)
+            else:
+                yield FileSize(name=inner, size_bytes=0, fault="not a plain file")
 
 
 def _read(folder: Path, parts: tuple[str, ...], offset: int, limit: int) -> bytes:
@@ -348,8 +378,10 @@ async def _detach(command: Sequence[str], keep_fd: int, user: pwd.struct_passwd)
     return said if code != 0 else None
 
 
-async def _call(*command: str, keep_fd: int | None = None, user: pwd.struct_passwd | None = None) -> tuple[int, str]:
-    """Run an agent command to its end; its exit code and output."""
+async def _call(
+    *command: str, keep_fd: int | None = None, user: pwd.struct_passwd | None = None, text: str | None = None
+) -> tuple[int, str]:
+    """Run an agent command to its end, with `text` as its input; its exit code and output."""
     environment = _job_user.job_environment(os.environ)
     other: dict[str, Any] = {}
     if user is not None:
@@ -358,12 +390,12 @@ async def _call(*command: str, keep_fd: int | None = None, user: pwd.struct_pass
     process = await asyncio.create_subprocess_exec(
         *command,
         env=environment,
-        stdin=asyncio.subprocess.DEVNULL,
+        stdin=asyncio.subprocess.DEVNULL if text is None else asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
         pass_fds=() if keep_fd is None else (keep_fd,),
         **other,
     )
-    _, said = await process.communicate()
+    _, said = await process.communicate(None if text is None else text.encode())
     assert process.returncode is not None
     return process.returncode, said.decode(errors="replace").strip()

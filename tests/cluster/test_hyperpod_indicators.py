@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trainmaster.cluster.hyperpod import indicators, manifest
+from trainmaster.cluster.hyperpod import indicators, manifest, objects, run
 from trainmaster.cluster.hyperpod.indicators import Measurements, judge
 from trainmaster.cluster.hyperpod.logs import PodLog
-from trainmaster.cluster.hyperpod.pods import parse_gpu_metrics, parse_smi
+from trainmaster.cluster.hyperpod.pods import parse_gpu_metrics, parse_smi, sample_gpus
+from trainmaster.core.errors import Unreachable, UsageError
 from trainmaster.core.results import Overall
 
 FALLING = [5.0, 4.0, 3.0, 2.5, 2.2, 2.0]
@@ -36,18 +41,23 @@ def flat(value: float) -> dict[str, PodLog]:
 
 CASES: list[tuple[str, str, Measurements, str]] = [
     ("nodes_ready", "fail", healthy(not_ready_nodes=["n1"]), "not ready: n1"),
+    ("nodes_ready", "fail", healthy(nodes=0, not_ready_nodes=["n1"]), "not ready: n1"),
     ("nodes_ready", "error", healthy(nodes=0), "no node was read"),
     ("pods_running", "fail", healthy(pod_faults={"pod-1": "CrashLoopBackOff"}), "pod-1: CrashLoopBackOff"),
     ("pods_running", "fail", healthy(running_after_s=None, pods_running=1), "1 of 2 pods ran"),
     ("pods_running", "fail", healthy(running_after_s=301.0), "later than 300 s"),
     ("loss_falling", "fail", healthy(logs=flat(5.0)), "does not fall"),
     ("loss_falling", "fail", healthy(logs=flat(float("nan"))), "not finite"),
+    ("loss_falling", "fail", healthy(logs={"pod-0": PodLog(lines=3, losses=[5.0, float("nan")])}), "not finite"),
+    ("loss_falling", "fail", healthy(logs=logs(beat_losses=[float("inf")])), "not finite"),
     ("loss_falling", "error", healthy(logs={"pod-0": PodLog(lines=3, losses=[5.0, 4.0, 3.0])}), "fewer than 4"),
     ("no_nccl_timeout", "fail", healthy(logs=logs(nccl_timeouts=["Watchdog caught"])), "Watchdog caught"),
-    ("no_nccl_timeout", "error", healthy(logs={"pod-0": PodLog(lines=9)}), "no log of 1 of 2 pods"),
+    ("no_nccl_timeout", "error", healthy(logs={"pod-0": PodLog(lines=9)}), "no whole log of 1 of 2 pods"),
+    ("no_nccl_timeout", "error", healthy(logs=logs(whole=False)), "no whole log of 2 of 2 pods"),
     ("nccl_init", "fail", healthy(nccl_after_s=121.0), "above 120 s"),
     ("nccl_init", "error", healthy(nccl_after_s=None), "no time of NCCL's initialisation"),
     ("checkpoint", "fail", healthy(checkpoint=None), "none was written"),
+    ("checkpoint", "error", healthy(checkpoint=None, logs={}), "no log of 2 pods was read"),
     ("checkpoint", "fail", healthy(checkpoint_fault="rank-0.bin: other bytes"), "cannot be read"),
     ("checkpoint", "error", healthy(checkpoint_fault=None), "not read back"),
     ("gpu_utilisation", "fail", healthy(gpu_percent=80.0), "not above 80 %"),
@@ -62,6 +72,8 @@ CASES: list[tuple[str, str, Measurements, str]] = [
     ("network", "skip", healthy(network_gbps=None, pods_wanted=1), "one pod"),
     ("throughput", "fail", healthy(tokens_per_s=40_000.0), "below 90%"),
     ("throughput", "error", healthy(baseline_tokens_per_s=None), "no baseline"),
+    ("throughput", "error", healthy(baseline_tokens_per_s=float("nan")), "no baseline"),
+    ("throughput", "error", healthy(baseline_tokens_per_s=0.0), "no baseline"),
     ("throughput", "error", healthy(tokens_per_s=None), "no rate"),
 ]
 
@@ -112,9 +124,8 @@ def test_the_bandwidth_is_read_from_our_sweep_and_from_nccl_tests() -> None:
 def test_utilisation_is_read_from_both_places() -> None:
     assert parse_smi(b"97\n12\n") == [97.0, 12.0]
     assert parse_smi(b"97\n[N/A]\n") == []
-    assert parse_gpu_metrics([b'DCGM_FI_DEV_GPU_UTIL{gpu="0"} 97', b"# HELP", b'DCGM_FI_DEV_GPU_UTIL{gpu="1"} x']) == [
-        97
-    ]
+    assert parse_gpu_metrics([b'DCGM_FI_DEV_GPU_UTIL{gpu="0"} 97', b"# HELP"], set()) == [97.0]
+    assert parse_gpu_metrics([b'DCGM_FI_DEV_GPU_UTIL{gpu="0"} 97', b'DCGM_FI_DEV_GPU_UTIL{gpu="1"} x'], set()) == []
 
 
 def test_the_bandwidth_job_is_the_training_job_with_another_program() -> None:
@@ -132,3 +143,104 @@ def test_the_bandwidth_job_is_the_training_job_with_another_program() -> None:
     container = own["spec"]["replicaSpecs"][0]["template"]["spec"]["containers"][0]
     container |= {"command": ["torchrun", "mine.py"], "resources": {}}
     assert manifest.bandwidth_job(made) is None and not manifest.uses_efa(own)
+
+
+def test_no_percent_that_is_none_counts() -> None:
+    """NaN is above no limit and below none; DCGM writes 9223372036854775794 for a value that it does not have."""
+    for word in (b"NaN", b"9223372036854775794", b"-1", b"inf"):
+        assert parse_smi(b"97\n" + word) == []
+        assert (
+            parse_gpu_metrics([b'DCGM_FI_DEV_GPU_UTIL{gpu="0"} 97', b'DCGM_FI_DEV_GPU_UTIL{gpu="1"} ' + word], set())
+            == []
+        )
+
+
+def test_only_the_gpus_of_the_tests_pods_count_where_the_exporter_names_pods() -> None:
+    lines = [
+        b'DCGM_FI_DEV_GPU_UTIL{gpu="0",exported_pod="pod-0"} 97',
+        b'DCGM_FI_DEV_GPU_UTIL{gpu="1",pod="another"} 3',
+        b'DCGM_FI_DEV_GPU_UTIL{gpu="2",pod=""} 0',
+    ]
+    assert parse_gpu_metrics(lines, {"pod-0", "pod-1"}) == [97.0]
+    assert parse_gpu_metrics(lines[1:], {"pod-0"}) == []
+
+
+class Exporters:
+    """Two nodes with a pod each; the exporter of the second does not answer."""
+
+    async def list(self, path: str, **params: str) -> Any:
+        del path
+        pods = [
+            {"metadata": {"name": f"dcgm-{node}", "namespace": "gpu"}, "spec": {"nodeName": f"n{node}"}}
+            for node in (0, 1)
+        ]
+        return {"items": pods if params["labelSelector"].startswith("app.kubernetes.io") else []}
+
+    async def lines(self, path: str, params: Any) -> Any:
+        del params
+        if "dcgm-1" in path:
+            raise Unreachable("no answer")
+        yield b'DCGM_FI_DEV_GPU_UTIL{gpu="0"} 97'
+
+
+def test_the_gpus_of_one_pod_of_two_are_no_measurement() -> None:
+    pods = [
+        {
+            "metadata": {"name": f"pod-{node}"},
+            "status": {},
+            "spec": {"nodeName": f"n{node}", "containers": [{"name": "t"}]},
+        }
+        for node in (0, 1)
+    ]
+    assert asyncio.run(sample_gpus(Exporters(), "x", pods)) == []  # type: ignore[arg-type]
+    assert asyncio.run(sample_gpus(Exporters(), "x", pods[:1])) == [97.0]  # type: ignore[arg-type]
+
+
+def test_only_an_amount_of_memory_counts() -> None:
+    log = PodLog()
+    for value in ("0.0", "-1", "true", "null"):
+        head = '{"v":1,"ts":"2026-01-01T00:00:00+00:00","seq":1,"phase":"STEP","event":"metrics","data":'
+        data = f'{head}{{"memory_gib":{value}}}}}'
+        log.put(b"@tm events.jsonl 0 " + data.encode())
+    assert log.memory_gib is None
+
+
+SHAPES: list[tuple[Any, str]] = [
+    ([{"kind": "HyperPodPyTorchJob"}], "no metadata.name"),
+    ([{"kind": "Job", "metadata": None}], "no metadata.name"),
+    ([{"kind": "Job", "metadata": {"name": "x", "labels": ["a"]}}], "metadata.labels is no mapping"),
+    ([{"kind": "HyperPodPyTorchJob", "metadata": {"name": "x"}}], "no spec"),
+    ([{"kind": "TrainJob", "metadata": {"name": "x"}, "spec": {}}], "no pod template"),
+    ([{"kind": "HyperPodPyTorchJob", "metadata": {"name": "x"}, "spec": {"replicaSpecs": []}}], "no replicas"),
+    ([{"kind": "HyperPodPyTorchJob", "metadata": {"name": "x"}, "spec": {"replicaSpecs": "two"}}], "no replicas"),
+    ([{"kind": "Job", "metadata": {"name": "x"}, "spec": {"template": {"spec": {}}}}], "no list of containers"),
+]
+
+
+@pytest.mark.parametrize(("objects_", "words"), SHAPES)
+def test_a_manifest_that_lacks_something_is_refused_with_its_place(objects_: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        objects.prepare(objects_, "x", "default", role="test", lasts_s=1)
+
+
+@pytest.mark.parametrize("replicas", [0, None, "two", True, -1])
+def test_a_job_for_no_pods_is_refused(replicas: Any) -> None:
+    """`all 0 pods ran` would be a pass."""
+    made = manifest.make(nodes=2)
+    manifest.find_checked_job(made)["spec"]["replicaSpecs"][0]["replicas"] = replicas
+    with pytest.raises(UsageError, match="whole number of pods"):
+        objects.prepare(made, manifest.JOB_NAME, "default", role="test", lasts_s=1)
+
+
+@pytest.mark.parametrize("mine", [True, False])
+def test_only_the_folder_of_this_test_is_removed_after_reading(mine: bool, tmp_path: Path) -> None:
+    """A trainer with a configuration of its own can write into a folder that is called test-… too."""
+    folder = objects.checkpoint_folder("0a1b2c") if mine else "test-llama"
+    path = tmp_path / folder / "step-20"
+    path.mkdir(parents=True)
+    job = manifest.find_checked_job(manifest.make(nodes=2))
+    pod = run.reading_pod(job, "x", "default", str(path), folder=objects.checkpoint_folder("0a1b2c"))
+    _, *words = pod["spec"]["containers"][0]["command"]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["checkpoint"] == str(path)
+    assert path.exists() is not mine

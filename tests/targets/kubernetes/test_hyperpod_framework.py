@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shlex
@@ -17,8 +18,11 @@ import pytest
 import yaml
 
 from kube import Kube
-from trainmaster.cluster.hyperpod import manifest
+from trainmaster.cluster.hyperpod import manifest, objects, run
+from trainmaster.core.errors import UsageError
+from trainmaster.core.results import Overall
 from trainmaster.sim.kubernetes.operator import Operator, Settings
+from trainmaster.targets.kubernetes.client import Client
 from trainmaster.targets.kubernetes.kubeconfig import load_access
 
 pytestmark = pytest.mark.spawns
@@ -198,6 +202,56 @@ def test_an_object_of_another_is_not_taken_over(kube: Kube, namespace: str, word
     code, said = call(words, "--monitor-duration", "1")
     assert code == 2 and "was not created by this test" in said
     assert kube.call("GET", f"/api/v1/namespaces/{namespace}/configmaps/{JOB}")["data"] == {"mine": "1"}
+
+
+def plan_of(namespace: str) -> run.TestPlan:
+    return run.TestPlan(
+        manifest=manifest.make(nodes=2), namespace=namespace, planned=("pods_running",), monitor_s=0.1,
+        start_limit_s=0.3, look_s=0.1,
+    )  # fmt: skip
+
+
+def test_the_later_of_two_tests_that_begin_at_once_leaves_the_other_alone(
+    kube: Kube, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(load_access(str(kube.kubeconfig()), None))
+    other = objects.prepare(manifest.make(nodes=2), JOB, namespace, role="test", lasts_s=60, run="other")
+
+    async def look(_self: object) -> None:
+        await objects.create(client, other)  # after this test has looked for others
+
+    monkeypatch.setattr(run._Test, "look_at_nodes", look)
+
+    async def go() -> None:
+        with pytest.raises(UsageError, match="was not created by this test"):
+            await run.run(client, plan_of(namespace), lambda _: None)
+        await client.close()
+
+    asyncio.run(go())
+    assert left(kube, namespace) == {JOB}
+    assert kube.call("GET", f"/api/v1/namespaces/{namespace}/configmaps/{JOB}")["metadata"]["name"] == JOB
+
+
+def test_pods_of_another_job_with_the_same_label_are_not_counted(kube: Kube, namespace: str) -> None:
+    """A plain Job of the same name gives its pods the label job-name too."""
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    for number in (0, 1):
+        spec = {"containers": [{"name": "t", "image": "x"}]}
+        kube.call("POST", path, {"metadata": {"name": f"p-{number}", "labels": {"job-name": JOB}}, "spec": spec})
+        running = {"name": "t", "state": {"running": {}}, "ready": True, "restartCount": 0, "image": "x", "imageID": ""}
+        status = {"status": {"phase": "Running", "containerStatuses": [running]}}
+        kube.call("PATCH", f"{path}/p-{number}/status", status, kind="application/merge-patch+json")
+
+    async def go() -> run.Outcome:
+        client = Client(load_access(str(kube.kubeconfig()), None))
+        try:
+            return await run.run(client, plan_of(namespace), lambda _: None)
+        finally:
+            await client.close()
+
+    outcome = asyncio.run(go())
+    assert (outcome.overall, outcome.measured.pods_running) == (Overall.FAIL, 0)
+    assert left(kube, namespace) == {"p-0", "p-1"}
 
 
 def test_setup_is_judged_by_what_the_manifest_needs(kube: Kube, namespace: str, words: list[str]) -> None:

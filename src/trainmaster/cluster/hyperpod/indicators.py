@@ -54,14 +54,14 @@ def judge(measured: Measurements, planned: Sequence[str]) -> tuple[list[CheckRes
 
 
 def nodes_ready(measured: Measurements) -> Finding:
-    if not measured.nodes:
-        return error("no node was read", action="see the missing right with: trainmaster cluster rights")
     if measured.not_ready_nodes:
         return fail(
             f"not ready: {', '.join(measured.not_ready_nodes)} (condition Ready is not True)",
             action="see why with: kubectl describe node NAME",
             not_ready=list(measured.not_ready_nodes),
         )
+    if not measured.nodes:
+        return error("no node was read", action="see the missing right with: trainmaster cluster rights")
     return ok(f"{measured.nodes} nodes with condition Ready", nodes=measured.nodes)
 
 
@@ -85,13 +85,14 @@ def pods_running(measured: Measurements) -> Finding:
 
 def loss_falling(measured: Measurements) -> Finding:
     """Mean of the last third against the first third: one lucky step is no trend."""
+    seen = [value for log in measured.logs.values() for value in (*log.losses, *log.beat_losses)]
+    if bad := [value for value in seen if not math.isfinite(value)]:
+        return fail(f"{len(bad)} losses are not finite", action="lower the learning rate; see the logs")
     curves = [log.loss_curve for log in measured.logs.values() if log.loss_curve]
     if not curves or len(longest := max(curves, key=len)) < _MIN_LOSSES:
         return error(
             f"fewer than {_MIN_LOSSES} `Loss:` values in the logs", action="watch longer with --monitor-duration"
         )
-    if bad := [value for curve in curves for value in curve if not math.isfinite(value)]:
-        return fail(f"{len(bad)} losses are not finite", action="lower the learning rate; see the logs")
     third = max(1, len(longest) // 3)
     first, last = statistics.fmean(longest[:third]), statistics.fmean(longest[-third:])
     text = f"mean loss {first:.4f} at the beginning, {last:.4f} at the end, {len(longest)} values"
@@ -105,11 +106,16 @@ def no_nccl_timeout(measured: Measurements) -> Finding:
     if found:
         pod, line = next(iter(found.items()))
         return fail(f"{pod}: {line}", action="find the node with: trainmaster isolate", pods=found)
-    silent = sorted(pod for pod, log in measured.logs.items() if not log.lines)
-    if silent or len(measured.logs) < measured.pods_wanted:
-        missing = measured.pods_wanted - len(measured.logs) + len(silent)
-        return error(f"no log of {missing} of {measured.pods_wanted} pods", action="read them with: make logs-all")
+    if (missing := _count_unread(measured)) > 0:
+        text = f"no whole log of {missing} of {measured.pods_wanted} pods"
+        return error(text, action="read them with: make logs-all")
     return ok(f"none in the logs of {len(measured.logs)} pods")
+
+
+def _count_unread(measured: Measurements) -> int:
+    """Pods whose log was not read, or not to its end."""
+    unread = [pod for pod, log in measured.logs.items() if not log.lines or not log.whole]
+    return max(0, measured.pods_wanted - len(measured.logs)) + len(unread)
 
 
 def nccl_init(measured: Measurements) -> Finding:
@@ -128,6 +134,9 @@ def nccl_init(measured: Measurements) -> Finding:
 def checkpoint(measured: Measurements) -> Finding:
     why = [text for log in measured.logs.values() for text in log.checkpoint_faults]
     if measured.checkpoint is None:
+        if not why and (missing := _count_unread(measured)) == measured.pods_wanted:
+            text = f"no log of {missing} pods was read, and a log tells of checkpoints"
+            return error(text, action="read them with: make logs-all")
         text = f": {why[0]}" if why else ""
         return fail(f"none was written{text}", action="check that /fsx is mounted and writable in the pods")
     if measured.checkpoint_fault is None:
@@ -191,7 +200,7 @@ def throughput(measured: Measurements) -> Finding:
     rate, baseline = measured.tokens_per_s, measured.baseline_tokens_per_s
     if rate is None:
         return error("no rate in the logs", action="watch longer with --monitor-duration")
-    if baseline is None:
+    if baseline is None or not (math.isfinite(baseline) and baseline > 0):
         return error(
             f"{rate:,.0f} tokens/s; no baseline to compare with", action="give one with --baseline-tokens-per-s"
         )

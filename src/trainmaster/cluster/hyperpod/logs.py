@@ -35,6 +35,7 @@ class PodLog:
     """Measurements of one pod."""
 
     lines: int = 0
+    whole: bool = True  # the newest reading came to the end of the log
     losses: list[float] = field(default_factory=list)
     beat_losses: list[float] = field(default_factory=list)
     tokens_per_s: list[float] = field(default_factory=list)
@@ -101,7 +102,8 @@ class PodLog:
                 self.checkpoint_faults.append(str(data.get("why")))
             elif (phase, word) == ("STEP", "metrics"):
                 _append(self.samples_per_s, data.get("samples_per_s"))
-                if isinstance(used := data.get("memory_gib"), (int, float)):
+                used = data.get("memory_gib")
+                if isinstance(used, (int, float)) and not isinstance(used, bool) and used > 0:
                     self.memory_gib = max(self.memory_gib or 0.0, float(used))
 
     @property

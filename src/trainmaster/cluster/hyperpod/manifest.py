@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from trainmaster.core.errors import UsageError
 from trainmaster.core.spec import parse_spec
 from trainmaster.targets.kubernetes import manifests, names
 from trainmaster.targets.kubernetes.planning import build, pod_plan
@@ -68,6 +70,49 @@ def find_job(objects: list[Object]) -> Object | None:
     """The training job among the objects of a manifest."""
     kinds = {one.kind for one in manifests.RESOURCES.values()}
     return next((one for one in objects if one.get("kind") in kinds), None)
+
+
+def find_checked_job(objects: Sequence[Object]) -> Object:
+    """The training job; UsageError where an object lacks what a test reads, with its place."""
+    for one in objects:
+        metadata = one.get("metadata")
+        if not isinstance(metadata, Mapping) or not isinstance(metadata.get("name"), str):
+            raise UsageError(f"the manifest's {one.get('kind')} has no metadata.name; write one")
+        for name in ("labels", "annotations"):
+            if not isinstance(metadata.get(name) or {}, Mapping):
+                raise UsageError(f"the manifest's {one.get('kind')}: metadata.{name} is no mapping")
+    job = find_job(list(objects))
+    if job is None:
+        raise UsageError("the manifest has no training job (HyperPodPyTorchJob, PyTorchJob or Job)")
+    if fault := _find_shape_fault(job):
+        raise UsageError(
+            f"the manifest's {job['kind']}: {fault}; a whole one prints: trainmaster cluster test --dry-run"
+        )
+    return job
+
+
+def _find_shape_fault(job: Object) -> str:
+    spec = job.get("spec")
+    if not isinstance(spec, Mapping):
+        return "no spec"
+    if job["kind"] == "TrainJob":
+        return "a TrainJob has no pod template of its own, and a test reads it; write a HyperPodPyTorchJob"
+    replicas = spec.get("pytorchReplicaSpecs", spec.get("replicaSpecs"))
+    places: list[tuple[str, Any]] = [("spec", spec)]
+    if isinstance(replicas, Mapping):
+        places = [(f"spec.pytorchReplicaSpecs.{name}", one) for name, one in replicas.items()]
+    elif replicas is not None:
+        listed = replicas if isinstance(replicas, list) else []
+        places = [(f"spec.replicaSpecs[{number}]", one) for number, one in enumerate(listed)]
+    for place, one in places:
+        counts = [one.get(name, 1) for name in ("replicas", "parallelism")] if isinstance(one, Mapping) else [None]
+        if not all(isinstance(count, int) and not isinstance(count, bool) and count > 0 for count in counts):
+            return f"{place} asks for no whole number of pods from 1 on"
+        pod = (one.get("template") or {}).get("spec") if isinstance(one.get("template") or {}, Mapping) else None
+        containers = pod.get("containers") if isinstance(pod, Mapping) else None
+        if not isinstance(containers, list) or not containers or not all(isinstance(c, Mapping) for c in containers):
+            return f"{place}.template.spec.containers is no list of containers"
+    return "" if places else "no replicas"
 
 
 def count_pods(job: Object) -> int:

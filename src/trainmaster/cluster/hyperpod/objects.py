@@ -6,23 +6,23 @@ import asyncio
 import copy
 import json
 import os
-import secrets
 import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from trainmaster.cluster.hyperpod.manifest import JOB_LABEL, find_job
+from trainmaster.cluster.hyperpod.manifest import JOB_LABEL, find_checked_job
 from trainmaster.core.errors import UsageError
 from trainmaster.targets.kubernetes.client import Client, path_of, path_of_object
 from trainmaster.targets.kubernetes.errors import Missing, Taken
-from trainmaster.targets.kubernetes.manifests import RESOURCES
+from trainmaster.targets.kubernetes.manifests import RESOURCES, pod_metadata
 from trainmaster.targets.kubernetes.pods import Object
 
 MARK = "trainmaster/cluster-test"  # label of everything that was created here; its value is the job's name
 ROLE = "trainmaster/cluster-test-role"  # annotation: `test` is removed at its end, `run` by `cleanup` alone
 OWNER = "trainmaster/cluster-test-owner"  # annotation: HOST/PID/START of the process that removes it
+RUN = "trainmaster/cluster-test-run"  # of objects and pods: one test, where two run at once under one name
 UNTIL = "trainmaster/cluster-test-until"  # annotation: Unix time after which the test cannot run any more
 Role = Literal["test", "run"]
 _GONE_S = 90.0
@@ -33,11 +33,11 @@ _COLLECTIONS = (
 )  # fmt: skip
 
 
-def prepare(objects: Sequence[Object], job_name: str, namespace: str, *, role: Role, lasts_s: float) -> list[Object]:
-    """The objects of a manifest as they are created: with marks, and in the namespace."""
-    job = find_job(list(objects))
-    if job is None:
-        raise UsageError("the manifest has no training job (HyperPodPyTorchJob, PyTorchJob, TrainJob or Job)")
+def prepare(
+    objects: Sequence[Object], job_name: str, namespace: str, *, role: Role, lasts_s: float, run: str = ""
+) -> list[Object]:
+    """The objects of a manifest as they are created: with marks, and in the namespace. `run` names a test."""
+    job = find_checked_job(objects)
     if job["metadata"].get("name") != job_name:
         raise UsageError(f"the manifest's job is {job['metadata'].get('name')}; write --job-name with that name")
     known = {"ConfigMap", "Secret", "Service", "Pod", job["kind"]}
@@ -48,18 +48,26 @@ def prepare(objects: Sequence[Object], job_name: str, namespace: str, *, role: R
         metadata = one["metadata"]
         metadata["namespace"] = namespace
         metadata["labels"] = {**(metadata.get("labels") or {}), MARK: job_name}
-        notes = {ROLE: role, OWNER: identity(), UNTIL: str(int(time.time() + lasts_s))}
+        notes = {ROLE: role, OWNER: identity(), UNTIL: str(int(time.time() + lasts_s)), RUN: run}
         metadata["annotations"] = {**(metadata.get("annotations") or {}), **notes}
-        if role == "test" and one["kind"] == "ConfigMap":
-            _separate(one.get("data") or {})
+        if run:
+            for pod in pod_metadata(one):
+                pod["labels"] = {**(pod.get("labels") or {}), RUN: run}
+        if run and one["kind"] == "ConfigMap":
+            _separate(one.get("data") or {}, checkpoint_folder(run))
     return made
 
 
-def _separate(files: dict[str, str]) -> None:
+def checkpoint_folder(run: str) -> str:
+    """Name of the folder in which a test writes its checkpoints, and which it removes."""
+    return f"test-{run}"
+
+
+def _separate(files: dict[str, str], folder: str) -> None:
     """Give the run of a test a checkpoint folder of its own: in the same one a second test would find it finished."""
     try:
         config = json.loads(files["train.json"])
-        config["checkpoint"]["folder"] += f"/test-{secrets.token_hex(6)}"
+        config["checkpoint"]["folder"] += f"/{folder}"
     except (KeyError, TypeError, ValueError):  # another trainer
         return
     files["train.json"] = json.dumps(config, indent=2, sort_keys=True) + "\n"
@@ -90,9 +98,11 @@ async def find(client: Client, namespace: str, job_name: str) -> list[tuple[str,
     return found
 
 
-async def remove(client: Client, namespace: str, job_name: str) -> list[str]:
-    """Delete what carries the mark, wait for its pods; paths of what was deleted."""
+async def remove(client: Client, namespace: str, job_name: str, *, run: str | None = None) -> list[str]:
+    """Delete what carries the mark, wait for its pods; paths of what was deleted. `run`: of this test alone."""
     found = await find(client, namespace, job_name)
+    if run is not None:
+        found = [one for one in found if (one[1].get("annotations") or {}).get(RUN) == run]
     for path, metadata in found:
         try:
             body = {"preconditions": {"uid": metadata["uid"]}, "propagationPolicy": "Background"}

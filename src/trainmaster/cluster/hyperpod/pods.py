@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -19,15 +20,16 @@ from trainmaster.targets.kubernetes.states import container_state, node_rank, tr
 
 _FATAL = ("ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CrashLoopBackOff", "CreateContainerConfigError")
 _GPU_METRIC = b"DCGM_FI_DEV_GPU_UTIL{"
+_POD = re.compile(rb'[{,](?:exported_)?pod="([^"]*)"')
 _SMI = ("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
 _SMI_S = 15.0
 _EXPORTERS = ("app.kubernetes.io/name=dcgm-exporter", "app=nvidia-dcgm-exporter")
 
 
-async def list_pods(client: Client, namespace: str, job_name: str) -> list[Object]:
-    """Pods of the job, by node rank."""
+async def list_pods(client: Client, namespace: str, job_name: str, *, selector: str = "") -> list[Object]:
+    """Pods of the job, by node rank. `selector`: by another label than the job's name."""
     path = path_of("v1", "pods", namespace=namespace)
-    found: list[Object] = (await client.list(path, labelSelector=f"{JOB_LABEL}={job_name}"))["items"]
+    found: list[Object] = (await client.list(path, labelSelector=selector or f"{JOB_LABEL}={job_name}"))["items"]
     return sorted(found, key=lambda pod: (node_rank(pod, len(found)), str(pod["metadata"]["name"])))
 
 
@@ -84,29 +86,37 @@ class LogReader:
 
 async def collect(reader: LogReader, log: PodLog) -> bool:
     """Measure the new lines of a pod; False where its log cannot be read now."""
+    log.whole = False
     try:
         async for line in reader.read():
             log.put(line)
+        log.whole = True
     except TrainmasterError:  # a container that has not started has no log
         return False
     return True
 
 
 async def sample_gpus(client: Client, namespace: str, pods: Sequence[Object]) -> list[float]:
-    """Utilisation of the GPUs of these pods in percent: NVIDIA's dcgm-exporter, else nvidia-smi in the pods."""
-    nodes = {str((pod.get("spec") or {}).get("nodeName")) for pod in pods}
-    found: list[float] = []
+    """Utilisation of the GPUs of these pods in percent: NVIDIA's dcgm-exporter, else nvidia-smi in the pods.
+
+    Empty where the GPUs of one of the pods could not be read: a mean of the others would say too much.
+    """
+    names = {str(pod["metadata"]["name"]) for pod in pods}
+    nodes: dict[str, list[float]] = {str((pod.get("spec") or {}).get("nodeName")): [] for pod in pods}
     for selector in _EXPORTERS:
         try:
-            listed = (await client.list("/api/v1/pods", labelSelector=selector))["items"]
-            for pod in listed:
-                if (pod.get("spec") or {}).get("nodeName") in nodes:
-                    found += await _read_exporter(client, pod)
+            for pod in (await client.list("/api/v1/pods", labelSelector=selector))["items"]:
+                if (where := (pod.get("spec") or {}).get("nodeName")) in nodes:
+                    nodes[where] += await _read_exporter(client, pod, names)
         except TrainmasterError:
             continue
-    if not found:
-        for pod in pods:
-            found += await _ask_nvidia_smi(client, namespace, pod)
+    found = [value for values in nodes.values() for value in values]
+    for pod in pods:
+        if not nodes[str((pod.get("spec") or {}).get("nodeName"))]:
+            values = await _ask_nvidia_smi(client, namespace, pod)
+            if not values:
+                return []
+            found += values
     return found
 
 
@@ -127,28 +137,31 @@ async def _ask_nvidia_smi(client: Client, namespace: str, pod: Object) -> list[f
 
 def parse_smi(text: bytes) -> list[float]:
     """Percent of each line; nothing where one is no number (`[N/A]`): a mean of the others would say too much."""
+    return _percents(text.split())
+
+
+def _percents(words: Sequence[bytes]) -> list[float]:
+    """Numbers from 0 to 100; nothing where one is none: NaN, or DCGM's blank value 9223372036854775794."""
     try:
-        return [float(line) for line in text.split()]
+        found = [float(word) for word in words]
     except ValueError:
         return []
+    return found if all(0.0 <= value <= 100.0 for value in found) else []
 
 
-async def _read_exporter(client: Client, pod: Mapping[str, Any]) -> list[float]:
+async def _read_exporter(client: Client, pod: Mapping[str, Any], names: set[str]) -> list[float]:
     name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
     path = path_of("v1", "pods", namespace=namespace, name=f"{name}:9400") + "/proxy/metrics"
-    return parse_gpu_metrics([line async for line in client.lines(path, {})])
+    return parse_gpu_metrics([line async for line in client.lines(path, {})], names)
 
 
-def parse_gpu_metrics(lines: list[bytes]) -> list[float]:
-    """Utilisation of each GPU in the text of dcgm-exporter."""
-    found = []
-    for line in lines:
-        if line.startswith(_GPU_METRIC):
-            try:
-                found.append(float(line.rpartition(b"} ")[2].split()[0]))
-            except (ValueError, IndexError):
-                continue
-    return found
+def parse_gpu_metrics(lines: list[bytes], names: set[str]) -> list[float]:
+    """Utilisation of each GPU of these pods in the text of dcgm-exporter; of all GPUs where it names no pods."""
+    rows = [line for line in lines if line.startswith(_GPU_METRIC)]
+    holders = [found[1].decode(errors="replace") if (found := _POD.search(row)) else "" for row in rows]
+    if any(holders):
+        rows = [row for row, holder in zip(rows, holders, strict=True) if holder in names]
+    return _percents([(row.rpartition(b"} ")[2].split() or [b""])[0] for row in rows])
 
 
 def _whole_second(stamp: bytes) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import secrets
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from trainmaster.cluster.hyperpod.manifest import (
     JOB_NAME,
     bandwidth_job,
     count_pods,
-    find_job,
+    find_checked_job,
     pod_template,
     uses_efa,
 )
@@ -32,16 +33,18 @@ from trainmaster.targets.kubernetes.states import SUCCEEDED, is_ready
 _READ_LIMIT_S = 180.0
 _NETWORK_LIMIT_S = 180.0
 _CLEAN_UP_S = 300.0
+_LAST_READINGS = 3  # of a log that could not be read at the end
+_EARLY_S = 2.0  # a start is known to the second
 _READ_CHECKPOINT = """\
 import json, pathlib, shutil, sys
 from trainmaster.train.checkpoint import manifest
-path = pathlib.Path(sys.argv[1])
+path = pathlib.Path(sys.argv[2])
 try:
     fault = manifest.find_fault(path, manifest.read(path).files, deep=True) or ""
 except Exception as wrong:
     fault = f"{type(wrong).__name__}: {wrong}"
 print(json.dumps({"checkpoint": str(path), "fault": fault}))
-if path.parent.name.startswith("test-"):
+if path.parent.name == sys.argv[1]:
     shutil.rmtree(path.parent)
 """
 
@@ -73,10 +76,10 @@ class Outcome:
 async def run(client: Client, plan: TestPlan, tell: Callable[[str], None]) -> Outcome:
     """Run a test. Whatever ends it, its objects are removed; after SIGKILL, by the next test or `cleanup`."""
     lasts_s = 2 * plan.start_limit_s + plan.monitor_s + _READ_LIMIT_S + _NETWORK_LIMIT_S + _CLEAN_UP_S
-    made = objects.prepare(plan.manifest, plan.job_name, plan.namespace, role="test", lasts_s=lasts_s)
+    test, removed = _Test(client, plan, tell), []
+    made = objects.prepare(plan.manifest, plan.job_name, plan.namespace, role="test", lasts_s=lasts_s, run=test.name)
     for path in await objects.clear_leftovers(client, plan.namespace, plan.job_name):
         tell(f"removed what an earlier test left: {path.rpartition('/')[2]}")
-    test, removed = _Test(client, plan, tell), []
     try:
         await test.look_at_nodes()
         await objects.create(client, made)
@@ -84,11 +87,11 @@ async def run(client: Client, plan: TestPlan, tell: Callable[[str], None]) -> Ou
         if await test.wait_for_pods():
             await test.watch()
         await test.look_at_nodes()
-        removed = await objects.remove(client, plan.namespace, plan.job_name)
+        removed = await objects.remove(client, plan.namespace, plan.job_name, run=test.name)
         await test.read_checkpoint()
         await test.measure_network()
     finally:
-        removed += await objects.remove(client, plan.namespace, plan.job_name)
+        removed += await objects.remove(client, plan.namespace, plan.job_name, run=test.name)
         tell(f"removed {len(removed)} objects of the test")
     results, overall = judge(test.finish(), plan.planned)
     return Outcome(overall=overall, results=results, measured=test.measured, removed=removed)
@@ -98,8 +101,8 @@ class _Test:
     """State of a test between its steps."""
 
     def __init__(self, client: Client, plan: TestPlan, tell: Callable[[str], None]) -> None:
-        job = find_job(plan.manifest)
-        assert job is not None  # prepare has found it
+        job = find_checked_job(plan.manifest)
+        self.name = secrets.token_hex(6)  # its objects and pods, and no others, carry it
         self._client, self._plan, self._tell, self._job = client, plan, tell, job
         self.measured = Measurements(
             pods_wanted=count_pods(job), efa=uses_efa(job), baseline_tokens_per_s=plan.baseline_tokens_per_s
@@ -112,6 +115,7 @@ class _Test:
 
     async def look_at_nodes(self) -> None:
         """Nodes without the condition Ready: at the beginning and at the end."""
+        self.measured.nodes = 0
         with contextlib.suppress(TrainmasterError):  # no right to see nodes: not measured
             nodes = await list_nodes(self._client)
             names = [str(node["metadata"]["name"]) for node in nodes if not is_ready(node)]
@@ -145,6 +149,11 @@ class _Test:
                 self._gpus += await pods.sample_gpus(self._client, self._plan.namespace, self._pods)
                 next_gpus = time.monotonic() + 5.0
             if over or self.measured.pod_faults:
+                for _ in range(_LAST_READINGS):
+                    if all(log.whole for log in self._logs.values()):
+                        return
+                    await asyncio.sleep(self._plan.look_s)
+                    await self._read_logs()
                 return
             await asyncio.sleep(min(self._plan.look_s, max(0.05, until - time.monotonic())))
 
@@ -158,8 +167,11 @@ class _Test:
             return
         self.measured.checkpoint = written[-1]
         self._tell(f"reading {written[-1]} back")
-        pod = reading_pod(self._job, self._plan.job_name, self._plan.namespace, written[-1])
-        marked = objects.prepare([self._job, pod], self._plan.job_name, self._plan.namespace, role="test", lasts_s=600)
+        plan, folder = self._plan, objects.checkpoint_folder(self.name)
+        pod = reading_pod(self._job, plan.job_name, plan.namespace, written[-1], folder=folder)
+        marked = objects.prepare(
+            [self._job, pod], plan.job_name, plan.namespace, role="test", lasts_s=600, run=self.name
+        )
         await objects.create(self._client, marked[1:])
         path = path_of("v1", "pods", namespace=self._plan.namespace, name=pod["metadata"]["name"])
         until = time.monotonic() + _READ_LIMIT_S
@@ -177,16 +189,18 @@ class _Test:
             return
         if self.measured.pods_wanted == 1 or self.measured.pod_faults:
             return
-        await objects.remove(self._client, plan.namespace, plan.job_name)
+        await objects.remove(self._client, plan.namespace, plan.job_name, run=self.name)
         self._tell("measuring the network with an all-reduce between the pods")
         lasts_s = plan.start_limit_s + _NETWORK_LIMIT_S
-        marked = objects.prepare(made, plan.job_name, plan.namespace, role="test", lasts_s=lasts_s + _CLEAN_UP_S)
+        marked = objects.prepare(
+            made, plan.job_name, plan.namespace, role="test", lasts_s=lasts_s + _CLEAN_UP_S, run=self.name
+        )
         await objects.create(self._client, marked)
         readers: dict[str, pods.LogReader] = {}
         logs: dict[str, PodLog] = {}
         until = time.monotonic() + lasts_s
         while time.monotonic() < until and not any(log.bandwidth_over for log in logs.values()):
-            found = await pods.list_pods(self._client, plan.namespace, plan.job_name)
+            found = await self._list_pods()
             for pod in found:
                 name = str(pod["metadata"]["name"])
                 reader = readers.setdefault(name, pods.LogReader(self._client, plan.namespace, pod))
@@ -216,6 +230,8 @@ class _Test:
     def _nccl_time(self) -> tuple[float | None, str]:
         """Longest time from the start of a pod to NCCL's own line, else to the first loss, which comes after it."""
         times, word = [], "NCCL's log"
+        if len(self._pods) < self.measured.pods_wanted:
+            return None, ""
         for pod in self._pods:
             log, begin = self._logs.get(str(pod["metadata"]["name"])), pods.started_at(pod)
             if log is None or begin is None:
@@ -225,11 +241,14 @@ class _Test:
                 ready, word = log.first_loss_at, "the first loss"
             if ready is None:
                 return None, ""
-            times.append(max(0.0, (ready - begin).total_seconds()))
+            after = (ready - begin).total_seconds()
+            if after < -_EARLY_S:  # the line of an earlier start of this container
+                return None, ""
+            times.append(max(0.0, after))
         return max(times, default=None), word
 
     async def _look_at_pods(self) -> int:
-        self._pods = await pods.list_pods(self._client, self._plan.namespace, self._plan.job_name)
+        self._pods = await self._list_pods()
         faults = {str(pod["metadata"]["name"]): pods.find_fault(pod) for pod in self._pods}
         self.measured.pod_faults = {
             **self.measured.pod_faults, **{name: why for name, why in faults.items() if why}
@@ -237,6 +256,11 @@ class _Test:
         running = sum(map(pods.is_running, self._pods))
         self.measured.pods_running = max(self.measured.pods_running, running)
         return running
+
+    async def _list_pods(self) -> list[Object]:
+        """Pods of this test: another job's can have the same label `job-name`, as a plain Job's of this name have."""
+        plan = self._plan
+        return await pods.list_pods(self._client, plan.namespace, plan.job_name, selector=f"{objects.RUN}={self.name}")
 
     async def _read_logs(self) -> None:
         for pod in self._pods:
@@ -259,9 +283,9 @@ class _Test:
         return any(one.get("type") in SUCCEEDED and one.get("status") == "True" for one in conditions)
 
 
-def reading_pod(job: Object, job_name: str, namespace: str, checkpoint: str) -> Object:
-    """Pod that reads a checkpoint: image, mounts and user of the job, no GPU."""
+def reading_pod(job: Object, job_name: str, namespace: str, checkpoint: str, *, folder: str) -> Object:
+    """Pod that reads a checkpoint: image, mounts and user of the job, no GPU. It removes `folder`, the test's own."""
     made = helper_pod(pod_template(job)["spec"], f"{job_name}-read", namespace)
     (container,) = made["spec"]["containers"]
-    container["command"] = ["python3", "-c", _READ_CHECKPOINT, checkpoint]
+    container["command"] = ["python3", "-c", _READ_CHECKPOINT, folder, checkpoint]
     return made

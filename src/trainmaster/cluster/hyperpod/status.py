@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from trainmaster.cluster.hyperpod.manifest import find_job, pod_template
+from trainmaster.cluster.hyperpod.manifest import find_checked_job, find_job, pod_template
 from trainmaster.cluster.hyperpod.pods import is_running, list_pods
 from trainmaster.core.errors import TrainmasterError, UsageError
 from trainmaster.core.results import CheckResult, Finding, error, fail, ok, skip
@@ -121,7 +121,7 @@ async def list_events(client: Client, namespace: str) -> list[dict[str, Any]]:
 
 async def check_cluster(client: Client, namespace: str, manifest: list[Object]) -> list[CheckResult]:
     """Access, the operator, GPU nodes, storage claims and service accounts that the manifest needs."""
-    job = find_job(manifest)
+    job = find_checked_job(manifest) if find_job(manifest) is not None else None
     spec = pod_template(job)["spec"] if job is not None else {}
     checks = {
         "cluster_access": _check_access(client),

@@ -55,6 +55,12 @@ class NodeSpool:
         """Whether no other container has written here."""
         return not self._starts or self._starts[0]["start"] == start
 
+    def newest_base(self, name: str) -> int:
+        """Offset where the newest start began to write a file."""
+        base = self._starts[-1]["base"] if self._starts else {}
+        assert isinstance(base, dict)
+        return int(base.get(name, 0))
+
     def put(self, start: str, frame: Frame) -> bool:
         """Store a frame of a start; False where bytes before it are missing."""
         name = _safe(frame.stream)

@@ -17,9 +17,12 @@ from trainmaster.core.errors import MissingExtra, NoCapacity, TargetError, Unrea
 # Instances and a request delta of 1 Instances." (gabehollombe-aws/jupyter-notebooks#1). The others are unverified.
 _CAPACITY = ("ResourceLimitExceeded", "CapacityError", "InsufficientCapacityError", "InsufficientInstanceCapacity")
 _LATER = (
-    "ThrottlingException", "Throttling", "TooManyRequestsException", "RequestLimitExceeded", "SlowDown",
-    "ServiceUnavailable", "InternalFailure", "InternalError", "InternalServerError", "RequestTimeout",
+    "ThrottlingException", "Throttling", "ThrottledException", "RequestThrottled", "RequestThrottledException",
+    "ProvisionedThroughputExceededException", "PriorRequestNotComplete", "TooManyRequestsException",
+    "RequestLimitExceeded", "SlowDown", "ServiceUnavailable", "InternalFailure", "InternalError",
+    "InternalServerError", "RequestTimeout",
 )  # fmt: skip
+_EXPIRED = ("ExpiredTokenException", "ExpiredToken", "RequestExpired")
 _ABSENT = ("ResourceNotFound", "ResourceNotFoundException", "NoSuchKey", "404")
 
 
@@ -54,6 +57,8 @@ class Aws:
                 answer["Body"] = answer["Body"].read()
             return answer
         except exceptions.ClientError as wrong:
+            if wrong.response["Error"].get("Code") in _EXPIRED:
+                self._clients.clear()  # the next request reads the credentials of this machine again
             raise translate(operation, wrong.response) from None
         except exceptions.ParamValidationError as wrong:
             raise TargetError(f"sagemaker: {operation}: {wrong}") from None
@@ -92,6 +97,8 @@ def translate(operation: str, answer: Any) -> TargetError:
         return Missing(message)
     if code == "ResourceInUse":
         return Taken(message)
+    if code in _EXPIRED:
+        return Unreachable(f"{message}; renew the AWS credentials of this server")
     if code in _LATER or status >= 500:
         return Unreachable(message)
     if code in ("AccessDeniedException", "AccessDenied"):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from trainmaster.core.errors import TargetError, Unreachable
 from trainmaster.core.plan import AGENT_LOG
 from trainmaster.core.wire.framed_lines import Frame, decode
 from trainmaster.targets.kubernetes.spool import Spool
@@ -73,9 +74,19 @@ class JobLogs:
             given: dict[str, Any] = {"logGroupName": GROUP, "logStreamName": stream, "startFromHead": True}
             if stream in self._tokens:
                 given["nextToken"] = self._tokens[stream]
-            page = await aws.call("logs", "get_log_events", **given)
+            try:
+                page = await aws.call("logs", "get_log_events", **given)
+            except Missing:  # its retention time is over
+                return
+            except Unreachable:
+                raise
+            except TargetError:
+                if self._tokens.pop(stream, None) is None:
+                    raise
+                self._sizes.pop(stream, None)  # a token ends after a day: next time from the beginning of the stream
+                return
             for event in page.get("events") or ():
-                if (frame := self._frame(stream, str(event["message"]))) is not None:
+                if (frame := self._frame(stream, str(event.get("message") or ""))) is not None:
                     files.put(stream, frame)
             token = str(page.get("nextForwardToken") or "")
             if token == self._tokens.get(stream, ""):
@@ -83,9 +94,14 @@ class JobLogs:
             self._tokens[stream] = token
 
     def _frame(self, stream: str, message: str) -> Frame | None:
+        text = message.removesuffix("\n")
+        try:
+            raw = text.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:  # half of a pair
+            raw = text.encode("utf-8", "replace")
         if self._framed:
-            return decode(message.removesuffix("\n").encode("utf-8", "surrogateescape"))
-        line = message.removesuffix("\n").encode("utf-8", "surrogateescape") + b"\n"
+            return decode(raw)
+        line = raw + b"\n"
         offset = self._sizes.get(stream, 0)
         self._sizes[stream] = offset + len(line)
         return Frame(stream=AGENT_LOG, offset=offset, data=line)

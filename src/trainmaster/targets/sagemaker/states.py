@@ -52,15 +52,19 @@ def is_over(job: Mapping[str, Any]) -> bool:
 
 
 def judge(job: Mapping[str, Any], *, record: ExitRecord | None, stop: str | None, attempt: str,
-          price_per_hour: float | None) -> Poll:  # fmt: skip
-    """State of an attempt from the answer of DescribeTrainingJob and the agent's record, where there is one."""
+          price_per_hour: float | None, whole: bool = True) -> Poll:  # fmt: skip
+    """State of an attempt from the answer of DescribeTrainingJob and the agent's record, where there is one.
+
+    `whole`: every node left a record. One that is ok tells of its own node only.
+    """
     status, secondary = str(job.get("TrainingJobStatus", "")), str(job.get("SecondaryStatus", ""))
     if status in LIVE:
         return Poll(state=SECONDARY.get(secondary, TargetState.UNKNOWN), note=_note(job))
     if status not in OVER:
         return Poll(state=TargetState.UNKNOWN, note=f"SageMaker's status {status!r} is not known")
     evidence = billing(job, price_per_hour)
-    if record is not None and (record.ok or stop is None):
+    speaks = whole or status == "Completed" if record is not None and record.ok else stop is None
+    if record is not None and speaks:
         state = TargetState.SUCCEEDED if record.ok else TargetState.FAILED
         return Poll(state=state, exit=_with(record, evidence), note=record.message)
     state, reason, text = _end(job, stop)

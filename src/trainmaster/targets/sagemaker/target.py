@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import time
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from trainmaster.core.errors import TargetError, TrainmasterError
+from trainmaster.core.errors import TargetError, TrainmasterError, Unreachable
 from trainmaster.core.plan import EXIT_FILE, ExitRecord
 from trainmaster.core.states import TargetState
 from trainmaster.targets import FileSize, Handle, Owned, Placement, Poll, Submission
@@ -30,6 +32,7 @@ from trainmaster.targets.sagemaker.logs import JobLogs
 from trainmaster.targets.sagemaker.settings import Settings, load_settings
 from trainmaster.targets.sagemaker.states import is_over, judge
 
+log = logging.getLogger(__name__)
 _STOP, _END, _RELEASED = "stop", "end", "released"
 _GONE_S = 600.0  # SageMaker gives a container 120 s, then uploads its checkpoints
 _NAME = re.compile(r"tm-([0-9a-f]{32})-([0-9]{1,6})")
@@ -145,7 +148,8 @@ class SageMaker:
                 await asyncio.sleep(min(settings.poll_s, 5.0))
         if "folder" in handle:
             followed = self._follow(handle)
-            await followed.logs.copy(aws)
+            if refused := await _copy_logs(aws, followed):
+                log.warning("the last log lines of %s cannot be read: %s", handle["name"], refused)
             followed.logs.close()
             self._followed.pop(self._key(handle), None)
         await inputs.remove(aws, request.input_folder(settings, str(handle["attempt"])))
@@ -174,7 +178,12 @@ class SageMaker:
             if not handle.get("submitted"):
                 return Poll(state=TargetState.WAITING, note="not submitted yet")
             return Poll(state=TargetState.LOST, note="SageMaker has no such training job")
-        await followed.logs.copy(aws)
+        try:
+            refused = await _copy_logs(aws, followed)
+        except Unreachable as wrong:
+            if is_over(job):
+                raise
+            refused = str(wrong)
         records = _read_records(followed.spool, handle)
         whole = len(records) == int(handle["nodes"]) and followed.logs.is_whole()
         if is_over(job) and not whole and _waits_for_lines(job, handle, settings.log_settle_s):
@@ -182,7 +191,16 @@ class SageMaker:
             return Poll(state=TargetState.RUNNING, note="the job is over; its last log lines are on their way")
         record = next((one for one in records if not one.ok), records[0] if records else None)
         attempt, stop = str(handle["attempt"]), followed.spool.find(_STOP)
-        found = judge(job, record=record, stop=stop, attempt=attempt, price_per_hour=settings.price_per_hour)
+        found = judge(
+            job,
+            record=record,
+            stop=stop,
+            attempt=attempt,
+            price_per_hour=settings.price_per_hour,
+            whole=len(records) == int(handle["nodes"]),
+        )
+        if refused:
+            found = replace(found, note=f"{found.note}; its logs cannot be read: {refused}".lstrip("; "))
         if not found.state.over:
             return found
         followed.logs.close()
@@ -197,7 +215,7 @@ class SageMaker:
     async def _stop(self, aws: Aws, handle: Handle) -> None:
         """Request the end of a job that runs; SageMaker sends SIGTERM."""
         try:
-            if (await self._describe(aws, handle))["TrainingJobStatus"] == "InProgress":
+            if (await self._describe(aws, handle)).get("TrainingJobStatus") == "InProgress":
                 await aws.call("sagemaker", "stop_training_job", TrainingJobName=str(handle["name"]))
         except Missing:
             return
@@ -222,8 +240,21 @@ class SageMaker:
         return self._followed[key]
 
 
+async def _copy_logs(aws: Aws, followed: _Followed) -> str:
+    """Copy new lines. The refusal where they cannot be read: the state of the job is known without them."""
+    try:
+        await followed.logs.copy(aws)
+        return ""
+    except Unreachable:
+        raise
+    except TargetError as wrong:
+        return str(wrong)
+
+
 def _read_records(spool: Spool, handle: Handle) -> list[ExitRecord]:
-    found = [spool.node(node).read(EXIT_FILE, 0, 1 << 20) for node in range(int(handle["nodes"]))]
+    """Records of the newest start of each node: SageMaker starts a container again when spot capacity is back."""
+    nodes = [spool.node(number) for number in range(int(handle["nodes"]))]
+    found = [node.read(EXIT_FILE, node.newest_base(EXIT_FILE), 1 << 20) for node in nodes]
     return [ExitRecord.read(raw, attempt=str(handle["attempt"])) for raw in found if raw]
 
 

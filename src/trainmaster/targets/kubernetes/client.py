@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 Object = dict[str, Any]
 _REQUEST_S = 20.0
-_SILENT_S = 330.0  # a watch ends by itself after 300 s; a longer silence is a dead connection
-WATCH_S = 300
+_SILENT_S = 90.0  # a watch ends by itself after 60 s; a longer silence is a dead connection
+WATCH_S = 60
 _CORE = {"ConfigMap": "configmaps", "Secret": "secrets", "Service": "services", "Pod": "pods", "Node": "nodes"}
 
 
@@ -56,15 +56,22 @@ class Client:
         params = {"fieldManager": names.MANAGER, "force": str(force).lower()}
         body = json.dumps(one).encode()
         what = f"{one['kind']} {one['metadata']['name']}"
-        return await self.send(
+        made = await self.send(
             "PATCH", path_of_object(one), params=params, body=body, kind="application/apply-patch+yaml", what=what
         )
+        if _metadata(made).get("name") != one["metadata"]["name"]:
+            raise _no_answer(what, made)
+        return made
 
     async def get(self, path: str) -> Object:
         return await self.send("GET", path)
 
     async def list(self, path: str, **params: str) -> Object:
-        return await self.send("GET", path, params=params)
+        found = await self.send("GET", path, params=params)
+        items = found.get("items", 0) or []  # `null` is an empty list of Go
+        if "items" not in found or not isinstance(items, list) or not all(_metadata(one).get("name") for one in items):
+            raise _no_answer(path.rpartition("/")[2], found)
+        return {**found, "items": items}
 
     async def post(self, path: str, one: Mapping[str, Any]) -> Object:
         return await self.send("POST", path, body=json.dumps(one).encode())
@@ -103,9 +110,17 @@ class Client:
             raise Unreachable(f"kubernetes: no answer within {_REQUEST_S:g} s") from None
         except (httpx.HTTPError, OSError) as wrong:
             raise _unreachable(wrong) from None
-        document = parse(answer.content)
-        if answer.status_code >= 300 or not isinstance(document, dict):
-            raise refusal(answer.status_code, document, what=what or path.rpartition("/")[2])
+        what = what or path.rpartition("/")[2]
+        if answer.status_code == 401:
+            self._credentials.forget()
+        if answer.status_code >= 300:
+            raise refusal(answer.status_code, parse(answer.content), what=what)
+        try:
+            document = json.loads(answer.content)
+        except (ValueError, RecursionError):
+            document = None
+        if not isinstance(document, dict):
+            raise _no_answer(what, answer.text)
         return document
 
     async def watch(self, path: str, version: str, **params: str) -> AsyncIterator[Object]:
@@ -116,11 +131,12 @@ class Client:
         }  # fmt: skip
         async for line in self.lines(path, given):
             change = parse(line)
-            if not isinstance(change, dict):
-                raise Unreachable("kubernetes: a change that is no JSON")
-            if change.get("type") == "ERROR":
-                status = change.get("object") or {}
-                raise refusal(int(status.get("code") or 500), status, what="watch")
+            one = change.get("object") if isinstance(change, dict) else None
+            if isinstance(change, dict) and change.get("type") == "ERROR":
+                code = one.get("code") if isinstance(one, dict) else None
+                raise refusal(code if isinstance(code, int) and code >= 300 else 500, one, what="watch")
+            if not _metadata(one).get("resourceVersion"):
+                raise _no_answer("watch", line.decode(errors="replace"))
             yield change
 
     async def lines(self, path: str, params: Mapping[str, str]) -> AsyncIterator[bytes]:
@@ -168,6 +184,16 @@ class Client:
                 trust_env=False,
             )
         return self._http
+
+
+def _metadata(one: object) -> Mapping[str, Any]:
+    found = one.get("metadata") if isinstance(one, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _no_answer(what: str, found: object) -> Unreachable:
+    """For an answer of a proxy before the server, or one that was cut off: nothing is known."""
+    return Unreachable(f"kubernetes: {what}: not an answer of an API server: {str(found)[:100]!r}")
 
 
 def _unreachable(wrong: Exception) -> Unreachable:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import os
+import re
 import ssl
 import tempfile
 import time
@@ -17,12 +19,15 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from trainmaster.core.errors import Unreachable, UsageError
 from trainmaster.targets import _yaml_file
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _EXEC_S = 30.0
+# What changes who asks, or which way; without it a request would be another one than the user wrote down.
+_UNSUPPORTED = frozenset({"proxy-url", "tls-server-name", "as", "as-uid", "as-groups", "auth-provider", "username"})
 _EARLY_S = 60.0  # a token is renewed before it ends
 
 
@@ -63,25 +68,47 @@ class Credentials:
         if access.command is not None:
             self._until = 0.0
 
+        self._asking = asyncio.Lock()
+
+    def forget(self) -> None:
+        """The server refused the token: a program is asked for another one."""
+        if self._access.command is not None:
+            self._until = 0.0
+
     async def header(self) -> dict[str, str]:
-        if self._access.token_file is not None:
-            return _bearer(await asyncio.to_thread(self._access.token_file.read_text))
-        if self._access.command is not None and time.time() > self._until - _EARLY_S:
-            self._token, self._until = await _ask_command(self._access.command)
+        if (path := self._access.token_file) is not None:
+            try:
+                return _bearer(await asyncio.to_thread(path.read_text))
+            except (OSError, UnicodeDecodeError) as wrong:
+                raise Unreachable(f"kubernetes: the token file {path} cannot be read: {wrong}") from None
+        if self._access.command is not None:
+            async with self._asking:  # many polls, one program
+                if time.time() > self._until - _EARLY_S:
+                    self._token, self._until = await _ask_command(self._access.command)
         return _bearer(self._token)
 
 
 def _bearer(token: str | None) -> dict[str, str]:
-    return {"Authorization": f"Bearer {token.strip()}"} if token else {}
+    if not token:
+        return {}
+    if not re.fullmatch(r"[!-~]+", token.strip()):
+        raise UsageError("kubernetes: the token has characters that no token has; copy it again, without line breaks")
+    return {"Authorization": f"Bearer {token.strip()}"}
 
 
 async def _ask_command(command: Mapping[str, Any]) -> tuple[str, float]:
     """Token of a credential plugin (`aws eks get-token`), and when it ends."""
-    words = [str(command.get("command", "")), *map(str, command.get("args") or ())]
-    given = {str(one["name"]): str(one["value"]) for one in command.get("env") or ()}
+    try:
+        words = [str(command["command"]), *map(str, command.get("args") or ())]
+        given = {str(one["name"]): str(one["value"]) for one in command.get("env") or ()}
+    except (KeyError, TypeError, AttributeError):
+        raise UsageError(
+            "kubernetes: exec of the kubeconfig needs command, args as a list, env as names and values"
+        ) from None
     version = str(command.get("apiVersion", "client.authentication.k8s.io/v1"))
     asks = {"apiVersion": version, "kind": "ExecCredential", "spec": {"interactive": False}}
     environment = {**os.environ, **given, "KUBERNETES_EXEC_INFO": json.dumps(asks)}
+    process = None
     try:
         async with asyncio.timeout(_EXEC_S):
             process = await asyncio.create_subprocess_exec(
@@ -91,15 +118,19 @@ async def _ask_command(command: Mapping[str, Any]) -> tuple[str, float]:
             out, said = await process.communicate()
     except FileNotFoundError:
         raise UsageError(f"kubernetes: {words[0]} of the kubeconfig is not installed") from None
-    except OSError as wrong:  # TimeoutError is one
+    except (OSError, ValueError) as wrong:  # TimeoutError is one; ValueError: a NUL byte
+        if process is not None and process.returncode is None:
+            process.kill()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), 2.0)
         raise Unreachable(
-            f"kubernetes: {words[0]} gave no credentials: {wrong or f'none within {_EXEC_S:g} s'}"
+            f"kubernetes: {words[0]} gave no credentials: {str(wrong) or f'none within {_EXEC_S:g} s'}"
         ) from None
     try:
         status = json.loads(out)["status"]
         ends = status.get("expirationTimestamp")
         return str(status["token"]), datetime.fromisoformat(ends).timestamp() if ends else float("inf")
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         text = said.decode(errors="replace").strip()[-200:]
         raise Unreachable(f"kubernetes: {words[0]} gave no credentials (exit {process.returncode}): {text}") from None
 
@@ -129,11 +160,23 @@ def parse_access(document: Any, context: str | None, folder: Path) -> Access:
     chosen = _named(document, "contexts", wanted, "context")
     cluster = _named(document, "clusters", chosen.get("cluster"), "cluster")
     user = _named(document, "users", chosen.get("user"), "user")
+    for fields, where in ((cluster, "cluster"), (user, "user")):
+        if ignored := sorted(_UNSUPPORTED & {name for name, value in fields.items() if value}):
+            raise UsageError(f"kubernetes: {ignored[0]} of the kubeconfig's {where} is not supported; leave it out")
+    for name in ("token", "tokenFile"):
+        if not isinstance(user.get(name) or "", str):
+            raise UsageError(f"kubernetes: {name} of the kubeconfig is not text; write it in quotes")
     server = str(cluster.get("server", ""))
     if cluster.get("insecure-skip-tls-verify"):
         raise UsageError("kubernetes: insecure-skip-tls-verify is not supported; write certificate-authority instead")
     if not server.startswith("https://"):
         raise UsageError(f"kubernetes: {server!r} is not an https:// address; credentials would be sent in clear text")
+    try:
+        sound = bool(urlsplit(server).hostname) and (urlsplit(server).port or 443) > 0
+    except ValueError:
+        sound = False
+    if not sound or not re.fullmatch(r"[!-~]+", server):
+        raise UsageError(f"kubernetes: server {server!r:.200} of the kubeconfig is not an address")
     return Access(
         server=server.rstrip("/"),
         ca=_text(cluster, "certificate-authority", folder),
@@ -146,10 +189,16 @@ def parse_access(document: Any, context: str | None, folder: Path) -> Access:
 
 
 def _named(document: Mapping[str, Any], group: str, name: object, inner: str) -> Mapping[str, Any]:
-    for one in document.get(group) or ():
+    listed = document.get(group) or []
+    if not isinstance(listed, list) or not all(isinstance(one, Mapping) for one in listed):
+        raise UsageError(f"kubernetes: {group} of the kubeconfig is no list of {inner}s with names")
+    for one in listed:
         if one.get("name") == name:
-            return one.get(inner) or {}
-    known = ", ".join(str(one.get("name")) for one in document.get(group) or ()) or "none"
+            found = one.get(inner) or {}
+            if not isinstance(found, Mapping):
+                raise UsageError(f"kubernetes: {inner} {name!r} of the kubeconfig is no mapping")
+            return found
+    known = ", ".join(str(one.get("name")) for one in listed) or "none"
     raise UsageError(f"kubernetes: the kubeconfig has no {inner} {name!r}; it has: {known}")
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainmaster.core.backoff import backoff_s
-from trainmaster.core.errors import TrainmasterError
+from trainmaster.core.errors import TrainmasterError, Unreachable
 from trainmaster.core.wire.framed_lines import decode
 from trainmaster.targets.kubernetes import names
 from trainmaster.targets.kubernetes.client import Client, path_of
@@ -44,15 +44,17 @@ class PodLog:
             self._task = asyncio.create_task(self._follow(), name=f"log {self.name}")
 
     async def drain(self, *, previous: bool = False) -> bool:
-        """Copy everything up to the end; False where the log cannot be had any more."""
+        """Copy everything up to the end, or as much as is still there; False where it cannot be read now."""
         await self.close()
         try:
             async with asyncio.timeout(_DRAIN_S):
                 await self._copy({"previous": "true"} if previous else {})
-            return True
-        except (TrainmasterError, TimeoutError) as wrong:
+        except (Unreachable, TimeoutError) as wrong:
             log.debug("log of pod %s: %s", self.name, wrong)
             return False
+        except TrainmasterError as wrong:
+            log.debug("log of pod %s: %s", self.name, wrong)
+        return True
 
     async def close(self) -> None:
         if self._task is not None:

@@ -23,8 +23,11 @@ from trainmaster.targets.kubernetes.states import is_ready, node_rank, trim_job,
 from trainmaster.targets.kubernetes.watch import Watch
 
 _SESSIONS: dict[tuple[int, Access, str, str], Session] = {}
+# Not of a session: after new credentials a second one reads the same logs, and each byte is still written once.
+_SPOOLS: dict[tuple[int, Path], Spool] = {}
 _EVENTS_S = 5.0  # events of a job without pods are asked for at most so often
 _NODES_S = 3.0
+_LAST_LINES_S = 120.0  # so long the logs of ended pods are asked for again
 
 
 class Session:
@@ -38,7 +41,7 @@ class Session:
         self.jobs = Watch(self.client, jobs, trim=trim_job, label=names.ATTEMPT_LABEL, labelSelector=names.SELECTOR)
         self.pods = Watch(self.client, pods, trim=trim_pod, label=names.ATTEMPT_LABEL, labelSelector=names.SELECTOR)
         self._logs: dict[str, PodLog] = {}
-        self._spools: dict[Path, Spool] = {}
+        self._over: dict[str, float] = {}  # attempt → since when its last lines are waited for
         self._has_package = False
         self._why: dict[str, tuple[float, str]] = {}
         self._not_ready: tuple[float, frozenset[str]] = (0.0, frozenset())
@@ -106,7 +109,10 @@ class Session:
 
     def spool(self, handle: Handle) -> Spool:
         folder = Path(str(handle["folder"])) / "kubernetes"
-        return self._spools.setdefault(folder, Spool(folder))
+        key = (id(asyncio.get_running_loop()), folder)
+        if key not in _SPOOLS:
+            _SPOOLS[key] = Spool(folder)
+        return _SPOOLS[key]
 
     def follow(self, handle: Handle) -> None:
         """Copy the logs of an attempt's pods from now on."""
@@ -114,15 +120,26 @@ class Session:
             if pod["status"].get("containerStatuses"):
                 self._log(pod, handle).follow()
 
-    async def drain(self, handle: Handle) -> None:
-        """Copy the logs of an attempt's pods to their end."""
+    async def drain(self, handle: Handle, *, last: bool = False) -> bool:
+        """Copy the logs of an attempt's pods to their end. False: one cannot be read now, and may be later.
+
+        `last`: what cannot be read now is given up, as it is after a time.
+        """
+        since = self._over.setdefault(str(handle["attempt"]), time.monotonic())
+        last, whole = last or time.monotonic() - since > _LAST_LINES_S, True
         pods = sorted(self.pods_of(str(handle["attempt"])), key=lambda one: str(one["metadata"]["creationTimestamp"]))
         for pod in pods:
             one = self._log(pod, handle)
-            await one.drain()
-            self._logs.pop(one.start, None)
+            if await one.drain() or last:
+                self._logs.pop(one.start, None)
+            else:
+                whole = False
+        if not whole:
+            return False
+        self._over.pop(str(handle["attempt"]), None)
         for number in range(int(handle["nodes"])):
             self.spool(handle).node(number).close_gaps()
+        return True
 
     def _log(self, pod: Mapping[str, Any], handle: Handle) -> PodLog:
         start = start_of(pod)
@@ -155,3 +172,5 @@ async def close_all() -> None:
             await session.close()
         except TrainmasterError:
             continue
+    for spool in [spool for spool in _SPOOLS if spool[0] == own]:
+        del _SPOOLS[spool]

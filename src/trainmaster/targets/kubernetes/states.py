@@ -55,12 +55,16 @@ def trim_pod(pod: Object) -> Object:
             name: metadata.get(name)
             for name in ("name", "uid", "labels", "annotations", "deletionTimestamp", "creationTimestamp")
         },
-        "spec": {"nodeName": spec.get("nodeName"), "container": spec["containers"][0]["name"]},
+        "spec": {"nodeName": spec.get("nodeName"), "container": _container(spec)},
         "status": {
             name: status.get(name)
             for name in ("phase", "reason", "message", "conditions", "containerStatuses", "initContainerStatuses")
         },
     }
+
+
+def _container(spec: Object) -> str:
+    return str((spec.get("containers") or [{}])[0].get("name") or "")
 
 
 def trim_job(job: Object) -> Object:
@@ -70,7 +74,9 @@ def trim_job(job: Object) -> Object:
     return {
         "metadata": {"name": metadata["name"], "uid": metadata.get("uid"), "labels": metadata.get("labels")},
         "suspended": bool(suspended),
-        "conditions": [one for one in status.get("conditions") or () if one.get("status") == "True"],
+        "conditions": [
+            one for one in status.get("conditions") or () if one.get("type") and one.get("status") == "True"
+        ],
     }
 
 
@@ -236,7 +242,8 @@ def _failed_job(condition: Object, attempt: str) -> Poll:
 def _image_fault(pods: Any) -> str:
     """Why an image cannot be had at all; one failed pull alone is tried again by the cluster."""
     for pod in pods:
-        for one in pod["status"].get("containerStatuses") or ():
+        status = pod["status"]
+        for one in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
             if ((one.get("state") or {}).get("waiting") or {}).get("reason") in _FATAL_IMAGE:
                 return explain_pod(pod)
     return ""
@@ -261,6 +268,10 @@ def _alive(job: Object, newest: Mapping[int, Object], nodes: int, not_ready: fro
             which = f"node {node} of {nodes}: " if nodes > 1 else ""
             return Poll(state=TargetState.WAITING, note=which + explain_pod(pod))
     return Poll(state=TargetState.WAITING, note=why or f"{len(newest)} of {nodes} pods were created")
+
+
+def is_complete(job: Object) -> bool:
+    return any(one["type"] in SUCCEEDED for one in job["conditions"])
 
 
 def is_ready(node: Object) -> bool:

@@ -31,6 +31,7 @@ from trainmaster.targets.kubernetes.spool import Spool
 from trainmaster.targets.kubernetes.states import (
     find_end,
     has_started,
+    is_complete,
     judge,
     newest_by_node,
     stopped_early,
@@ -89,6 +90,8 @@ class Kubernetes:
             found = judge(job, pods, handle, not_ready=await self._not_ready(session, pods), why=why)
             if not found.state.over and not handle.get("restarts"):
                 found = _see_replaced(pods, spool, handle) or found
+            if not found.state.over and job is not None and is_complete(job):
+                found = await _see_removed(session, handle) or found
             asked = spool.find(_STOP) if found.state is TargetState.WAITING and not has_started(pods) else None
             if asked is not None:
                 found = stopped_early(str(handle["attempt"]), asked)
@@ -139,7 +142,7 @@ class Kubernetes:
                 return
             spool.mark(_RELEASED, "")
             await session.ready()
-            await session.drain(handle)
+            await session.drain(handle, last=True)
         await self._delete(session, handle)
 
     async def list_owned(self, *, partial: bool = False) -> list[Owned]:  # noqa: ARG002 (one namespace: all or nothing)
@@ -183,11 +186,13 @@ class Kubernetes:
 
     async def _end(self, session: Session, handle: Handle, found: Poll) -> Poll:
         """The last state of an attempt, written down after its logs were read."""
-        await session.drain(handle)
+        if not await session.drain(handle, last=found.state is TargetState.LOST):
+            return Poll(state=TargetState.RUNNING, note="it is over; the logs of its pods cannot be read now")
         spool = session.spool(handle)
         if found.exit is not None:
             for node in range(int(handle["nodes"])):
-                raw = spool.node(node).read(EXIT_FILE, 0, 1 << 20)
+                one = spool.node(node)
+                raw = one.read(EXIT_FILE, one.newest_base(EXIT_FILE), 1 << 20)
                 whole = ExitRecord.read(raw, attempt=str(handle["attempt"])) if raw else None
                 if whole is not None and (whole.ended_at, whole.reason) == (found.exit.ended_at, found.exit.reason):
                     found = replace(found, exit=whole, note=whole.message)  # with its evidence
@@ -243,6 +248,16 @@ def _see_replaced(pods: Any, spool: Spool, handle: Handle) -> Poll | None:
             text = f"the pod of node {node} was ended by the cluster, and pod {pod['metadata']['name']} took its place"
             return Poll(state=TargetState.LOST, reason=Reason.PREEMPTED, note=text)
     return None
+
+
+async def _see_removed(session: Session, handle: Handle) -> Poll | None:
+    """`lost` where a job is complete and pods of it were removed before their records were seen. The server is asked:
+    the watch of pods may be behind that of jobs."""
+    listed, nodes = [trim_pod(one) for one in await session.list_pods(str(handle["attempt"]))], int(handle["nodes"])
+    if len(newest_by_node(listed, nodes)) >= nodes:
+        return None
+    text = "the cluster has completed the job, and its pods were removed before their exit records were read"
+    return Poll(state=TargetState.LOST, note=text)
 
 
 def _is_over(pod: Any, attempt: str) -> bool:

@@ -14,6 +14,8 @@ from trainmaster.targets.kubernetes.errors import Expired
 
 _STALE_S = 30.0  # without contact for so long, what is known counts as unknown
 _FIRST_S = 20.0
+_BRIEF_S = 1.0  # a watch that ends sooner is not asked for again at once
+_RELIST = 2  # failures in a row after which the collection is listed again
 
 
 class Watch:
@@ -40,7 +42,7 @@ class Watch:
                     await self._listed.wait()
             except TimeoutError:
                 raise self._fault or Unreachable(f"kubernetes: no list within {_FIRST_S:g} s") from None
-        if self._fault is not None and (not self._version or time.monotonic() - self._heard > _STALE_S):
+        if self._fault is not None and (not self._heard or time.monotonic() - self._heard > _STALE_S):
             raise self._fault
 
     async def close(self) -> None:
@@ -51,21 +53,34 @@ class Watch:
     async def _run(self) -> None:
         failures = 0
         while True:
+            begin = time.monotonic()
             try:
                 if not self._version:
                     await self._list()
-                failures = 0
                 async for change in self._client.watch(self._path, self._version, **self._params):
                     self._apply(change)
+                    failures = 0
                 self._touch()
+                failures = 0 if time.monotonic() - begin > _BRIEF_S else failures + 1
             except Expired:
                 self._version = ""  # the server forgot this point of the history
+                failures += 1
             except TrainmasterError as wrong:
                 failures += 1
-                self._fault = wrong
-                if not self._version:
-                    self._listed.set()  # those who wait get the refusal
+                self._fail(wrong, failures)
+            except (LookupError, TypeError, ValueError, AttributeError) as wrong:
+                failures += 1
+                said = f"{type(wrong).__name__}: {wrong}"
+                self._fail(Unreachable(f"kubernetes: an object that cannot be read: {said}"), failures)
+            if failures:
                 await asyncio.sleep(backoff_s(failures, first_s=0.2, longest_s=10.0))
+
+    def _fail(self, wrong: TrainmasterError, failures: int) -> None:
+        self._fault = wrong
+        if not self._version:
+            self._listed.set()  # those who wait get the refusal
+        if failures >= _RELIST:
+            self._version = ""
 
     async def _list(self) -> None:
         found = await self._client.list(self._path, **self._params)

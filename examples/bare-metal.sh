@@ -4,9 +4,11 @@
 #   bare-metal.sh MASTER_ADDR WORLD_SIZE FIRST_RANK      the second machine with 8 GPUs of 16 has FIRST_RANK 8
 #
 set -euo pipefail
+: "${2:?usage: bare-metal.sh MASTER_ADDR WORLD_SIZE FIRST_RANK}"
 MASTER_ADDR=$1 WORLD_SIZE=$2 FIRST_RANK=${3:-0}
 MASTER_PORT=${MASTER_PORT:-29500}
 GPUS=${GPUS:-8}
+started=()
 
 for ((i = 0; i < GPUS; i++)); do
   docker run --gpus "device=$i" --rm --ipc=host --network=host \
@@ -18,5 +20,10 @@ for ((i = 0; i < GPUS; i++)); do
     -e NCCL_SOCKET_IFNAME \
     gpu_cluster_testing:latest \
     --batch-size 64 &
+  started+=($!)
 done
-wait
+worst=0 # 1 is FAIL
+for process in "${started[@]}"; do
+  wait "$process" || { code=$? && [ "$worst" -eq 1 ] || worst=$code; }
+done
+exit "$worst"

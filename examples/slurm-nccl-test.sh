@@ -9,10 +9,11 @@
 #SBATCH --output=results/nccl_bandwidth_%j.out
 
 out=results/nccl_bandwidth_$SLURM_JOB_ID
-worst=0
+worst=0 # 1 is FAIL
+keep() { [ "$worst" -eq 1 ] || worst=$1; }
 measure() { # NAME WORDS...
   echo "== $1"
-  srun "${@:2}" --out "$out/$1" || worst=$?
+  srun "${@:2}" --out "$out/$1" || keep $?
 }
 
 measure nvlink --nodes=1 --ntasks=8 trainmaster bandwidth --collective all_reduce
@@ -20,7 +21,7 @@ measure nvlink --nodes=1 --ntasks=8 trainmaster bandwidth --collective all_reduc
   export NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_ALGO=Ring
   measure network --nodes=1 --ntasks=8 trainmaster bandwidth --collective all_reduce
   exit "$worst"
-) || worst=$?
+) || keep $?
 measure nodes trainmaster bandwidth --collective all_reduce
 measure latency trainmaster bandwidth --collective all_reduce --min 1K --max 8K
 exit "$worst"

@@ -6,8 +6,8 @@ columns='NODE:.metadata.name,GPUS:.status.allocatable.nvidia\.com/gpu,ACCELERATO
 nodes=$(kubectl get nodes -o custom-columns="$columns,TAINTS:.spec.taints[*].key")
 echo "$nodes"
 echo
-kubectl get pods --all-namespaces -o custom-columns='POD:.metadata.name,STATUS:.status.phase' | grep -i nvidia \
-    || echo "no pod with nvidia in its name: is the device plugin installed?"
+pods=$(kubectl get pods --all-namespaces -o custom-columns='POD:.metadata.name,STATUS:.status.phase')
+echo "$pods" | grep -i nvidia || echo "no pod with nvidia in its name: is the device plugin installed?"
 found=$(echo "$nodes" | awk 'NR > 1 && $2 != "<none>" && $2 > 0' | wc -l)
 if [ "$found" -eq 0 ]; then
     echo "no node offers nvidia.com/gpu" >&2

@@ -16,7 +16,6 @@ from trainmaster.cli.main import build
         ("--only memory", "there is no check memory"),
         ("--only kernel,memory", "there is no check memory"),
         ("--expect gpus=many", "gpus"),
-        ("--on kubernetes", "leave --suite out"),
         ("--batch-size 100000000000", "--batch-size 100000000000: write a number from 1 to 1,000,000"),
     ],
 )

@@ -113,3 +113,31 @@ def test_the_batch_script_is_that_of_the_guide() -> None:
 @pytest.mark.parametrize("name", [name for name in files.names() if name.endswith(".sh")])
 def test_scripts_are_valid_shell(name: str) -> None:
     subprocess.run(["bash", "-n", str(EXAMPLES / name)], check=True)
+
+
+DOCKER = """#!/bin/sh
+case "$*" in *RANK=1*) exit {first} ;; *RANK=2*) exit {second} ;; esac
+"""
+
+
+@pytest.mark.parametrize(("codes", "whole"), [((0, 0), 0), ((3, 0), 3), ((1, 3), 1), ((3, 1), 1)])
+def test_containers_on_bare_metal_end_with_the_worst_code(tmp_path: Path, codes: tuple[int, int], whole: int) -> None:
+    (tmp_path / "docker").write_text(DOCKER.format(first=codes[0], second=codes[1]))
+    (tmp_path / "docker").chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "GPUS": "3"}
+    script = ["bash", str(EXAMPLES / "bare-metal.sh")]
+    done = subprocess.run([*script, "localhost", "3"], env=env, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (whole, "")
+    alone = subprocess.run(script, env=env, check=False, capture_output=True, text=True)
+    assert alone.returncode and "usage: bare-metal.sh MASTER_ADDR" in alone.stderr
+
+
+@pytest.mark.parametrize(("codes", "whole"), [("0 0 0 0", 0), ("0 3 0 0", 3), ("1 0 3 0", 1), ("0 3 1 0", 1)])
+def test_the_bandwidth_script_ends_with_fail_if_any_part_failed(tmp_path: Path, codes: str, whole: int) -> None:
+    """srun is a stand-in that ends with one code after the other."""
+    (tmp_path / "codes").write_text("\n".join(codes.split()) + "\n")
+    (tmp_path / "srun").write_text("#!/bin/sh\ncode=$(head -n1 codes)\nsed -i 1d codes\nexit $code\n")
+    (tmp_path / "srun").chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7"}
+    script = ["bash", str(EXAMPLES / "slurm-nccl-test.sh")]
+    assert subprocess.run(script, env=env, cwd=tmp_path, check=False, capture_output=True).returncode == whole

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from trainmaster.bench.accept.options import Options
+from trainmaster.cluster import suite
 from trainmaster.cluster.suite import Part, judge, run
 from trainmaster.cluster.suite_plan import FORCED_NETWORK, Machine, plan
 from trainmaster.core.errors import UsageError
@@ -52,6 +53,24 @@ def take(
 
 def began(folder: Path) -> list[str]:
     return (folder / "log").read_text().split() if (folder / "log").exists() else []
+
+
+@pytest.mark.spawns
+def test_a_part_that_runs_for_long_shows_its_last_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite, "_LOOK_S", 0.02)
+    monkeypatch.setattr(suite, "_EVERY_S", 0.05)
+    (tmp_path / "hold-one").touch()
+    shown: list[str] = []
+
+    def show(text: str) -> None:
+        shown.append(text)
+        if text.endswith(" s, waiting"):
+            (tmp_path / "hold-one").unlink(missing_ok=True)
+
+    program = (sys.executable, "-IS", "-c", f"import sys; print('waiting', file=sys.stderr, flush=True)\n{PROGRAM}")
+    run("quick", parts(tmp_path)[:1], tmp_path / "out", on=None, show=show, program=program)
+    assert shown[0] == "one: begin" and shown[-1].startswith("one: PASS, ")
+    assert any(text.endswith(" s, waiting") for text in shown[1:-1])
 
 
 @pytest.mark.spawns

@@ -158,3 +158,15 @@ def test_nodes_with_gpus_are_counted(tmp_path: Path) -> None:
     done = run_script("verify-k8s-gpu-cluster.sh", path=kubectl(tmp_path))
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "1 nodes offer GPUs")
     assert run_script("verify-k8s-gpu-cluster.sh", path=kubectl(tmp_path, gpus="0")).returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("script", "refused"), [("cleanup-k8s-tests.sh", "pytorchjobs"), ("verify-k8s-gpu-cluster.sh", "pods")]
+)
+def test_a_cluster_that_does_not_answer_is_an_error(tmp_path: Path, script: str, refused: str) -> None:
+    path = kubectl(tmp_path)
+    text = (path / "kubectl").read_text()
+    (path / "kubectl").write_text(text.replace('case "$*" in', f'case "$*" in *"get {refused}"*) exit 1 ;;', 1))
+    done = run_script(script, path=path)
+    assert done.returncode == 1
+    assert "device plugin" not in done.stdout, "not read is not absent"

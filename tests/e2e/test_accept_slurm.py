@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +28,7 @@ SMALL = Options(
 def nodes(slurm: Cluster, tmp_path: Path) -> SlurmNodes:
     document = {
         "folder": str(slurm.folder / "shared"), "python": sys.executable, "defaults": {"nodelist": ["n1", "n2"]},
-        "env": {"SLURM_CONF": str(slurm.conf), "MASTER_ADDR": "127.0.0.1"},
+        "env": {"SLURM_CONF": str(slurm.conf)},
     }  # fmt: skip
     (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(document))
     found = load_nodes(f"slurm:{tmp_path / 'cluster.yaml'}", verb="accept")
@@ -50,6 +53,34 @@ def test_an_srun_that_fails_is_incomplete(nodes: SlurmNodes) -> None:
 def test_ranks_follow_the_gpus_of_the_nodes(nodes: SlurmNodes) -> None:
     node = SlurmNode(name="n1", states=("IDLE",), reason="", gpus="gpu:h100:8,gpu:2")
     assert acceptance_slurm.count_gpus(node) == 10
-    words = acceptance_slurm.plan(nodes, Options(batch_size=64), per_node=4, package="/p.zip", limit_s=600)
+    words = acceptance_slurm.plan(nodes, Options(batch_size=64), name="a", per_node=4, package="/p.zip", limit_s=600)
     assert "--ntasks=8" in words and "--ntasks-per-node=4" in words and "--nodelist=n1,n2" in words
     assert words[-4:] == ["--batch-size", "64", "--out", "-"]
+
+
+def test_ranks_meet_at_the_address_of_the_first_node(nodes: SlurmNodes) -> None:
+    def masters(cluster: SlurmNodes) -> list[str]:
+        words = acceptance_slurm.plan(cluster, SMALL, name="a", per_node=1, package="/p.zip", limit_s=600)
+        return [word for word in words if word.startswith("MASTER_ADDR=")]
+
+    assert masters(nodes) == ["MASTER_ADDR=127.0.0.2"], "n1 resolves nowhere, and the ranks would wait for it"
+    stated = replace(nodes.settings, env=(*nodes.settings.env, ("MASTER_ADDR", "10.0.0.9")))
+    assert masters(SlurmNodes(settings=stated, nodes=nodes.nodes)) == [], "that of the cluster file is in srun's own"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_leaves_no_job(slurm: Cluster, nodes: SlurmNodes, number: signal.Signals) -> None:
+    def held() -> bool:
+        return "gpu-acceptance" in slurm.call("squeue", "--noheader", "--format=%j")
+
+    def interrupt() -> None:
+        slurm.wait(held)
+        signal.pthread_kill(main, number)
+
+    main = threading.get_ident()
+    other = threading.Thread(target=interrupt)
+    other.start()
+    with pytest.raises(KeyboardInterrupt):
+        acceptance_slurm.accept(nodes, SMALL)
+    other.join()
+    slurm.wait(lambda: not held(), limit_s=30)

@@ -128,6 +128,12 @@ def faulty() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def test_checks_that_were_left_out_are_named() -> None:
+    document = faulty()
+    document["parts"][0]["words"] = ["check", "--only", "kernel", "--level", "1", "--only", "ram"]
+    assert "Collectives: all but kernel, ram (--only)" in build(document).not_measured
+
+
 def test_a_failed_suite_names_rank_node_and_gaps() -> None:
     view = build(faulty())
     assert view.sentence == (

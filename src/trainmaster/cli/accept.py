@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trainmaster.bench.accept.options import Options
     from trainmaster.targets.kubernetes.target import Kubernetes
 
+_NODES_START = "the ranks start on every node; the result follows when all have ended"
 _MARKS = {"pass": "green", "warn": "yellow", "fail": "red", "error": "red", "skip": "dim"}
 
 
@@ -162,7 +163,9 @@ def _run(given: Mapping[str, Any], options: Options) -> dict[str, Any] | None:
     if _is_kubernetes(given["on"]):
         from trainmaster.cluster import acceptance_kubernetes
 
-        return acceptance_kubernetes.accept(_kubernetes(given["on"]), options)
+        target = _kubernetes(given["on"])
+        _say(_NODES_START)
+        return acceptance_kubernetes.accept(target, options)
     if given["on"] is not None:
         from trainmaster.cli._documents.hosts_file import load_nodes
         from trainmaster.cluster import acceptance, acceptance_slurm
@@ -170,17 +173,21 @@ def _run(given: Mapping[str, Any], options: Options) -> dict[str, Any] | None:
         from trainmaster.targets.ssh.hosts import SshHosts
 
         nodes = load_nodes(given["on"], verb="accept")
+        _say(_NODES_START)
         if isinstance(nodes, SlurmNodes):
             return acceptance_slurm.accept(nodes, options)
         assert isinstance(nodes, SshHosts)
         return acceptance.accept(nodes, options)
     from trainmaster.bench.accept import run
+    from trainmaster.node.ranks import detect
 
+    if detect(os.environ).launcher == "single":  # of the ranks of another launcher, each would print it
+        _say("starting the ranks; torch is loaded first")
     return run(options, env=os.environ, show=_say)
 
 
 def _say(text: str) -> None:
-    _console.err.print(f"[dim]{escape(text)}[/]")
+    _console.err.print(f"[dim]{escape(text)}[/]", soft_wrap=True)
 
 
 def _folder(out: Path) -> Path:
@@ -202,6 +209,7 @@ def _run_suite(given: Mapping[str, Any], options: Options) -> dict[str, Any]:
         raise UsageError("--suite starts its own ranks: start it once, without a launcher, or with --on TARGET")
     _refuse_words(given)
     folder = _folder(given["out"]).resolve()
+    _say(f"suite {given['suite']} in {folder}: parts that have ended there are not repeated")
     machine = Machine(on=given["on"], gpus=0 if given["on"] is not None else count_gpus())
     parts = plan(
         given["suite"], options, machine, folder, expect=given["expect"] or (), only=given["only"] or (),

@@ -119,8 +119,11 @@ def _measure(
 ) -> NoReturn:
     """Run the sweep on every rank, print and save its report, and exit with its verdict."""
     from trainmaster.bench.collectives.drive import document, drive, save
+    from trainmaster.node.ranks import detect
 
     show = _Table(quiet=as_json)
+    if detect(os.environ).launcher == "single":  # of the ranks of another launcher, each would print it
+        _console.note("starting the ranks; torch is loaded first")
     found = drive(sweep, env=os.environ, out=out, expected=expected, least_gbps=least_gbps, on_row=show.row)
     if isinstance(found, int):
         _leave(found)
@@ -160,6 +163,7 @@ def _measure_nodes(
     # What is set here for NCCL is meant for the ranks: nodes have an environment of their own.
     env = {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
     request = Request(words=words, backend=sweep.backend, processes=sweep.processes, env=env)
+    _console.note("the ranks start on every node; the rows follow when all have ended")
     found = measure(nodes, request, out=out)
     if out is not None and found.report is not None:
         save(found.report, out)
@@ -197,6 +201,9 @@ class _Table:
         from trainmaster.bench.limits import render_size
 
         if self._quiet:
+            if row.collective != self._last:
+                self._last = row.collective
+                _console.note(f"measuring {row.collective}")
             return
         if not self._last:
             _console.out.print(f"[dim]{_HEAD}\n{_UNITS}[/]", soft_wrap=True)

@@ -116,6 +116,7 @@ def _preview(job: JobSpec) -> str:
         finally:
             await targets.close()
 
+    _console.note("asking the provider for its offers; an API that does not answer is tried for a minute")
     try:
         return "\n" + asyncio.run(ask())
     except TargetError as refused:

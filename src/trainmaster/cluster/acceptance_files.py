@@ -233,10 +233,11 @@ srun trainmaster accept {words} --out "results/acceptance-$SLURM_JOB_ID.json"
 #SBATCH --output=results/nccl_bandwidth_%j.out
 
 out=results/nccl_bandwidth_$SLURM_JOB_ID
-worst=0
+worst=0 # 1 is FAIL
+keep() {{ [ "$worst" -eq 1 ] || worst=$1; }}
 measure() {{ # NAME WORDS...
   echo "== $1"
-  srun "${{@:2}}" --out "$out/$1" || worst=$?
+  srun "${{@:2}}" --out "$out/$1" || keep $?
 }}
 
 measure nvlink --nodes=1 --ntasks=8 trainmaster bandwidth --collective all_reduce
@@ -244,7 +245,7 @@ measure nvlink --nodes=1 --ntasks=8 trainmaster bandwidth --collective all_reduc
   export NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_ALGO=Ring
   measure network --nodes=1 --ntasks=8 trainmaster bandwidth --collective all_reduce
   exit "$worst"
-) || worst=$?
+) || keep $?
 measure nodes trainmaster bandwidth --collective all_reduce
 measure latency trainmaster bandwidth --collective all_reduce --min 1K --max 8K
 exit "$worst"
@@ -255,9 +256,11 @@ exit "$worst"
 #   bare-metal.sh MASTER_ADDR WORLD_SIZE FIRST_RANK      the second machine with 8 GPUs of 16 has FIRST_RANK 8
 #
 set -euo pipefail
+: "${{2:?usage: bare-metal.sh MASTER_ADDR WORLD_SIZE FIRST_RANK}}"
 MASTER_ADDR=$1 WORLD_SIZE=$2 FIRST_RANK=${{3:-0}}
 MASTER_PORT=${{MASTER_PORT:-29500}}
 GPUS=${{GPUS:-8}}
+started=()
 
 for ((i = 0; i < GPUS; i++)); do
   docker run --gpus "device=$i" --rm --ipc=host --network=host \\
@@ -269,7 +272,12 @@ for ((i = 0; i < GPUS; i++)); do
     -e NCCL_SOCKET_IFNAME \\
     {image} \\
     {words} &
+  started+=($!)
 done
-wait
+worst=0 # 1 is FAIL
+for process in "${{started[@]}}"; do
+  wait "$process" || {{ code=$? && [ "$worst" -eq 1 ] || worst=$code; }}
+done
+exit "$worst"
 """,
 }

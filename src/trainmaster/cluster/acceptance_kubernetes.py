@@ -8,12 +8,10 @@ settings file leaves out (`not_nodes`). Logs are brought here, and everything th
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import signal
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +28,7 @@ from trainmaster.cluster.acceptance import (
     incomplete,
     is_whole,
     not_whole,
+    until_terminated,
 )
 from trainmaster.cluster.acceptance_files import JOB, LABELS
 from trainmaster.cluster.kube_nodes import KubeNode, find_nodes, list_nodes
@@ -70,7 +69,7 @@ async def _accept(target: Kubernetes, options: Options) -> dict[str, Any]:
     task = asyncio.current_task()
     assert task is not None
     try:
-        with _until_terminated(task), tempfile.TemporaryDirectory(prefix="trainmaster-accept-") as name:
+        with until_terminated(task), tempfile.TemporaryDirectory(prefix="trainmaster-accept-") as name:
             settings = target.settings()
             nodes = await _find_nodes(settings, options)
             if missing := find_missing(nodes, options):
@@ -169,14 +168,3 @@ async def _read(target: Kubernetes, handle: Handle, stream: str) -> bytes:
     while block := await target.read(handle, stream, offset=len(found), limit=_BLOCK):
         found += block
     return found
-
-
-@contextlib.contextmanager
-def _until_terminated(task: asyncio.Task[Any]) -> Iterator[None]:
-    """SIGTERM cancels the task, so that what it created is deleted."""
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, task.cancel)
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGTERM)

@@ -7,7 +7,9 @@ cluster is accepted whole, or by a cluster file that names the nodes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
+import secrets
 from dataclasses import replace
 from typing import Any
 
@@ -23,16 +25,21 @@ from trainmaster.cluster.acceptance import (
     incomplete,
     is_whole,
     not_whole,
+    until_terminated,
 )
 from trainmaster.cluster.slurm_nodes import FREE_S, SlurmNode, SlurmNodes
+from trainmaster.core.errors import TargetError
 from trainmaster.core.results import CheckResult, error, judge_overall
 from trainmaster.targets.slurm.queue import queue
 from trainmaster.targets.slurm.target import node_half
 
 
 def accept(cluster: SlurmNodes, options: Options) -> dict[str, Any]:
-    """Train on all nodes; the document of the run."""
-    return asyncio.run(_accept(cluster, options))
+    """Train on all nodes; the document of the run. Ctrl-C and SIGTERM end the Slurm job too."""
+    try:
+        return asyncio.run(_accept(cluster, options))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
 
 
 async def _accept(cluster: SlurmNodes, options: Options) -> dict[str, Any]:
@@ -42,11 +49,20 @@ async def _accept(cluster: SlurmNodes, options: Options) -> dict[str, Any]:
     per_node = options.processes or min(gpus.values()) or 1
     world = per_node * len(cluster.nodes)
     limit = START_S + (options.duration_s or 0.0) * options.repeats + options.timeout_s
+    name, where = f"gpu-acceptance-{secrets.token_hex(6)}", queue(cluster.settings)
+    task = asyncio.current_task()
+    assert task is not None
     try:
-        where = queue(cluster.settings)
-        prepared, _ = await where.ask("prepare", package=node_half(cluster.settings))
-        command = plan(cluster, options, per_node=per_node, package=str(prepared["package"]), limit_s=limit)
-        result, body = await where.ask("run", words=command, timeout_s=limit + FREE_S + 30)
+        with until_terminated(task):
+            prepared, _ = await where.ask("prepare", package=node_half(cluster.settings))
+            package = str(prepared["package"])
+            command = plan(cluster, options, name=name, per_node=per_node, package=package, limit_s=limit)
+            result, body = await where.ask("run", words=command, timeout_s=limit + FREE_S + 30)
+    except BaseException:
+        # srun is dead by now, its job is not: it would hold all nodes until its time limit.
+        with contextlib.suppress(TargetError):
+            await where.ask("run", words=["scancel", "--quiet", f"--name={name}"], timeout_s=60.0)
+        raise
     finally:
         await targets.close()
     documents, code = find_documents(body.decode(errors="replace")), result.get("code")
@@ -63,21 +79,24 @@ async def _accept(cluster: SlurmNodes, options: Options) -> dict[str, Any]:
     return results.build_lost(options, checks, judge_overall(checks, planned=judge.CHECKS), world=world)
 
 
-def plan(cluster: SlurmNodes, options: Options, *, per_node: int, package: str, limit_s: float) -> list[str]:
+def plan(cluster: SlurmNodes, options: Options, *, name: str, per_node: int, package: str, limit_s: float) -> list[str]:
     """The command line of the run."""
     nodes, settings = cluster.nodes, cluster.settings
     found = [
         "srun", f"--nodelist={','.join(node.name for node in nodes)}", f"--nodes={len(nodes)}",
-        f"--ntasks={per_node * len(nodes)}", f"--ntasks-per-node={per_node}", "--job-name=gpu-acceptance",
+        f"--ntasks={per_node * len(nodes)}", f"--ntasks-per-node={per_node}", f"--job-name={name}",
         f"--time={int(limit_s // 60) + 2}", f"--immediate={FREE_S}", "--exclusive", "--cpu-bind=none",
         "--quit-on-interrupt", "--kill-on-bad-exit=1",
     ]  # fmt: skip
     found += [f"--gres={nodes[0].gpus}"] if nodes[0].gpus and len({node.gpus for node in nodes}) == 1 else []
-    for name in ("partition", "account", "qos"):
-        if (value := getattr(settings.defaults, name)) is not None:
-            found.append(f"--{name}={value}")
+    for option in ("partition", "account", "qos"):
+        if (value := getattr(settings.defaults, option)) is not None:
+            found.append(f"--{option}={value}")
     given = words(replace(options, processes=None, baselines=None, log_dir=None))
-    program = ["env", f"PYTHONPATH={package}", "PYTHONSAFEPATH=1", settings.python, "-m", MODULE]
+    # Names of Slurm's nodes need not resolve; NodeAddr is where Slurm itself reaches them.
+    master = nodes[0].address if "MASTER_ADDR" not in dict(settings.env) else ""
+    program = ["env", f"PYTHONPATH={package}", "PYTHONSAFEPATH=1", *([f"MASTER_ADDR={master}"] if master else [])]
+    program += [settings.python, "-m", MODULE]
     return [*found, *program, *given, "--out", "-"]
 
 

@@ -33,6 +33,8 @@ Kind = Literal["check", "bandwidth", "training", "isolation"]
 _PDEATHSIG = 1  # linux/prctl.h
 _STATE, _PARTS = "suite.json", "parts"
 _LAST = 2000  # characters of a failed part's standard error
+_LINE = 120  # characters of a line of progress
+_LOOK_S, _EVERY_S, _MINUTE_S = 0.5, 10.0, 60.0  # a line of progress every 10 s at first, then every minute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,14 +89,14 @@ def _take(
     if reason is not None:
         return {**plain, "overall": None, "skipped": reason, "run": number}
     show(f"{part.name}: begin")
-    record = {**plain, **_execute(part, folder / _PARTS, program), "run": number}
+    record = {**plain, **_execute(part, folder / _PARTS, program, show), "run": number}
     if record["document"] is not None:  # a part that crashed is measured again by the next run
         save(path, record)
     show(f"{part.name}: {record['overall']}, {record['took_s']:.0f} s")
     return record
 
 
-def _execute(part: Part, folder: Path, program: Sequence[str]) -> dict[str, Any]:
+def _execute(part: Part, folder: Path, program: Sequence[str], show: Callable[[str], None]) -> dict[str, Any]:
     started, begun = datetime.now(UTC), time.monotonic()
     out, err = folder / f"{part.name}.out", folder / f"{part.name}.err"
     with out.open("wb") as stdout, err.open("wb") as stderr:
@@ -103,7 +105,7 @@ def _execute(part: Part, folder: Path, program: Sequence[str]) -> dict[str, Any]
             env={**os.environ, **part.env}, preexec_fn=_die_with_parent,  # noqa: PLW1509 (this process has one thread)
         )  # fmt: skip
         try:
-            code = process.wait()
+            code = _wait(process, err, lambda text: show(f"{part.name}: {text}"))
         except BaseException:
             process.terminate()
             process.wait()
@@ -120,6 +122,20 @@ def _execute(part: Part, folder: Path, program: Sequence[str]) -> dict[str, Any]
         "overall": str(overall), "exit_code": code, "reason": reason, "document": document,
         "started_at": started.isoformat(timespec="seconds"), "took_s": round(time.monotonic() - begun, 1),
     }  # fmt: skip
+
+
+def _wait(process: subprocess.Popen[bytes], err: Path, show: Callable[[str], None]) -> int:
+    """Wait for the end of a part; meanwhile show how long it has run, and the last line it printed."""
+    begun, shown_s = time.monotonic(), 0.0
+    while True:
+        try:
+            return process.wait(timeout=_LOOK_S)
+        except subprocess.TimeoutExpired:
+            ran_s = time.monotonic() - begun
+        if ran_s - shown_s >= (_EVERY_S if ran_s < _MINUTE_S else _MINUTE_S):
+            shown_s = ran_s
+            lines = err.read_text(errors="replace").strip().splitlines()
+            show(f"{ran_s:.0f} s" + (f", {lines[-1][:_LINE]}" if lines else ""))
 
 
 def _parse(path: Path) -> dict[str, Any] | None:

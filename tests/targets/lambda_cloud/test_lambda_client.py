@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -253,3 +254,20 @@ def test_the_limits_of_the_vendor_hold_unless_a_simulator_is_named() -> None:
     with pytest.raises(UsageError, match="LAMBDA_PACE"):
         read_settings({"LAMBDA_PACE": "10"})
     assert read_settings({"LAMBDA_PACE": "10", "LAMBDA_API_URL": "http://127.0.0.1:1"}).launch_s == 1.2
+
+
+def test_an_api_that_cannot_be_reached_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: every connection is refused
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+
+        async def ask() -> None:
+            times = Times(deadline_s=0.0)
+            client = Client(f"http://{place}", ApiKey(SECRET), Rates(request_s=0, launch_s=0), times=times)
+            try:
+                await client.list_types()
+            finally:
+                await client.close()
+
+        with pytest.raises(Unreachable, match=f"listInstanceTypes at {place}: ConnectError"):
+            asyncio.run(ask())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median_low
 from typing import Any
 
@@ -195,6 +196,8 @@ def _say(problem: Problem) -> str:
 def _not_measured(parts: Sequence[Mapping[str, Any]]) -> list[str]:
     found = [f"{one['title']}: {one['skipped']}" for one in parts if one.get("skipped")]
     for one in parts:
+        if only := [name for word, name in pairwise(one.get("words") or ()) if word == "--only"]:
+            found.append(f"{one['title']}: all but {', '.join(only)} (--only)")
         silent = (one.get("document") or {}).get("silent")
         for node in silent if isinstance(silent, list) else ():
             found.append(f"{one['title']}: {node.get('node')} did not answer: {node.get('reason')}")

@@ -174,10 +174,10 @@ class Client:
             async with asyncio.timeout(limit_s):
                 answer = await http.request(operation.method, path, json=body, headers=headers)
         except TimeoutError:
-            raise Unreachable(f"lambda: {name}: no answer within {limit_s:g} s") from None
+            raise Unreachable(f"lambda: {name}: no answer of {_place(http)} within {limit_s:g} s") from None
         except (httpx.HTTPError, OSError) as wrong:
             text = self._key.hide(str(wrong))[:200]
-            raise Unreachable(f"lambda: {name}: {type(wrong).__name__}: {text}") from None
+            raise Unreachable(f"lambda: {name} at {_place(http)}: {type(wrong).__name__}: {text}") from None
         return self._judge(operation, answer)
 
     def _judge(self, operation: lambda_api.Operation, answer: httpx.Response) -> Any:
@@ -207,6 +207,11 @@ class Client:
             headers = {"User-Agent": _USER_AGENT, "Accept": "application/json"}
             self._http = httpx.AsyncClient(base_url=self._url, headers=headers, timeout=None)  # noqa: S113 (see _send)
         return self._http
+
+
+def _place(http: httpx.AsyncClient) -> str:
+    """Host and port of the API, without a user's name or password."""
+    return http.base_url.netloc.decode()
 
 
 def _raise(wrong: TargetError) -> Any:

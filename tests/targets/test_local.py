@@ -205,19 +205,6 @@ def test_a_record_is_not_read_through_a_link(place: Any, run: Any, tmp_path: Pat
     assert run(LOCAL.poll(handle)).state is TargetState.FAILED
 
 
-def test_outputs_that_are_no_files_are_named(place: Any, run: Any) -> None:
-    handle = LOCAL.plan(place()).handle
-    outputs = Path(handle["folder"]) / "outputs"
-    outputs.mkdir(parents=True)
-    os.mkfifo(outputs / "pipe")
-    (outputs / "link").symlink_to("/etc/passwd")
-    found = run(LOCAL.list_files(handle))
-    assert [(file.name, file.fault) for file in found] == [
-        ("outputs/link", "not a plain file"),
-        ("outputs/pipe", "not a plain file"),
-    ]
-
-
 _TAMPERED = {
     "removed": "rm plan.json",
     "a pipe": "rm plan.json; mkfifo plan.json",

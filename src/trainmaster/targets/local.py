@@ -320,8 +320,6 @@ def _list_outputs(folder: Path) -> Iterator[FileSize]:
                 waiting.append((inner, depth + 1))
             elif stat.S_ISREG(facts.st_mode):
                 yield FileSize(name=inner, size_bytes=facts.st_size)
-            else:
-                yield FileSize(name=inner, size_bytes=0, fault="not a plain file")
 
 
 def _read(folder: Path, parts: tuple[str, ...], offset: int, limit: int) -> bytes:

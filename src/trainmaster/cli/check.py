@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from trainmaster.core.health import ClusterHealth, NodeHealth
 
 _COLLECTIVES = "collectives"
+_On = Annotated[str | None, typer.Option("--on", metavar="TARGET", help="Nodes: ssh:hosts.yaml, slurm, kubernetes.")]
 
 
 def check(
@@ -32,9 +33,7 @@ def check(
     only: Annotated[list[str] | None, typer.Option(metavar="CHECK", help="Run only these; may be repeated.")] = None,
     skip: Annotated[list[str] | None, typer.Option(metavar="CHECK", help="Leave these out; may be repeated.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
-    on: Annotated[
-        str | None, typer.Option("--on", metavar="TARGET", help="Nodes: ssh:hosts.yaml, slurm, kubernetes.")
-    ] = None,
+    on: _On = None,
     timeout: Annotated[
         float | None, typer.Option(min=1.0, metavar="S", help="Of one node, with --on; else as its level needs.")
     ] = None,

@@ -51,6 +51,7 @@ def test_no_verb_prints_control_characters_of_a_job(home: Path, words: str) -> N
 def test_a_log_is_cleaned_for_a_terminal_and_byte_for_byte_for_a_pipe(home: Path) -> None:
     piped = trainmaster(home, "logs", "odd")
     assert ODD in piped.stdout
+    assert trainmaster(home, "logs", "odd", "--tail", "9" * 30).stdout == piped.stdout
     assert not unsafe(on_terminal(home, "logs", "odd").replace("\r\n", "\n"))
 
 

@@ -244,3 +244,22 @@ def test_only_the_folder_of_this_test_is_removed_after_reading(mine: bool, tmp_p
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["checkpoint"] == str(path)
     assert path.exists() is not mine
+
+
+@pytest.mark.parametrize(
+    ("line", "counts"),
+    [
+        ("[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)", True),
+        ("ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress", True),
+        ("rank 3: NCCL timeout in all_reduce", True),
+        ("NCCL operation timed out after 1800 s", True),
+        ("Setting NCCL timeout to 1800 s", False),
+        ("NCCL timeout: 1800000 ms", False),
+        ("NCCL timeout = 600", False),
+        ("export NCCL_TIMEOUT_MS=600000", False),
+    ],
+)
+def test_a_line_that_states_the_limit_is_no_timeout(line: str, counts: bool) -> None:
+    log = PodLog()
+    log.put(line.encode())
+    assert bool(log.nccl_timeouts) is counts

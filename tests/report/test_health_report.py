@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from report import healths
 from trainmaster.core.health import ClusterHealth
 from trainmaster.core.prices import Prices, Rate
+from trainmaster.core.results import CheckResult, ok, skip
 from trainmaster.report import health as report
 from trainmaster.report.health import heatmap
 from trainmaster.storage import upload_bundle
@@ -87,6 +89,16 @@ def test_a_node_that_nobody_spoke_of_is_silent_too() -> None:
     view = report.build(ClusterHealth(asked=("n1", "n2"), nodes=(healths.healthy("n1"),)))
     assert [node.name for node in view.silent] == ["n2"]
     assert str(view.overall) == "INCOMPLETE"
+
+
+def test_machines_without_gpus_are_told_as_such() -> None:
+    results = (
+        CheckResult(check="gpu_count", findings=(skip("no GPU on the bus", proof="lspci shows none"),), took_s=0.0),
+        CheckResult(check="shm", findings=(ok("64 GiB"),), took_s=0.0),
+    )
+    bare = replace(healths.healthy("n1"), planned=("gpu_count", "shm"), results=results)
+    told = [report.build(ClusterHealth(asked=("n1",), nodes=(one,))).sentence for one in (bare, healths.healthy("n1"))]
+    assert ["No GPU was checked" in sentence for sentence in told] == [True, False]
 
 
 def test_what_stops_a_run_is_done_first_then_what_touches_most_nodes() -> None:

@@ -129,6 +129,7 @@ def _print_text(node: NodeHealth | None, health: ClusterHealth, changes: list[Ch
         _show(node)
     else:
         cluster_table.show(health)
+    _note_unchecked_gpus(health)
     if changes is not None:
         _diff.show(changes, since=since)
 
@@ -343,8 +344,13 @@ def _show(health: NodeHealth) -> None:
     for reason, names in skipped.items():
         _console.out.print(f"[dim]skip  {escape(', '.join(names))}: {escape(reason)}[/]")
     _console.out.print(f"{_console.paint(str(health.overall))}  {escape(document.count_line(health))}")
-    counted = [
-        finding.verdict for result in health.results if result.check == "gpu_count" for finding in result.findings
-    ]
-    if counted and all(verdict is Verdict.SKIP for verdict in counted):
+
+
+def _note_unchecked_gpus(health: ClusterHealth) -> None:
+    """Say it where a verdict is about machines without GPUs."""
+    from trainmaster.cli import _console
+    from trainmaster.core.results import Verdict
+
+    results = [result for node in health.nodes for result in node.results if result.check == "gpu_count"]
+    if results and all(finding.verdict is Verdict.SKIP for result in results for finding in result.findings):
         _console.out.print("no GPU was checked: none found and none expected (--expect gpus=8)", soft_wrap=True)

@@ -52,7 +52,7 @@ def logs(
         if tail is not None:
             pieces = list(jobs.log(job_id, stream, attempt=attempt, follow=False))
             read = sum(map(len, pieces))
-            for line in deque(_lines(pieces, grep), maxlen=tail):
+            for line in deque(_lines(pieces, grep), maxlen=min(tail, sys.maxsize)):
                 _write(line)
             if not follow:
                 return

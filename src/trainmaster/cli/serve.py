@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import os
@@ -115,7 +116,14 @@ def _run(server: uvicorn.Server, listening: socket.socket, note: Path) -> None:
     except KeyboardInterrupt:
         pass  # Ctrl-C ends a server
     finally:
-        note.unlink(missing_ok=True)
+        _remove_note(note)
+
+
+def _remove_note(note: Path) -> None:
+    """Remove our note from the home folder; that of a server which was started later stays."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        if json.loads(note.read_text())["pid"] == os.getpid():
+            note.unlink()
 
 
 def _announce(url: str, link: str, home: Path, *, beyond: bool, encrypted: bool) -> None:

@@ -20,7 +20,9 @@ from trainmaster.core.wire.framed_lines import decode
 _LOSS = re.compile(r"\bLoss:\s*(-?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|nan|inf))", re.IGNORECASE)
 _EVAL = re.compile(r"\beval\b", re.IGNORECASE)
 _NCCL_TIMEOUT = re.compile(
-    r"Watchdog caught collective operation timeout|\bNCCL (?:operation |watchdog |collective )?(?:timeout|timed out)",
+    r"Watchdog caught collective operation timeout|watchdog got stuck|"
+    # A line that states the limit ("Setting NCCL timeout to 1800 s", "NCCL timeout: 1800") is none.
+    r"\bNCCL (?:operation |watchdog |collective )?(?:timed out|timeout\b(?!\s*(?:to|of|is|set|[:=])\s*\d))",
     re.IGNORECASE,
 )
 _NCCL_READY = re.compile(r"\bNCCL INFO\b.*\bInit COMPLETE\b")

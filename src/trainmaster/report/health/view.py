@@ -363,6 +363,9 @@ def _sentence(overall: Overall, nodes: list[Node], rows: list[Row], coverage: Co
         )
     if overall is Overall.PASS:
         said.append(f"{_count(many, 'node')} answered, {_count(coverage.measured, 'measurement')}, nothing is wrong.")
+    found = [row.verdict for row in rows if row.check == "gpu_count"]
+    if overall in (Overall.PASS, Overall.WARN) and found and set(found) == {Verdict.SKIP}:
+        said.append("No GPU was checked: none found and none expected.")
     return " ".join(said)
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from trainmaster.bench.accept import rank, workload
 from trainmaster.bench.accept.baselines import append, golden_of, load, load_golden
 from trainmaster.bench.accept.judge import CHECKS, judge, judge_lost
 from trainmaster.bench.accept.options import Fault, Options, parse_fault, read_timeout, words
@@ -17,6 +19,7 @@ from trainmaster.bench.accept.record import RankRecord
 from trainmaster.bench.accept.results import build, percentiles
 from trainmaster.core.errors import UsageError
 from trainmaster.core.results import Overall, Verdict, judge_overall
+from trainmaster.train.parallel.rank_info import RankInfo
 
 OPTIONS = Options(min_throughput=1.0, active_iterations=4)
 FLOPS = 24_000_000_000
@@ -297,3 +300,23 @@ def test_a_wrong_injection_is_refused(text: str) -> None:
 def test_a_wrong_option_is_named(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(UsageError, match=named):
         Options(**changes).checked()
+
+
+def test_gradients_are_compared_with_the_one_attention_that_repeats_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The faster kernels add in any order on a GPU: a healthy H200 failed."""
+    seen: list[tuple[bool, bool]] = []
+    kept = workload.loss_of
+
+    def note(*words: Any, **more: Any) -> Any:
+        seen.append((torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()))
+        return kept(*words, **more)
+
+    monkeypatch.setattr(workload, "loss_of", note)
+    options = Options(
+        model="transformer", layers=1, width=8, heads=1, sequence=4, num_classes=5, batch_size=2, warmup_iterations=1,
+        active_iterations=2, compile="off",
+    )  # fmt: skip
+    alone = RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, nodes=1, master=None)
+    rank.run(options, alone, show=lambda _: None)
+    assert seen == [(False, True)] * 2, "the two passes whose gradients are compared"
+    assert torch.backends.cuda.flash_sdp_enabled(), "and afterwards as before"

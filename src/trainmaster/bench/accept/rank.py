@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trainmaster.bench.accept import identity, workload
 from trainmaster.bench.accept.digest import digest, flip_bit
@@ -242,8 +243,9 @@ class _RankRun:
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
         batch = workload.synthetic_batch(self._options, self._device, rank=0).parts(self._options.accumulate)[0]
         buckets.begin()
-        loss = workload.loss_of(self._model, batch, autocast=self._precision == "bf16")
-        loss.backward()  # type: ignore[no-untyped-call]
+        with sdpa_kernel([SDPBackend.MATH]):  # the backward pass of the others adds in any order
+            loss = workload.loss_of(self._model, batch, autocast=self._precision == "bf16")
+            loss.backward()  # type: ignore[no-untyped-call]
         gradients = [one.grad for one in workload.repeatable(self._options, self._model) if one.grad is not None]
         if self._has("flip"):
             flip_bit(gradients[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,6 +133,16 @@ def test_checks_that_were_left_out_are_named() -> None:
     document = faulty()
     document["parts"][0]["words"] = ["check", "--only", "kernel", "--level", "1", "--only", "ram"]
     assert "Collectives: all but kernel, ram (--only)" in build(document).not_measured
+
+
+def test_a_recommendation_names_its_training_unless_it_is_of_all() -> None:
+    document = faulty()
+    second = copy.deepcopy(document["parts"][1])
+    second |= {"name": "train-2", "title": "Training resnet18"}
+    second["document"]["recommendations"] = ["do this", "a larger batch"]
+    document["parts"].append(second)
+    assert build(document).recommendations == ["do this", "Training resnet18: a larger batch"]
+    assert build(faulty()).recommendations == ["do this"]
 
 
 def test_a_failed_suite_names_rank_node_and_gaps() -> None:

@@ -128,8 +128,17 @@ def build(document: Mapping[str, Any]) -> View:
         trainings=[one["name"] for one in trained],
         curves=[curve for one in parts for curve in _curves(one)],
         versions=_versions(parts),
-        recommendations=list(dict.fromkeys(line for one in trained for line in one["document"]["recommendations"])),
+        recommendations=_recommendations(trained),
     )
+
+
+def _recommendations(trained: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Each sentence once; with the trainings that it is of, unless it is of all."""
+    told: dict[str, list[str]] = {}
+    for one in trained:
+        for line in one["document"]["recommendations"]:
+            told.setdefault(line, []).append(str(one["title"]))
+    return [line if len(of) == len(trained) else f"{', '.join(of)}: {line}" for line, of in told.items()]
 
 
 def _ran(part: Mapping[str, Any], field: str) -> bool:

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from trainmaster.cli import check
 from trainmaster.cli.main import build
-from trainmaster.core.health import NodeHealth
+from trainmaster.core.health import ClusterHealth, NodeHealth
 from trainmaster.core.results import CheckResult, Finding, ok, skip
 
 
@@ -59,6 +59,7 @@ def test_faults_of_a_check_create_nothing_anyway() -> None:
 def test_a_pass_without_a_gpu_says_so(finding: Finding, said: bool, capsys: pytest.CaptureFixture[str]) -> None:
     rows = {"cpu": ok("2 CPUs usable"), "gpu_count": finding}
     results = [CheckResult(check=name, findings=(found,), took_s=0.0) for name, found in rows.items()]
-    check._show(NodeHealth(node="a", level=1, planned=tuple(rows), results=tuple(results)))
+    node = NodeHealth(node="a", level=1, planned=tuple(rows), results=tuple(results))
+    check._print_text(node, ClusterHealth(asked=("a",), nodes=(node,)), None, since="")
     text = capsys.readouterr().out
     assert ("no GPU was checked: none found and none expected (--expect gpus=8)" in text) == said

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tarfile
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -65,18 +66,19 @@ def registry(folder: Path) -> Iterator[Registry]:
         made.podman("rmi", made.image)
         yield made
     finally:
-        subprocess.run([str(made.bin / "podman"), "rm", "--all", "--force"], capture_output=True, check=False)
+        end_podman(folder)
         server.kill()
         server.wait()
-        subprocess.run(["umount", "-l", str(folder / "store" / "overlay")], capture_output=True, check=False)
 
 
 def write_podman(folder: Path, address: str) -> None:
     """A `podman` with settings of its own: nothing of this machine's store or configuration is touched."""
-    for name in ("store", "run", "bin"):
-        (folder / name).mkdir()
+    (folder / "bin").mkdir()
+    # Podman waits 20 s for each container whose socket has a path of more than 107 bytes.
+    short = Path(tempfile.mkdtemp(prefix="tm-podman-", dir="/tmp"))
+    (folder / "store").symlink_to(short)
     (folder / "storage.conf").write_text(
-        f'[storage]\ndriver="overlay"\ngraphroot="{folder}/store"\nrunroot="{folder}/run"\n'
+        f'[storage]\ndriver="overlay"\ngraphroot="{short}/store"\nrunroot="{short}/run"\n'
     )
     (folder / "containers.conf").write_text(
         '[containers]\ndefault_ulimits=["nofile=20000:20000","nproc=4096:4096"]\n'
@@ -93,6 +95,14 @@ def write_podman(folder: Path, address: str) -> None:
     )
     program.chmod(0o755)
     (folder / "auth.json").write_text("{}")
+
+
+def end_podman(folder: Path) -> None:
+    """Remove the containers and the store of `write_podman`."""
+    subprocess.run([str(folder / "bin" / "podman"), "rm", "--all", "--force"], capture_output=True, check=False)
+    short = (folder / "store").resolve()
+    subprocess.run(["umount", "-l", str(short / "store" / "overlay")], capture_output=True, check=False)
+    shutil.rmtree(short, ignore_errors=True)
 
 
 def _start_registry(folder: Path, address: str) -> subprocess.Popen[bytes]:

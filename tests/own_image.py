@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,8 +59,7 @@ def built(folder: Path) -> Iterator[OwnImage]:
         )  # fmt: skip
         yield OwnImage(registry=made)
     finally:
-        subprocess.run([str(made.bin / "podman"), "rm", "--all", "--force"], capture_output=True, check=False)
-        subprocess.run(["umount", "-l", str(folder / "store" / "overlay")], capture_output=True, check=False)
+        containers.end_podman(folder)
 
 
 def _mounts() -> list[str]:

@@ -45,8 +45,7 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
     except AssertionError as wrong:
         pytest.skip(f"podman cannot run a container here: {str(wrong)[:300]}")
     yield made
-    subprocess.run([str(made.bin / "podman"), "rm", "--all", "--force"], capture_output=True, check=False)
-    subprocess.run(["umount", "-l", str(folder / "store" / "overlay")], capture_output=True, check=False)
+    containers.end_podman(folder)
 
 
 def _base() -> bytes:

@@ -10,7 +10,7 @@ import tarfile
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,10 +46,7 @@ class Registry:
 @contextlib.contextmanager
 def registry(folder: Path) -> Iterator[Registry]:
     """Run a registry with one image of busybox; skips the test where containers cannot run."""
-    if missing := [name for name in _PROGRAMS if shutil.which(name) is None]:
-        pytest.skip(f"no {', '.join(missing)} here: make system-packages (as root)")
-    if os.geteuid() != 0:
-        pytest.skip("containers of this test need root")
+    _require(_PROGRAMS)
     address = f"127.0.0.1:{free_port()}"
     made = Registry(address=address, bin=folder / "bin")
     write_podman(folder, address)
@@ -69,6 +66,20 @@ def registry(folder: Path) -> Iterator[Registry]:
         end_podman(folder)
         server.kill()
         server.wait()
+
+
+def local_podman(folder: Path) -> Registry:
+    """A podman with a store of its own and no registry; skips the test where it cannot run."""
+    _require(("podman", "runc", "busybox"))
+    write_podman(folder, "127.0.0.1:1")
+    return Registry(address="127.0.0.1:1", bin=folder / "bin")
+
+
+def _require(programs: Sequence[str]) -> None:
+    if missing := [name for name in programs if shutil.which(name) is None]:
+        pytest.skip(f"no {', '.join(missing)} here: make system-packages (as root)")
+    if os.geteuid() != 0:
+        pytest.skip("containers of this test need root")
 
 
 def write_podman(folder: Path, address: str) -> None:

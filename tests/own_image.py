@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,12 +37,7 @@ class OwnImage:
 @contextlib.contextmanager
 def built(folder: Path) -> Iterator[OwnImage]:
     """Build the image; skips the test where containers cannot run."""
-    if missing := [name for name in ("podman", "runc", "busybox") if shutil.which(name) is None]:
-        pytest.skip(f"no {', '.join(missing)} here: make system-packages (as root)")
-    if os.geteuid() != 0:
-        pytest.skip("containers of this test need root")
-    containers.write_podman(folder, "127.0.0.1:1")
-    made = Registry(address="127.0.0.1:1", bin=folder / "bin")
+    made = containers.local_podman(folder)
     try:
         made.podman("load", "--quiet", "--input", str(kube_nodes.write_images(folder)))
         try:

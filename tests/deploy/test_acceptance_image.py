@@ -33,12 +33,7 @@ def test_only_what_is_copied_reaches_the_build() -> None:
 @pytest.fixture(scope="module")
 def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
     folder = tmp_path_factory.mktemp("podman")
-    if missing := [name for name in ("podman", "runc", "busybox") if shutil.which(name) is None]:
-        pytest.skip(f"no {', '.join(missing)} here: make system-packages (as root)")
-    if os.geteuid() != 0:
-        pytest.skip("containers of this test need root")
-    containers.write_podman(folder, "127.0.0.1:1")
-    made = Registry(address="127.0.0.1:1", bin=folder / "bin")
+    made = containers.local_podman(folder)
     try:
         made.podman("import", "-", "base:1", stdin=_base())
         made.podman("run", "--rm", "--network", "host", "base:1", "/bin/true")

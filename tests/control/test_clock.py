@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
 
 from trainmaster import control
 from trainmaster.control import budget
 from trainmaster.control.clock import FILE, Clock
+from trainmaster.control.deadlines import Deadlines
 from trainmaster.core.cost import Span, add_up
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Stage, TargetState
-from trainmaster.store import Database, attempts, costs, jobs
+from trainmaster.store import Database, attempts, costs, jobs, leases, tables
 
 from .scripted import Scripted
 
@@ -50,6 +53,71 @@ def test_a_step_inside_a_duration_does_not_count(step_s: float, caplog: pytest.L
     later = clock.now()
     machine.steady_s += 10
     assert clock.elapsed_s(later, clock.now()) == pytest.approx(10), "what begins behind the step is not touched"
+
+
+@pytest.mark.parametrize("steps", [(86_400.0, -86_400.0), (-86_400.0, 86_400.0), (86_400.0, -172_800.0)])
+def test_steps_that_follow_each_other_do_not_count(steps: tuple[float, ...]) -> None:
+    """A clock that is set wrong for a moment and set right again: the job of an hour is one of an hour."""
+    machine = Machine()
+    clock = machine.clock()
+    begins = []
+    for step_s in (*steps, 0.0):
+        begins.append((machine.steady_s, clock.now()))
+        machine.steady_s += 1800
+        machine.set_s += step_s
+        now = clock.now()
+    for steady_s, began in begins:
+        assert clock.elapsed_s(began, now) == pytest.approx(machine.steady_s - steady_s)
+
+
+def test_a_job_that_was_just_heard_of_is_not_stalled_by_a_clock_set_back(db: Database) -> None:
+    machine, target = Machine(), Scripted()
+    clock = machine.clock()
+    job = control.submit(db, parse_spec({"name": "a", "target": "scripted", "command": ["true"]}), load=target.load)
+    began = clock.now()
+    machine.steady_s += 7200
+    machine.set_s -= 86_400
+    heard = clock.now()
+    machine.steady_s += 60
+    job = replace(job, stage=Stage.RUNNING, stage_since=began, heard_at=heard)
+    deadlines = Deadlines(elapsed_s=clock.elapsed_s)
+    assert deadlines.quiet_s(job, clock.now()) == pytest.approx(60)
+    assert not deadlines.is_stalled(job, clock.now())
+
+
+def test_a_time_that_the_clock_never_showed_is_taken_as_it_is() -> None:
+    machine = Machine()
+    clock = machine.clock()
+    machine.set_s += 86_400
+    now = clock.now()
+    assert clock.elapsed_s(now + timedelta(seconds=60), now) == pytest.approx(-60), "of another machine's clock"
+
+
+def test_a_rest_ends_though_the_clock_was_set_back(db: Database, tmp_path: Path) -> None:
+    target = Scripted()
+    job = control.submit(db, parse_spec({"name": "a", "target": "scripted", "command": ["true"]}), load=target.load)
+    with db.write() as conn:
+        leases.take(conn, "one", owner="here")
+        jobs.set_backoff(conn, job.id, until=datetime.now(UTC) + timedelta(seconds=600), tries=1, message="away")
+    assert leases.list_due(db, "one") == []
+    with db.write() as conn:  # as the row looks once the clock is set back by a day
+        jobs.set_backoff(conn, job.id, until=datetime.now(UTC) + timedelta(days=1), tries=1, message="away")
+    assert leases.list_due(db, "one") == [job.id]
+
+
+def test_a_lease_expires_though_the_clock_was_set_back(db: Database, tmp_path: Path) -> None:
+    target = Scripted()
+    job = control.submit(db, parse_spec({"name": "a", "target": "scripted", "command": ["true"]}), load=target.load)
+    with db.write() as conn:
+        leases.take(conn, "gone", owner="elsewhere")
+    assert not leases.wanted(db, "one")
+    with db.write() as conn:
+        far = datetime.now(UTC) + timedelta(days=1)
+        conn.execute(update(tables.jobs).where(tables.jobs.c.id == job.id).values(lease_until=far))
+    assert leases.wanted(db, "one")
+    with db.write() as conn:
+        leases.take(conn, "one", owner="here")
+        assert leases.holds(conn, job.id, "one")
 
 
 def test_a_small_difference_is_no_step() -> None:

@@ -82,7 +82,7 @@ class Clock:
         start, end = since.timestamp(), until.timestamp()
         if not self._steps:
             return end - start
-        return end - start - sum(step.size_s for step in self._between(start, end))
+        return end - start - sum(step.size_s for step in self._after(start, end))
 
     def correct(self, span: Span, *, now: datetime) -> Span:
         """A span of money as long as it really was: its start is moved by the steps inside it."""
@@ -90,15 +90,17 @@ class Clock:
         real_s = max(0.0, self.elapsed_s(span.start, end))
         return replace(span, start=datetime.fromtimestamp(end.timestamp() - real_s, tz=UTC))
 
-    def _between(self, start: float, end: float) -> list[Step]:
-        """Steps inside an interval. After a step back a time may be of before or behind it: behind, unless it lies
-        in the future."""
-        forward = [step for step in self._steps if step.size_s > 0]
-        back = [step for step in self._steps if step.size_s < 0]
-        return [
-            *(step for step in forward if start <= step.expected_s and step.found_s <= end + STEP_S),
-            *(step for step in back if start < step.found_s - STEP_S or start > end + STEP_S),
-        ]
+    def _after(self, start: float, end: float) -> list[Step]:
+        """Steps since the clock showed `start`. Where it did so more than once, the last time counts."""
+        later: list[Step] = []
+        latest = end + STEP_S  # that the clock showed behind the step that is looked at
+        for step in reversed(self._steps):
+            earliest = step.expected_s if step.size_s > 0 else step.found_s - STEP_S
+            if earliest < start <= latest:
+                return later
+            later.append(step)
+            latest = step.expected_s + STEP_S
+        return later if start <= latest else []  # never shown: the time of another machine
 
     def _load(self) -> None:
         if self._path is None:

@@ -99,7 +99,8 @@ class Deadlines:
     def quiet_s(self, job: JobRow, now: datetime, *, heard_at: datetime | None = None) -> float:
         """Seconds since the last event of a running job, or since it began. `heard_at`: newer than its row."""
         heard = [time for time in (heard_at or job.heard_at, job.stage_since) if time is not None]
-        return self.elapsed_s(max(heard), now) if heard else 0.0
+        # Not since the later one: a clock that was set back shows the newer of the two as the earlier.
+        return min((self.elapsed_s(time, now) for time in heard), default=0.0)
 
     def is_stalled(self, job: JobRow, now: datetime, *, heard_at: datetime | None = None) -> bool:
         limit = job.spec.limits.stall_minutes

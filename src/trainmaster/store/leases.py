@@ -19,6 +19,7 @@ from trainmaster.store import tables as t
 from trainmaster.store.database import Database
 
 LENGTH_S = 30.0  # a dead reconciler on another machine is noticed after this; one on this machine at once
+_LONGEST_REST_S = 3600.0  # control rests a job for minutes at most
 _JOBS = t.jobs.c
 
 
@@ -64,8 +65,7 @@ def holds(conn: Connection, job_id: str, token: str) -> bool:
 def list_due(db: Database, token: str) -> list[str]:
     """The open jobs that this token holds and that are not resting, oldest first."""
     with db.read() as conn:
-        rested = or_(_JOBS.rest_until.is_(None), _JOBS.rest_until <= datetime.now(UTC))
-        query = select(_JOBS.id).where(_JOBS.stage.is_not(None), _JOBS.lease_token == token, rested)
+        query = select(_JOBS.id).where(_JOBS.stage.is_not(None), _JOBS.lease_token == token, _rested())
         return list(conn.execute(query.order_by(_JOBS.created_at)).scalars())
 
 
@@ -108,7 +108,7 @@ def list_running(db: Database, token: str) -> list[RunningRow]:
             j.cancel_requested.is_(False),
             j.stalled_at.is_(None),
             j.tries == 0,
-            or_(j.rest_until.is_(None), j.rest_until <= datetime.now(UTC)),
+            _rested(),
             a.stop_reason.is_(None),
             a.ended_at.is_(None),
         )
@@ -149,4 +149,12 @@ def is_held_elsewhere(db: Database, host: str) -> bool:
 
 
 def _free(now: datetime, dead: Collection[str]) -> ColumnElement[bool]:
-    return or_(_JOBS.lease_token.is_(None), _JOBS.lease_until < now, _JOBS.lease_token.in_(list(dead)))
+    # No lease reaches that far: the clock was set back, and its holder renews by the new time if it lives.
+    past = _JOBS.lease_until > now + timedelta(seconds=2 * LENGTH_S)
+    return or_(_JOBS.lease_token.is_(None), _JOBS.lease_until < now, past, _JOBS.lease_token.in_(list(dead)))
+
+
+def _rested() -> ColumnElement[bool]:
+    """Whether the rest of a job is over, or reaches so far that the clock must have been set back since."""
+    now, until = datetime.now(UTC), _JOBS.rest_until
+    return or_(until.is_(None), until <= now, until > now + timedelta(seconds=_LONGEST_REST_S))

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -109,6 +114,37 @@ def test_every_node_is_checked_and_measured_in_a_pod_of_its_own(
     assert (found["silent"], found["diagnosis"]["measurements"]) == ({}, 1), text
     left = nodes.kube.call("GET", "/api/v1/pods?labelSelector=trainmaster/attempt")["items"]
     assert left == [] and nodes.kube.call("GET", "/apis/batch/v1/jobs")["items"] == []
+
+
+@pytest.mark.parametrize(
+    ("verb", "words"),
+    [
+        ("check", ("--only", "shm")),
+        ("bandwidth", ("--max", "8K", "--backend", "gloo")),
+        ("isolate", ("--size", "64K", "--max-rounds", "1")),
+        ("accept", ACCEPT),
+    ],
+)
+def test_a_terminated_run_deletes_its_pods(
+    tmp_path: Path, nodes: Cluster, target: Callable[..., str], verb: str, words: tuple[str, ...]
+) -> None:
+    def left() -> list[Any]:
+        pods = nodes.kube.call("GET", "/api/v1/namespaces/default/pods?labelSelector=trainmaster/attempt")["items"]
+        kinds = ("/apis/batch/v1/jobs", "/apis/kubeflow.org/v1/pytorchjobs")
+        return [*pods, *(one for path in kinds for one in nodes.kube.call("GET", path)["items"])]
+
+    assert left() == []
+    more = {"check": ("--home", str(tmp_path / "home")), "accept": ("--out", str(tmp_path / "results.json"))}
+    where = target(kind="pytorchjob") if verb == "accept" else target()
+    command = [sys.executable, "-m", "trainmaster", verb, "--on", where, *words, *more.get(verb, ())]
+    child = subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "TRAINMASTER_HOME": str(tmp_path / "home")})
+    until = time.monotonic() + 120
+    while len(left()) < 2:
+        assert child.poll() is None and time.monotonic() < until
+        time.sleep(0.05)
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(100) == 130
+    assert left() == []
 
 
 def test_a_node_whose_gpus_are_in_use_is_silent_and_the_other_answers(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -89,6 +91,31 @@ def test_a_check_at_level_2_ends_with_collectives(
     passed = [finding["reason"] for finding in result["findings"] if finding["verdict"] == "pass"]
     assert any(reason.startswith("all 3 ranks on ") for reason in passed), result["findings"]
     assert any(reason.startswith("every element of 3 points was right on all 3 ranks") for reason in passed)
+
+
+WORDS = {
+    "check": ("--only", "cpu", "--level", "1"),
+    "bandwidth": ("--backend", "gloo", "--max", "64K"),
+    "isolate": ("--max-rounds", "2", "--size", "64K"),
+}
+
+
+@pytest.mark.parametrize("verb", WORDS)
+def test_a_terminated_run_gives_the_nodes_back(word: str, slurm: Cluster, verb: str, tmp_path: Path) -> None:
+    def held() -> str:
+        return slurm.call("squeue", "-h", "--states=PENDING,RUNNING,COMPLETING", "-o", "%j %N")
+
+    slurm.wait(lambda: slurm.idle() == {"n1", "n2", "n3"})
+    slurm.set_prolog("sleep 3")  # a check is over before it could be interrupted
+    try:
+        more = ("--home", str(tmp_path / "home")) if verb == "check" else ()
+        child = subprocess.Popen([sys.executable, "-m", "trainmaster", verb, "--on", word, *WORDS[verb], *more])
+        slurm.wait(lambda: held().count("trainmaster-") == 3)
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(60) == 130
+        slurm.wait(lambda: not held(), limit_s=60)
+    finally:
+        slurm.set_prolog("exit 0")
 
 
 def find_processes(mark: str) -> list[int]:

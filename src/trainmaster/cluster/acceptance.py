@@ -7,10 +7,8 @@ in `acceptance_slurm.py`, Kubernetes in `acceptance_kubernetes.py`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -190,14 +188,3 @@ def compare_golden(document: Mapping[str, Any], options: Options) -> dict[str, A
         "checks": [schema.to_plain(one) for one in checks.values()],
         "baseline": document["baseline"] if shipped else ours,
     }  # fmt: skip
-
-
-@contextlib.contextmanager
-def until_terminated(task: asyncio.Task[Any]) -> Iterator[None]:
-    """SIGTERM cancels the task, as Ctrl-C does, so that what it started elsewhere is ended."""
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, task.cancel)
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGTERM)

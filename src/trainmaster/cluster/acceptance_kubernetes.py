@@ -28,10 +28,10 @@ from trainmaster.cluster.acceptance import (
     incomplete,
     is_whole,
     not_whole,
-    until_terminated,
 )
 from trainmaster.cluster.acceptance_files import JOB, LABELS
 from trainmaster.cluster.kube_nodes import KubeNode, find_nodes, list_nodes
+from trainmaster.cluster.termination import run
 from trainmaster.core.plan import EXIT_FILE, ExitRecord, rank_log
 from trainmaster.core.results import CheckResult, Finding, error, judge_overall
 from trainmaster.core.spec import JobSpec, Limits, Preflight, Resources
@@ -46,8 +46,8 @@ _BLOCK = 1 << 20
 
 
 def accept(target: Kubernetes, options: Options) -> dict[str, Any]:
-    """Train on all nodes; the document of the run."""
-    return asyncio.run(_accept(target, options))
+    """Train on all nodes; the document of the run. Ctrl-C and SIGTERM delete the pods too."""
+    return run(_accept(target, options))
 
 
 def dry_run(target: Kubernetes, options: Options) -> str:
@@ -66,10 +66,8 @@ def dry_run(target: Kubernetes, options: Options) -> str:
 
 
 async def _accept(target: Kubernetes, options: Options) -> dict[str, Any]:
-    task = asyncio.current_task()
-    assert task is not None
     try:
-        with until_terminated(task), tempfile.TemporaryDirectory(prefix="trainmaster-accept-") as name:
+        with tempfile.TemporaryDirectory(prefix="trainmaster-accept-") as name:
             settings = target.settings()
             nodes = await _find_nodes(settings, options)
             if missing := find_missing(nodes, options):

@@ -6,7 +6,6 @@ cluster is accepted whole, or by a cluster file that names the nodes.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import re
 import secrets
@@ -25,9 +24,9 @@ from trainmaster.cluster.acceptance import (
     incomplete,
     is_whole,
     not_whole,
-    until_terminated,
 )
 from trainmaster.cluster.slurm_nodes import FREE_S, SlurmNode, SlurmNodes
+from trainmaster.cluster.termination import run
 from trainmaster.core.errors import TargetError
 from trainmaster.core.results import CheckResult, error, judge_overall
 from trainmaster.targets.slurm.queue import queue
@@ -36,10 +35,7 @@ from trainmaster.targets.slurm.target import node_half
 
 def accept(cluster: SlurmNodes, options: Options) -> dict[str, Any]:
     """Train on all nodes; the document of the run. Ctrl-C and SIGTERM end the Slurm job too."""
-    try:
-        return asyncio.run(_accept(cluster, options))
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
+    return run(_accept(cluster, options))
 
 
 async def _accept(cluster: SlurmNodes, options: Options) -> dict[str, Any]:
@@ -50,14 +46,11 @@ async def _accept(cluster: SlurmNodes, options: Options) -> dict[str, Any]:
     world = per_node * len(cluster.nodes)
     limit = START_S + (options.duration_s or 0.0) * options.repeats + options.timeout_s
     name, where = f"gpu-acceptance-{secrets.token_hex(6)}", queue(cluster.settings)
-    task = asyncio.current_task()
-    assert task is not None
     try:
-        with until_terminated(task):
-            prepared, _ = await where.ask("prepare", package=node_half(cluster.settings))
-            package = str(prepared["package"])
-            command = plan(cluster, options, name=name, per_node=per_node, package=package, limit_s=limit)
-            result, body = await where.ask("run", words=command, timeout_s=limit + FREE_S + 30)
+        prepared, _ = await where.ask("prepare", package=node_half(cluster.settings))
+        package = str(prepared["package"])
+        command = plan(cluster, options, name=name, per_node=per_node, package=package, limit_s=limit)
+        result, body = await where.ask("run", words=command, timeout_s=limit + FREE_S + 30)
     except BaseException:
         # srun is dead by now, its job is not: it would hold all nodes until its time limit.
         with contextlib.suppress(TargetError):

@@ -7,7 +7,6 @@ Every node must take part: one that cannot makes the run INCOMPLETE, and is name
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from trainmaster.cluster.collective_plan import Plan, keep_output
 from trainmaster.cluster.launch import Capabilities
 from trainmaster.cluster.nodes import Nodes
 from trainmaster.cluster.pairs import choose_backend
+from trainmaster.cluster.termination import run
 from trainmaster.core.errors import UsageError
 from trainmaster.core.results import CheckResult, Overall, error, judge_overall
 from trainmaster.targets.ssh.connect import NodeUnavailable
@@ -56,7 +56,7 @@ class ClusterBandwidth:
 
 def measure(hosts: Nodes, request: Request, *, out: Path | None = None) -> ClusterBandwidth:
     """Run the collectives on every node; `out` keeps what each rank printed."""
-    return asyncio.run(_measure(hosts, request, out))
+    return run(_measure(hosts, request, out))
 
 
 async def _measure(hosts: Nodes, request: Request, out: Path | None) -> ClusterBandwidth:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from trainmaster.cluster.collective_findings import judge
 from trainmaster.cluster.collective_plan import choose, keep_output, plan
 from trainmaster.cluster.launch import Capabilities
 from trainmaster.cluster.nodes import Nodes
+from trainmaster.cluster.termination import run
 from trainmaster.core.health import ClusterHealth
 from trainmaster.core.results import CheckResult, Finding, Verdict
 from trainmaster.targets.ssh.connect import NodeUnavailable
@@ -32,7 +32,7 @@ def measure(
     """The result of the cluster's collectives. Always has findings: what was planned is reported."""
     started = time.monotonic()
     total_s = timeout_s or TIMEOUT_S[level]
-    findings = asyncio.run(_measure(health, hosts, level=level, total_s=total_s, bundle=bundle))
+    findings = run(_measure(health, hosts, level=level, total_s=total_s, bundle=bundle))
     took_s = round(time.monotonic() - started, 3)
     return clean([CheckResult(check=NAME, findings=tuple(findings), took_s=took_s)])[0]
 

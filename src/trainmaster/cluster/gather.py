@@ -15,6 +15,7 @@ from typing import Any
 from trainmaster.checks import document
 from trainmaster.cluster import compare, evidence
 from trainmaster.cluster.exchange import HANDSHAKES, Answer, ask, write_files
+from trainmaster.cluster.termination import run
 from trainmaster.core.errors import SpecError
 from trainmaster.core.health import ClusterHealth, NodeHealth, Silent
 from trainmaster.core.results import Verdict
@@ -114,7 +115,7 @@ def gather_by(
             return await asyncio.gather(*(one(host, ask) for host in hosts))
 
     started_at, started = datetime.now().astimezone().isoformat(timespec="seconds"), time.monotonic()
-    found = asyncio.run(ask_all())
+    found = run(ask_all())
     nodes = tuple(item for item in found if isinstance(item, NodeHealth))
     return ClusterHealth(
         asked=tuple(host.name for host in hosts),

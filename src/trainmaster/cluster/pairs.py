@@ -8,9 +8,11 @@ it would measure nothing about the others.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from trainmaster.cluster.termination import run, until_terminated
 from trainmaster.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +25,10 @@ _TAKEN = ("EADDRINUSE", "address already in use")  # the port was taken since th
 
 
 class Pairs:
-    """Nodes that are ready for pair tests. One event loop serves all rounds; call `close`."""
+    """Nodes that are ready for pair tests. One event loop serves all rounds; call `close`.
+
+    Until then SIGTERM raises KeyboardInterrupt, as Ctrl-C does, so that `close` is reached.
+    """
 
     def __init__(self, hosts: Nodes, *, size: str, timeout_s: float, rounds: int) -> None:
         from trainmaster.cluster import launch
@@ -31,11 +36,13 @@ class Pairs:
         self._hosts = {host.name: host for host in hosts.hosts}
         self._size, self._timeout_s = size, timeout_s
         self._runner = asyncio.Runner()
+        self._terminated = contextlib.ExitStack()
         # Each pair may be tried twice, where its port was taken.
         limit_s = launch.CAPABILITIES_TIMEOUT_S + 2 * rounds * timeout_s
         self._link = launch.open_link(hosts, limit_s=limit_s)
         try:
-            told = self._runner.run(launch.ask_capabilities(hosts.hosts, self._link, ports=2 * rounds))
+            self._terminated.enter_context(until_terminated())  # between the rounds
+            told = run(launch.ask_capabilities(hosts.hosts, self._link, ports=2 * rounds), runner=self._runner)
             self._read(told)
         except BaseException:
             self.close()
@@ -66,14 +73,15 @@ class Pairs:
         async def all_pairs() -> list[float | None]:
             return await asyncio.gather(*(self._pair(a, b) for a, b in pairs))
 
-        return self._runner.run(all_pairs())
+        return run(all_pairs(), runner=self._runner)
 
     def close(self) -> None:
         """Give the nodes back."""
-        try:
-            self._runner.run(self._link.close())
-        finally:
-            self._runner.close()
+        with self._terminated:
+            try:
+                run(self._link.close(), runner=self._runner)
+            finally:
+                self._runner.close()
 
     async def _pair(self, a: str, b: str) -> float | None:
         from trainmaster.bench.collectives.pairs import read_pair

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -114,13 +115,19 @@ async def _check(
     where: Queue, node: SlurmNode, request: CheckRequest, settings: SlurmSettings, *, package: str, within: str | None
 ) -> Answer:
     """Run the checks on a node and read its answer."""
-    started = time.monotonic()
-    words = ["srun", *options(node, settings, name="trainmaster-check", limit_s=request.timeout_s)]
+    started, name = time.monotonic(), f"trainmaster-check-{secrets.token_hex(6)}"
+    words = ["srun", *options(node, settings, name=name, limit_s=request.timeout_s)]
     words += [f"--reservation={within}"] if within else []
-    data = await run_bootstrap(
-        where, words, {"words": request.words(node.name)}, python=settings.python, package=package,
-        timeout_s=request.timeout_s, wait_s=FREE_S,
-    )  # fmt: skip
+    try:
+        data = await run_bootstrap(
+            where, words, {"words": request.words(node.name)}, python=settings.python, package=package,
+            timeout_s=request.timeout_s, wait_s=FREE_S,
+        )  # fmt: skip
+    except BaseException:
+        # srun is dead by now, its job need not be: it would hold the node, and its reservation, until its time limit.
+        with contextlib.suppress(TargetError):
+            await where.ask("run", words=["scancel", "--quiet", f"--name={name}"], timeout_s=60.0)
+        raise
     health, files = unwrap(data)
     return Answer(
         health=health, files=files, sent_bytes=0, received_bytes=len(data), took_s=round(time.monotonic() - started, 3)

@@ -1,0 +1,66 @@
+"""SIGTERM ends work in the way of Ctrl-C: by cancelling it, so that it can clean up."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+
+import pytest
+
+from trainmaster.cluster import termination
+
+
+def test_sigterm_cancels_the_work_which_cleans_up_first() -> None:
+    ended: list[str] = []
+
+    async def work() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.sleep(30)
+        finally:
+            await asyncio.sleep(0)
+            ended.append("cleaned up")
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        termination.run(work())
+    assert (ended, signal.getsignal(signal.SIGTERM)) == (["cleaned up"], before)
+
+
+def test_between_two_runs_sigterm_is_an_interrupt() -> None:
+    async def answer() -> int:
+        return 7
+
+    before = signal.getsignal(signal.SIGTERM)
+    with asyncio.Runner() as runner, termination.until_terminated():
+        assert termination.run(answer(), runner=runner) == 7
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        assert termination.run(answer(), runner=runner) == 7, "the loop can still be used to clean up"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_sigterm_wakes_a_loop_that_waits() -> None:
+    async def work() -> None:
+        await asyncio.sleep(30)
+
+    main, began = threading.get_ident(), time.monotonic()
+    other = threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGTERM))
+    other.start()
+    with pytest.raises(KeyboardInterrupt):
+        termination.run(work())
+    other.join()
+    assert time.monotonic() - began < 20
+
+
+def test_work_in_another_thread_runs_without_a_handler() -> None:
+    async def answer() -> int:
+        return 7
+
+    found: list[int] = []
+    other = threading.Thread(target=lambda: found.append(termination.run(answer())))
+    other.start()
+    other.join()
+    assert found == [7]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,18 +21,37 @@ Made = TypeVar("Made")
 
 def load(path: Path, parse: Callable[[Any, Option, Path], Made], option: Option, *, what: str) -> Made:
     """`parse(document, option, folder of the file)`; UsageError with `what` where the file cannot be read."""
+    made: Made = _load(path, parse, option, what, _version(path, what))
+    return made
+
+
+def load_all(
+    paths: Sequence[Path], parse: Callable[[list[tuple[Any, Path]], Option], Made], option: Option, *, what: str
+) -> Made:
+    """The same for several files that are parsed as one: `parse` gets each document with the folder of its file."""
+    made: Made = _load_all(tuple(paths), parse, option, what, tuple(_version(path, what) for path in paths))
+    return made
+
+
+def _version(path: Path, what: str) -> tuple[int, int]:
     try:
         facts = path.stat()
     except (OSError, ValueError) as wrong:
         why = wrong.strerror if isinstance(wrong, OSError) else wrong
         raise UsageError(f"{what} {path} cannot be read: {why}") from None
-    made: Made = _load(path, parse, option, what, (facts.st_mtime_ns, facts.st_size))
-    return made
+    return facts.st_mtime_ns, facts.st_size
 
 
 @functools.lru_cache(maxsize=64)
-def _load(path: Path, parse: Callable[[Any, Any, Path], Any], option: Any, what: str, _version: tuple[int, int]) -> Any:
+def _load(path: Path, parse: Callable[[Any, Any, Path], Any], option: Any, what: str, _seen: tuple[int, int]) -> Any:
     return parse(read_yaml(path, what), option, path.parent)
+
+
+@functools.lru_cache(maxsize=64)
+def _load_all(
+    paths: tuple[Path, ...], parse: Callable[[Any, Any], Any], option: Any, what: str, _seen: tuple[Any, ...]
+) -> Any:
+    return parse([(read_yaml(path, what), path.parent) for path in paths], option)
 
 
 def read_yaml(path: Path, what: str) -> Any:

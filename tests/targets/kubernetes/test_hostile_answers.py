@@ -263,7 +263,7 @@ def test_an_image_that_an_init_container_lacks_ends_the_job() -> None:
 )
 def test_a_kubeconfig_that_cannot_be_followed_is_refused(document: Any, words: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=words):
-        parse_access(document, None, tmp_path)
+        parse_access([(document, tmp_path)], None)
 
 
 @pytest.mark.parametrize(

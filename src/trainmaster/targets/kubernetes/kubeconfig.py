@@ -14,7 +14,7 @@ import re
 import ssl
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -147,19 +147,39 @@ def load_access(kubeconfig: str | None, context: str | None) -> Access:
         name = f"[{host}]" if ":" in host else host
         ca = (_ACCOUNT / "ca.crt").read_text()
         return Access(server=f"https://{name}:{port}", ca=ca, token_file=_ACCOUNT / "token")
-    listed = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
-    path = Path(listed.split(os.pathsep)[0]).expanduser()
-    return _yaml_file.load(path, parse_access, context, what="kubernetes: kubeconfig")
+    paths = find_files(kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config")
+    return _yaml_file.load_all(paths, parse_access, context, what="kubernetes: kubeconfig")
 
 
-def parse_access(document: Any, context: str | None, folder: Path) -> Access:
-    """Access of one context of a kubeconfig; relative files lie beside it."""
-    if not isinstance(document, Mapping):
-        raise UsageError("kubernetes: the kubeconfig is empty")
-    wanted = context or document.get("current-context")
-    chosen = _named(document, "contexts", wanted, "context")
-    cluster = _named(document, "clusters", chosen.get("cluster"), "cluster")
-    user = _named(document, "users", chosen.get("user"), "user")
+def find_files(listed: str) -> list[Path]:
+    """Files of a list as KUBECONFIG has it. As kubectl does, those that are not there are left out, unless all are."""
+    paths = [Path(one).expanduser() for one in listed.split(os.pathsep) if one]
+    there = [path for path in paths if not _is_missing(path)]
+    return there or paths[:1] or [Path(listed)]
+
+
+def _is_missing(path: Path) -> bool:
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError):  # told when it is read
+        return False
+    return False
+
+
+def parse_access(files: Sequence[tuple[Any, Path]], context: str | None) -> Access:
+    """Access of one context of kubeconfig files; relative files lie beside the one that names them.
+
+    Merged as kubectl does: of a value, or an entry of a name, that several files state, the first one counts alone.
+    """
+    stated = [(one, folder) for one, folder in files if one]
+    if not stated or not all(isinstance(one, Mapping) for one, _ in stated):
+        raise UsageError("kubernetes: the kubeconfig is empty, or it is none")
+    wanted = context or next((one["current-context"] for one, _ in stated if one.get("current-context")), None)
+    chosen, _ = _named(stated, "contexts", wanted, "context")
+    cluster, beside_cluster = _named(stated, "clusters", chosen.get("cluster"), "cluster")
+    user, beside_user = _named(stated, "users", chosen.get("user"), "user")
     for fields, where in ((cluster, "cluster"), (user, "user")):
         if ignored := sorted(_UNSUPPORTED & {name for name, value in fields.items() if value}):
             raise UsageError(f"kubernetes: {ignored[0]} of the kubeconfig's {where} is not supported; leave it out")
@@ -179,26 +199,32 @@ def parse_access(document: Any, context: str | None, folder: Path) -> Access:
         raise UsageError(f"kubernetes: server {server!r:.200} of the kubeconfig is not an address")
     return Access(
         server=server.rstrip("/"),
-        ca=_text(cluster, "certificate-authority", folder),
+        ca=_text(cluster, "certificate-authority", beside_cluster),
         token=user.get("token"),
-        token_file=folder / user["tokenFile"] if user.get("tokenFile") else None,
-        certificate=_text(user, "client-certificate", folder),
-        key=_text(user, "client-key", folder),
+        token_file=beside_user / user["tokenFile"] if user.get("tokenFile") else None,
+        certificate=_text(user, "client-certificate", beside_user),
+        key=_text(user, "client-key", beside_user),
         command=user.get("exec"),
     )
 
 
-def _named(document: Mapping[str, Any], group: str, name: object, inner: str) -> Mapping[str, Any]:
-    listed = document.get(group) or []
-    if not isinstance(listed, list) or not all(isinstance(one, Mapping) for one in listed):
-        raise UsageError(f"kubernetes: {group} of the kubeconfig is no list of {inner}s with names")
-    for one in listed:
-        if one.get("name") == name:
-            found = one.get(inner) or {}
-            if not isinstance(found, Mapping):
-                raise UsageError(f"kubernetes: {inner} {name!r} of the kubeconfig is no mapping")
-            return found
-    known = ", ".join(str(one.get("name")) for one in listed) or "none"
+def _named(
+    files: Sequence[tuple[Mapping[str, Any], Path]], group: str, name: object, inner: str
+) -> tuple[Mapping[str, Any], Path]:
+    """The entry of that name, and the folder of its file."""
+    seen: dict[str, None] = {}
+    for document, folder in files:
+        listed = document.get(group) or []
+        if not isinstance(listed, list) or not all(isinstance(one, Mapping) for one in listed):
+            raise UsageError(f"kubernetes: {group} of the kubeconfig is no list of {inner}s with names")
+        for one in listed:
+            seen[str(one.get("name"))] = None
+            if one.get("name") == name:
+                found = one.get(inner) or {}
+                if not isinstance(found, Mapping):
+                    raise UsageError(f"kubernetes: {inner} {name!r} of the kubeconfig is no mapping")
+                return found, folder
+    known = ", ".join(seen) or "none"
     raise UsageError(f"kubernetes: the kubeconfig has no {inner} {name!r}; it has: {known}")
 
 

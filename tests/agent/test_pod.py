@@ -52,11 +52,22 @@ def test_every_file_of_the_attempt_is_in_its_output(tmp_path: Path) -> None:
     assert files["rank-0.log"] == b"a\rb\n\xff\x00end"
     assert (files["outputs/d/f"], files["outputs/empty"]) == (b"12345", b"")
     assert not [name for name in files if "link" in name]
+    assert json.loads(files["uncopied.jsonl"]) == ["outputs/link", "symbolic link, not a plain file"]
     for name in ("events.jsonl", "agent.log", "exit.json"):
         assert files[name] == (folder / name).read_bytes(), name
     assert json.loads(files["exit.json"])["reason"] == "script_failed"
     again, files = run(tmp_path, plan(tmp_path, "true"))
     assert again == 0 and (folder.parent / "2" / "exit.json").exists(), "a second start has a folder of its own"
+    assert "uncopied.jsonl" not in files
+
+
+def test_outputs_that_a_log_cannot_hold_are_named(tmp_path: Path) -> None:
+    script = 'cd "$TRAINMASTER_OUTPUTS"; printf 1 > small; truncate -s 17M weights; mkfifo $(seq 1100)'
+    code, files = run(tmp_path, plan(tmp_path, "sh", "-c", script))
+    named = dict(json.loads(line) for line in files["uncopied.jsonl"].splitlines())
+    assert code == 0 and files["outputs/small"] == b"1" and not [name for name in files if "weights" in name]
+    assert len(named) == 1001 and named["outputs"] == "101 more were not copied"
+    assert named["outputs/1"] == "named pipe, not a plain file"
 
 
 def test_another_launcher_gets_the_variables_and_its_end_is_a_record(tmp_path: Path) -> None:

@@ -163,6 +163,10 @@ def test_outputs_with_any_name_are_stored_or_named(db: Database, tmp_path: Path)
     assert {"outputs/not-utf8-%FF", "outputs/new%0Aline", "outputs/back%5Cslash"} <= set(stored)
     assert {"outputs/100%", "outputs/%250Aescaped"} <= set(stored)
     assert len(stored) == 7 and not any("pipe" in path or "link" in path for path in stored)
+    assert job.message.endswith(
+        "2 files were not stored: outputs/link: symbolic link, not a plain file; "
+        "outputs/pipe: named pipe, not a plain file"
+    )
 
 
 def test_a_folder_too_deep_is_named_as_not_stored(db: Database, tmp_path: Path) -> None:
@@ -170,6 +174,13 @@ def test_a_folder_too_deep_is_named_as_not_stored(db: Database, tmp_path: Path) 
     job = finish(db, tmp_path, {"command": ["sh", "-c", script]})
     assert job.status is Status.COMPLETED
     assert "1 file was not stored" in job.message and "deeper than 64 folders" in job.message
+
+
+def test_an_outputs_folder_that_became_a_link_is_named_as_not_stored(db: Database, tmp_path: Path) -> None:
+    script = 'rm -r "$TRAINMASTER_OUTPUTS"; ln -s /etc "$TRAINMASTER_OUTPUTS"'
+    job = finish(db, tmp_path, {"command": ["sh", "-c", script]})
+    assert job.status is Status.COMPLETED
+    assert job.message.endswith("1 file was not stored: outputs: symbolic link, not a plain file")
 
 
 @pytest.mark.parametrize("name", ["a", "outputs/x.json", "outputs/" + "y" * 300, "outputs/" + "z/" * 600 + "end.bin"])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
 
-from trainmaster.core.files import DRAFT_PREFIX, open_whole, write_whole
+from trainmaster.core.files import DRAFT_PREFIX, list_tree, open_whole, write_whole
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -55,3 +56,24 @@ def test_the_mode_is_reduced_by_the_umask(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o640
+
+
+def test_every_file_of_a_tree_is_listed_or_named_with_the_reason(tmp_path: Path) -> None:
+    folder = tmp_path / "out" / "inner"
+    folder.mkdir(parents=True)
+    (folder / "file").write_bytes(b"123")
+    (folder / "link").symlink_to("file")
+    (folder / "far").symlink_to("/etc")
+    os.mkfifo(tmp_path / "out" / "pipe")
+    os.mknod(tmp_path / "out" / "socket", stat.S_IFSOCK | 0o600)
+    found = sorted((file.name, file.size_bytes, file.fault) for file in list_tree(tmp_path, "out"))
+    assert found == [
+        ("out/inner/far", 0, "symbolic link, not a plain file"),
+        ("out/inner/file", 3, ""),
+        ("out/inner/link", 0, "symbolic link, not a plain file"),
+        ("out/pipe", 0, "named pipe, not a plain file"),
+        ("out/socket", 0, "socket, not a plain file"),
+    ]
+    assert [file.fault for file in list_tree(Path("/dev"), "null")] == ["device, not a plain file"]
+    assert [file.fault for file in list_tree(folder, "file")] == ["not a folder"]
+    assert list(list_tree(tmp_path, "absent")) == []

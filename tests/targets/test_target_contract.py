@@ -82,7 +82,8 @@ def test_streams_read_the_same_in_any_pieces(name: str, place: Any, run: Any, en
 
 def test_what_it_leaves_is_listed_and_read(name: str, place: Any, run: Any, end: Any, reserve: Any, free: Any) -> None:
     target = targets.load(name)
-    script = 'cd "$TRAINMASTER_OUTPUTS"; mkdir a; printf 12345 > a/b; ln -s /etc/passwd link; ln -s /etc far; echo up'
+    script = 'cd "$TRAINMASTER_OUTPUTS"; mkdir a; printf 12345 > a/b; ln -s /etc/passwd link; ln -s /etc far; '
+    script += "mkfifo a/pipe; echo up"
     submission = target.plan(place(script))
 
     async def go() -> None:
@@ -91,13 +92,19 @@ def test_what_it_leaves_is_listed_and_read(name: str, place: Any, run: Any, end:
         handle = await target.submit(placed)
         await end(target, handle)
         await free(target, handle)
-        listed = {file.name: file.size_bytes for file in await target.list_files(handle)}
+        found = await target.list_files(handle)
+        listed = {file.name: file.size_bytes for file in found if not file.fault}
         assert listed["outputs/a/b"] == 5 and listed[rank_log(0)] == 3
         assert {EVENTS_FILE, "exit.json"} < listed.keys() and not any(
             "link" in file or "far" in file for file in listed
         )
+        assert {file.name: file.fault for file in found if file.fault} == {
+            "outputs/a/pipe": "named pipe, not a plain file",
+            "outputs/far": "symbolic link, not a plain file",
+            "outputs/link": "symbolic link, not a plain file",
+        }
         assert await target.read(handle, "outputs/a/b", offset=1, limit=3) == b"234"
-        for linked in ("outputs/link", "outputs/far/passwd"):
+        for linked in ("outputs/link", "outputs/far/passwd", "outputs/a/pipe"):
             with pytest.raises(TargetError):
                 await target.read(handle, linked, offset=0, limit=10)
 

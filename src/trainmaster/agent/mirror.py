@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from trainmaster.core.plan import AGENT_LOG, EVENTS_FILE, EXIT_FILE, OUTPUTS_FOLDER
+from trainmaster.core.files import list_tree
+from trainmaster.core.plan import AGENT_LOG, EVENTS_FILE, EXIT_FILE, OUTPUTS_FOLDER, UNCOPIED_FILE
 from trainmaster.core.wire.framed_lines import FRAME_BYTES, Frame, encode
 
 _LIVE = re.compile(rf"{re.escape(EVENTS_FILE)}|{re.escape(AGENT_LOG)}|rank-[0-9]{{1,6}}\.log")
 _AT_ONCE = 1 << 16
 _PARTIAL_S = 1.0  # after this a line without its newline is sent as it is: a progress bar
 MAX_OUTPUT_BYTES = 16 << 20  # of one attempt on one node; a log is no way for weights
+_UNCOPIED = 1000  # outputs that are named as not copied; the rest is counted
 
 
 class Mirror:
@@ -46,21 +49,20 @@ class Mirror:
             yield from self._outputs()
 
     def _outputs(self) -> Iterator[str]:
-        """Files below the outputs folder, smallest first, as long as they fit."""
-        root, found = self._folder / OUTPUTS_FOLDER, []
-        for above, _, files in os.walk(root):
-            for name in files:
-                path = Path(above) / name
-                facts = path.lstat()
-                if stat.S_ISREG(facts.st_mode):
-                    found.append((facts.st_size, str(path.relative_to(self._folder))))
-        left = MAX_OUTPUT_BYTES
-        for size, name in sorted(found):
-            left -= size
+        """Files below the outputs folder, smallest first, as long as they fit; the others are named."""
+        found = sorted(list_tree(self._folder, OUTPUTS_FOLDER), key=lambda file: (file.size_bytes, file.name))
+        left, uncopied = MAX_OUTPUT_BYTES, [(file.name, file.fault) for file in found if file.fault]
+        for file in found:
+            if file.fault:
+                continue
+            left -= file.size_bytes
             if left >= 0:
-                yield name
+                yield file.name
             else:
-                self._write(f"not copied, {size:,} bytes: {name!r}\n".encode())
+                fault = f"{file.size_bytes:,} bytes: a log holds {MAX_OUTPUT_BYTES >> 20} MiB of outputs"
+                uncopied.append((file.name, fault))
+        if uncopied:
+            self._write(b"".join(encode(Frame(stream=UNCOPIED_FILE, offset=0, data=_render(uncopied)))))
 
     def _copy_file(self, name: str, *, last: bool) -> None:
         try:
@@ -95,3 +97,10 @@ class Mirror:
         left = memoryview(data)
         while left:
             left = left[os.write(self._out_fd, left) :]
+
+
+def _render(uncopied: Sequence[tuple[str, str]]) -> bytes:
+    shown = list(uncopied[:_UNCOPIED])
+    if len(uncopied) > _UNCOPIED:
+        shown.append((OUTPUTS_FOLDER, f"{len(uncopied) - _UNCOPIED} more were not copied"))
+    return "".join(json.dumps(one) + "\n" for one in shown).encode()

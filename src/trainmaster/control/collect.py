@@ -95,14 +95,14 @@ def describe_unstored(unstored: Sequence[str]) -> str:
 
 
 def _is_stored(row: ArtifactRow | None, attempt: AttemptRow, file: FileSize) -> bool:
-    if row is None or row.attempt != attempt.id or row.size_bytes != file.size_bytes:
+    if file.fault or row is None or row.attempt != attempt.id or row.size_bytes != file.size_bytes:
         return False
     # An attempt without an exit record may have gone on writing until it was released.
     return attempt.exit is not None or attempt.released_at is None or row.stored_at >= attempt.released_at
 
 
 def _path(attempt: AttemptRow, name: str) -> str:
-    return escape(name) if name.startswith(f"{OUTPUTS_FOLDER}/") else f"attempts/{attempt.number}/{name}"
+    return escape(name) if name.partition("/")[0] == OUTPUTS_FOLDER else f"attempts/{attempt.number}/{name}"
 
 
 def escape(name: str) -> str:

@@ -1,16 +1,35 @@
-"""Writing files whole: a reader sees the old content or the new, never a part of it."""
+"""Writing files whole: a reader sees the old content or the new, never a part of it. Listing the files of a tree."""
 
 from __future__ import annotations
 
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 # Drafts share one prefix: a listing can leave them out, and a cleaner can find those that a killed writer left behind.
 DRAFT_PREFIX = ".part-"
+_DEPTH = 64  # folders below the first one
+_KINDS = {
+    stat.S_IFLNK: "symbolic link",
+    stat.S_IFIFO: "named pipe",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """A file of a tree; `fault` says why it cannot be read."""
+
+    name: str
+    size_bytes: int = 0
+    fault: str = ""
 
 
 @contextmanager
@@ -54,3 +73,47 @@ def sync(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def list_tree(root: Path, name: str) -> Iterator[Listed]:
+    """Files below `root/name`, named from `root`; nothing where it is not there. No link is followed.
+
+    What is no plain file, and a folder that cannot be listed, come with the reason.
+    """
+    waiting = [(name, 0)] if os.path.lexists(root / name) else []
+    while waiting:
+        above, depth = waiting.pop()
+        if depth > _DEPTH:
+            yield Listed(name=above, fault=f"deeper than {_DEPTH} folders")
+            continue
+        try:
+            facts = (root / above).lstat()
+            entries = list(os.scandir(root / above)) if stat.S_ISDIR(facts.st_mode) else None
+        except OSError as wrong:
+            yield Listed(name=above, fault=_text(wrong))
+            continue
+        if entries is None:  # the first one, or a folder that was replaced meanwhile
+            yield Listed(name=above, fault=_describe(facts))
+            continue
+        for entry in entries:
+            inner = f"{above}/{entry.name}"
+            try:
+                facts = entry.stat(follow_symlinks=False)
+            except OSError as wrong:
+                yield Listed(name=inner, fault=_text(wrong))
+                continue
+            if stat.S_ISDIR(facts.st_mode):
+                waiting.append((inner, depth + 1))
+            elif stat.S_ISREG(facts.st_mode):
+                yield Listed(name=inner, size_bytes=facts.st_size)
+            else:
+                yield Listed(name=inner, fault=_describe(facts))
+
+
+def _describe(facts: os.stat_result) -> str:
+    kind = _KINDS.get(stat.S_IFMT(facts.st_mode))
+    return f"{kind}, not a plain file" if kind else "not a folder"
+
+
+def _text(wrong: OSError) -> str:
+    return wrong.strerror or type(wrong).__name__

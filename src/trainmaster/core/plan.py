@@ -28,6 +28,7 @@ STOP_FILE = "stop"  # its presence asks the agent to stop; its text is the reaso
 WORK_FOLDER = "work"  # in the job's folder: working folder of its ranks, shared by its attempts
 CHECKPOINTS_FOLDER = "checkpoints"  # in the job's folder: outlives its attempts
 OUTPUTS_FOLDER = "outputs"  # what a workload leaves here is kept in storage when the attempt is over
+UNCOPIED_FILE = "uncopied.jsonl"  # of a pod: outputs that are not in its log, each a line `[name, reason]`
 
 # What a workload may end with so that the agent knows why (numbers of sysexits.h, where one fits).
 RESUMABLE_EXIT = 75  # EX_TEMPFAIL: it stopped on request after saving, and can go on

@@ -31,5 +31,5 @@ def rename(file: FileSize, node: int) -> FileSize:
         return file
     if file.name in _OWN:
         return replace(file, name=node_file(file.name, node))
-    inner = file.name.removeprefix(f"{OUTPUTS_FOLDER}/")
-    return replace(file, name=f"{OUTPUTS_FOLDER}/node-{node}/{inner}")
+    inner = file.name.removeprefix(OUTPUTS_FOLDER)
+    return replace(file, name=f"{OUTPUTS_FOLDER}/node-{node}{inner}")

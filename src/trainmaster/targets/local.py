@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.core.errors import SpecError, TargetError, Unreachable, UsageError
-from trainmaster.core.files import open_whole, write_whole
+from trainmaster.core.files import list_tree, open_whole, write_whole
 from trainmaster.core.plan import (
     AGENT_BEGUN,
     AGENT_LOG,
@@ -43,7 +43,6 @@ _STREAMS = frozenset({PLAN_FILE, EVENTS_FILE, AGENT_LOG, EXIT_FILE})
 _RANK_LOG = re.compile(r"rank-[0-9]{1,6}\.log")
 _RECORD_BYTES = 1 << 20  # the agent reserves 192 KiB for its record
 _PLAN_BYTES = 16 << 20
-_DEPTH = 64  # folders below the outputs folder
 _AGENT = (sys.executable, "-m", "trainmaster.agent")
 # Shortages that may pass; every other error is permanent.
 _SHORT = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EIO})
@@ -282,7 +281,7 @@ def _is_name(part: str) -> bool:
 
 
 def _list(folder: Path) -> list[FileSize]:
-    """Plain files only: the workload owns the folder, and a link may lead anywhere."""
+    """Records and outputs. The workload owns the folder: no link is followed, and an output that is one has a fault."""
     if not folder.exists():
         return []  # cancelled before anything was submitted, or removed by the workload
     found = [
@@ -291,35 +290,11 @@ def _list(folder: Path) -> list[FileSize]:
         if (entry.name in _STREAMS - {PLAN_FILE} or _RANK_LOG.fullmatch(entry.name))
         and entry.is_file(follow_symlinks=False)
     ]
-    if not (folder / OUTPUTS_FOLDER).is_symlink() and (folder / OUTPUTS_FOLDER).is_dir():
-        found += _list_outputs(folder)
+    found += [
+        FileSize(name=file.name, size_bytes=file.size_bytes, fault=file.fault)
+        for file in list_tree(folder, OUTPUTS_FOLDER)
+    ]
     return sorted(found, key=lambda file: file.name)
-
-
-def _list_outputs(folder: Path) -> Iterator[FileSize]:
-    """Files below the outputs folder. A folder that cannot be listed stands for its files, with the reason."""
-    waiting = [(OUTPUTS_FOLDER, 0)]
-    while waiting:
-        name, depth = waiting.pop()
-        if depth > _DEPTH:
-            yield FileSize(name=name, size_bytes=0, fault=f"deeper than {_DEPTH} folders")
-            continue
-        try:
-            entries = list(os.scandir(folder / name))
-        except OSError as wrong:
-            yield FileSize(name=name, size_bytes=0, fault=wrong.strerror or type(wrong).__name__)
-            continue
-        for entry in entries:
-            inner = f"{name}/{entry.name}"
-            try:
-                facts = entry.stat(follow_symlinks=False)
-            except OSError as wrong:
-                yield FileSize(name=inner, size_bytes=0, fault=wrong.strerror or type(wrong).__name__)
-                continue
-            if stat.S_ISDIR(facts.st_mode):
-                waiting.append((inner, depth + 1))
-            elif stat.S_ISREG(facts.st_mode):
-                yield FileSize(name=inner, size_bytes=facts.st_size)
 
 
 def _read(folder: Path, parts: tuple[str, ...], offset: int, limit: int) -> bytes:

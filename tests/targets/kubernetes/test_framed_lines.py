@@ -98,6 +98,27 @@ def test_a_new_pod_writes_after_the_end_of_the_old_one_also_after_our_restart(tm
         assert again.read("events.jsonl", 0, 100) == first + second
 
 
+def test_outputs_that_stayed_in_the_pod_are_listed_with_the_reason(tmp_path: Path) -> None:
+    spool = NodeSpool(tmp_path)
+    spool.begin("a/0")
+    for one in frames("uncopied.jsonl", b'["outputs/old", "named pipe"]\n'):
+        spool.put("a/0", one)
+    spool.begin("b/0")
+    lines = [
+        '["outputs/link", "symbolic link"]', '["outputs/\\udcff", "socket"]', '["outputs/copied", "17 bytes"]',
+        '["outputs/../../x", "named pipe"]', '["exit.json", "gone"]', '["outputs/x", 1]', "[]", "{}", "no JSON",
+        "[" * 9999,
+    ]  # fmt: skip
+    for name, data in (("uncopied.jsonl", "\n".join(lines).encode()), ("outputs/copied", b"17")):
+        for one in frames(name, data):
+            spool.put("b/0", one)
+    assert sorted((file.name, file.size_bytes, file.fault) for file in spool.list_files()) == [
+        ("outputs/copied", 2, ""),
+        ("outputs/link", 0, "symbolic link"),
+        ("outputs/\udcff", 0, "socket"),
+    ]
+
+
 def test_a_name_that_leads_elsewhere_is_ignored(tmp_path: Path) -> None:
     spool = NodeSpool(tmp_path / "node")
     spool.begin("a/0")

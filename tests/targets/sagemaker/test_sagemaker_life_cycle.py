@@ -118,7 +118,8 @@ def test_a_job_runs_and_its_bytes_arrive_once(
 ) -> None:
     if not client("secretsmanager").list_secrets()["SecretList"]:
         client("secretsmanager").create_secret(Name="team/token", SecretString="very-secret-value")
-    script = 'echo "${#MY_TOKEN} letters"; seq 1 50; printf 12345 > "$TRAINMASTER_OUTPUTS/b"'
+    script = 'echo "${#MY_TOKEN} letters"; seq 1 50; cd "$TRAINMASTER_OUTPUTS"; printf 12345 > b; '
+    script += "mkfifo pipe; ln -s /etc/passwd link; truncate -s 17M large"
     target = targets.load(f"sagemaker:{account}")
     submission = target.plan(place(script))
     name = submission.handle["name"]
@@ -147,8 +148,14 @@ def test_a_job_runs_and_its_bytes_arrive_once(
         await target.release(handles[0])
         keys = [one["Key"] for one in client("s3").list_objects_v2(Bucket=BUCKET)["Contents"]]
         assert keys and not any("/input/" in key for key in keys)
-        listed = {file.name: file.size_bytes for file in await target.list_files(handles[0])}
+        found = await target.list_files(handles[0])
+        listed = {file.name: file.size_bytes for file in found if not file.fault}
         assert listed["outputs/b"] == 5 and listed[rank_log(0)] == len(whole)
+        assert listed["outputs/large"] == 17 << 20, "S3 has it, the log has not"
+        assert {file.name: file.fault for file in found if file.fault} == {
+            "outputs/link": "symbolic link, not a plain file",
+            "outputs/pipe": "named pipe, not a plain file",
+        }
         assert await target.read(handles[0], "outputs/b", offset=1, limit=3) == b"234"
         assert await target.submit(submission) == handles[0]
         assert (await target.poll(handles[0])).state is TargetState.SUCCEEDED

@@ -13,9 +13,11 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trainmaster.core.clean_text import clean
 from trainmaster.core.files import write_whole
-from trainmaster.core.plan import OUTPUTS_FOLDER
+from trainmaster.core.plan import OUTPUTS_FOLDER, UNCOPIED_FILE
 from trainmaster.core.wire.framed_lines import Frame
+from trainmaster.targets import FileSize
 
 _STARTS = "starts.json"
 _MAX_WAITING_BYTES = 16 << 20
@@ -122,6 +124,14 @@ class NodeSpool:
                     found[relative] = path.stat().st_size
         return found
 
+    def list_files(self) -> list[FileSize]:
+        """Every file, and the outputs that the newest start could not copy, with the reason."""
+        sizes = self.sizes()
+        told = self.read(UNCOPIED_FILE, self.newest_base(UNCOPIED_FILE), _MAX_WAITING_BYTES)
+        sizes.pop(UNCOPIED_FILE, None)
+        uncopied = [file for line in told.splitlines() if (file := _parse_uncopied(line)) and file.name not in sizes]
+        return [FileSize(name=name, size_bytes=size) for name, size in sizes.items()] + uncopied
+
     def _base(self, start: str, name: str) -> int | None:
         for number, one in enumerate(self._starts):
             if one["start"] == start:
@@ -171,6 +181,19 @@ def _safe(name: str) -> str | None:
     if len(parts) > 1 and parts[0] != OUTPUTS_FOLDER:
         return None
     return name if name != _STARTS else None
+
+
+def _parse_uncopied(line: bytes) -> FileSize | None:
+    """An output that stayed in the pod; None where the line is none of ours: a workload can print one too."""
+    try:
+        name, fault = json.loads(line)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    if not isinstance(name, str) or not isinstance(fault, str) or _safe(name) is None:
+        return None
+    if name.partition("/")[0] != OUTPUTS_FOLDER:
+        return None
+    return FileSize(name=name, size_bytes=0, fault=clean(fault)[:300] or "not copied")
 
 
 class Spool:

@@ -119,8 +119,7 @@ class Kubernetes:
     async def list_files(self, handle: Handle) -> list[FileSize]:
         spool, files = self._session(handle).spool(handle), []
         for node in range(int(handle["nodes"])):
-            sizes = spool.node(node).sizes()
-            files += [rename(FileSize(name=name, size_bytes=size), node) for name, size in sizes.items()]
+            files += [rename(file, node) for file in spool.node(node).list_files()]
         return sorted(files, key=lambda file: file.name)
 
     async def cancel(self, handle: Handle, *, reason: str) -> None:

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import zipfile
@@ -65,7 +66,13 @@ def _read_secrets(path: Path) -> dict[str, str]:
 def _keep_outputs(attempts: Path, to: Path) -> None:
     for folder in sorted(attempts.glob("*/outputs")):
         if any(folder.iterdir()):
-            shutil.copytree(folder, to, symlinks=True, dirs_exist_ok=True)
+            shutil.copytree(folder, to, symlinks=True, ignore=_find_special, dirs_exist_ok=True)
+
+
+def _find_special(folder: str, names: list[str]) -> list[str]:
+    """Links, pipes, sockets and devices: the agent names them, and a copy of one would fail or lead elsewhere."""
+    modes = {name: (Path(folder) / name).lstat().st_mode for name in names}
+    return [name for name, mode in modes.items() if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))]
 
 
 if __name__ == "__main__":

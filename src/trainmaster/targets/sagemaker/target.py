@@ -13,7 +13,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -119,14 +119,16 @@ class SageMaker:
     async def list_files(self, handle: Handle) -> list[FileSize]:
         spool, files = self._follow(handle).spool, {}
         for node in range(int(handle["nodes"])):
-            for name, size in spool.node(node).sizes().items():
-                file = rename(FileSize(name=name, size_bytes=size), node)
-                files[file.name] = file
+            for file in spool.node(node).list_files():
+                renamed = rename(file, node)
+                files[renamed.name] = renamed
         if spool.find(_END) is not None:
             for node, file, _ in await self._outputs(self._aws(self.settings()), handle):
                 renamed = rename(file, node)
                 files[renamed.name] = renamed  # S3 has every output, the log only small ones
-        return sorted(files.values(), key=lambda file: file.name)
+        kept = {above for name, file in files.items() if not file.fault for above in _folders(name)}
+        found = (file for name, file in files.items() if not file.fault or name not in kept)  # too deep for a log only
+        return sorted(found, key=lambda file: file.name)
 
     async def cancel(self, handle: Handle, *, reason: str) -> None:
         self._follow(handle).spool.mark(_STOP, reason)
@@ -238,6 +240,11 @@ class SageMaker:
         if key not in self._followed:
             self._followed[key] = _Followed(handle)
         return self._followed[key]
+
+
+def _folders(name: str) -> Iterator[str]:
+    while name := name.rpartition("/")[0]:
+        yield name
 
 
 async def _copy_logs(aws: Aws, followed: _Followed) -> str:

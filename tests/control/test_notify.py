@@ -61,6 +61,26 @@ def test_this_machine_and_secrets_are_no_address_of_a_webhook(url: str) -> None:
         send.check_url(url)
 
 
+FORBIDDEN = [
+    "169.254.169.254", "0.0.0.0", "0", "127.1", "2130706433", "0x7f000001", "127.0.0.1.", "localhost.", "224.0.0.1",
+    "100.100.100.200", "[fe80::1]", "[fe80::1%25lo]", "[fe80::1%lo]", "[::]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]",
+    "[::ffff:169.254.169.254]", "[fd00:ec2::254]",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("host", FORBIDDEN)
+def test_a_forbidden_address_is_refused_before_anything_is_sent(host: str) -> None:
+    with pytest.raises(UsageError, match="allow_hosts"):
+        send.check_url(f"https://{host}:8443/x")
+    name = host.strip("[]")
+    send.check_url(f"https://{host}/x", allow_hosts=[name])
+
+
+def test_an_address_of_a_private_network_is_taken() -> None:
+    for host in ("10.255.3.4", "192.0.2.7", "[fd12:3456::7]"):
+        send.check_url(f"https://{host}/x")
+
+
 def test_the_own_address_of_the_machine_is_not_sent_to() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))  # sends nothing; the kernel chooses the address of the outgoing interface

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import get_args
 
+import pytest
 from sqlalchemy import insert
 from starlette.testclient import TestClient
 
@@ -58,6 +59,22 @@ def test_a_webhook_shows_its_key_once(client: TestClient, tmp_path: Path) -> Non
     for body in ({"url": "http://example.org"}, {"url": "https://u:p@example.org"}, {"url": "ftp://x"},
                  {"url": "https://x", "topics": ["job.eaten"]}):  # fmt: skip
         assert client.post("/v1/webhooks", json=body).status_code == 422, body
+
+
+@pytest.mark.parametrize(
+    "host", ["169.254.169.254", "127.0.0.1", "[::1]", "[fe80::1]", "0.0.0.0", "[::ffff:127.0.0.1]"]
+)
+def test_a_webhook_to_a_forbidden_address_is_refused_until_an_admin_allows_it(
+    client: TestClient, tmp_path: Path, host: str
+) -> None:
+    wish = {"url": f"https://{host}:8443/x"}
+    refused = client.post("/v1/webhooks", json=wish)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (422, "bad_url")
+    assert client.get("/v1/webhooks").json()["webhooks"] == []
+    file = tmp_path / "notify.yaml"
+    file.write_text(f'allow_hosts: ["{host.strip("[]")}"]\n')
+    file.chmod(0o600)
+    assert client.post("/v1/webhooks", json=wish).status_code == 201
 
 
 def test_the_topics_of_the_document_are_those_that_are_told() -> None:

@@ -14,7 +14,7 @@ import logging
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -71,8 +71,10 @@ def check_url(url: str, *, allow_hosts: Collection[str] = ()) -> SplitResult:
         return parts
     if parts.scheme == "http":
         raise UsageError("a webhook needs https; an admin allows http by the host in allow_hosts of notify.yaml")
-    if is_loopback_host(host):
+    if is_loopback_host(host.rstrip(".")):
         raise UsageError("a webhook cannot go to this machine; an admin allows it by allow_hosts of notify.yaml")
+    if bad := _find_forbidden(_read_addresses(host.rstrip("."))):
+        raise UsageError(f"{_refusal(host, bad)}; an admin allows it by allow_hosts of notify.yaml")
     return parts
 
 
@@ -114,8 +116,8 @@ async def _post(
     addresses = await in_thread(lambda: resolve(host, port))
     if not addresses:
         return Sent(error=f"{host} has no address")
-    if host not in allow_hosts and (bad := [text for text in addresses if not _may_send(text)]):
-        return Sent(error=f"{host} is {bad[0]}, an address that webhooks are not sent to")
+    if host not in allow_hosts and (bad := _find_forbidden(addresses)):
+        return Sent(error=_refusal(host, bad))
     where = f"[{addresses[0]}]" if ":" in addresses[0] else addresses[0]
     target = f"{parts.scheme}://{where}:{port}{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
     verify = (context or _trusted()) if parts.scheme == "https" else False
@@ -200,9 +202,30 @@ _hanging = threading.BoundedSemaphore(_THREADS)
 
 def look_up(host: str, port: int) -> list[str]:
     """The addresses of a name, IPv4 first: more receivers are reached by it."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return _addresses(host, port)
+
+
+def _read_addresses(host: str) -> list[str]:
+    """The address that a host is in itself, in any notation that a lookup takes (127.1, 0x7f000001); none of a name."""
+    try:
+        return _addresses(host.partition("%")[0], 443, flags=socket.AI_NUMERICHOST)
+    except (OSError, UnicodeError):
+        return []
+
+
+def _addresses(host: str, port: int, *, flags: int = 0) -> list[str]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     addresses = dict.fromkeys(str(entry[4][0]) for entry in found)
     return sorted(addresses, key=lambda text: ":" in text)
+
+
+def _find_forbidden(addresses: Iterable[str]) -> str | None:
+    return next((text for text in addresses if not _may_send(text)), None)
+
+
+def _refusal(host: str, address: str) -> str:
+    which = "" if host == address else f"{address}, "
+    return f"{host} is {which}an address that webhooks are not sent to"
 
 
 def _may_send(text: str) -> bool:

@@ -38,9 +38,7 @@ class HookWish(BaseModel):
     """A webhook to create."""
 
     model_config = ConfigDict(extra="forbid")
-    url: str = Field(
-        min_length=1, max_length=2048, description="https URL, or http on this machine; without credentials"
-    )
+    url: str = Field(min_length=1, max_length=2048, description="https URL of another machine; without credentials")
     topics: list[Topic] = Field(default=[], max_length=32, description="topics to subscribe to; none: all")
     project: dependencies.Name | None = Field(
         default=None, pattern=dependencies.NAME, description="limit to this project; null: all projects"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -40,9 +41,18 @@ settings.load_profile("repeatable")
 # Every event that an agent or a trainer emits in any test, in this process or in another, is held to the catalogue.
 os.environ[CHECK_VARIABLE] = "1"
 
+# Until the tests are collected nothing becomes garbage that is worth a search: `pytest_collection_finish` ends this.
+gc.disable()
+
 # Started in the background by a shell, all of this ignores Ctrl-C, and so would the programs whose Ctrl-C is tested.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Modules and test items stay to the end: each full pass of the collector over them would take half a second."""
+    gc.enable()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

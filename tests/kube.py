@@ -11,7 +11,7 @@ import shutil
 import signal
 import ssl
 import subprocess
-import urllib.error
+import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -131,5 +131,5 @@ def _wait(made: Kube, api: subprocess.Popen[bytes]) -> None:
         try:
             made.call("GET", "/api/v1/namespaces/default")
             return
-        except (OSError, urllib.error.URLError):
-            continue
+        except OSError:
+            time.sleep(0.1)

@@ -24,6 +24,8 @@ _STARTERS = re.compile(
     r"^\s*(?:from|import) (?:subprocess|multiprocessing|http\.server|uvicorn|trainmaster\.control\b)",
     re.MULTILINE,
 )
+_MODULE_MARK = re.compile(r"^pytestmark = pytest\.mark\.(\w+)$", re.MULTILINE)
+_LEFT_OUT = re.compile(r"\bnot (\w+)")
 _IMPORTED = re.compile(r"^\s*(?:from ([\w.]+) import|import ([\w.]+))", re.MULTILINE)
 
 _EVENTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system"})
@@ -48,12 +50,26 @@ class Guard:
             raise Spawned(f"{self.seen[-1]}: a test that starts a process or a server is marked `spawns`")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave a file unread whose every test is left out: most of the time of `make quick` went into their imports."""
+    if collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
+        return None
+    left_out = set(_LEFT_OUT.findall(config.option.markexpr)) if " or " not in config.option.markexpr else set()
+    return True if left_out & _marks(collection_path) else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        folder = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
-        names = set(getattr(item, "fixturenames", ()))
-        if folder in FOLDERS or names & FIXTURES or _starts(item.path):
+        if set(getattr(item, "fixturenames", ())) & FIXTURES or "spawns" in _marks(item.path):
             item.add_marker(pytest.mark.spawns)
+
+
+@functools.cache
+def _marks(path: Path) -> frozenset[str]:
+    """Marks of every test of this file."""
+    folder = path.relative_to(TESTS).parts[0] if path.is_relative_to(TESTS) else ""
+    spawns = folder in FOLDERS or _starts(path)
+    return frozenset(_MODULE_MARK.findall(path.read_text())) | ({"spawns"} if spawns else set())
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from fork_server import ForkServer
 from trainmaster import checks
 from trainmaster.bench import probe
 from trainmaster.checks import nvidia
@@ -29,24 +30,19 @@ CHECKS = sorted({*probe.names()} - {"p2p"})
 
 def start(name: str, *options: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "trainmaster.bench.probe", name, *options]
-    # One thread each: they run at once, on machines with few cores.
-    env = {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": str(SRC)}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
 
 
 @pytest.fixture(scope="module")
-def printed() -> dict[str, Ran]:
+def printed(programs: ForkServer) -> dict[str, Ran]:
     """What each probe prints, and corruption a second time."""
     found = {}
-    names = [*probe.names(), "again"]
-    for some in (names[:3], names[3:6], names[6:]):
-        started = {}
-        for name in some:
-            real = "corruption" if name == "again" else name
-            started[name] = start(real, "--device", "cpu", *EXTRA.get(real, ()))
-        for name, process in started.items():
-            out, err = process.communicate(timeout=120)
-            found[name] = Ran(argv=(), exit_code=process.returncode, stdout=out, stderr=err, took_s=1.0)
+    for name in [*probe.names(), "again"]:
+        real = "corruption" if name == "again" else name
+        words = (real, "--device", "cpu", *EXTRA.get(real, ()))
+        ran = programs.run("trainmaster.bench.probe", *words, env=dict(os.environ), timeout=120)
+        found[name] = Ran(argv=(), exit_code=ran.returncode, stdout=ran.stdout, stderr=ran.stderr, took_s=1.0)
     return found
 
 

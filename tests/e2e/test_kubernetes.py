@@ -193,7 +193,7 @@ def test_shells_in_pods(db: Database, tmp_path: Path, nodes: Cluster, target: Ca
         assert child.wait(60) == (-9 if number is signal.SIGKILL else 128 + number)
         assert len(shell_pods(nodes)) == (1 if number is signal.SIGKILL else 0)
     code, _, err = call(shell(on, job, "--new", "--", "true"))
-    assert (code, "removed what an earlier shell left" in err, shell_pods(nodes)) == (0, True, [])
+    assert (code, "removed what an earlier shell left" in err, shell_pods(nodes)) == (0, True, []), err
     control.cancel(db, job.id)
     assert drive(db, tmp_path, job, is_final).status is Status.CANCELLED
 

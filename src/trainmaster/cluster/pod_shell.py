@@ -31,7 +31,8 @@ MARK = "trainmaster/cluster-shell"  # label of every throw-away pod; its value i
 _LABELS = (JOB_LABEL, names.JOB_NAME_LABEL, "training.kubeflow.org/job-name", "batch.kubernetes.io/job-name")
 _WAIT = "trap 'exit 0' TERM; sleep {seconds} & wait"
 _START_S = 300.0
-_GONE_S = 30.0
+_GONE_S = 120.0  # a busy kubelet takes more than half a minute
+_SILENT_S = 5.0
 _LOOK_S = 0.3
 
 
@@ -158,7 +159,7 @@ async def throw_away(
 
     After SIGKILL the next throw-away pod of this namespace deletes it; without one it ends after `lasts_s`.
     """
-    for name in await clear_leftovers(client, namespace):
+    for name in await clear_leftovers(client, namespace, tell):
         tell(f"removed what an earlier shell left: {name}")
     made = shell_pod(spec, job, namespace, node=node, lasts_s=lasts_s)
     name = str(made["metadata"]["name"])
@@ -168,7 +169,7 @@ async def throw_away(
         await _wait_for_start(client, f"{path}/{name}", tell)
         yield Place(namespace=namespace, pod=name, container=str(made["spec"]["containers"][0]["name"]))
     finally:
-        await _delete(client, f"{path}/{name}")
+        await _delete(client, f"{path}/{name}", tell)
         tell(f"removed pod {name}")
 
 
@@ -188,14 +189,14 @@ def shell_pod(spec: Object, job: str, namespace: str, *, node: str | None, lasts
     return made
 
 
-async def clear_leftovers(client: Client, namespace: str) -> list[str]:
+async def clear_leftovers(client: Client, namespace: str, tell: Callable[[str], None]) -> list[str]:
     """Delete the throw-away pods whose process is gone; their names."""
     path = path_of("v1", "pods", namespace=namespace)
     removed = []
     for pod in (await client.list(path, labelSelector=MARK))["items"]:
         if not objects.is_alive(pod["metadata"].get("annotations") or {}):
             removed.append(str(pod["metadata"]["name"]))
-            await _delete(client, f"{path}/{removed[-1]}")
+            await _delete(client, f"{path}/{removed[-1]}", tell)
     return removed
 
 
@@ -216,10 +217,13 @@ async def _wait_for_start(client: Client, path: str, tell: Callable[[str], None]
         await asyncio.sleep(_LOOK_S)
 
 
-async def _delete(client: Client, path: str) -> None:
+async def _delete(client: Client, path: str, tell: Callable[[str], None]) -> None:
     """Delete a pod and wait until it is gone."""
-    until = time.monotonic() + _GONE_S
-    while time.monotonic() < until:
+    began, said = time.monotonic(), False
+    while (waited_s := time.monotonic() - began) < _GONE_S:
+        if waited_s > _SILENT_S and not said:
+            tell(f"waiting until pod {path.rpartition('/')[2]} is gone")
+            said = True
         try:
             await client.delete(path, grace_s=1)
             await asyncio.sleep(_LOOK_S)

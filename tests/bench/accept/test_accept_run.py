@@ -28,7 +28,7 @@ from trainmaster.bench.collectives.capabilities import free_ports
 from trainmaster.models.resnet import resnet18, resnet50
 from trainmaster.train.parallel.rank_info import RankInfo
 
-RESNET = "--model resnet18 --image-size 64 --num-classes 10 --batch-size 4 --warmup-iterations 1"
+RESNET = "--model resnet18 --image-size 32 --num-classes 10 --batch-size 4 --warmup-iterations 1"
 SEED = {
     "model", "world_size", "batch_size_per_gpu", "global_batch_size", "total_time_seconds", "average_step_time_seconds",
     "throughput_samples_per_second", "total_samples", "device", "backend",
@@ -162,7 +162,7 @@ def test_a_rank_that_ends_is_named(tmp_path: Path) -> None:
 
 def test_a_loss_that_is_no_number_fails() -> None:
     options = Options(
-        model="resnet18", image_size=64, num_classes=10, batch_size=4, warmup_iterations=0, active_iterations=2,
+        model="resnet18", image_size=32, num_classes=10, batch_size=4, warmup_iterations=0, active_iterations=2,
         min_throughput=0.01, fault=Fault(kind="nan", rank=0),
     )  # fmt: skip
     info = RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, nodes=1, master=None)

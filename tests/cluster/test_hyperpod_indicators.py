@@ -14,10 +14,11 @@ import pytest
 from trainmaster.cluster.hyperpod import indicators, manifest, objects, run
 from trainmaster.cluster.hyperpod.indicators import Measurements, judge
 from trainmaster.cluster.hyperpod.logs import PodLog
-from trainmaster.cluster.hyperpod.pods import parse_gpu_metrics, parse_smi, sample_gpus
+from trainmaster.cluster.hyperpod.pods import Restart, find_restarts, parse_gpu_metrics, parse_smi, sample_gpus
 from trainmaster.core.errors import Unreachable, UsageError
 from trainmaster.core.results import Overall
 
+RESTART = Restart(pod="pod-1", container="sidecar", restarts=1, exit_code=1, reason="Error")
 FALLING = [5.0, 4.0, 3.0, 2.5, 2.2, 2.0]
 
 
@@ -44,6 +45,8 @@ CASES: list[tuple[str, str, Measurements, str]] = [
     ("nodes_ready", "fail", healthy(nodes=0, not_ready_nodes=["n1"]), "not ready: n1"),
     ("nodes_ready", "error", healthy(nodes=0), "no node was read"),
     ("pods_running", "fail", healthy(pod_faults={"pod-1": "CrashLoopBackOff"}), "pod-1: CrashLoopBackOff"),
+    ("pods_running", "fail", healthy(restarts=[RESTART]), "pod-1: container sidecar was restarted once; it had ended"),
+    ("pods_running", "fail", healthy(running_after_s=None, restarts=[RESTART]), "ended with 1 Error"),
     ("pods_running", "fail", healthy(running_after_s=None, pods_running=1), "1 of 2 pods ran"),
     ("pods_running", "fail", healthy(running_after_s=301.0), "later than 300 s"),
     ("loss_falling", "fail", healthy(logs=flat(5.0)), "does not fall"),
@@ -263,3 +266,17 @@ def test_a_line_that_states_the_limit_is_no_timeout(line: str, counts: bool) -> 
     log = PodLog()
     log.put(line.encode())
     assert bool(log.nccl_timeouts) is counts
+
+
+def test_restarts_of_every_container_are_found_with_their_last_end() -> None:
+    ended = {"terminated": {"exitCode": 139, "reason": "Error"}}
+    statuses = [
+        {"name": "trainer", "restartCount": 0, "lastState": {}, "state": {"running": {}}},
+        {"name": "sidecar", "restartCount": 3, "lastState": ended, "state": {"running": {}}},
+        {"name": "proxy", "restartCount": 1, "state": {"running": {}}},
+    ]
+    found = find_restarts({"metadata": {"name": "p"}, "status": {"containerStatuses": statuses}})
+    assert [(one.container, one.restarts, one.exit_code, one.reason) for one in found] == [
+        ("sidecar", 3, 139, "Error"), ("proxy", 1, None, None),
+    ]  # fmt: skip
+    assert find_restarts({"metadata": {"name": "p"}}) == []

@@ -118,6 +118,21 @@ def test_each_fault_fails_with_its_name(
     assert left(kube, namespace) == set()
 
 
+def test_a_container_that_was_restarted_once_fails_and_the_rest_is_still_measured(
+    kube: Kube, namespace: str, words: list[str]
+) -> None:
+    with operator(kube, namespace, "restart"):
+        code, answer = call(words, "--action", "quick-test", "--monitor-duration", "2", "--json")
+    assert (code, answer["overall"]) == (1, "FAIL"), answer
+    assert [name for name, word in verdicts(answer).items() if word != "pass"] == ["pods_running"]
+    (found,) = [one for one in answer["indicators"] if one["indicator"] == "pods_running"]
+    pod, (container,) = f"{JOB}-pods-1", {one["container"] for one in found["values"]["restarts"]}
+    assert found["reason"] == f"{pod}: container {container} was restarted once; it had ended with 137 OOMKilled"
+    assert found["values"]["restarts"] == [
+        {"pod": pod, "container": container, "restarts": 1, "exit_code": 137, "reason": "OOMKilled"}
+    ]
+
+
 def test_status_logs_run_and_cleanup(kube: Kube, namespace: str, words: list[str]) -> None:
     code, answer = call(words, "--action", "status")
     assert code == 0 and answer["job_exists"] is False

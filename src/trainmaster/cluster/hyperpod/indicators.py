@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from trainmaster.cluster.hyperpod.logs import PodLog
+from trainmaster.cluster.hyperpod.pods import Restart, describe_restart
 from trainmaster.core.results import CheckResult, Finding, Overall, error, fail, judge_overall, ok, skip
 
 START_LIMIT_S = 300.0
@@ -17,6 +19,7 @@ NETWORK_LIMIT_GBPS = 10.0
 MEMORY_LIMIT_GIB = 32.0
 _MIN_LOSSES = 4  # fewer show no direction
 _BASELINE_SHARE = 0.9
+_SHOWN = 3  # restarts in words; all of them are in the values
 
 QUICK = ("nodes_ready", "pods_running", "loss_falling", "no_nccl_timeout", "nccl_init")
 FULL = (*QUICK, "checkpoint", "gpu_utilisation", "gpu_memory", "network", "throughput")
@@ -31,6 +34,7 @@ class Measurements:
     pods_running: int = 0
     running_after_s: float | None = None  # all pods
     pod_faults: Mapping[str, str] = field(default_factory=dict)  # pod: why it does not run
+    restarts: Sequence[Restart] = ()  # during the test
     not_ready_nodes: Sequence[str] = ()
     nodes: int = 0
     logs: Mapping[str, PodLog] = field(default_factory=dict)
@@ -67,9 +71,15 @@ def nodes_ready(measured: Measurements) -> Finding:
 
 def pods_running(measured: Measurements) -> Finding:
     wanted, after = measured.pods_wanted, measured.running_after_s
+    restarts: dict[str, Any] = {"restarts": [asdict(one) for one in measured.restarts]} if measured.restarts else {}
     if measured.pod_faults:
         pod, why = next(iter(measured.pod_faults.items()))
-        return fail(f"{pod}: {why}", action="see its events with: make debug-events", pods=dict(measured.pod_faults))
+        action = "see its events with: make debug-events"
+        return fail(f"{pod}: {why}", action=action, pods=dict(measured.pod_faults), **restarts)
+    if measured.restarts:
+        said = "; ".join(f"{one.pod}: {describe_restart(one)}" for one in measured.restarts[:_SHOWN])
+        more = f"; and {len(measured.restarts) - _SHOWN} more" if len(measured.restarts) > _SHOWN else ""
+        return fail(f"{said}{more}", action="see why with: kubectl logs --previous POD", **restarts)
     if after is None:
         return fail(
             f"{measured.pods_running} of {wanted} pods ran", action="see why with: make check-job", wanted=wanted

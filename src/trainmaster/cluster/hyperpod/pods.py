@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -24,6 +25,17 @@ _POD = re.compile(rb'[{,](?:exported_)?pod="([^"]*)"')
 _SMI = ("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
 _SMI_S = 15.0
 _EXPORTERS = ("app.kubernetes.io/name=dcgm-exporter", "app=nvidia-dcgm-exporter")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """A container that was started again, and how it had ended the last time."""
+
+    pod: str
+    container: str
+    restarts: int
+    exit_code: int | None
+    reason: str | None
 
 
 async def list_pods(client: Client, namespace: str, job_name: str, *, selector: str = "") -> list[Object]:
@@ -54,7 +66,33 @@ def find_fault(pod: Object) -> str:
     ended = state.get("terminated") or {}
     if ended.get("exitCode") or (pod.get("status") or {}).get("phase") == "Failed":
         return f"the container ended with {ended.get('exitCode')} {ended.get('reason') or ''}".rstrip()
-    return f"the container was restarted {restarts} times" if restarts > 1 else ""
+    if restarts > 1:
+        return "; ".join(map(describe_restart, find_restarts(pod)))
+    return ""
+
+
+def find_restarts(pod: Object) -> list[Restart]:
+    """Containers of the pod that were started again. A restarted pod is Running like any other."""
+    found = []
+    for one in (pod.get("status") or {}).get("containerStatuses") or ():
+        if count := int(one.get("restartCount") or 0):
+            ended = (one.get("lastState") or {}).get("terminated") or {}
+            found.append(
+                Restart(
+                    pod=str(pod["metadata"]["name"]), container=str(one.get("name")), restarts=count,
+                    exit_code=ended.get("exitCode"), reason=ended.get("reason"),
+                )
+            )  # fmt: skip
+    return found
+
+
+def describe_restart(one: Restart) -> str:
+    """For a sentence, without the name of the pod."""
+    times = "once" if one.restarts == 1 else f"{one.restarts} times"
+    how = "how it had ended is not known"
+    if one.exit_code is not None:
+        how = f"it had ended with {one.exit_code} {one.reason or ''}".rstrip()
+    return f"container {one.container} was restarted {times}; {how}"
 
 
 class LogReader:

@@ -112,6 +112,7 @@ class _Test:
         self._readers: dict[str, pods.LogReader] = {}
         self._pods: list[Object] = []
         self._gpus: list[float] = []
+        self._restarts: dict[tuple[str, str], pods.Restart] = {}
 
     async def look_at_nodes(self) -> None:
         """Nodes without the condition Ready: at the beginning and at the end."""
@@ -253,6 +254,9 @@ class _Test:
         self.measured.pod_faults = {
             **self.measured.pod_faults, **{name: why for name, why in faults.items() if why}
         }  # fmt: skip
+        for one in [one for pod in self._pods for one in pods.find_restarts(pod)]:
+            self._restarts[one.pod, one.container] = one
+        self.measured.restarts = list(self._restarts.values())
         running = sum(map(pods.is_running, self._pods))
         self.measured.pods_running = max(self.measured.pods_running, running)
         return running

@@ -162,6 +162,9 @@ class Operator:
             "name": container["name"], "image": container["image"], "imageID": "", "ready": running, "state": state,
             "restartCount": 2 if "crash-loop" in self._settings.faults else 0,
         }  # fmt: skip
+        if "restart" in self._settings.faults and pod.endswith("-1") and running:
+            ended = {"exitCode": 137, "reason": "OOMKilled", "startedAt": _now(), "finishedAt": _now()}
+            one |= {"restartCount": 1, "lastState": {"terminated": ended}}
         status = {"phase": phase or ("Running" if running else "Pending"), "containerStatuses": [one]}
         await self._client.merge(f"{self._pods()}/{pod}/status", {"status": status})
 

@@ -12,7 +12,7 @@ from trainmaster.core.wire.framed_lines import Frame, encode
 
 FAULTS = (
     "crash-loop", "image-pull", "loss-flat", "nccl-timeout", "no-checkpoint", "checkpoint-damaged", "not-ready",
-    "slow-network", "idle-gpus", "much-memory",
+    "slow-network", "idle-gpus", "much-memory", "restart",
 )  # fmt: skip
 _EVERY = 5  # steps between checkpoints
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from trainmaster.control.liveness import Liveness
+
 SPEC = "name: long\npreflight: { level: 0 }\ncommand: [sleep, '300']\nlimits: { grace_s: 2 }\n"
 
 
@@ -45,6 +47,20 @@ def test_an_undriven_job_is_shown_as_such_and_cancel_ends_it(left: Path) -> None
     assert done.returncode == 0 and "cancelled" in done.stdout, done.stderr
     assert status(left) == "cancelled" and not processes(left)
     assert "not driven" not in trainmaster(left, "jobs").stdout, "nothing is open any more"
+
+
+def test_no_database_is_created_beside_a_server_that_uses_another(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(SPEC)
+    server = Liveness(tmp_path)
+    try:
+        for verb in (("jobs",), ("submit", str(tmp_path / "job.yaml"))):
+            refused = trainmaster(tmp_path, *verb)
+            assert refused.returncode == 2, refused.stdout
+            assert "a server runs on it, and there is no trainmaster.db" in " ".join(refused.stderr.split())
+    finally:
+        server.end()
+    assert not (tmp_path / "trainmaster.db").exists()
+    assert trainmaster(tmp_path, "jobs").returncode == 0, "no server: a new home folder"
 
 
 def status(home: Path) -> str | None:

@@ -97,6 +97,21 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
         open_database(tmp_path / "x.db")
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+def test_nothing_is_written_into_a_file_that_is_no_longer_there(sqlite_db: Database, replaced: bool) -> None:
+    path = Path(sqlite_db.engine.url.database or "")
+    path.rename(path.with_suffix(".old"))
+    if replaced:
+        open_database(path).close()
+    for transaction in (sqlite_db.read, sqlite_db.write):
+        with pytest.raises(StoreError, match="was replaced" if replaced else "was deleted"), transaction():
+            pass
+    assert path.exists() is replaced
+    if not replaced:
+        path.with_suffix(".old").rename(path)
+        a_job_with_everything(sqlite_db)  # the same file again
+
+
 def test_a_read_sees_one_moment(sqlite_db: Database) -> None:
     count = text("SELECT count(*) FROM jobs")
     with sqlite_db.read() as conn:

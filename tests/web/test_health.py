@@ -6,13 +6,14 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from sqlalchemy import text
 from starlette.testclient import TestClient
 
 from pages import samples
 from trainmaster.core.events import Event
 from trainmaster.core.states import Stage
-from trainmaster.store import Database, outbox
+from trainmaster.store import Database, open_database, outbox
 from trainmaster.store.database import connect
 from trainmaster.web.app import create_app
 from web.conftest import BASE, LOCAL
@@ -86,3 +87,23 @@ def test_a_schema_of_another_version_is_not_ready(db: Database, tmp_path: Path) 
     answer = over(db, tmp_path).get("/readyz")
     assert answer.status_code == 503
     assert "0001" in answer.json()["faults"][0]
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_database_file_that_was_taken_away_is_not_ready(tmp_path: Path, replaced: bool) -> None:
+    path = tmp_path / "trainmaster.db"
+    db = open_database(path)
+    with over(db, tmp_path, reconcile=True) as client:
+        wait_for(client, "running")
+        path.unlink()
+        if replaced:
+            open_database(path).close()
+        ready = client.get("/readyz")
+        assert ready.status_code == 503
+        word = "replaced" if replaced else "deleted"
+        assert f"{path}: was {word} while in use" in ready.json()["faults"][0]
+        for token in ({}, {"Authorization": "Bearer tm_" + "A" * 43}):
+            answer = client.get(JOBS, headers=token)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "database_away")
+    assert path.exists() is replaced, "no empty database takes its place"
+    db.close()

@@ -60,8 +60,21 @@ def open_home(home: Path | None) -> tuple[Path, Database]:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as wrong:
         raise UsageError(f"{folder}: cannot be created ({wrong.strerror}); give another with --home") from None
+    if not url:
+        _require_database(folder)
     protect(folder, database=not url)
     return folder, open_database(url or folder / DATABASE_FILE)
+
+
+def _require_database(home: Path) -> None:
+    """Refuse to create a database beside a server that does not use it: what it takes in would never be done."""
+    from trainmaster.control.liveness import is_alive
+
+    if not (home / DATABASE_FILE).exists() and is_alive(home):
+        raise UsageError(
+            f"{home}: a server runs on it, and there is no {DATABASE_FILE}. If the server uses PostgreSQL, "
+            f"set {DATABASE} as it does, or give --server; if the file was deleted, stop the server and restore it"
+        )
 
 
 def protect(home: Path, *, database: bool = True) -> None:

@@ -9,6 +9,7 @@ from sqlalchemy import func, select, text
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from trainmaster.core.errors import StoreError
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.states import Status
 from trainmaster.store import leases
@@ -17,7 +18,7 @@ from trainmaster.store.database import Database
 from trainmaster.store.migrate import revisions
 
 # What a query raises when the database is away, full or busy for too long: nothing is known, and later may be better.
-GONE: tuple[type[Exception], ...] = (OperationalError, InterfaceError, PoolTimeout)
+GONE: tuple[type[Exception], ...] = (OperationalError, InterfaceError, PoolTimeout, StoreError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,8 @@ def find_fault(db: Database) -> str | None:
     try:
         with db.read() as conn:
             found = conn.execute(text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
+    except StoreError as wrong:
+        return str(wrong)
     except GONE as wrong:
         return f"the database cannot be asked: {type(wrong).__name__}"
     except Exception as wrong:  # a table that is not there has another error on each database

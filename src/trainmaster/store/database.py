@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,6 +43,23 @@ class Database:
         # SQLite has one writer, and waiting connections poll for it: with a few of them in one process the
         # unlucky one waits for half a minute. Here they stand in line.
         self._line = None if postgresql else threading.Lock()
+        self._file: tuple[int, int] | None = None  # device and inode of SQLite's file
+
+    def pin_file(self) -> None:
+        """From now on the file has to be this one. Called once its schema is there; nothing to do on PostgreSQL."""
+        if self._line is not None:
+            self._file = _identify(self.engine.url.database)
+
+    def _require_file(self) -> None:
+        # Open connections would write into a file that is no longer in its folder, lost with this process, and a new
+        # one would create an empty database beside it.
+        if self._file is None or (found := _identify(self.engine.url.database)) == self._file:
+            return
+        what = "deleted" if found is None else "replaced"
+        raise StoreError(
+            f"{self.engine.url.database}: was {what} while in use, and nothing is written any more; "
+            "restore a backup (trainmaster restore) and start again"
+        )
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:
@@ -53,6 +71,7 @@ class Database:
         if around is not None:
             yield around
             return
+        self._require_file()
         with self._reading.connect() as conn:
             self._open.conn = conn
             try:
@@ -63,6 +82,7 @@ class Database:
     @contextlib.contextmanager
     def write(self) -> Iterator[Connection]:
         """One transaction, committed at the end. Keep it short: SQLite has one writer at a time."""
+        self._require_file()
         with self._turn(), self.engine.connect().execution_options(**{_WRITES: True}) as conn, conn.begin():
             yield conn
 
@@ -78,6 +98,15 @@ class Database:
 
     def close(self) -> None:
         self.engine.dispose()
+
+
+def _identify(path: str | None) -> tuple[int, int] | None:
+    """Device and inode of a file; None where there is none, or it is not on disk."""
+    try:
+        found = os.stat(path or "")  # noqa: PTH116 (before every transaction: a Path costs more than the call)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino
 
 
 def connect(where: str | Path) -> Engine:

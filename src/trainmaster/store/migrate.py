@@ -36,6 +36,7 @@ def open_database(where: str | Path) -> Database:
     except StoreError:
         engine.dispose()
         raise
+    db.pin_file()
     return db
 
 

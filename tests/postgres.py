@@ -72,10 +72,11 @@ class Postgres:
             pass  # it was stopped before
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def create(self) -> str:
+    def create(self, *, encoding: str = "UTF8") -> str:
         """A new empty database; its URL."""
-        name = f"t{uuid.uuid4().hex}"
-        self._run("createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", "postgres", name)
+        name, other = f"t{uuid.uuid4().hex}", ("-E", encoding, "--locale=C", "-T", "template0")
+        more = other if encoding != "UTF8" else ()
+        self._run("createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", "postgres", *more, name)
         return f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/{name}"
 
     def _run(self, program: str, *arguments: str) -> None:

@@ -12,12 +12,14 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, inspect, text
 from sqlalchemy.dialects import postgresql
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateTable
 
+from postgres import Postgres
 from trainmaster.core.errors import StoreError
 from trainmaster.core.spec import JobSpec
 from trainmaster.store import Database, events, jobs, migrate, open_database, tables
-from trainmaster.store.database import connect
+from trainmaster.store.database import connect, is_unavailable
 from trainmaster.store.migrate import downgrade, upgrade
 
 from .rows import AT, JOB, a_job_with_everything
@@ -95,6 +97,31 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.db").write_text("these are not the bytes you are looking for " * 100)
     with pytest.raises(StoreError, match="cannot be opened"):
         open_database(tmp_path / "x.db")
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+def test_a_database_that_cannot_keep_every_character_is_refused(postgres: Postgres, encoding: str) -> None:
+    url = postgres.create(encoding=encoding)
+    with pytest.raises(StoreError, match=f"its encoding is {encoding}, and UTF8 is needed; create another"):
+        open_database(url)
+
+
+def test_the_encoding_of_the_client_does_not_matter(postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+    db = open_database(postgres.create())
+    with db.read() as conn:
+        assert conn.execute(text("SELECT CAST(:word AS VARCHAR)"), {"word": "漢字"}).scalar_one() == "漢字"
+    db.close()
+
+
+def test_a_standby_is_unavailable_and_its_values_are_not_blamed(postgres: Postgres) -> None:
+    url = postgres.create()
+    open_database(url).close()
+    db = open_database(url + "?options=-cdefault_transaction_read_only%3Don")
+    with pytest.raises(DBAPIError) as refused, db.write() as conn:
+        conn.execute(text("DELETE FROM jobs"))
+    assert is_unavailable(refused.value)
+    db.close()
 
 
 @pytest.mark.parametrize("replaced", [False, True])

@@ -11,6 +11,7 @@ from sqlalchemy import text
 from starlette.testclient import TestClient
 
 from pages import samples
+from postgres import Postgres
 from trainmaster.core.events import Event
 from trainmaster.core.states import Stage
 from trainmaster.store import Database, open_database, outbox
@@ -107,3 +108,18 @@ def test_a_database_file_that_was_taken_away_is_not_ready(tmp_path: Path, replac
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "database_away")
     assert path.exists() is replaced, "no empty database takes its place"
     db.close()
+
+
+def test_a_database_that_is_read_only_is_not_ready_and_says_so(postgres: Postgres, tmp_path: Path) -> None:
+    url = postgres.create()
+    db = open_database(url)
+    story = samples.Story(db).start()
+    db.close()
+    standby = open_database(url + "?options=-cdefault_transaction_read_only%3Don")
+    client = over(standby, tmp_path)
+    ready = client.get("/readyz")
+    assert (ready.status_code, ready.json()["faults"][0][:29]) == (503, "the database is read-only: a ")
+    assert client.get(JOBS).status_code == 200, "it is still shown"
+    refused = client.post(f"{JOBS}/{story.id}/cancel")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "database_away")
+    standby.close()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sqlalchemy import func, select, text
-from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import InterfaceError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from trainmaster.core.errors import StoreError
@@ -17,8 +17,8 @@ from trainmaster.store import tables as t
 from trainmaster.store.database import Database
 from trainmaster.store.migrate import revisions
 
-# What a query raises when the database is away, full or busy for too long: nothing is known, and later may be better.
-GONE: tuple[type[Exception], ...] = (OperationalError, InterfaceError, PoolTimeout, StoreError)
+# What a query raises when the database is away, full, read-only or busy for too long: later may be better.
+GONE: tuple[type[Exception], ...] = (OperationalError, InterfaceError, InternalError, PoolTimeout, StoreError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +38,9 @@ def find_fault(db: Database) -> str | None:
     try:
         with db.read() as conn:
             found = conn.execute(text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
+            postgresql = conn.dialect.name == "postgresql"
+            if postgresql and conn.execute(text("SHOW transaction_read_only")).scalar_one() == "on":
+                return "the database is read-only: a standby, or default_transaction_read_only is on"
     except StoreError as wrong:
         return str(wrong)
     except GONE as wrong:

@@ -120,8 +120,12 @@ def connect(where: str | Path) -> Engine:
             url = url.set(drivername="postgresql+psycopg")
         if url.get_backend_name() not in ("sqlite", "postgresql"):
             raise StoreError(f"{url.drivername}: not a database for Trainmaster; use postgresql+psycopg or sqlite")
+        # Whatever PGCLIENTENCODING or the database says: with another one, text comes as bytes or cannot be sent.
+        arguments = {"client_encoding": "utf8"} if url.get_backend_name() == "postgresql" else {}
         # Values stay out of errors, and so out of logs: a spec or the hash of a token may be among them.
-        engine = create_engine(url, json_serializer=_to_json, pool_size=8, max_overflow=56, hide_parameters=True)
+        engine = create_engine(
+            url, json_serializer=_to_json, pool_size=8, max_overflow=56, hide_parameters=True, connect_args=arguments
+        )
     except ModuleNotFoundError as missing:
         raise MissingExtra("PostgreSQL", "postgres") from missing
     except (ArgumentError, ValueError):  # whose words may hold the password
@@ -168,8 +172,11 @@ def is_unavailable(wrong: Exception) -> bool:
     state = getattr(wrong.orig, "sqlstate", None) or ""
     if state[:2] in _VALUE_STATES:
         return False
+    if state == READ_ONLY:
+        return True
     return wrong.connection_invalidated or isinstance(wrong, (OperationalError, InterfaceError))
 
 
+READ_ONLY = "25006"  # SQLSTATE of a write on a standby, or where default_transaction_read_only is on
 # SQLSTATE classes: data exception, integrity violation, program limit (an index entry that is too long).
 _VALUE_STATES = ("22", "23", "54")

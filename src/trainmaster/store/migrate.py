@@ -43,6 +43,7 @@ def open_database(where: str | Path) -> Database:
 def upgrade(db: Database) -> None:
     """Bring the schema to this code's; nothing is touched where it is already so."""
     with db.read() as conn:
+        _require_utf8(conn)
         if _is_current(conn):
             return
         before = _revision(conn)
@@ -79,6 +80,18 @@ def _is_current(conn: Connection) -> bool:
             "install the newer release again (pip install -U trainmaster), or open another database"
         )
     return bool(found == known[-1])
+
+
+def _require_utf8(conn: Connection) -> None:
+    """Refuse a database that cannot keep every character: a job whose log has another one would never end."""
+    if conn.dialect.name != "postgresql":
+        return
+    found = conn.execute(text("SHOW server_encoding")).scalar_one()
+    if found != "UTF8":
+        raise StoreError(
+            f"{conn.engine.url!r}: its encoding is {found}, and UTF8 is needed; "
+            "create another database: createdb --encoding=UTF8 --template=template0 NAME"
+        )
 
 
 def _revision(conn: Connection) -> str | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from trainmaster.core.plan import ExitRecord
 from trainmaster.core.spec import JobSpec, Limits, parse_spec
 from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.store import Database, artifacts, attempts, events, jobs
-from trainmaster.store.rows import JobRow
+from trainmaster.store.rows import AttemptRow, JobRow
 from trainmaster.targets import Handle, Poll
 
 from .scripted import RUNNING, Scripted
@@ -183,6 +185,35 @@ def test_an_outputs_folder_that_became_a_link_is_named_as_not_stored(db: Databas
     assert job.message.endswith("1 file was not stored: outputs: symbolic link, not a plain file")
 
 
+def test_a_sparse_output_is_stored_without_reading_its_holes(db: Database, tmp_path: Path) -> None:
+    script = 'cd "$TRAINMASTER_OUTPUTS"; truncate -s 256M a; printf xyz | dd of=a seek=99999999 bs=1 conv=notrunc'
+    before = read_bytes()
+    job = finish(db, tmp_path, {"command": ["sh", "-c", script]})
+    assert read_bytes() - before < 64 << 20, "it has 256 MiB and is read twice"
+    (row,) = (row for row in artifacts.list_artifacts(db, job.id) if row.kind == "output")
+    whole = bytearray(256 << 20)
+    whole[99999999:100000002] = b"xyz"
+    assert (row.size_bytes, row.sha256) == (256 << 20, hashlib.sha256(whole).hexdigest())
+
+
+def read_bytes() -> int:
+    """Bytes that this process has read from files."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+@pytest.mark.parametrize(("code", "status"), [(0, Status.COMPLETED), (3, Status.CANCELLED)])
+def test_a_cancel_ends_a_job_that_is_collecting(db: Database, tmp_path: Path, code: int, status: Status) -> None:
+    script = f'cd "$TRAINMASTER_OUTPUTS"; truncate -s 2T large; printf 1 > a; printf 2 > z; exit {code}'
+    job = finish(
+        db, tmp_path, {"command": ["sh", "-c", script]}, deadlines=Deadlines(cancelled_late_s=0.5),
+        cancel_when=lambda row: row.stage is Stage.COLLECTING,
+    )  # fmt: skip
+    assert job.status is status, "what succeeded stays so"
+    assert "outputs/large: the job was cancelled before it was stored" in job.message
+    stored = {row.path for row in artifacts.list_artifacts(db, job.id)}
+    assert {"outputs/a", "attempts/1/rank-0.log"} <= stored and not {"outputs/large", "outputs/z"} & stored
+
+
 @pytest.mark.parametrize("name", ["a", "outputs/x.json", "outputs/" + "y" * 300, "outputs/" + "z/" * 600 + "end.bin"])
 def test_an_escaped_path_is_bounded_and_plain_names_stay(name: str) -> None:
     path = escape(name)
@@ -203,3 +234,21 @@ def test_a_grace_without_bound_is_refused_and_an_old_row_is_still_stopped(grace_
     )  # fmt: skip
     request = StopRequest(reason=Reason.USER_CANCELLED, since=at, text="")
     assert Deadlines().must_force(job, request, at + timedelta(hours=2))
+
+
+@pytest.mark.parametrize(("ended_s", "limit_s"), [(None, 600), (5, 600), (-5, 30)])
+def test_a_cancel_after_the_end_leaves_less_time_to_store(ended_s: int | None, limit_s: int) -> None:
+    at = datetime.now(UTC)
+    job = JobRow(
+        id="x", name="a", project="p", target="local", status=Status.CANCELLING, stage=Stage.COLLECTING, reason=None,
+        message="", spec=JobSpec(name="a", command=("true",)), attempts=1, cancel_requested=True, created_at=at,
+        started_at=at, ended_at=None, cancel_at=at,
+    )  # fmt: skip
+    attempt = AttemptRow(
+        id="x.1", job_id="x", number=1, handle=None, report=None, reason=None, message="", exit=None, created_at=at,
+        started_at=at, ended_at=None if ended_s is None else at + timedelta(seconds=ended_s),
+    )  # fmt: skip
+    late = [Deadlines().must_stop_storing(job, attempt, at + timedelta(seconds=limit_s + more)) for more in (-1, 1)]
+    assert late == [False, True]
+    wanted = replace(job, cancel_requested=False, cancel_at=None)
+    assert not Deadlines().must_stop_storing(wanted, attempt, at + timedelta(days=9))

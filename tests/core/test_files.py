@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.core.files import DRAFT_PREFIX, list_tree, open_whole, write_whole
+from trainmaster.core.files import DRAFT_PREFIX, is_hole, list_tree, open_whole, write_whole
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -77,3 +77,16 @@ def test_every_file_of_a_tree_is_listed_or_named_with_the_reason(tmp_path: Path)
     assert [file.fault for file in list_tree(Path("/dev"), "null")] == ["device, not a plain file"]
     assert [file.fault for file in list_tree(folder, "file")] == ["not a folder"]
     assert list(list_tree(tmp_path, "absent")) == []
+
+
+def test_a_hole_is_a_part_without_any_data(tmp_path: Path) -> None:
+    with (tmp_path / "a").open("w+b") as file:
+        file.truncate(8 << 20)
+        file.seek(3 << 20)
+        file.write(b"x")
+        file.flush()
+        fd = file.fileno()
+        assert is_hole(fd, 0, 1 << 20) and is_hole(fd, 4 << 20, 4 << 20)
+        assert not is_hole(fd, 2 << 20, 2 << 20) and not is_hole(fd, 3 << 20, 1)
+        assert not is_hole(fd, 4 << 20, (4 << 20) + 1), "it ends before"
+        assert not is_hole(fd, 0, 0)

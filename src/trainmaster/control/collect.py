@@ -15,9 +15,11 @@ import asyncio
 import hashlib
 import re
 import threading
+import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from trainmaster.control import failpoints, project_yaml
 from trainmaster.control.context import Context
@@ -25,7 +27,7 @@ from trainmaster.control.project_yaml import PROJECT_FILE, prefix
 from trainmaster.core.errors import TargetError, Unreachable, UsageError
 from trainmaster.core.plan import EVENTS_FILE, OUTPUTS_FOLDER, split_node_file
 from trainmaster.storage import Store, transfer
-from trainmaster.store import artifacts
+from trainmaster.store import artifacts, jobs
 from trainmaster.store.rows import ArtifactRow, AttemptRow, JobRow
 from trainmaster.targets import FileSize, Handle, ReadsMany
 
@@ -36,9 +38,12 @@ _NAME_CHARACTERS = 200
 _CHUNK = 4 << 20  # bytes of a file in one read
 _AHEAD = 3  # reads under way; bytes held are three times _CHUNK
 _SMALL_BYTES, _BATCH_FILES = 64 << 10, 500  # at most 32 MiB in one request
+_ASK_S = 1.0  # between two looks whether the job was cancelled
 _PARTING_S = 5.0  # over what a read may take: an event loop that has ended does not answer
 # Threads of its own: a copy waits for reads, which need a thread too. In one pool, enough copies would wait for ever.
 _COPIERS = ThreadPoolExecutor(4, thread_name_prefix="storage")
+
+T = TypeVar("T")
 
 
 class _CutOff(Exception):
@@ -63,15 +68,19 @@ async def store_files(context: Context, job: JobRow, attempt: AttemptRow, handle
     files = await context.call("list", context.load(job.target).list_files(handle))
     rows = {row.path: row for row in await asyncio.to_thread(artifacts.list_artifacts, context.db, job.id)}
     files = [file for file in files if not _is_stored(rows.get(_path(attempt, file.name)), attempt, file)]
-    small = _SmallFiles(context, job, handle, files)
+    small, patience = _SmallFiles(context, job, handle, files), _Patience(context, job, attempt)
     for file in files:
         path = _path(attempt, file.name)
         try:
             if file.fault:
                 raise TargetError(file.fault)
+            if is_output := _kind(file.name) == "output":
+                await patience.check()
             place = f"{prefix(job.id)}/{path}"
             if (content := await small.take(file)) is not None:
                 size_bytes, sha256 = len(content), await _in_thread(context.storage, place, content)
+            elif is_output:
+                size_bytes, sha256 = await patience.bound(_copy(context, job, handle, file, place))
             else:
                 size_bytes, sha256 = await _copy(context, job, handle, file, place)
         except Unreachable:
@@ -184,6 +193,38 @@ class _SmallFiles:
         for name, content in zip(names, await self._context.call("read", asked), strict=True):
             if content is not None:
                 self._read[name] = content
+
+
+class _Patience:
+    """Ends copies of outputs when the time of a cancelled job is over. One of terabytes would hold it for hours."""
+
+    def __init__(self, context: Context, job: JobRow, attempt: AttemptRow) -> None:
+        self._context, self._job, self._attempt = context, job, attempt
+        self._asked = float("-inf")
+        self._over = False
+
+    async def bound(self, copy: Coroutine[Any, Any, T]) -> T:
+        """What a copy returns; TargetError where it has to end before."""
+        task = asyncio.ensure_future(copy)
+        try:
+            while True:
+                await self.check()
+                done, _ = await asyncio.wait({task}, timeout=_ASK_S)
+                if done:
+                    return task.result()
+        finally:
+            task.cancel()  # of one that is done: nothing
+            await asyncio.wait({task})
+
+    async def check(self) -> None:
+        """TargetError where the time is over. Asks the database once a second."""
+        if not self._over and time.monotonic() - self._asked >= _ASK_S:
+            self._asked = time.monotonic()
+            job = await asyncio.to_thread(jobs.find_job, self._context.db, self._job.id)
+            now = self._context.now()
+            self._over = job is not None and self._context.deadlines.must_stop_storing(job, self._attempt, now)
+        if self._over:
+            raise TargetError("the job was cancelled before it was stored")
 
 
 async def _copy(context: Context, job: JobRow, handle: Handle, file: FileSize, place: str) -> tuple[int, str]:

@@ -8,7 +8,8 @@ row and its time is over. A control plane that was dead for a day, or whose data
                            the attempt ends, and may be followed by another
     checking               counted from when the node began; the attempt is asked to stop
     running                limits.timeout_s of the spec; the agent keeps it, we keep the agent to it
-    collecting             what could be kept is kept, the rest is named, and the attempt is released
+    collecting             what could be kept is kept, the rest is named, and the attempt is released; after a cancel
+                           this also ends a copy that goes on
     releasing              never given up; after a while a notification says that something may be left running
     asked to stop          limits.grace_s and a margin, then it is released by force, in whatever stage it is
 """
@@ -41,6 +42,7 @@ class Deadlines:
     checking_s: Mapping[int, float] = field(default_factory=lambda: _CHECKING_S)
     collecting_s: float = 6 * 3600.0
     cancelled_collecting_s: float = 600.0  # outputs of a cancelled job are stored if this is enough
+    cancelled_late_s: float = 30.0  # the same where the cancel came when the attempt had ended: nothing is to be saved
     stop_margin_s: float = 60.0  # over limits.grace_s: for the agent to see the wish, sweep and write its record
     leak_s: float = 900.0  # a release that fails for so long may leave something running
     leak_again_s: float = 6 * 3600.0
@@ -71,6 +73,14 @@ class Deadlines:
         if job.stage in (Stage.COLLECTING, Stage.RELEASING):
             return self.cancelled_collecting_s if job.cancel_requested else self.collecting_s
         return None
+
+    def must_stop_storing(self, job: JobRow, attempt: AttemptRow, now: datetime) -> bool:
+        """Whether a cancelled job had all its time to have its outputs stored."""
+        if not job.cancel_requested or job.cancel_at is None:
+            return False
+        late = attempt.ended_at is not None and job.cancel_at >= attempt.ended_at
+        limit_s = self.cancelled_late_s if late else self.cancelled_collecting_s
+        return self.elapsed_s(job.cancel_at, now) > limit_s
 
     def leaks(self, job: JobRow, now: datetime) -> int:
         """Number of notifications due by now about a release that fails."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
@@ -73,6 +74,16 @@ def sync(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def is_hole(fd: int, start: int, size_bytes: int) -> bool:
+    """Whether this part of a file was never written. It is zeros; to read it would fill the page cache with them."""
+    if size_bytes <= 0 or start + size_bytes > os.fstat(fd).st_size:
+        return False
+    try:
+        return os.lseek(fd, start, os.SEEK_DATA) >= start + size_bytes
+    except OSError as wrong:
+        return wrong.errno == errno.ENXIO  # no data up to the end; other errors: the file system cannot tell
 
 
 def list_tree(root: Path, name: str) -> Iterator[Listed]:

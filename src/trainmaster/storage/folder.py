@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from trainmaster.core.errors import AccessDenied, NoSignedUrls, ObjectMissing, StorageError
-from trainmaster.core.files import DRAFT_PREFIX, open_whole, write_whole
+from trainmaster.core.files import DRAFT_PREFIX, is_hole, open_whole, write_whole
 from trainmaster.storage.contract import Stored, check_expiry, check_path
 
 
@@ -60,6 +60,8 @@ class FolderStore:
         place = self._place(path)
         try:
             with place.open("rb") as file:
+                if is_hole(file.fileno(), start, size):
+                    return bytes(size)
                 file.seek(start)
                 data = file.read(size)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.core.errors import SpecError, TargetError, Unreachable, UsageError
-from trainmaster.core.files import list_tree, open_whole, write_whole
+from trainmaster.core.files import is_hole, list_tree, open_whole, write_whole
 from trainmaster.core.plan import (
     AGENT_BEGUN,
     AGENT_LOG,
@@ -311,6 +311,8 @@ def _read(folder: Path, parts: tuple[str, ...], offset: int, limit: int) -> byte
             opened.callback(os.close, fd)
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise TargetError(f"local: {'/'.join(parts)} is not a plain file")
+            if parts[0] == OUTPUTS_FOLDER and is_hole(fd, offset, limit):
+                return bytes(limit)
             return os.pread(fd, limit, offset)
     except FileNotFoundError:
         return b""

@@ -92,6 +92,7 @@ def test_dry_run_prints_the_plan_and_touches_nothing(tmp_path: Path) -> None:
     done = run("submit", str(spec), "--dry-run", home=home)
     assert done.returncode == 0, done.stderr
     assert "plan.json" in done.stdout and "trainmaster.agent" in done.stdout and "hello" in done.stdout
+    assert "null" not in done.stdout and '"grace_s": 30.0' in done.stdout, "what is stated or decided, no more"
     assert not home.exists()
 
 

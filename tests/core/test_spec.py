@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from trainmaster.core.errors import SpecError
 from trainmaster.core.expect import Expect, parse_expect
 from trainmaster.core.plan import ExitRecord, Plan
-from trainmaster.core.schema import build, describe, to_plain
+from trainmaster.core.schema import build, describe, to_plain, to_stated
 from trainmaster.core.spec import JobSpec, parse_spec
 from trainmaster.core.states import Reason
 from trainmaster.core.train_config import TrainConfig
@@ -108,6 +108,23 @@ def test_plain_form_reads_back_the_same() -> None:
     assert Plan.from_json(plan.to_json()) == plan
     record = ExitRecord(attempt="a.1", ok=False, ended_at="2026-01-01T00:00:00Z", reason=Reason.DISK_FULL)
     assert ExitRecord.from_json(record.to_json()) == record
+
+
+def test_stated_form_has_no_nulls_but_those_that_were_stated_and_reads_back_the_same() -> None:
+    spec = parse_spec({
+        "name": "a", "command": ["x", ""], "env": {"EMPTY": ""}, "limits": {"stall_minutes": None, "attempts": 2},
+        "preflight": {"expect": {"gpus": 0}}, "slurm": {"partition": "gpu"},
+    })  # fmt: skip
+    stated = to_stated(spec)
+    assert build(JobSpec, json.loads(json.dumps(stated))) == spec
+    assert stated["limits"]["stall_minutes"] is None, "its default is a number"
+    assert (stated["preflight"]["expect"], stated["slurm"]) == ({"gpus": 0}, {"partition": "gpu"})
+    assert json.dumps(stated).count("null") == 1 and "inputs" not in stated and "train" not in stated
+    full = to_plain(spec)
+    assert all(stated[name] == value for name, value in full.items() if not isinstance(value, dict | list | None))
+    for name, value in ((name, value) for name, value in full.items() if isinstance(value, dict)):
+        kept = {key: inner for key, inner in value.items() if isinstance(inner, bool | int | float | str)}
+        assert kept.items() <= stated.get(name, {}).items(), f"every value of {name} stays"
 
 
 def test_every_field_is_described() -> None:

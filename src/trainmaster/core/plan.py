@@ -83,7 +83,8 @@ class Plan:
         return self.attempt if self.spec.resources.nodes == 1 else f"{self.attempt}/{self.node_rank}"
 
     def to_json(self) -> str:
-        return json.dumps(schema.to_plain(self), indent=2, sort_keys=True)
+        """The plan as JSON, without what is null or empty by default: `submit --dry-run` prints it."""
+        return json.dumps(schema.to_stated(self), indent=2, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Plan:

@@ -89,7 +89,7 @@ def check(db: Database, home: Path, store: Store, job: JobRow) -> None:
     assert store.get(f"jobs/{job.id}/attempts/1/events.jsonl") == content
 
 
-def test_the_database_is_gone_for_a_while(postgres: Postgres, tmp_path: Path) -> None:
+def test_the_database_is_gone_for_a_while(postgres: Postgres, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     # The shared server of the tests may lose what it said was committed when it is cut off; a real one may not.
     db = open_database(postgres.create() + "?options=-csynchronous_commit%3Don")
     store = open_store(tmp_path / "storage")
@@ -104,6 +104,10 @@ def test_the_database_is_gone_for_a_while(postgres: Postgres, tmp_path: Path) ->
     job = through(db, tmp_path, store, outage)
     check(db, tmp_path, store, job)
     db.close()
+    told = [record for record in caplog.records if "could not be read" in record.getMessage()]
+    assert told, "the outage is in the log"
+    # A trace of every round, several in a second, filled the disk of the log in an outage of hours.
+    assert not [record for record in caplog.records if record.exc_info or "\n" in record.getMessage().strip()]
 
 
 @pytest.fixture

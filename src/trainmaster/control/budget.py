@@ -23,6 +23,7 @@ from typing import Any
 
 from trainmaster.control import failpoints
 from trainmaster.control.clock import Clock
+from trainmaster.control.context import log_failure
 from trainmaster.control.notify import outbox
 from trainmaster.core.cost import Amount, Span, add_up, burn, dollars, reached_at
 from trainmaster.core.errors import OverBudget
@@ -92,8 +93,8 @@ async def run(db: Database, *, stop: asyncio.Event, look_s: float = LOOK_S, home
             following = await asyncio.to_thread(look, db, clock=clock)
             if following is not None:
                 rest_s = min(look_s, max(0.05, (following - clock.now()).total_seconds()))
-        except Exception:  # a database that restarts must not end the watch over the money
-            log.exception("the budgets could not be looked at; trying again")
+        except Exception as wrong:  # a database that restarts must not end the watch over the money
+            log_failure(log, "the budgets could not be looked at; trying again", wrong)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), rest_s)
 

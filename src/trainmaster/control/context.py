@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from trainmaster.core.errors import Unreachable
 from trainmaster.core.states import Reason
 from trainmaster.storage import Store
 from trainmaster.store import Connection, Database, leases
+from trainmaster.store.database import describe_error, is_unavailable
 from trainmaster.store.rows import JobRow
 from trainmaster.targets import Placement, Submission, Target
 
@@ -46,6 +48,15 @@ class LeaseLost(Exception):
 def backoff_after(reason: Reason, attempt: int) -> float:
     """Seconds between an attempt that ended so and the next one: longer each time, and never the same for two jobs."""
     return backoff_s(attempt, first_s=reason.rule.rest_s, longest_s=_LONGEST_REST_S)
+
+
+def log_failure(log: logging.Logger, what: str, wrong: Exception) -> None:
+    """Log what ended one round of a loop: in one line where the database is away, which may last for hours of rounds;
+    anything else may be our own mistake and shows its trace."""
+    if is_unavailable(wrong):
+        log.warning("%s: %s", what, describe_error(wrong))
+    else:
+        log.error("%s", what, exc_info=wrong)
 
 
 def _utc_now() -> datetime:

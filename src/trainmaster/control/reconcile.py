@@ -23,7 +23,7 @@ from typing import Any
 from trainmaster import targets
 from trainmaster.control import failpoints, reap, rented_sweep
 from trainmaster.control.clock import Clock
-from trainmaster.control.context import TIMEOUTS_S, Context, LeaseLost, backoff_after
+from trainmaster.control.context import TIMEOUTS_S, Context, LeaseLost, backoff_after, log_failure
 from trainmaster.control.deadlines import Deadlines
 from trainmaster.control.liveness import Liveness, find_dead
 from trainmaster.control.stage_handlers import handle_stage
@@ -33,6 +33,7 @@ from trainmaster.core.backoff import backoff_s
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.storage import Store, open_store
 from trainmaster.store import Database, jobs, leases
+from trainmaster.store.database import describe_error, is_unavailable
 from trainmaster.store.leases import RunningRow
 from trainmaster.store.rows import JobRow
 from trainmaster.targets import Target
@@ -118,8 +119,8 @@ async def _loop(
                 renewed = time.monotonic() if renewed_now else renewed
                 if leads is not None:
                     leads.set()
-            except Exception:  # a full disk or a database that restarts must not end the loop
-                log.exception("the open jobs could not be read; trying again at the next tick")
+            except Exception as wrong:  # a full disk or a database that restarts must not end the loop
+                log_failure(log, "the open jobs could not be read; trying again at the next tick", wrong)
             await _interrupt(context, liveness, working, begun)
             for job_id in due:
                 if job_id not in working:
@@ -162,8 +163,8 @@ async def _interrupt(
         return
     try:
         unwanted = await asyncio.to_thread(leases.list_unwanted, context.db, liveness.token)
-    except Exception:
-        log.exception("cancelled jobs could not be read; trying again at the next tick")
+    except Exception as wrong:
+        log_failure(log, "cancelled jobs could not be read; trying again at the next tick", wrong)
         return
     for job_id in unwanted:
         if job_id in hung and job_id in working:
@@ -177,8 +178,8 @@ async def _sweep(context: Context) -> None:
         try:
             for left in await reap.sweep(context.db, context.home, load=context.load):
                 log.warning("%s at %s ended: %s (%s)", left.attempt, left.target, left.what, left.why)
-        except Exception:
-            log.exception("targets could not be swept; trying again later")
+        except Exception as wrong:
+            log_failure(log, "targets could not be swept; trying again later", wrong)
 
 
 async def _sweep_rented(context: Context) -> None:
@@ -187,8 +188,8 @@ async def _sweep_rented(context: Context) -> None:
         rest_s = rented_sweep.BUSY_S
         try:
             rest_s = await rented_sweep.sweep(context)
-        except Exception:
-            log.exception("rented machines could not be swept; trying again later")
+        except Exception as wrong:
+            log_failure(log, "rented machines could not be swept; trying again later", wrong)
         await asyncio.sleep(rest_s)
 
 
@@ -225,8 +226,10 @@ async def _work(
         except LeaseLost:
             log.info("job %s is another reconciler's now", job_id)
         except Exception as wrong:
-            # A target that cannot be asked is daily life; anything else may be our own mistake and shows its trace.
-            log.warning("job %s: %s", job_id, wrong, exc_info=not isinstance(wrong, TrainmasterError))
+            if isinstance(wrong, TrainmasterError):  # a target that cannot be asked is daily life
+                log.warning("job %s: %s", job_id, wrong)
+            else:
+                log_failure(log, f"job {job_id}", wrong)
             if job is not None:
                 await _rest(context, job, wrong, tick_s=tick_s)
         finally:
@@ -235,7 +238,8 @@ async def _work(
 
 async def _rest(context: Context, job: JobRow, wrong: Exception, *, tick_s: float) -> None:
     """Keep what went wrong where the user sees it, and leave the job alone for a while, unless its time is over."""
-    text = str(wrong) if isinstance(wrong, TrainmasterError) else f"{type(wrong).__name__}: {wrong}"
+    said = describe_error(wrong) if is_unavailable(wrong) else str(wrong)
+    text = said if isinstance(wrong, TrainmasterError) else f"{type(wrong).__name__}: {said}"
     text = text[:_MESSAGE_LIMIT].replace("\x00", "\ufffd")
     until = context.now() + timedelta(seconds=backoff_s(job.tries + 1, first_s=tick_s, longest_s=_LONGEST_REST_S))
     try:
@@ -247,8 +251,8 @@ async def _rest(context: Context, job: JobRow, wrong: Exception, *, tick_s: floa
             )
     except LeaseLost:
         pass
-    except Exception:
-        log.exception("job %s: its message could not be kept", job.id)
+    except Exception as unkept:
+        log_failure(log, f"job {job.id}: its message could not be kept", unkept)
 
 
 async def _wait(stop: asyncio.Event, seconds: float, context: Context) -> None:

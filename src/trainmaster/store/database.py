@@ -165,10 +165,15 @@ def _begin(conn: Connection) -> None:
         conn.connection.cursor().execute("BEGIN")
 
 
+def describe_error(wrong: Exception) -> str:
+    """The driver's own first line: the rest is SQL and a link to SQLAlchemy's pages."""
+    return str(getattr(wrong, "orig", None) or wrong).strip().partition("\n")[0]
+
+
 def is_unavailable(wrong: Exception) -> bool:
     """Whether a statement failed because the database is away, full or busy, and not because of its values."""
     if not isinstance(wrong, DBAPIError):
-        return isinstance(wrong, PoolTimeout)
+        return isinstance(wrong, (PoolTimeout, StoreError))
     state = getattr(wrong.orig, "sqlstate", None) or ""
     if state[:2] in _VALUE_STATES:
         return False

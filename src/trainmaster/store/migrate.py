@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from trainmaster.core.errors import StoreError
 from trainmaster.store import projection, tables
-from trainmaster.store.database import Database, connect
+from trainmaster.store.database import Database, connect, describe_error
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -30,9 +30,7 @@ def open_database(where: str | Path) -> Database:
         upgrade(db)
     except SQLAlchemyError as wrong:
         engine.dispose()
-        # The driver's own first line: the rest is SQL and a link to SQLAlchemy's pages.
-        reason = str(getattr(wrong, "orig", None) or wrong).strip().partition("\n")[0]
-        raise StoreError(f"{engine.url!r}: cannot be opened: {reason}") from wrong
+        raise StoreError(f"{engine.url!r}: cannot be opened: {describe_error(wrong)}") from wrong
     except StoreError:
         engine.dispose()
         raise

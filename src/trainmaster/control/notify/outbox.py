@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.control import failpoints
+from trainmaster.control.context import log_failure
 from trainmaster.control.notify import send, signing
 from trainmaster.control.notify.channels import Config, Watched
 from trainmaster.control.notify.send import Sent
@@ -76,8 +77,8 @@ async def run(db: Database, home: Path, *, stop: asyncio.Event, pace: Pace | Non
         while not stop.is_set():
             try:
                 await dispatcher.look()
-            except Exception:  # a database that restarts must not end the dispatcher
-                log.exception("the outbox could not be looked at; trying again")
+            except Exception as wrong:  # a database that restarts must not end the dispatcher
+                log_failure(log, "the outbox could not be looked at; trying again", wrong)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), dispatcher.pace.tick_s)
     finally:

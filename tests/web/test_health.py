@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -123,3 +125,19 @@ def test_a_database_that_is_read_only_is_not_ready_and_says_so(postgres: Postgre
     refused = client.post(f"{JOBS}/{story.id}/cancel")
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "database_away")
     standby.close()
+
+
+def test_a_server_whose_database_is_locked_is_alive(postgres: Postgres, tmp_path: Path) -> None:
+    """More requests wait for the lock than there are threads for requests."""
+    db = open_database(postgres.create())
+    with over(db, tmp_path) as client, ThreadPoolExecutor(60) as pool:
+        with db.write() as conn:
+            conn.execute(text("LOCK TABLE jobs IN ACCESS EXCLUSIVE MODE"))
+            waiting = [pool.submit(client.get, JOBS) for _ in range(50)]
+            time.sleep(1)
+            alive = pool.submit(client.get, "/healthz")
+            done, _ = wait([alive], timeout=10)
+        assert done, "/healthz waited for the database"
+        assert alive.result().status_code == 200
+        assert {each.result().status_code for each in waiting} == {200}
+    db.close()

@@ -26,8 +26,9 @@ def hello() -> Response:
     responses={503: {"model": Health, "description": "The reconciler has failed: jobs are shown but make no progress"}},
 )
 @router.head("/healthz", include_in_schema=False)
-def health(request: Request) -> Response:
+async def health(request: Request) -> Response:
     """Liveness of the server and state of its reconciler."""
+    # Async: needs no thread. Those may all wait for a locked database, and a restart would not help.
     reconciler = request.app.state.reconciler()
     fine = reconciler != "failed"
     body = Health(status="ok" if fine else "failing", version=__version__, reconciler=reconciler)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +19,7 @@ from sqlalchemy.schema import CreateTable
 from postgres import Postgres
 from trainmaster.core.errors import StoreError
 from trainmaster.core.spec import JobSpec
-from trainmaster.store import Database, events, jobs, migrate, open_database, tables
+from trainmaster.store import Database, database, events, jobs, migrate, open_database, tables
 from trainmaster.store.database import connect, is_unavailable
 from trainmaster.store.migrate import downgrade, upgrade
 
@@ -112,6 +113,20 @@ def test_the_encoding_of_the_client_does_not_matter(postgres: Postgres, monkeypa
     with db.read() as conn:
         assert conn.execute(text("SELECT CAST(:word AS VARCHAR)"), {"word": "漢字"}).scalar_one() == "漢字"
     db.close()
+
+
+@pytest.mark.parametrize("stated", ["", "?connect_timeout=2"])
+def test_a_server_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch, stated: str) -> None:
+    monkeypatch.setattr(database, "_CONNECT_S", 60 if stated else 2)  # the URL goes first
+    with socket.socket() as mute, ThreadPoolExecutor(1) as pool:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        url = f"postgresql+psycopg://postgres@127.0.0.1:{mute.getsockname()[1]}/t{stated}"
+        opening = pool.submit(open_database, url)
+        try:
+            assert "timeout" in str(opening.exception(timeout=30))
+        finally:
+            mute.shutdown(socket.SHUT_RDWR)  # lets one that waits without end go
 
 
 def test_a_standby_is_unavailable_and_its_values_are_not_blamed(postgres: Postgres) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -26,6 +26,7 @@ from trainmaster.core.errors import MissingExtra, StoreError
 from trainmaster.core.events import clean_value
 
 _BUSY_MS = 30_000  # longest wait for another process's write; ours last milliseconds
+_CONNECT_S = 10  # longest wait for a connection to PostgreSQL, for each of its addresses
 _WRITES = "trainmaster_writes"  # an option of a connection: its transaction takes the write lock
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
@@ -120,8 +121,7 @@ def connect(where: str | Path) -> Engine:
             url = url.set(drivername="postgresql+psycopg")
         if url.get_backend_name() not in ("sqlite", "postgresql"):
             raise StoreError(f"{url.drivername}: not a database for Trainmaster; use postgresql+psycopg or sqlite")
-        # Whatever PGCLIENTENCODING or the database says: with another one, text comes as bytes or cannot be sent.
-        arguments = {"client_encoding": "utf8"} if url.get_backend_name() == "postgresql" else {}
+        arguments = _arguments(url) if url.get_backend_name() == "postgresql" else {}
         # Values stay out of errors, and so out of logs: a spec or the hash of a token may be among them.
         engine = create_engine(
             url, json_serializer=_to_json, pool_size=8, max_overflow=56, hide_parameters=True, connect_args=arguments
@@ -134,6 +134,14 @@ def connect(where: str | Path) -> Engine:
         event.listen(engine, "connect", _prepare)
         event.listen(engine, "begin", _begin)
     return engine
+
+
+def _arguments(url: URL) -> dict[str, Any]:
+    """What libpq is told beside the URL, which goes first."""
+    # libpq waits without end for a host that accepts and says nothing, and for hours for one that vanished.
+    waits = {"connect_timeout": _CONNECT_S, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+    # Whatever PGCLIENTENCODING or the database says: with another one, text comes as bytes or cannot be sent.
+    return {**{name: value for name, value in waits.items() if name not in url.query}, "client_encoding": "utf8"}
 
 
 def _to_json(value: Any) -> str:

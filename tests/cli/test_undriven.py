@@ -63,6 +63,22 @@ def test_no_database_is_created_beside_a_server_that_uses_another(tmp_path: Path
     assert trainmaster(tmp_path, "jobs").returncode == 0, "no server: a new home folder"
 
 
+def test_a_read_only_home_is_told_as_such(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    script = 'mount -t tmpfs -o ro none "$1" || exit 99; exec "$0" -m trainmaster jobs'
+    command = ["unshare", "--mount", "sh", "-c", script, sys.executable, str(home)]
+    try:
+        done = subprocess.run(command, env=environment(home), capture_output=True, text=True, timeout=60, check=False)
+    except FileNotFoundError:
+        pytest.skip("no unshare here")
+    if done.returncode == 99 or "unshare failed" in done.stderr:
+        pytest.skip(f"no mount of our own here: {done.stderr.strip()[:100]}")
+    assert done.returncode == 2, done.stderr
+    said = " ".join(done.stderr.split())
+    assert "(Read-only file system); mount it writable again" in said and "its owner" not in said
+
+
 def status(home: Path) -> str | None:
     jobs = json.loads(trainmaster(home, "jobs", "--json").stdout)["jobs"]
     return jobs[0]["status"] if jobs else None

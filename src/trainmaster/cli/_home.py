@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -21,6 +22,10 @@ HOSTS = "TRAINMASTER_HOSTS"  # folder of the hosts files that jobs name (targets
 SERVER_FILE = "server.json"  # in the home folder while a server runs: {"pid", "url", "link"}
 LOCAL_TOKEN = "local.token"  # noqa: S105 (a file name: the token of the server's own user, web/local_access.py)
 DATABASE_FILE = "trainmaster.db"
+_ADVICE = {
+    errno.EROFS: "mount it writable again, or give another home folder with --home",
+    errno.ENOSPC: "free some space, then try again",
+}
 
 HomeOption = Annotated[
     Path | None,
@@ -93,9 +98,8 @@ def protect(home: Path, *, database: bool = True) -> None:
         for name in ("secret.key", LOCAL_TOKEN, SERVER_FILE):
             _close(home / name, 0o600)
     except OSError as wrong:
-        raise UsageError(
-            f"{wrong.filename}: cannot be protected ({wrong.strerror}); its owner must start this"
-        ) from None
+        advice = _ADVICE.get(wrong.errno or 0, "its owner must start this")
+        raise UsageError(f"{wrong.filename}: cannot be protected ({wrong.strerror}); {advice}") from None
 
 
 def _close(path: Path, mode: int) -> None:

@@ -145,14 +145,14 @@ class _Command:
 
     def call(self, work: Callable[[Client, str], Coroutine[Any, Any, Any]]) -> Any:
         """Run with a client. Ctrl-C and SIGTERM cancel: what was made is removed first."""
-        from trainmaster.targets.kubernetes.client import Client
+        from trainmaster.cluster.hyperpod.retrying import RetryingClient
         from trainmaster.targets.kubernetes.kubeconfig import load_access
 
         async def go() -> Any:
             task = asyncio.current_task()
             assert task is not None
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-            client = Client(load_access(self._settings.kubeconfig, self._settings.context))
+            client = RetryingClient(load_access(self._settings.kubeconfig, self._settings.context))
             try:
                 return await work(client, self._settings.namespace)
             finally:

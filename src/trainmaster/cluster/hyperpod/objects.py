@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainmaster.cluster.hyperpod.manifest import JOB_LABEL, find_checked_job
-from trainmaster.core.errors import UsageError
+from trainmaster.core.backoff import backoff_s
+from trainmaster.core.errors import Unreachable, UsageError
 from trainmaster.targets.kubernetes.client import Client, path_of, path_of_object
 from trainmaster.targets.kubernetes.errors import Missing, Taken
 from trainmaster.targets.kubernetes.manifests import RESOURCES, pod_metadata
@@ -25,6 +26,7 @@ OWNER = "trainmaster/cluster-test-owner"  # annotation: HOST/PID/START of the pr
 RUN = "trainmaster/cluster-test-run"  # of objects and pods: one test, where two run at once under one name
 UNTIL = "trainmaster/cluster-test-until"  # annotation: Unix time after which the test cannot run any more
 Role = Literal["test", "run"]
+CREATE_S = 60.0  # for an outage of the API server
 _GONE_S = 90.0
 _LOOK_S = 0.3
 _COLLECTIONS = (
@@ -74,15 +76,38 @@ def _separate(files: dict[str, str], folder: str) -> None:
 
 
 async def create(client: Client, objects: Sequence[Object]) -> None:
-    """Create every object; one that is there already is somebody else's."""
+    """Create every object; one that is there already is somebody else's.
+
+    A request without an answer may have been carried out: it is repeated only where the object is not there.
+    """
     for one in objects:
-        try:
-            await client.post(path_of_object(one).rpartition("/")[0], one)
-        except Taken:
-            raise UsageError(
-                f"{one['kind']} {one['metadata']['name']} exists in {one['metadata']['namespace']} and was not created "
-                "by this test; nothing was changed there"
-            ) from None
+        failures, until = 0, time.monotonic() + CREATE_S
+        while not (failures and await _is_created(client, one)):
+            try:
+                await client.post(path_of_object(one).rpartition("/")[0], one)
+                break
+            except Taken:
+                if failures and await _is_created(client, one):  # by a request that came late
+                    break
+                raise UsageError(
+                    f"{one['kind']} {one['metadata']['name']} exists in {one['metadata']['namespace']} and was not "
+                    "created by this test; nothing was changed there"
+                ) from None
+            except Unreachable:
+                failures += 1
+                rest_s = backoff_s(failures, first_s=0.5, longest_s=5.0)
+                if time.monotonic() + rest_s > until:
+                    raise
+                await asyncio.sleep(rest_s)
+
+
+async def _is_created(client: Client, one: Object) -> bool:
+    """Whether the object is there, and from this very request. By a list: a right to get is not needed else."""
+    collection, _, name = path_of_object(one).rpartition("/")
+    found = (await client.list(collection, fieldSelector=f"metadata.name={name}"))["items"]
+    there = [other["metadata"].get("annotations") or {} for other in found]
+    mine = one["metadata"]["annotations"]
+    return any(all(notes.get(key) == mine[key] for key in (OWNER, UNTIL, RUN)) for notes in there)
 
 
 async def find(client: Client, namespace: str, job_name: str) -> list[tuple[str, Object]]:
@@ -105,8 +130,7 @@ async def remove(client: Client, namespace: str, job_name: str, *, run: str | No
         found = [one for one in found if (one[1].get("annotations") or {}).get(RUN) == run]
     for path, metadata in found:
         try:
-            body = {"preconditions": {"uid": metadata["uid"]}, "propagationPolicy": "Background"}
-            await client.send("DELETE", path, body=json.dumps(body).encode())
+            await client.delete_by_uid(path, str(metadata["uid"]))
         except (Missing, Taken):  # gone, or another object of that name since
             continue
     if found:

@@ -24,7 +24,7 @@ from trainmaster.cluster.hyperpod.manifest import (
     uses_efa,
 )
 from trainmaster.cluster.hyperpod.status import list_nodes
-from trainmaster.core.errors import TrainmasterError
+from trainmaster.core.errors import TrainmasterError, Unreachable
 from trainmaster.core.results import CheckResult, Overall
 from trainmaster.targets.kubernetes.client import Client, path_of
 from trainmaster.targets.kubernetes.pods import Object
@@ -179,8 +179,9 @@ class _Test:
         while time.monotonic() < until:
             phase = (await self._client.get(path)).get("status", {}).get("phase")
             if phase in ("Succeeded", "Failed"):
-                self.measured.checkpoint_fault = await self._read_answer(pod)
-                return
+                with contextlib.suppress(Unreachable):  # the log is there for the next look
+                    self.measured.checkpoint_fault = await self._read_answer(pod)
+                    return
             await asyncio.sleep(min(self._plan.look_s, 1.0))
 
     async def measure_network(self) -> None:

@@ -86,6 +86,11 @@ class Client:
             given["gracePeriodSeconds"] = str(grace_s)
         return await self.send("DELETE", path, params=given)
 
+    async def delete_by_uid(self, path: str, uid: str) -> Object:
+        """Delete this very object; Taken where another one has its name since."""
+        body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        return await self.send("DELETE", path, body=json.dumps(body).encode())
+
     async def send(
         self,
         method: str,

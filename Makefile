@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-# Test files run in parallel; many of them wait for ranks and servers more than they compute: four keep two cores busy.
-WORKERS ?= 4
+# Test files run in parallel; many of them wait for ranks and servers more than they compute: three keep two cores busy.
+WORKERS ?= 3
 # The tests start hundreds of interpreters: bytecode is written once, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 export TRAINMASTER_HOME ?= $(CURDIR)/.trainmaster

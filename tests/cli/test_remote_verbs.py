@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -215,3 +217,32 @@ def test_a_job_whose_end_is_not_known_shows_its_step_alone(home: Path, url: str)
         assert "None" not in shown and "/None" not in run("cost", *place).stdout
     for page in ("/", f"/jobs/{JOB}"):
         assert "None" not in httpx.get(url + page, follow_redirects=True).text
+
+
+class _Away(BaseHTTPRequestHandler):
+    """Answers as a server whose database is away."""
+
+    def do_GET(self) -> None:
+        body = b'{"error": {"code": "database_away", "message": "the database is away [/INST]"}}'
+        self.send_response(503)
+        for name, value in (("Retry-After", "2"), ("Content-Length", str(len(body)))):
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_wait_for_a_server_that_is_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verb was silent for up to a minute."""
+    slept: list[float] = []
+    monkeypatch.setattr("trainmaster.client.transport.time.sleep", slept.append)
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Away) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        result = run("jobs", "--server", f"http://127.0.0.1:{server.server_port}", TRAINMASTER_TOKEN="t0k")
+        server.shutdown()
+    assert len(slept) == 5 and min(slept) >= 2
+    lines = result.stderr.splitlines()
+    assert "the database is away [/INST]" in lines[0] and lines[0].endswith("trying again in 2 s (1 of 5)"), lines
+    assert result.stdout == "" and "t0k" not in result.stderr

@@ -218,8 +218,8 @@ def test_a_certificate_of_your_own_is_trusted_by_the_environment_and_else_refuse
     db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pem = certificate(tmp_path, "localhost")
-    waits: list[int] = []
-    monkeypatch.setattr("trainmaster.client.transport._rest", lambda turn: waits.append(turn) or 0.0)
+    waits: list[float] = []
+    monkeypatch.setattr("trainmaster.client.transport.time.sleep", waits.append)
     with serve(db, tmp_path, pem=pem) as address:
         with c.Client(address) as server, pytest.raises(c.ServerUnreachable, match=r"not trusted here.*SSL_CERT_FILE"):
             server.jobs()

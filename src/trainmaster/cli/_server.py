@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import typer
 
+from trainmaster.cli import _console
 from trainmaster.cli._home import LOCAL_TOKEN, SERVER_FILE, locate
 from trainmaster.core.errors import UsageError
 from trainmaster.core.loopback import is_loopback_host
@@ -36,7 +37,11 @@ def open_client(server: str, home: Path | None = None) -> Client:
     """A client of the server. The token is never an argument: other users see arguments in the process list."""
     from trainmaster.client import Client
 
-    return Client(server, read_token() or read_local_token(server, locate(home)))
+    return Client(server, read_token() or read_local_token(server, locate(home)), on_wait=_tell)
+
+
+def _tell(text: str) -> None:
+    _console.note(_console.plain(text))
 
 
 @contextlib.contextmanager

@@ -62,10 +62,21 @@ _PIECE = 1 << 20  # bytes of a log in one answer
 
 
 class Client:
-    """Connection to one server. `token` is the output of `trainmaster token create`."""
+    """Connection to one server. `token` is the output of `trainmaster token create`.
 
-    def __init__(self, url: str, token: str | None = None, *, timeout_s: float = 30.0, retries: int = 5) -> None:
-        self._transport = Transport(url, token, timeout_s=timeout_s, retries=retries)
+    `on_wait` is called with the reason before each wait of more than a second for a server that is away or busy.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        timeout_s: float = 30.0,
+        retries: int = 5,
+        on_wait: Callable[[str], None] | None = None,
+    ) -> None:
+        self._transport = Transport(url, token, timeout_s=timeout_s, retries=retries, on_wait=on_wait)
 
     def __repr__(self) -> str:
         return f"Client({self._transport.url!r})"

@@ -21,18 +21,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _LATER = frozenset({429, 502, 503, 504})  # the server, or a proxy before it, is busy or restarting
 _REST_S, _LONGEST_S = 0.25, 8.0  # first and longest delay before a retry
+_SAY_S = 1.0  # a longer wait is told
 _SILENT_S = 60.0  # an open stream has a heartbeat at least every 15 s (web/streaming.py)
 
 
 class Transport:
     """Connection pool of one server. Threads may share it."""
 
-    def __init__(self, url: str, token: str | None, *, timeout_s: float, retries: int) -> None:
+    def __init__(
+        self, url: str, token: str | None, *, timeout_s: float, retries: int, on_wait: Callable[[str], None] | None
+    ) -> None:
         try:
             import httpx
         except ModuleNotFoundError as missing:
             raise MissingExtra("the client", "client") from missing
-        self.url, self.retries = _check_url(url), retries
+        self.url, self.retries, self._on_wait = _check_url(url), retries, on_wait
         self._errors = httpx.TransportError
         headers = {"Accept": "application/json"}
         if token is not None:
@@ -79,10 +82,10 @@ class Transport:
             except self._errors as wrong:
                 if last or _is_untrusted(wrong):
                     raise self._unreachable(wrong) from None
-                time.sleep(_rest(turn))
+                self._rest(turn, wrong)
                 continue
             if answer.status_code in _LATER and answer.status_code not in fine and not last:
-                time.sleep(max(_rest(turn), _asked_rest(answer)))
+                self._rest(turn, refusal(answer.status_code, _json(answer)), asked_s=_asked_rest(answer))
                 continue
             if answer.is_success or answer.status_code in fine:
                 return answer
@@ -109,7 +112,7 @@ class Transport:
     def reopen(self, opened: Callable[[], Generator[T, None, bool]]) -> Iterator[T]:
         """Items of a stream across reconnects. `opened` opens it at its present position and returns whether it is
         complete; it is opened again with back-off, at most `retries` times in a row without an item."""
-        turn = 0
+        turn, why = 0, Exception("the stream ended early")
         while True:
             stream = opened()
             try:
@@ -123,10 +126,18 @@ class Transport:
             except (Refusal, Lost) as wrong:
                 if turn >= self.retries or not _worth_waiting(wrong):
                     raise
+                why = wrong
             finally:
                 stream.close()
-            time.sleep(_rest(turn))
+            self._rest(turn, why)
             turn += 1
+
+    def _rest(self, turn: int, wrong: Exception, *, asked_s: float = 0.0) -> None:
+        """Wait before the next try, and say so where a person would wonder."""
+        rest_s = max(backoff_s(turn + 1, first_s=_REST_S, longest_s=_LONGEST_S), asked_s)
+        if rest_s > _SAY_S and self._on_wait is not None:
+            self._on_wait(f"{self.url}: {wrong}; trying again in {rest_s:.0f} s ({turn + 1} of {self.retries})")
+        time.sleep(rest_s)
 
     def _unreachable(self, wrong: Exception) -> ServerUnreachable:
         why = str(wrong) or type(wrong).__name__
@@ -153,11 +164,6 @@ def _is_untrusted(wrong: Exception) -> bool:
 def _worth_waiting(wrong: Refusal | Lost) -> bool:
     """Whether a stream that failed like this is reopened."""
     return isinstance(wrong, Lost) or wrong.status in _LATER
-
-
-def _rest(turn: int) -> float:
-    """Seconds before the next retry: exponential back-off with jitter."""
-    return backoff_s(turn + 1, first_s=_REST_S, longest_s=_LONGEST_S)
 
 
 def server_sent(lines: Iterator[str]) -> Iterator[tuple[str, str, str]]:

@@ -11,6 +11,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from trainmaster.models.stem import halving_conv, halving_max_pool, stem_fits
+
 _WIDTHS = (64, 128, 256, 512)
 
 
@@ -78,7 +80,10 @@ class ResNet(nn.Module):
         self.apply(_initialise)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = self.maxpool(torch.relu_(self.bn1(self.conv1(images))))
+        if torch.compiler.is_compiling() and images.is_cuda and stem_fits(images):
+            x = halving_max_pool(torch.relu_(self.bn1(halving_conv(images, self.conv1.weight))))
+        else:
+            x = self.maxpool(torch.relu_(self.bn1(self.conv1(images))))
         for number in range(1, len(_WIDTHS) + 1):
             x = self.get_submodule(f"layer{number}")(x)
         return cast(Tensor, self.fc(x.mean((2, 3))))

@@ -126,7 +126,10 @@ class Cluster:
             process.kill()
             process.wait(timeout=10)
         self.start_node(name, limits=limits)
-        self.wait(lambda: self._is_up(name))
+        try:
+            self.wait(lambda: self._is_up(name))
+        except AssertionError:
+            raise AssertionError(self.call("scontrol", "show", "node", name)) from None
 
     def _is_up(self, name: str) -> bool:
         state = self.node_state(name)

@@ -12,6 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from trainmaster.cli.main import _ORDER, build, summary, verbs
+from trainmaster.core.errors import TrainmasterError
 
 FIVE_MISTAKES = """\
 nam: trial
@@ -126,3 +127,12 @@ def test_version() -> None:
 
     result = CliRunner().invoke(build(), ["--version"])
     assert result.output.strip() == f"trainmaster {__version__}"
+
+
+def test_a_guarded_command_line_leaves_the_plain_one_as_it_is(tmp_path: Path) -> None:
+    """The verbs of a group were put behind the error boundary for the rest of the process."""
+    missing = str(tmp_path / "missing.yaml")
+    guarded = CliRunner().invoke(build(guarded=True), ["cluster", "lint", missing])
+    plain = CliRunner().invoke(build(), ["cluster", "lint", missing])
+    assert isinstance(guarded.exception, SystemExit)
+    assert isinstance(plain.exception, TrainmasterError)

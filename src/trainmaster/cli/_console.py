@@ -63,7 +63,7 @@ def json_line(value: object) -> None:
 
 
 def note(text: str) -> None:
-    err.print(f"[dim]{text}[/]")
+    err.print(f"[dim]{text}[/]", soft_wrap=True)
 
 
 def error(wrong: TrainmasterError, *, creates: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import functools
 import importlib
@@ -161,10 +162,13 @@ def run() -> None:
 
 
 def _guard_all(group: typer.Typer, name: str) -> typer.Typer:
-    for command in group.registered_commands:
-        if command.callback is not None and not hasattr(command.callback, "__wrapped__"):  # once, however often built
+    """A copy of a group with each verb behind the error boundary; the module's own is also built without."""
+    guarded = copy.copy(group)
+    guarded.registered_commands = [copy.copy(command) for command in group.registered_commands]
+    for command in guarded.registered_commands:
+        if command.callback is not None:
             command.callback = boundary.guard(command.callback, name)
-    return group
+    return guarded
 
 
 def _print_version(wanted: bool) -> None:

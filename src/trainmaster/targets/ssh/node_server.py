@@ -56,12 +56,13 @@ class Node(NodeFiles):
         self._pulls: dict[str, asyncio.Future[bool]] = {}
         self._listening: dict[int, asyncio.Server] = {}
 
-    async def offer(self, attempt: str, slots: int) -> Answer:
-        """Free slots, whether this attempt has one already, and whether its job was here before."""
-        job = self._attempt_folder(attempt).parent.parent
+    async def offer(self, attempts: Sequence[str], slots: int) -> Answer:
+        """Free slots, which of these attempts have one already, and whose jobs were here before."""
+        knows = [attempt for attempt in attempts if self._attempt_folder(attempt).parent.parent.exists()]
         async with self._locked():
-            held = await self._live()
-        return {"free": slots - len(held), "held": attempt in held, "knows": job.exists()}, b""
+            live = await self._live()
+        held = [attempt for attempt in attempts if attempt in live]
+        return {"free": slots - len(live), "held": held, "knows": knows}, b""
 
     async def claim(self, attempt: str, slots: int) -> Answer:
         """Take a slot for an attempt, or find it taken. At most `slots` attempts have one."""

@@ -57,6 +57,13 @@ class Reply:
     result: Mapping[str, Any]
     body: bytes
 
+    def flag(self, name: str) -> bool:
+        return self.result.get(name) is True
+
+    def number(self, name: str) -> int:
+        found = self.result.get(name)
+        return found if isinstance(found, int) and not isinstance(found, bool) else 0
+
 
 class Ask(Protocol):
     """Send a request and wait for its answer."""

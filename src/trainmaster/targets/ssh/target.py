@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from trainmaster.core.errors import NoCapacity, TargetError, Unreachable
+from trainmaster.core.errors import TargetError, Unreachable
 from trainmaster.core.plan import (
     OUTPUTS_FOLDER,
     PLAN_FILE,
@@ -27,14 +27,11 @@ from trainmaster.targets import FileSize, Handle, Owned, Placement, Poll, Pull, 
 from trainmaster.targets._node_files import find_stream, rename
 from trainmaster.targets._yaml_file import read_yaml
 from trainmaster.targets.local import check_range
-from trainmaster.targets.ssh import transfer, workfolder
+from trainmaster.targets.ssh import slots, transfer, workfolder
 from trainmaster.targets.ssh.channel import clean, malformed
 from trainmaster.targets.ssh.hosts import SshHost, SshHosts, parse_hosts, read_known_hosts
 from trainmaster.targets.ssh.session import Reply, Session, session
 from trainmaster.targets.ssh.streams import read_files, split_body
-
-_PATIENCE_S = 3.0  # with machines that do not answer, while others are free
-_UNDER_WAY: set[asyncio.Future[list[Reply | TargetError]]] = set()  # a connection that is being opened is finished
 
 
 class Ssh:
@@ -54,20 +51,7 @@ class Ssh:
     async def place(self, submission: Submission) -> Handle:
         """Reserve one slot on each of as many machines as the job has nodes."""
         attempt, wanted = str(submission.handle["attempt"]), len(submission.files)
-        hosts = self._sessions()
-        offers = await _offers(hosts, attempt, wanted)
-        order = [
-            (not _flag(found, "held"), not _flag(found, "knows"), position)
-            for position, found in enumerate(offers)
-            if isinstance(found, Reply) and (_flag(found, "held") or _number(found, "free") > 0)
-        ]
-        taken: list[Session] = []
-        for *_, position in sorted(order):
-            if len(taken) < wanted and await _claims(hosts[position], attempt):
-                taken.append(hosts[position])
-        if len(taken) < wanted:
-            await _each(one.ask("release", attempt=attempt) for one in taken)
-            raise _no_capacity(wanted, offers)
+        taken = await slots.reserve(self._sessions(), attempt, wanted)
         prices = [one.host.price_per_hour for one in taken]
         priced = {} if None in prices else {"price_cents_per_hour": 100 * sum(price for price in prices if price)}
         return {**submission.handle, "nodes": [one.host.name for one in taken], **priced}
@@ -78,7 +62,7 @@ class Ssh:
         secrets = _job_user.find_secrets(plans[0].spec)
         try:
             for one in nodes:
-                if not await _claims(one, str(handle["attempt"])):
+                if not await slots.claim(one, str(handle["attempt"])):
                     raise TargetError(f"ssh: {one.host.name} gave the slot of this attempt to another job")
             if submission.work is not None:
                 await workfolder.send(submission.work, nodes, str(handle["attempt"]))
@@ -271,30 +255,11 @@ async def _fetch(one: Session, attempt: str, pulls: Sequence[Pull]) -> Reply:
     return reply
 
 
-async def _offers(hosts: Sequence[Session], attempt: str, wanted: int) -> list[Reply | TargetError]:
-    """Offers of all machines. One that is slow to answer is waited for only while the others are not enough."""
-    asked = [asyncio.ensure_future(_each([one.ask("offer", attempt=attempt, slots=one.host.slots)])) for one in hosts]
-    _UNDER_WAY.update(asked)
-    for task in asked:
-        task.add_done_callback(_UNDER_WAY.discard)
-    for patience_s in (_PATIENCE_S, None):
-        done, _ = await asyncio.wait(asked, timeout=patience_s)
-        found = [task.result()[0] for task in done]
-        if sum(1 for one in found if isinstance(one, Reply) and _number(one, "free") > 0) >= wanted:
-            break
-    late = Unreachable("it has not answered yet")
-    return [task.result()[0] if task.done() else late for task in asked]
-
-
-async def _claims(one: Session, attempt: str) -> bool:
-    return _flag(await one.ask("claim", attempt=attempt, slots=one.host.slots), "held")
-
-
 async def _rendezvous(nodes: Sequence[Session], attempt: str) -> tuple[str, int]:
     """Where the ranks meet: a port of the first node that every other node has reached."""
     first = nodes[0]
     reply = await first.ask("rendezvous", attempt=attempt, address=first.host.address)
-    address, port = reply.result.get("address"), _number(reply, "port")
+    address, port = reply.result.get("address"), reply.number("port")
     if not isinstance(address, str) or not re.fullmatch(r"[A-Za-z0-9.:%_-]{1,255}", address) or not 0 < port < 65536:
         raise malformed(f"{first.host.name}: no address to meet at")
     polled = [_poll(one, await one.ask("poll", attempt=attempt)) for one in nodes]
@@ -305,7 +270,7 @@ async def _rendezvous(nodes: Sequence[Session], attempt: str) -> tuple[str, int]
         for one, found in zip(nodes[1:], await _each(_dial(nodes[1:], address, port)), strict=True):
             if isinstance(found, TargetError):
                 raise found
-            if not _flag(found, "reached"):
+            if not found.flag("reached"):
                 why = clean(str(found.result.get("why", "")))[:200]
                 raise TargetError(
                     f"ssh: {one.host.name} cannot reach {first.host.name} at {address} port {port} ({why}); open the "
@@ -318,17 +283,6 @@ async def _rendezvous(nodes: Sequence[Session], attempt: str) -> tuple[str, int]
 
 def _dial(nodes: Sequence[Session], address: str, port: int) -> list[Awaitable[Reply]]:
     return [one.ask("dial", address=address, port=port) for one in nodes]
-
-
-def _no_capacity(wanted: int, offers: Sequence[Reply | TargetError]) -> TargetError:
-    """Why a job waits: busy machines cost nothing but time, machines that cannot be asked are named."""
-    silent = [str(found) for found in offers if isinstance(found, TargetError)]
-    answered = len(offers) - len(silent)
-    free = sum(1 for found in offers if isinstance(found, Reply) and _number(found, "free") > 0)
-    text = f"ssh: waiting for {wanted} free machines: {free} of {answered} are free"
-    if silent:
-        text += f"; {len(silent)} cannot be asked: {silent[0]}"
-    return Unreachable(text) if not answered else NoCapacity(text)
 
 
 def _poll(one: Session, reply: Reply | TargetError) -> Poll:
@@ -381,15 +335,6 @@ def _pairs(reply: Reply | TargetError) -> list[tuple[str, str]]:
     listed = reply.result.get("owned") if isinstance(reply, Reply) else None
     pairs = [item for item in listed if isinstance(item, list) and len(item) == 2] if isinstance(listed, list) else []
     return [(str(attempt), clean(str(what))[:300]) for attempt, what in pairs]
-
-
-def _flag(reply: Reply, name: str) -> bool:
-    return reply.result.get(name) is True
-
-
-def _number(reply: Reply, name: str) -> int:
-    found = reply.result.get(name)
-    return found if isinstance(found, int) and not isinstance(found, bool) else 0
 
 
 def _find_stream(stream: str, handle: Handle) -> tuple[int, str]:

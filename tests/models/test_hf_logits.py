@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from trainmaster.core import presets
 from trainmaster.core.schema import build
@@ -16,6 +15,9 @@ from trainmaster.core.train_config import ModelConfig
 from trainmaster.models import hf
 from trainmaster.models.hf_config import from_hf, to_hf
 from trainmaster.models.llama import Llama
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 pytestmark = pytest.mark.slow
 
@@ -43,6 +45,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 def theirs(name: str) -> PreTrainedModel:
     """A random model of transformers whose every weight matters: norms and biases are no ones and zeros."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     torch.manual_seed(0)
     words = {**SHAPE, **FAMILIES[name]}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(words.pop("model_type"), **words))
@@ -79,6 +83,8 @@ def test_logits_after_import_equal_those_of_transformers(name: str, tmp_path: Pa
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-mistral", "tiny-mixtral", "tiny-qwen2", "tiny-qwen3"])
 @pytest.mark.parametrize("shard_bytes", [1 << 30, 100_000])
 def test_transformers_reads_what_we_write(name: str, shard_bytes: int, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
     config = build(ModelConfig, {"preset": name})
     model = Llama(config, max_tokens=TOKENS.shape[1]).eval()
     model.init_weights(0)
@@ -100,6 +106,8 @@ def test_transformers_reads_what_we_write(name: str, shard_bytes: int, tmp_path:
 @pytest.mark.parametrize("name", presets.names())
 def test_transformers_counts_what_the_preset_says(name: str) -> None:
     """Its own class, built from the config we would write: the same number of weights, and back to the same shape."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     config = build(ModelConfig, {"preset": name})
     plain = json.loads(json.dumps(to_hf(config, dtype="bfloat16")))
     assert from_hf(plain) == config

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from typer.testing import CliRunner, Result
 
 from trainmaster.cli.main import build as build_cli
@@ -45,6 +44,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_on_bytes_exports_a_tokenizer_of_bytes(tmp_path: Path, run_here: RunHere) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
     run_here(tmp_path, tiny(steps=3, eval_sequences=0))
     assert export(tmp_path / "checkpoints", tmp_path / "out").exit_code == 0
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -61,6 +62,8 @@ def test_a_run_on_bytes_exports_a_tokenizer_of_bytes(tmp_path: Path, run_here: R
 
 
 def test_the_tokenizer_of_the_run_travels_with_its_end_token(tmp_path: Path, run_here: RunHere, trained: Path) -> None:
+    from transformers import AutoTokenizer
+
     data = {"source": "text", "path": str(trained / "text.txt"), "text_unit": "line", "tokenizer": str(trained)}
     data["cache"] = str(tmp_path / "cache")
     run_here(tmp_path, tiny(steps=3, eval_sequences=0, data=data, model={"vocab": 300}))

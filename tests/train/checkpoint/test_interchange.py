@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 (its name everywhere)
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from typer.testing import CliRunner
 
 from trainmaster import datasets
@@ -24,6 +23,9 @@ from trainmaster.models.llama import weight_shapes
 from trainmaster.train.checkpoint.weights import save_weights
 
 from ..runs import RunHere, Start, tiny
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 MIXTRAL = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "ffn_width": 48, "experts": 4, "tied": False}
 
@@ -48,6 +50,8 @@ def loss_of(model: PreTrainedModel, config: TrainConfig, *, held_out: bool) -> f
 def test_a_mixture_trained_on_two_ranks_exports_what_it_learned(
     tmp_path: Path, start: Start, run_here: RunHere
 ) -> None:
+    from transformers import AutoModelForCausalLM
+
     config = tiny(model=MIXTRAL)
     ran = start(tmp_path / "two", config, ranks=2).finish()
     assert ran.codes == [0, 0], ran.output
@@ -73,6 +77,8 @@ def test_bf16_halves_the_bytes_and_keeps_the_numbers(tmp_path: Path, run_here: R
 
 
 def test_a_run_starts_with_the_weights_of_an_hf_model(tmp_path: Path, run_here: RunHere) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     torch.manual_seed(0)
     words = {
         "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,

@@ -141,3 +141,21 @@ def test_a_server_whose_database_is_locked_is_alive(postgres: Postgres, tmp_path
         assert alive.result().status_code == 200
         assert {each.result().status_code for each in waiting} == {200}
     db.close()
+
+
+def test_a_request_waits_for_a_locked_table_as_long_as_sqlite_would(
+    postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited until the lock was gone."""
+    monkeypatch.setattr("trainmaster.store.database._BUSY_MS", 300)
+    db = open_database(postgres.create())
+    with over(db, tmp_path) as client, ThreadPoolExecutor(1) as pool:
+        with db.write() as conn:
+            conn.execute(text("LOCK TABLE jobs IN ACCESS EXCLUSIVE MODE"))
+            waiting = pool.submit(client.get, JOBS)
+            done, _ = wait([waiting], timeout=20)
+        assert done, "it waited for the lock without end"
+        answer = waiting.result()
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "database_away")
+        assert client.get(JOBS).status_code == 200
+    db.close()

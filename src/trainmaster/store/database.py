@@ -133,6 +133,8 @@ def connect(where: str | Path) -> Engine:
     if engine.dialect.name == "sqlite":
         event.listen(engine, "connect", _prepare)
         event.listen(engine, "begin", _begin)
+    elif "lock_timeout" not in str(url.query.get("options", "")):
+        event.listen(engine, "connect", _limit_waits)
     return engine
 
 
@@ -161,6 +163,13 @@ def _prepare(connection: Any, _record: object) -> None:
     connection.isolation_level = None
     for pragma in (f"busy_timeout={_BUSY_MS}", "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}")
+
+
+def _limit_waits(connection: Any, _record: object) -> None:
+    """As long as SQLite waits: PostgreSQL waits without end for a table that somebody has locked by hand."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET lock_timeout = {_BUSY_MS}")
+    connection.commit()
 
 
 def _begin(conn: Connection) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 from pathlib import Path
@@ -55,6 +56,32 @@ def test_cluster_user_and_context_of_different_files_reach_the_server(
 
     async def go() -> Any:
         client = Client(load(monkeypatch, users, clusters, contexts))
+        try:
+            return await client.list("/api/v1/nodes")
+        finally:
+            await client.close()
+
+    assert "items" in asyncio.run(go())
+
+
+def test_a_credential_plugin_with_a_path_lies_beside_its_kubeconfig(
+    kube: Kube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was searched below the folder in which the command was started."""
+    told = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": ADMIN}}
+    cluster = {"server": kube.url, "certificate-authority": str(kube.folder / "certs" / "apiserver.crt")}
+    path = write(
+        tmp_path / "k" / "config", current="x", contexts={"x": {"cluster": "c", "user": "u"}}, clusters={"c": cluster},
+        users={"u": {"exec": {"apiVersion": told["apiVersion"], "command": "./bin/token"}}},
+    )  # fmt: skip
+    plugin = tmp_path / "k" / "bin" / "token"
+    plugin.parent.mkdir()
+    plugin.write_text(f"#!/bin/sh\necho '{json.dumps(told)}'\n")
+    plugin.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+
+    async def go() -> Any:
+        client = Client(load(monkeypatch, path))
         try:
             return await client.list("/api/v1/nodes")
         finally:

@@ -204,8 +204,15 @@ def parse_access(files: Sequence[tuple[Any, Path]], context: str | None) -> Acce
         token_file=beside_user / user["tokenFile"] if user.get("tokenFile") else None,
         certificate=_text(user, "client-certificate", beside_user),
         key=_text(user, "client-key", beside_user),
-        command=user.get("exec"),
+        command=_plugin(user.get("exec"), beside_user),
     )
+
+
+def _plugin(stated: Any, folder: Path) -> Any:
+    """A credential plugin. As with kubectl, `./bin/token` lies beside the kubeconfig, `aws` is searched in PATH."""
+    if not isinstance(stated, Mapping) or "/" not in str(stated.get("command", "")):
+        return stated
+    return {**stated, "command": str(folder.absolute() / str(stated["command"]))}
 
 
 def _named(

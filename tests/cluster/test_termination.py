@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import threading
 import time
@@ -27,6 +28,32 @@ def test_sigterm_cancels_the_work_which_cleans_up_first() -> None:
     with pytest.raises(KeyboardInterrupt):
         termination.run(work())
     assert (ended, signal.getsignal(signal.SIGTERM)) == (["cleaned up"], before)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_second_sigterm_does_not_end_the_clean_up(nested: bool) -> None:
+    """`timeout` sends it twice."""
+    ended: list[str] = []
+
+    async def clean_up() -> None:
+        signal.raise_signal(signal.SIGTERM)
+        await asyncio.sleep(0.1)
+        ended.append("cleaned up")
+
+    async def work() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.sleep(30)
+        finally:
+            if not nested:
+                await clean_up()
+
+    with asyncio.Runner() as runner, termination.until_terminated() if nested else contextlib.nullcontext():
+        with pytest.raises(KeyboardInterrupt):
+            termination.run(work(), runner=runner)
+        if nested:
+            termination.run(clean_up(), runner=runner)
+    assert ended == ["cleaned up"]
 
 
 def test_between_two_runs_sigterm_is_an_interrupt() -> None:

@@ -1,6 +1,7 @@
 """SIGTERM as Ctrl-C: what was started on other machines is ended first.
 
-Without it the allocations of a Slurm cluster, and pods, would be held until their time limit.
+Without it the allocations of a Slurm cluster, and pods, would be held until their time limit. A further SIGTERM changes
+nothing: `timeout` sends it to the process and to its group, and the second would end the clean-up.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 Made = TypeVar("Made")
+_handlers: list[bool] = []  # one for each that is set, the outermost first, which is True once there was a signal
 
 
 def run(work: Coroutine[Any, Any, Made], *, runner: asyncio.Runner | None = None) -> Made:
@@ -40,12 +42,17 @@ def until_terminated(task: asyncio.Task[Any] | None = None) -> Iterator[None]:
     loop = task.get_loop() if task is not None else None
 
     def end(_number: int, _frame: FrameType | None) -> None:
+        if any(_handlers):
+            return
+        _handlers[0] = True
         if task is None or loop is None:
             raise KeyboardInterrupt
         loop.call_soon_threadsafe(task.cancel)  # wakes the loop, too
 
+    _handlers.append(False)
     before = signal.signal(signal.SIGTERM, end)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+        _handlers.pop()

@@ -14,7 +14,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,18 @@ def test_a_flaky_receiver_is_tried_again_under_the_same_id(db: Database, tmp_pat
     assert len(receiver.got) == 3 and len({got.headers["Trainmaster-Delivery"] for got in receiver.got}) == 1
     (row,) = rows(db)
     assert (row.tries, row.status, row.error) == (3, 200, None)
+
+
+def test_a_clock_that_was_set_back_delays_no_news(db: Database, tmp_path: Path, receiver: Receiver) -> None:
+    key = hook(db, receiver.url)
+    assert put(db, "one")
+    now = datetime.now(UTC)
+    with db.write() as conn:
+        (news,) = deliveries.list_unspread(conn)
+        deliveries.spread(conn, news, [key], at=now + timedelta(minutes=59))
+    assert deliveries.due_channels(db, now=now) == [], "it rests"
+    assert deliveries.due_channels(db, now=now - timedelta(days=1)) == [key]
+    assert len(deliveries.list_due(db, key, now=now - timedelta(days=1), limit=10)) == 1
 
 
 def test_what_nobody_takes_is_given_up_and_shown(db: Database, tmp_path: Path, receiver: Receiver) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, or_, select, update
@@ -18,6 +18,7 @@ from trainmaster.store.database import Database
 
 _NEWS, _WAYS = t.outbox.c, t.deliveries.c
 _ERROR_LIMIT = 500  # characters
+_NEVER = timedelta(hours=2)  # after now: no delivery rests that long, so the clock was set back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,14 +94,18 @@ def spread(conn: Connection, news: NewsRow, channels: Collection[str], *, at: da
 
 def list_due(db: Database, channel: str, *, now: datetime, limit: int) -> list[DeliveryRow]:
     """What a channel is to be sent now, in the order in which it came due."""
-    return _list(db, and_(_WAYS.channel == channel, _WAYS.next_at <= now), order=_WAYS.next_at, limit=limit)
+    return _list(db, and_(_WAYS.channel == channel, _is_due(now)), order=_WAYS.next_at, limit=limit)
 
 
 def due_channels(db: Database, *, now: datetime) -> list[str]:
     """The channels that something is due for."""
-    query = select(_WAYS.channel).where(_WAYS.next_at <= now).distinct()
+    query = select(_WAYS.channel).where(_is_due(now)).distinct()
     with db.read() as conn:
         return list(conn.execute(query).scalars())
+
+
+def _is_due(now: datetime) -> ColumnElement[bool]:
+    return or_(_WAYS.next_at <= now, _WAYS.next_at > now + _NEVER)
 
 
 def claim(conn: Connection, delivery: DeliveryRow, *, until: datetime) -> bool:

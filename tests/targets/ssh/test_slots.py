@@ -55,6 +55,27 @@ def test_jobs_that_come_at_once_share_the_questions_and_try_no_slot_twice(
         assert asked[name, "claim"] == 4
 
 
+def test_jobs_of_several_nodes_do_not_take_a_part_each(
+    hosts_file: Path, place: Any, run: Any, asked: Counter[tuple[str, str]]
+) -> None:
+    """Each had one slot, gave it back, and tried again."""
+    text = hosts_file.read_text()
+    hosts_file.write_text(text.replace("slots: 4", "slots: 1"))
+    target = targets.load(f"ssh:{hosts_file}")
+    plans = [target.plan(place("true", number=number, resources={"nodes": 2})) for number in (1, 2, 3)]
+
+    async def go() -> list[Any]:
+        found = await asyncio.gather(*(target.place(one) for one in plans), return_exceptions=True)
+        for one in plans:
+            await target.release({**one.handle, "nodes": []})
+        return found
+
+    found = run(go())
+    assert [one["nodes"] for one in found if isinstance(one, dict)] == [["n1", "n2"]]
+    assert [type(one) for one in found if not isinstance(one, dict)] == [NoCapacity, NoCapacity]
+    assert sum(count for (_, method), count in asked.items() if method == "claim") == 2
+
+
 def test_a_job_that_gives_up_while_a_machine_is_asked_does_not_end_the_question(
     hosts_file: Path, place: Any, run: Any, asked: Counter[tuple[str, str]]
 ) -> None:

@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from trainmaster.core.errors import NoCapacity, TargetError, Unreachable
 from trainmaster.targets.ssh.channel import malformed
@@ -46,9 +47,12 @@ class Desk:
             self._asking = asyncio.create_task(self._ask_all(session), name=f"ssh {session.host.name}: offers")
         return future
 
-    async def take(self, session: Session, attempt: str) -> bool:
-        """Whether the attempt has a slot now."""
+    def take(self, session: Session, attempt: str) -> Coroutine[Any, Any, bool]:
+        """Whether the attempt has a slot now. Others here do not count on it from the call on, before it is awaited."""
         self._taking, self.free = self._taking + 1, self.free - 1
+        return self._take(session, attempt)
+
+    async def _take(self, session: Session, attempt: str) -> bool:
         try:
             held = await claim(session, attempt)
         finally:
@@ -100,16 +104,19 @@ async def reserve(sessions: Sequence[Session], attempt: str, wanted: int) -> lis
         for position, offer in enumerate(offers)
         if isinstance(offer, Offer) and (offer.held or offer.free > 0)
     ]
+    left = [position for *_, position in sorted(order)]
     taken: list[Session] = []
-    for not_held, _, position in sorted(order):
-        desk = desks[position]
-        if len(taken) < wanted and (not not_held or desk.free > 0) and await desk.take(sessions[position], attempt):
-            taken.append(sessions[position])
-    if len(taken) < wanted:
-        for one in taken:
-            with contextlib.suppress(TargetError):  # a slot that is not used lapses by itself
-                await one.ask("release", attempt=attempt)
-        raise _no_capacity(wanted, desks, offers)
+    while len(taken) < wanted:
+        chosen = [one for one in left if _is_open(desks[one], asked[one])][: wanted - len(taken)]
+        if len(taken) + len(chosen) < wanted:  # a part of them helps nobody, and would keep another job waiting
+            for one in taken:
+                with contextlib.suppress(TargetError):  # a slot that is not used lapses by itself
+                    await one.ask("release", attempt=attempt)
+            raise _no_capacity(wanted, desks, offers)
+        left = [one for one in left if one not in chosen]
+        claims = [desks[one].take(sessions[one], attempt) for one in chosen]
+        held = await asyncio.gather(*claims)
+        taken += [sessions[one] for one, has in zip(chosen, held, strict=True) if has]
     return taken
 
 

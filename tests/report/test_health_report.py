@@ -232,3 +232,13 @@ def test_a_bundle_is_written_whole_and_uploaded(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == sorted(names)
     assert len(upload_bundle(tmp_path / "run", tmp_path / "store")) == len(names)
     assert (tmp_path / "store" / "junit.xml").read_bytes() == (tmp_path / "run" / "junit.xml").read_bytes()
+
+
+def test_more_checks_than_the_page_is_wide_go_on_below() -> None:
+    """The map was cut off at the right."""
+    names = [f"check_number_{number}" for number in range(70)]
+    one = healths.node("gpu-node-with-a-name-of-some-length", *(healths.result(name, ok("fine")) for name in names))
+    picture = str(heatmap.render(report.build(replace(healths.mixed(), nodes=(one,)))))
+    maps = [float(width) for width in re.findall(r'<svg role="img"[^>]* width="(\d+)"', picture)]
+    assert len(maps) == 3 and max(maps) <= 1026, "as wide as the page"
+    assert [picture.count(f"<title>{name}</title>") for name in names] == [1] * 70

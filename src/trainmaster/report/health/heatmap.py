@@ -2,10 +2,12 @@
 
 The sign works without colour (✕ fail, ? not measured, ! warn, ✓ pass, – does not apply). Up to EACH nodes have a row
 each; above that, nodes with equal verdicts share a row with their count, so that 256 nodes fit and none is left out.
+More checks than the page is wide go on below.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,6 +26,7 @@ WORDS = {
     Verdict.SKIP: "does not apply",
 }
 _CELL, _GAP = 22, 2
+_COLUMNS = 32  # that the page is wide enough for, beside the longest label
 _LABEL_MAX, _CHECK_MAX = 30, 24  # characters shown; the whole name is in the title
 _TITLE_ROWS, _TITLE_CHARS = 6, 160  # of a square's text
 _EM = 7.0  # widest of the sheet's 12 px sans, about
@@ -43,7 +46,22 @@ def render(view: View) -> Markup:
     bands = _bands(view.nodes)
     if not bands:
         return Markup()
-    checks = view.checks
+    many = (
+        f"{len(view.nodes)} nodes × {len(view.checks)} checks" if len(view.nodes) != 1 else f"{len(view.checks)} checks"
+    )
+    maps = Markup("").join(_map(bands, checks, many) for checks in _split(view.checks))
+    return Markup('<figure class="heat"><div class="scroll">{}</div><figcaption>{}</figcaption></figure>').format(
+        maps, _legend()
+    )
+
+
+def _split(checks: Sequence[str]) -> list[Sequence[str]]:
+    """The checks in equal parts, each as wide as the page at most."""
+    size = math.ceil(len(checks) / max(1, math.ceil(len(checks) / _COLUMNS)))
+    return [checks[start : start + size] for start in range(0, len(checks), max(1, size))]
+
+
+def _map(bands: Sequence[_Band], checks: Sequence[str], many: str) -> Markup:
     shown = [_cut(check, _CHECK_MAX) for check in checks]
     left = 14 + _EM * max(len(_cut(band.label, _LABEL_MAX)) for band in bands)
     top = 10 + 0.82 * _EM * max(map(len, shown))  # the names stand at 55 degrees
@@ -52,12 +70,10 @@ def render(view: View) -> Markup:
     height = top + len(bands) * _CELL + 4
     body = [_header(left + index * _CELL, top, check) for index, check in enumerate(checks)]
     body += [_band(band, checks, left, top + index * _CELL) for index, band in enumerate(bands)]
-    many = f"{len(view.nodes)} nodes × {len(checks)} checks" if len(view.nodes) != 1 else f"{len(checks)} checks"
     return Markup(
-        '<figure class="heat"><div class="scroll"><svg role="img" aria-label="{many}; the nodes below say the same '
-        'in words" width="{w:.0f}" height="{h:.0f}" viewBox="0 0 {w:.0f} {h:.0f}">{body}</svg></div>'
-        "<figcaption>{legend}</figcaption></figure>"
-    ).format(many=many, w=width, h=height, body=Markup("").join(body), legend=_legend())
+        '<svg role="img" aria-label="{many}; the nodes below say the same in words" width="{w:.0f}" height="{h:.0f}" '
+        'viewBox="0 0 {w:.0f} {h:.0f}">{body}</svg>'
+    ).format(many=many, w=width, h=height, body=Markup("").join(body))
 
 
 def _bands(nodes: Sequence[Node]) -> list[_Band]:

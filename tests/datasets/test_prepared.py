@@ -11,7 +11,7 @@ import pytest
 import torch
 from corpus import END, make, pairs, row_texts, source, texts, write_jsonl
 
-from trainmaster.core.errors import DataError
+from trainmaster.core.errors import DataError, SpecError
 
 
 def all_pairs(documents: list[str]) -> Counter[tuple[int, int]]:
@@ -124,6 +124,19 @@ def test_one_held_out_document_that_is_trained_on_is_refused(tmp_path: Path, sha
     make(tmp_path / "b", theirs)
     with pytest.raises(DataError, match=r"b: document \d+ is also in .*a; held-out documents must not be trained on"):
         source(source="prepared", path=str(tmp_path / "a"), held_out_path=str(tmp_path / "b"), sequence_tokens=16)
+
+
+def test_held_out_raw_files_with_a_document_that_is_trained_on_are_refused(tmp_path: Path) -> None:
+    ours, theirs = texts(60), texts(30, start=1000)
+    theirs[7] = ours[40]
+    train, apart = write_jsonl(tmp_path / "a.jsonl", ours), write_jsonl(tmp_path / "b.jsonl", theirs)
+    data = {"source": "jsonl", "path": str(train), "cache": str(tmp_path / "cache"), "sequence_tokens": 16}
+    with pytest.raises(DataError, match=r"b\.jsonl: document 7 is also in .*a\.jsonl; held-out documents must not be"):
+        source(**data, held_out_path=str(apart))
+    with pytest.raises(SpecError, match="held_out_path: is the path itself"):
+        source(**data, held_out_path=str(train))
+    write_jsonl(apart, texts(30, start=1000))
+    source(**data, held_out_path=str(apart)).close()
 
 
 def test_the_fingerprint_follows_the_content_not_the_place(tmp_path: Path) -> None:

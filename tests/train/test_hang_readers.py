@@ -2,59 +2,82 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
+import pytest
 import torch.distributed as dist
 
 from trainmaster.train.parallel.rank_info import RankInfo
 from trainmaster.train.run_log import RunLog
-from trainmaster.train.watch import hang
+from trainmaster.train.watch import flight_recorder, hang
 from trainmaster.train.watch.flight_recorder import Collective, Trace
 from trainmaster.train.watch.hang import RankProcess, RankStatus
 from trainmaster.train.watch.stop import Stop
 from trainmaster.train.watch.watchdog import Watchdog
 
-RANKS, PER_NODE, MISSING = 64, 8, 41
+RANKS, MISSING = 64, 41
+LEADERS = 16  # at most, whatever the number of nodes
 
 
 class Counting:
-    """A connection to a real store that counts the values read over it."""
+    """A connection to a real store that counts the values read over it, and the requests for them."""
 
     def __init__(self, store: Any) -> None:
-        self._store, self.values = store, 0
+        self._store, self.values, self.requests = store, 0, 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
+    def check(self, keys: list[str]) -> bool:
+        self.requests += 1
+        return bool(self._store.check(keys))
+
     def get(self, key: str) -> bytes:
-        self.values += 1
+        self.values, self.requests = self.values + 1, self.requests + 1
         return bytes(self._store.get(key))
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        self.values += len(keys)
+        self.values, self.requests = self.values + len(keys), self.requests + 1
         return list(self._store.multi_get(keys))
 
 
-def test_the_ranks_together_read_a_number_of_values_that_grows_with_their_number_alone() -> None:
-    store = Counting(dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))  # type: ignore[attr-defined]
+def waiting_since(seconds: float) -> Trace:
+    """A rank that has waited this long in a collective that may take 120 s."""
     where = Collective(
-        group="gloo:default_pg.0", seq=7, name="all_reduce", elements=1, since=time.time() - 60, limit_s=120.0
+        group="gloo:default_pg.0", seq=7, name="all_reduce", elements=1, since=time.time() - seconds, limit_s=120.0
     )
-    waiting = Trace(waiting=(where,), begun=(where,))
+    return Trace(waiting=(where,), begun=(where,))
+
+
+def open_store(waiting: Trace) -> Counting:
+    """A store with the status of every rank; all but one wait."""
+    store = Counting(dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))  # type: ignore[attr-defined]
     for rank in range(RANKS):
         trace = Trace() if rank == MISSING else waiting
         store.set(f"watchdog/pulse/{rank}", hang.render(RankStatus(beats=rank, doing="train", step=3, trace=trace)))
-    everyone = [RankProcess(rank=rank, node=rank // PER_NODE, host="far", pid=rank) for rank in range(RANKS)]
-    found = []
+    return store
+
+
+def watchdog_of(rank: int, store: Counting, *, per_node: int, timeout_s: float = 120.0) -> Watchdog:
+    node, local = divmod(rank, per_node)
+    info = RankInfo(
+        rank=rank, world_size=RANKS, local_rank=local, local_world_size=per_node, node_rank=node,
+        nodes=RANKS // per_node, master=("127.0.0.1", 1),
+    )  # fmt: skip
+    watchdog = Watchdog(info, stop=Stop(None), run_log=RunLog(info, None), timeout_s=timeout_s)
+    watchdog._everyone = [RankProcess(rank=one, node=one // per_node, host="far", pid=one) for one in range(RANKS)]
+    watchdog._connect = lambda: store  # type: ignore[assignment, return-value]
+    return watchdog
+
+
+@pytest.mark.parametrize("per_node", [8, 1])
+def test_the_ranks_together_read_a_number_of_values_that_grows_with_their_number_alone(per_node: int) -> None:
+    waiting = waiting_since(60)
+    store, found = open_store(waiting), []
     for rank in range(RANKS):
-        node, local = divmod(rank, PER_NODE)
-        info = RankInfo(
-            rank=rank, world_size=RANKS, local_rank=local, local_world_size=PER_NODE, node_rank=node,
-            nodes=RANKS // PER_NODE, master=("127.0.0.1", 1),
-        )  # fmt: skip
-        watchdog = Watchdog(info, stop=Stop(None), run_log=RunLog(info, None))
-        watchdog._everyone, watchdog._connect = everyone, lambda: store  # type: ignore[assignment, return-value]
+        watchdog = watchdog_of(rank, store, per_node=per_node)
         if watchdog._leads:
             statuses = watchdog._statuses()
             for status in statuses:
@@ -70,5 +93,29 @@ def test_the_ranks_together_read_a_number_of_values_that_grows_with_their_number
         found.append(watchdog._judge(waiting, 0.5))
     assert {verdict.ranks for verdict in found if verdict is not None} == {(MISSING,)}
     assert None not in found
-    leaders = RANKS // PER_NODE
+    leaders = min(LEADERS, RANKS // per_node)
     assert store.values == 2 * leaders * RANKS + (RANKS - leaders)
+    assert store.requests == 2 * leaders * 2 + (RANKS - leaders) * 2, "a check and a read, of all keys at once"
+
+
+@pytest.mark.parametrize(("rank", "values"), [(0, RANKS), (9, 0)])
+def test_before_the_verdict_is_due_only_leaders_read_every_status(
+    monkeypatch: pytest.MonkeyPatch, rank: int, values: int
+) -> None:
+    waiting = waiting_since(36)  # 0.3 of the limit: leaders look at 0.25, the others at 0.6
+    store = open_store(waiting)
+    looks: list[float] = []
+
+    def read() -> Trace:
+        looks.append(time.monotonic())
+        return waiting
+
+    monkeypatch.setattr(flight_recorder, "read", read)
+    watchdog = watchdog_of(rank, store, per_node=8, timeout_s=0.2)  # a look every 0.01 s
+    watching = threading.Thread(target=watchdog._watch)
+    watching.start()
+    while len(looks) < 5:
+        time.sleep(0.01)
+    watchdog._over.set()
+    watching.join()
+    assert store.values == values

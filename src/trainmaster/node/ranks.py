@@ -137,13 +137,13 @@ _MPI_FAMILIES = (
         launcher="mpich", names=("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"), own_local_rank=False
     ),
 )
-# Set by launchers whose ranks we cannot read: PMIx and PALS set no number of ranks, the others are not known well
-# enough.
 # Set for each task beside its rank. Alone they would make every task rank 0 of 1.
 _TASK_VARIABLES = (
     *(family.names[2] for family in _MPI_FAMILIES), "FLUX_TASK_LOCAL_ID", "PALS_LOCAL_RANKID", "PMIX_NAMESPACE",
     "SLURM_STEP_ID", "SLURM_STEPID",
 )  # fmt: skip
+# Set by launchers whose ranks we cannot read: PMIx and PALS set no number of ranks, the others are not known well
+# enough.
 _UNREADABLE = ("PMIX_RANK", "PALS_RANKID", "ALPS_APP_PE", "PMI_ID")
 
 

@@ -9,6 +9,8 @@ import sys
 
 SCRIPT = """
 import os, pickle, sys, torch, torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.tensor import DTensor, Shard
 from trainmaster.train.checkpoint.gathered import GatheredShares
 from trainmaster.train.checkpoint.layout import Layout
@@ -19,7 +21,17 @@ mesh = dist.device_mesh.init_device_mesh("cpu", (2, 1), mesh_dim_names=("a", "b"
 cut = [Shard(0), Shard(1)]  # along two dimensions at once
 tensor = DTensor.from_local(torch.full((3, 4), float(rank)), mesh, cut, run_check=False)
 state = {"model": {"both": tensor, "alike": torch.ones(2)}, "settings": {"lr": 0.1}}
+plans, unpack = [], distributed_c10d._tensor_to_object
+
+def counted(*arguments):
+    found = unpack(*arguments)  # every collective of objects unpacks what it received here
+    if any(isinstance(item, WriteItem) for item in (found if isinstance(found, list) else [])):
+        plans.append(found)
+    return found
+
+distributed_c10d._tensor_to_object = counted
 layout = Layout(state, group=dist.group.WORLD, files=1)
+assert len(plans) == (2 if rank == 0 else 0), "all plans go to rank 0, and to no other"
 assert isinstance(layout._shares, GatheredShares)
 tensors, things = layout.pick(state)
 names = [index.fqn for index in layout._indices]

@@ -22,7 +22,8 @@ from trainmaster.core.train_config import ModelConfig
 from trainmaster.models.llama import weight_shapes
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.checkpoint.layout import Layout, build_index
-from trainmaster.train.checkpoint.read import Reader, fill
+from trainmaster.train.checkpoint.load import _reader
+from trainmaster.train.checkpoint.read import Reader, fill, share_out
 from trainmaster.train.checkpoint.shares import Shares, read_entries
 from trainmaster.train.checkpoint.weights import save_weights
 from trainmaster.train.parallel import shard
@@ -62,6 +63,22 @@ def ranks(count: int, rank: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
+@contextmanager
+def sent_objects(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Sizes of the objects that this rank sends in the block, in bytes."""
+    sent: list[int] = []
+    pack = distributed_c10d._object_to_tensor
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        packed = pack(*arguments, **named)  # every collective of objects packs them here
+        sent.append(packed[0].numel())
+        return packed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(distributed_c10d, "_object_to_tensor", counted)
+        yield sent
+
+
 def test_pruning_reads_no_kept_checkpoint_again(tmp_path: Path, run_here: RunHere) -> None:
     config = tiny(steps=12, eval_sequences=0, checkpoint={"every_steps": 1, "keep": 5})
     with opened_files() as opened:
@@ -70,10 +87,13 @@ def test_pruning_reads_no_kept_checkpoint_again(tmp_path: Path, run_here: RunHer
     assert [name for name in opened if name.endswith("manifest.json")] == []
 
 
-def test_a_rank_reads_its_own_rows_of_weights_that_were_stored_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("verified", [False, True])
+def test_a_rank_reads_its_own_rows_of_weights_that_were_stored_whole(tmp_path: Path, verified: bool) -> None:
+    """Where files are verified, as for init_from, each is read whole by one rank, and by the others in part."""
     config = ModelConfig(layers=1, width=64, heads=4, kv_heads=4, ffn_width=256, vocab=4096, tied=False)
     whole = {name: torch.randn(shape) for name, shape in weight_shapes(config).items()}
     path = save_weights(tmp_path, config, whole.__getitem__)
+    manifest = manifests.read(path)
     size = sum(weight.nbytes for weight in whole.values())
     with ranks(64, 3):
         mesh = dist.device_mesh.init_device_mesh("cpu", (64,))
@@ -86,7 +106,7 @@ def test_a_rank_reads_its_own_rows_of_weights_that_were_stored_whole(tmp_path: P
             )
             for name, weight in whole.items()
         }
-        reader, planner = Reader(path, verify={}, threads=1), DefaultLoadPlanner()
+        reader, planner = _reader(path, manifest, verify=verified, threads=1), DefaultLoadPlanner()
         index = reader.read_metadata()
         planner.set_up_planner({"model": mine}, index, is_coordinator=False)
         reader.set_up_storage_reader(index, is_coordinator=False)
@@ -99,17 +119,17 @@ def test_a_rank_reads_its_own_rows_of_weights_that_were_stored_whole(tmp_path: P
             assert torch.equal(weight.to_local(), wanted)
 
 
+def test_each_file_is_verified_by_one_rank(tmp_path: Path) -> None:
+    config = ModelConfig(layers=2, width=16, heads=2, kv_heads=2, ffn_width=32, vocab=64)
+    whole = {name: torch.randn(shape) for name, shape in weight_shapes(config).items()}
+    manifest = manifests.read(save_weights(tmp_path, config, whole.__getitem__))
+    shares = [share_out(manifest, rank=rank, ranks=5) for rank in range(5)]
+    assert sorted(name for share in shares for name in share) == sorted(manifest.files)
+
+
 @pytest.mark.parametrize("verified", [False, True])
 def test_ranks_that_load_exchange_no_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verified: bool) -> None:
     """What a load sends is the same for a model of two layers and of twelve; plans would grow with its tensors."""
-    sent: list[int] = []
-    pack = distributed_c10d._object_to_tensor
-
-    def counted(*arguments: Any, **named: Any) -> Any:
-        packed = pack(*arguments, **named)  # every collective of objects packs them here
-        sent.append(packed[0].numel())
-        return packed
-
     shard.join(ALONE, torch.device("cpu"), timeout_s=60)
     try:
         group, found = open_group(60, "checkpoint_load"), []
@@ -119,12 +139,10 @@ def test_ranks_that_load_exchange_no_plans(tmp_path: Path, monkeypatch: pytest.M
             path = save_weights(tmp_path / str(layers), config, whole.__getitem__)
             mine = {name: torch.zeros_like(weight) for name, weight in whole.items()}
             verify = manifests.read(path).files if verified else {}
-            with monkeypatch.context() as patched:
-                patched.setattr(distributed_c10d, "_object_to_tensor", counted)
-                sent.clear()
+            with sent_objects(monkeypatch) as sent:
                 fill({"model": mine}, Reader(path, verify=verify, threads=1), group=group)
             assert all(torch.equal(mine[name], weight) for name, weight in whole.items())
-            found.append(list(sent))
+            found.append(sent)
         assert found[0] == found[1] and 0 < sum(found[0]) < 100
     finally:
         dist.destroy_process_group()
@@ -187,11 +205,17 @@ def _local(tensor: torch.Tensor, mesh: dist.device_mesh.DeviceMesh, placements: 
     return tensor
 
 
-def test_ranks_that_see_the_same_tensors_gather_no_plans() -> None:
+def test_ranks_that_see_the_same_tensors_gather_no_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a save's plan sends is the same for two tensors and for a hundred."""
     shard.join(ALONE, torch.device("cpu"), timeout_s=60)
     try:
-        state = {"model": {"weight": torch.ones(4, 2)}}
-        layout = Layout(state, group=open_group(60, "checkpoint_save"), files=1)
-        assert isinstance(layout._shares, Shares)
+        group, found = open_group(60, "checkpoint_save"), []
+        for count in (2, 100):
+            state = {"model": {f"weight-{number}": torch.ones(4, 2) for number in range(count)}}
+            with sent_objects(monkeypatch) as sent:
+                layout = Layout(state, group=group, files=1)
+            assert isinstance(layout._shares, Shares)
+            found.append(sent)
+        assert found[0] == found[1] and 0 < sum(found[0]) < 200
     finally:
         dist.destroy_process_group()

@@ -2,7 +2,7 @@
 
 Documents are compared by their tokens. Lengths come first: a training document is read only if a held-out one has as
 many tokens. Large corpora are sampled, so that opening them stays a matter of seconds; `trainmaster data validate`
-reads everything.
+compares all held-out documents of one folder with those that the same folder trains on.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,7 @@ def test_two_ranks_draw_the_curve_of_one(start: Start, run_here: RunHere, tmp_pa
     assert "[rank 0 node 0] step 5/5 Loss: " in both.output[0]
     beats = [beat for line in both.output[0].splitlines() if (beat := heartbeat.parse(line))]
     assert [beat.step for beat in beats if beat.at == "train"] == [1, 2, 3, 4, 5]
+    assert all(re.match(heartbeat.LINE_PREFIX, line) for line in both.output[0].splitlines()), both.output[0]
     assert both.output[1] == ""
 
 

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 import pytest
 import typer
+import yaml
 
 from test_layers import FILES, PACKAGE, TABLE
 from trainmaster.cli import _yaml_file
@@ -136,3 +137,10 @@ def test_every_page_that_the_code_refers_to_exists() -> None:
     named = {page for path in FILES for page in re.findall(r"docs/[\w/-]+\.md", path.read_text())}
     assert named
     assert [page for page in sorted(named) if not (ROOT / page).exists()] == []
+
+
+def test_the_workflow_calls_targets_that_exist() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    commands = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert commands == ["make test"] and "test" in targets

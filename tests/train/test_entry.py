@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from fork_server import ForkServer
+from trainmaster.core.schema import to_plain
 from trainmaster.node.ranks import detect
 from trainmaster.train.__main__ import main, read_config
 from trainmaster.train.parallel.rank_info import find_rank_info
 from trainmaster.train.watch.stop import SIGNALS
+
+from .runs import tiny
 
 
 @pytest.fixture(autouse=True)
@@ -80,3 +85,23 @@ def test_a_time_limit_of_the_environment_that_is_none_exits_2(
     (tmp_path / "config.json").write_text("{}")
     assert main([str(tmp_path / "config.json")], {"TRAINMASTER_COLLECTIVE_TIMEOUT_S": text}) == 2
     assert f"TRAINMASTER_COLLECTIVE_TIMEOUT_S={text!r}: write seconds" in capsys.readouterr().out
+
+
+def test_an_event_file_that_cannot_be_opened_is_named_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert main([str(tmp_path / "config.json")], {"TRAINMASTER_EVENTS": str(tmp_path)}) == 1
+    said = capsys.readouterr()
+    assert f"error: the event file {tmp_path} (TRAINMASTER_EVENTS) cannot be opened: " in said.out
+    assert "Traceback" not in said.err
+
+
+def test_output_that_cannot_be_written_does_not_end_the_run(tmp_path: Path, programs: ForkServer) -> None:
+    """The log often lies on the disk that the checkpoints have filled; a run is worth more than its lines."""
+    (tmp_path / "config.json").write_text(json.dumps(to_plain(tiny(steps=4, epoch_steps=2))))
+    env = {**os.environ, "TRAINMASTER_CHECKPOINTS": str(tmp_path / "checkpoints")}
+    with Path("/dev/full").open("wb") as full:
+        words = ("trainmaster.train", str(tmp_path / "config.json"))
+        assert programs.start(*words, env=env, out=full.fileno(), err=full.fileno()).wait(120) == 0
+    assert (tmp_path / "checkpoints" / "step-00000004" / "manifest.json").exists()

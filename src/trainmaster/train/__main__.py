@@ -13,7 +13,6 @@ import json
 import math
 import os
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +33,7 @@ from trainmaster.node.emit import Emitter
 from trainmaster.node.ranks import detect
 from trainmaster.train.metrics.trackers import check_trackers
 from trainmaster.train.parallel.rank_info import RankInfo, find_rank_info
-from trainmaster.train.run_log import RunLog
+from trainmaster.train.run_log import RunLog, flush_output, print_traceback
 from trainmaster.train.watch.oom import explain_memory
 from trainmaster.train.watch.stop import Stop
 from trainmaster.train.watch.watchdog import Watchdog, meet
@@ -58,7 +57,11 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         sys.stderr.write(f"{wrong}\n")
         return wrong.exit_code
     events = environ.get(EVENTS_VARIABLE) if rank_info.rank == 0 else None
-    run_log = RunLog(rank_info, Emitter(events) if events else None)
+    try:
+        run_log = RunLog(rank_info, Emitter(events) if events else None)
+    except OSError as wrong:
+        RunLog(rank_info, None).alarm(f"error: the event file {events} ({EVENTS_VARIABLE}) cannot be opened: {wrong}")
+        return 1
     try:
         return train(config, rank_info, environ, stop=stop, run_log=run_log)
     except CheckpointError as wrong:
@@ -71,7 +74,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         run_log.alarm(f"error: {wrong}")
         return wrong.exit_code
     except Exception as wrong:
-        traceback.print_exc()
+        print_traceback()
         run_log.alarm(_last_words(wrong))
         return 1
 
@@ -140,7 +143,7 @@ def train(config: TrainConfig, rank_info: RankInfo, environ: Mapping[str, str], 
     except Exception as wrong:
         watchdog.await_verdict()  # the others may be leaving together, and so should this one
         run_log.close()
-        traceback.print_exc()
+        print_traceback()
         run_log.alarm(explain_memory(wrong, config, world) or _last_words(wrong, watchdog))
         return 1
     watchdog.end()
@@ -159,7 +162,6 @@ def _last_words(wrong: Exception, watchdog: Watchdog | None = None) -> str:
 
 if __name__ == "__main__":
     code = main(sys.argv[1:], os.environ)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_output()
     # Past the interpreter's own ending: a process group whose peer died can wait in its destructor for ever.
     os._exit(code)

@@ -6,7 +6,9 @@ and their fields are in core/event_catalog.py.
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -54,8 +56,10 @@ class RunLog:
         """Print a line on this rank, whichever it is, in one write: log readers take half a line for a whole one."""
         plain = text.translate(_ASCII).encode("ascii", "backslashreplace").decode()
         prefix = heartbeat.prefix(self._rank_info.rank, self._rank_info.node_rank, level=level)
-        sys.stdout.write(prefix + plain + "\n")
-        sys.stdout.flush()
+        # A full disk under the log, or a reader that is gone, costs the line and not the run.
+        with contextlib.suppress(OSError):
+            sys.stdout.write(prefix + plain + "\n")
+            sys.stdout.flush()
 
     def beat(
         self, *, step: int, steps: int, loss: float, grad_norm: float, tokens_per_s: float, step_s: float, at: At
@@ -279,6 +283,19 @@ class RunLog:
         except Exception as wrong:  # a foreign library and a network; training must not end for a chart
             self._trackers = [other for other in self._trackers if other is not tracker]
             self.alarm(f"{tracker.name} is left out from here on: {type(wrong).__name__}: {wrong}", "WARNING")
+
+
+def print_traceback() -> None:
+    """Print the exception that is being handled, if standard error can be written."""
+    with contextlib.suppress(OSError):
+        traceback.print_exc()
+
+
+def flush_output() -> None:
+    """Flush what was printed, as far as it can be written: the exit code must not depend on it."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
 
 
 def _rounded(share: float | None) -> float | None:

@@ -99,6 +99,20 @@ def test_a_place_that_was_removed_under_a_living_run_is_still_its_own(tmp_path: 
     assert locks._parse(b"{") is None
 
 
+def test_a_place_that_was_away_for_a_while_is_renewed_again(tmp_path: Path) -> None:
+    """A mount that comes back must not look like a run that has stopped renewing."""
+    place, away = tmp_path / "place", tmp_path / "away"
+    lock = elsewhere(Lock(open_store(place), lease_s=LEASE_S))
+    lock.claim()
+    place.rename(away)
+    time.sleep(LEASE_S)
+    away.rename(place)
+    with pytest.raises(LockHeld, match="is in use by process"):
+        Lock(open_store(place), lease_s=LEASE_S).claim()
+    lock.check()
+    lock.release()
+
+
 def config(**checkpoint: Any) -> TrainConfig:
     section = {"every_steps": 2, "keep": 4, "lease_s": LEASE_S, "mode": "async", **checkpoint}
     return tiny(steps=100_000, epoch_steps=100_000, eval_sequences=0, checkpoint=section)

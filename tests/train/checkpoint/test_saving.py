@@ -34,6 +34,17 @@ def test_a_damaged_one_does_not_count_as_kept(run_here: RunHere, tmp_path: Path)
     assert ran.checkpoints == ["step-00000004"]
 
 
+def test_of_a_checkpoint_that_is_a_link_the_link_is_deleted(run_here: RunHere, tmp_path: Path) -> None:
+    """Someone moved it to a larger disk; it must not keep every later one from being deleted."""
+    folder, moved = tmp_path / "checkpoints", tmp_path / "larger disk"
+    run_here(tmp_path, tiny(steps=4, eval_sequences=0, checkpoint={"every_steps": 2, "keep": 2}))
+    (folder / "step-00000002").rename(moved)
+    (folder / "step-00000002").symlink_to(moved)
+    assert manifests.prune(folder, keep=1, newest=4) == [2]
+    assert sorted(entry.name for entry in folder.iterdir()) == [".lock", "step-00000004"]
+    assert (moved / manifests.MANIFEST).exists()
+
+
 def test_the_manifest_names_every_file_with_its_size_and_hash(run_here: RunHere, tmp_path: Path) -> None:
     ran = run_here(tmp_path, tiny(steps=3, eval_sequences=0))
     folder = tmp_path / "checkpoints" / "step-00000003"

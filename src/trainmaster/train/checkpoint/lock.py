@@ -146,8 +146,11 @@ class Lock:
     def _renew(self) -> None:
         while not self._over.wait(self._lease_s / _RENEWALS_PER_LEASE):
             with self._writing, contextlib.suppress(StorageError):  # tried again at the next renewal
-                if self._over.is_set() or self._numbers()[-1:] != [self.number]:
+                numbers = self._numbers()
+                if self._over.is_set() or (numbers and numbers[-1] != self.number):
                     return
+                if not numbers:
+                    continue  # a place that is away, or was removed, may come back; `check` claims it again
                 self._mine = _Record(owner=self._mine.owner, renewals=self._mine.renewals + 1)
                 self._put(self._mine)
 

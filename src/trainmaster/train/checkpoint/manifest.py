@@ -205,7 +205,7 @@ def prune(
     for entry in folder.iterdir():
         left = _LEFTOVER.fullmatch(entry.name)
         if left and entry.is_dir() and (int(left[1]) <= newest or int(left[2] or fence) < fence):
-            shutil.rmtree(entry)
+            _remove(entry)  # of a link only the link: what it leads to was put elsewhere by someone
     return gone
 
 

@@ -1,4 +1,4 @@
-"""Stop requests: SIGTERM, SIGUSR1, or the stop file. Nothing is interrupted; the loop polls between steps."""
+"""Stop requests: SIGTERM, SIGUSR1, SIGINT, or the stop file. Nothing is interrupted; the loop polls between steps."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from types import FrameType
 
 # SIGTERM is what Kubernetes, Slurm and our agent send; SIGUSR1 is what `sbatch --signal` is mostly given, and what
-# HyperPod's agent sends for a graceful stop.
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+# HyperPod's agent sends for a graceful stop. SIGINT is Ctrl-C, which torchrun passes on to its ranks.
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class Stop:
@@ -30,7 +30,9 @@ class Stop:
         os.set_blocking(inlet, False)
         signal.set_wakeup_fd(inlet, warn_on_full_buffer=False)
         for number in SIGNALS:
-            signal.signal(number, self._hear)
+            # Shells start background jobs with SIGINT ignored: Ctrl-C is then meant for another program.
+            if number != signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self._hear)
 
     def asked(self) -> str | None:
         """Cause of the stop request, or None. Safe from any thread."""

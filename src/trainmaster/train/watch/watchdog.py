@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from typing import Any, Protocol
 
 from trainmaster.core.plan import RESUMABLE_EXIT
 from trainmaster.train.parallel.rank_info import RankInfo
-from trainmaster.train.run_log import RunLog
+from trainmaster.train.run_log import RunLog, flush_output
 from trainmaster.train.watch import flight_recorder, hang, hang_ladder
 from trainmaster.train.watch.hang import Hang, RankProcess, RankStatus, RankView
 from trainmaster.train.watch.stop import Stop
@@ -303,6 +302,5 @@ def _quietly(work: Callable[[], None]) -> None:
 
 
 def _exit(code: int) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_output()
     os._exit(code)

@@ -50,7 +50,11 @@ POLL_S = 1.0
 
 
 def main(words: list[str] | None = None) -> int:
-    options, job = parse(words), sagemaker.read_job(os.environ)
+    options = parse(words)
+    if options.own_ranks:
+        for name in sagemaker.RANK_VARIABLES:
+            os.environ.pop(name, None)
+    job = sagemaker.read_job(os.environ)
     started_at, started = datetime.now().astimezone().isoformat(timespec="seconds"), time.monotonic()
     store = open_store(address(options.to))
     # With the job's name: what an earlier job left in this folder must not be taken for a result of this one.
@@ -68,7 +72,7 @@ def main(words: list[str] | None = None) -> int:
         done.touch()
     elif not wait_for(done, CHECK_S[options.level] + options.wait + 60):
         say(f"{job.here}: the check of this host did not end; the collectives run all the same")
-    ran = measure(job, options, folder, store, per_node) if len(job.hosts) * per_node > 1 else None
+    ran = measure(job, options, folder, store, per_node) if has_collectives(job, options, per_node) else None
     if not job.first:
         return 0
     health = gather_all(job, options, store, folder, ran)
@@ -89,6 +93,10 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Check a SageMaker cluster before training on it.")
     parser.add_argument("--level", type=int, choices=(1, 2, 3), default=2)
     parser.add_argument("--expect", action="append", default=[], help="a profile or name=value, e.g. ml.p5.48xlarge")
+    parser.add_argument("--expect-json", help="the whole expectation as one JSON object")
+    parser.add_argument("--only", action="append", default=[], help="run only this check on each host")
+    parser.add_argument("--alone", action="store_true", help="no EFA test, no nccl-tests and no collectives")
+    parser.add_argument("--own-ranks", action="store_true", help="start one rank per GPU, whoever started this process")
     parser.add_argument("--max-size", help="largest message of the collectives; else by the number of ranks and hosts")
     parser.add_argument("--expect-transport", help="transport that must carry the collectives: EFA, NVLS, P2P")
     parser.add_argument("--min-busbw", help="GB/s that must be reached at the largest size")
@@ -101,6 +109,10 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--work", default=f"{tempfile.gettempdir()}/trainmaster", help="a folder on this host")
     # SageMaker adds hyperparameters of its own.
     return parser.parse_known_args(words)[0]
+
+
+def has_collectives(job: Job, options: argparse.Namespace, per_node: int) -> bool:
+    return not options.alone and len(job.hosts) * per_node > 1
 
 
 def address(to: str | None) -> str:
@@ -138,6 +150,8 @@ def answer(here: str, options: argparse.Namespace, folder: Path, store: Store) -
     argv = [sys.executable, "-m", "trainmaster.checks", "--json", "--progress", "--level", str(options.level)]
     argv += ["--node", here, "--capture", str(folder / "capture")]
     argv += [word for value in options.expect for word in ("--expect", value)]
+    argv += ["--expect-json", options.expect_json] if options.expect_json else []
+    argv += [word for name in options.only for word in ("--only", name)]
     argv += ["--replay", options.replay] if options.replay else []
     try:
         ran = subprocess.run(argv, stdout=subprocess.PIPE, timeout=CHECK_S[options.level], check=False)
@@ -145,21 +159,22 @@ def answer(here: str, options: argparse.Namespace, folder: Path, store: Store) -
     except subprocess.TimeoutExpired:
         say(f"{here}: the check of this host took longer than {CHECK_S[options.level]:g} s and was ended")
         text = b""
-    # An unreadable answer is stored too: it is reported at once instead of waited for.
-    store.put(_place("answers", here), text)
     if (folder / "capture").is_dir():
         upload_bundle(folder / "capture", f"{store.url}/nodes/{here}")
+    # Written last: a reader that sees it may trust the capture. An unreadable answer is stored too: it is reported at
+    # once instead of waited for.
+    store.put(_place("answers", here), text)
 
 
 def report(
     job: Job, host: Host, options: argparse.Namespace, folder: Path, store: Store, *, gpus: int, per_node: int
 ) -> None:
     """Write the host's ranks, EFA test, nccl-tests and raw outputs to the store."""
-    facts = sagemaker.describe(job, per_node=per_node, collectives=len(job.hosts) * per_node > 1)
+    facts = sagemaker.describe(job, per_node=per_node, collectives=has_collectives(job, options, per_node))
     facts |= {"gpus": gpus} | sagemaker_node.read_facts(host, folder / "capture")
     efa: list[Finding] = []
     nccl: list[Finding] = []
-    if options.level >= 2:
+    if options.level >= 2 and not options.alone:
         if len(job.hosts) > 1:
             efa = sagemaker_node.ping(
                 host, job, store, provider=options.efa_provider, address=None, wait_s=options.wait,

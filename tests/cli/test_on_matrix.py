@@ -22,7 +22,7 @@ MATRIX: dict[str, dict[str, str]] = {
         "ssh": "e2e/test_check_ssh.py::test_16_hosts_one_unreachable_and_one_hanging",
         "slurm": "e2e/test_slurm_check.py::test_a_node_is_drained_by_a_check_retested_and_given_back",
         "kubernetes": "e2e/test_accept_kubernetes.py::test_every_node_is_checked_and_measured_in_a_pod_of_its_own",
-        "sagemaker": "! submit a job there with `preflight: {level: 2}`",
+        "sagemaker": "targets/sagemaker/test_check_on_sagemaker.py::test_two_hosts_are_checked_measured_and_judged",
         "hyperpod": "! `trainmaster cluster validate`",
     },
     "accept": {

@@ -16,32 +16,47 @@ if TYPE_CHECKING:
     from trainmaster.checks.profiles import Resolved
     from trainmaster.cluster.check import ClusterPlan
     from trainmaster.cluster.diff import Change
+    from trainmaster.cluster.nodes import Nodes
+    from trainmaster.cluster.sagemaker_check import SageMakerNodes
     from trainmaster.core.health import ClusterHealth, NodeHealth
 
 _COLLECTIVES = "collectives"
-_On = Annotated[str | None, typer.Option("--on", metavar="TARGET", help="Nodes: ssh:hosts.yaml, slurm, kubernetes.")]
+_SAGEMAKER = "sagemaker"
+_On = Annotated[
+    str | None,
+    typer.Option("--on", metavar="TARGET", help="Nodes: ssh:hosts.yaml, slurm, kubernetes, sagemaker:account.yaml."),
+]
+_Expect = Annotated[
+    list[str] | None,
+    typer.Option(metavar="WORD", help="What it should have: gpus=8, ml.p5.48xlarge, H200 or a YAML file; later wins."),
+]
+_Timeout = Annotated[
+    float | None, typer.Option(min=1.0, metavar="S", help="Of one node, with --on; else as its level needs.")
+]
+_Upload = Annotated[
+    str | None, typer.Option(metavar="URL", help="With --out: send the bundle there, as s3://bucket/prefix.")
+]
+_Nodes = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Instances of the training job, with --on sagemaker; else 1.")
+]
+_DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="With --on sagemaker: print the request of the training job; touch nothing.")
+]
 
 
 def check(
     level: Annotated[int, typer.Option(min=1, max=3, help="1 passive (seconds), 2 uses the GPU, 3 stress.")] = 1,
-    expect: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="WORD", help="What it should have: gpus=8, ml.p5.48xlarge, H200 or a YAML file; later wins."
-        ),
-    ] = None,
+    expect: _Expect = None,
     only: Annotated[list[str] | None, typer.Option(metavar="CHECK", help="Run only these; may be repeated.")] = None,
     skip: Annotated[list[str] | None, typer.Option(metavar="CHECK", help="Leave these out; may be repeated.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     on: _On = None,
-    timeout: Annotated[
-        float | None, typer.Option(min=1.0, metavar="S", help="Of one node, with --on; else as its level needs.")
-    ] = None,
+    nodes: _Nodes = None,
+    dry_run: _DryRun = False,
+    timeout: _Timeout = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the evidence bundle there.")] = None,
     diff: Annotated[Path | None, typer.Option(metavar="DIR", help="Show what changed since that bundle.")] = None,
-    upload: Annotated[
-        str | None, typer.Option(metavar="URL", help="With --out: send the bundle there, as s3://bucket/prefix.")
-    ] = None,
+    upload: _Upload = None,
     price: Annotated[
         float | None, typer.Option(min=0.0, metavar="USD", help="Of one node-hour; else its instance's list price.")
     ] = None,
@@ -71,25 +86,28 @@ def check(
 
       trainmaster check --on ssh:hosts.yaml --level 2     each node alone, then collectives; or --on slurm
 
+      trainmaster check --on sagemaker:account.yaml --nodes 2 --level 2 --dry-run     then without --dry-run
+
       trainmaster check --level 2 --out evidence/ --upload s3://bucket/acceptance/node-7
     """
-    from trainmaster.checks import profiles
     from trainmaster.cluster import diff as between
     from trainmaster.cluster import evidence
     from trainmaster.core.results import exit_code
 
     on = None if on == "local" else on
-    _refuse_contradictions(out=out, capture=capture, on=on, replay=replay, upload=upload)
+    _refuse_contradictions(out=out, capture=capture, on=on, replay=replay, upload=upload, job=dry_run or nodes)
     wanted = read_words(expect or [])
     # Before anything is written: a wrong name makes no folder.
     here = _plan_here(level, read_names(only), read_names(skip)) if on is None else []
     cluster = _plan_cluster(level, read_names(only), read_names(skip)) if on is not None else None
+    if dry_run and on is not None and cluster is not None:
+        return _print_request(on, wanted, cluster, nodes=nodes, timeout_s=timeout)
     if out is not None:
         evidence.refuse_used(out)
     before = evidence.load(diff) if diff is not None else None
     node: NodeHealth | None = None
     if on is not None and cluster is not None:
-        health = _cluster(on, profiles.resolve(wanted), cluster, timeout_s=timeout, out=out)
+        health = _cluster(on, wanted, cluster, nodes=nodes, timeout_s=timeout, out=out)
     else:
         node = _node(wanted, level=level, planned=here, alone=not only, replay=replay, capture=capture, out=out)
         health = _cluster_of_one(node)
@@ -135,8 +153,10 @@ def _print_text(node: NodeHealth | None, health: ClusterHealth, changes: list[Ch
 
 
 def _refuse_contradictions(
-    *, out: Path | None, capture: Path | None, on: str | None, replay: Path | None, upload: str | None
+    *, out: Path | None, capture: Path | None, on: str | None, replay: Path | None, upload: str | None, job: object
 ) -> None:
+    if job and (on is None or on.partition(":")[0] != _SAGEMAKER):
+        raise UsageError("--nodes and --dry-run are about a training job: add --on sagemaker:account.yaml")
     if out is not None and capture is not None:
         raise UsageError("--out captures into its folder already; leave --capture out")
     if on is not None and (capture is not None or replay is not None):
@@ -220,18 +240,45 @@ def _node(
         )
 
 
+def _find_nodes(
+    on: str, wanted: list[str | Mapping[str, object]], count: int | None
+) -> tuple[Nodes | SageMakerNodes, Resolved]:
+    """The nodes of a target, and what they should have; a training job's first of all what its instance type has."""
+    from trainmaster.checks import profiles
+    from trainmaster.cli._documents.hosts_file import load_nodes, load_training_job
+
+    if on.partition(":")[0] != _SAGEMAKER:
+        return load_nodes(on, verb="check"), profiles.resolve(wanted)
+    job = load_training_job(on, count or 1)
+    kind = job.settings.instance_type
+    return job, profiles.resolve([kind, *wanted] if profiles.find_instance(kind) is not None else wanted)
+
+
+def _print_request(
+    on: str, wanted: list[str | Mapping[str, object]], planned: ClusterPlan, *, nodes: int | None,
+    timeout_s: float | None,
+) -> None:  # fmt: skip
+    from trainmaster.cli import _console
+    from trainmaster.cluster.check import render_job
+    from trainmaster.cluster.sagemaker_check import SageMakerNodes
+
+    job, known = _find_nodes(on, wanted, nodes)
+    assert isinstance(job, SageMakerNodes)
+    _console.out.out(render_job(job, planned, known, timeout_s=timeout_s), end="")
+
+
 def _cluster(
-    on: str, known: Resolved, planned: ClusterPlan, *, timeout_s: float | None, out: Path | None
-) -> ClusterHealth:
+    on: str, wanted: list[str | Mapping[str, object]], planned: ClusterPlan, *, nodes: int | None,
+    timeout_s: float | None, out: Path | None,
+) -> ClusterHealth:  # fmt: skip
     """Check every node of a target, with a progress line."""
     from trainmaster.cli import _console
-    from trainmaster.cli._documents.hosts_file import load_nodes
     from trainmaster.cli._views import cluster_table
     from trainmaster.cluster import collectives
     from trainmaster.cluster.check import check as check_cluster
     from trainmaster.cluster.gather import TransferStats
 
-    hosts = load_nodes(on, verb="check")
+    hosts, known = _find_nodes(on, wanted, nodes)
     ahead, silent, stats = [host.name for host in hosts.hosts], [], TransferStats()
     with _console.err.status("", spinner="dots") if sys.stderr.isatty() else _Quiet() as progress:
 
@@ -248,6 +295,8 @@ def _cluster(
         health = check_cluster(
             hosts, planned, known, timeout_s=timeout_s, bundle=out, on_answer=on_answer, stats=stats,
             on_collectives=lambda: progress.update("[dim]collectives[/] between the healthy nodes"),
+            on_state=lambda text: progress.update(f"[dim]{_console.plain(text)}[/]"),
+            on_note=lambda text: _console.note(_console.plain(text)),
         )  # fmt: skip
     sent, back = stats.sent_bytes / 1024, stats.received_bytes / 1024
     _console.note(f"{len(hosts.hosts)} hosts in {health.took_s:.1f} s; sent {sent:.0f} KiB, received {back:.0f} KiB")

@@ -16,10 +16,11 @@ from trainmaster import __version__, checks
 from trainmaster.checks import document
 from trainmaster.checks.expectations import COLLECTIVES, unmeasured
 from trainmaster.checks.profiles import Resolved
-from trainmaster.cluster import collectives, kube_check, slurm_check
+from trainmaster.cluster import collectives, kube_check, sagemaker_check, slurm_check
 from trainmaster.cluster.gather import TIMEOUT_S, CheckRequest, TransferStats, gather
 from trainmaster.cluster.kube_nodes import KubeNodes
 from trainmaster.cluster.nodes import Nodes
+from trainmaster.cluster.sagemaker_check import SageMakerNodes
 from trainmaster.cluster.slurm_nodes import SlurmNodes
 from trainmaster.core.errors import UsageError
 from trainmaster.core.health import ClusterHealth
@@ -49,7 +50,7 @@ def plan(level: int, only: Sequence[str] = (), skip: Sequence[str] = ()) -> Clus
 
 
 def check(
-    hosts: Nodes,
+    hosts: Nodes | SageMakerNodes,
     planned: ClusterPlan,
     known: Resolved,
     *,
@@ -57,17 +58,21 @@ def check(
     bundle: Path | None = None,
     on_answer: Callable[[str, str], None] | None = None,
     on_collectives: Callable[[], None] | None = None,
+    on_state: Callable[[str], None] | None = None,
+    on_note: Callable[[str], None] | None = None,
     stats: TransferStats | None = None,
 ) -> ClusterHealth:
-    """Run the plan on every node. `timeout_s` bounds one node; `bundle` is the folder for captures."""
-    request = CheckRequest(
-        level=planned.level,
-        expect=document.stated(known.expect),
-        profile=known.profile,
-        planned=planned.names,
-        version=__version__,
-        timeout_s=timeout_s or TIMEOUT_S[planned.level],
-    )
+    """Run the plan on every node. `timeout_s` bounds one node; `bundle` is the folder for captures.
+
+    A SageMaker job tells its progress by `on_state`, and by `on_note` its name and its cost.
+    """
+    if isinstance(hosts, SageMakerNodes):
+        health = sagemaker_check.gather(
+            hosts, _job_request(planned, known, timeout_s), tests=planned.collectives, bundle=bundle,
+            on_answer=on_answer, on_state=on_state, on_note=on_note, stats=stats,
+        )  # fmt: skip
+        return add_unmeasured(health, known, planned) if planned.whole else health
+    request = _request(planned, known, timeout_s or TIMEOUT_S[planned.level])
     if isinstance(hosts, SlurmNodes):
         health = slurm_check.gather(hosts, request, bundle=bundle, on_answer=on_answer, stats=stats)
     elif isinstance(hosts, KubeNodes):
@@ -82,6 +87,29 @@ def check(
         on_collectives()
     result = collectives.measure(health, hosts, level=planned.level, timeout_s=timeout_s, bundle=bundle)
     return replace(health, cluster=(*health.cluster, result), took_s=round(health.took_s + result.took_s, 3))
+
+
+def render_job(hosts: SageMakerNodes, planned: ClusterPlan, known: Resolved, *, timeout_s: float | None) -> str:
+    """The CreateTrainingJob request and the files beside it; nothing is created."""
+    return sagemaker_check.plan(
+        hosts, _job_request(planned, known, timeout_s), tests=planned.collectives, attempt=sagemaker_check.DRY_RUN,
+        folder=Path("JOB"),
+    ).render()  # fmt: skip
+
+
+def _job_request(planned: ClusterPlan, known: Resolved, timeout_s: float | None) -> CheckRequest:
+    return _request(planned, known, timeout_s or sagemaker_check.RUN_S[planned.level])
+
+
+def _request(planned: ClusterPlan, known: Resolved, timeout_s: float) -> CheckRequest:
+    return CheckRequest(
+        level=planned.level,
+        expect=document.stated(known.expect),
+        profile=known.profile,
+        planned=planned.names,
+        version=__version__,
+        timeout_s=timeout_s,
+    )
 
 
 def add_unmeasured(health: ClusterHealth, known: Resolved, planned: ClusterPlan) -> ClusterHealth:

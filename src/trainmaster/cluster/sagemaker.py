@@ -15,6 +15,11 @@ from trainmaster.core.errors import UsageError
 from trainmaster.core.sagemaker_hosts import read_hosts
 
 Distribution = Literal["torchrun", "mpi", "none"]
+# Variables of a rank, as torchrun and Trainmaster's agent set them.
+RANK_VARIABLES = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR",
+    "MASTER_PORT",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,110 +7,20 @@ its output to CloudWatch and S3.
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import subprocess
-import sys
-import threading
-import time
-import urllib.error
-import urllib.request
-from collections import Counter
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 import yaml
-from moto.core import DEFAULT_ACCOUNT_ID
-from moto.sagemaker.models import sagemaker_backends
-from moto.server import ThreadedMotoServer
 
+from sagemaker_server import BUCKET, Relay, run_container, write_log
 from trainmaster import targets
 from trainmaster.control.budget import price_of
 from trainmaster.core.errors import Unreachable
 from trainmaster.core.plan import EVENTS_FILE, rank_log
 from trainmaster.core.states import Reason, TargetState
-from trainmaster.targets.sagemaker.logs import GROUP
 
 pytestmark = pytest.mark.spawns
-BUCKET = "bucket"
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
-@pytest.fixture
-def client(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    session = boto3.Session()  # its own: the default session would keep these keys for every later test
-    made = lambda service: session.client(service, region_name="us-east-1", endpoint_url=endpoint)  # noqa: E731
-    made("s3").create_bucket(Bucket=BUCKET)
-    return made
-
-
-@pytest.fixture
-def account(endpoint: str, tmp_path: Path) -> Path:
-    path = tmp_path / "account.yaml"
-    document = {
-        "region": "us-east-1", "role": "arn:aws:iam::123456789012:role/SageMakerRole", "storage": f"s3://{BUCKET}/tm",
-        "image": "123456789012.dkr.ecr.us-east-1.amazonaws.com/train:1", "instance_type": "ml.g5.xlarge",
-        "endpoint": endpoint, "poll_s": 0.001, "log_settle_s": 3600,
-        "package": "image", "secrets": {"MY_TOKEN": "team/token"},
-    }  # fmt: skip
-    path.write_text(yaml.safe_dump(document))
-    return path
-
-
-def run_container(
-    client: Callable[[str], Any],
-    endpoint: str,
-    name: str,
-    root: Path,
-    *,
-    hosts: tuple[str, ...] = ("algo-1",),
-    here: int = 0,
-) -> list[str]:
-    """What SageMaker does with a request on one of its hosts; the lines of the container."""
-    job = client("sagemaker").describe_training_job(TrainingJobName=name)
-    prefix = job["InputDataConfig"][0]["DataSource"]["S3DataSource"]["S3Uri"].removeprefix(f"s3://{BUCKET}/")
-    given = root / "input" / "data" / "trainmaster"
-    given.mkdir(parents=True)
-    for one in client("s3").list_objects_v2(Bucket=BUCKET, Prefix=prefix)["Contents"]:
-        client("s3").download_file(BUCKET, one["Key"], str(given / one["Key"].removeprefix(prefix)))
-    (root / "input" / "config").mkdir()
-    (root / "input" / "config" / "resourceconfig.json").write_text(
-        json.dumps({"current_host": hosts[here], "hosts": sorted(hosts)})
-    )
-    command = [sys.executable, str(given / "start.py"), str(root)]
-    env = {**os.environ, **job.get("Environment", {}), "AWS_ENDPOINT_URL": endpoint}
-    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
-    assert ran.returncode == 0, ran.stderr
-    out = job["OutputDataConfig"]["S3OutputPath"].removeprefix(f"s3://{BUCKET}/")
-    for path in (root / "output").rglob("*"):
-        if path.is_file():
-            client("s3").upload_file(str(path), BUCKET, f"{out}/{name}/output/{path.relative_to(root / 'output')}")
-    return ran.stdout.splitlines()
-
-
-def write_log(client: Callable[[str], Any], stream: str, lines: list[str]) -> None:
-    logs = client("logs")
-    if not logs.describe_log_groups(logGroupNamePrefix=GROUP)["logGroups"]:
-        logs.create_log_group(logGroupName=GROUP)
-    if not logs.describe_log_streams(logGroupName=GROUP, logStreamNamePrefix=stream)["logStreams"]:
-        logs.create_log_stream(logGroupName=GROUP, logStreamName=stream)
-    start = int(time.time() * 1000) - 60_000
-    events = [{"timestamp": start + number, "message": line} for number, line in enumerate(lines)]
-    logs.put_log_events(logGroupName=GROUP, logStreamName=stream, logEvents=events)
 
 
 def test_a_job_runs_and_its_bytes_arrive_once(
@@ -255,73 +165,6 @@ def test_without_a_price_the_cost_is_unknown(account: Path, place: Any) -> None:
 
 
 # --- answers that are lost -------------------------------------------------------------------------------------------
-
-
-class Relay:
-    """moto's server behind an address that counts requests, can lose an answer, and knows how to stop a job."""
-
-    def __init__(self, endpoint: str) -> None:
-        self.seen: Counter[str] = Counter()
-        self.lose = ""
-        relay = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self) -> None:
-                name = self.headers.get("X-Amz-Target", "").rpartition(".")[2]
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                relay.seen[name] += 1
-                if name == "StopTrainingJob":  # the one request that moto does not know
-                    relay.stop(json.loads(body)["TrainingJobName"])
-                    status, answer = 200, b"{}"
-                else:
-                    status, answer = forward(endpoint + self.path, dict(self.headers), body, self.command)
-                if name and relay.lose == name:
-                    relay.lose = ""
-                    self.close_connection = True
-                    return
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
-
-            do_GET = do_PUT = do_DELETE = do_HEAD = do_POST  # noqa: N815
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        self.endpoint = f"http://127.0.0.1:{self.server.server_port}"
-
-    def job(self, name: str) -> Any:
-        return sagemaker_backends[DEFAULT_ACCOUNT_ID]["us-east-1"].training_jobs[name]
-
-    def set(self, name: str, status: str, secondary: str) -> None:
-        self.job(name).training_job_status, self.job(name).secondary_status = status, secondary
-
-    def stop(self, name: str) -> None:
-        self.set(name, "Stopped", "Stopped")
-
-
-def forward(url: str, headers: dict[str, str], body: bytes, method: str) -> tuple[int, bytes]:
-    request = urllib.request.Request(url, data=body or None, headers=headers, method=method)
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return int(answer.status), bytes(answer.read())
-    except urllib.error.HTTPError as wrong:
-        return wrong.code, wrong.read()
-
-
-@pytest.fixture
-def relay(endpoint: str, client: Any, account: Path) -> Iterator[Relay]:
-    made = Relay(endpoint)
-    changes = {"endpoint": made.endpoint, "secrets": {}, "log_settle_s": 0}
-    account.write_text(yaml.safe_dump({**yaml.safe_load(account.read_text()), **changes}))
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
 
 
 def test_a_create_whose_answer_was_lost_is_found_by_its_name_and_not_sent_again(

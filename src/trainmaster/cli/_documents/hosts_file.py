@@ -11,6 +11,7 @@ from trainmaster.core.errors import UsageError
 if TYPE_CHECKING:
     from trainmaster.cluster.kube_nodes import KubeNodes
     from trainmaster.cluster.nodes import Nodes
+    from trainmaster.cluster.sagemaker_check import SageMakerNodes
     from trainmaster.cluster.slurm_nodes import SlurmNodes
     from trainmaster.targets.ssh.hosts import SshHosts
 
@@ -42,6 +43,16 @@ def load_nodes(word: str, *, verb: str) -> Nodes:
     if kind == "ssh" and options:
         return load_hosts(word)
     raise UsageError(_refuse(word, kind, verb))
+
+
+def load_training_job(word: str, count: int) -> SageMakerNodes:
+    """The hosts of the training job that `check --on sagemaker:FILE` makes."""
+    from trainmaster.cluster.sagemaker_check import load_nodes
+
+    path = word.partition(":")[2]
+    if not path:
+        raise UsageError(f"--on {word}: write the settings file too: --on sagemaker:account.yaml")
+    return load_nodes(Path(path), count)
 
 
 def load_hosts(word: str) -> SshHosts:
@@ -83,7 +94,8 @@ def _refuse(word: str, kind: str, verb: str) -> str:
 
     if kind == "ssh":
         return f"--on {word}: write the hosts file too: --on ssh:hosts.yaml"
+    more = ", kubernetes and sagemaker:account.yaml" if verb == "check" else " and kubernetes"
+    where = f"{verb} runs on ssh:hosts.yaml, slurm{more}"
     if kind not in targets.names():
-        return f"--on {word}: {kind!r} is not a target; {verb} runs on ssh:hosts.yaml, slurm and kubernetes"
-    instead = _INSTEAD.get((verb, kind)) or _JOB[verb]
-    return f"--on {word}: {verb} runs on ssh:hosts.yaml, slurm and kubernetes; on {kind}, {instead}"
+        return f"--on {word}: {kind!r} is not a target; {where}"
+    return f"--on {word}: {where}; on {kind}, {_INSTEAD.get((verb, kind)) or _JOB[verb]}"

@@ -8,12 +8,14 @@ import re
 import tarfile
 from pathlib import Path
 
+from trainmaster.core.errors import TargetError
 from trainmaster.core.plan import OUTPUTS_FOLDER
 from trainmaster.targets import FileSize, Submission
 from trainmaster.targets.kubernetes.planning import package
 from trainmaster.targets.sagemaker.aws import Aws
 from trainmaster.targets.sagemaker.settings import Settings
 
+_PIECE_BYTES = 8 << 20
 _OUTPUT = re.compile(r"(?:.*/)?data/node-([0-9]{1,5})/(.+)", re.DOTALL)
 
 
@@ -41,7 +43,7 @@ async def upload(aws: Aws, submission: Submission, settings: Settings, folder: s
 async def remove(aws: Aws, folder: str) -> None:
     """Delete the inputs of an attempt."""
     bucket, prefix = split(folder)
-    for key, _ in await _list(aws, bucket, f"{prefix}/"):
+    for key, _ in await list_objects(aws, bucket, f"{prefix}/"):
         await aws.call("s3", "delete_object", Bucket=bucket, Key=key)
 
 
@@ -49,7 +51,7 @@ async def list_outputs(aws: Aws, uri: str) -> list[tuple[int, FileSize, str]]:
     """Outputs of a training job: node, file, and key in the bucket."""
     bucket, prefix = split(uri)
     found = []
-    for key, size in await _list(aws, bucket, f"{prefix}/"):
+    for key, size in await list_objects(aws, bucket, f"{prefix}/"):
         if match := _OUTPUT.fullmatch(key.removeprefix(f"{prefix}/")):
             found.append((int(match[1]), FileSize(name=f"{OUTPUTS_FOLDER}/{match[2]}", size_bytes=size), key))
     return found
@@ -64,7 +66,19 @@ async def read_object(aws: Aws, bucket: str, key: str, size: int, *, offset: int
     return bytes(answer["Body"])
 
 
-async def _list(aws: Aws, bucket: str, prefix: str) -> list[tuple[str, int]]:
+async def read_whole(aws: Aws, bucket: str, key: str, size: int) -> bytes:
+    """All bytes of an object, piece by piece, each once. TargetError where it has become shorter meanwhile."""
+    found = bytearray()
+    while len(found) < size:
+        piece = await read_object(aws, bucket, key, size, offset=len(found), limit=_PIECE_BYTES)
+        if not piece:
+            raise TargetError(f"s3://{bucket}/{key} ends after {len(found)} of {size} bytes")
+        found += piece
+    return bytes(found)
+
+
+async def list_objects(aws: Aws, bucket: str, prefix: str) -> list[tuple[str, int]]:
+    """Keys below a prefix, with their sizes."""
     found: list[tuple[str, int]] = []
     more: dict[str, str] = {}
     while True:

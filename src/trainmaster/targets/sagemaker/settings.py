@@ -35,6 +35,11 @@ class Settings:
         example="123456789012.dkr.ecr.us-east-1.amazonaws.com/train:1",
         doc="image in ECR; container.image of the spec comes first",
     )
+    check_image: str | None = field(
+        default=None,
+        example="123456789012.dkr.ecr.us-east-1.amazonaws.com/sagemaker-cluster-test:latest",
+        doc="image of `trainmaster check`, as deploy/sagemaker builds it; not stated: image",
+    )
     instance_type: str = field(
         pattern=r"ml\.[a-z0-9-]+\.[a-z0-9]+", example="ml.p5.48xlarge", doc="instance type of every node"
     )

@@ -20,7 +20,7 @@ from pathlib import Path
 def main(root: Path) -> int:
     """Run this host's share of the attempt; returns the exit code."""
     given, run = root / "input" / "data" / "trainmaster", root / "trainmaster"
-    index, nodes = _find_host(root / "input" / "config" / "resourceconfig.json")
+    index, nodes, named = _find_host(root / "input" / "config" / "resourceconfig.json")
     plan = json.loads((given / "plan.json").read_text())
     plan["folder"] = str(run / "attempts" / "1")
     plan["checkpoints"] = str(root / "checkpoints")
@@ -31,7 +31,7 @@ def main(root: Path) -> int:
     (run / "plan" / "plan.json").write_text(json.dumps(plan))
     if (given / "work.tar.gz").exists():
         shutil.copyfile(given / "work.tar.gz", run / "plan" / "work.tar.gz")
-    env = {**os.environ, "JOB_COMPLETION_INDEX": str(index), **_read_secrets(given / "secrets.json")}
+    env = {**named, **os.environ, "JOB_COMPLETION_INDEX": str(index), **_read_secrets(given / "secrets.json")}
     if (given / "package.zip").exists():
         with zipfile.ZipFile(given / "package.zip") as archive:
             archive.extractall(run / "package")  # data files of the package are read by path
@@ -45,11 +45,14 @@ def main(root: Path) -> int:
     return code
 
 
-def _find_host(path: Path) -> tuple[int, list[str]]:
-    """Rank of this host and all hosts, as SageMaker's resource file lists them."""
+def _find_host(path: Path) -> tuple[int, list[str], dict[str, str]]:
+    """Rank of this host, all hosts, and the variables that the Training Toolkit would make of SageMaker's file."""
     found = json.loads(path.read_text())
     hosts = sorted(found["hosts"], key=lambda name: (len(name), name))  # algo-2 is before algo-10
-    return hosts.index(found["current_host"]), hosts
+    named = {"SM_HOSTS": json.dumps(hosts), "SM_CURRENT_HOST": found["current_host"]}
+    if found.get("current_instance_type"):
+        named["SM_CURRENT_INSTANCE_TYPE"] = found["current_instance_type"]
+    return hosts.index(found["current_host"]), hosts, named
 
 
 def _read_secrets(path: Path) -> dict[str, str]:

@@ -13,7 +13,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -54,8 +54,8 @@ class SageMaker:
 
     _followed: dict[tuple[int, str], _Followed] = {}  # noqa: RUF012 (shared by all instances: one per attempt and loop)
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, change: Callable[[Settings], Settings] | None = None) -> None:
+        self._path, self._change = path, change
 
     def plan(self, placement: Placement) -> Submission:
         return planning.plan(placement, self.settings())
@@ -171,7 +171,8 @@ class SageMaker:
 
     def settings(self) -> Settings:
         """Settings of the file, read again: a server picks up changes."""
-        return load_settings(self._path)
+        found = load_settings(self._path)
+        return self._change(found) if self._change is not None else found
 
     async def _poll(self, aws: Aws, followed: _Followed, handle: Handle, settings: Settings) -> Poll:
         try:

@@ -1,0 +1,323 @@
+"""Checks on the hosts of a SageMaker training job: the health check of deploy/sagemaker, submitted, watched, read back.
+
+The job is a submission of the target as any other, so that `trainmaster reap` finds it should this process be killed.
+Each host leaves its capture and then its answer in S3, under the name of the job, which no other job has; the first
+host leaves the results between hosts. The job is stopped where this process is interrupted or gives up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trainmaster import __version__
+from trainmaster.cluster import sagemaker_results
+from trainmaster.cluster.exchange import Answer, unwrap
+from trainmaster.cluster.gather import Ask, CheckRequest, TransferStats, gather_by
+from trainmaster.core.errors import TargetError, TrainmasterError, Unreachable
+from trainmaster.core.health import ClusterHealth
+from trainmaster.core.spec import JobSpec, Limits, Preflight, Resources
+from trainmaster.core.states import TargetState
+from trainmaster.targets import Placement, Poll, Submission
+from trainmaster.targets.kubernetes import names
+from trainmaster.targets.sagemaker import inputs, request
+from trainmaster.targets.sagemaker.aws import Missing, open_aws
+from trainmaster.targets.sagemaker.logs import GROUP
+from trainmaster.targets.sagemaker.settings import Settings
+from trainmaster.targets.sagemaker.states import billing
+from trainmaster.targets.sagemaker.target import SageMaker
+from trainmaster.targets.ssh.bootstrap import MAX_ANSWER_BYTES
+from trainmaster.targets.ssh.connect import NodeUnavailable
+from trainmaster.targets.ssh.hosts import SshHost
+
+ENTRY = "/opt/trainmaster/entry.py"  # where deploy/sagemaker/Dockerfile puts it
+RUN_S = {1: 3600.0, 2: 10_800.0, 3: 18_000.0}  # of the job, by level: above the sum of the limits in entry.py
+DRY_RUN = "00000000-0000-4000-8000-000000000000.1"
+_BLIND_S = 900.0  # without an answer of AWS the job is given up: it costs money that nobody watches
+_TRIES = 3  # of requests that create and stop the job
+_AGAIN_S = 1.0
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SageMakerNodes:
+    """Hosts of a training job that is yet to be made. SageMaker names them algo-1, algo-2, …"""
+
+    target: SageMaker
+    settings: Settings
+    count: int
+
+    @property
+    def hosts(self) -> tuple[SshHost, ...]:
+        return tuple(SshHost(host=f"algo-{one + 1}", name=f"algo-{one + 1}") for one in range(self.count))
+
+
+def load_nodes(path: Path, count: int) -> SageMakerNodes:
+    """The hosts that a settings file describes."""
+    target = SageMaker(path, _adapt)
+    return SageMakerNodes(target=target, settings=target.settings(), count=count)
+
+
+def _adapt(settings: Settings) -> Settings:
+    """Settings of a job as those of the health check, which starts its ranks itself and is part of its image."""
+    return replace(
+        settings, image=settings.check_image or settings.image, start="agent", package="image", distribution="auto",
+        spot=False,  # after an interruption the answers of two sets of machines would be mixed
+    )  # fmt: skip
+
+
+def plan(nodes: SageMakerNodes, asked: CheckRequest, *, tests: bool, attempt: str, folder: Path) -> Submission:
+    """The training job. `tests`: EFA, nccl-tests and collectives after the checks of each host."""
+    settings, expect = nodes.settings, asked.expect
+    words = ["--own-ranks", "--level", str(asked.level), "--to", _results(settings, attempt), "--out", "health"]
+    words += ["--expect-json", json.dumps(expect), *(word for name in asked.planned for word in ("--only", name))]
+    words += [] if tests else ["--alone"]
+    for option, name in (("--expect-transport", "transport"), ("--min-busbw", "busbw_gbps")):
+        words += [option, str(expect[name])] if expect.get(name) is not None else []
+    spec = JobSpec(
+        name="trainmaster-check",
+        target="sagemaker",
+        resources=Resources(nodes=nodes.count, processes_per_node=1),
+        preflight=Preflight(level=0),
+        limits=Limits(timeout_s=min(asked.timeout_s, settings.max_runtime_s), stall_minutes=None, grace_s=10.0),
+        command=(settings.python, ENTRY, *words),
+        env={"TRAINING_JOB_NAME": names.object_name(attempt)},
+    )
+    return nodes.target.plan(Placement(attempt=attempt, spec=spec, job_folder=folder / attempt))
+
+
+def gather(
+    nodes: SageMakerNodes,
+    asked: CheckRequest,
+    *,
+    tests: bool,
+    bundle: Path | None = None,
+    on_answer: Callable[[str, str], None] | None = None,
+    on_state: Say | None = None,
+    on_note: Say | None = None,
+    stats: TransferStats | None = None,
+) -> ClusterHealth:
+    """Health of every host and the results between them. `on_state`: what the job does now; `on_note`: to be kept."""
+    with tempfile.TemporaryDirectory(prefix="trainmaster-sagemaker-") as folder:
+        submission = plan(nodes, asked, tests=tests, attempt=f"{uuid.uuid4()}.1", folder=Path(folder))
+        job = _Job(nodes, submission, captures=bundle is not None, on_state=on_state, on_note=on_note)
+        health = gather_by(_open(job), nodes.hosts, asked, bundle=bundle, on_answer=on_answer, stats=stats)
+    assert job.end is not None
+    answered = [node.node for node in health.nodes]
+    between = sagemaker_results.between(job.found, answered, level=asked.level, tests=tests)
+    health = replace(health, cluster=(*health.cluster, *between))
+    end = sagemaker_results.end(job.end, job.found, health, job.facts)
+    return replace(health, cluster=(*health.cluster, end))
+
+
+def _results(settings: Settings, attempt: str) -> str:
+    return f"{request.job_folder(settings, names.job_of(attempt))}/check"
+
+
+@contextlib.asynccontextmanager
+async def _open(job: _Job) -> AsyncIterator[Ask]:
+    watching: asyncio.Task[None] | None = None
+    try:
+        await job.submit()
+        watching = asyncio.create_task(job.watch())
+        yield job.ask
+        await watching
+        await job.finish()
+    finally:
+        if watching is not None:
+            watching.cancel()
+            await asyncio.wait([watching])
+        if job.end is None and not job.refused:
+            await job.stop()
+
+
+class _Job:
+    """One training job: its creation, the answers of its hosts, its end."""
+
+    def __init__(
+        self,
+        nodes: SageMakerNodes,
+        submission: Submission,
+        *,
+        captures: bool,
+        on_state: Say | None,
+        on_note: Say | None,
+    ) -> None:
+        self._target, self._settings, self._submission = nodes.target, nodes.settings, submission
+        self._captures = captures
+        self._on_state, self._on_note = on_state or (lambda _: None), on_note or (lambda _: None)
+        self._aws = open_aws(nodes.settings.region, nodes.settings.endpoint)
+        self._handle, self.name = submission.handle, str(submission.handle["name"])
+        self._bucket, self._prefix = inputs.split(_results(nodes.settings, str(self._handle["attempt"])))
+        self._hosts = [host.name for host in nodes.hosts]
+        self._sizes: dict[str, int] = {}  # of the answers, by host
+        self._changed: asyncio.Event = asyncio.Event()
+        self._creating: asyncio.Task[Any] | None = None
+        self._lost = ""  # why no more answers come
+        self.refused = False  # no job was created
+        self.end: Poll | None = None
+        self.found: ClusterHealth | str = "it was not read"  # results of the first host, or why there are none
+        self.facts: dict[str, Any] = {"job": self.name}
+
+    async def submit(self) -> None:
+        """Create the job. A request without an answer is repeated: the target never creates a second one."""
+        for left in reversed(range(_TRIES)):
+            # A request that is under way cannot be taken back: `stop` waits for it, so that no job is left behind.
+            self._creating = asyncio.ensure_future(self._target.submit(self._submission))
+            try:
+                self._handle = await asyncio.shield(self._creating)
+                break
+            except Unreachable:
+                if not left:
+                    raise
+            except TrainmasterError:
+                self.refused = True
+                with contextlib.suppress(TrainmasterError):
+                    await self._remove_inputs()
+                raise
+            await asyncio.sleep(_AGAIN_S)
+        count, kind = len(self._hosts), self._settings.instance_type
+        self._on_note(f"training job {self.name} on {count} x {kind} in {self._settings.region}; Ctrl-C stops it")
+
+    async def watch(self) -> None:
+        """Poll until the job is over, and note each answer as it comes."""
+        heard, shown, lost = time.monotonic(), "", "the watch over its training job was given up"
+        try:
+            while True:
+                poll = await self._poll()
+                if poll.state is not TargetState.UNKNOWN:
+                    heard = time.monotonic()
+                elif time.monotonic() - heard > _BLIND_S:
+                    raise Unreachable(f"no state of training job {self.name} for {_BLIND_S:g} s: {poll.note}")
+                if poll.state.over:
+                    self.end = poll
+                    lost = f"the training job {poll.state} without an answer of this host: {poll.note}"
+                    return
+                if (step := poll.note.partition(":")[0]) != shown and poll.state is not TargetState.UNKNOWN:
+                    shown = step
+                    self._on_note(f"training job {self.name}: {step}")
+                self._on_state(f"{len(self._sizes)}/{len(self._hosts)} answered; {poll.state}: {poll.note}")
+                await asyncio.sleep(self._settings.poll_s)
+        finally:
+            self._lost = lost[:400]
+            self._changed.set()
+
+    async def _poll(self) -> Poll:
+        """State of the job; then the answers that are there, so that none is missed at the end."""
+        poll = await self._target.poll(self._handle)
+        folder = f"{self._prefix}/answers/{self.name}/"
+        try:
+            found = dict(await inputs.list_objects(self._aws, self._bucket, folder))
+        except Unreachable as wrong:
+            return Poll(state=TargetState.UNKNOWN, note=str(wrong))
+        there = {host: found[f"{folder}{host}.json"] for host in self._hosts if f"{folder}{host}.json" in found}
+        if there.keys() > self._sizes.keys():
+            self._sizes = there
+            self._changed.set()
+            self._changed = asyncio.Event()
+        return poll
+
+    async def ask(self, host: SshHost) -> Answer:
+        """The answer of a host, once it is there. NodeUnavailable where none comes any more."""
+        began = time.monotonic()
+        action = f"read its log stream {self.name}/{host.name}-… in CloudWatch, group {GROUP}"
+        while host.name not in self._sizes:
+            if self._lost:
+                raise NodeUnavailable(self._lost, action=action)
+            await self._changed.wait()
+        try:
+            files = await self._read_capture(host.name) if self._captures else {}
+            key = f"{self._prefix}/answers/{self.name}/{host.name}.json"
+            health = await self._read(key, self._sizes[host.name])
+        except TargetError as wrong:
+            raise NodeUnavailable(f"its answer cannot be read: {wrong}", action=action) from None
+        if (version := _find_version(health)) not in (None, __version__):
+            reason = f"its image has Trainmaster {version[:40]!r}, and this is {__version__}"
+            raise NodeUnavailable(reason, action="build the image of this version: deploy/sagemaker/create-image.sh")
+        health, files = unwrap(json.dumps({"health": health, "files": files}).encode())
+        received = len(health) + sum(map(len, files.values()))
+        took_s = round(time.monotonic() - began, 3)
+        return Answer(health=health, files=files, sent_bytes=0, received_bytes=received, took_s=took_s)
+
+    async def finish(self) -> None:
+        """Read the results between hosts and the cost, and remove the inputs of the job."""
+        key = f"{self._prefix}/health.json"
+        try:
+            sizes = dict(await inputs.list_objects(self._aws, self._bucket, key))
+            text = await self._read(key, sizes[key]) if key in sizes else None
+            self.found = sagemaker_results.parse(text, self._hosts)
+        except TargetError as wrong:
+            self.found = f"health.json of the first host cannot be read: {wrong}"
+        try:
+            job = await self._describe()
+            self.facts |= billing(job, self._settings.price_per_hour)
+            self._on_note(self._render_cost(str(job.get("TrainingJobStatus"))))
+            await self._target.release(self._handle)
+        except (TargetError, TimeoutError) as wrong:
+            self._on_note(f"training job {self.name} is over; its cost or its inputs were not reached: {wrong}")
+
+    def _render_cost(self, status: str) -> str:
+        billed = self.facts.get("billable_s")
+        what = f"{len(self._hosts)} x {self._settings.instance_type}"
+        if billed is None:
+            return f"training job {self.name}: {status}; SageMaker states no billable seconds"
+        cost = f"{self.facts['cost_usd']:.2f} USD" if "cost_usd" in self.facts else "no price_per_hour in the file"
+        return f"training job {self.name}: {status}; {billed} billable seconds of {what}; {cost}"
+
+    async def stop(self) -> None:
+        """Request the end of the job, which SageMaker kills after 120 s. None is made after this."""
+        for left in reversed(range(_TRIES)):
+            try:
+                await self._target.cancel(self._handle, reason="user_cancelled: the check was interrupted")
+                if self._creating is not None:
+                    await asyncio.gather(self._creating, return_exceptions=True)
+                    await self._target.cancel(self._handle, reason="user_cancelled: the check was interrupted")
+                self._on_note(f"training job {self.name}: {(await self._describe()).get('TrainingJobStatus')}")
+                await self._remove_inputs()
+                return
+            except Missing:
+                return
+            except TargetError as wrong:
+                if not left:
+                    words = f"aws sagemaker stop-training-job --region {self._settings.region}"
+                    self._on_note(
+                        f"training job {self.name} may still run and cost money ({wrong}); stop it: "
+                        f"{words} --training-job-name {self.name}"
+                    )
+                    return
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _remove_inputs(self) -> None:
+        await inputs.remove(self._aws, request.input_folder(self._settings, str(self._handle["attempt"])))
+
+    async def _describe(self) -> dict[str, Any]:
+        return await self._aws.call("sagemaker", "describe_training_job", TrainingJobName=self.name)
+
+    async def _read_capture(self, host: str) -> dict[str, str]:
+        folder = f"{self._prefix}/nodes/{host}/"
+        found = await inputs.list_objects(self._aws, self._bucket, folder)
+        if sum(size for _, size in found) > MAX_ANSWER_BYTES:
+            raise TargetError("its capture is too long")
+        return {key.removeprefix(folder): await self._read(key, size) for key, size in found}
+
+    async def _read(self, key: str, size: int) -> str:
+        if size > MAX_ANSWER_BYTES:
+            raise TargetError(f"s3://{self._bucket}/{key} has {size:,} bytes, which is too long")
+        return (await inputs.read_whole(self._aws, self._bucket, key, size)).decode("utf-8", errors="replace")
+
+
+def _find_version(health: str) -> str | None:
+    """Version that made an answer; None where that cannot be told, which `accept` of cluster/gather.py judges."""
+    with contextlib.suppress(ValueError, RecursionError, AttributeError):
+        found = json.loads(health).get("version")
+        return found if isinstance(found, str) else None
+    return None

@@ -6,15 +6,17 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from lambda_sim import ask, drive, lambda_cloud, live, submit
+from lambda_sim import PACE, ask, drive, lambda_cloud, live, submit
 from sshd import needs_sshd
 from trainmaster import control, targets
 from trainmaster.cli.main import build
 from trainmaster.core.states import Reason, Status
+from trainmaster.sim.lambda_cloud import operations
 from trainmaster.sim.lambda_cloud.simulator import Simulator
 from trainmaster.store import Database, attempts, costs, instances
 from trainmaster.store.jobs import find_job
@@ -78,6 +80,27 @@ def test_a_late_or_busy_cloud_is_waited_for(db: Database, tmp_path: Path, cloud:
     ended = drive(db, tmp_path, submit(db, "true"), submit(db, "sleep 1"))
     assert [job.status for job in ended] == [Status.COMPLETED] * 2, [(job.reason, job.message) for job in ended]
     assert len(cloud.instances()) == 2
+
+
+def test_a_listing_that_leaves_a_machine_out_ends_no_attempt(
+    db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attempt ended as `node_lost`, another machine was rented, and the first one was paid for beside it."""
+    show, empty = operations._OPERATIONS["listInstances"], list[float]()
+
+    def hide(*args: Any) -> Any:
+        found, begun = show(*args), min((one.launched_at for one in args[0].instances.values()), default=None)
+        settled_s = LambdaCloud().timing.settle_s * PACE + 60
+        if found and begun is not None and args[0].clock.now_s() - begun > settled_s and len(empty) < 5:
+            empty.append(time.monotonic())
+            return []
+        return found
+
+    monkeypatch.setattr(operations, "_OPERATIONS", {**operations._OPERATIONS, "listInstances": hide})
+    with lambda_cloud(tmp_path / "lambda", monkeypatch, boot_s=300.0) as cloud:
+        (ended,) = drive(db, tmp_path, submit(db, "true"))
+        assert (ended.status, ended.attempts) == (Status.COMPLETED, 1), (ended.reason, ended.message)
+        assert len(empty) == 5 and len(cloud.instances()) == 1 and live(cloud) == []
 
 
 @pytest.mark.parametrize("fault", ["unhealthy", "stuck-booting"])

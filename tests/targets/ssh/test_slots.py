@@ -12,7 +12,7 @@ import pytest
 
 from sshd import Lab, needs_sshd
 from trainmaster import targets
-from trainmaster.core.errors import NoCapacity, TargetError
+from trainmaster.core.errors import NoCapacity, TargetError, Unreachable
 from trainmaster.targets.ssh import slots
 from trainmaster.targets.ssh.session import Reply, Session
 
@@ -95,6 +95,77 @@ def test_a_job_that_gives_up_while_a_machine_is_asked_does_not_end_the_question(
 
     run(go())
     assert asked["n1", "offer"] <= 2
+
+
+def test_a_slot_of_a_try_that_broke_off_is_given_back_when_the_job_has_to_wait(
+    hosts_file: Path, place: Any, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim found its machine gone; the slot of the other one was kept for 15 minutes, and nobody could have it."""
+    hosts_file.write_text(hosts_file.read_text().replace("slots: 4", "slots: 1"))
+    target = targets.load(f"ssh:{hosts_file}")
+    wide = target.plan(place("true", resources={"nodes": 3}))
+    others = [target.plan(place("true", number=number)) for number in (2, 3, 4)]
+    ask = Session.ask
+
+    async def cut(self: Session, method: str, **params: Any) -> Reply:
+        if self.host.name == "n3":
+            raise Unreachable("n3: the connection was lost")
+        return await ask(self, method, **params)
+
+    async def go() -> list[Any]:
+        with monkeypatch.context() as patch:
+            patch.setattr(slots, "claim", _after_a_moment(patch, cut))
+            with pytest.raises(Unreachable):
+                await target.place(wide)
+            with pytest.raises(NoCapacity):  # tried again, with two machines for three nodes
+                await target.place(wide)
+            found = [await target.place(one) for one in others[:2]]
+        for one in (wide, *others):
+            await target.release({**one.handle, "nodes": []})
+        return found
+
+    assert [one["nodes"] for one in run(go())] == [["n1"], ["n2"]]
+
+
+def _after_a_moment(patch: pytest.MonkeyPatch, cut: Any) -> Any:
+    """Claims that find a machine gone which had offered its slot; from then on it does not answer."""
+    claim = slots.claim
+
+    async def claimed(session: Session, attempt: str) -> bool:
+        if session.host.name == "n3":
+            await asyncio.sleep(1)  # the other machines have answered
+            patch.setattr(Session, "ask", cut)
+        return await claim(session, attempt)
+
+    return claimed
+
+
+def test_a_job_that_is_cut_off_before_its_claim_is_sent_takes_no_slot(
+    hosts_file: Path, place: Any, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slot counted as being taken for as long as the connection lived."""
+    hosts_file.write_text(hosts_file.read_text().replace("slots: 4", "slots: 1"))
+    target = targets.load(f"ssh:{hosts_file}")
+    first, second = target.plan(place("true")), target.plan(place("true", number=2, resources={"nodes": 3}))
+    take = slots.Desk.take
+
+    async def go() -> None:
+        placing = asyncio.create_task(target.place(first))
+
+        def cut(self: slots.Desk, session: Session, attempt: str) -> Any:
+            placing.get_loop().call_soon(placing.cancel)  # as a timeout in the same turn of the loop would
+            return take(self, session, attempt)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(slots.Desk, "take", cut)
+            with contextlib.suppress(asyncio.CancelledError):
+                await placing
+        assert placing.cancelled()
+        await target.release({**first.handle, "nodes": []})
+        assert len((await target.place(second))["nodes"]) == 3
+        await target.release({**second.handle, "nodes": []})
+
+    run(go())
 
 
 @pytest.mark.parametrize("answer", [{"free": 4}, {"free": 4, "held": {}, "knows": []}, {"held": [], "knows": []}])

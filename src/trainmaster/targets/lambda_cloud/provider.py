@@ -40,12 +40,30 @@ class LambdaCloud:
         self._settings = settings if settings is not None else read_settings()
         self.access, self.timing = self._settings.access, self._settings.timing
         self._ssh_key_name: str | None = None
+        self._alive: set[str] = set()  # ids of ours that were listed and are not known to have ended
 
     async def list_offers(self) -> list[Offer]:
         return [offer for item in (await self._client().list_types()).values() for offer in _offers(item)]
 
     async def list_instances(self) -> list[Instance]:
-        return [_instance(item) for item in await self._client().list_instances()]
+        found = [_instance(item) for item in await self._client().list_instances()]
+        for missing in sorted(self._alive - {one.id for one in found}):
+            if (one := await self._find(missing)) is not None:
+                found.append(one)
+        self._alive = {one.id for one in found if one.label is not None and not one.state.over}
+        return found
+
+    async def _find(self, instance_id: str) -> Instance | None:
+        """A machine that the listing has dropped, asked for by its id: a listing may be empty for a minute."""
+        try:
+            return _instance(await self._client().get_instance(instance_id))
+        except NotFound:
+            self._alive.discard(instance_id)  # noted at once: a listing that is cut off here need not ask again
+            return None
+        except Unreachable:
+            raise
+        except TargetError as wrong:
+            raise Unreachable(f"lambda: {instance_id} is not listed, and cannot be asked for: {wrong}") from None
 
     def may_launch(self) -> bool:
         return self._client().rates.may_launch()

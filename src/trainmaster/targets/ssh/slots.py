@@ -11,9 +11,8 @@ import asyncio
 import contextlib
 import time
 import weakref
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from trainmaster.core.errors import NoCapacity, TargetError, Unreachable
 from trainmaster.targets.ssh.channel import malformed
@@ -47,19 +46,21 @@ class Desk:
             self._asking = asyncio.create_task(self._ask_all(session), name=f"ssh {session.host.name}: offers")
         return future
 
-    def take(self, session: Session, attempt: str) -> Coroutine[Any, Any, bool]:
+    def take(self, session: Session, attempt: str) -> asyncio.Task[bool]:
         """Whether the attempt has a slot now. Others here do not count on it from the call on, before it is awaited."""
         self._taking, self.free = self._taking + 1, self.free - 1
-        return self._take(session, attempt)
+        task = asyncio.create_task(self._take(session, attempt), name=f"ssh {session.host.name}: claim")
+        task.add_done_callback(self._end_take)  # also of one that is cut off before its first step
+        return task
 
     async def _take(self, session: Session, attempt: str) -> bool:
-        try:
-            held = await claim(session, attempt)
-        finally:
-            self._taking -= 1
+        held = await claim(session, attempt)
         if not held:
             self.free = 0
         return held
+
+    def _end_take(self, _: asyncio.Task[bool]) -> None:
+        self._taking -= 1
 
     async def _ask_all(self, session: Session) -> None:
         while self._waiting:
@@ -109,7 +110,9 @@ async def reserve(sessions: Sequence[Session], attempt: str, wanted: int) -> lis
     while len(taken) < wanted:
         chosen = [one for one in left if _is_open(desks[one], asked[one])][: wanted - len(taken)]
         if len(taken) + len(chosen) < wanted:  # a part of them helps nobody, and would keep another job waiting
-            for one in taken:
+            pairs = zip(sessions, offers, strict=True)
+            before = [one for one, offer in pairs if isinstance(offer, Offer) and offer.held]
+            for one in dict.fromkeys([*taken, *before]):  # also those of an earlier try that was cut off
                 with contextlib.suppress(TargetError):  # a slot that is not used lapses by itself
                     await one.ask("release", attempt=attempt)
             raise _no_capacity(wanted, desks, offers)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
@@ -26,6 +27,8 @@ from trainmaster.train.parallel import rendezvous
 from trainmaster.train.parallel.rank_info import RankInfo
 
 Precision = Literal["fp32", "bf16"]
+_LEFT = "trainmaster/left"  # key of the number of ranks that need the store no more
+_LEAVE_S = 60.0  # longest wait for them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +105,14 @@ def _allow_descriptors() -> None:
 
 
 def leave() -> None:
-    """Leave the process group after all work is done."""
-    dist.barrier()  # rank 0 holds the store: if it left first, the others would see it as a failure
+    """Leave the process group after all work is done. Rank 0, which may hold the store, leaves last."""
+    store, rank, world = dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size()
+    dist.barrier()
+    # A barrier that is over here may still make its connections elsewhere, and needs the store for them.
+    until = time.monotonic() + _LEAVE_S
+    store.add(_LEFT, 1)
+    while rank == 0 and store.add(_LEFT, 0) < world and time.monotonic() < until:
+        time.sleep(0.01)
     dist.destroy_process_group()
 
 

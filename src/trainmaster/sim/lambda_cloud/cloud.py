@@ -56,7 +56,8 @@ class Cloud:
             return instance
 
     def has_capacity(self, kind: InstanceType, region: str) -> bool:
-        used = sum(one.type is kind and one.region == region for one in self._live())
+        # Machines of others stay for ever here: with few places they would take them all in the end.
+        used = sum(one.type is kind and one.region == region and not one.foreign for one in self._live())
         return region in kind.regions and used < self.settings.capacity
 
     def listed(self) -> list[Instance]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +140,37 @@ def _after_a_moment(patch: pytest.MonkeyPatch, cut: Any) -> Any:
         return await claim(session, attempt)
 
     return claimed
+
+
+def test_a_machine_that_refuses_a_claim_is_left_out(hosts_file: Path, machines: Lab, place: Any, run: Any) -> None:
+    """One machine with a full disk, first in the file, ended every job although others were free."""
+    target = targets.load(f"ssh:{hosts_file}")
+    submission = target.plan(place("true"))
+
+    async def go() -> Any:
+        with contextlib.ExitStack() as stack:
+            for one in machines.hosts[:2]:
+                stack.enter_context(_full(one.home / ".trainmaster" / "claims" / one.name))
+            placed = await target.place(submission)
+        await target.release({**submission.handle, "nodes": []})
+        return placed
+
+    assert run(go())["nodes"] == ["n3"]
+
+
+@contextlib.contextmanager
+def _full(folder: Path) -> Iterator[None]:
+    """A folder in which no file can be made, but those that are there can be opened: its file system has no inode."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=2", "tmpfs", str(folder)], check=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("file systems cannot be mounted here")
+    try:
+        (folder / ".lock").touch()
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def test_a_job_that_is_cut_off_before_its_claim_is_sent_takes_no_slot(

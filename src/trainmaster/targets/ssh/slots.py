@@ -118,13 +118,14 @@ async def reserve(sessions: Sequence[Session], attempt: str, wanted: int) -> lis
             raise _no_capacity(wanted, desks, offers)
         left = [one for one in left if one not in chosen]
         claims = [desks[one].take(sessions[one], attempt) for one in chosen]
-        for one, held in zip(chosen, await asyncio.gather(*claims, return_exceptions=True), strict=True):
+        answers = await asyncio.gather(*claims, return_exceptions=True)
+        for position, held in zip(chosen, answers, strict=True):
             if isinstance(held, TargetError) and not isinstance(held, Unreachable):
-                offers[one] = held  # it refuses, as one with a full disk does: others are tried
+                offers[position] = held  # it refuses, as one with a full disk does: others are tried
             elif isinstance(held, BaseException):
                 raise held
             elif held:
-                taken.append(sessions[one])
+                taken.append(sessions[position])
     return taken
 
 

@@ -73,7 +73,8 @@ def test_jobs_of_several_nodes_do_not_take_a_part_each(
         return found
 
     found = run(go())
-    assert [one["nodes"] for one in found if isinstance(one, dict)] == [["n1", "n2"]]
+    (placed,) = [one["nodes"] for one in found if isinstance(one, dict)]
+    assert len(set(placed)) == 2  # any two: a machine that is slow to answer is passed over
     assert [type(one) for one in found if not isinstance(one, dict)] == [NoCapacity, NoCapacity]
     assert sum(count for (_, method), count in asked.items() if method == "claim") == 2
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 from sshd import Lab, needs_sshd
 from trainmaster import targets
 from trainmaster.core.errors import NoCapacity, TargetError, Unreachable
+from trainmaster.targets import Submission
 from trainmaster.targets.ssh import slots
 from trainmaster.targets.ssh.session import Reply, Session
 
@@ -35,19 +36,21 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, str]]:
     return count
 
 
+async def place_at_once(target: targets.Target, plans: Sequence[Submission]) -> list[Any]:
+    """What each job gets: its handle, or the error that it waits with. All slots are given back afterwards."""
+    found = await asyncio.gather(*(target.place(one) for one in plans), return_exceptions=True)
+    for one in plans:
+        await target.release({**one.handle, "nodes": []})
+    return found
+
+
 def test_jobs_that_come_at_once_share_the_questions_and_try_no_slot_twice(
     hosts_file: Path, place: Any, run: Any, asked: Counter[tuple[str, str]]
 ) -> None:
     target = targets.load(f"ssh:{hosts_file}")
     plans = [target.plan(place("true", number=number)) for number in range(1, 14)]
 
-    async def go() -> list[Any]:
-        found = await asyncio.gather(*(target.place(one) for one in plans), return_exceptions=True)
-        for one in plans:
-            await target.release({**one.handle, "nodes": []})
-        return found
-
-    found = run(go())
+    found = run(place_at_once(target, plans))
     placed = [one for one in found if isinstance(one, dict)]
     assert Counter(node for one in placed for node in one["nodes"]) == {"n1": 4, "n2": 4, "n3": 4}
     (waits,) = [one for one in found if not isinstance(one, dict)]
@@ -66,13 +69,7 @@ def test_jobs_of_several_nodes_do_not_take_a_part_each(
     target = targets.load(f"ssh:{hosts_file}")
     plans = [target.plan(place("true", number=number, resources={"nodes": 2})) for number in (1, 2, 3)]
 
-    async def go() -> list[Any]:
-        found = await asyncio.gather(*(target.place(one) for one in plans), return_exceptions=True)
-        for one in plans:
-            await target.release({**one.handle, "nodes": []})
-        return found
-
-    found = run(go())
+    found = run(place_at_once(target, plans))
     (placed,) = [one["nodes"] for one in found if isinstance(one, dict)]
     assert len(set(placed)) == 2  # any two: a machine that is slow to answer is passed over
     assert [type(one) for one in found if not isinstance(one, dict)] == [NoCapacity, NoCapacity]

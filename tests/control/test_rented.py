@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from control.scripted import GOOD, Scripted, at_once, take_over
 from trainmaster import control
@@ -18,11 +20,12 @@ from trainmaster.control.clock import Clock
 from trainmaster.control.context import Context
 from trainmaster.control.deadlines import Deadlines
 from trainmaster.control.stage_handlers import handle_stage
-from trainmaster.core.errors import DiskFull, PathDenied, TargetError, Unreachable, UsageError
+from trainmaster.control.transitions import end_overdue
+from trainmaster.core.errors import DiskFull, PathDenied, StorageUnreachable, TargetError, Unreachable, UsageError
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Stage, Status
 from trainmaster.storage import open_store
-from trainmaster.store import Database, attempts, instances
+from trainmaster.store import Database, attempts, instances, jobs, tables
 from trainmaster.store.jobs import find_job
 from trainmaster.store.rows import JobRow
 from trainmaster.targets import Handle, Instance, InstanceState, LaunchRequest, Offer
@@ -232,6 +235,43 @@ def test_a_setting_that_a_launch_lacks_ends_the_job_with_a_sentence(db: Database
     assert (ended.status, ended.reason) == (Status.FAILED, Reason.TARGET_ERROR)
     assert "run ssh-keygen" in (ended.message or "")
     assert {row.state for row in instances.list_of_attempt(db, f"{ended.id}.1")} == {"gone"}
+
+
+def test_a_storage_that_fails_does_not_keep_a_rented_machine_for_hours(
+    db: Database, tmp_path: Path, cloud: Cloud
+) -> None:
+    target = Target(cloud)
+    context, job = begin(db, target, tmp_path)
+
+    async def until(stage: Stage | None) -> None:
+        for _ in range(40):
+            if again(db, job).stage is stage:
+                return
+            await handle_stage(context, again(db, job))
+        raise AssertionError(f"still {again(db, job).stage}")
+
+    asyncio.run(until(Stage.COLLECTING))
+    began, late = context.now(), timedelta()
+    context = replace(context, now=lambda: began + late)
+
+    def fail(tries: int) -> bool:
+        with db.write() as conn:
+            jobs.set_backoff(conn, job.id, until=None, tries=tries - 1, message="")
+        return asyncio.run(end_overdue(context, again(db, job), StorageUnreachable("no bucket")))
+
+    def told() -> list[str]:
+        with db.read() as conn:
+            return list(conn.execute(select(tables.outbox.c.topic)).scalars())
+
+    late = timedelta(minutes=14)
+    assert not fail(28) and "job.stalled" not in told()
+    late = timedelta(minutes=16)
+    assert not fail(32) and not fail(33) and told().count("job.stalled") == 1, "somebody may mend the storage"
+    late = timedelta(hours=3)
+    assert not fail(3), "it copied for hours, and failed for seconds"
+    assert fail(121) and again(db, job).stage is Stage.RELEASING
+    asyncio.run(until(None))
+    assert cloud.instances == {} and "could be kept: no bucket" in (again(db, job).message or "")
 
 
 @pytest.mark.parametrize("refusal", [DiskFull("no space left"), PathDenied("read-only file system"), TargetError("no")])

@@ -9,7 +9,7 @@ row and its time is over. A control plane that was dead for a day, or whose data
     checking               counted from when the node began; the attempt is asked to stop
     running                limits.timeout_s of the spec; the agent keeps it, we keep the agent to it
     collecting             what could be kept is kept, the rest is named, and the attempt is released; after a cancel
-                           this also ends a copy that goes on
+                           this also ends a copy that goes on. On rented machines `rent.collect_minutes` of failures
     releasing              never given up; after a while a notification says that something may be left running
     asked to stop          limits.grace_s and a margin, then it is released by force, in whatever stage it is
 """
@@ -46,20 +46,30 @@ class Deadlines:
     stop_margin_s: float = 60.0  # over limits.grace_s: for the agent to see the wish, sweep and write its record
     leak_s: float = 900.0  # a release that fails for so long may leave something running
     leak_again_s: float = 6 * 3600.0
+    longest_rest_s: float = 30.0  # between two tries of a job whose step keeps failing
     tries: int = 3  # a stage that failed less often in a row is not given up, however late it is
     # A running attempt that cannot be asked is given up after this many tries in a row, about a day: time in which
     # this control plane was away does not count.
     unreachable_tries: int = 4_000
     elapsed_s: Callable[[datetime, datetime], float] = _elapsed_s  # control/clock.py leaves steps of the clock out
 
-    def is_late(self, job: JobRow, now: datetime) -> bool:
-        """Whether the stage of a job whose step has just failed is to be given up."""
+    def is_late(self, job: JobRow, now: datetime, *, rented: bool = False) -> bool:
+        """Whether the stage of a job whose step has just failed is to be given up. `rented`: its machines cost."""
         if job.stage is Stage.RUNNING:
             return job.tries + 1 >= self.unreachable_tries
+        if rented and job.stage is Stage.COLLECTING and self.failed_s(job, now) > job.spec.rent.collect_minutes * 60:
+            return True
         limit = self._limit_s(job)
         if limit is None or job.stage_since is None or job.tries + 1 < self.tries:
             return False
         return self.elapsed_s(job.stage_since, now) > limit
+
+    def failed_s(self, job: JobRow, now: datetime) -> float:
+        """Seconds for which a stage has failed in a row, at most: between two tries are `longest_rest_s` or less. A
+        copy of hours that then fails three times has not failed for hours."""
+        if job.stage_since is None or job.tries + 1 < self.tries:
+            return 0.0
+        return min(self.elapsed_s(job.stage_since, now), (job.tries + 1) * self.longest_rest_s)
 
     def _limit_s(self, job: JobRow) -> float | None:
         if job.stage is Stage.PLACING:

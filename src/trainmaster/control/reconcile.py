@@ -41,7 +41,6 @@ from trainmaster.targets import Target
 STORAGE_FOLDER = "storage"  # of the home, where a server is given no other storage
 _AT_ONCE = 64  # jobs that are worked on at the same time
 _SLICE = 20  # glances begun at once: a thousand in a row would block requests to the server
-_LONGEST_REST_S = 30.0  # between two tries of a job whose target keeps failing
 _SWEEP_S = 30.0
 _GLANCE_S = 0.1  # between two looks for new jobs
 _HURRY_S = 5.0  # a start that takes longer may be cut off by a cancel; the steps around it take milliseconds
@@ -241,7 +240,8 @@ async def _rest(context: Context, job: JobRow, wrong: Exception, *, tick_s: floa
     said = describe_error(wrong) if is_unavailable(wrong) else str(wrong)
     text = said if isinstance(wrong, TrainmasterError) else f"{type(wrong).__name__}: {said}"
     text = text[:_MESSAGE_LIMIT].replace("\x00", "\ufffd")
-    until = context.now() + timedelta(seconds=backoff_s(job.tries + 1, first_s=tick_s, longest_s=_LONGEST_REST_S))
+    longest_s = context.deadlines.longest_rest_s
+    until = context.now() + timedelta(seconds=backoff_s(job.tries + 1, first_s=tick_s, longest_s=longest_s))
     try:
         if not await end_overdue(context, job, wrong):
             await context.apply(

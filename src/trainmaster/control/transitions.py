@@ -144,7 +144,10 @@ async def end_overdue(context: Context, job: JobRow, wrong: Exception) -> bool:
         return False
     if job.stage in (Stage.CHECKING, Stage.RUNNING):
         return await _end_unwatched(context, job, attempt, wrong)
-    if not context.deadlines.is_late(job, context.now()):
+    rented = job.stage is Stage.COLLECTING and isinstance(context.load(job.target), Rents)
+    if not context.deadlines.is_late(job, context.now(), rented=rented):
+        if rented:
+            await _tell_of_storing(context, job, attempt, wrong)
         return False
     if job.stage in (Stage.PLACING, Stage.PROVISIONING, Stage.CONNECTING, Stage.STAGING):
         reason = Reason.STORAGE_ERROR if isinstance(wrong, StorageError) else Reason.TARGET_ERROR
@@ -186,4 +189,25 @@ async def _alarm(context: Context, job: JobRow, attempt: AttemptRow, wrong: Exce
                 conn, job, "instance.leaked", about=about, reason=attempt.reason, message=text, at=now
             ),
             what="leaked",
+        )
+
+
+async def _tell_of_storing(context: Context, job: JobRow, attempt: AttemptRow, wrong: Exception) -> None:
+    """Outputs cannot be stored, and the machine that holds them costs: somebody may mend the storage before it goes."""
+    now, minutes = context.now(), job.spec.rent.collect_minutes
+    if context.deadlines.failed_s(job, now) > min(context.deadlines.leak_s, minutes * 30):
+        limit = f"its machines are returned after {minutes:g} minutes of this (rent.collect_minutes)"
+        text = f"what attempt {attempt.number} left cannot be stored; {limit}: {wrong}"
+        await context.apply(
+            job.id,
+            lambda conn: put_job_news(
+                conn,
+                job,
+                "job.stalled",
+                about=f"{attempt.number} storing",
+                reason=Reason.STORAGE_ERROR,
+                message=text,
+                at=now,
+            ),
+            what="storing fails",
         )

@@ -31,6 +31,12 @@ class Rent:
     boot_minutes: float = field(
         default=40.0, gt=0, le=1440, doc="longest time from launch until SSH answers; 8 H100 take over 20 minutes"
     )
+    collect_minutes: float = field(
+        default=60.0,
+        gt=0,
+        le=1440,
+        doc="longest time that a machine is kept while its outputs cannot be stored; what is missing is then named",
+    )
     wait_minutes: float | None = field(
         default=60.0, ge=0, doc="longest wait for capacity, then the attempt ends as no_capacity; null: for ever"
     )

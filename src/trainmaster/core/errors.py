@@ -184,5 +184,9 @@ class CheckpointError(TrainmasterError):
     """A checkpoint exists that cannot be trusted or read."""
 
 
+class LaterVersion(CheckpointError):
+    """A checkpoint is whole, and of a version of the format that this Trainmaster cannot read."""
+
+
 class DataError(TrainmasterError):
     """Training data is not there, cannot be read, or is not what it should be. Reading it again will not help."""

@@ -97,7 +97,6 @@ DAMAGES: dict[Damage, str] = {
     lose_the_index: ".metadata is missing",
     halve_the_manifest: "manifest.json is damaged",
     change_a_number_in_the_manifest: "manifest.json does not match its own digest",
-    come_from_a_later_version: "manifest.json has version 99, and this Trainmaster reads version 1; use the",
     go_below_the_first_sample: "state.cursor: -8 is out of range; it must be at least 0",
     pass_over_samples_below_the_first: "state.passed_over[0].first: -8 is out of range; it must be at least 0",
     have_no_writer: "manifest.json is damaged: SpecError: ranks: 0 is out of range; it must be at least 1",
@@ -128,6 +127,20 @@ def test_a_damaged_newest_is_rejected_and_the_one_before_it_resumed(
     assert again.checkpoints == ["step-00000003", "step-00000006"]
     run_here(tmp_path, CONFIG)
     assert len(again.named("CHECKPOINT", "rejected")) == 1
+
+
+def test_a_checkpoint_of_a_later_version_is_not_passed_over_and_its_name_not_taken(
+    run_here: RunHere, tmp_path: Path
+) -> None:
+    run_here(tmp_path, CONFIG)
+    newest = tmp_path / "checkpoints" / "step-00000006"
+    come_from_a_later_version(newest)
+    before = (newest / "manifest.json").read_bytes()
+    with pytest.raises(
+        CheckpointError, match=r"step-00000006.*has version 99.*use the Trainmaster that wrote it, or move"
+    ):
+        run_here(tmp_path, CONFIG)
+    assert (newest / "manifest.json").read_bytes() == before
 
 
 @pytest.mark.parametrize("damage", [flip_a_bit, lose_the_manifest])

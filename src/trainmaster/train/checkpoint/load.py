@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from trainmaster.core import schema
-from trainmaster.core.errors import CheckpointError, Fault, SpecError
+from trainmaster.core.errors import CheckpointError, Fault, LaterVersion, SpecError
 from trainmaster.core.train_config import DataConfig, ModelConfig
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.checkpoint.layout import INDEX
@@ -72,8 +72,8 @@ def load_newest(
 
     `tiers` are nearest first, and of one step in several of them the nearest is taken. Each bad one on the way down
     goes to `rejected`, and a tier that cannot be read too. CheckpointError where checkpoints exist and none is good,
-    where they belong to another run, or where a tier that cannot be read may hold a newer one: no step is in a tier
-    that was not in the nearer ones first, so that is so unless the newest of a nearer one is good.
+    where they belong to another run or a later version, or where a tier that cannot be read may hold a newer one: no
+    step is in a tier that was not in the nearer ones first, so that is so unless the newest of a nearer one is good.
     """
     started = time.perf_counter()
     found: list[tuple[int, int]] = []
@@ -104,6 +104,9 @@ def load_newest(
             _fill(path, manifest, model, optimizer, verify=not tier.verifies, threads=threads, group=group)
             reach("load:filled")
         except (rank_sync.RankError, CheckpointException, SpecError) as wrong:
+            if LaterVersion.__name__ in getattr(wrong, "kinds", ()):  # whole, and newer: its name must not be reused
+                why = f"{tier.where(step)}: {rank_sync.cause(wrong)}"
+                raise CheckpointError(f"{why}, or move it away to go on from an older one") from None
             rejected(tier.where(step), rank_sync.cause(wrong), tier.name)
             newest_bad = max(newest_bad, step)
             continue

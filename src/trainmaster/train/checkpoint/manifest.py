@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.core import schema
-from trainmaster.core.errors import CheckpointError, SpecError
+from trainmaster.core.errors import CheckpointError, LaterVersion, SpecError
 from trainmaster.core.files import sync, write_whole
 from trainmaster.core.schema import field
 from trainmaster.train.drill.failpoints import reach
@@ -79,7 +79,7 @@ def parse(data: bytes) -> Manifest:
         if plain.pop("digest") != _digest(plain):
             raise CheckpointError(f"{MANIFEST} does not match its own digest")
         if (version := plain.get("v", _VERSION)) != _VERSION:
-            raise CheckpointError(
+            raise LaterVersion(
                 f"{MANIFEST} has version {version!r:.20}, and this Trainmaster reads version {_VERSION}; "
                 "use the Trainmaster that wrote it"
             )

@@ -15,7 +15,11 @@ T = TypeVar("T")
 
 
 class RankError(Exception):
-    """A failure of one rank, raised on all with the same text."""
+    """A failure of one rank, raised on all with the same text. `kinds`: names of the exceptions behind it."""
+
+    def __init__(self, text: str, *, kinds: frozenset[str] = frozenset()) -> None:
+        super().__init__(text)
+        self.kinds = kinds
 
 
 def any_rank(flag: bool) -> bool:
@@ -80,15 +84,16 @@ def cause(wrong: BaseException) -> str:
     return str(wrong)
 
 
-def _attempt(action: Callable[[], T]) -> tuple[T | None, str | None]:
+def _attempt(action: Callable[[], T]) -> tuple[T | None, str | None, str]:
     try:
-        return action(), None
+        return action(), None, ""
     except Exception as wrong:
-        return None, str(wrong) if isinstance(wrong, TrainmasterError) else f"{type(wrong).__name__}: {wrong}"
+        kind = type(wrong).__name__
+        return None, str(wrong) if isinstance(wrong, TrainmasterError) else f"{kind}: {wrong}", kind
 
 
 def _results(box: list[Any]) -> list[Any]:
-    faults = [f"rank {rank}: {fault}" for rank, (_, fault) in enumerate(box) if fault is not None]
+    faults = [f"rank {rank}: {fault}" for rank, (_, fault, _) in enumerate(box) if fault is not None]
     if faults:
-        raise RankError("; ".join(faults))
-    return [result for result, _ in box]
+        raise RankError("; ".join(faults), kinds=frozenset(kind for *_, kind in box if kind))
+    return [result for result, *_ in box]

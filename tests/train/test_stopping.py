@@ -24,8 +24,8 @@ def lay_the_file(ranks: Ranks) -> None:
 
 @pytest.mark.parametrize(
     "ask",
-    [send(signal.SIGTERM), send(signal.SIGUSR1), send(signal.SIGINT), lay_the_file],
-    ids=["SIGTERM", "SIGUSR1", "SIGINT", "stop file"],
+    [send(signal.SIGTERM), send(signal.SIGUSR1), send(signal.SIGINT), send(signal.SIGHUP), lay_the_file],
+    ids=["SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP", "stop file"],
 )
 def test_all_ranks_save_the_same_step_and_can_go_on(
     start: Start, run_here: RunHere, tmp_path: Path, ask: Callable[[Ranks], None]

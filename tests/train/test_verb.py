@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +13,17 @@ from .runs import TINY
 
 
 def train(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    process = begin(folder, *words)
+    out, err = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def begin(folder: Path, *words: str) -> subprocess.Popen[str]:
     config = folder / "tiny.yaml"
     config.write_text(json.dumps(TINY))  # JSON is YAML
     command = [sys.executable, "-m", "trainmaster", "train", str(config), *words]
     environment = {**os.environ, "TRAINMASTER_CHECKPOINTS": str(folder / "checkpoints")}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_two_ranks_train_and_the_same_command_goes_on(tmp_path: Path) -> None:
@@ -38,3 +45,20 @@ def test_a_bad_config_exits_2_and_creates_nothing(tmp_path: Path) -> None:
     assert ended.returncode == 2
     assert "batch_sequences: 9 does not divide by 2 ranks; use 8" in " ".join(ended.stderr.split())
     assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_terminal_that_is_closed_saves_and_stops(tmp_path: Path) -> None:
+    """The agent is in a session of its own: it would go on with nobody to see it."""
+    training = begin(tmp_path, "steps=1000000", "epoch_steps=1000000", "eval_sequences=0")
+    assert training.stdout is not None
+    for line in training.stdout:
+        if "step 3/" in line:
+            break
+    training.send_signal(signal.SIGHUP)
+    out, err = training.communicate(timeout=60)
+    assert training.returncode != 0, out + err
+    (attempt,) = (tmp_path / "checkpoints" / "attempts").iterdir()
+    assert json.loads((attempt / "exit.json").read_text())["reason"] == "user_cancelled"
+    events = [json.loads(line) for line in (attempt / "events.jsonl").read_text().splitlines()]
+    (end,) = [item["data"] for item in events if (item["phase"], item["event"]) == ("TRAINING", "end")]
+    assert end["stopped"] and (tmp_path / "checkpoints" / f"step-{end['step']:08d}" / "manifest.json").exists()

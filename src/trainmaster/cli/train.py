@@ -127,12 +127,18 @@ def _run(folder: Path) -> int:
 
 @contextmanager
 def _passing_on(agent: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Pass SIGINT and SIGTERM on to the agent, which saves first; this process ends when the agent has ended."""
+    """Pass on to the agent that it is to stop, which saves first; this process ends when the agent has ended.
+
+    SIGHUP is a terminal that was closed. Under nohup it is ignored, and stays so.
+    """
 
     def tell(*_: object) -> None:
         agent.send_signal(signal.SIGINT)
 
-    before = {number: signal.signal(number, tell) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, tell) for number in numbers}
     try:
         yield
     finally:

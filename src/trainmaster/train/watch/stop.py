@@ -1,4 +1,7 @@
-"""Stop requests: SIGTERM, SIGUSR1, SIGINT, or the stop file. Nothing is interrupted; the loop polls between steps."""
+"""Stop requests: SIGTERM, SIGUSR1, SIGINT, SIGHUP, or the stop file.
+
+Nothing is interrupted; the loop polls between steps.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,10 @@ from pathlib import Path
 from types import FrameType
 
 # SIGTERM is what Kubernetes, Slurm and our agent send; SIGUSR1 is what `sbatch --signal` is mostly given, and what
-# HyperPod's agent sends for a graceful stop. SIGINT is Ctrl-C, which torchrun passes on to its ranks.
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+# HyperPod's agent sends for a graceful stop. SIGINT is Ctrl-C, which torchrun passes on to its ranks; SIGHUP is a
+# terminal that was closed.
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+_MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)  # by a shell for background jobs, and by nohup: it is to go on then
 
 
 class Stop:
@@ -30,8 +35,7 @@ class Stop:
         os.set_blocking(inlet, False)
         signal.set_wakeup_fd(inlet, warn_on_full_buffer=False)
         for number in SIGNALS:
-            # Shells start background jobs with SIGINT ignored: Ctrl-C is then meant for another program.
-            if number != signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:
+            if number not in _MAY_BE_IGNORED or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._hear)
 
     def asked(self) -> str | None:

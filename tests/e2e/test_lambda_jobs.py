@@ -15,6 +15,7 @@ from lambda_sim import PACE, ask, drive, lambda_cloud, live, submit
 from sshd import needs_sshd
 from trainmaster import control, targets
 from trainmaster.cli.main import build
+from trainmaster.control import failpoints
 from trainmaster.core.states import Reason, Status
 from trainmaster.sim.lambda_cloud import operations
 from trainmaster.sim.lambda_cloud.simulator import Simulator
@@ -151,6 +152,32 @@ def test_a_lost_machine_is_replaced_and_the_attempt_has_the_reason(
     assert ended.status is Status.COMPLETED, (ended.reason, ended.message)
     first, second = attempts.list_attempts(db, job.id)
     assert (first.reason, second.reason) == (reason, None)
+
+
+@pytest.mark.parametrize(("fault", "reason"), [("preempted", Reason.PREEMPTED), ("terminated", Reason.NODE_LOST)])
+def test_a_machine_that_is_lost_before_the_submit_is_replaced_at_once(
+    db: Database, tmp_path: Path, cloud: Simulator, monkeypatch: pytest.MonkeyPatch, fault: str, reason: Reason
+) -> None:
+    job = submit(db, "true", limits={"attempts": 1})
+    struck: list[str] = []
+
+    def strike(what: str, _: object = "") -> None:
+        if what == "call submit" and not struck:
+            struck.append(cloud.instances()[0]["id"])
+            cloud.inject(fault, instance_id=struck[0])
+            while cloud.instances()[0]["status"] not in ("terminated", "preempted"):
+                time.sleep(0.05)
+
+    monkeypatch.setattr(failpoints, "before", strike)
+    until = time.monotonic() + 120  # the deadline of staging is an hour
+
+    def is_over() -> bool:
+        found = find_job(db, job.id)
+        return time.monotonic() > until or (found is not None and found.status.final)
+
+    (ended,) = drive(db, tmp_path, job, until=is_over)
+    assert ended.status is Status.COMPLETED, (ended.stage, ended.reason, ended.message)
+    assert [one.reason for one in attempts.list_attempts(db, job.id)] == [reason, None]
 
 
 def test_a_machine_whose_gpus_were_returned_as_bad_is_not_trusted_again(

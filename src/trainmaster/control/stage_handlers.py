@@ -35,8 +35,10 @@ from trainmaster.control.transitions import abandon, end_attempt, end_job, finis
 from trainmaster.core.errors import (
     DiskFull,
     NoCapacity,
+    NodeLost,
     ObjectMissing,
     PathMissing,
+    Preempted,
     StorageError,
     TargetError,
     TrainmasterError,
@@ -124,6 +126,9 @@ async def _stage(context: Context, job: JobRow, attempt: AttemptRow, handle: Han
         handle = await context.call("submit", target.submit(planned))
     except Unreachable:
         raise
+    except NodeLost as lost:
+        reason = Reason.PREEMPTED if isinstance(lost, Preempted) else Reason.NODE_LOST
+        return await abandon(context, job, attempt, reason, str(lost))
     except (ObjectMissing, PathMissing) as missing:
         return await abandon(context, job, attempt, Reason.BAD_DATA, str(missing))
     except DiskFull as full:

@@ -17,6 +17,8 @@
     │   └── NotCaptured             the recorded machine lacks this answer
     ├── TargetError             1   a target refused or could not do what was asked
     │   ├── Unreachable             it cannot be asked now; never to be read as "failed"
+    │   ├── NodeLost                a machine of the attempt is gone, or silent for too long
+    │   │   └── Preempted           the provider took it back
     │   ├── NoCapacity              every machine that would do is in use; the job waits
     │   ├── PathDenied              a file or folder there may not be read or written
     │   ├── PathMissing             a file or folder there does not exist
@@ -132,6 +134,14 @@ class TargetError(TrainmasterError):
 
 class Unreachable(TargetError):
     """The target cannot be asked now. Says nothing about the job: never read it as "failed"."""
+
+
+class NodeLost(TargetError):
+    """A machine of the attempt is gone, or has been silent for so long that it counts as gone."""
+
+
+class Preempted(NodeLost):
+    """The provider took a machine of the attempt back."""
 
 
 class NoCapacity(TargetError):

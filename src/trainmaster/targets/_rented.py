@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from trainmaster.core.errors import TargetError, Unreachable
+from trainmaster.core.errors import NodeLost, Preempted, TargetError, Unreachable
 from trainmaster.core.plan import OUTPUTS_FOLDER
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Reason, TargetState
@@ -108,7 +108,13 @@ class Rented:
         return {**ready, "hosts": [{**item, "gpus": some} for item, some in zip(hosts, gpus, strict=True)]}
 
     async def submit(self, submission: Submission) -> Handle:
-        return await self._boxes().submit(submission)
+        """As over SSH; a machine that the listing shows as gone is not waited for."""
+        try:
+            return await self._boxes().submit(submission)
+        except Unreachable:
+            if (fate := await self._find_fate(submission.handle)) is None:
+                raise
+            raise (Preempted if fate.reason is Reason.PREEMPTED else NodeLost)(fate.note) from None
 
     async def poll(self, handle: Handle) -> Poll:
         """State as the machine answers; where it does not answer, the provider's listing decides."""

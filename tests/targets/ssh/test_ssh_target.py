@@ -20,7 +20,7 @@ import yaml
 
 from sshd import Lab, free_port, lab, needs_sshd
 from trainmaster import targets
-from trainmaster.core.errors import NoCapacity, SpecError, TargetError, Unreachable, UsageError
+from trainmaster.core.errors import NoCapacity, NodeLost, SpecError, TargetError, Unreachable, UsageError
 from trainmaster.core.plan import EVENTS_FILE, node_file, rank_log
 from trainmaster.core.states import Reason, TargetState
 from trainmaster.targets import Submission
@@ -148,6 +148,25 @@ def test_a_machine_that_is_away_is_unknown_and_others_are_used(
             await target.release(away)  # never taken for released
         with pytest.raises(Unreachable, match="is no longer in"):
             await target.poll({**handle, "nodes": ["n9"]})
+
+    run(go())
+
+
+def test_a_machine_that_stays_away_before_the_start_is_lost_and_not_waited_for(
+    hosts_file: Path, place: Any, run: Any
+) -> None:
+    dead = {"host": "127.0.0.1", "name": "dead", "port": free_port(), "lost_after_s": 1.5}
+    target = edit(hosts_file, lambda document: document["hosts"].insert(0, dead))
+    planned = target.plan(place("echo up"))
+    submission = replace(planned, handle={**planned.handle, "nodes": ["dead"]})
+
+    async def go() -> None:
+        with pytest.raises(Unreachable, match="nothing listens"):
+            await target.submit(submission)
+        await asyncio.sleep(1.6)
+        with pytest.raises(NodeLost, match="nothing listens"):
+            await target.submit(submission)
+        await target.release(submission.handle)
 
     run(go())
 

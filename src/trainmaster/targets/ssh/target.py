@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from trainmaster.core.errors import TargetError, Unreachable
+from trainmaster.core.errors import NodeLost, TargetError, Unreachable
 from trainmaster.core.plan import (
     OUTPUTS_FOLDER,
     PLAN_FILE,
@@ -74,7 +74,9 @@ class Ssh:
                 ours = replace(plan, folder=folder, checkpoints=checkpoints)
                 ours = replace(ours, node_rank=rank, master_addr=address, master_port=port)
                 await one.ask("submit", plan=ours.to_json(), secrets=secrets)
-        except Unreachable:
+        except Unreachable as wrong:
+            if any(one.lost for one in nodes):
+                raise NodeLost(str(wrong)) from None
             raise  # asked again: every step finds what was done before
         except TargetError:
             await _each(one.ask("release", attempt=handle["attempt"]) for one in nodes)

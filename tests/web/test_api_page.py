@@ -65,6 +65,18 @@ def test_the_table_names_every_path_and_no_other(client: TestClient) -> None:
     assert set(re.findall(r"^\| `([A-Z]+ /[^`]*)` \|", PAGE, re.MULTILINE)) == there
 
 
+def test_the_document_states_patterns_and_no_default_that_other_fields_decide(client: TestClient) -> None:
+    found = client.get("/v1/openapi.json").json()
+    query = {item["name"]: item["schema"] for item in found["paths"]["/v1/training/jobs"]["get"]["parameters"]}
+    assert all(query[name]["anyOf"][0]["pattern"].startswith("^[A-Za-z0-9") for name in ("project_id", "find"))
+    schemas = found["components"]["schemas"]
+    assert "pattern" in schemas["HookWish"]["properties"]["project"]["anyOf"][0]
+    optimizer = schemas["SpecOptimizerConfig"]["properties"]
+    assert "default" not in optimizer["lr"] and "1.2288 / width" in optimizer["lr"]["description"]
+    assert "default" not in optimizer["warmup_steps"] and optimizer["beta1"]["default"] == 0.9
+    assert "Report" in schemas and "TargetState" not in schemas
+
+
 def test_every_code_is_one_that_the_server_has() -> None:
     source = "".join(path.read_text() for path in (ROOT / "src" / "trainmaster" / "web").rglob("*.py"))
     listed = re.findall(r"^\| [0-9, ]+ \| (.*) \|$", PAGE, re.MULTILINE)

@@ -143,7 +143,7 @@ def summary(name: str) -> str:
 def _load(name: str, *, guarded: bool) -> Any:
     module = importlib.import_module(f"trainmaster.cli.{name}")
     verb = getattr(module, name)
-    app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
+    app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False, add_completion=False)
     if isinstance(verb, typer.Typer):  # a verb with verbs of its own
         app.add_typer(_guard_all(verb, name) if guarded else verb, name=name)
         group = typer.main.get_group(app)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Annotated
 
 from fastapi import Depends, Path, Query, Request
-from pydantic import AfterValidator
+from pydantic import AfterValidator, StringConstraints
 
 from trainmaster import control
 from trainmaster.core.errors import (
@@ -44,7 +44,7 @@ def refuse_secret(text: str) -> str:
     return text
 
 
-Name = Annotated[str, AfterValidator(refuse_secret)]
+Name = Annotated[str, StringConstraints(pattern=NAME), AfterValidator(refuse_secret)]
 ProjectName = Annotated[str, Path(pattern=NAME, description="name of the project"), AfterValidator(refuse_secret)]
 
 
@@ -112,8 +112,8 @@ def _job(
 Job = Annotated[JobRow, Depends(_job)]
 StatusWord = Annotated[Status | None, Query(description="jobs with this status")]
 Find = Annotated[
-    Name | None,
-    Query(pattern=r"^[A-Za-z0-9.-]{1,63}$", description="beginning of an id, or part of a name"),
+    Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.-]{1,63}$"), AfterValidator(refuse_secret)] | None,
+    Query(description="beginning of an id, or part of a name"),
 ]
 Failed = Annotated[bool, Query(description="only deliveries that failed or wait for a retry")]
 Limit = Annotated[int, Query(ge=1, le=MOST, description="maximum number of results")]
@@ -121,7 +121,7 @@ Offset = Annotated[int, Query(ge=0, le=2**31, description="number of results to 
 
 
 async def _project(
-    who: Viewer, project_id: Annotated[Name | None, Query(pattern=NAME, description="jobs of this project")] = None
+    who: Viewer, project_id: Annotated[Name | None, Query(description="jobs of this project")] = None
 ) -> str | None:
     return scope(who, project_id)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +30,7 @@ _NAMES = {
     "Event": "EventRow",
     "Instance": "InstanceRow",
     "Node": "NodeRow",
+    "TargetState": "Report",
     "Token": "TokenRow",
     "Webhook": "WebhookRow",
 }
@@ -87,7 +90,21 @@ def _spec() -> dict[str, Any]:
             schema["additionalProperties"] = False
         for value in schema.get("properties", {}).values():
             _anchor(value)
+    _state_defaults(JobSpec, schemas, _SPEC)
     return schemas
+
+
+def _state_defaults(cls: type[Any], schemas: dict[str, Any], name: str) -> None:
+    """Defaults that other fields decide as words: a number of theirs is none that a client may count on."""
+    hints = typing.get_type_hints(cls)
+    for item in dataclasses.fields(cls):
+        if words := item.metadata.get("default_text"):
+            value = schemas[name]["properties"][item.name]
+            value.pop("default", None)
+            value["description"] = f"{value.get('description', '')} (default: {words})".lstrip()
+        for inner in (hints[item.name], *typing.get_args(hints[item.name])):
+            if dataclasses.is_dataclass(inner) and isinstance(inner, type):
+                _state_defaults(inner, schemas, f"Spec{inner.__name__}")
 
 
 def _anchor(value: dict[str, Any]) -> None:

@@ -26,11 +26,9 @@ class TokenWish(BaseModel):
     """A token to create."""
 
     model_config = ConfigDict(extra="forbid")
-    name: dependencies.Name = Field(pattern=dependencies.NAME, description="name in the audit trail; never reused")
+    name: dependencies.Name = Field(description="name in the audit trail; never reused")
     role: Role
-    project: dependencies.Name | None = Field(
-        default=None, pattern=dependencies.NAME, description="limit to this project; null: all projects"
-    )
+    project: dependencies.Name | None = Field(default=None, description="limit to this project; null: all projects")
 
 
 @router.get("/me", response_model=Me)

@@ -40,9 +40,7 @@ class HookWish(BaseModel):
     model_config = ConfigDict(extra="forbid")
     url: str = Field(min_length=1, max_length=2048, description="https URL of another machine; without credentials")
     topics: list[Topic] = Field(default=[], max_length=32, description="topics to subscribe to; none: all")
-    project: dependencies.Name | None = Field(
-        default=None, pattern=dependencies.NAME, description="limit to this project; null: all projects"
-    )
+    project: dependencies.Name | None = Field(default=None, description="limit to this project; null: all projects")
 
 
 class Switch(BaseModel):

@@ -27,6 +27,7 @@ from trainmaster.core.plan import Plan
 from trainmaster.core.states import Reason
 
 _AUTH_FOLDER = "registry"  # in the attempt's folder, while the image is pulled
+_ENGINE_LOG = "engine.log"  # in the attempt's folder, while the engine logs in or pulls
 _REMOVE_S = 60.0
 _TOLD_CHARACTERS = 300
 _NVIDIA = Path("/dev/nvidiactl")
@@ -61,12 +62,11 @@ def prepare(plan: Plan, folder: AttemptFolder, work: Path, watch: Watch) -> Outc
         auth.mkdir(mode=0o700, exist_ok=True)
         (auth / "auth.json").write_text("{}")
         try:
-            _log_in(engine, container, folder, environment, watch)
+            password = _log_in(engine, container, folder, environment, watch)
             if container.pull == "always" or not _has_image(engine, container, environment):
                 folder.log(f"pulling {container.image} with {engine}")
-                _call([engine, "pull", container.image], environment, folder, watch)
+                _call([engine, "pull", container.image], environment, folder, watch, hide=password)
         finally:
-            shutil.rmtree(auth, ignore_errors=True)
             _drop_secrets(folder.path)
     except _Stopped as asked:
         return Outcome(reason=asked.stop.reason, message=f"{asked.stop.message}; stopped before the start")
@@ -107,7 +107,7 @@ def write_script(plan: Plan, work: Path, environment: Mapping[str, str]) -> Path
 def remove(plan: Plan) -> None:
     """Remove the containers of the attempt on this node, by force. They do not end with the program that ran them.
 
-    Its secrets too, should the attempt have ended before they were read.
+    Its secrets and its login too, should the agent have been killed before it removed them.
     """
     container = plan.spec.container
     if container is None:
@@ -156,10 +156,11 @@ def _name(plan: Plan) -> str:
 
 def _log_in(
     engine: str, container: Container, folder: AttemptFolder, environment: Mapping[str, str], watch: Watch
-) -> None:
+) -> str:
+    """Log in where the spec says so; the password."""
     login = container.login
     if login is None:
-        return
+        return ""
     file = folder.path / SECRETS_FOLDER / login.password_from
     try:
         password = file.read_text()
@@ -171,7 +172,8 @@ def _log_in(
             "name it in TRAINMASTER_JOB_ENV"
         )
     words = [engine, "login", "--username", login.user, "--password-stdin", container.registry]
-    _call(words, environment, folder, watch, stdin=password)
+    _call(words, environment, folder, watch, stdin=password, hide=password)
+    return password
 
 
 def _has_image(engine: str, container: Container, environment: Mapping[str, str]) -> bool:
@@ -180,10 +182,14 @@ def _has_image(engine: str, container: Container, environment: Mapping[str, str]
 
 
 def _call(
-    words: Sequence[str], environment: Mapping[str, str], folder: AttemptFolder, watch: Watch, *, stdin: str = ""
-) -> None:
-    """Run the engine to its end; its output goes to agent.log. _Failed with its last line, _Stopped on request."""
-    output = folder.path / "engine.log"
+    words: Sequence[str], environment: Mapping[str, str], folder: AttemptFolder, watch: Watch, *, stdin: str = "",
+    hide: str = "",
+) -> None:  # fmt: skip
+    """Run the engine to its end; its output goes to agent.log, without the text to hide, which a registry may repeat.
+
+    _Failed with its last line, _Stopped on request.
+    """
+    output = folder.path / _ENGINE_LOG
     with output.open("w+") as log:
         process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, env=environment, text=True,
@@ -201,7 +207,8 @@ def _call(
             watch.beat(ranks=0)
             watch.sleep()
         log.seek(0)
-        lines = [line.strip() for line in log if line.strip()]
+        text = _hidden(log.read(), hide)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     output.unlink()
     what = f"{words[0]} {words[1]}"
     for line in lines[-20:]:
@@ -211,5 +218,15 @@ def _call(
         raise _Failed(f"{what} {words[-1]} ended with {process.returncode}: {told[:_TOLD_CHARACTERS]}")
 
 
+def _hidden(text: str, password: str) -> str:
+    for word in filter(None, (password, password.strip())):
+        text = text.replace(word, "[password]")
+    return text
+
+
 def _drop_secrets(folder: Path) -> None:
-    shutil.rmtree(folder / SECRETS_FOLDER, ignore_errors=True)
+    """Remove the password, the login, and the output of an engine that was cut off."""
+    for name in (SECRETS_FOLDER, _AUTH_FOLDER):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        (folder / _ENGINE_LOG).unlink()

@@ -180,6 +180,27 @@ def test_a_machine_that_is_lost_before_the_submit_is_replaced_at_once(
     assert [one.reason for one in attempts.list_attempts(db, job.id)] == [reason, None]
 
 
+@pytest.mark.parametrize("python", ["/nonexistent/python3", "old"])
+def test_an_image_without_a_python_that_will_do_is_returned_at_once(
+    db: Database, tmp_path: Path, cloud: Simulator, monkeypatch: pytest.MonkeyPatch, python: str
+) -> None:
+    old = tmp_path / "python3"
+    old.write_text("#!/bin/sh\necho trainmaster-needs-3.11 3.10 >&2; exit 1\n")  # as its version test ends on 3.10
+    old.chmod(0o755)
+    monkeypatch.setenv("LAMBDA_PYTHON", str(old) if python == "old" else python)
+    until = time.monotonic() + 60  # rent.boot_minutes is 40
+
+    def is_over() -> bool:
+        found = find_job(db, job.id)
+        return time.monotonic() > until or (found is not None and found.status.final)
+
+    job = submit(db, "true")
+    (ended,) = drive(db, tmp_path, job, until=is_over)
+    assert (ended.status, ended.reason) == (Status.FAILED, Reason.TARGET_ERROR), (ended.stage, ended.message)
+    assert "Python" in ended.message and "LAMBDA_PYTHON" in ended.message and "rent.image" in ended.message
+    assert len(cloud.instances()) == 1, "the same image again would have the same Python"
+
+
 def test_a_machine_whose_gpus_were_returned_as_bad_is_not_trusted_again(
     db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,6 +118,7 @@ class SshAccess:
     key: str | None = None  # private key file
     port: int | None = None
     python: str = "python3"
+    python_setting: str = "access.python"  # what a user sets for another one
     folder: str = "~/.trainmaster"
     lost_after_s: float = 600.0
 

@@ -88,6 +88,7 @@ class Rented:
         await self._shared().provider.terminate(ids)
 
     async def connect(self, handle: Handle, instances: Sequence[Instance]) -> Handle:
+        from trainmaster.targets.ssh.connect import NoPython
         from trainmaster.targets.ssh.first_contact import read_host_key
 
         access, pinned = self._shared().provider.access, {item["id"]: item for item in handle.get("hosts", ())}
@@ -104,7 +105,11 @@ class Rented:
                 }  # fmt: skip
             hosts.append(known)
         ready = {**handle, "nodes": [item["name"] for item in hosts], "hosts": hosts}
-        gpus = await _boxes(access).identify(ready)
+        try:
+            gpus = await _boxes(access).identify(ready)
+        except NoPython as wrong:  # waiting changes no image, and each minute is paid
+            action = f"choose another image (rent.image) or name its Python ({access.python_setting})"
+            raise TargetError(f"{wrong.reason}; {action}") from None
         return {**ready, "hosts": [{**item, "gpus": some} for item, some in zip(hosts, gpus, strict=True)]}
 
     async def submit(self, submission: Submission) -> Handle:

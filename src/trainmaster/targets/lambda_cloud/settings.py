@@ -58,6 +58,7 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
         key=_expanded(environment.get("LAMBDA_SSH_KEY_FILE")) or _default_key(),
         port=port,
         python=environment.get("LAMBDA_PYTHON") or "python3",
+        python_setting="LAMBDA_PYTHON",
         lost_after_s=_number(environment, "LAMBDA_LOST_AFTER_S", 600.0),
     )
     return Settings(

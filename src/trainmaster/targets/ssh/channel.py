@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.targets.ssh import bootstrap
-from trainmaster.targets.ssh.connect import NodeUnavailable
+from trainmaster.targets.ssh.connect import NodeUnavailable, NoPython
 
 _NOISE_BYTES = 1 << 20  # limit on a login shell's own output before the first marked line
 _OLD = "trainmaster-needs-3.11"
@@ -86,10 +86,10 @@ def ended(process: Any, said: str) -> NodeUnavailable:
     if _OLD in said:
         version = said.partition(_OLD)[2].split()[0] if said.partition(_OLD)[2].split() else "older"
         action = "install Python 3.11 or newer there and name it: python: /usr/bin/python3.11"
-        return NodeUnavailable(f"its Python is {version}; the checks need 3.11 or newer", action=action)
+        return NoPython(f"its Python is {version}; 3.11 or newer is needed", action=action)
     if status == 127 or (status == 126 and "ermission" in said):
         action = "install Python 3.11 or newer there, or name it in the hosts file: python: /path/to/python3"
-        return NodeUnavailable(f"there is no such Python on it: {said[-200:]}", action=action)
+        return NoPython(f"there is no such Python on it: {said[-200:]}", action=action)
     if status is None and process.exit_signal is None:
         action = "check its power and network; then check it again"
         return NodeUnavailable("the connection was lost before it answered", action=action)

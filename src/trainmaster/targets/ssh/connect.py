@@ -40,6 +40,10 @@ class LoginRefused(NodeUnavailable):
     """The server answers and refuses the user or the key."""
 
 
+class NoPython(NodeUnavailable):
+    """There is no Python that will do."""
+
+
 class NoAnswer(NodeUnavailable):
     """No SSH server answered in time."""
 

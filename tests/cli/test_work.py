@@ -71,6 +71,36 @@ def test_serve_speaks_https(environment: dict[str, str], tmp_path: Path) -> None
     assert server.returncode == 0 and not note.exists()
 
 
+def test_commands_use_the_storage_of_the_server_that_runs_on_the_home(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "words.txt").write_text("from the folder of the spec")
+    command = "[sh, -c, cat words.txt; cp words.txt $TRAINMASTER_OUTPUTS]"
+    (project / "job.yaml").write_text(f"name: trial\ncommand: {command}\npreflight: {{level: 0}}\n")
+
+    def run(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "trainmaster", *words], env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr + done.stdout
+        return done.stdout
+
+    with start("serve", "--port", "0", "--storage", str(tmp_path / "kept"), env=environment) as server:
+        note, end = tmp_path / "home" / "server.json", time.monotonic() + 60
+        while not note.exists():
+            assert server.poll() is None and time.monotonic() < end
+            time.sleep(0.05)
+        run("submit", str(project / "job.yaml"), "--follow")
+        assert "from the folder of the spec" in run("logs", "trial")
+        run("fetch", "trial", str(tmp_path / "results"))
+        server.terminate()
+        server.communicate(timeout=60)
+    assert [path.read_text() for path in (tmp_path / "results").rglob("words.txt")] == ["from the folder of the spec"]
+    assert not [path for path in (tmp_path / "home" / "storage").rglob("*") if path.is_file()]
+
+
 def test_a_caller_waits_from_the_moment_that_the_address_is_known() -> None:
     """`server.json` and the first line are written before the application is there."""
     with _listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname(), timeout=5):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from pathlib import Path
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 DATABASE = "TRAINMASTER_DATABASE"
 JOB_USER = "TRAINMASTER_JOB_USER"  # the Unix user of jobs on the target `local` (targets/_job_user.py)
 HOSTS = "TRAINMASTER_HOSTS"  # folder of the hosts files that jobs name (targets/ssh); HOME/hosts
-SERVER_FILE = "server.json"  # in the home folder while a server runs: {"pid", "url", "link"}
+SERVER_FILE = "server.json"  # in the home folder while a server runs: {"pid", "url", "link", "storage"}
 LOCAL_TOKEN = "local.token"  # noqa: S105 (a file name: the token of the server's own user, web/local_access.py)
 DATABASE_FILE = "trainmaster.db"
 _ADVICE = {
@@ -110,6 +111,19 @@ def _close(path: Path, mode: int) -> None:
         return
     if has & ~mode:
         path.chmod(has & mode)
+
+
+def find_storage(home: Path) -> str | None:
+    """The storage of this home: of the environment, else of the server that runs on it. None: HOME/storage."""
+    if place := os.environ.get("TRAINMASTER_STORAGE"):
+        return place
+    try:
+        note = json.loads((home / SERVER_FILE).read_text())
+        os.kill(int(note["pid"]), 0)  # the note of a killed server stays
+        place = note.get("storage")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return place if isinstance(place, str) else None
 
 
 def open_storage(place: str | None, home: Path) -> Store:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from trainmaster.cli import _console
-from trainmaster.cli._home import HomeOption, StorageOption, open_home, open_storage
+from trainmaster.cli._home import HomeOption, StorageOption, find_storage, open_home, open_storage
 
 
 def delete(
@@ -32,7 +32,7 @@ def delete(
 
     try:
         for job_id in job:
-            maintain.delete_job(db, open_storage(storage, place), place, job_id, by=LOCAL)
+            maintain.delete_job(db, open_storage(storage or find_storage(place), place), place, job_id, by=LOCAL)
             _console.out.print(f"deleted {job_id}")
     finally:
         db.close()

@@ -90,7 +90,8 @@ def serve(
     url = f"{'https' if tls_cert else 'http'}://{_bracket(host)}:{listening.getsockname()[1]}"
     note = folder / SERVER_FILE
     link = url + local.link if local is not None else url
-    write_whole(note, json.dumps({"pid": os.getpid(), "url": url, "link": link}), durable=False, mode=0o600)
+    told = {"pid": os.getpid(), "url": url, "link": link, "storage": _absolute(storage)}
+    write_whole(note, json.dumps(told), durable=False, mode=0o600)
     _announce(url, link, folder, beyond=not is_loopback_host(host), encrypted=tls_cert is not None)
     if not isolated and reconcile:
         _note_shared_user(trust_jobs=trust_jobs)
@@ -106,6 +107,11 @@ def serve(
     )  # fmt: skip
     connections.bound_logs()
     _run(uvicorn.Server(config), listening, note)
+
+
+def _absolute(storage: str | None) -> str | None:
+    """The storage for commands that are started in another folder."""
+    return storage if storage is None or "://" in storage else str(Path(storage).expanduser().absolute())
 
 
 def _run(server: uvicorn.Server, listening: socket.socket, note: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import socket
 import time
@@ -284,9 +283,9 @@ class HomeJobs:
         return found[-1]
 
     def _open_storage(self) -> Store:
-        from trainmaster.cli._home import open_storage
+        from trainmaster.cli._home import find_storage, open_storage
 
-        return open_storage(self._storage or os.environ.get("TRAINMASTER_STORAGE"), self.home)
+        return open_storage(self._storage or find_storage(self.home), self.home)
 
 
 class _Receiver:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainmaster.cli._home import open_storage
+from trainmaster.cli._home import find_storage, open_storage
 
 if TYPE_CHECKING:
     from trainmaster.store import Database
@@ -21,7 +20,7 @@ def driving(db: Database, home: Path) -> Iterator[None]:
     """Jobs of this home go on while the block runs."""
     from trainmaster import control
 
-    storage = open_storage(os.environ.get("TRAINMASTER_STORAGE"), home)  # where a server of this home keeps things too
+    storage = open_storage(find_storage(home), home)  # where a server of this home keeps things too
     loop = asyncio.new_event_loop()
     stop = asyncio.Event()
     driven = control.run(db, home, stop=stop, storage=storage)

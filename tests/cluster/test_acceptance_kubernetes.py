@@ -10,10 +10,12 @@ import yaml
 
 from trainmaster.bench.accept.options import Options
 from trainmaster.cluster.acceptance_kubernetes import find_missing, judge_poll, plan
-from trainmaster.cluster.kube_nodes import find_nodes
+from trainmaster.cluster.kube_check import compare_offer
+from trainmaster.cluster.kube_nodes import NO_GPU, find_nodes
 from trainmaster.cluster.kube_programs import plan_pod
+from trainmaster.core.health import ClusterHealth, NodeHealth
 from trainmaster.core.plan import ExitRecord
-from trainmaster.core.results import Verdict
+from trainmaster.core.results import CheckResult, Finding, Verdict, ok, skip
 from trainmaster.core.states import Reason, TargetState
 from trainmaster.targets import Poll
 from trainmaster.targets.kubernetes.settings import Settings, Toleration
@@ -128,6 +130,7 @@ def test_pods_that_never_measured_accuse_no_gpu(poll: Poll, verdict: Verdict) ->
         (node("a", taints=[{"key": "trainmaster/health", "effect": "NoSchedule"}], unschedulable=True), ""),
         (node("a", taints=[{"key": "sick", "effect": "NoSchedule"}]), "no toleration for its taint sick"),
         (node("a", ready="False"), "it is not Ready"),
+        (node("a", working=0), NO_GPU),
     ],
 )
 def test_a_node_that_we_took_out_is_measured_and_a_foreign_taint_is_obeyed(bad: dict[str, Any], closed: str) -> None:
@@ -150,3 +153,39 @@ def test_a_pod_that_measures_takes_all_gpus_of_its_node_and_ends_by_itself(tmp_p
         if one["kind"] == "ConfigMap"
     )
     assert "time.sleep(90)" in plan_file
+
+
+def without_plugin(name: str) -> dict[str, Any]:
+    """A GPU node whose kubelet was restarted while its device plugin was gone."""
+    amounts = {"nvidia.com/gpu": "0"}
+    return {**node(name, gpus=0), "status": {**node(name)["status"], "capacity": amounts, "allocatable": amounts}}
+
+
+def test_a_node_that_lost_all_its_gpus_is_named() -> None:
+    listed = [*GOOD, without_plugin("a3"), node("cpu", gpus=0)]
+    assert [(one.name, one.closed) for one in find_nodes(listed, SETTINGS)] == [("a1", ""), ("a2", ""), ("a3", NO_GPU)]
+    assert missing(listed)["a3"] == NO_GPU
+    alone = [without_plugin("a3"), node("cpu", gpus=0)]
+    assert [one.name for one in find_nodes(alone, SETTINGS)] == ["a3"] and missing(alone) == {"a3": NO_GPU}
+    no_gpus = Settings(image="registry/a:1", gpus=0)
+    assert [one.closed for one in find_nodes(listed, no_gpus)] == ["", "", "", ""]
+
+
+def test_gpus_that_the_cluster_lists_and_a_pod_does_not_find_are_no_pass() -> None:
+    def counted(name: str, *findings: Finding, check: str = "gpu_count") -> NodeHealth:
+        result = CheckResult(check=check, findings=findings, took_s=0.0)
+        return NodeHealth(node=name, level=1, expect={}, planned=(check,), results=(result,))
+
+    two = ok("2 of 2 GPUs")
+    none = skip("no NVIDIA device", proof="PCI bus: 0 of 14 devices are 10de")
+
+    def judge(offered: dict[str, Any], health: NodeHealth) -> list[tuple[Verdict, str | None]]:
+        whole = ClusterHealth(asked=(health.node,), nodes=(health,))
+        results = compare_offer(find_nodes([offered], SETTINGS), whole)
+        return [(finding.verdict, finding.device) for result in results for finding in result.findings]
+
+    assert judge(node("a", gpus=2), counted("a", two)) == [(Verdict.PASS, None)]
+    assert judge(node("a", gpus=2), counted("a", none)) == [(Verdict.ERROR, "a")]
+    assert judge(node("a", gpus=2, working=1), counted("a", two)) == [(Verdict.FAIL, "a")]
+    assert judge(node("a", gpus=2), counted("a", two, check="shm")) == [], "GPUs were not counted"
+    assert judge(node("a", gpus=0), counted("a", none)) == [], "it has none"

@@ -91,3 +91,40 @@ def test_work_in_another_thread_runs_without_a_handler() -> None:
     other.start()
     other.join()
     assert found == [7]
+
+
+def test_a_second_ctrl_c_does_not_end_the_clean_up_and_a_third_does(caplog: pytest.LogCaptureFixture) -> None:
+    ended: list[str] = []
+
+    async def work(times: int) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+            await asyncio.sleep(30)
+        finally:
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+            await asyncio.sleep(0.1)
+            ended.append("cleaned up")
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        termination.run(work(1))
+    assert ended == ["cleaned up"] and "Ctrl-C once more leaves it there" in caplog.text
+    with pytest.raises(KeyboardInterrupt):
+        termination.run(work(2))
+    assert ended == ["cleaned up"] and signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_ignored_ctrl_c_stays_ignored() -> None:
+    """A shell starts a program in the background so."""
+
+    async def work() -> int:
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.sleep(0.1)
+        return 7
+
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert termination.run(work()) == 7
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -16,10 +16,14 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from kube import LIMITED
 from kube_nodes import GPUS, Cluster, cluster
 from trainmaster.cli.main import build
 from trainmaster.cluster import kube_programs
+from trainmaster.cluster.kube_check import OFFER
+from trainmaster.cluster.kube_nodes import NO_GPU
 
+ROOT, ATTEMPT = Path(__file__).parents[2], "trainmaster/attempt"
 pytestmark = [pytest.mark.spawns, pytest.mark.timeout(600)]
 
 
@@ -169,3 +173,77 @@ def test_a_node_whose_gpus_are_in_use_is_silent_and_the_other_answers(
         assert "its GPUs are in use" in silent["reason"] and "nvidia.com/gpu" in silent["reason"]
     finally:
         nodes.kube.call("DELETE", "/api/v1/namespaces/default/pods/busy?gracePeriodSeconds=0")
+
+
+def test_a_node_that_lost_its_gpus_is_named_and_a_pod_without_gpus_is_no_pass(
+    tmp_path: Path, nodes: Cluster, target: Callable[..., str]
+) -> None:
+    def set_gpus(count: int) -> None:
+        capacity, merge = {"status": {"capacity": {"nvidia.com/gpu": str(count)}}}, "application/merge-patch+json"
+        nodes.kube.call("PATCH", "/api/v1/nodes/node-b/status", capacity, kind=merge)
+        until = time.monotonic() + 60
+        while nodes.kube.call("GET", "/api/v1/nodes/node-b")["status"]["allocatable"]["nvidia.com/gpu"] != str(count):
+            assert time.monotonic() < until
+            time.sleep(0.2)
+
+    set_gpus(0)  # so does a kubelet that was restarted while the device plugin was gone
+    try:
+        where = target(gpus=None)
+        code, text = ask("check", "--on", where, "--only", "gpu_count", "--home", str(tmp_path / "home"), "--json")
+        health = json.loads(text[text.index("{") :])
+        assert (code, health["asked"]) == (3, ["node-a", "node-b"]), text
+        assert [(one["node"], one["reason"]) for one in health["silent"]] == [("node-b", NO_GPU)]
+        (found,) = next(one["findings"] for one in health["cluster"] if one["check"] == OFFER)
+        assert (found["verdict"], found["device"]) == ("error", "node-a") and "found none" in found["reason"]
+    finally:
+        set_gpus(GPUS)
+
+
+def test_an_account_with_the_shipped_rights_is_sent_to_those_of_a_shell(
+    tmp_path: Path, nodes: Cluster, target: Callable[..., str]
+) -> None:
+    made, api = [], "/apis/rbac.authorization.k8s.io/v1"
+    for one in yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "rbac.yaml").read_text()):
+        if one["kind"] == "ServiceAccount":
+            continue
+        if "namespace" in one["metadata"]:
+            one["metadata"]["namespace"] = "default"
+        if "subjects" in one:
+            one["subjects"] = [{"kind": "User", "name": "limited", "apiGroup": "rbac.authorization.k8s.io"}]
+        place = f"{api}{'' if one['kind'].startswith('Cluster') else '/namespaces/default'}/{one['kind'].lower()}s"
+        nodes.kube.call("POST", place, one)
+        made.append(f"{place}/{one['metadata']['name']}")
+    try:
+        where = target(kubeconfig=str(nodes.kube.kubeconfig(LIMITED)))
+        code, text = ask("check", "--on", where, "--only", "shm", "--home", str(tmp_path / "home"), "--json")
+        health = json.loads(text[text.index("{") :])
+        assert (code, [one["node"] for one in health["silent"]]) == (3, ["node-a", "node-b"]), text
+        for one in health["silent"]:
+            assert "may not get pods" in one["reason"] and "trainmaster cluster rights --shell" in one["reason"]
+            assert "apply deploy" not in one["reason"]
+    finally:
+        for path in made:
+            nodes.kube.call("DELETE", path)
+    assert nodes.kube.call("GET", "/apis/batch/v1/jobs")["items"] == []
+
+
+def test_a_second_ctrl_c_leaves_no_pod(tmp_path: Path, nodes: Cluster, target: Callable[..., str]) -> None:
+    def left() -> list[Any]:
+        paths = ("/api/v1/namespaces/default/pods", "/apis/batch/v1/jobs", "/api/v1/namespaces/default/configmaps")
+        found = [one for path in paths for one in nodes.kube.call("GET", f"{path}?labelSelector={ATTEMPT}")["items"]]
+        return [one["metadata"]["name"] for one in found]
+
+    command = [sys.executable, "-m", "trainmaster", "check", "--on", target(), "--only", "shm"]
+    child = subprocess.Popen(
+        command, cwd=tmp_path, env={**os.environ, "TRAINMASTER_HOME": str(tmp_path / "home")}, stderr=subprocess.PIPE
+    )
+    until = time.monotonic() + 120
+    while len(left()) < 4:
+        assert child.poll() is None and time.monotonic() < until
+        time.sleep(0.05)
+    for _ in range(2):
+        child.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+    said = child.communicate(timeout=100)[1].decode()
+    assert (child.returncode, left()) == (130, []), said
+    assert "Ctrl-C once more leaves it there" in said

@@ -30,7 +30,7 @@ from trainmaster.cluster.acceptance import (
     not_whole,
 )
 from trainmaster.cluster.acceptance_files import JOB, LABELS
-from trainmaster.cluster.kube_nodes import KubeNode, find_nodes, list_nodes
+from trainmaster.cluster.kube_nodes import NO_GPU, KubeNode, find_nodes, list_nodes
 from trainmaster.cluster.termination import run
 from trainmaster.core.plan import EXIT_FILE, ExitRecord, rank_log
 from trainmaster.core.results import CheckResult, Finding, error, judge_overall
@@ -142,7 +142,9 @@ def find_missing(nodes: Sequence[KubeNode], options: Options) -> dict[str, tuple
     if options.processes is None and options.backend != "gloo":
         wrong |= find_unequal({one.name: one.installed for one in nodes})
         for one in nodes:
-            if one.gpus < one.installed:
+            if one.lost:
+                wrong[one.name] = (NO_GPU, "see the device plugin's log on it")
+            elif one.gpus < one.installed:
                 broken = f"{one.gpus} of its {one.installed} GPUs are in working order"
                 wrong[one.name] = (broken, "see the device plugin's log on it")
     return wrong

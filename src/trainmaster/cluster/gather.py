@@ -135,7 +135,9 @@ def accept(host: SshHost, answer: Answer, request: CheckRequest, bundle: Path | 
     except SpecError as wrong:
         return _silent(host, f"its answer cannot be parsed: {str(wrong)[:200]}", again)
     reported = [result.check for result in health.results]
-    if tuple(request.planned) != health.planned or len(set(reported)) != len(reported):
+    if len(set(reported)) != len(reported):
+        return _silent(host, "its answer has several results of one check", again)
+    if tuple(request.planned) != health.planned:
         reason = f"it planned {len(health.planned)} checks instead of the {len(request.planned)} requested"
         return _silent(host, reason, again)
     if (health.level, health.version) != (request.level, request.version):

@@ -18,6 +18,7 @@ from trainmaster.targets.kubernetes.target import Kubernetes
 from trainmaster.targets.ssh.hosts import SshHost
 
 NOT_READY = "it is not Ready"
+NO_GPU = "none of its GPUs is in working order, by the device plugin"
 _HOSTNAME = "kubernetes.io/hostname"
 _TAINTS = ("NoSchedule", "NoExecute")
 _NOT_READY_TAINT = "node.kubernetes.io/not-ready"  # follows the condition Ready, which is judged by itself, by seconds
@@ -34,12 +35,15 @@ class KubeNode:
     fault: str  # why nothing can start there now; empty: it can
     hostname: str = ""  # its label, by which a pod chooses it
     taints: tuple[str, ...] = ()  # keys that the settings do not tolerate
+    lost: bool = False  # it has GPUs or had some, and offers none now
 
     @property
     def closed(self) -> str:
         """Why nothing can be measured there now; empty: it can. A cordon and our own taint keep out only others."""
         if self.fault == NOT_READY:
             return self.fault
+        if self.lost:
+            return NO_GPU
         return next((f"no toleration for its taint {key}" for key in self.taints if key != KEY), "")
 
 
@@ -86,7 +90,7 @@ def find_nodes(
     """Nodes with GPUs that the settings file does not leave out; all nodes where no GPU is wanted, or none is there."""
     found = [_read_node(one, settings) for one in listed if _is_chosen(one, settings)]
     without = without_gpus or settings.gpus == 0
-    with_gpus = [] if without else [one for one in found if one.installed]
+    with_gpus = [] if without else [one for one in found if one.installed or one.lost]
     # A control plane node that takes no pods is no part of what is measured.
     return with_gpus or [one for one in found if without or not one.fault]
 
@@ -100,6 +104,8 @@ def _is_chosen(node: Mapping[str, Any], settings: Settings) -> bool:
 def _read_node(node: Mapping[str, Any], settings: Settings) -> KubeNode:
     status = node.get("status") or {}
     installed, free = (_count(status.get(name), settings.gpu_resource) for name in ("capacity", "allocatable"))
+    # A kubelet lists a resource whose device plugin is gone with the amount 0; a node without GPUs does not list it.
+    lost = settings.gpus != 0 and not free and settings.gpu_resource in (status.get("capacity") or {})
     tolerated = {one.key for one in settings.tolerations} | {settings.gpu_resource, _NOT_READY_TAINT, _UNSCHEDULABLE}
     taints = tuple(
         str(one.get("key"))
@@ -114,7 +120,9 @@ def _read_node(node: Mapping[str, Any], settings: Settings) -> KubeNode:
     elif taints:
         fault = f"no toleration for its taint {taints[0]}"
     hostname = str((node["metadata"].get("labels") or {}).get(_HOSTNAME) or name)
-    return KubeNode(name=name, gpus=free, installed=installed, fault=fault, hostname=hostname, taints=taints)
+    return KubeNode(
+        name=name, gpus=free, installed=installed, fault=fault, hostname=hostname, taints=taints, lost=lost
+    )  # fmt: skip
 
 
 def _count(amounts: Any, name: str) -> int:

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from trainmaster import targets
 from trainmaster.cluster.exchange import Program, ProgramResult, find_answer, unwrap_runs
-from trainmaster.cluster.kube_nodes import KubeNode, KubeNodes
+from trainmaster.cluster.kube_nodes import NO_GPU, KubeNode, KubeNodes
 from trainmaster.cluster.schedulers import KEY
 from trainmaster.core.errors import TargetError, TrainmasterError
 from trainmaster.core.plan import EVENTS_FILE
@@ -45,6 +45,7 @@ _START_S = 600.0  # for a pod to start: an image of 20 GB is pulled in minutes
 _FREE_S = 30.0  # for GPUs that are in use to become free
 _EXTRA_S = 30.0  # for exec itself, beside its program
 _LOOK_S = 0.5
+_MAX_SAID_BYTES = 8192  # of standard error
 _KIND: Literal["job"] = "job"
 _PACKAGE = f"{names.RUN_FOLDER}/package"
 # The container's own PYTHONPATH stays as it is: it may be where torch comes from.
@@ -107,7 +108,9 @@ class KubeLink:
         if node.closed:
             raise NodeUnavailable(
                 node.closed,
-                action="bring it back, add its toleration, or leave it out with not_nodes, in the cluster file",
+                action="see the device plugin's log on it"
+                if node.closed == NO_GPU
+                else "bring it back, add its toleration, or leave it out with not_nodes, in the cluster file",
             )
         submission = plan_pod(self._cluster.settings, node, Path(self._folder.name), lasts_s=self._limit_s + _START_S)
         self._handles[node.name] = submission.handle
@@ -153,20 +156,24 @@ class KubeLink:
             if len(body) > MAX_ANSWER_BYTES + (1 << 20):
                 raise TargetError("its answer is too long")
 
+        def keep_end(data: bytes) -> None:
+            said.extend(data)
+            del said[:-_MAX_SAID_BYTES]
+
         try:
             async with asyncio.timeout(timeout_s + _EXTRA_S):
                 code = await run_command(
-                    self._session().client, place, words, out=keep, err=lambda data: said.extend(data[-8192:]),
-                    keep_open=True,
+                    self._session().client, place, words, out=keep, err=keep_end, keep_open=True,
                 )  # fmt: skip
         except TimeoutError:
             reason = f"it gave no answer in {timeout_s:.0f} s"
             raise NodeUnavailable(reason, action="see what hangs there: `trainmaster cluster shell --node`") from None
         data = find_answer(bytes(body), nonce)
         if data is None:
-            end = " ".join(said.decode(errors="replace").split())[-300:] or "nothing was printed"
+            nothing = f"{len(body):,} bytes were printed, no answer among them"
+            end = " ".join(said.decode(errors="replace").split())[-300:]
             raise NodeUnavailable(
-                f"{settings.python} in its pod ended with {code}: {end}",
+                f"{settings.python} in its pod ended with {code}: {end or nothing}",
                 action="is Python 3.11 or newer in the image? see `python:` of the cluster file",
             )
         return data

@@ -13,10 +13,10 @@ import json
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from trainmaster import __version__
 from trainmaster.cluster import sagemaker_results
@@ -35,6 +35,7 @@ from trainmaster.targets.sagemaker.settings import Settings
 from trainmaster.targets.sagemaker.states import billing
 from trainmaster.targets.sagemaker.target import SageMaker
 from trainmaster.targets.ssh.bootstrap import MAX_ANSWER_BYTES
+from trainmaster.targets.ssh.channel import clean
 from trainmaster.targets.ssh.connect import NodeUnavailable
 from trainmaster.targets.ssh.hosts import SshHost
 
@@ -44,8 +45,10 @@ DRY_RUN = "00000000-0000-4000-8000-000000000000.1"
 _BLIND_S = 900.0  # without an answer of AWS the job is given up: it costs money that nobody watches
 _TRIES = 3  # of requests that create and stop the job
 _AGAIN_S = 1.0
+_READ_S = 180.0  # results that S3 does not give at the moment are asked for again: the job has been paid for
 
 Say = Callable[[str], None]
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,7 +243,10 @@ class _Job:
             health = await self._read(key, self._sizes[host.name])
         except TargetError as wrong:
             raise NodeUnavailable(f"its answer cannot be read: {wrong}", action=action) from None
-        if (version := _find_version(health)) not in (None, __version__):
+        # Over SSH and in a pod a random mark ties an answer to its node; an object in S3 has only its name.
+        if (claimed := _find_word(health, "node")) not in (None, host.name):
+            raise NodeUnavailable(f"its answer is that of {clean(claimed)[:60]}", action=action)
+        if (version := _find_word(health, "version")) not in (None, __version__):
             reason = f"its image has Trainmaster {version[:40]!r}, and this is {__version__}"
             raise NodeUnavailable(reason, action="build the image of this version: deploy/sagemaker/create-image.sh")
         health, files = unwrap(json.dumps({"health": health, "files": files}).encode())
@@ -252,7 +258,7 @@ class _Job:
         """Read the results between hosts and the cost, and remove the inputs of the job."""
         key = f"{self._prefix}/health.json"
         try:
-            sizes = dict(await inputs.list_objects(self._aws, self._bucket, key))
+            sizes = dict(await self._list(key))
             text = await self._read(key, sizes[key]) if key in sizes else None
             self.found = sagemaker_results.parse(text, self._hosts)
         except TargetError as wrong:
@@ -304,7 +310,7 @@ class _Job:
 
     async def _read_capture(self, host: str) -> dict[str, str]:
         folder = f"{self._prefix}/nodes/{host}/"
-        found = await inputs.list_objects(self._aws, self._bucket, folder)
+        found = await self._list(folder)
         if sum(size for _, size in found) > MAX_ANSWER_BYTES:
             raise TargetError("its capture is too long")
         return {key.removeprefix(folder): await self._read(key, size) for key, size in found}
@@ -312,12 +318,28 @@ class _Job:
     async def _read(self, key: str, size: int) -> str:
         if size > MAX_ANSWER_BYTES:
             raise TargetError(f"s3://{self._bucket}/{key} has {size:,} bytes, which is too long")
-        return (await inputs.read_whole(self._aws, self._bucket, key, size)).decode("utf-8", errors="replace")
+        data = await _insist(lambda: inputs.read_whole(self._aws, self._bucket, key, size))
+        return data.decode("utf-8", errors="replace")
+
+    async def _list(self, prefix: str) -> list[tuple[str, int]]:
+        return await _insist(lambda: inputs.list_objects(self._aws, self._bucket, prefix))
 
 
-def _find_version(health: str) -> str | None:
-    """Version that made an answer; None where that cannot be told, which `accept` of cluster/gather.py judges."""
+async def _insist(work: Callable[[], Awaitable[Made]]) -> Made:
+    """A request that reads, again while AWS is throttling or away."""
+    until = time.monotonic() + _READ_S
+    while True:
+        try:
+            return await work()
+        except Unreachable:
+            if time.monotonic() > until:
+                raise
+            await asyncio.sleep(_AGAIN_S)
+
+
+def _find_word(health: str, name: str) -> str | None:
+    """A text of an answer; None where it cannot be read, which `accept` of cluster/gather.py judges."""
     with contextlib.suppress(ValueError, RecursionError, AttributeError):
-        found = json.loads(health).get("version")
+        found = json.loads(health).get(name)
         return found if isinstance(found, str) else None
     return None

@@ -31,6 +31,8 @@ from trainmaster.cli.main import build
 from trainmaster.cluster import sagemaker_check
 from trainmaster.core.expect import Expect
 from trainmaster.node.host import Host
+from trainmaster.targets.sagemaker import inputs
+from trainmaster.targets.sagemaker.aws import translate
 
 pytestmark = pytest.mark.spawns
 ROOT = Path(__file__).parents[3]
@@ -271,6 +273,7 @@ def test_results_of_the_first_host_that_cannot_be_used_are_incomplete(
         ({"level": 3}, "level 3"),
         ({"planned": []}, "planned 0 checks"),
         ({"results": 7}, "cannot be parsed"),
+        ({"node": "algo-2"}, "that of algo-2"),
     ],
 )
 def test_an_answer_to_another_question_is_silence(
@@ -279,6 +282,39 @@ def test_an_answer_to_another_question_is_silence(
     code, health, _ = judge_job(relay, file, whole(client, **changes))
     assert (code, health["overall"]) == (3, "INCOMPLETE")
     assert word in health["silent"][0]["reason"]
+
+
+def test_results_are_asked_for_again_while_s3_is_throttling(
+    relay: Relay, client: Any, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host is not silent, and an hour of a job not lost, because of one answer 503."""
+    monkeypatch.setattr(sagemaker_check, "_AGAIN_S", 0.01)
+    read, refused = inputs.read_object, list[str]()
+
+    async def throttled(aws: Any, bucket: str, key: str, *rest: Any, **more: Any) -> bytes:
+        if "/check/" in key and refused.count(key) < 3:
+            refused.append(key)
+            wrong = {"Error": {"Code": "SlowDown"}, "ResponseMetadata": {"HTTPStatusCode": 503}}
+            raise translate("get_object", wrong)
+        return await read(aws, bucket, key, *rest, **more)
+
+    monkeypatch.setattr(inputs, "read_object", throttled)
+    code, health, said = judge_job(relay, file, whole(client))
+    assert (code, health["overall"], len(refused)) == (0, "PASS", 6), f"{health}\n{said}"
+
+
+def test_results_that_cannot_be_read_for_minutes_are_incomplete(
+    relay: Relay, client: Any, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sagemaker_check, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(sagemaker_check, "_READ_S", 0.1)
+
+    async def throttled(*_: Any, **__: Any) -> bytes:
+        raise translate("get_object", {"Error": {"Code": "SlowDown"}, "ResponseMetadata": {"HTTPStatusCode": 503}})
+
+    monkeypatch.setattr(inputs, "read_object", throttled)
+    code, health, _ = judge_job(relay, file, whole(client))
+    assert (code, health["overall"]) == (3, "INCOMPLETE") and "SlowDown" in health["silent"][0]["reason"]
 
 
 def test_a_refused_request_is_one_line_and_leaves_nothing_running(

@@ -19,6 +19,7 @@ from typing import Any
 from trainmaster.core.errors import Fault, SpecError, TargetError, TrainmasterError, Unreachable
 
 _RIGHT = re.compile(r'cannot (\w+) resource "([^"]+)" in API group "([^"]*)"(?: in the namespace "([^"]+)")?')
+_SHELL = (("create", "pods"), ("get", "pods"), ("get", "configmaps"))  # those of `rights.needed` for a shell
 _NOT_TYPED = "failed to create typed patch object"
 _QUOTA = "exceeded quota"
 
@@ -77,10 +78,10 @@ def _denied(status: int, text: str, what: str) -> TargetError:
         verb, resource, group, namespace = found.groups()
         where = f" in namespace {namespace}" if namespace else ""
         right = f"{verb} {resource}{'.' + group if group else ''}{where}"
-        if resource == "pods/exec":
+        if resource == "pods/exec" or (verb, resource) in _SHELL:
             return Denied(
-                f"kubernetes: the account may not {right}; see the rights of a shell with: trainmaster cluster rights "
-                "--shell, and print them with --manifest"
+                f"kubernetes: the account may not {right}; deploy/kubernetes/rbac.yaml does not give it; see the "
+                "rights of a shell with: trainmaster cluster rights --shell, and print them with --manifest"
             )
         return Denied(
             f"kubernetes: the account may not {right}; apply deploy/kubernetes/rbac.yaml, and see every missing right "

@@ -16,8 +16,10 @@ from sshd import needs_sshd
 from trainmaster import control, targets
 from trainmaster.cli.main import build
 from trainmaster.control import failpoints
+from trainmaster.core.lambda_api import Operation
 from trainmaster.core.states import Reason, Status
 from trainmaster.sim.lambda_cloud import operations
+from trainmaster.sim.lambda_cloud.answering import Answer, Request
 from trainmaster.sim.lambda_cloud.simulator import Simulator
 from trainmaster.store import Database, attempts, costs, instances
 from trainmaster.store.jobs import find_job
@@ -241,6 +243,33 @@ def test_a_cancel_while_it_boots_leaves_no_instance(db: Database, tmp_path: Path
 
     (ended,) = drive(db, tmp_path, job, also=cancel)
     assert ended.status is Status.CANCELLED
+
+
+def test_an_instance_is_terminated_while_the_listing_fails(
+    db: Database, tmp_path: Path, cloud: Simulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = submit(db, "sleep 60", limits={"grace_s": 1})
+
+    answer = cloud._answering._run
+
+    def fail(operation: Operation, request: Request) -> Answer:
+        return Answer(status=500, body=b"") if operation.name == "listInstances" else answer(operation, request)
+
+    def is_running() -> bool:
+        found = find_job(db, job.id)
+        return found is not None and found.stage == "running"
+
+    drive(db, tmp_path, job, until=is_running)
+    until = time.monotonic() + 60
+    with monkeypatch.context() as broken:
+        broken.setattr(cloud._answering, "_run", fail)
+        control.cancel(db, job.id)
+        drive(db, tmp_path, job, until=lambda: live(cloud) == [] or time.monotonic() > until)
+        assert live(cloud) == [], "it is known by its id"
+        found = find_job(db, job.id)
+        assert found is not None and not found.status.final, "gone is what the listing shows"
+    (ended,) = drive(db, tmp_path, job)
+    assert ended.status is Status.CANCELLED, (ended.reason, ended.message)
 
 
 def test_a_control_plane_that_was_away_returns_the_instance_of_its_job(

@@ -8,6 +8,7 @@ handle carries them, so a machine that later gets the same address is not mistak
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
@@ -173,7 +174,12 @@ class Rented:
         shared, attempt, asked = self._shared(), str(handle["attempt"]), set[str]()
         since, until = datetime.now(UTC), time.monotonic() + _RELEASE_S
         while True:
-            found = [one for one in (await shared.listing(since=since)).instances if _is_of(one, attempt, handle)]
+            try:
+                listing = await shared.listing(since=since)
+            except Unreachable:
+                await self._terminate_known(handle)
+                raise
+            found = [one for one in listing.instances if _is_of(one, attempt, handle)]
             left = [one for one in found if one.state in _LIVE or one.state is InstanceState.TERMINATING]
             if not left:
                 await self._boxes().close(handle)
@@ -185,6 +191,13 @@ class Rented:
                 words = ", ".join(one.id for one in left)
                 raise Unreachable(f"{self._word}: {words} is asked to terminate and still listed")
             since = datetime.now(UTC)
+
+    async def _terminate_known(self, handle: Handle) -> None:
+        """Terminate by id what cannot be listed now: half an API may work, and each minute is paid. Never raises."""
+        if ids := [str(item["id"]) for item in handle.get("instances", ())]:
+            with contextlib.suppress(TargetError, TimeoutError):
+                async with asyncio.timeout(_RELEASE_S):
+                    await self._shared().provider.terminate(ids)
 
     async def list_owned(self, *, partial: bool = False) -> list[Owned]:  # noqa: ARG002 (one listing: all or nothing)
         listing = await self.listing(since=datetime.now(UTC))

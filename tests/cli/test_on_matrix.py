@@ -30,7 +30,7 @@ MATRIX: dict[str, dict[str, str]] = {
         "ssh": "e2e/test_accept_ssh.py::test_two_hosts_train_together",
         "slurm": "e2e/test_accept_slurm.py::test_a_cluster_is_accepted_through_srun",
         "kubernetes": "e2e/test_accept_kubernetes.py::test_a_cluster_is_accepted_by_training_in_a_pod_of_every_node",
-        "sagemaker": "! submit a job there with `command: [python3, -m, trainmaster.bench.accept]`",
+        "sagemaker": "targets/sagemaker/test_accept_on_sagemaker.py::test_two_hosts_train_together",
         "hyperpod": "! `trainmaster cluster test`",
     },
     "bandwidth": {

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from trainmaster.bench.accept.options import Options
-from trainmaster.cluster.acceptance_kubernetes import find_missing, judge_poll, plan
+from trainmaster.cluster.acceptance import judge_poll
+from trainmaster.cluster.acceptance_kubernetes import find_missing, plan
 from trainmaster.cluster.kube_check import compare_offer
 from trainmaster.cluster.kube_nodes import NO_GPU, find_nodes
 from trainmaster.cluster.kube_programs import plan_pod
@@ -118,7 +119,7 @@ def test_every_node_gets_a_pod_and_every_gpu_a_rank(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_pods_that_never_measured_accuse_no_gpu(poll: Poll, verdict: Verdict) -> None:
-    found = judge_poll(poll, limit_s=60)
+    found = judge_poll(poll, 60, action="look there")
     assert found.verdict is verdict
     assert found.device == ("rank1" if verdict is Verdict.FAIL else None)
 

@@ -59,6 +59,7 @@ def accept(
     log_dir: _options.LogDir = None,
     suite: _options.Suite = None,
     on: _options.On = None,
+    nodes: _options.Nodes = None,
     expect: _options.Expect = None,
     only: _options.Only = None,
     min_busbw: _options.MinBusbw = None,
@@ -88,6 +89,8 @@ def accept(
 
       trainmaster accept --on ssh:hosts.yaml --batch-size 64          or: --on slurm, --on kubernetes:cluster.yaml
 
+      trainmaster accept --on sagemaker:account.yaml --nodes 2 --dry-run plan         then without --dry-run
+
       srun -N4 --ntasks-per-node=8 trainmaster accept --batch-size 64
 
       trainmaster accept --processes 4 --image-size 64 --batch-size 8 --min-throughput 5 --inject slow:2:0.3
@@ -100,8 +103,10 @@ def _accept(given: dict[str, Any]) -> None:
 
     options, out, is_suite = _read(given), given["out"], given["suite"] is not None
     given["on"] = None if given["on"] == "local" else given["on"]
+    if given["nodes"] is not None and not _is_sagemaker(given["on"]):
+        raise UsageError("--nodes is about a training job: add --on sagemaker:account.yaml; other targets have theirs")
     if given["dry_run"] == "plan":
-        _console.out.out(_plan(given["on"], options), end="")
+        _console.out.out(_plan(given["on"], given["nodes"], options), end="")
         return
     if given["dry_run"] is not None:
         _console.out.out(render_file(given["dry_run"], options, image=given["image"]), end="")
@@ -136,10 +141,14 @@ def render_file(name: str, options: Options, *, image: str) -> str:
     return head + yaml.dump(job, Dumper=dumper, sort_keys=False, width=120)
 
 
-def _plan(on: str | None, options: Options) -> str:
-    """The objects of a run on Kubernetes, as text."""
+def _plan(on: str | None, nodes: int | None, options: Options) -> str:
+    """The objects of a run on Kubernetes, or the request of a training job, as text."""
+    if _is_sagemaker(on):
+        from trainmaster.cluster import acceptance_sagemaker
+
+        return acceptance_sagemaker.dry_run(_settings_file(on), nodes or 1, options)
     if not _is_kubernetes(on):
-        raise UsageError("--dry-run plan: the objects of a run with --on kubernetes; without --on write a file's name")
+        raise UsageError("--dry-run plan: a run with --on kubernetes or sagemaker; without --on write a file's name")
     from trainmaster.cluster import acceptance_kubernetes
 
     return acceptance_kubernetes.dry_run(_kubernetes(on), options)
@@ -147,6 +156,17 @@ def _plan(on: str | None, options: Options) -> str:
 
 def _is_kubernetes(on: str | None) -> TypeGuard[str]:
     return on is not None and on.partition(":")[0] == "kubernetes"
+
+
+def _is_sagemaker(on: str | None) -> TypeGuard[str]:
+    return on is not None and on.partition(":")[0] == "sagemaker"
+
+
+def _settings_file(on: str) -> Path:
+    path = on.partition(":")[2]
+    if not path:
+        raise UsageError(f"--on {on}: write the settings file too: --on sagemaker:account.yaml")
+    return Path(path)
 
 
 def _kubernetes(on: str) -> Kubernetes:
@@ -166,6 +186,11 @@ def _run(given: Mapping[str, Any], options: Options) -> dict[str, Any] | None:
         target = _kubernetes(given["on"])
         _say(_NODES_START)
         return acceptance_kubernetes.accept(target, options)
+    if _is_sagemaker(given["on"]):
+        from trainmaster.cluster import acceptance_sagemaker
+
+        path = _settings_file(given["on"])
+        return acceptance_sagemaker.accept(path, given["nodes"] or 1, options, on_note=_say)
     if given["on"] is not None:
         from trainmaster.cli._documents.hosts_file import load_nodes
         from trainmaster.cluster import acceptance, acceptance_slurm
@@ -205,6 +230,8 @@ def _run_suite(given: Mapping[str, Any], options: Options) -> dict[str, Any]:
 
     if given["suite"] not in ("quick", "full"):
         raise UsageError(f"--suite {given['suite']}: quick or full")
+    if _is_sagemaker(given["on"]):
+        raise UsageError("--suite: each training job has other machines; run `check` and then `accept` --on sagemaker")
     if detect(os.environ).launcher != "single":
         raise UsageError("--suite starts its own ranks: start it once, without a launcher, or with --on TARGET")
     _refuse_words(given)

@@ -1,13 +1,15 @@
 """Acceptance training over the nodes of a hosts file: one rank per GPU on every node, one verdict.
 
 Every node must take part: one that cannot be reached or has no torch makes the run INCOMPLETE, and is named. Slurm is
-in `acceptance_slurm.py`, Kubernetes in `acceptance_kubernetes.py`.
+in `acceptance_slurm.py`, Kubernetes in `acceptance_kubernetes.py`, SageMaker in `acceptance_sagemaker.py`; the last two
+are one job of their target (`run_job`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,18 +21,21 @@ from trainmaster.cluster import launch
 from trainmaster.cluster.exchange import Program, ProgramResult
 from trainmaster.cluster.launch import Capabilities, Outcome
 from trainmaster.core import schema
+from trainmaster.core.plan import EXIT_FILE, ExitRecord, rank_log
 from trainmaster.core.results import CheckResult, Finding, error, exit_code, judge_overall
+from trainmaster.core.states import TargetState
+from trainmaster.targets import Handle, Poll, Submission, Target
 from trainmaster.targets.ssh.connect import NodeUnavailable
 from trainmaster.targets.ssh.hosts import SshHost, SshHosts
 
 MODULE = "trainmaster.bench.accept"
 START_S = 900.0  # beside the measured steps: packages, compilation, warm-up
+_BLOCK = 1 << 20
 
 
 def accept(hosts: SshHosts, options: Options, *, timeout_s: float | None = None) -> dict[str, Any]:
     """Train on all nodes; the document of the run."""
-    limit = timeout_s or START_S + (options.duration_s or 0.0) * options.repeats + options.timeout_s
-    return asyncio.run(_accept(hosts, options, limit))
+    return asyncio.run(_accept(hosts, options, timeout_s or limit_s(options)))
 
 
 async def _accept(hosts: SshHosts, options: Options, timeout_s: float) -> dict[str, Any]:
@@ -188,3 +193,62 @@ def compare_golden(document: Mapping[str, Any], options: Options) -> dict[str, A
         "checks": [schema.to_plain(one) for one in checks.values()],
         "baseline": document["baseline"] if shipped else ours,
     }  # fmt: skip
+
+
+def limit_s(options: Options) -> float:
+    """The longest time of a run, with its start."""
+    return START_S + (options.duration_s or 0.0) * options.repeats + options.timeout_s
+
+
+async def run_job(
+    target: Target, submission: Submission, options: Options, *, world: int, action: str, poll_s: float = 1.0
+) -> dict[str, Any]:
+    """The document of the run. What was created is ended and deleted, also where this is cancelled."""
+    handle = submission.handle
+    # A request that is under way cannot be taken back: it is waited for, so that nothing is left behind.
+    creating = asyncio.ensure_future(target.submit(submission))
+    try:
+        handle = await asyncio.shield(creating)
+        poll = await _wait(target, handle, limit_s(options), poll_s)
+        log = await _read(target, handle, rank_log(0))
+        raw = await _read(target, handle, EXIT_FILE)
+    finally:
+        await asyncio.gather(creating, return_exceptions=True)
+        await target.release(handle)
+    record = ExitRecord.read(raw, attempt=str(handle["attempt"])) if raw else None
+    code = record.exit_codes.get("0") if record is not None else None
+    documents = find_documents(log.decode(errors="replace"))
+    if len(documents) == 1 and is_whole(documents[0], world=world, code=code):
+        return compare_golden(documents[0], options)
+    found = not_whole(documents[0], world=world) if documents else judge_poll(poll, limit_s(options), action=action)
+    checks = [CheckResult(check="accept_ranks", findings=(found,), took_s=0.0)]
+    return results.build_lost(options, checks, judge_overall(checks, planned=judge.CHECKS), world=world)
+
+
+def judge_poll(poll: Poll, within_s: float, *, action: str) -> Finding:
+    """A run without a result. A rank that failed is a FAIL; machines that never ran or were lost say nothing."""
+    if poll.state is TargetState.FAILED and poll.exit is not None and poll.exit.exit_codes:
+        codes = poll.exit.exit_codes
+        rank = next((rank for rank, code in codes.items() if code != 0), "0")
+        return judge.judge_end(poll.exit.message[:600], device=f"rank{rank}")
+    if poll.state.over:
+        reason = f"it ended as {poll.state} without a result: {poll.note}"
+    else:
+        reason = f"no result in {within_s:.0f} s; it is {poll.state}: {poll.note}"
+    return error(reason, action=action)
+
+
+async def _wait(target: Target, handle: Handle, within_s: float, poll_s: float) -> Poll:
+    end = time.monotonic() + within_s
+    while True:
+        poll = await target.poll(handle)
+        if poll.state.over or time.monotonic() > end:
+            return poll
+        await asyncio.sleep(poll_s)
+
+
+async def _read(target: Target, handle: Handle, stream: str) -> bytes:
+    found = b""
+    while block := await target.read(handle, stream, offset=len(found), limit=_BLOCK):
+        found += block
+    return found

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,32 +16,23 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster import targets
-from trainmaster.bench.accept import judge, results
 from trainmaster.bench.accept.options import Options, words
 from trainmaster.cluster.acceptance import (
     MODULE,
-    START_S,
-    compare_golden,
-    find_documents,
     find_unequal,
     incomplete,
-    is_whole,
-    not_whole,
+    run_job,
 )
 from trainmaster.cluster.acceptance_files import JOB, LABELS
 from trainmaster.cluster.kube_nodes import NO_GPU, KubeNode, find_nodes, list_nodes
 from trainmaster.cluster.termination import run
-from trainmaster.core.plan import EXIT_FILE, ExitRecord, rank_log
-from trainmaster.core.results import CheckResult, Finding, error, judge_overall
 from trainmaster.core.spec import JobSpec, Limits, Preflight, Resources
-from trainmaster.core.states import TargetState
-from trainmaster.targets import Handle, Placement, Poll, Submission
+from trainmaster.targets import Placement, Submission
 from trainmaster.targets.kubernetes import planning
 from trainmaster.targets.kubernetes.settings import Settings
 from trainmaster.targets.kubernetes.target import Kubernetes
 
-_POLL_S = 1.0
-_BLOCK = 1 << 20
+_ACTION = "see `kubectl describe` of the pods' node, and `trainmaster check --on` it"
 
 
 def accept(target: Kubernetes, options: Options) -> dict[str, Any]:
@@ -73,42 +63,9 @@ async def _accept(target: Kubernetes, options: Options) -> dict[str, Any]:
             if missing := find_missing(nodes, options):
                 return incomplete(options, missing, world=len(nodes))
             submission, world = plan(settings, nodes, options, Path(name))
-            return await _run(target, submission, options, world=world)
+            return await run_job(target, submission, options, world=world, action=_ACTION)
     finally:
         await targets.close()
-
-
-async def _run(target: Kubernetes, submission: Submission, options: Options, *, world: int) -> dict[str, Any]:
-    limit_s = START_S + (options.duration_s or 0.0) * options.repeats + options.timeout_s
-    handle = submission.handle
-    try:
-        handle = await target.submit(submission)
-        poll = await _wait(target, handle, limit_s)
-        log = await _read(target, handle, rank_log(0))
-        raw = await _read(target, handle, EXIT_FILE)
-    finally:
-        await target.release(handle)
-    record = ExitRecord.read(raw, attempt=str(handle["attempt"])) if raw else None
-    code = record.exit_codes.get("0") if record is not None else None
-    documents = find_documents(log.decode(errors="replace"))
-    if len(documents) == 1 and is_whole(documents[0], world=world, code=code):
-        return compare_golden(documents[0], options)
-    found = not_whole(documents[0], world=world) if documents else judge_poll(poll, limit_s=limit_s)
-    checks = [CheckResult(check="accept_ranks", findings=(found,), took_s=0.0)]
-    return results.build_lost(options, checks, judge_overall(checks, planned=judge.CHECKS), world=world)
-
-
-def judge_poll(poll: Poll, *, limit_s: float) -> Finding:
-    """A run without a result. A rank that failed is a FAIL; pods that never ran or were lost say nothing."""
-    if poll.state is TargetState.FAILED and poll.exit is not None and poll.exit.exit_codes:
-        codes = poll.exit.exit_codes
-        rank = next((rank for rank, code in codes.items() if code != 0), "0")
-        return judge.judge_end(poll.exit.message[:600], device=f"rank{rank}")
-    if poll.state.over:
-        reason = f"the pods ended as {poll.state} without a result: {poll.note}"
-    else:
-        reason = f"no result in {limit_s:.0f} s; the pods are {poll.state}: {poll.note}"
-    return error(reason, action="see `kubectl describe` of the pods' node, and `trainmaster check --on` it")
 
 
 def plan(settings: Settings, nodes: Sequence[KubeNode], options: Options, folder: Path) -> tuple[Submission, int]:
@@ -152,19 +109,3 @@ def find_missing(nodes: Sequence[KubeNode], options: Options) -> dict[str, tuple
 
 async def _find_nodes(settings: Settings, options: Options) -> list[KubeNode]:
     return find_nodes(await list_nodes(settings), settings, without_gpus=options.backend == "gloo")
-
-
-async def _wait(target: Kubernetes, handle: Handle, limit_s: float) -> Poll:
-    end = time.monotonic() + limit_s
-    while True:
-        poll = await target.poll(handle)
-        if poll.state.over or time.monotonic() > end:
-            return poll
-        await asyncio.sleep(_POLL_S)
-
-
-async def _read(target: Kubernetes, handle: Handle, stream: str) -> bytes:
-    found = b""
-    while block := await target.read(handle, stream, offset=len(found), limit=_BLOCK):
-        found += block
-    return found

@@ -94,7 +94,7 @@ def _refuse(word: str, kind: str, verb: str) -> str:
 
     if kind == "ssh":
         return f"--on {word}: write the hosts file too: --on ssh:hosts.yaml"
-    more = ", kubernetes and sagemaker:account.yaml" if verb == "check" else " and kubernetes"
+    more = ", kubernetes and sagemaker:account.yaml" if verb in ("check", "accept") else " and kubernetes"
     where = f"{verb} runs on ssh:hosts.yaml, slurm{more}"
     if kind not in targets.names():
         return f"--on {word}: {kind!r} is not a target; {where}"

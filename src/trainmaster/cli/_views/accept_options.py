@@ -65,7 +65,11 @@ Strict = Annotated[bool, typer.Option("--strict", help="End with 1 on WARN too."
 
 DryRun = Annotated[
     str | None,
-    typer.Option("--dry-run", metavar="FILE", help="Print this file of examples/, or with --on kubernetes the `plan`."),
+    typer.Option(
+        "--dry-run",
+        metavar="FILE",
+        help="Print this file of examples/; with --on kubernetes or sagemaker `plan`.",
+    ),
 ]
 Image = Annotated[str, typer.Option(help="With --dry-run: the image that is started.")]
 Suite = Annotated[
@@ -77,8 +81,11 @@ On = Annotated[
     typer.Option(
         "--on",
         metavar="TARGET",
-        help="Nodes: ssh:hosts.yaml, slurm[:FILE], kubernetes[:FILE]; local or without: this machine.",
+        help="Nodes: ssh:hosts.yaml, slurm[:FILE], kubernetes[:FILE], sagemaker:FILE; local or without: this machine.",
     ),
+]
+Nodes = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Instances of the training job, with --on sagemaker; else 1.")
 ]
 Expect = Annotated[
     list[str] | None, typer.Option(metavar="WORD", help="With --suite: what the checks expect, as `check --expect`.")

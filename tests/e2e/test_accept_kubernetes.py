@@ -247,3 +247,32 @@ def test_a_second_ctrl_c_leaves_no_pod(tmp_path: Path, nodes: Cluster, target: C
     said = child.communicate(timeout=100)[1].decode()
     assert (child.returncode, left()) == (130, []), said
     assert "Ctrl-C once more leaves it there" in said
+
+
+def test_a_pod_that_is_evicted_during_its_checks_is_told_as_that(
+    tmp_path: Path, nodes: Cluster, target: Callable[..., str]
+) -> None:
+    settings, begun = nodes.settings("default"), nodes.kube.folder / "shared" / "begun"
+    hangs = begun.with_name("hangs")
+    hangs.write_text(
+        f"#!{settings['python']}\nimport os, sys, time\n"
+        "if 'bootstrap' in sys.argv[2]:\n    open('/shared/begun', 'w').close()\n    time.sleep(600)\n"
+        f"os.execv({settings['python']!r}, [{settings['python']!r}, *sys.argv[1:]])\n"
+    )
+    hangs.chmod(0o755)
+    where = target(python="/shared/hangs", not_nodes=["node-a"])
+    command = [sys.executable, "-m", "trainmaster", "check", "--on", where, "--only", "shm", "--json"]
+    child = subprocess.Popen(
+        command, cwd=tmp_path, env={**os.environ, "TRAINMASTER_HOME": str(tmp_path / "home")}, stdout=subprocess.PIPE
+    )
+    until = time.monotonic() + 120
+    while not begun.exists():
+        assert child.poll() is None and time.monotonic() < until
+        time.sleep(0.1)
+    pods = "/api/v1/namespaces/default/pods"
+    (name,) = (one["metadata"]["name"] for one in nodes.kube.call("GET", f"{pods}?labelSelector={ATTEMPT}")["items"])
+    eviction = {"apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": {"name": name}}
+    nodes.kube.call("POST", f"{pods}/{name}/eviction", eviction)
+    (silent,) = json.loads(child.communicate(timeout=100)[0])["silent"]
+    assert (child.returncode, silent["node"]) == (3, "node-b") and "its pod ended: " in silent["reason"], silent
+    assert nodes.kube.call("GET", "/apis/batch/v1/jobs")["items"] == []

@@ -101,7 +101,7 @@ def check(
     here = _plan_here(level, read_names(only), read_names(skip)) if on is None else []
     cluster = _plan_cluster(level, read_names(only), read_names(skip)) if on is not None else None
     if dry_run and on is not None and cluster is not None:
-        return _print_request(on, wanted, cluster, nodes=nodes, timeout_s=timeout)
+        return _print_request(on, wanted, cluster, nodes=nodes, timeout_s=timeout, as_json=as_json)
     if out is not None:
         evidence.refuse_used(out)
     before = evidence.load(diff) if diff is not None else None
@@ -256,15 +256,19 @@ def _find_nodes(
 
 def _print_request(
     on: str, wanted: list[str | Mapping[str, object]], planned: ClusterPlan, *, nodes: int | None,
-    timeout_s: float | None,
+    timeout_s: float | None, as_json: bool,
 ) -> None:  # fmt: skip
     from trainmaster.cli import _console
-    from trainmaster.cluster.check import render_job
+    from trainmaster.cluster.check import plan_job
     from trainmaster.cluster.sagemaker_check import SageMakerNodes
 
     job, known = _find_nodes(on, wanted, nodes)
     assert isinstance(job, SageMakerNodes)
-    _console.out.out(render_job(job, planned, known, timeout_s=timeout_s), end="")
+    made = plan_job(job, planned, known, timeout_s=timeout_s)
+    if as_json:
+        _console.as_json({"files": dict(made.files), "commands": [list(command) for command in made.commands]})
+    else:
+        _console.out.out(made.render(), end="")
 
 
 def _cluster(

@@ -24,6 +24,7 @@ from trainmaster.cluster.sagemaker_check import SageMakerNodes
 from trainmaster.cluster.slurm_nodes import SlurmNodes
 from trainmaster.core.errors import UsageError
 from trainmaster.core.health import ClusterHealth
+from trainmaster.targets import Submission
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,12 +90,12 @@ def check(
     return replace(health, cluster=(*health.cluster, result), took_s=round(health.took_s + result.took_s, 3))
 
 
-def render_job(hosts: SageMakerNodes, planned: ClusterPlan, known: Resolved, *, timeout_s: float | None) -> str:
+def plan_job(hosts: SageMakerNodes, planned: ClusterPlan, known: Resolved, *, timeout_s: float | None) -> Submission:
     """The CreateTrainingJob request and the files beside it; nothing is created."""
     return sagemaker_check.plan(
         hosts, _job_request(planned, known, timeout_s), tests=planned.collectives, attempt=sagemaker_check.DRY_RUN,
         folder=Path("JOB"),
-    ).render()  # fmt: skip
+    )  # fmt: skip
 
 
 def _job_request(planned: ClusterPlan, known: Resolved, timeout_s: float | None) -> CheckRequest:

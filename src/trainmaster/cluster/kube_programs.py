@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import logging
 import secrets
@@ -32,6 +33,7 @@ from trainmaster.targets import Handle, Placement, Submission
 from trainmaster.targets.kubernetes import names, planning
 from trainmaster.targets.kubernetes.client import path_of
 from trainmaster.targets.kubernetes.commands import Place, run_command
+from trainmaster.targets.kubernetes.errors import Denied
 from trainmaster.targets.kubernetes.kubeconfig import load_access
 from trainmaster.targets.kubernetes.session import Session, open_session
 from trainmaster.targets.kubernetes.settings import Settings, Toleration
@@ -44,6 +46,7 @@ AT_ONCE = 64  # pods that start at the same time
 _START_S = 600.0  # for a pod to start: an image of 20 GB is pulled in minutes
 _FREE_S = 30.0  # for GPUs that are in use to become free
 _EXTRA_S = 30.0  # for exec itself, beside its program
+_END_S = 5.0  # for the end of a pod to be seen, after a program in it broke off
 _LOOK_S = 0.5
 _MAX_SAID_BYTES = 8192  # of standard error
 _KIND: Literal["job"] = "job"
@@ -53,6 +56,10 @@ _START = (
     "import runpy, sys; sys.path[:0] = sys.argv[2:]; sys.argv[2:] = []; "
     "runpy.run_module('trainmaster.targets.ssh.bootstrap', run_name='__main__')"
 )
+
+
+class _Broken(NodeUnavailable):
+    """A program gave no answer: by itself, or because its pod ended."""
 
 
 class KubeLink:
@@ -81,6 +88,10 @@ class KubeLink:
                     async with self._starting:
                         self._places[name] = await self._hold(self._nodes[name])
             return await self._run(self._places[name], order, timeout_s=timeout_s)
+        except _Broken as wrong:
+            if end := await self._find_end(name):
+                raise NodeUnavailable(f"its pod ended: {end}", action=f"see `kubectl describe node {name}`") from None
+            raise NodeUnavailable(wrong.reason, action=wrong.action) from None
         except NodeUnavailable:
             raise
         except TrainmasterError as wrong:
@@ -142,6 +153,17 @@ class KubeLink:
         """Whether the agent speaks: by then the node half is unpacked."""
         return bool(await self._cluster.target.read(handle, EVENTS_FILE, offset=0, limit=1))
 
+    async def _find_end(self, name: str) -> str:
+        """How the pod of a node ended while a program ran in it; empty where it goes on."""
+        until = time.monotonic() + _END_S
+        with contextlib.suppress(TrainmasterError):  # the program's own end is told
+            while time.monotonic() < until:
+                poll = await self._cluster.target.poll(self._handles[name])
+                if poll.state.over:
+                    return poll.note or str(poll.state)
+                await asyncio.sleep(_LOOK_S)
+        return ""
+
     async def _run(self, place: Place, order: Mapping[str, Any], *, timeout_s: float) -> bytes:
         settings, nonce, said = self._cluster.settings, secrets.token_hex(16), bytearray()
         package = _PACKAGE if settings.package == "send" else None
@@ -168,11 +190,15 @@ class KubeLink:
         except TimeoutError:
             reason = f"it gave no answer in {timeout_s:.0f} s"
             raise NodeUnavailable(reason, action="see what hangs there: `trainmaster cluster shell --node`") from None
+        except Denied:
+            raise
+        except TargetError as wrong:
+            raise _Broken(str(wrong), action="see `kubectl describe` of the node") from None
         data = find_answer(bytes(body), nonce)
         if data is None:
             nothing = f"{len(body):,} bytes were printed, no answer among them"
             end = " ".join(said.decode(errors="replace").split())[-300:]
-            raise NodeUnavailable(
+            raise _Broken(
                 f"{settings.python} in its pod ended with {code}: {end or nothing}",
                 action="is Python 3.11 or newer in the image? see `python:` of the cluster file",
             )

@@ -404,6 +404,14 @@ def test_dry_run_prints_a_request_that_botocore_accepts_and_no_secret(
     assert (expect["gpus"], expect["efa_devices"], expect["driver"]) == (8, 32, "580")
     assert words[1] == sagemaker_check.ENTRY and ("--alone" in words) == (level == 1)
     assert plan["spec"]["env"]["TRAINING_JOB_NAME"] == request["TrainingJobName"]
+    code, out, _ = call(account, "--nodes", "4", "--level", str(level), "--expect", "driver=580", "--dry-run", "--json")
+    assert code == 0 and json.loads(json.loads(out)["files"]["create-training-job.json"]) == request
+
+
+def test_an_empty_settings_file_names_every_missing_field(tmp_path: Path) -> None:
+    (tmp_path / "account.yaml").write_text("")
+    code, _, said = call(tmp_path / "account.yaml", "--dry-run")
+    assert code == 2 and all(f"{name}: missing" in said for name in ("region", "role", "storage", "instance_type"))
 
 
 @pytest.mark.parametrize(

@@ -108,4 +108,4 @@ def load_settings(path: Path) -> Settings:
         document: Any = yaml.safe_load(raw)
     except yaml.YAMLError as wrong:
         raise UsageError(f"target: settings file {path} is not YAML: {str(wrong).partition(chr(10))[0]}") from None
-    return build(Settings, document)
+    return build(Settings, {} if document is None else document)  # an empty file: every field that is missing is named

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -41,7 +42,7 @@ class Cloud:
     def __init__(self) -> None:
         self.instances: dict[str, Instance] = {}
         self.launched: list[str] = []
-        self.hidden = False
+        self.hidden = self.blind = False
         self.lacks: str | None = None
         self.answers = True
         self._ids = (f"{number:032x}" for number in itertools.count(1))
@@ -50,6 +51,8 @@ class Cloud:
         return [Offer(kind="gpu_1x", region="r", price_cents_per_hour=100.0, available=True, gpus=8)]
 
     async def list_instances(self) -> Sequence[Instance]:
+        if self.blind:
+            raise Unreachable("the listing fails")
         return [] if self.hidden else list(self.instances.values())
 
     def may_launch(self) -> bool:
@@ -272,6 +275,32 @@ def test_a_storage_that_fails_does_not_keep_a_rented_machine_for_hours(
     assert fail(121) and again(db, job).stage is Stage.RELEASING
     asyncio.run(until(None))
     assert cloud.instances == {} and "could be kept: no bucket" in (again(db, job).message or "")
+
+
+def test_a_machine_that_still_boots_is_terminated_while_the_listing_fails(
+    db: Database, tmp_path: Path, cloud: Cloud
+) -> None:
+    context, job = begin(db, Target(cloud), tmp_path)
+
+    async def go() -> None:
+        for _ in range(20):
+            if cloud.launched:
+                break
+            await handle_stage(context, again(db, job))
+        control.cancel(db, job.id)
+        cloud.blind = True
+        for _ in range(10):
+            with contextlib.suppress(Unreachable):
+                await handle_stage(context, again(db, job))
+        assert len(cloud.launched) == 1 and cloud.instances == {}, "half an API works, and each minute is paid"
+        assert again(db, job).stage is not None, "the job waits for the listing"
+        cloud.blind = False
+        for _ in range(10):
+            if again(db, job).stage is not None:
+                await handle_stage(context, again(db, job))
+        assert again(db, job).status is Status.CANCELLED
+
+    asyncio.run(go())
 
 
 @pytest.mark.parametrize("refusal", [DiskFull("no space left"), PathDenied("read-only file system"), TargetError("no")])

@@ -248,7 +248,9 @@ async def return_machines(context: Context, job: JobRow, attempt: AttemptRow, ha
     launched = [row for row in rows if row.state not in ("intended", "gone")]
     now = context.now()
     if launched:
-        await context.call("release", target.release(handle))
+        # The handle names machines that were logged in to; the rows also those that still boot.
+        known = [{"id": row.provider_id, "name": row.nonce} for row in launched if row.provider_id is not None]
+        await context.call("release", target.release({**handle, "instances": known}))
     for row in launched:
         waited_s = context.deadlines.elapsed_s(row.launched_at or now, now)
         if row.provider_id is None and waited_s < target.settle_s():

@@ -27,6 +27,11 @@ def run(*words: str) -> str:
         ("ps", "jobs"),
         ("list", "jobs"),
         ("run", "submit"),
+        ("launch", "submit"),
+        ("apply", "submit"),
+        ("queue", "jobs"),
+        ("stop", "cancel"),
+        ("down", "cancel"),
         ("submti", "submit"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import subprocess
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -123,6 +124,26 @@ def test_the_log_of_an_attempt_without_folder_comes_from_storage(where: str, tmp
             assert done.exit_code == 0 and done.stdout_bytes == text, done.output
         unknown = run("logs", "trial", "--rank", "7", *place)
         assert isinstance(unknown.exception, UsageError) and "rank-0.log" in str(unknown.exception)
+    db.close()
+
+
+@pytest.mark.parametrize("where", ["home", "server"])
+def test_a_log_that_grows_all_the_time_is_printed_to_its_present_end(where: str, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    db = open_database(make_home(home))
+    log = home / "jobs" / JOB / "attempts" / "1" / "rank-0.log"
+    with (
+        serve(db, home) as url,
+        subprocess.Popen(["timeout", "10", "sh", "-c", f"while :; do echo n; done >> {log}"]) as writer,
+    ):
+        try:
+            done = run(
+                "logs", "trial", "--tail", "1", *(["--home", str(home)] if where == "home" else ["--server", url])
+            )
+            assert writer.poll() is None, "it waited for the end of the job without --follow"
+            assert done.exit_code == 0 and "n" in done.stdout, done.output
+        finally:
+            writer.terminate()
     db.close()
 
 

@@ -61,7 +61,10 @@ _ORDER = (
 
 
 # Words of other programs for our verbs.
-_OTHER_WORDS = {"status": "show", "describe": "show", "ps": "jobs", "list": "jobs", "ls": "jobs", "run": "submit"}
+_OTHER_WORDS = {
+    "status": "show", "describe": "show", "ps": "jobs", "list": "jobs", "ls": "jobs", "queue": "jobs", "run": "submit",
+    "launch": "submit", "apply": "submit", "stop": "cancel", "down": "cancel",
+}  # fmt: skip
 
 
 @functools.cache

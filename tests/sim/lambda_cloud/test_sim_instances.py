@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from trainmaster.node.parse import kernel_log
+
 pytestmark = pytest.mark.spawns
 
 
@@ -64,6 +66,13 @@ def test_instances_have_own_host_keys_homes_and_gpus(simulate) -> None:
     lists = [account.ssh(one["ip"], "nvidia-smi -L").stdout for one in shown]
     assert [text.count("NVIDIA H100 80GB HBM3") for text in lists] == [8, 8]
     assert lists[0] != lists[1]  # UUIDs
+
+
+def test_the_kernel_log_of_an_instance_begins_with_its_own_boot(simulate) -> None:
+    account = simulate()
+    log = kernel_log.parse(account.ssh(account.wait(account.launch())["ip"], "dmesg").stdout)
+    assert log.from_boot and log.lines < 10, "the log of the machine that simulates may have lost its beginning"
+    assert not (log.xids or log.events or log.faults)
 
 
 def test_only_the_key_of_the_launch_is_let_in(simulate, tmp_path: Path) -> None:

@@ -156,6 +156,8 @@ class HomeJobs:
             while piece := self.log_piece(job_id, stream, attempt=number, offset=offset):
                 yield piece
                 offset += len(piece)
+                if not follow and len(piece) < _PIECE:
+                    return  # the end when it was read; a log that grows has more at every question
             if over:
                 break
             time.sleep(_EVERY_S)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _WORD = re.compile(r"[A-Za-z0-9.-]{1,63}")
 _MOST = 200  # jobs of one answer
+_PIECE = 1 << 20  # bytes of a log in one answer
 
 
 class ServerJobs:
@@ -136,9 +137,11 @@ class ServerJobs:
             yield from self._client.follow_logs(job_id, stream, attempt=attempt)
             return
         offset = 0
-        while piece := self._client.logs(job_id, stream, attempt=attempt, offset=offset):
+        while piece := self._client.logs(job_id, stream, attempt=attempt, offset=offset, limit=_PIECE):
             yield piece
             offset += len(piece)
+            if len(piece) < _PIECE:
+                return  # the end when it was read; a log that grows has more at every question
 
     def log_streams(self, job_id: str) -> tuple[LogStream, ...]:
         return self._client.log_streams(job_id)

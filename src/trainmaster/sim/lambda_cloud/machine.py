@@ -1,4 +1,4 @@
-"""Processes of one simulated instance: an sshd of its own, a home folder, and a fake nvidia-smi on its PATH.
+"""Processes of one simulated instance: an sshd of its own, a home folder, and a fake nvidia-smi and dmesg on its PATH.
 
 Every command of a session starts in the home folder of the instance, with HOME, PATH and TMPDIR of its own. The rest of
 the file system and the user are those of the simulator: an instance is a place for processes, no container.
@@ -31,6 +31,10 @@ _READY_S = 30.0
 # A check reads torch's version file to see which CUDA it was built for. torch on this machine may be built for none,
 # which would fail on GPUs: the instance answers as one with a CUDA build.
 _TORCH = f"""case "$2" in *find_spec*torch*version.py*) echo "cuda: str = '{gpu_answers.CUDA}'"; exit 0 ;; esac
+"""
+# The kernel log of this machine may have lost its beginning, or be closed to its user: then no check can say "no Xid".
+_DMESG = """[    0.000000] Linux version 6.8.0-simulated
+[    4.200000] NVRM: loading NVIDIA UNIX x86_64 Kernel Module
 """
 _STOP_S = 15.0
 
@@ -175,6 +179,7 @@ class Machine:
         self._program("session", shell + session)
         self._program("python3", f'#!/bin/sh\n{_TORCH if gpus else ""}exec {shlex.quote(sys.executable)} "$@"\n')
         self._program("hostname", f"#!/bin/sh\necho {shlex.quote(self._hostname)}\n")
+        self._program("dmesg", f"#!/bin/sh\ncat <<'END'\n{_DMESG}END\n")
         if not gpus:
             return
         cases = []

@@ -288,8 +288,7 @@ class _Job:
                     await asyncio.gather(self._creating, return_exceptions=True)
                     await self._target.cancel(self._handle, reason="user_cancelled: the check was interrupted")
                 self._on_note(f"training job {self.name}: {(await self._describe()).get('TrainingJobStatus')}")
-                await self._remove_inputs()
-                return
+                break
             except Missing:
                 return
             except TargetError as wrong:
@@ -301,6 +300,10 @@ class _Job:
                     )
                     return
             await asyncio.sleep(_AGAIN_S)
+        try:
+            await self._remove_inputs()
+        except TargetError as wrong:
+            self._on_note(f"the inputs of training job {self.name} were not removed: {wrong}")
 
     async def _remove_inputs(self) -> None:
         await inputs.remove(self._aws, request.input_folder(self._settings, str(self._handle["attempt"])))

@@ -373,6 +373,22 @@ def test_a_job_that_cannot_be_stopped_is_named_with_the_command(
     assert "aws sagemaker stop-training-job --region us-east-1 --training-job-name tm-" in said
 
 
+def test_a_job_that_was_stopped_is_not_said_to_run_where_its_inputs_cannot_be_removed(
+    relay: Relay, client: Any, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sagemaker_check, "_AGAIN_S", 0.01)
+
+    async def denied(*_: Any, **__: Any) -> list[tuple[str, int]]:
+        raise translate("list_objects_v2", {"Error": {"Code": "AccessDenied"}})
+
+    monkeypatch.setattr(inputs, "list_objects", denied)
+    relay.on_create = lambda name: relay.set(name, "InProgress", "Training")
+    code, out, said = call(file, "--only", "shm")
+    assert (code, out, relay.seen["StopTrainingJob"]) == (3, "", 1), said
+    assert "may still run" not in said and ": Stopped" in said
+    assert "inputs of training job" in said and "AccessDenied" in said
+
+
 # --- the request -----------------------------------------------------------------------------------------------------
 
 

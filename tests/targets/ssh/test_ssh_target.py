@@ -7,7 +7,9 @@ import contextlib
 import hashlib
 import os
 import re
+import shlex
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -295,6 +297,22 @@ def test_an_unknown_host_key_is_refused(hosts_file: Path, tmp_path: Path, place:
     target = edit(hosts_file, lambda document: document.update(known_hosts=str(tmp_path / "none")))
     with pytest.raises(Unreachable, match="its host key is not in known_hosts"):
         run(target.place(target.plan(place())))
+
+
+def test_a_changed_host_key_is_refused_and_its_replacement_explained(
+    hosts_file: Path, tmp_path: Path, machines: Any, place: Any, run: Any
+) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "key")], check=True)
+    other = (tmp_path / "key.pub").read_text().split()[1]
+    lines = [line.split() for line in machines.known_hosts.read_text().splitlines()]
+    (tmp_path / "old").write_text("".join(f"{line[0]} {line[1]} {other}\n" for line in lines))
+    target = edit(hosts_file, lambda document: document.update(known_hosts=str(tmp_path / "old")))
+    with pytest.raises(Unreachable, match="another machine answers, or it was reinstalled") as refused:
+        run(target.place(target.plan(place())))
+    command = f"ssh-keygen -R {shlex.quote(lines[0][0])}"
+    assert command in str(refused.value)
+    subprocess.run([*shlex.split(command), "-f", str(tmp_path / "old")], check=True, capture_output=True)
+    assert lines[0][0] not in (tmp_path / "old").read_text()
 
 
 @pytest.mark.parametrize(

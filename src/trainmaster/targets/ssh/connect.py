@@ -136,7 +136,11 @@ def _untrusted(host: SshHost, known_hosts: bytes, said: str) -> NodeUnavailable:
     show = f"{scan} | ssh-keygen -lf -"
     if any(known[:3]):
         reason = f"its host key is not the one in known_hosts: another machine answers, or it was reinstalled ({said})"
-        action = f"compare the fingerprint with the machine's own before you trust it: {show}"
+        name = f"[{host.host}]:{host.port}" if host.port not in (None, 22) else host.host
+        action = (
+            f"compare the fingerprint with the machine's own ({show}); only if they are equal, remove the old key with "
+            f"`ssh-keygen -R {shlex.quote(name)}` and add the line of `{scan}` to known_hosts"
+        )
         return NodeUnavailable(reason, action=action)
     action = f"compare the fingerprint with the machine's own ({show}), then add the line of `{scan}` to known_hosts"
     return NodeUnavailable("its host key is not in known_hosts, so its identity is unproven", action=action)

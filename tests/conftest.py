@@ -47,6 +47,8 @@ gc.disable()
 # Started in the background by a shell, all of this ignores Ctrl-C, and so would the programs whose Ctrl-C is tested.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup: we go on, and what a test starts has the default
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 def pytest_collection_finish() -> None:

@@ -192,6 +192,7 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int], *, server: i
         if os.getppid() != server:
             os._exit(1)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, and a test may be about it
         for number, descriptor in enumerate(descriptors):
             os.dup2(descriptor, number)
             os.close(descriptor)

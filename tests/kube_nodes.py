@@ -7,6 +7,7 @@ enough. Needs root. A stand-in for the Kubeflow operator makes the pods of PyTor
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import json
 import os
@@ -144,6 +145,13 @@ def _make_network(netns: str) -> str:
 
     Nothing leads further. Each cluster takes a subnet of its own: two may run at once.
     """
+    # Two that begin at the same moment would take the same one: nothing is routed to the later.
+    with Path(tempfile.gettempdir(), "trainmaster-kubes.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _take_subnet(netns)
+
+
+def _take_subnet(netns: str) -> str:
     here, there = f"tm{netns[-6:]}", "eth0"
     taken = subprocess.run(["ip", "-4", "route"], check=True, capture_output=True, text=True).stdout
     subnet = next(one for number in range(1, 250) if f"{(one := f'10.245.{number}')}." not in taken)
@@ -200,7 +208,7 @@ def _wait_ready(kube: Kube, name: str) -> None:
     end = time.monotonic() + 120
     while True:
         assert time.monotonic() < end, (kube.folder / "kubelet-0.log").read_text()[-3000:]
-        with contextlib.suppress(urllib.error.HTTPError):
+        with contextlib.suppress(OSError):  # an HTTPError too: it is not there yet, or a busy server did not answer
             node = kube.call("GET", f"/api/v1/nodes/{name}")
             if any(one["type"] == "Ready" and one["status"] == "True" for one in node["status"]["conditions"]):
                 return

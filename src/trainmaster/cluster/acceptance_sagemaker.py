@@ -26,7 +26,7 @@ from trainmaster.targets.sagemaker.aws import open_aws
 from trainmaster.targets.sagemaker.logs import GROUP
 from trainmaster.targets.sagemaker.planning import REQUEST_FILE
 from trainmaster.targets.sagemaker.settings import Settings
-from trainmaster.targets.sagemaker.states import billing, is_over
+from trainmaster.targets.sagemaker.states import billing, is_over, render_cost, render_stop
 from trainmaster.targets.sagemaker.target import SageMaker
 
 DRY_RUN = "00000000-0000-4000-8000-000000000000.1"
@@ -78,12 +78,9 @@ async def _describe_cost(settings: Settings, name: str, what: str) -> str:
         return f"training job {name}: its end and cost were not reached: {wrong}"
     facts, status = billing(found, settings.price_per_hour), found.get("TrainingJobStatus")
     if not is_over(found):
-        words = f"aws sagemaker stop-training-job --region {settings.region} --training-job-name {name}"
+        words = render_stop(name, settings.region)
         return f"training job {name}: {status}; it may still run and cost money; stop it: {words}"
-    if facts.get("billable_s") is None:
-        return f"training job {name}: {status}; SageMaker states no billable seconds"
-    cost = f"{facts['cost_usd']:.2f} USD" if "cost_usd" in facts else "no price_per_hour in the file"
-    return f"training job {name}: {status}; {facts['billable_s']} billable seconds of {what}; {cost}"
+    return render_cost(name, str(status), facts, what=what)
 
 
 def _plan(path: Path, nodes: int, options: Options, *, attempt: str, folder: Path) -> _Job:

@@ -32,7 +32,7 @@ from trainmaster.targets.sagemaker import inputs, request
 from trainmaster.targets.sagemaker.aws import Missing, open_aws
 from trainmaster.targets.sagemaker.logs import GROUP
 from trainmaster.targets.sagemaker.settings import Settings
-from trainmaster.targets.sagemaker.states import billing
+from trainmaster.targets.sagemaker.states import billing, render_cost, render_stop
 from trainmaster.targets.sagemaker.target import SageMaker
 from trainmaster.targets.ssh.bootstrap import MAX_ANSWER_BYTES
 from trainmaster.targets.ssh.channel import clean
@@ -266,18 +266,11 @@ class _Job:
         try:
             job = await self._describe()
             self.facts |= billing(job, self._settings.price_per_hour)
-            self._on_note(self._render_cost(str(job.get("TrainingJobStatus"))))
+            what = f"{len(self._hosts)} x {self._settings.instance_type}"
+            self._on_note(render_cost(self.name, str(job.get("TrainingJobStatus")), self.facts, what=what))
             await self._target.release(self._handle)
         except (TargetError, TimeoutError) as wrong:
             self._on_note(f"training job {self.name} is over; its cost or its inputs were not reached: {wrong}")
-
-    def _render_cost(self, status: str) -> str:
-        billed = self.facts.get("billable_s")
-        what = f"{len(self._hosts)} x {self._settings.instance_type}"
-        if billed is None:
-            return f"training job {self.name}: {status}; SageMaker states no billable seconds"
-        cost = f"{self.facts['cost_usd']:.2f} USD" if "cost_usd" in self.facts else "no price_per_hour in the file"
-        return f"training job {self.name}: {status}; {billed} billable seconds of {what}; {cost}"
 
     async def stop(self) -> None:
         """Request the end of the job, which SageMaker kills after 120 s. None is made after this."""
@@ -293,11 +286,8 @@ class _Job:
                 return
             except TargetError as wrong:
                 if not left:
-                    words = f"aws sagemaker stop-training-job --region {self._settings.region}"
-                    self._on_note(
-                        f"training job {self.name} may still run and cost money ({wrong}); stop it: "
-                        f"{words} --training-job-name {self.name}"
-                    )
+                    words = render_stop(self.name, self._settings.region)
+                    self._on_note(f"training job {self.name} may still run and cost money ({wrong}); stop it: {words}")
                     return
             await asyncio.sleep(_AGAIN_S)
         try:

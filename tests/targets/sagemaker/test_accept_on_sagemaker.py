@@ -18,7 +18,7 @@ import yaml
 from botocore.validate import ParamValidator
 from typer.testing import CliRunner
 
-from sagemaker_server import Relay, run_container, write_log
+from sagemaker_server import Relay, interrupt_on_create, run_container, write_log
 from trainmaster.cli.main import build
 
 pytestmark = [pytest.mark.spawns, pytest.mark.timeout(240)]
@@ -135,21 +135,7 @@ def test_nodes_without_a_training_job_is_refused() -> None:
 
 @pytest.mark.parametrize("when", ["while it is created", "while it runs", "while AWS refuses to stop it"])
 def test_an_interrupt_stops_the_job_or_says_that_it_may_still_run(relay: Relay, file: Path, when: str) -> None:
-    main, made = threading.get_ident(), list[str]()
-
-    def interrupt() -> None:
-        signal.pthread_kill(main, signal.SIGINT)
-
-    def create(name: str) -> None:
-        made.append(name)
-        relay.set(name, "InProgress", "Training")
-        if when == "while it is created":
-            interrupt()
-            threading.Event().wait(0.3)  # its answer comes after the signal
-        else:
-            threading.Timer(0.5, interrupt).start()
-
-    relay.on_create = create
+    made = interrupt_on_create(relay, signal.SIGINT, during=when == "while it is created")
     relay.refuse = "StopTrainingJob" if when == "while AWS refuses to stop it" else ""
     code, out, err = call(file, *SMALL)
     assert code != 0 and not (file.parent / "results.json").exists(), out + err

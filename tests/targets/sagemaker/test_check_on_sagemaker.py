@@ -25,7 +25,7 @@ from botocore.validate import ParamValidator
 from typer.testing import CliRunner
 
 from machines import H200
-from sagemaker_server import BUCKET, Relay, run_container, write_log
+from sagemaker_server import BUCKET, Relay, interrupt_on_create, run_container, write_log
 from trainmaster.checks import document
 from trainmaster.cli.main import build
 from trainmaster.cluster import sagemaker_check
@@ -334,21 +334,7 @@ def test_a_refused_request_is_one_line_and_leaves_nothing_running(
 def test_an_interrupted_check_stops_its_job(
     relay: Relay, client: Any, file: Path, number: signal.Signals, when: str
 ) -> None:
-    main, made = threading.get_ident(), list[str]()
-
-    def interrupt() -> None:
-        signal.pthread_kill(main, number)
-
-    def create(name: str) -> None:
-        made.append(name)
-        relay.set(name, "InProgress", "Training")
-        if when == "while it is created":
-            interrupt()
-            threading.Event().wait(0.3)  # its answer comes after the signal
-        else:
-            threading.Timer(0.5, interrupt).start()
-
-    relay.on_create = create
+    made = interrupt_on_create(relay, number, during=when == "while it is created")
     code, out, said = call(file, "--only", "shm")
     assert (code, out) == (130, ""), said
     assert relay.seen["StopTrainingJob"] == 1 and relay.job(made[0]).training_job_status == "Stopped", said

@@ -127,3 +127,17 @@ def _ended_at(job: Mapping[str, Any]) -> str:
 
 def _with(record: ExitRecord, evidence: Mapping[str, Any]) -> ExitRecord:
     return replace(record, evidence={**record.evidence, **evidence}) if evidence else record
+
+
+def render_cost(name: str, status: str, facts: Mapping[str, Any], *, what: str) -> str:
+    """The end of a training job and its cost, for people. `facts`: as `billing` gives them; `what`: its machines."""
+    billed = facts.get("billable_s")
+    if billed is None:
+        return f"training job {name}: {status}; SageMaker states no billable seconds"
+    cost = f"{facts['cost_usd']:.2f} USD" if "cost_usd" in facts else "no price_per_hour in the file"
+    return f"training job {name}: {status}; {billed} billable seconds of {what}; {cost}"
+
+
+def render_stop(name: str, region: str) -> str:
+    """The command by which a person stops a training job."""
+    return f"aws sagemaker stop-training-job --region {region} --training-job-name {name}"

@@ -7,6 +7,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -48,6 +49,17 @@ def test_an_srun_that_fails_is_incomplete(nodes: SlurmNodes) -> None:
     document = acceptance_slurm.accept(SlurmNodes(settings=nodes.settings, nodes=(gone,)), SMALL)
     assert document["overall"] == "INCOMPLETE"
     assert "srun ended with" in document["checks"][0]["findings"][0]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("told", "code", "whole"),
+    [(0, 0, True), (0, 1, False), (0, 143, False), (1, 1, True), (1, 143, True), (3, 137, True), (1, 0, False),
+     (1, None, False), (None, 0, False)],
+)  # fmt: skip
+def test_a_measured_fail_is_one_although_srun_killed_the_other_ranks(told: Any, code: Any, whole: bool) -> None:
+    document = {"world_size": 2, "exit_code": told}
+    assert acceptance_slurm.ended_as_told(document, world=2, code=code) is whole
+    assert not acceptance_slurm.ended_as_told(document, world=3, code=code)
 
 
 def test_ranks_follow_the_gpus_of_the_nodes(nodes: SlurmNodes) -> None:

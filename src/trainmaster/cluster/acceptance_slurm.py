@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,12 +18,12 @@ from trainmaster.bench.accept import judge, results
 from trainmaster.bench.accept.options import Options, words
 from trainmaster.cluster.acceptance import (
     MODULE,
-    START_S,
     compare_golden,
     find_documents,
     find_unequal,
     incomplete,
     is_whole,
+    limit_s,
     not_whole,
 )
 from trainmaster.cluster.slurm_nodes import FREE_S, SlurmNode, SlurmNodes
@@ -44,7 +45,7 @@ async def _accept(cluster: SlurmNodes, options: Options) -> dict[str, Any]:
         return incomplete(options, unequal, world=len(gpus))
     per_node = options.processes or min(gpus.values()) or 1
     world = per_node * len(cluster.nodes)
-    limit = START_S + (options.duration_s or 0.0) * options.repeats + options.timeout_s
+    limit = limit_s(options)
     name, where = f"gpu-acceptance-{secrets.token_hex(6)}", queue(cluster.settings)
     try:
         prepared, _ = await where.ask("prepare", package=node_half(cluster.settings))
@@ -59,7 +60,7 @@ async def _accept(cluster: SlurmNodes, options: Options) -> dict[str, Any]:
     finally:
         await targets.close()
     documents, code = find_documents(body.decode(errors="replace")), result.get("code")
-    if len(documents) == 1 and is_whole(documents[0], world=world, code=code):
+    if len(documents) == 1 and ended_as_told(documents[0], world=world, code=code):
         return compare_golden(documents[0], options)
     said = " ".join(str(result.get("error", "")).split())[-600:] or "nothing was printed"
     found = error(
@@ -70,6 +71,13 @@ async def _accept(cluster: SlurmNodes, options: Options) -> dict[str, Any]:
         found = not_whole(documents[0], world=world)
     checks = [CheckResult(check="accept_ranks", findings=(found,), took_s=0.0)]
     return results.build_lost(options, checks, judge_overall(checks, planned=judge.CHECKS), world=world)
+
+
+def ended_as_told(document: Mapping[str, Any], *, world: int, code: int | None) -> bool:
+    """As `is_whole`, by the code of srun: the highest of all tasks. Where the verdict is no 0, the first rank that ends
+    with it has srun kill the others, whose signal counts for more; a verdict of 0 needs 0 of all."""
+    told = document.get("exit_code")
+    return is_whole(document, world=world, code=told if told and code else code)
 
 
 def plan(cluster: SlurmNodes, options: Options, *, name: str, per_node: int, package: str, limit_s: float) -> list[str]:

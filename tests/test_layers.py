@@ -63,7 +63,7 @@ TABLE = {
     "pages": rule("core store api"),
     "report": rule("core store api pages", "jinja2 markupsafe"),
     "web": rule(
-        "core store storage control api pages report",
+        "core store storage control targets api pages report",
         "fastapi starlette anyio jinja2 markupsafe pydantic prometheus_client uvicorn",
     ),
     "sim": rule("core targets", "fastapi", "xxhash"),

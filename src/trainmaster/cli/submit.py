@@ -67,7 +67,7 @@ def submit(
     words = [*(values or []), *([f"target={on}"] if on else [])]
     chosen, folder = uploads.choose(_yaml_file.override(document.value, words), spec, workdir)
     job = document.read(lambda _: parse_spec(chosen), words)
-    if server is None and job.target.startswith(("ssh:", "pool:", "slurm:", "kubernetes:", "hyperpod:")):
+    if server is None:
         job = replace(job, target=_absolute(job.target, Path.cwd() if on else spec.absolute().parent))
     if dry_run:
         _console.out.out(_plan(job, home).render() + _preview(job), end="")
@@ -124,12 +124,10 @@ def _preview(job: JobSpec) -> str:
 
 
 def _absolute(target: str, folder: Path) -> str:
-    """A target whose hosts file is found from anywhere: the job outlives this command and its working folder."""
-    from trainmaster.targets import ssh
+    """A target whose file is found from anywhere: the job outlives this command and its working folder."""
+    from trainmaster import targets
 
-    name, _, options = target.partition(":")
-    is_path = name in ("pool", "kubernetes", "hyperpod") or (name in ("ssh", "slurm") and ssh.is_path(options))
-    return f"{name}:{folder / Path(options).expanduser()}" if is_path and options else target
+    return targets.traits(target).make_absolute(target, folder)
 
 
 def _follow(jobs: Jobs, job_id: str) -> int:

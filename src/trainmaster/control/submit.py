@@ -15,17 +15,9 @@ from trainmaster.core.secrets import find_in_spec
 from trainmaster.core.spec import JobSpec
 from trainmaster.store import Database, attempts, audit, jobs, tokens
 from trainmaster.store.rows import JobRow
-from trainmaster.targets import Placement, Target, ssh
+from trainmaster.targets import Placement, Target
 
 LOCAL = "local"  # caller name of the command line working on the database itself
-
-
-def names_file(target: str) -> bool:
-    """Whether a target names a file on the machine of the control plane."""
-    name, _, options = target.partition(":")
-    if name in ("kubernetes", "hyperpod"):
-        return bool(options)
-    return name == "pool" or (name in ("ssh", "slurm") and bool(options) and ssh.is_path(options))
 
 
 def submit(db: Database, spec: JobSpec, *, load: Callable[[str], Target] = targets.load, by: str = LOCAL) -> JobRow:

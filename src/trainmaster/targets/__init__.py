@@ -17,6 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
 from trainmaster.core import schema
@@ -35,6 +36,7 @@ from trainmaster.targets._provider import (
     home_mark,
     make_home_mark,
 )
+from trainmaster.targets._traits import Traits
 
 __all__ = [
     "FileSize",
@@ -55,11 +57,13 @@ __all__ = [
     "Rents",
     "Submission",
     "Target",
+    "Traits",
     "close",
     "home_mark",
     "load",
     "make_home_mark",
     "names",
+    "traits",
 ]
 
 Handle = Mapping[str, Any]  # JSON: what the target needs to find the attempt again; kept in the attempt's row
@@ -310,8 +314,18 @@ def names() -> list[str]:
 
 def load(word: str) -> Target:
     """The target named in a spec: `local`, or `name:options`."""
-    name, _, options = word.partition(":")
+    target: Target = _import(word).create(word.partition(":")[2])
+    return target
+
+
+def traits(word: str) -> Traits:
+    """What the target of a word states about itself: `ssh` and `ssh:hosts.yaml` alike."""
+    stated: Traits = _import(word).TRAITS
+    return stated
+
+
+def _import(word: str) -> ModuleType:
+    name = word.partition(":")[0]
     if name not in names():
         raise UsageError(f"target: {name!r} is not one of {', '.join(names())}")
-    target: Target = importlib.import_module(f"{__name__}.{_MODULES.get(name, name)}").create(options)
-    return target
+    return importlib.import_module(f"{__name__}.{_MODULES.get(name, name)}")

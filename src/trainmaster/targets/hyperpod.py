@@ -5,9 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainmaster.targets import kubernetes
+from trainmaster.targets._traits import Traits
 
 if TYPE_CHECKING:
     from trainmaster.targets.kubernetes.target import Kubernetes
+
+TRAITS = Traits(
+    title="pods of a SageMaker HyperPod cluster",
+    option="file",
+    example="cluster.yaml",
+    instead={
+        "check": "use `trainmaster cluster validate` and `trainmaster cluster test`",
+        "accept": "use `trainmaster cluster test` and `trainmaster cluster perf`",
+        "remedy": "its nodes are nodes of Kubernetes: use --on kubernetes",
+    },
+)
 
 
 def create(options: str) -> Kubernetes:

@@ -38,7 +38,19 @@ from trainmaster.core.plan import (
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import TargetState
 from trainmaster.targets import FileSize, Handle, Owned, Placement, Poll, Submission, _job_user, _owned
+from trainmaster.targets._traits import Traits
 
+TRAITS = Traits(
+    title="this machine",
+    option="none",
+    here=True,
+    paid=False,
+    nodes=True,
+    instead={
+        "isolate": "pairs need several nodes: use --on ssh:hosts.yaml, --on slurm or --on kubernetes",
+        "remedy": "it has no scheduler that could drain this machine",
+    },
+)
 _STREAMS = frozenset({PLAN_FILE, EVENTS_FILE, AGENT_LOG, EXIT_FILE})
 _RANK_LOG = re.compile(r"rank-[0-9]{1,6}\.log")
 _RECORD_BYTES = 1 << 20  # the agent reserves 192 KiB for its record

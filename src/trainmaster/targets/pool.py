@@ -24,6 +24,7 @@ from trainmaster.core.errors import NoCapacity, Unreachable, UsageError
 from trainmaster.core.files import write_whole
 from trainmaster.core.schema import build, field
 from trainmaster.targets._provider import Instance, InstanceState, LaunchRequest, Offer, SshAccess, Timing
+from trainmaster.targets._traits import Traits
 from trainmaster.targets._yaml_file import read_yaml
 from trainmaster.targets.ssh.hosts import NAME_PATTERN
 
@@ -31,6 +32,14 @@ if TYPE_CHECKING:
     from trainmaster.targets._rented import Rented
 
 T = TypeVar("T")
+
+TRAITS = Traits(
+    title="machines of your own, rented by the attempt",
+    option="file",
+    example="pool.yaml",
+    required=True,
+    instead={"remedy": "leave the machine out of the pool file"},
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Annotated
 from fastapi import Depends, Path, Query, Request
 from pydantic import AfterValidator, StringConstraints
 
-from trainmaster import control
+from trainmaster import control, targets
 from trainmaster.core.errors import (
     Fault,
     JobFinal,
@@ -157,16 +157,17 @@ def creating() -> Iterator[None]:
 
 
 def need_trust(request: Request, who: Caller, target: str) -> None:
-    """Refuse a token of one project on `local`: its job has the rights of the server and could read every project.
+    """Refuse everybody but an admin who names a file of the server: it names keys, machines and accounts.
 
-    And refuse everybody but an admin who names a file of the server as hosts file: it names keys and machines.
+    And refuse a token of one project where jobs run on the server itself: they could read every project.
     """
-    if control.names_file(target) and who.role is not Role.ADMIN:
+    traits = targets.traits(target)
+    if traits.names_file(target) and who.role is not Role.ADMIN:
         message = f"{target}: only an admin may name a file of the server; name one of its hosts files, as ssh:lab"
         raise Refused(403, "file_of_server", message)
-    if who.project is not None and target.partition(":")[0] == "local" and not request.app.state.trust_jobs:
+    if who.project is not None and traits.here and not request.app.state.trust_jobs:
         message = (
-            f"token {who.name} is limited to one project, and jobs on `local` run with the rights of the server; "
+            f"token {who.name} is limited to one project, and jobs on `{target}` run with the rights of the server; "
             "its operator can allow this with --job-user or --trust-jobs"
         )
         raise Refused(403, "untrusted_jobs", message)

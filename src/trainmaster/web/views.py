@@ -89,8 +89,8 @@ def cancel(row: dependencies.Job, db: dependencies.Db, who: dependencies.User) -
 
 @router.post("/jobs/{uuid}/resume")
 def resume(request: Request, row: dependencies.Job, db: dependencies.Db, who: dependencies.User) -> Response:
-    dependencies.need_trust(request, who, row.target)
     with dependencies.creating():
+        dependencies.need_trust(request, who, row.target)
         following, _ = control.resume(db, row.id, by=who.name)
     return RedirectResponse(f"/jobs/{following.id}", status_code=303)
 

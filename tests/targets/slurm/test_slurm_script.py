@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trainmaster import control
+from trainmaster import targets
 from trainmaster.core.errors import SpecError, TargetError, UsageError
 from trainmaster.core.slurm import SlurmOptions
 from trainmaster.core.spec import parse_spec
@@ -182,7 +182,7 @@ def test_the_word_of_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ("word", "names"), [("slurm", False), ("slurm:lab", False), ("slurm:/etc/lab.yaml", True), ("slurm:lab.yaml", True)]
 )
 def test_only_an_administrator_may_name_a_file_of_the_server(word: str, names: bool) -> None:
-    assert control.names_file(word) is names
+    assert targets.traits(word).names_file(word) is names
 
 
 def test_the_environment_of_the_server_is_not_in_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:

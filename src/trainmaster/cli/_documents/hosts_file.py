@@ -15,23 +15,6 @@ if TYPE_CHECKING:
     from trainmaster.cluster.slurm_nodes import SlurmNodes
     from trainmaster.targets.ssh.hosts import SshHosts
 
-_JOB = {
-    "check": "submit a job there with `preflight: {level: 2}`: it checks its nodes before it starts",
-    "accept": "submit a job there with `command: [python3, -m, trainmaster.bench.accept]`",
-    "bandwidth": "submit a job there with `command: [python3, -m, trainmaster.bench.collectives]`",
-    "isolate": "name its nodes in a hosts file: --on ssh:hosts.yaml",
-}
-# What to use instead, where it is not a job of that target.
-_INSTEAD = {
-    ("check", "hyperpod"): "use `trainmaster cluster validate` and `trainmaster cluster test`",
-    ("accept", "hyperpod"): "use `trainmaster cluster test` and `trainmaster cluster perf`",
-    ("isolate", "local"): "pairs need several nodes: use --on ssh:hosts.yaml, --on slurm or --on kubernetes",
-    (
-        "isolate",
-        "sagemaker",
-    ): "its nodes cannot be chosen: submit a job of two nodes that runs `bandwidth`, again and again",
-}
-
 
 def load_nodes(word: str, *, verb: str) -> Nodes:
     """The nodes that `--on` names: ssh:FILE, slurm, slurm:FILE, kubernetes, kubernetes:FILE. UsageError for others."""
@@ -92,10 +75,15 @@ def _load_kubernetes(word: str) -> KubeNodes:
 def _refuse(word: str, kind: str, verb: str) -> str:
     from trainmaster import targets
 
-    if kind == "ssh":
-        return f"--on {word}: write the hosts file too: --on ssh:hosts.yaml"
-    more = ", kubernetes and sagemaker:account.yaml" if verb in ("check", "accept") else " and kubernetes"
-    where = f"{verb} runs on ssh:hosts.yaml, slurm{more}"
-    if kind not in targets.names():
+    stated = {name: targets.traits(name) for name in targets.names()}
+    places = [
+        traits.spell(name)
+        for name, traits in stated.items()
+        if not traits.here and (traits.nodes or verb in traits.one_job)
+    ]
+    where = f"{verb} runs on {', '.join(places[:-1])} and {places[-1]}"
+    if kind not in stated:
         return f"--on {word}: {kind!r} is not a target; {where}"
-    return f"--on {word}: {where}; on {kind}, {_INSTEAD.get((verb, kind)) or _JOB[verb]}"
+    if stated[kind].nodes and not stated[kind].here:
+        return f"--on {word}: write the file too: --on {stated[kind].spell(kind)}"
+    return f"--on {word}: {where}; on {kind}, {stated[kind].alternative(verb)}"

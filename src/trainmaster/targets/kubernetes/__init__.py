@@ -16,9 +16,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainmaster.targets._traits import Traits
+
 if TYPE_CHECKING:
     from trainmaster.targets.kubernetes.settings import Kind
     from trainmaster.targets.kubernetes.target import Kubernetes
+
+TRAITS = Traits(title="pods of a Kubernetes cluster", option="file", example="cluster.yaml", nodes=True, drains=True)
 
 
 def create(options: str, *, kind: Kind | None = None) -> Kubernetes:

@@ -10,9 +10,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainmaster.core.errors import UsageError
+from trainmaster.targets._traits import Traits
 
 if TYPE_CHECKING:
     from trainmaster.targets._rented import Rented
+
+TRAITS = Traits(
+    title="machines rented from Lambda Cloud",
+    option="none",
+    instead={"remedy": "return the machine with `trainmaster reap`; its GPUs are remembered as bad"},
+)
 
 
 def create(options: str) -> Rented:

@@ -13,9 +13,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainmaster.core.errors import UsageError
+from trainmaster.targets._traits import Traits
 
 if TYPE_CHECKING:
     from trainmaster.targets.sagemaker.target import SageMaker
+
+TRAITS = Traits(
+    title="SageMaker training jobs",
+    option="file",
+    example="account.yaml",
+    required=True,
+    one_job=frozenset({"check", "accept"}),
+    instead={
+        "isolate": "its nodes cannot be chosen: submit a job of two nodes that runs `bandwidth`, again and again",
+        "remedy": "its machines are SageMaker's, a new job gets others: report the bad ones to AWS support",
+    },
+)
 
 
 def create(options: str) -> SageMaker:

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainmaster.core.errors import UsageError
-from trainmaster.targets.ssh import FOLDER_VARIABLE, is_path
+from trainmaster.targets._traits import FOLDER_VARIABLE, Traits, is_name
 
 if TYPE_CHECKING:
     from trainmaster.targets.slurm.target import Slurm
+
+TRAITS = Traits(title="jobs of a Slurm cluster", option="name_or_file", example="cluster.yaml", nodes=True, drains=True)
 
 
 def create(options: str) -> Slurm:
@@ -30,7 +32,7 @@ def create(options: str) -> Slurm:
 
     if not options:
         return Slurm(SlurmSettings())
-    if is_path(options):
+    if not is_name(options):
         return Slurm(read_settings(Path(options)))
     folder = os.environ.get(FOLDER_VARIABLE)
     if not folder:

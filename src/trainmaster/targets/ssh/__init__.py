@@ -13,23 +13,23 @@ node_files.py   files and commands of a node      node_data.py    the node's end
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainmaster.core.errors import UsageError
+from trainmaster.targets._traits import FOLDER_VARIABLE, Traits, is_name
 
 if TYPE_CHECKING:
     from trainmaster.targets.ssh.target import Ssh
 
-
-FOLDER_VARIABLE = "TRAINMASTER_HOSTS"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-
-
-def is_path(options: str) -> bool:
-    """Whether the options name a file, and not one of the operator's hosts files."""
-    return _NAME.fullmatch(options) is None
+TRAITS = Traits(
+    title="machines of a hosts file, over SSH",
+    option="name_or_file",
+    example="hosts.yaml",
+    required=True,
+    nodes=True,
+    instead={"remedy": "name the one that runs on these hosts, or leave the bad ones out of the hosts file"},
+)
 
 
 def create(options: str) -> Ssh:
@@ -38,7 +38,7 @@ def create(options: str) -> Ssh:
 
     if not options:
         raise UsageError("target: write ssh:hosts.yaml, with the path of a hosts file")
-    if is_path(options):
+    if not is_name(options):
         return Ssh(Path(options))
     folder = os.environ.get(FOLDER_VARIABLE)
     if not folder:

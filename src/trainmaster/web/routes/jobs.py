@@ -105,8 +105,8 @@ def resume_job(
     request: Request, job: dependencies.Job, db: dependencies.Db, who: dependencies.User, idempotency_key: Key = None
 ) -> Response:
     """Continue an ended job as a new job, from its last checkpoint. 409 while it runs, 422 if it has saved none."""
-    dependencies.need_trust(request, who, job.target)
     with dependencies.creating():
+        dependencies.need_trust(request, who, job.target)
         row, new = control.resume(db, job.id, key=idempotency_key, by=who.name)
     return _created(row, new=new)
 
@@ -121,8 +121,8 @@ def rerun_job(
     request: Request, job: dependencies.Job, db: dependencies.Db, who: dependencies.User, idempotency_key: Key = None
 ) -> Response:
     """A new job with the spec of this one, from the beginning."""
-    dependencies.need_trust(request, who, job.target)
     with dependencies.creating():
+        dependencies.need_trust(request, who, job.target)
         row, new = control.run_again(db, job.id, key=idempotency_key, by=who.name)
     return _created(row, new=new)
 

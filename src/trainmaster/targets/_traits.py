@@ -1,0 +1,64 @@
+"""What a target states about itself, beside its code: all that the rest of the program decides by.
+
+Nothing outside `targets/` compares a target's name; `targets.traits(word)` is the only way to ask.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+Option = Literal["none", "file", "name", "name_or_file"]
+
+# What stands for a verb on a target that runs jobs and nothing else.
+_AS_JOB = {
+    "check": "submit a job there with `preflight: {level: 2}`: it checks its nodes before it starts",
+    "accept": "submit a job there with `command: [python3, -m, trainmaster.bench.accept]`",
+    "bandwidth": "submit a job there with `command: [python3, -m, trainmaster.bench.collectives]`",
+    "isolate": "name its nodes in a hosts file: --on ssh:hosts.yaml",
+    "remedy": "it has no scheduler that could drain its nodes",
+}
+FOLDER_VARIABLE = "TRAINMASTER_HOSTS"  # folder of the operator's files: `ssh:lab` is lab.yaml in it
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+
+def is_name(option: str) -> bool:
+    """Whether an option is a plain name: one of the operator's files, and not a path."""
+    return _NAME.fullmatch(option) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What the rest of the program may know about a target without asking its name."""
+
+    title: str  # what it runs on, for help and docs
+    option: Option  # what stands after the colon; a file is one of the server
+    example: str = ""  # an option, as help and errors write it
+    required: bool = False  # the target's name alone does not do
+    here: bool = False  # jobs run on the server's own machine and disk, by default with its rights
+    paid: bool = True  # machines may cost money: a price that nobody states is unknown; False: it is 0
+    nodes: bool = False  # programs can be started node by node (NodeAccess); else only as one job
+    one_job: frozenset[str] = field(default=frozenset())  # verbs over nodes that run as one job of the target
+    drains: bool = False  # remedy and readmit work
+    instead: Mapping[str, str] = field(default_factory=dict)  # verb → what to do in its place
+
+    def alternative(self, verb: str) -> str:
+        """What to do in place of a verb that the target does not have."""
+        return self.instead.get(verb) or _AS_JOB[verb]
+
+    def spell(self, name: str) -> str:
+        """The target as help and errors write it: `slurm`, and `ssh:hosts.yaml` where the name alone does not do."""
+        return f"{name}:{self.example}" if self.required else name
+
+    def names_file(self, word: str) -> bool:
+        """Whether `name:option` names a file on the machine of the control plane."""
+        option = word.partition(":")[2]
+        return bool(option) and (self.option == "file" or (self.option == "name_or_file" and not is_name(option)))
+
+    def make_absolute(self, word: str, folder: Path) -> str:
+        """The word, with a relative path of a file as seen from a folder."""
+        name, _, option = word.partition(":")
+        return f"{name}:{folder / Path(option).expanduser()}" if self.names_file(word) else word

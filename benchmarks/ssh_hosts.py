@@ -39,7 +39,7 @@ def hosts_mib(folder: Path) -> float:
             command, environment = (process / "cmdline").read_bytes(), (process / "environ").read_bytes()
             if f"HOME={folder}/".encode() not in environment:
                 continue
-            if b"trainmaster.targets.ssh.node_server" in command or b"trainmaster.agent" in command:
+            if b"trainmaster.remote.node_server" in command or b"trainmaster.agent" in command:
                 lines = (process / "smaps_rollup").read_text().splitlines()
                 total += int(next(line for line in lines if line.startswith("Pss:")).split()[1])
     return total / 1024

@@ -63,7 +63,7 @@ async def _poll_slurm(conf: str, folder: Path, jobs: list[str], output: str) -> 
 
 
 def _parse_slurm(count: int) -> None:
-    from trainmaster.targets.slurm import parse
+    from trainmaster.remote.slurm import parse
 
     cells = ("RUNNING", "n[1-64]", "/shared/jobs/x/attempts/1", "None", "llama-8b.x", "trainmaster:x")
     text = "".join(parse.SEPARATOR.join((str(number), *cells)) + "\n" for number in range(1, count + 1))

@@ -39,8 +39,8 @@ def rule(ours: str = "", third: str = "", third_lazy: str = "", ours_lazy: str =
 NODE_HALF = "core node checks models datasets train"
 ALL = frozenset(
     (
-        "core node checks models datasets train bench estimate agent targets storage cluster store control pages "
-        "report web sim client cli api"
+        "core node checks models datasets train bench estimate agent remote targets storage cluster store control "
+        "pages report web sim client cli api"
     ).split()
 )
 
@@ -53,10 +53,11 @@ TABLE = {
     "train": rule("core node models datasets storage", "torch", "amzn_sagemaker_checkpointing yaml"),
     "bench": rule("core node models datasets train", "torch"),
     "estimate": rule("core"),
-    "agent": rule(NODE_HALF),
+    "remote": rule("core", third_lazy="boto3"),  # boto3 is in every SageMaker container
+    "agent": rule(NODE_HALF + " remote"),
     "storage": rule("core", third_lazy="obstore"),
-    "targets": rule("core storage", third_lazy="asyncssh boto3 botocore httpx yaml"),
-    "cluster": rule("core node checks bench targets storage", third_lazy="asyncssh"),
+    "targets": rule("core remote storage", third_lazy="asyncssh boto3 botocore httpx yaml"),
+    "cluster": rule("core node checks bench remote targets storage", third_lazy="asyncssh"),
     "store": rule("core", "sqlalchemy alembic"),
     "control": rule("core targets storage store", third_lazy="httpx apprise yaml"),
     "api": rule("core"),
@@ -66,7 +67,7 @@ TABLE = {
         "core store storage control targets api pages report",
         "fastapi starlette anyio jinja2 markupsafe pydantic prometheus_client uvicorn",
     ),
-    "sim": rule("core targets", "fastapi", "xxhash"),
+    "sim": rule("core remote targets", "fastapi", "xxhash"),
     "cli": rule("core api", "typer rich yaml", "uvicorn httpx", ours_lazy=" ".join(ALL)),
     "client": rule("core api", third_lazy="httpx"),
     "__main__": rule("cli"),
@@ -254,6 +255,37 @@ def test_a_package_that_gathers_its_modules_is_no_circle() -> None:
         "trainmaster.p.b": "import json",
     }
     assert cycles({name: arrows(source, sources) for name, source in sources.items()}) == []
+
+
+def folder_arrows(sources: Mapping[str, str], package: str) -> dict[str, set[str]]:
+    """What the folders and modules of a package import of each other; its own `__init__` is the contract of all."""
+
+    def member(module: str) -> str | None:
+        return module.removeprefix(f"{package}.").partition(".")[0] if module.startswith(f"{package}.") else None
+
+    graph: dict[str, set[str]] = {}
+    for name, source in sources.items():
+        if (importer := member(name)) is not None:
+            imported = {member(module) for module in arrows(source, sources)} - {importer, None}
+            graph.setdefault(importer, set()).update(filter(None, imported))
+    return graph
+
+
+def test_the_folders_of_targets_do_not_import_each_other_in_a_circle() -> None:
+    sources = {module_of(path): source for path, source in SOURCES.items()}
+    assert cycles(folder_arrows(sources, "trainmaster.targets")) == []
+
+
+def test_a_circle_of_folders_is_found_where_no_module_is_in_one() -> None:
+    sources = {
+        "trainmaster.p": "",
+        "trainmaster.p.a.x": "def f():\n    from trainmaster.p.b.x import y",
+        "trainmaster.p.b.x": "from trainmaster.p import Contract",
+        "trainmaster.p.b.z": "import trainmaster.p.a.w",
+        "trainmaster.p.a.w": "",
+    }
+    assert cycles({name: arrows(source, sources) for name, source in sources.items()}) == []
+    assert cycles(folder_arrows(sources, "trainmaster.p")) == ["a <-> b"]
 
 
 # Private names

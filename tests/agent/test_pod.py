@@ -14,7 +14,7 @@ from trainmaster.agent.pod import locate
 from trainmaster.core.errors import UsageError
 from trainmaster.core.plan import Plan
 from trainmaster.core.spec import parse_spec
-from trainmaster.core.wire.framed_lines import decode
+from trainmaster.remote.framed_lines import decode
 
 ATTEMPT = "0b6c5c4e-53ad-4f0e-9c57-6a4f1f3c2d10.1"
 

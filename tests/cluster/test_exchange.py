@@ -13,11 +13,11 @@ from trainmaster.cluster import exchange
 from trainmaster.cluster.exchange import Answer, write_files
 from trainmaster.cluster.gather import CheckRequest, accept
 from trainmaster.core.health import NodeHealth, Silent
-from trainmaster.targets.ssh.bootstrap import tree_digest
+from trainmaster.remote.bootstrap import tree_digest
+from trainmaster.remote.package import pack
 from trainmaster.targets.ssh.channel import clean
 from trainmaster.targets.ssh.connect import NodeUnavailable
 from trainmaster.targets.ssh.hosts import SshHost
-from trainmaster.targets.ssh.package import pack
 
 
 def unwrap(**answer: object) -> tuple[str, dict[str, str]]:
@@ -100,7 +100,7 @@ def test_the_package_is_the_node_half_and_nothing_else() -> None:
         files = {name: archive.read(name) for name in archive.namelist()}
     assert tree_digest(files) == package.digest
     assert {"trainmaster/__init__.py", "trainmaster/checks/__main__.py", "trainmaster/core/health.py"} <= set(files)
-    assert {"trainmaster/agent/__main__.py", "trainmaster/targets/ssh/node_server.py"} <= set(files)
+    assert {"trainmaster/agent/__main__.py", "trainmaster/remote/node_server.py"} <= set(files)
     assert not [
         name for name in files if "__pycache__" in name or name.split("/")[1] in ("cli", "web", "control", "store")
     ]

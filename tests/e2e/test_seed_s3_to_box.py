@@ -18,12 +18,12 @@ from trainmaster import control, targets
 from trainmaster.core.errors import Unreachable
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Status
+from trainmaster.remote.pull import Object, pull
 from trainmaster.storage import Store, open_store
 from trainmaster.store import Database, open_database
 from trainmaster.store.jobs import find_job
 from trainmaster.store.rows import JobRow
 from trainmaster.targets.ssh.hosts import SshHost
-from trainmaster.targets.ssh.node_pull import Object, pull
 from trainmaster.targets.ssh.session import session
 
 pytestmark = [pytest.mark.spawns, needs_sshd, pytest.mark.timeout(300)]

@@ -12,8 +12,8 @@ from starlette.testclient import TestClient
 from trainmaster.core.events import split
 from trainmaster.core.roles import Role
 from trainmaster.core.spec import JobSpec
+from trainmaster.remote.job_user import job_environment
 from trainmaster.store import Database, attempts, events, jobs, tokens
-from trainmaster.targets._job_user import job_environment
 from trainmaster.web.app import create_app
 
 AT = datetime(2026, 3, 1, 12, tzinfo=UTC)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trainmaster.core.files import list_tree
 from trainmaster.core.plan import AGENT_LOG, EVENTS_FILE, EXIT_FILE, OUTPUTS_FOLDER, UNCOPIED_FILE
-from trainmaster.core.wire.framed_lines import FRAME_BYTES, Frame, encode
+from trainmaster.remote.framed_lines import FRAME_BYTES, Frame, encode
 
 _LIVE = re.compile(rf"{re.escape(EVENTS_FILE)}|{re.escape(AGENT_LOG)}|rank-[0-9]{{1,6}}\.log")
 _AT_ONCE = 1 << 16

@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--nagios", action="store_true", help="end with 0, 1, 2 or 3 as Nagios reads them")
     parser.add_argument("--capture", type=Path, metavar="DIR", help="write everything that was read to this folder")
     parser.add_argument("--replay", type=Path, metavar="DIR", help="judge a captured machine instead of this one")
-    # Options for targets/ssh/bootstrap.py, which starts this module on remote nodes.
+    # Options for remote/bootstrap.py, which starts this module on remote nodes.
     parser.add_argument("--expect-json", metavar="TEXT", help="the whole expectation as one JSON object")
     parser.add_argument("--node", metavar="NAME", help="name of this node in the results")
     parser.add_argument("--progress", action="store_true", help="print the running check to standard error")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trainmaster.store import Database
 
 DATABASE = "TRAINMASTER_DATABASE"
-JOB_USER = "TRAINMASTER_JOB_USER"  # the Unix user of jobs on the target `local` (targets/_job_user.py)
+JOB_USER = "TRAINMASTER_JOB_USER"  # the Unix user of jobs on the target `local` (remote/job_user.py)
 HOSTS = "TRAINMASTER_HOSTS"  # folder of the hosts files that jobs name (targets/ssh); HOME/hosts
 SERVER_FILE = "server.json"  # in the home folder while a server runs: {"pid", "url", "link", "storage"}
 LOCAL_TOKEN = "local.token"  # noqa: S105 (a file name: the token of the server's own user, web/local_access.py)

@@ -20,11 +20,11 @@ from dataclasses import field as dataclass_field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from trainmaster.targets.ssh import bootstrap
+from trainmaster.remote import bootstrap
+from trainmaster.remote.package import Package
 from trainmaster.targets.ssh.channel import Stream, clean, command, ended, malformed, tail
 from trainmaster.targets.ssh.connect import CONNECT_TIMEOUT_S, NodeUnavailable, connect, explain
 from trainmaster.targets.ssh.hosts import SshHost
-from trainmaster.targets.ssh.package import Package
 
 HANDSHAKES = 64  # concurrent: a handshake costs CPU here; waiting for a verdict costs nothing
 _END_S = 5.0

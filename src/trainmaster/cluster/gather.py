@@ -19,9 +19,9 @@ from trainmaster.cluster.termination import run
 from trainmaster.core.errors import SpecError
 from trainmaster.core.health import ClusterHealth, NodeHealth, Silent
 from trainmaster.core.results import Verdict
+from trainmaster.remote.package import pack
 from trainmaster.targets.ssh.connect import NodeUnavailable, load
 from trainmaster.targets.ssh.hosts import SshHost, SshHosts, read_known_hosts
-from trainmaster.targets.ssh.package import pack
 
 # Seconds for all checks of one node, by level: above the sum of the checks' own timeouts at that level.
 TIMEOUT_S = {1: 180.0, 2: 1200.0, 3: 7200.0}

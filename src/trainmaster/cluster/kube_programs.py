@@ -29,6 +29,7 @@ from trainmaster.core.errors import TargetError, TrainmasterError
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.spec import JobSpec, Limits, Preflight, Resources
 from trainmaster.core.states import TargetState
+from trainmaster.remote.bootstrap import MAX_ANSWER_BYTES
 from trainmaster.targets import Handle, Placement, Submission
 from trainmaster.targets.kubernetes import names, planning
 from trainmaster.targets.kubernetes.client import path_of
@@ -37,7 +38,6 @@ from trainmaster.targets.kubernetes.errors import Denied
 from trainmaster.targets.kubernetes.kubeconfig import load_access
 from trainmaster.targets.kubernetes.session import Session, open_session
 from trainmaster.targets.kubernetes.settings import Settings, Toleration
-from trainmaster.targets.ssh.bootstrap import MAX_ANSWER_BYTES
 from trainmaster.targets.ssh.connect import NodeUnavailable
 from trainmaster.targets.ssh.hosts import SshHost
 
@@ -54,7 +54,7 @@ _PACKAGE = f"{names.RUN_FOLDER}/package"
 # The container's own PYTHONPATH stays as it is: it may be where torch comes from.
 _START = (
     "import runpy, sys; sys.path[:0] = sys.argv[2:]; sys.argv[2:] = []; "
-    "runpy.run_module('trainmaster.targets.ssh.bootstrap', run_name='__main__')"
+    "runpy.run_module('trainmaster.remote.bootstrap', run_name='__main__')"
 )
 
 

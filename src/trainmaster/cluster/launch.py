@@ -21,10 +21,10 @@ from trainmaster.cluster.slurm_nodes import SlurmNodes
 from trainmaster.cluster.slurm_programs import SlurmLink
 from trainmaster.core.errors import SpecError
 from trainmaster.core.schema import build
+from trainmaster.remote.package import Package, pack
 from trainmaster.targets.ssh.channel import clean
 from trainmaster.targets.ssh.connect import NodeUnavailable, load
 from trainmaster.targets.ssh.hosts import SshHost, read_known_hosts
-from trainmaster.targets.ssh.package import Package, pack
 
 Outcome = Sequence[ProgramResult] | NodeUnavailable | None  # None: cut off after the first program had ended
 

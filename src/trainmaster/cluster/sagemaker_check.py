@@ -26,6 +26,7 @@ from trainmaster.core.errors import TargetError, TrainmasterError, Unreachable
 from trainmaster.core.health import ClusterHealth
 from trainmaster.core.spec import JobSpec, Limits, Preflight, Resources
 from trainmaster.core.states import TargetState
+from trainmaster.remote.bootstrap import MAX_ANSWER_BYTES
 from trainmaster.targets import Placement, Poll, Submission
 from trainmaster.targets.kubernetes import names
 from trainmaster.targets.sagemaker import inputs, request
@@ -34,7 +35,6 @@ from trainmaster.targets.sagemaker.logs import GROUP
 from trainmaster.targets.sagemaker.settings import Settings
 from trainmaster.targets.sagemaker.states import billing, render_cost, render_stop
 from trainmaster.targets.sagemaker.target import SageMaker
-from trainmaster.targets.ssh.bootstrap import MAX_ANSWER_BYTES
 from trainmaster.targets.ssh.channel import clean
 from trainmaster.targets.ssh.connect import NodeUnavailable
 from trainmaster.targets.ssh.hosts import SshHost

@@ -111,7 +111,7 @@ async def run_bootstrap(
     nonce = secrets.token_hex(16)
     whole = {"nonce": nonce, "package": package, "deadline_s": timeout_s - min(3.0, timeout_s / 5), **order}
     text = base64.b64encode(json.dumps(whole).encode()).decode()
-    program = ["env", f"PYTHONPATH={package}", "PYTHONSAFEPATH=1", python, "-m", "trainmaster.targets.ssh.bootstrap"]
+    program = ["env", f"PYTHONPATH={package}", "PYTHONSAFEPATH=1", python, "-m", "trainmaster.remote.bootstrap"]
     words = [*srun, *_STEP, *program, text]
     result, body = await where.ask("run", words=words, timeout_s=timeout_s + wait_s + _START_S)
     data = find_answer(body, nonce)

@@ -15,7 +15,7 @@ import slurm as testbed
 from slurm import PATH, Cluster
 from trainmaster import targets
 from trainmaster.core.states import Reason, TargetState
-from trainmaster.targets.slurm.site import Site
+from trainmaster.remote.slurm.login import LoginNode
 
 pytestmark = [pytest.mark.spawns, pytest.mark.timeout(300)]
 
@@ -90,7 +90,7 @@ def test_text_and_json_of_this_slurm_are_the_same_jobs(
         await _settled(accounted, number)
         listed = {}
         for output in ("text", "json"):
-            site = Site(env=env, output=output)
+            site = LoginNode(env=env, output=output)
             answers = (await site.listing(wanted=[]))[0]["jobs"]
             listed[output] = sorted(
                 (row["id"], row["state"], row["name"], row["comment"], row["folder"])

@@ -18,9 +18,9 @@ from trainmaster.core.errors import SpecError, TargetError
 from trainmaster.core.plan import rank_log
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, TargetState
-from trainmaster.targets.slurm import parse
+from trainmaster.remote.slurm import parse
+from trainmaster.remote.slurm.parse import SlurmJob
 from trainmaster.targets.slurm.outcome import judge
-from trainmaster.targets.slurm.parse import SlurmJob
 from trainmaster.targets.slurm.settings import read_settings
 
 S = "\x1f"

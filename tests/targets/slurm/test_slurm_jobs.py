@@ -17,8 +17,8 @@ from trainmaster import targets
 from trainmaster.core.errors import TargetError, Unreachable
 from trainmaster.core.plan import EVENTS_FILE, rank_log
 from trainmaster.core.states import Reason, TargetState
+from trainmaster.remote.slurm import login as login_module
 from trainmaster.targets import Lists, Owned
-from trainmaster.targets.slurm import site as site_module
 from trainmaster.targets.slurm.queue import queue
 from trainmaster.targets.slurm.settings import read_settings
 
@@ -292,7 +292,7 @@ def test_a_lost_request_is_given_up_and_never_sent_again(
             with pytest.raises(Unreachable, match="looking for a job named"):
                 await target.submit(planned)
         (folder / "lose-request").unlink()
-        monkeypatch.setattr(site_module, "_SETTLE_S", 0.0)
+        monkeypatch.setattr(login_module, "_SETTLE_S", 0.0)
         with pytest.raises(TargetError, match="was not started"):
             await target.submit(planned)
         assert (folder / "calls").read_text() == "call\n"

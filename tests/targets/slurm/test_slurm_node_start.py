@@ -12,9 +12,9 @@ import pytest
 from trainmaster.core.errors import TargetError
 from trainmaster.core.plan import EVENTS_FILE, EXIT_FILE, LOCK_FILE, PLAN_FILE, STOP_FILE, Plan
 from trainmaster.core.spec import parse_spec
-from trainmaster.targets.slurm import node_start
-from trainmaster.targets.slurm.layout import node_folder, read_restart
-from trainmaster.targets.slurm.site import Site
+from trainmaster.remote.slurm import node_start
+from trainmaster.remote.slurm.layout import node_folder, read_restart
+from trainmaster.remote.slurm.login import LoginNode
 
 ENV = {"SLURM_JOB_ID": "17", "SLURM_NODEID": "0", "SLURMD_NODENAME": "n1"}
 
@@ -31,7 +31,7 @@ def base(tmp_path: Path) -> Path:
 
 def read(base: Path, offset: int, *, node: int = 0) -> bytes:
     params = {"base": str(base), "task": None, "node": node, "stream": EVENTS_FILE, "offset": offset, "limit": 1000}
-    _, body = asyncio.run(Site().answer("read", params))
+    _, body = asyncio.run(LoginNode().answer("read", params))
     return body
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from trainmaster.core.plan import ExitRecord
 from trainmaster.core.states import Reason, TargetState
-from trainmaster.targets.slurm.layout import NEVER
+from trainmaster.remote.slurm.layout import NEVER
+from trainmaster.remote.slurm.parse import SlurmJob
 from trainmaster.targets.slurm.outcome import judge
-from trainmaster.targets.slurm.parse import SlurmJob
 
 OK = ExitRecord(attempt="a", ok=True, ended_at="2026-01-01T00:00:00+00:00", message="every rank exited with 0")
 STOPPED = replace(OK, ok=False, reason=Reason.PREEMPTED, message="the agent got SIGTERM", resumable=True)

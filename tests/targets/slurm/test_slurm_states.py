@@ -11,9 +11,9 @@ import pytest
 
 from trainmaster.core.errors import TargetError
 from trainmaster.core.states import Reason, TargetState
-from trainmaster.targets.slurm import parse
-from trainmaster.targets.slurm.parse import SlurmJob
-from trainmaster.targets.slurm.states import STATES, choose, explain_pending, translate
+from trainmaster.remote.slurm import parse
+from trainmaster.remote.slurm.parse import SlurmJob
+from trainmaster.remote.slurm.states import STATES, choose, explain_pending, translate
 
 # JOB STATE CODES of squeue(1) and sacct(1), and the flags of `job_state` in JSON, up to Slurm 25.05.
 WORDS = frozenset(

@@ -18,7 +18,7 @@ from sshd import Lab, needs_sshd
 from targets.ssh.conftest import host_of
 from trainmaster import targets
 from trainmaster.core.errors import TargetError, UsageError
-from trainmaster.core.tree import Manifest
+from trainmaster.remote.transfer import Manifest
 from trainmaster.targets.ssh.session import session
 from trainmaster.targets.ssh.target import Ssh
 
@@ -114,7 +114,7 @@ def test_a_hostile_list_of_files_is_refused(rows: Any) -> None:
 
 
 def test_a_list_of_files_that_unpacks_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainmaster.core.tree._MAX_RAW_BYTES", 1 << 20)
+    monkeypatch.setattr("trainmaster.remote.transfer._MAX_RAW_BYTES", 1 << 20)
     with pytest.raises(TargetError, match="too long"):
         Manifest.unpack(zlib.compress(b"[" + b" " * (2 << 20) + b"]"))
 

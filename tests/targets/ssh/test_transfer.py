@@ -14,8 +14,8 @@ import pytest
 from sshd import Lab, lab, needs_sshd
 from targets.ssh.conftest import host_of
 from trainmaster.core.errors import DiskFull, PathMissing, TargetError
-from trainmaster.core.tree import UNIT_BYTES, Changed, DamagedUnit, Entry, Incoming, Manifest, read_unit, scan
-from trainmaster.core.tree import sha256 as digest_of
+from trainmaster.remote.transfer import UNIT_BYTES, Changed, DamagedUnit, Entry, Incoming, Manifest, read_unit, scan
+from trainmaster.remote.transfer import sha256 as digest_of
 from trainmaster.targets.ssh.session import session
 from trainmaster.targets.ssh.transfer import download, upload
 

@@ -1,6 +1,6 @@
 """Measurements from the logs of pods: losses, rates, NCCL, checkpoints. Pure: lines in, measurements out.
 
-Lines of trainmaster's agent carry files of the pod (core/wire/framed_lines.py); other lines are taken as they are, so
+Lines of trainmaster's agent carry files of the pod (remote/framed_lines.py); other lines are taken as they are, so
 that a manifest with another trainer is judged too.
 """
 
@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 
 from trainmaster.core import events, heartbeat
 from trainmaster.core.plan import EVENTS_FILE
-from trainmaster.core.wire.framed_lines import decode
+from trainmaster.remote.framed_lines import decode
 
 _LOSS = re.compile(r"\bLoss:\s*(-?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|nan|inf))", re.IGNORECASE)
 _EVAL = re.compile(r"\beval\b", re.IGNORECASE)

@@ -12,7 +12,7 @@ from typing import Any
 from trainmaster.cluster.hyperpod.logs import PodLog
 from trainmaster.cluster.hyperpod.manifest import JOB_LABEL
 from trainmaster.core.errors import TrainmasterError
-from trainmaster.core.wire.framed_lines import decode
+from trainmaster.remote.framed_lines import decode
 from trainmaster.targets.kubernetes.client import Client, path_of
 from trainmaster.targets.kubernetes.commands import Place, run_command
 from trainmaster.targets.kubernetes.pending import explain_pod

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from trainmaster.core import events, heartbeat
 from trainmaster.core.events import Event
-from trainmaster.core.wire.framed_lines import Frame, encode
+from trainmaster.remote.framed_lines import Frame, encode
 
 FAULTS = (
     "crash-loop", "image-pull", "loss-flat", "nccl-timeout", "no-checkpoint", "checkpoint-damaged", "not-ready",

@@ -27,6 +27,6 @@ TRAITS = Traits(title="pods of a Kubernetes cluster", option="file", example="cl
 
 def create(options: str, *, kind: Kind | None = None) -> Kubernetes:
     """The target with the settings of a file; without one, the current context of the kubeconfig."""
-    from trainmaster.targets.kubernetes.target import Kubernetes  # not on a node, which imports this package too
+    from trainmaster.targets.kubernetes.target import Kubernetes
 
     return Kubernetes(Path(options) if options else None, kind=kind)

@@ -12,11 +12,11 @@ from typing import Any
 
 from trainmaster.core.backoff import backoff_s
 from trainmaster.core.errors import TrainmasterError, Unreachable
-from trainmaster.core.wire.framed_lines import decode
+from trainmaster.remote.framed_lines import decode
+from trainmaster.targets._spool import NodeSpool
 from trainmaster.targets.kubernetes import names
 from trainmaster.targets.kubernetes.client import Client, path_of
 from trainmaster.targets.kubernetes.errors import Missing
-from trainmaster.targets.kubernetes.spool import NodeSpool
 from trainmaster.targets.kubernetes.states import container_state
 
 log = logging.getLogger(__name__)

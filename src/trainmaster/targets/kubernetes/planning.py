@@ -11,12 +11,13 @@ from trainmaster.core.errors import SpecError, UsageError
 from trainmaster.core.plan import WORK_FOLDER, Plan
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.workdir import find_digest
-from trainmaster.targets import Placement, Submission, _job_user
+from trainmaster.remote import job_user
+from trainmaster.remote.package import Package, pack
+from trainmaster.targets import Placement, Submission
 from trainmaster.targets.kubernetes import manifests, names
 from trainmaster.targets.kubernetes.lint import find_traps
 from trainmaster.targets.kubernetes.pods import Object, PodPlan
 from trainmaster.targets.kubernetes.settings import Settings
-from trainmaster.targets.ssh.package import Package, pack
 
 
 @functools.cache
@@ -97,7 +98,7 @@ def node_plan(pod: PodPlan) -> Plan:
 def pod_plan(attempt: str, spec: JobSpec, settings: Settings, *, stop: str | None = None) -> PodPlan:
     """What the pods of an attempt need, as this server gives it to them."""
     sent = f"trainmaster-{package().digest[:16]}" if settings.package == "send" else ""
-    given = _job_user.find_given(os.environ)
+    given = job_user.find_given(os.environ)
     if spec.container is not None and spec.container.login is not None:
         given.pop(spec.container.login.password_from, None)  # for the registry alone
     return manifests.pod_plan(attempt, spec, settings, secrets=given, package=sent, stop=stop)
@@ -116,12 +117,12 @@ def reveal(secret: Object) -> Object:
     """A printed Secret with its values, from the environment of the server."""
     metadata = secret["metadata"]
     if secret["type"] == "Opaque":
-        given = _job_user.find_given(os.environ)
+        given = job_user.find_given(os.environ)
         if missing := sorted(set(secret["data"]) - given.keys()):
-            raise UsageError(f"{', '.join(missing)}: no longer given to jobs by {_job_user.PASSED}")
+            raise UsageError(f"{', '.join(missing)}: no longer given to jobs by {job_user.PASSED}")
         data = {name: manifests.encode(given[name]) for name in secret["data"]}
     else:
         notes = metadata["annotations"]
-        value = _job_user.find_secret(notes[manifests.PASSWORD_FROM])
+        value = job_user.find_secret(notes[manifests.PASSWORD_FROM])
         data = manifests.docker_config(notes[manifests.REGISTRY], notes[manifests.USER], value)
     return {**secret, "data": data}

@@ -11,6 +11,7 @@ from typing import Any
 
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.targets import Handle
+from trainmaster.targets._spool import Spool
 from trainmaster.targets.kubernetes import names, planning
 from trainmaster.targets.kubernetes.client import Client, Object, path_of
 from trainmaster.targets.kubernetes.errors import Denied, Missing, Taken
@@ -18,7 +19,6 @@ from trainmaster.targets.kubernetes.kubeconfig import Access
 from trainmaster.targets.kubernetes.logs import PodLog, start_of
 from trainmaster.targets.kubernetes.manifests import RESOURCES
 from trainmaster.targets.kubernetes.pending import explain_events
-from trainmaster.targets.kubernetes.spool import Spool
 from trainmaster.targets.kubernetes.states import is_ready, node_rank, trim_job, trim_pod
 from trainmaster.targets.kubernetes.watch import Watch
 

@@ -18,8 +18,10 @@ from typing import Any
 from trainmaster.core.errors import TargetError, TrainmasterError
 from trainmaster.core.plan import EXIT_FILE, OUTPUTS_FOLDER, ExitRecord
 from trainmaster.core.states import Reason, TargetState
+from trainmaster.remote.attempt_host import check_range
 from trainmaster.targets import FileSize, Handle, Owned, Placement, Poll, Submission
 from trainmaster.targets._node_files import find_stream, rename
+from trainmaster.targets._spool import Spool
 from trainmaster.targets.kubernetes import manifests, names, planning
 from trainmaster.targets.kubernetes.client import path_of
 from trainmaster.targets.kubernetes.errors import Missing
@@ -27,7 +29,6 @@ from trainmaster.targets.kubernetes.kubeconfig import load_access
 from trainmaster.targets.kubernetes.logs import start_of
 from trainmaster.targets.kubernetes.session import Session, open_session
 from trainmaster.targets.kubernetes.settings import Kind, Settings, load_settings
-from trainmaster.targets.kubernetes.spool import Spool
 from trainmaster.targets.kubernetes.states import (
     find_end,
     has_started,
@@ -37,7 +38,6 @@ from trainmaster.targets.kubernetes.states import (
     stopped_early,
     trim_pod,
 )
-from trainmaster.targets.local import check_range
 
 _STOP, _END, _RELEASED = "stop", "end", "released"
 _MAX_WORK_BYTES = 900 << 10  # a ConfigMap holds 1 MiB

@@ -12,8 +12,8 @@ from typing import Any
 
 from trainmaster.core.errors import TargetError, Unreachable
 from trainmaster.core.plan import AGENT_LOG
-from trainmaster.core.wire.framed_lines import Frame, decode
-from trainmaster.targets.kubernetes.spool import Spool
+from trainmaster.remote.framed_lines import Frame, decode
+from trainmaster.targets._spool import Spool
 from trainmaster.targets.sagemaker.aws import Aws, Missing
 
 GROUP = "/aws/sagemaker/TrainingJobs"

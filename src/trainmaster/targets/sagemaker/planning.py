@@ -11,22 +11,23 @@ from trainmaster.core.errors import UsageError
 from trainmaster.core.plan import WORK_FOLDER, Plan
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.workdir import find_digest
-from trainmaster.targets import Placement, Submission, _job_user
+from trainmaster.remote import job_user, sagemaker_start
+from trainmaster.targets import Placement, Submission
 from trainmaster.targets.kubernetes import names
 from trainmaster.targets.sagemaker import request
 from trainmaster.targets.sagemaker.settings import Settings
 
 REQUEST_FILE = "create-training-job.json"
-_START = Path(__file__).with_name("start.py")
+_START = Path(sagemaker_start.__file__)
 
 
 def plan(placement: Placement, settings: Settings) -> Submission:
     """The submission: the request, and the objects that the containers find in their input channel."""
     attempt, spec = placement.attempt, placement.spec
-    given = _job_user.find_given(os.environ)
+    given = job_user.find_given(os.environ)
     if missing := sorted(given.keys() - settings.secrets.keys()):
         raise UsageError(
-            f"{', '.join(missing)}: given to jobs by {_job_user.PASSED}, but everybody who may describe a training job "
+            f"{', '.join(missing)}: given to jobs by {job_user.PASSED}, but everybody who may describe a training job "
             "can read its environment; store it in AWS Secrets Manager and write `secrets:` in the settings file"
         )
     made = request.build(attempt, spec, settings)

@@ -22,10 +22,10 @@ from typing import Any
 from trainmaster.core.errors import TargetError, TrainmasterError, Unreachable
 from trainmaster.core.plan import EXIT_FILE, ExitRecord
 from trainmaster.core.states import TargetState
+from trainmaster.remote.attempt_host import check_range
 from trainmaster.targets import FileSize, Handle, Owned, Placement, Poll, Submission
 from trainmaster.targets._node_files import find_stream, rename
-from trainmaster.targets.kubernetes.spool import Spool
-from trainmaster.targets.local import check_range
+from trainmaster.targets._spool import Spool
 from trainmaster.targets.sagemaker import inputs, planning, request
 from trainmaster.targets.sagemaker.aws import Aws, Missing, Taken, open_aws
 from trainmaster.targets.sagemaker.logs import JobLogs

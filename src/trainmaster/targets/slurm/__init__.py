@@ -3,11 +3,9 @@
 `slurm` uses the commands of this machine; `slurm:cluster.yaml` a cluster file, which may name a login node to reach
 over SSH; `slurm:lab` the file lab.yaml in the folder of TRAINMASTER_HOSTS.
 
-settings.py   the cluster file                  states.py      Slurm's states and reasons in our words
-target.py     the target                        parse.py       squeue, sacct and sbatch, text and JSON
-script.py     the batch script                  outcome.py     how an attempt stands and how it ended
-queue.py      one listing for all jobs          site.py        what is done on the login node
-layout.py     folders on the shared disk        node_start.py  what srun starts on each node
+settings.py   the cluster file                  queue.py       one listing for all jobs
+target.py     the target                        outcome.py     how an attempt stands and how it ended
+script.py     the batch script                  remote/slurm/  what runs on the login node and the compute nodes
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ TRAITS = Traits(title="jobs of a Slurm cluster", option="name_or_file", example=
 
 def create(options: str) -> Slurm:
     """The target of a cluster file, or of the commands of this machine."""
-    from trainmaster.targets.slurm.settings import SlurmSettings, read_settings  # not on a node
+    from trainmaster.targets.slurm.settings import SlurmSettings, read_settings
     from trainmaster.targets.slurm.target import Slurm
 
     if not options:

@@ -9,10 +9,10 @@ from typing import Any
 
 from trainmaster.core.plan import ExitRecord
 from trainmaster.core.states import Reason, TargetState
+from trainmaster.remote.slurm.layout import NEVER
+from trainmaster.remote.slurm.parse import SlurmJob
+from trainmaster.remote.slurm.states import explain_pending, translate
 from trainmaster.targets import Poll
-from trainmaster.targets.slurm.layout import NEVER
-from trainmaster.targets.slurm.parse import SlurmJob
-from trainmaster.targets.slurm.states import explain_pending, translate
 
 # Reasons that an agent can only guess when Slurm ends it: Slurm's own state then decides.
 _GUESSED = frozenset({Reason.PREEMPTED, Reason.CRASHED, Reason.SCRIPT_FAILED, Reason.NODE_LOST, Reason.TARGET_ERROR})

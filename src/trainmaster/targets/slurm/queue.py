@@ -14,22 +14,22 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from trainmaster.core.errors import TargetError, Unreachable
-from trainmaster.targets.slurm.parse import SlurmJob
+from trainmaster.remote.slurm.login import Answer, LoginNode
+from trainmaster.remote.slurm.parse import SlurmJob
+from trainmaster.remote.slurm.states import translate
 from trainmaster.targets.slurm.settings import SlurmSettings
-from trainmaster.targets.slurm.site import Answer, Site
-from trainmaster.targets.slurm.states import translate
 
 _FORGET_S = 600.0  # a job that no poll has asked for is not looked up any more
 
 
 class Queue:
-    """Jobs of one cluster, as its last listing shows them, and the way to ask its site."""
+    """Jobs of one cluster, as its last listing shows them, and the way to its login node."""
 
     def __init__(self, settings: SlurmSettings) -> None:
         self._settings = settings
-        self._site: Site | None = None
+        self._login: LoginNode | None = None
         if settings.login is None:
-            self._site = Site(commands=settings.commands, env=dict(settings.env), output=settings.output)
+            self._login = LoginNode(commands=settings.commands, env=dict(settings.env), output=settings.output)
         self._gate = asyncio.Lock()
         self._asked: dict[str, float] = {}  # job → when a poll last asked for it
         self._final: dict[str, list[SlurmJob]] = {}
@@ -39,10 +39,10 @@ class Queue:
         self.accounting = ""  # why accounting could not be asked for jobs that have left the queue
 
     async def ask(self, call: str, **params: Any) -> Answer:
-        """Send a request to the site: in this process, or on the login node."""
-        if self._site is not None:
+        """Send a request to the login node: in this process, or over SSH."""
+        if self._login is not None:
             try:
-                return await self._site.answer(call, params)
+                return await self._login.answer(call, params)
             except OSError as wrong:
                 raise TargetError(f"slurm: {wrong}") from wrong
         from trainmaster.targets.ssh.hosts import read_known_hosts

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from trainmaster.core.errors import TargetError
 from trainmaster.core.slurm import SlurmOptions
 from trainmaster.core.spec import JobSpec
-from trainmaster.targets.slurm.layout import COMMENT
+from trainmaster.remote.slurm.layout import COMMENT
 from trainmaster.targets.slurm.settings import SlurmSettings
 
 _SIGNAL_MARGIN_S = 90.0  # Slurm may send the signal up to 60 s early or late; the record needs time too
@@ -145,7 +145,7 @@ def _srun(job: Job) -> str:
     if options.task_epilog:
         words.append(f"--task-epilog={options.task_epilog}")
     inside, python = _container(job)
-    start = ["-m", "trainmaster.targets.slurm.node_start", *(["--drain"] if job.settings.drain else []), job.base]
+    start = ["-m", "trainmaster.remote.slurm.node_start", *(["--drain"] if job.settings.drain else []), job.base]
     return shlex.join([*words, *inside, python, *start])
 
 

@@ -28,15 +28,16 @@ from trainmaster.core.plan import (
 )
 from trainmaster.core.states import TargetState
 from trainmaster.core.workdir import find_digest
-from trainmaster.targets import FileSize, Handle, Owned, Placement, Poll, Submission, _job_user
-from trainmaster.targets.local import check_range
-from trainmaster.targets.slurm import layout
+from trainmaster.remote import job_user
+from trainmaster.remote.attempt_host import check_range
+from trainmaster.remote.slurm import layout
+from trainmaster.remote.slurm.parse import expand_tasks
+from trainmaster.remote.slurm.states import translate
+from trainmaster.targets import FileSize, Handle, Owned, Placement, Poll, Submission
 from trainmaster.targets.slurm.outcome import judge
-from trainmaster.targets.slurm.parse import expand_tasks
 from trainmaster.targets.slurm.queue import Queue, queue
 from trainmaster.targets.slurm.script import Job, holds_node_program, job_name, render_script
 from trainmaster.targets.slurm.settings import SlurmSettings
-from trainmaster.targets.slurm.states import translate
 
 _RANK_LOG = re.compile(r"rank-([0-9]{1,6})\.log")
 _OF_NODE = re.compile(rf"{OUTPUTS_FOLDER}/node-([0-9]{{1,6}})/(.+)", re.DOTALL)
@@ -88,7 +89,7 @@ class Slurm:
     async def submit(self, submission: Submission) -> Handle:
         handle = submission.handle
         texts = {Path(path).name: text for path, text in submission.files.items()}
-        secrets = _job_user.find_secrets(Plan.from_json(texts[PLAN_FILE]).spec)
+        secrets = job_user.find_secrets(Plan.from_json(texts[PLAN_FILE]).spec)
         if submission.work is not None:
             await self._send_work(submission.work, handle)
         found = queue(self.settings)
@@ -206,7 +207,7 @@ def node_half(settings: SlurmSettings) -> str:
 @functools.cache
 def _digest() -> str:
     """Hash of the node half of this installation: jobs in the queue keep the version that submitted them."""
-    from trainmaster.targets.ssh.package import pack
+    from trainmaster.remote.package import pack
 
     return pack().digest[:32]
 

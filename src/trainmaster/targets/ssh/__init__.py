@@ -2,12 +2,11 @@
 
 `ssh:lab` names the file lab.yaml in the folder of TRAINMASTER_HOSTS, which is HOME/hosts.
 
-hosts.py        the hosts file                    connect.py      connections, host keys, refusals explained
-target.py       the target                        session.py      one connection per host, many requests
-package.py      the node half as one file         channel.py      the bootstrap's process and its lines
-bootstrap.py    runs on the node first            node_server.py  runs on the node then (core/wire/frames.py)
-transfer.py     files and trees, both ways        data_pipe.py    bulk data over the machine's own ssh
-node_files.py   files and commands of a node      node_data.py    the node's end of bulk data
+hosts.py     the hosts file                       connect.py    connections, host keys, refusals explained
+target.py    the target                           session.py    one connection per host, many requests
+channel.py   the bootstrap's process, its lines   slots.py      places of an attempt
+transfer.py  files and trees, both ways           data_pipe.py  bulk data over the machine's own ssh
+remote/      what runs on the node
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ TRAITS = Traits(
 
 def create(options: str) -> Ssh:
     """The target over the machines of a hosts file."""
-    from trainmaster.targets.ssh.target import Ssh  # not on a node, which imports this package too
+    from trainmaster.targets.ssh.target import Ssh
 
     if not options:
         raise UsageError("target: write ssh:hosts.yaml, with the path of a hosts file")

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainmaster.targets.ssh import bootstrap
+from trainmaster.remote import bootstrap
 from trainmaster.targets.ssh.connect import NodeUnavailable, NoPython
 
 _NOISE_BYTES = 1 << 20  # limit on a login shell's own output before the first marked line

@@ -19,12 +19,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainmaster.core.tree import Changed, FileUnit
-from trainmaster.core.wire import frames
+from trainmaster.remote import frames
+from trainmaster.remote.package import Package
+from trainmaster.remote.transfer import Changed, FileUnit
 from trainmaster.targets.ssh.channel import malformed
 from trainmaster.targets.ssh.connect import CIPHERS, CONNECT_TIMEOUT_S, KEEPALIVE_S, KEEPALIVES_LOST, NodeUnavailable
 from trainmaster.targets.ssh.hosts import SshHost
-from trainmaster.targets.ssh.package import Package
 
 _PIPE_BYTES = 1 << 20
 _NOISE_BYTES = 1 << 20  # limit on a login shell's own output before the first marked line
@@ -141,7 +141,7 @@ def _command(python: str, digest: str, nonce: str) -> str:
     """Start the data server from the package that the session has verified; no bootstrap in between."""
     script = (
         f'p="${{XDG_CACHE_HOME:-$HOME/.cache}}/trainmaster/{digest}"; echo; echo {nonce} serving; '
-        f'PYTHONPATH="$p" PYTHONSAFEPATH=1 exec {shlex.quote(python)} -S "$p/trainmaster/targets/ssh/node_data.py"'
+        f'PYTHONPATH="$p" PYTHONSAFEPATH=1 exec {shlex.quote(python)} -S "$p/trainmaster/remote/data.py"'
     )
     return f"exec sh -c {shlex.quote(script)}"
 

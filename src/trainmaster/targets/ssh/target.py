@@ -23,10 +23,11 @@ from trainmaster.core.plan import (
 )
 from trainmaster.core.states import TargetState
 from trainmaster.core.workdir import find_digest
-from trainmaster.targets import FileSize, Handle, Owned, Placement, Poll, Pull, Submission, _job_user
+from trainmaster.remote import job_user
+from trainmaster.remote.attempt_host import check_range
+from trainmaster.targets import FileSize, Handle, Owned, Placement, Poll, Pull, Submission
 from trainmaster.targets._node_files import find_stream, rename
 from trainmaster.targets._yaml_file import read_yaml
-from trainmaster.targets.local import check_range
 from trainmaster.targets.ssh import slots, transfer, workfolder
 from trainmaster.targets.ssh.channel import clean, malformed
 from trainmaster.targets.ssh.hosts import SshHost, SshHosts, parse_hosts, read_known_hosts
@@ -59,7 +60,7 @@ class Ssh:
     async def submit(self, submission: Submission) -> Handle:
         handle, nodes = submission.handle, self._nodes(submission.handle)
         plans = [Plan.from_json(text) for text in submission.files.values()]
-        secrets = _job_user.find_secrets(plans[0].spec)
+        secrets = job_user.find_secrets(plans[0].spec)
         try:
             for one in nodes:
                 if not await slots.claim(one, str(handle["attempt"])):

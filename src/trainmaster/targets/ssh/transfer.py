@@ -24,7 +24,7 @@ from typing import ParamSpec, TypeVar
 
 from trainmaster.core.backoff import backoff_s
 from trainmaster.core.errors import DiskFull, PathDenied, PathMissing, TargetError, Unreachable
-from trainmaster.core.tree import DamagedUnit, FileUnit, Incoming, Manifest, Slice, Unit, read_unit, scan, sha256
+from trainmaster.remote.transfer import DamagedUnit, FileUnit, Incoming, Manifest, Slice, Unit, read_unit, scan, sha256
 from trainmaster.targets.ssh.channel import malformed
 from trainmaster.targets.ssh.connect import NodeUnavailable
 from trainmaster.targets.ssh.session import Ask, Reply, Session

@@ -1,4 +1,4 @@
-"""Site of a Slurm cluster: everything that is done where its commands and the shared folder are.
+"""Login node of a Slurm cluster: everything that is done where its commands and the shared folder are.
 
 Used in this process, or on a login node by the server of the ssh target; `answer` is the protocol. It keeps no state:
 all is in the attempt's folders (layout.py) and in Slurm. Standard library only.
@@ -28,13 +28,13 @@ from trainmaster.core.errors import TargetError, Unreachable
 from trainmaster.core.files import write_whole
 from trainmaster.core.plan import EXIT_FILE, STOP_FILE
 from trainmaster.core.states import TargetState
-from trainmaster.core.wire import frames
-from trainmaster.targets.local import Local
-from trainmaster.targets.slurm import layout, parse
-from trainmaster.targets.slurm.commands import Commands, OutcomeUnknown, failure
-from trainmaster.targets.slurm.parse import SlurmJob
-from trainmaster.targets.slurm.states import translate
-from trainmaster.targets.ssh.package import FOLDERS
+from trainmaster.remote import frames
+from trainmaster.remote.attempt_host import AttemptHost
+from trainmaster.remote.package import install
+from trainmaster.remote.slurm import layout, parse
+from trainmaster.remote.slurm.commands import Commands, OutcomeUnknown, failure
+from trainmaster.remote.slurm.parse import SlurmJob
+from trainmaster.remote.slurm.states import translate
 
 Answer = tuple[Mapping[str, Any], bytes]
 _JSON_SINCE = (23, 2)  # before: squeue --json ignores its filters, and sacct --json has wrong exit codes
@@ -46,7 +46,7 @@ _VERSIONS: dict[str, tuple[int, int]] = {}  # of Slurm, by the folder of its com
 _RECORD_BYTES = 1 << 20
 
 
-class Site:
+class LoginNode:
     """Requests about a Slurm cluster. Methods without an underscore are the protocol."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Site:
     ) -> None:
         self._slurm = Commands(folder=commands, env=env)
         self._output = output
-        self._local = Local()
+        self._host = AttemptHost()
 
     async def answer(self, call: str, params: Mapping[str, Any]) -> Answer:
         """Carry out one request."""
@@ -78,7 +78,7 @@ class Site:
                 return {"job": layout.NEVER}, b""
             if (place / layout.INTENT_FILE).exists():
                 return {"job": await self._resolve(place, name)}, b""
-            await asyncio.to_thread(_copy_package, _path(package))
+            await asyncio.to_thread(install, _path(package))
             for file, text in files.items():
                 expanded = text if base == str(place) else text.replace("~/", f"{home}/")
                 write_whole(place / file, expanded, durable=True, mode=0o600)
@@ -188,7 +188,7 @@ class Site:
     async def _wants_json(self) -> bool:
         if self._output == "auto":
             key = self._slurm.folder or ""
-            if key not in _VERSIONS:  # a login node makes a new site for each request
+            if key not in _VERSIONS:  # a login node makes a new one for each request
                 _VERSIONS[key] = parse.parse_version(await self._slurm.ask("sinfo", "--version"))
             self._output = "json" if _VERSIONS[key] >= _JSON_SINCE else "text"
         return self._output == "json"
@@ -202,14 +202,14 @@ class Site:
         place = _path(base)
         folder = _current(place, task, node)
         handle = {"attempt": "", "folder": str(folder)}
-        found = await self._local.read(handle, stream, offset=offset, limit=min(limit, frames.MAX_BODY_BYTES))
+        found = await self._host.read(handle, stream, offset=offset, limit=min(limit, frames.MAX_BODY_BYTES))
         if _current(place, task, node) != folder:
             return {}, b""
         return {}, found
 
     async def list_files(self, base: str, task: int | None, node: int) -> Answer:
         handle = {"attempt": "", "folder": str(_current(_path(base), task, node))}
-        found = await self._local.list_files(handle)
+        found = await self._host.list_files(handle)
         return {"files": [[file.name, file.size_bytes, file.fault] for file in found]}, b""
 
     async def cancel(self, base: str, nodes: int, tasks: Sequence[int] | None, job: str | None, reason: str) -> Answer:
@@ -265,7 +265,7 @@ class Site:
     async def prepare(self, package: str) -> Answer:
         """Copy the node half to where the compute nodes find it; its folder."""
         place = _path(package)
-        await asyncio.to_thread(_copy_package, place)
+        await asyncio.to_thread(install, place)
         return {"package": str(place)}, b""
 
     async def run(self, words: Sequence[str], timeout_s: float, slurm: bool = True) -> Answer:
@@ -336,27 +336,6 @@ def _text(path: Path, limit: int, *, end: bool = False) -> str | None:
 
 def _write(path: Path, text: str) -> None:
     write_whole(path, text, durable=True, mode=0o600)
-
-
-def _copy_package(package: Path) -> None:
-    """The node half where the compute nodes find it: this installation's own files, whole or not at all."""
-    if (package / "trainmaster").is_dir():
-        return
-    source = Path(__file__).parents[2]
-    draft = package.with_name(f".{package.name}-{os.getpid()}-{time.monotonic_ns()}")
-    (draft / "trainmaster").mkdir(parents=True)
-    ignore = shutil.ignore_patterns("__pycache__")
-    for name in ("__init__.py", *FOLDERS):
-        if (source / name).is_dir():
-            shutil.copytree(source / name, draft / "trainmaster" / name, ignore=ignore)
-        else:
-            shutil.copyfile(source / name, draft / "trainmaster" / name)
-    try:
-        draft.rename(package)
-    except OSError:  # another process was first
-        shutil.rmtree(draft, ignore_errors=True)
-        if not (package / "trainmaster").is_dir():
-            raise
 
 
 @contextlib.asynccontextmanager

@@ -16,7 +16,7 @@ from pathlib import Path
 from trainmaster.core.clean_text import clean
 from trainmaster.core.files import write_whole
 from trainmaster.core.plan import OUTPUTS_FOLDER, UNCOPIED_FILE
-from trainmaster.core.wire.framed_lines import Frame
+from trainmaster.remote.framed_lines import Frame
 from trainmaster.targets import FileSize
 
 _STARTS = "starts.json"

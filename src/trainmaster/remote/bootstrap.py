@@ -83,7 +83,7 @@ def _serve(order: Mapping[str, Any], until: float) -> NoReturn:
     _say(order, b"serving\n")
     paths = [str(package), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
-    words = [sys.executable, "-m", "trainmaster.targets.ssh.node_server", *order["serve"]]
+    words = [sys.executable, "-m", "trainmaster.remote.node_server", *order["serve"]]
     os.execve(sys.executable, words, environment)  # noqa: S606 (no shell wanted)
 
 

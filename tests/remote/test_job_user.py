@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.targets import _job_user
+from trainmaster.remote import job_user
 
 NOBODY = pwd.getpwnam("nobody")
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -20,9 +20,9 @@ def _owner(path: Path) -> int:
 
 def test_the_attempt_is_the_users_and_the_folders_above_it_are_not(tmp_path: Path) -> None:
     folder = tmp_path / "job" / "attempts" / "1"
-    _job_user.claim(folder, NOBODY)
+    job_user.claim(folder, NOBODY)
     (folder / "plan.json").write_text("{}")
-    _job_user.give(folder, NOBODY)
+    job_user.give(folder, NOBODY)
     job = tmp_path / "job"
     theirs = [folder, folder / "plan.json", job / "work", job / "checkpoints"]
     assert {_owner(path) for path in theirs} == {NOBODY.pw_uid}
@@ -41,6 +41,6 @@ def test_a_link_in_the_place_of_a_folder_is_refused(tmp_path: Path, link: str) -
     (job / link).parent.mkdir(exist_ok=True)
     (job / link).symlink_to(victim)
     with pytest.raises(OSError, match=r"Not a directory|symbolic link"):
-        _job_user.claim(job / "attempts" / "2", NOBODY)
+        job_user.claim(job / "attempts" / "2", NOBODY)
     assert _owner(victim) == _owner(victim / "shadow") == 0
     assert victim.stat().st_mode & 0o777 == 0o755 and [path.name for path in victim.iterdir()] == ["shadow"]

@@ -1,7 +1,7 @@
 """Data end of a transfer at a node: units in and out over standard input and output, one request at a time.
 
 A plain loop, run by its path: the process starts in a tenth of the time of the node's server and copies no byte more
-than needed. Units are those of core/tree.py. Standard library only.
+than needed. Units are those of remote/transfer.py. Standard library only.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.core.errors import DiskFull, TrainmasterError
-from trainmaster.core.tree import PIECE_BYTES, Changed, DamagedUnit, Incoming, Slice, read_unit, sha256
-from trainmaster.core.wire import frames
+from trainmaster.remote import frames
+from trainmaster.remote.transfer import PIECE_BYTES, Changed, DamagedUnit, Incoming, Slice, read_unit, sha256
 
 _buffer = bytearray(PIECE_BYTES)
 _incoming: dict[tuple[str, str], Incoming] = {}

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainmaster.core.errors import DiskFull, TargetError, Unreachable
-from trainmaster.core.tree import Changed, DamagedUnit
+from trainmaster.remote.transfer import Changed, DamagedUnit
 
 _CHUNK_BYTES = 1 << 20
 _TRIES = 5  # in a row without a byte

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trainmaster.core.errors import TargetError, Unreachable
-from trainmaster.targets import _job_user
+from trainmaster.remote import job_user
 
 TIMEOUT_S = 60.0
 # Nothing was sent: the controller could not be connected to.
@@ -44,7 +44,7 @@ class Commands:
     async def run(self, *words: str, timeout_s: float = TIMEOUT_S) -> Ran:
         """Run a command to its end. TargetError where it is missing, OutcomeUnknown where it does not end in time."""
         # Not ours: sbatch hands its environment to the job, and the controller keeps it.
-        environment = {**_job_user.job_environment(os.environ), **(self.env or {})}
+        environment = {**job_user.job_environment(os.environ), **(self.env or {})}
         environment.setdefault("PATH", os.defpath)
         program = f"{self.folder}/{words[0]}" if self.folder else words[0]
         try:

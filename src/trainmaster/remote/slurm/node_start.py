@@ -1,4 +1,4 @@
-"""Node program of a Slurm job: `python -m trainmaster.targets.slurm.node_start BASE`, started by srun once per node.
+"""Node program of a Slurm job: `python -m trainmaster.remote.slurm.node_start BASE`, started by srun once per node.
 
 It writes the plan of this node, with its rank and the address where the ranks meet, runs the agent, and ends with the
 agent's exit code; with 0 where the run was stopped and can go on. After a restart by Slurm (`--requeue`) it first ends
@@ -41,7 +41,7 @@ from trainmaster.core.plan import (
     Plan,
 )
 from trainmaster.core.states import Reason
-from trainmaster.targets.slurm.layout import OWNER_FILE, RELEASED_FILE, node_folder, read_restart, restart_file
+from trainmaster.remote.slurm.layout import OWNER_FILE, RELEASED_FILE, node_folder, read_restart, restart_file
 
 _FENCE_S = 60.0  # beside the spec's grace: for earlier agents to save and end
 _MEET_S = 300.0  # for the first node to publish its address
@@ -50,7 +50,7 @@ _REASON_CHARACTERS = 180
 
 
 def main(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m trainmaster.targets.slurm.node_start")
+    parser = argparse.ArgumentParser(prog="python -m trainmaster.remote.slurm.node_start")
     parser.add_argument("--drain", action="store_true", help="drain this node if its pre-flight check fails")
     parser.add_argument("base", type=Path)
     options = parser.parse_args(words)

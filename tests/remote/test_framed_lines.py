@@ -8,8 +8,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainmaster.core.wire.framed_lines import FRAME_BYTES, Frame, decode, encode
-from trainmaster.targets.kubernetes.spool import NodeSpool
+from trainmaster.remote.framed_lines import FRAME_BYTES, Frame, decode, encode
+from trainmaster.targets._spool import NodeSpool
 
 NAMES = st.sampled_from(["events.jsonl", "rank-0.log", "outputs/a b/\u00e4", "outputs/\udcff"])
 

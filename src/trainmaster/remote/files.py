@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.core.errors import TargetError
-from trainmaster.core.tree import Incoming, Manifest, Slice, read_unit, scan, sha256
+from trainmaster.remote.transfer import Incoming, Manifest, Slice, read_unit, scan, sha256
 
 Answer = tuple[Mapping[str, Any], bytes]
 _MAX_OUTPUT_BYTES = 1 << 20  # kept of each stream of a command

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from trainmaster.core.errors import TargetError
-from trainmaster.targets.slurm.layout import COMMENT
-from trainmaster.targets.slurm.states import choose, normalize
+from trainmaster.remote.slurm.layout import COMMENT
+from trainmaster.remote.slurm.states import choose, normalize
 
 SEPARATOR = "\x1f"
 # In the order of `SlurmJob`; the two formats that may hold any text come last.

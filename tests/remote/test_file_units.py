@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.core.tree import (
+from trainmaster.remote.transfer import (
     PIECE_BYTES,
     UNIT_BYTES,
     Changed,

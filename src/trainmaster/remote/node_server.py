@@ -1,6 +1,6 @@
-"""Node end of the ssh target: the local target of this machine, asked over one SSH channel.
+"""Node end of the ssh target: the attempts of this machine, requested over one SSH channel.
 
-`python -m trainmaster.targets.ssh.node_server FOLDER NAME`, started by the bootstrap. One process per connection; it
+`python -m trainmaster.remote.node_server FOLDER NAME`, started by the bootstrap. One process per connection; it
 holds no state of its own and ends with the connection, while the agents that it started go on. Standard library only.
 
     FOLDER/jobs/JOB/attempts/N-NAME/   an attempt on this machine, as on the local target
@@ -32,11 +32,11 @@ from trainmaster.core.files import write_whole
 from trainmaster.core.ids import UUID_PATTERN
 from trainmaster.core.plan import LOCK_FILE, WORK_FOLDER, Plan
 from trainmaster.core.states import TargetState
-from trainmaster.core.wire import frames
-from trainmaster.targets.local import Local, submission
-from trainmaster.targets.ssh.node_data import kind_of
-from trainmaster.targets.ssh.node_files import Answer, NodeFiles
-from trainmaster.targets.ssh.node_pull import Object, pull
+from trainmaster.remote import frames
+from trainmaster.remote.attempt_host import AttemptHost, submission
+from trainmaster.remote.data import kind_of
+from trainmaster.remote.files import Answer, NodeFiles
+from trainmaster.remote.pull import Object, pull
 
 _ATTEMPT = re.compile(rf"({UUID_PATTERN})\.([0-9]{{1,6}})")
 _UNUSED_S = 900.0  # a claim without a submission is dropped after this: its control plane died between the two
@@ -51,7 +51,7 @@ class Node(NodeFiles):
         super().__init__()
         self._folder, self._name = folder, name
         self._claims = folder / "claims" / name
-        self._local = Local()
+        self._host = AttemptHost()
         self._gate = asyncio.Lock()
         self._pulls: dict[str, asyncio.Future[bool]] = {}
         self._listening: dict[int, asyncio.Server] = {}
@@ -146,16 +146,16 @@ class Node(NodeFiles):
             place.mkdir(parents=True, exist_ok=True, mode=0o700)
             for name, value in secrets.items():
                 write_whole(place / Path(name).name, value, durable=False, mode=0o600)
-        return dict(await self._local.submit(submission(made))), b""
+        return dict(await self._host.submit(submission(made))), b""
 
     async def poll(self, attempt: str) -> Answer:
-        found = await self._local.poll(self._handle(attempt))
+        found = await self._host.poll(self._handle(attempt))
         record = None if found.exit is None else found.exit.to_json()
         return {"state": found.state.value, "exit": record, "note": found.note}, b""
 
     async def read(self, attempt: str, stream: str, offset: int, limit: int) -> Answer:
         limit = min(limit, frames.MAX_BODY_BYTES)
-        return {}, await self._local.read(self._handle(attempt), stream, offset=offset, limit=limit)
+        return {}, await self._host.read(self._handle(attempt), stream, offset=offset, limit=limit)
 
     async def read_many(self, attempt: str, streams: Sequence[str], limit: int) -> Answer:
         """The beginnings of several streams, one after another; size null where one cannot be read."""
@@ -163,7 +163,7 @@ class Node(NodeFiles):
         parts: list[bytes] = []
         for stream in streams:
             try:
-                part = await self._local.read(self._handle(attempt), stream, offset=0, limit=limit)
+                part = await self._host.read(self._handle(attempt), stream, offset=0, limit=limit)
             except TargetError:
                 sizes.append(None)
                 continue
@@ -172,16 +172,16 @@ class Node(NodeFiles):
         return {"sizes": sizes}, b"".join(parts)
 
     async def list_files(self, attempt: str) -> Answer:
-        found = await self._local.list_files(self._handle(attempt))
+        found = await self._host.list_files(self._handle(attempt))
         return {"files": [[file.name, file.size_bytes, file.fault] for file in found]}, b""
 
     async def cancel(self, attempt: str, reason: str) -> Answer:
-        await self._local.cancel(self._handle(attempt), reason=reason)
+        await self._host.cancel(self._handle(attempt), reason=reason)
         return {}, b""
 
     async def release(self, attempt: str) -> Answer:
         """Kill the attempt and free its slot; its files stay."""
-        await self._local.release(self._handle(attempt))
+        await self._host.release(self._handle(attempt))
         async with self._locked():
             self._claim(attempt).unlink(missing_ok=True)
         return {}, b""
@@ -190,7 +190,7 @@ class Node(NodeFiles):
         """Attempts that hold a slot or have processes here."""
         async with self._locked():
             found = dict.fromkeys(await self._live(), "a slot")
-        for item in await self._local.list_owned():
+        for item in await self._host.list_owned():
             if item.handle["folder"] == str(self._attempt_folder(item.attempt)):  # not another user's or folder's
                 found[item.attempt] = item.what
         return {"owned": sorted(found.items())}, b""
@@ -212,19 +212,19 @@ class Node(NodeFiles):
 
     async def slurm(self, call: str, how: Mapping[str, Any], params: Mapping[str, Any]) -> Answer:
         """A request of the slurm target, whose login node this machine is."""
-        from trainmaster.targets.slurm.site import Site
+        from trainmaster.remote.slurm.login import LoginNode
 
-        return await Site(**how).answer(call, params)
+        return await LoginNode(**how).answer(call, params)
 
     async def _live(self) -> set[str]:
         """Attempts with a slot. One that has ended has none, whether it was released or not."""
         held = set()
-        running = {item.attempt for item in await self._local.list_owned()}
+        running = {item.attempt for item in await self._host.list_owned()}
         for path in self._claims.glob("*.json"):
             attempt = path.name.removesuffix(".json")
             if not _ATTEMPT.fullmatch(attempt):
                 continue
-            state = (await self._local.poll(self._handle(attempt))).state
+            state = (await self._host.poll(self._handle(attempt))).state
             unused = state is TargetState.WAITING and time.time() - path.stat().st_mtime > _UNUSED_S
             gone = state is TargetState.LOST and attempt not in running
             if unused or gone or state in (TargetState.SUCCEEDED, TargetState.FAILED):

@@ -1,1 +1,0 @@
-"""Forms in which bytes and requests travel between machines."""

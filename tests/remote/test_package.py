@@ -1,0 +1,74 @@
+"""The package that nodes get: no file of the control half, and all that is started on a node runs from it alone."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from trainmaster.remote import package
+
+SOURCE = Path(package.__file__).parents[1]
+NODE_HALF = {"core", "node", "checks", "bench", "models", "datasets", "train", "storage", "agent", "remote"}
+# A module in a command line, as a word or in a program that is sent as text.
+STARTED = re.compile(r"""(?:"-m",\s*|\brun_module\()["'](trainmaster\.[a-z_.]+)["']""")
+
+# Under -I -S nothing else is on the path: no environment, no site-packages, no installed trainmaster.
+IMPORT = """
+import importlib, sys
+sys.path.insert(0, sys.argv[1])
+for name in sys.argv[2:]:
+    importlib.import_module(name)
+"""
+
+
+@pytest.fixture(scope="module")
+def node_half(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("node")
+    with zipfile.ZipFile(io.BytesIO(package.pack().data)) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+def test_no_file_of_the_control_half_is_sent(node_half: Path) -> None:
+    entries = {path.name for path in (node_half / "trainmaster").iterdir()}
+    assert entries == NODE_HALF | {"__init__.py"}
+
+
+def test_a_shared_folder_gets_the_same_files(node_half: Path, tmp_path: Path) -> None:
+    package.install(tmp_path / "shared")
+    trees = [
+        {path.relative_to(root): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+        for root in (node_half, tmp_path / "shared")
+    ]
+    assert trees[0] == trees[1]
+    package.install(tmp_path / "shared")  # it is there
+    assert list(tmp_path.iterdir()) == [tmp_path / "shared"]
+
+
+def test_every_module_that_is_started_by_name_is_sent(node_half: Path) -> None:
+    started = {name for path in SOURCE.rglob("*.py") for name in STARTED.findall(path.read_text())}
+    assert {"trainmaster.remote.node_server", "trainmaster.remote.bootstrap", "trainmaster.agent.pod"} <= started
+    for name in started:
+        place = node_half.joinpath(*name.split("."))
+        assert place.with_suffix(".py").is_file() or (place / "__main__.py").is_file(), name
+
+
+def test_the_node_half_needs_only_the_standard_library_and_itself(node_half: Path) -> None:
+    """But for the folders that compute: their programs need torch, which a training machine has."""
+    root = node_half / "trainmaster"
+    modules = [
+        ".".join(path.relative_to(node_half).with_suffix("").parts).removesuffix(".__init__")
+        for folder in ("core", "node", "checks", "agent", "remote", "storage")
+        for path in sorted((root / folder).rglob("*.py"))
+    ]
+    ran = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", IMPORT, str(node_half), *modules],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")

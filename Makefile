@@ -8,9 +8,7 @@ WORKERS ?= 3
 unexport PYTHONDONTWRITEBYTECODE
 export TRAINMASTER_HOME ?= $(CURDIR)/.trainmaster
 
-.PHONY: ssh-64 soak-ssh help demo test quick lint types parallel alone properties fuzz api-fuzz chaos chaos-control hostile secrets rank-kills outages serve clean system-packages testbed-k8s contract-k8s \
-	validate-framework validate-setup test-quick test-cluster perf-test run check-job logs-follow stop monitor-pods \
-	logs-all debug-describe debug-events test-status
+.PHONY: ssh-64 soak-ssh help demo test quick lint types parallel alone properties fuzz api-fuzz chaos chaos-control hostile secrets rank-kills outages serve clean system-packages testbed-k8s contract-k8s
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
 
@@ -78,51 +76,6 @@ testbed-k8s: ## build the Kubernetes programs that the tests use, once: minutes,
 soak-ssh: $(VENV)/.dev system-packages ## 20 minutes of jobs that come and go on SSH hosts, and one watched for two simulated hours; ARGS='--minutes 5'
 	PYTHONPATH=tests $(BIN)/python benchmarks/ssh_soak.py $(ARGS)
 
-# HyperPod: JOB=NAME and ARGS='--on hyperpod:cluster.yaml' choose another job and cluster.
-JOB ?= llama3-1-8b-fsdp-hpto
-HYPERPOD = $(BIN)/trainmaster cluster test --job-name $(JOB) $(ARGS)
-
-validate-framework: $(VENV)/.run ## HyperPod tests: files, scripts, kubectl and make targets of this clone
-	$(BIN)/python tools/validate_test_setup.py
-
-validate-setup: $(VENV)/.run ## HyperPod tests: cluster access, operator, GPU nodes, storage claims, service account
-	$(HYPERPOD) --action validate-setup
-
-test-quick: $(VENV)/.run ## HyperPod: deploy, wait for the pods, watch for a minute, judge, clean up
-	$(HYPERPOD) --action quick-test
-
-test-cluster: $(VENV)/.run ## HyperPod: the same for five minutes with every success indicator
-	$(HYPERPOD) --action full-test
-
-perf-test: $(VENV)/.run ## HyperPod: throughput and utilisation over ten minutes
-	$(HYPERPOD) --action perf-test
-
-run: $(VENV)/.run ## HyperPod: deploy the job of FSDP/kubernetes/fsdp-hpto.yaml and leave it running
-	$(HYPERPOD) --action run
-
-check-job: $(VENV)/.run ## HyperPod: status of job, pods and nodes
-	$(HYPERPOD) --action status
-
-test-status: check-job ## HyperPod: the same, as JSON
-
-logs-follow: $(VENV)/.run ## HyperPod: follow the logs of all pods
-	$(HYPERPOD) --action logs --follow
-
-logs-all: $(VENV)/.run ## HyperPod: newest lines of all pods
-	$(HYPERPOD) --action logs
-
-stop: $(VENV)/.run ## HyperPod: remove the job, and nothing else
-	$(HYPERPOD) --action cleanup
-
-monitor-pods: $(VENV)/.run ## HyperPod: pods as they change, until Ctrl-C
-	$(HYPERPOD) --action monitor
-
-debug-describe: $(VENV)/.run ## HyperPod: the job as the cluster has it, its pods and events
-	$(HYPERPOD) --action describe
-
-debug-events: $(VENV)/.run ## HyperPod: events of the job's namespace, newest last
-	$(HYPERPOD) --action events
-
 serve: $(VENV)/.run ## the server and dashboard of this clone's home folder
 	$(BIN)/trainmaster serve
 
@@ -131,6 +84,9 @@ system-packages: ## install the system packages that the tests use, where that i
 
 clean: ## remove the virtual environment and this clone's jobs
 	rm -rf $(VENV) .trainmaster
+
+# Targets of predecessors, by the names that their users type (compat/README.md).
+include compat/fsdp-hyperpod/targets.mk
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Trainmaster needs Python 3.11 or newer")'

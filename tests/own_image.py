@@ -1,4 +1,4 @@
-"""The image of deploy/docker, built by podman without a network from a base that has this machine's Python."""
+"""The stage `trainmaster` of the Dockerfile, built by podman without a network over this machine's Python."""
 
 from __future__ import annotations
 
@@ -44,11 +44,9 @@ def built(folder: Path) -> Iterator[OwnImage]:
             made.podman("run", "--rm", "--network", "host", *_mounts(), kube_nodes.BASE_IMAGE, "-c", "true")
         except AssertionError as wrong:
             pytest.skip(f"podman cannot run a container here: {str(wrong)[:300]}")
-        docker = _ROOT / "deploy" / "docker"
         made.podman(
             "build", "--layers=false", "--network", "host", *_mounts(), "--tag", NAME,
-            "--build-arg", f"BASE_IMAGE={kube_nodes.BASE_IMAGE}", "--file", str(docker / "Dockerfile"),
-            "--ignorefile", str(docker / "Dockerfile.dockerignore"), str(_ROOT),
+            "--build-arg", f"BASE_IMAGE={kube_nodes.BASE_IMAGE}", "--target", "trainmaster", str(_ROOT),
         )  # fmt: skip
         yield OwnImage(registry=made)
     finally:

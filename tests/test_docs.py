@@ -22,7 +22,7 @@ from trainmaster.core.spec import parse_spec
 from trainmaster.core.train_config import TrainConfig
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("doc/*.md"), *ROOT.glob("docs/**/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("compat/**/*.md")])
 
 
 @pytest.mark.spawns
@@ -35,7 +35,7 @@ def test_the_events_page_is_what_the_catalogue_says() -> None:
     subprocess.run([sys.executable, str(ROOT / "tools" / "write_events_doc.py"), "--check"], check=True)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "examples").glob("*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted((ROOT / "examples" / "jobs").glob("*.yaml")), ids=lambda path: path.name)
 def test_every_example_is_a_valid_spec(path: Path) -> None:
     document = _yaml_file.load(path)
     if "name" in document.value:

@@ -39,8 +39,8 @@ def rule(ours: str = "", third: str = "", third_lazy: str = "", ours_lazy: str =
 NODE_HALF = "core node checks models datasets train"
 ALL = frozenset(
     (
-        "core node checks models datasets train bench estimate agent remote targets storage cluster store control "
-        "pages report web sim client cli api"
+        "core node checks models datasets train bench estimate agent remote targets storage cluster sagemaker_job "
+        "store control pages report web sim client cli api"
     ).split()
 )
 
@@ -58,6 +58,7 @@ TABLE = {
     "storage": rule("core", third_lazy="obstore"),
     "targets": rule("core remote storage", third_lazy="asyncssh boto3 botocore httpx yaml"),
     "cluster": rule("core node checks bench remote targets storage", third_lazy="asyncssh"),
+    "sagemaker_job": rule("core node checks bench storage cluster report"),
     "store": rule("core", "sqlalchemy alembic"),
     "control": rule("core targets storage store", third_lazy="httpx apprise yaml"),
     "api": rule("core"),

@@ -1,4 +1,4 @@
-"""docs/seed-004.md holds: every checkbox of its list has one row, each named test exists, and none is skipped."""
+"""tests/seed_004.md holds: every checkbox of its list has one row, each named test exists, and none is skipped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "seed-004.md").read_text()
+PAGE = (ROOT / "tests" / "seed_004.md").read_text()
 ROWS = [
     (section, checkbox, file, name)
     for section, part in re.findall(r"^## (\d\.\d) [^\n]*\n(.*?)(?=^## )", PAGE, re.MULTILINE | re.DOTALL)

@@ -19,7 +19,7 @@ def test_the_wheel_brings_types_and_examples(tmp_path: Path) -> None:
         archive.extractall(tmp_path / "installed")
     assert (tmp_path / "installed/trainmaster/py.typed").exists()
     shipped = {path.name for path in (tmp_path / "installed/trainmaster/examples").iterdir()}
-    assert shipped == {path.name for path in (ROOT / "docs/examples").iterdir()}
+    assert shipped == {path.name for path in (ROOT / "examples/jobs").iterdir()}
     script = "from trainmaster.cli.main import run; run()"
     done = subprocess.run(
         [sys.executable, "-c", script, "examples", "train.yaml"],
@@ -29,4 +29,4 @@ def test_the_wheel_brings_types_and_examples(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
     )
-    assert done.stdout == (ROOT / "docs/examples/train.yaml").read_text()
+    assert done.stdout == (ROOT / "examples/jobs/train.yaml").read_text()

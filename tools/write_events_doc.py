@@ -1,4 +1,4 @@
-"""Write docs/events.md from core/event_catalog.py: python tools/write_events_doc.py [--check]."""
+"""Write docs/reference/events.md from core/event_catalog.py: python tools/write_events_doc.py [--check]."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trainmaster.core.event_catalog import CATALOG, EventField, EventType
 
-PAGE = Path(__file__).parents[1] / "docs" / "events.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "events.md"
 HEAD = """# Events
 
 One event is one JSON object on one line of the attempt's `events.jsonl`:
@@ -51,5 +51,5 @@ def _type(field: EventField) -> str:
 
 if __name__ == "__main__":
     if "--check" in sys.argv:
-        sys.exit(None if PAGE.read_text() == render() else "docs/events.md is old; run tools/write_events_doc.py")
+        sys.exit(None if PAGE.read_text() == render() else f"{PAGE} is old; run tools/write_events_doc.py")
     PAGE.write_text(render())

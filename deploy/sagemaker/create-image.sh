@@ -11,8 +11,7 @@ set -euo pipefail
 name=${1:-sagemaker-cluster-test}
 tag=${2:-latest}
 docker=${DOCKER:-docker}
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-root=$(cd "$here/../.." && pwd)
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 
 if [ $# -gt 2 ] || [[ ! $name =~ ^[a-z0-9][a-z0-9._/-]*$ ]] || [[ ! $tag =~ ^[A-Za-z0-9_][A-Za-z0-9._-]*$ ]]; then
     echo "usage: $0 [NAME] [TAG]      for example: $0 sagemaker-cluster-test latest" >&2
@@ -47,7 +46,7 @@ if [ -n "${BASE_IMAGE:-}" ]; then
     case $BASE_IMAGE in *.dkr.ecr.*) login "${BASE_IMAGE%%/*}" ;; esac
 fi
 
-run "$docker" build --platform linux/amd64 --file "$here/Dockerfile" ${base[@]+"${base[@]}"} --tag "$name:$tag" "$root"
+run "$docker" build --platform linux/amd64 --target sagemaker ${base[@]+"${base[@]}"} --tag "$name:$tag" "$root"
 if [ -n "${DRY_RUN:-}" ] \
     || ! aws ecr describe-repositories --region "$region" --repository-names "$name" >/dev/null 2>&1; then
     run aws ecr create-repository --region "$region" --repository-name "$name"

@@ -1,4 +1,4 @@
-"""Files of examples/ are what `trainmaster accept --dry-run` prints, and say what users were promised."""
+"""Files of examples/acceptance/ are what `trainmaster accept --dry-run` prints, and say what users were promised."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainmaster.cli.accept import render_file
 from trainmaster.cluster import acceptance_files as files
 from trainmaster.core.errors import UsageError
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "acceptance"
 
 
 def rendered(name: str, options: Options | None = None, *, image: str = files.IMAGE) -> str:
@@ -24,7 +24,7 @@ def rendered(name: str, options: Options | None = None, *, image: str = files.IM
 @pytest.mark.parametrize("name", files.names())
 def test_the_file_in_examples_is_what_dry_run_prints(name: str) -> None:
     assert (EXAMPLES / name).read_text() == rendered(name), (
-        f"run: trainmaster accept --dry-run {name} > examples/{name}"
+        f"run: trainmaster accept --dry-run {name} > examples/acceptance/{name}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Options of the FSDP sample are refused with our name for them, and docs/fsdp-options.md has each."""
+"""Options of the FSDP sample are refused with our name for them, and docs/reference/fsdp-options.md has each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainmaster.core.errors import SpecError
 from trainmaster.core.schema import build, to_plain
 from trainmaster.core.train_config import TrainConfig
 
-PAGE = Path(__file__).parents[2] / "docs" / "fsdp-options.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "fsdp-options.md"
 
 
 def test_every_sample_option_is_refused_with_our_name() -> None:

@@ -24,7 +24,6 @@ from machines import H200, Machine
 from warm_python import WarmPython, use
 
 ROOT = Path(__file__).parents[2]
-ENTRY = ROOT / "deploy" / "sagemaker" / "entry.py"
 SCHEMA = json.loads((resources.files("trainmaster.report.health") / "metrics.schema.json").read_text())
 SITE = '[all_reduce]\n"64K" = 0.000001\n[all_gather]\n"64K" = 0.000001\n[reduce_scatter]\n"64K" = 0.000001\n'
 SITE += '[all_to_all]\n"64K" = 0.000001\n[broadcast]\n"64K" = 0.000001\n[sendrecv]\n"64K" = 0.000001\n'
@@ -85,7 +84,7 @@ class Cluster:
     def start(self, host: str, rank: Mapping[str, str], *words: str, out: Path) -> Child:
         argv = ["--level", "1", "--work", str(self.folder / "work"), "--max-size", "64K", "--wait", "120", *words]
         argv += ["--replay", str(self.folder / "captures" / host), "--baseline", str(self.folder / "site.toml")]
-        program = f"import runpy; runpy.run_path({str(ENTRY)!r}, run_name='__main__')"
+        program = "import runpy; runpy.run_module('trainmaster.sagemaker_job', run_name='__main__')"
         with out.open("wb") as file:
             return self.programs.start(
                 "-c", program, *argv, env={**self.environment(host), **rank}, out=file.fileno(), err=file.fileno(),

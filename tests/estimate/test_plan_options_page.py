@@ -1,4 +1,4 @@
-"""docs/fsdp-options.md maps every option of the FSDP sample, to fields that exist."""
+"""docs/reference/fsdp-options.md maps every option of the FSDP sample, to fields that exist."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from trainmaster.core.schema import describe
 from trainmaster.core.train_config import TrainConfig
 
-PAGE = Path(__file__).parents[2] / "docs" / "fsdp-options.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "fsdp-options.md"
 # As the sample's arguments.py names them.
 SAMPLE = """
 train_batch_size val_batch_size max_steps seed bf16 grad_clip weight_decay beta1 beta2 activation_checkpointing

@@ -1,4 +1,4 @@
-"""docs/api.md is true: every example does what it says, every path is named, every code is one that is answered."""
+"""docs/reference/api.md is true: examples do what it says, every path is named, every code is one that is answered."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from web.conftest import BASE, LOCAL
 from web.furnished import issue, iterated, keep
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "api.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "api.md").read_text()
 WITHOUT_VALUE = {"-s", "-N", "-L"}
 
 

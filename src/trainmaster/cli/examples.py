@@ -43,14 +43,14 @@ def examples(
 
 
 def folder() -> Path:
-    """The folder of the examples: in the package where it was installed, in docs/ of a checkout."""
+    """The folder of the examples: in the package where it was installed, in examples/jobs of a checkout."""
     from trainmaster import cli
 
     package = Path(cli.__file__).parents[1]
-    for place in (package / "examples", package.parents[1] / "docs" / "examples"):
+    for place in (package / "examples", package.parents[1] / "examples" / "jobs"):
         if place.is_dir():
             return place
-    raise UsageError("the examples are not part of this installation; see docs/examples of the source")
+    raise UsageError("the examples are not part of this installation; see examples/jobs of the source")
 
 
 def _copy(files: list[Path], to: Path) -> list[Path]:

@@ -1,6 +1,6 @@
 """Files that start an acceptance test on a cluster: Kubernetes manifests, Slurm batch scripts, a loop for hosts.
 
-`trainmaster accept --dry-run NAME` prints them with the given options; `examples/` has them without any.
+`trainmaster accept --dry-run NAME` prints them with the given options; `examples/acceptance/` has them without any.
 All start the same image with the same words: the program finds its rank in the variables of whatever started it.
 """
 

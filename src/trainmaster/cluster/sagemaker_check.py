@@ -1,4 +1,4 @@
-"""Checks on the hosts of a SageMaker training job: the health check of deploy/sagemaker, submitted, watched, read back.
+"""Checks on the hosts of a SageMaker training job: the health check of `sagemaker_job/`, submitted, watched, read back.
 
 The job is a submission of the target as any other, so that `trainmaster reap` finds it should this process be killed.
 Each host leaves its capture and then its answer in S3, under the name of the job, which no other job has; the first
@@ -39,8 +39,8 @@ from trainmaster.targets.ssh.channel import clean
 from trainmaster.targets.ssh.connect import NodeUnavailable
 from trainmaster.targets.ssh.hosts import SshHost
 
-ENTRY = "/opt/trainmaster/entry.py"  # where deploy/sagemaker/Dockerfile puts it
-RUN_S = {1: 3600.0, 2: 10_800.0, 3: 18_000.0}  # of the job, by level: above the sum of the limits in entry.py
+PROGRAM = ("-m", "trainmaster.sagemaker_job")  # installed in the image of the stage `sagemaker`
+RUN_S = {1: 3600.0, 2: 10_800.0, 3: 18_000.0}  # of the job, by level: above the limits in sagemaker_job/host.py
 DRY_RUN = "00000000-0000-4000-8000-000000000000.1"
 _BLIND_S = 900.0  # without an answer of AWS the job is given up: it costs money that nobody watches
 _TRIES = 3  # of requests that create and stop the job
@@ -92,7 +92,7 @@ def plan(nodes: SageMakerNodes, asked: CheckRequest, *, tests: bool, attempt: st
         resources=Resources(nodes=nodes.count, processes_per_node=1),
         preflight=Preflight(level=0),
         limits=Limits(timeout_s=min(asked.timeout_s, settings.max_runtime_s), stall_minutes=None, grace_s=10.0),
-        command=(settings.python, ENTRY, *words),
+        command=(settings.python, *PROGRAM, *words),
         env={"TRAINING_JOB_NAME": names.object_name(attempt)},
     )
     return nodes.target.plan(Placement(attempt=attempt, spec=spec, job_folder=folder / attempt))

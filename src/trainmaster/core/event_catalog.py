@@ -1,7 +1,7 @@
 """Catalogue of events: phase, event, writer, and every field with its type and meaning.
 
-docs/events.md is written from this table. Tests validate each event that the agent or the trainer emits against it
-(`CHECK_VARIABLE`, node/emit.py). Workloads may emit other events and other fields: both are stored unchanged.
+docs/reference/events.md is written from this table. Tests validate each event that the agent or the trainer emits
+against it (`CHECK_VARIABLE`, node/emit.py). Workloads may emit other events and fields: both are stored unchanged.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ _WIDTH, _STEPS = 96, 200  # defaults that other defaults depend on
 # Far above any model. A slip of the keyboard is then named at once, and not found out by an allocator.
 _MOST_LAYERS, _MOST_WIDTH, _MOST_TOKENS = 100_000, 1 << 20, 1 << 31
 
-# Options of the AWS FSDP sample, which users of SageMaker know; docs/fsdp-options.md has the differences in meaning.
+# Options of the AWS FSDP sample, which users of SageMaker know. Differences in meaning: docs/reference/fsdp-options.md.
 _SAMPLE_OPTIONS = {
     "train_batch_size": "batch_sequences",
     "val_batch_size": "eval_sequences",

@@ -14,7 +14,7 @@ from trainmaster.store import tables as t
 from trainmaster.store.database import Database
 from trainmaster.store.rows import JobRow
 
-# Names that training configs use for them; docs/seed-004.md prescribes none.
+# Names that training configs use for them; tests/seed_004.md prescribes none.
 _EPOCHS = ("epochs", "num_epochs", "no_epochs", "n_epochs", "total_epochs", "max_epochs")
 _ITERATIONS = ("iterations", "num_iterations", "no_iterations", "n_iterations", "total_iterations", "max_iterations")
 

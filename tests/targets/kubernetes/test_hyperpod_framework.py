@@ -27,6 +27,7 @@ from trainmaster.targets.kubernetes.kubeconfig import load_access
 
 pytestmark = pytest.mark.spawns
 ROOT = Path(__file__).parents[3]
+FRAMEWORK = ROOT / "compat" / "fsdp-hyperpod"
 JOB = manifest.JOB_NAME
 # The virtual environment of this test, taken as it is: make installs nothing.
 TOOLS = (f"BIN={Path(sys.executable).parent}", "--assume-old=.venv/.run")
@@ -278,7 +279,7 @@ def test_setup_is_judged_by_what_the_manifest_needs(kube: Kube, namespace: str, 
 
 
 def test_the_manifest_in_the_clone_is_the_one_that_a_dry_run_prints() -> None:
-    assert (ROOT / "FSDP" / "kubernetes" / "fsdp-hpto.yaml").read_text() == manifest.render(manifest.make())
+    assert (FRAMEWORK / "FSDP" / "kubernetes" / "fsdp-hpto.yaml").read_text() == manifest.render(manifest.make())
 
 
 def test_pods_carry_the_label_and_checkpoints_go_to_fsx() -> None:
@@ -288,7 +289,7 @@ def test_pods_carry_the_label_and_checkpoints_go_to_fsx() -> None:
 
 
 def test_the_framework_of_this_clone_is_whole() -> None:
-    code, answer = call([sys.executable, str(ROOT / "tools" / "validate_test_setup.py"), "--json"])
+    code, answer = call([sys.executable, str(FRAMEWORK / "tools" / "validate_test_setup.py"), "--json"])
     assert set(verdicts(answer)) == {"files", "scripts", "programs", "make_targets"}
     assert [name for name, word in verdicts(answer).items() if word == "fail"] in ([], ["programs"])
     assert code == (0 if answer["overall"] == "PASS" else 1)

@@ -181,6 +181,6 @@ def test_the_rights_of_a_shell_are_asked_for_when_wanted(settings_file: Callable
 @pytest.mark.spawns
 @pytest.mark.parametrize(("script", "words"), [("k8s-shell/shell.sh", "--rank"), ("dataset/dataset.sh", "prepare")])
 def test_the_scripts_lead_to_the_verbs(script: str, words: str) -> None:
-    path = Path(__file__).parents[3] / "tools" / script
+    path = Path(__file__).parents[3] / "compat" / "fsdp-hyperpod" / "tools" / script
     done = subprocess.run([str(path), "--help"], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0 and words in done.stdout, done.stderr

@@ -1,6 +1,6 @@
 """`trainmaster check --on sagemaker:FILE` against moto's server, and what must not pass there.
 
-The server runs no containers; where a test needs them it runs start.py, the agent and deploy/sagemaker/entry.py as real
+The server runs no containers; where a test needs them it runs start.py, the agent and trainmaster.sagemaker_job as real
 processes, with a recorded GPU node in place of the machine. They write their results into the server's S3.
 """
 
@@ -93,8 +93,7 @@ class Hosts:
 
             def lay_out(given: Path) -> None:
                 plan = json.loads((given / "plan.json").read_text())
-                words = [str(ROOT / "deploy" / "sagemaker" / "entry.py") if word == sagemaker_check.ENTRY else word
-                         for word in plan["spec"]["command"]]  # fmt: skip
+                words = plan["spec"]["command"]
                 words += ["--replay", str(self.folder / "captures" / host), "--work", str(self.folder / "work")]
                 words += ["--max-size", "64K", "--baseline", str(self.folder / "site.toml"), "--wait", wait_s]
                 plan["spec"]["command"] = words
@@ -404,7 +403,7 @@ def test_dry_run_prints_a_request_that_botocore_accepts_and_no_secret(
     words = plan["spec"]["command"]
     expect = json.loads(words[words.index("--expect-json") + 1])
     assert (expect["gpus"], expect["efa_devices"], expect["driver"]) == (8, 32, "580")
-    assert words[1] == sagemaker_check.ENTRY and ("--alone" in words) == (level == 1)
+    assert tuple(words[1:3]) == sagemaker_check.PROGRAM and ("--alone" in words) == (level == 1)
     assert plan["spec"]["env"]["TRAINING_JOB_NAME"] == request["TrainingJobName"]
     code, out, _ = call(account, "--nodes", "4", "--level", str(level), "--expect", "driver=580", "--dry-run", "--json")
     assert code == 0 and json.loads(json.loads(out)["files"]["create-training-job.json"]) == request

@@ -11,7 +11,9 @@ from trainmaster.core.results import CheckResult, Finding, fail, ok
 
 MANIFEST = "FSDP/kubernetes/fsdp-hpto.yaml"
 SCRIPTS = ("tools/test_hyperpod_cluster.py", "tools/validate_test_setup.py")
-FILES = (*SCRIPTS, MANIFEST, "Makefile", "doc/TESTING_GUIDE.md", "docs/how/hyperpod.md")
+TARGETS = "targets.mk"
+FILES = (*SCRIPTS, MANIFEST, "Makefile", TARGETS)
+PLACE = "compat/fsdp-hyperpod"  # of these files in a clone
 MAKE_TARGETS = (
     "validate-framework", "validate-setup", "test-quick", "test-cluster", "perf-test", "run", "check-job",
     "logs-follow", "stop", "monitor-pods", "logs-all", "debug-describe", "debug-events", "test-status",
@@ -19,7 +21,8 @@ MAKE_TARGETS = (
 
 
 def check_framework(root: Path) -> list[CheckResult]:
-    """Files, executable scripts, kubectl and make targets below a clone's folder."""
+    """Files, executable scripts, kubectl and make targets, in the folder of a clone or in PLACE below it."""
+    root = root / PLACE if (root / PLACE).is_dir() else root
     found = {
         "files": _none_of([one for one in FILES if not (root / one).is_file()], "missing", f"{len(FILES)} files"),
         "scripts": _none_of(
@@ -28,7 +31,7 @@ def check_framework(root: Path) -> list[CheckResult]:
         "programs": _none_of(
             [one for one in ("kubectl", "make") if shutil.which(one) is None], "not installed", "kubectl, make"
         ),
-        "make_targets": _none_of(_missing_targets(root / "Makefile"), "no rule", f"{len(MAKE_TARGETS)} targets"),
+        "make_targets": _none_of(_missing_targets(root / TARGETS), "no rule", f"{len(MAKE_TARGETS)} targets"),
     }
     return [CheckResult(check=name, findings=(finding,), took_s=0.0) for name, finding in found.items()]
 
@@ -40,5 +43,5 @@ def _missing_targets(makefile: Path) -> list[str]:
 
 def _none_of(wrong: list[str], word: str, fine: str) -> Finding:
     if wrong:
-        return fail(f"{word}: {', '.join(wrong)}", action="work in a whole clone; see docs/how/hyperpod.md")
+        return fail(f"{word}: {', '.join(wrong)}", action=f"work in {PLACE} of a whole clone")
     return ok(fine)

@@ -22,7 +22,7 @@ from slurm import Cluster
 from trainmaster.core.event_catalog import CHECK_VARIABLE
 from trainmaster.store import Database, open_database
 
-pytest_plugins = ["cpu_times", "record", "spawn_guard"]
+pytest_plugins = ["cpu_times", "spawn_guard"]
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Request

@@ -8,7 +8,7 @@ WORKERS ?= 3
 unexport PYTHONDONTWRITEBYTECODE
 export TRAINMASTER_HOME ?= $(CURDIR)/.trainmaster
 
-.PHONY: ssh-64 soak-ssh help demo test quick lint types parallel alone properties fuzz api-fuzz chaos chaos-control hostile secrets rank-kills outages serve clean system-packages testbed-k8s contract-k8s checked kubernetes
+.PHONY: ssh-64 soak-ssh help demo test quick lint types parallel alone properties fuzz api-fuzz chaos chaos-control hostile secrets rank-kills outages serve clean system-packages testbed-k8s contract-k8s checked kubernetes affected
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
 
@@ -40,6 +40,9 @@ parallel: $(VENV)/.dev ## every test but those that depend on timing; skipped on
 
 alone: $(VENV)/.dev ## the tests that depend on timing, one at a time
 	$(BIN)/pytest -rs -m alone
+
+affected: $(VENV)/.dev ## the tests whose imports reach a file that differs from main; BASE=HEAD~1 compares with another commit
+	@$(BIN)/python tools/affected.py $(or $(BASE),main) -n $(WORKERS) --dist loadfile
 
 properties: $(VENV)/.dev ## the property tests with new random cases, 1,000 each where a test states no number
 	$(BIN)/pytest -n $(WORKERS) -m "hypothesis and not alone" --hypothesis-profile=search

@@ -35,6 +35,11 @@ def test_the_events_page_is_what_the_catalogue_says() -> None:
     subprocess.run([sys.executable, str(ROOT / "tools" / "write_events_doc.py"), "--check"], check=True)
 
 
+@pytest.mark.spawns
+def test_the_table_of_checks_is_what_the_checks_state() -> None:
+    subprocess.run([sys.executable, str(ROOT / "tools" / "write_check_table.py"), "--check"], check=True)
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "examples" / "jobs").glob("*.yaml")), ids=lambda path: path.name)
 def test_every_example_is_a_valid_spec(path: Path) -> None:
     document = _yaml_file.load(path)

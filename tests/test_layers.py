@@ -63,7 +63,7 @@ TABLE = {
     "control": rule("core targets storage store", third_lazy="httpx apprise yaml"),
     "api": rule("core"),
     "pages": rule("core store api"),
-    "report": rule("core store api pages", "jinja2 markupsafe"),
+    "report": rule("core checks store api pages", "jinja2 markupsafe"),
     "web": rule(
         "core store storage control targets api pages report",
         "fastapi starlette anyio jinja2 markupsafe pydantic prometheus_client uvicorn",

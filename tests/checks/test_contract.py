@@ -6,10 +6,14 @@ import ast
 import inspect
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from trainmaster import checks
+from trainmaster.checks.comparison import software
+from trainmaster.checks.contract import find_faults
+from trainmaster.checks.facts import find_conflicts
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Verdict
 from trainmaster.core.schema import to_plain
@@ -25,10 +29,45 @@ def test_a_check_keeps_the_contract(name: str) -> None:
     check = checks.load(name)
     first = (check.__doc__ or "").splitlines()[0]
     assert first.endswith("."), "the first line says what holds when the check passes"
-    assert check.LEVEL in checks.LEVELS
+    assert find_faults(check) == []
     assert float(getattr(check, "TIMEOUT_S", 1)) > 0
     assert list(inspect.signature(check.read).parameters) == ["host"]
     assert list(inspect.signature(check.judge).parameters)[1] == "expect"
+
+
+def test_no_two_checks_state_one_fact_differently() -> None:
+    assert find_conflicts({name: checks.load(name) for name in checks.names()}) == []
+
+
+SOUND = {"LEVEL": 1, "GPU": False, "EXPECTS": (), "COMPARES": (), "METRICS": {}}
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"LEVEL": 1, "EXPECTS": ()}, "state GPU, COMPARES, METRICS beside its code"),
+        ({**SOUND, "LEVEL": 4}, "LEVEL is 4"),
+        ({**SOUND, "GPU": "no"}, "GPU is 'no'"),
+        ({**SOUND, "EXPECTS": "gpus"}, "EXPECTS is no tuple"),
+        ({**SOUND, "EXPECTS": ("gpu",)}, "EXPECTS names gpu, which is no field of Expect"),
+        ({**SOUND, "COMPARES": ("driver",)}, "COMPARES is no tuple of rules"),
+        ({**SOUND, "METRICS": {"gpu.name": 1}}, "METRICS is no mapping of text to text"),
+    ],
+)
+def test_facts_that_are_missing_or_wrong_are_told(facts: dict[str, object], words: str) -> None:
+    assert find_faults(SimpleNamespace(**SOUND)) == []
+    (line,) = find_faults(SimpleNamespace(**facts))
+    assert words in line
+
+
+def test_a_fact_that_two_checks_state_differently_is_told() -> None:
+    first = SimpleNamespace(**{**SOUND, "EXPECTS": ("gpus",), "COMPARES": (software("driver", "driver"),)})
+    second = SimpleNamespace(**{**SOUND, "EXPECTS": ("gpus",), "COMPARES": (software("driver", "other"),)})
+    found = find_conflicts({"first": first, "second": second})  # type: ignore[dict-item]
+    assert [line.split(",")[0] for line in found] == [
+        "first: EXPECTS names gpus",
+        "first: COMPARES has another rule for driver everywhere than another check",
+    ]
 
 
 @pytest.mark.parametrize("path", sorted(Path(checks.__path__[0]).glob("*/*.py")), ids=lambda path: path.name)

@@ -10,10 +10,10 @@ from nodes import plain_vm
 
 from machines import Machine
 from trainmaster import checks
-from trainmaster.checks import document
-from trainmaster.checks.expectations import COLLECTIVES, MEASURED_BY, unmeasured
+from trainmaster.checks import document, facts
+from trainmaster.checks.expectations import COLLECTIVES, unmeasured
 from trainmaster.checks.profiles import resolve
-from trainmaster.core.expect import Expect, parse_expect
+from trainmaster.core.expect import OF_COLLECTIVES, Expect, parse_expect
 from trainmaster.core.results import Overall, Verdict
 
 # A value of every field that a small virtual machine without GPU, RDMA, NUMA, swap limits or mounts does not meet.
@@ -30,6 +30,7 @@ LACKING: dict[str, Any] = {
 }  # fmt: skip
 # A severity of codes, and upper bounds that a machine which has none of the thing meets.
 STATES_NO_THING = {"xids", "swap_used_gib", "oom_kills"}
+MEASURED_BY = {**facts.read().measured_by, **dict.fromkeys(OF_COLLECTIVES, COLLECTIVES)}
 
 
 def overall(machine: Machine, *, level: int = 2, **expect: Any) -> Overall:

@@ -27,6 +27,7 @@ def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Add:
 
     def write(name: str, text: str) -> None:
         head = "from trainmaster.core.results import *\nfrom trainmaster.core.errors import *\nLEVEL = 1\n"
+        head += "GPU, EXPECTS, COMPARES, METRICS = False, (), (), {}\n"
         (tmp_path / "system" / f"{name}.py").write_text(head + text)
         monkeypatch.delitem(__import__("sys").modules, f"trainmaster.checks.system.{name}", raising=False)
 

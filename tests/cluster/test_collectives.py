@@ -68,6 +68,13 @@ def test_silent_and_sick_nodes_are_left_out_by_name() -> None:
     assert "gpu_ecc (fail)" in next(finding.reason for finding in out if finding.device == "sick")
 
 
+@pytest.mark.parametrize("name", ["dcgm_extended", "nccl", "dcgm", "xid", "gpu_ecc"])
+def test_a_node_that_failed_a_check_of_its_gpus_is_left_out(name: str) -> None:
+    nodes = (node("well", gpu_count=ok("8")), node("sick", **{name: fail("it fails", action="replace it")}))
+    fit, out = collective_plan.choose(ClusterHealth(asked=("well", "sick"), nodes=nodes))
+    assert ([one.node for one in fit], [finding.device for finding in out]) == (["well"], ["sick"])
+
+
 def test_every_rank_is_told_its_place_as_torchrun_does() -> None:
     run = made({"a": seat(gpus=2), "b": seat(gpus=2)}, efa_devices=32, busbw_gbps=300)
     places = [detect(one.env) for number in range(2) for one in run.runs(number)]

@@ -1,15 +1,15 @@
-"""Table of the check that measures each expectation, and the results for stated expectations that no check measured.
+"""Results for stated expectations that no check measured.
 
 An expectation that nothing measured is an error, so the run is INCOMPLETE: it is never dropped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Any
 
-from trainmaster.checks import registry
-from trainmaster.core.expect import Expect, implies_collectives
+from trainmaster.checks import facts, registry
+from trainmaster.core.expect import OF_COLLECTIVES, Expect, implies_collectives
 from trainmaster.core.results import CheckResult, Finding, error
 from trainmaster.core.schema import to_plain
 
@@ -17,22 +17,6 @@ COLLECTIVES = "collectives"  # between ranks: no check of one node measures it
 EXPECTATIONS = "expectations"  # result for expectations of a higher level than the run, or of a check left out
 OPTIONAL = ("dcgm", "gdr", "fabric", "persistence", "collectives")  # false: the thing may be absent
 NAMES = (COLLECTIVES, EXPECTATIONS)  # results that are computed from the plan, and not read from the machine
-
-MEASURED_BY: Mapping[str, str] = {
-    "gpus": "gpu_count", "gpu_model": "gpu_model", "gpu_memory_gib": "gpu_memory",
-    "gpu_temperature_c": "gpu_temperature", "driver": "gpu_driver", "vbios": "gpu_vbios", "gpu_power_w": "gpu_power",
-    "gpu_clock_mhz": "gpu_clocks", "pcie_gen": "gpu_pcie", "pcie_width": "gpu_pcie", "nvlinks": "gpu_nvlink",
-    "fabric": "gpu_fabric", "ecc": "gpu_ecc", "mig": "gpu_modes", "persistence": "gpu_modes", "dcgm": "dcgm",
-    "xids": "xid", "gemm_tflops": "gemm", "hbm_gbps": "hbm", "h2d_gbps": "pcie_copy", "d2h_gbps": "pcie_copy",
-    "p2p_gbps": "p2p", "cpus": "cpu", "ram_gib": "ram", "ram_free_gib": "ram", "disk_free_gib": "disk_space",
-    "shm_gib": "shm", "memlock_gib": "memlock", "clock_offset_s": "clock", "load_per_cpu": "cpu_load",
-    "governor": "cpu_governor", "numa_nodes": "numa", "swap_used_gib": "swap", "memory_pressure": "memory_pressure",
-    "oom_kills": "oom_kills", "disk_write_mib_s": "disk_io", "disk_read_mib_s": "disk_io", "mounts": "mounts",
-    "open_files": "open_files", "processes": "processes", "huge_pages": "huge_pages",
-    "kernel_modules": "kernel_modules", "ib_ports": "ib_ports", "ib_rate_gbps": "ib_ports",
-    "ib_link_layer": "ib_ports", "efa_devices": "efa", "gdr": "gdr", "collectives": COLLECTIVES,
-    "busbw_gbps": COLLECTIVES, "transport": COLLECTIVES,
-}  # fmt: skip
 
 
 def unmeasured(
@@ -61,12 +45,14 @@ def _demands(name: str, value: Any) -> bool:
 
 
 def _above(name: str, value: Any, level: int, left_out: Collection[str]) -> Finding | None:
-    """Error for an expectation whose check belongs to a higher level or was left out."""
-    check = MEASURED_BY[name]
+    """Error for an expectation whose check belongs to a higher level, was left out, or could not be loaded."""
+    shown = str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    check = COLLECTIVES if name in OF_COLLECTIVES else facts.read().measured_by.get(name)
+    if check is None:
+        return error(f"{name}={shown} is expected, and no check measures it", action="leave the expectation out")
     needed = registry.level_of(check) if check != COLLECTIVES else level
     if needed <= level and check not in left_out:
         return None
-    shown = str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
     if needed <= level:
         reason = f"{name}={shown} is expected, and {check}, which measures it, was left out"
         return error(reason, action=f"run {check}, or leave the expectation out")

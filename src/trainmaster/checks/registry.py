@@ -12,11 +12,11 @@ import pkgutil
 from collections.abc import Sequence
 from typing import cast
 
-from trainmaster.checks.contract import LEVELS, TIMEOUT_S, Check
+from trainmaster.checks import active, fabric, gpu, system
+from trainmaster.checks.contract import LEVELS, TIMEOUT_S, Check, find_faults
 from trainmaster.core.errors import UsageError
 
-FOLDERS = ("gpu", "active", "fabric", "system")
-_PACKAGE = "trainmaster.checks"
+FOLDERS = (gpu, active, fabric, system)
 
 
 def names() -> list[str]:
@@ -25,8 +25,11 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Check:
-    """Import the check of that name."""
-    return cast(Check, importlib.import_module(f"{_PACKAGE}.{_folders()[name]}.{name}"))
+    """Import the check of that name. One without its facts cannot be used: what it leaves out would not be judged."""
+    module = importlib.import_module(f"{_folders()[name]}.{name}")
+    if faults := find_faults(module):
+        raise TypeError(f"{module.__name__}: {'; '.join(faults)}")
+    return cast(Check, module)
 
 
 def level_of(name: str) -> int:
@@ -64,15 +67,20 @@ def plan(level: int, only: Sequence[str] = (), skip: Sequence[str] = ()) -> list
     return planned
 
 
+def paths() -> tuple[tuple[str, ...], ...]:
+    """Places of the four folders: where they are the same, so are the checks."""
+    return tuple(tuple(folder.__path__) for folder in FOLDERS)
+
+
 def _folders() -> dict[str, str]:
-    """Folder of each check."""
-    return _modules_of(tuple(tuple(importlib.import_module(f"{_PACKAGE}.{folder}").__path__) for folder in FOLDERS))
+    """Package of each check."""
+    return _modules_of(paths())
 
 
 @functools.cache  # a run asks for it several times a check
 def _modules_of(paths: tuple[tuple[str, ...], ...]) -> dict[str, str]:
     return {
-        module.name: folder
+        module.name: folder.__name__
         for folder, path in zip(FOLDERS, paths, strict=True)
         for module in pkgutil.iter_modules(path)
         if not module.name.startswith("_")

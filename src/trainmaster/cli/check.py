@@ -44,11 +44,34 @@ _DryRun = Annotated[
 ]
 
 
+def _print_list(wanted: bool) -> None:
+    """Every check with its level, and what holds when it passes."""
+    if not wanted:
+        return
+    from rich.table import Table
+
+    from trainmaster import checks
+    from trainmaster.cli import _console
+
+    table = Table("check", "level", "holds when it passes", box=None, pad_edge=False, header_style="dim")
+    for name in checks.names():
+        loaded = checks.load(name)
+        table.add_row(name, str(loaded.LEVEL), _console.plain((loaded.__doc__ or "").splitlines()[0]))
+    _console.out.print(table)
+    raise typer.Exit
+
+
+_List = Annotated[
+    bool, typer.Option("--list", callback=_print_list, is_eager=True, help="Print every check and what it holds.")
+]
+
+
 def check(
     level: Annotated[int, typer.Option(min=1, max=3, help="1 passive (seconds), 2 uses the GPU, 3 stress.")] = 1,
     expect: _Expect = None,
     only: Annotated[list[str] | None, typer.Option(metavar="CHECK", help="Run only these; may be repeated.")] = None,
     skip: Annotated[list[str] | None, typer.Option(metavar="CHECK", help="Leave these out; may be repeated.")] = None,
+    listed: _List = False,  # noqa: ARG001 (its callback prints)
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     on: _On = None,
     nodes: _Nodes = None,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainmaster.checks import facts
 from trainmaster.cluster.exchange import Program
 from trainmaster.cluster.launch import Capabilities, Outcome, environment
 from trainmaster.core.health import ClusterHealth, NodeHealth
@@ -26,10 +27,6 @@ _SIZES = {
     (3, "nccl"): ("--collective", "all"),
     (3, "gloo"): ("--collective", "all"),
 }
-# Checks of a GPU itself. A failed one excludes the node: the run would measure the faulty GPU, or hang on it.
-_OF_GPUS = frozenset(
-    "burn corruption cuda_init dcgm dcgm_stress gemm hbm memory_pattern memory_whole p2p pcie_copy xid".split()
-)
 _MUST_ANSWER = frozenset({"cuda_init", "gpu_count", "gpu_driver"})  # without their answer no GPU is known to work
 
 
@@ -79,11 +76,13 @@ def choose(health: ClusterHealth) -> tuple[list[NodeHealth], list[Finding]]:
         )
         for one in health.silent
     ]
+    # A failed check of a GPU excludes the node: the run would measure the faulty GPU, or hang on it.
+    of_gpus = facts.read().of_gpus
     for node in health.nodes:
         failed = [
             result
             for result in node.results
-            if (result.check.startswith("gpu_") or result.check in _OF_GPUS)
+            if result.check in of_gpus
             and (result.verdict is Verdict.FAIL or (result.verdict is Verdict.ERROR and result.check in _MUST_ANSWER))
         ]
         if failed:

@@ -1,7 +1,7 @@
 """Comparison of nodes: configuration drift, performance outliers among peers, and differing digests.
 
 Pure: reads the values in the nodes' findings and gives one result per comparison. Which values are compared, and with
-what tolerance, is data (cluster/compared_values.py). A finding's device names the node. A majority is more than half of
+what tolerance, the checks state (COMPARES). A finding's device names the node. A majority is more than half of
 the nodes that reported the value; without one the difference is reported and no node is blamed.
 """
 
@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 
-from trainmaster.cluster.compared_values import SOFTWARE, Same, same
+from trainmaster.checks.comparison import Same
+from trainmaster.cluster.compared_values import SOFTWARE, same
 from trainmaster.cluster.facts import COUNTS, Fact, collect, group, is_number
 from trainmaster.cluster.gaps import find_domains, find_unreported
 from trainmaster.cluster.peers import peers

@@ -9,7 +9,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from trainmaster.cluster.compared_values import Peer, peer
+from trainmaster.checks.comparison import Peer
+from trainmaster.cluster.compared_values import peer
 from trainmaster.cluster.facts import Fact, group, is_number
 from trainmaster.core.results import Finding, Verdict, fail, ok, skip, warn
 

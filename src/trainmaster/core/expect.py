@@ -82,6 +82,9 @@ _OF_GPUS = (
     "h2d_gbps", "d2h_gbps", "p2p_gbps", "gdr",
 )  # fmt: skip
 
+# Fields that collectives between ranks measure; every other field has its check (EXPECTS).
+OF_COLLECTIVES = ("collectives", "busbw_gbps", "transport")
+
 
 def implies_gpu(expect: Expect) -> list[str]:
     """Stated expectations (`gpu_model=H200`) that only a machine with a GPU can meet."""
@@ -107,8 +110,7 @@ def implies_efa(expect: Expect) -> list[str]:
 
 def implies_collectives(expect: Expect) -> list[str]:
     """Stated expectations that only collectives between ranks can measure."""
-    names = ("collectives", "busbw_gbps", "transport")
-    return [f"{name}={_show(getattr(expect, name))}" for name in names if getattr(expect, name)]
+    return [f"{name}={_show(getattr(expect, name))}" for name in OF_COLLECTIVES if getattr(expect, name)]
 
 
 def _show(value: object) -> str:

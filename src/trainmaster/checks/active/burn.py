@@ -11,11 +11,16 @@ from typing import Any
 from trainmaster.checks import profiles
 from trainmaster.checks.active import _memory, _probe, _rates
 from trainmaster.checks.active._rates import Judged, Yardstick
+from trainmaster.checks.comparison import rate
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, Verdict
 from trainmaster.node.host import Host
 
 LEVEL = 3
+GPU = True
+EXPECTS = ()
+COMPARES = (rate("tflops", "TFLOPS"),)
+METRICS: dict[str, str] = {}
 PROBE_S = 420.0  # above the probe's own deadline
 TIMEOUT_S = PROBE_S + _probe.CHECK_TIMEOUT_S - _probe.TIMEOUT_S
 # The end against the first seconds. Power limits cost some per cent as leakage grows with heat.

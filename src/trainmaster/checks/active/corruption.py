@@ -15,6 +15,10 @@ from trainmaster.core.results import Finding, fail, ok
 from trainmaster.node.host import Host
 
 LEVEL = 2
+GPU = True
+EXPECTS = ()
+COMPARES = ()
+METRICS: dict[str, str] = {}
 TIMEOUT_S = _probe.CHECK_TIMEOUT_S
 WORK = ("gemm", "gemm_exact", "attention", "training")
 REPLACE = "take the node out now: what it computed is not to be trusted; replace the GPU"

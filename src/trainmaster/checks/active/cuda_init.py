@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from trainmaster.checks.active import _probe
+from trainmaster.checks.comparison import software
+from trainmaster.checks.contract import VERDICT
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, fail, ok, warn
 from trainmaster.node.host import Host
 
 LEVEL = 2
+GPU = True
+EXPECTS = ()
+COMPARES = (software("torch", "torch"), software("torch_cuda", "torch's CUDA"))
+METRICS = {"summary.test_results.gpu_detection": VERDICT}
 TIMEOUT_S = _probe.CHECK_TIMEOUT_S
 SLOW_S = 20.0  # from nothing to the first allocation; without persistence mode it takes a few seconds
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from trainmaster.checks.active import _dcgm
+from trainmaster.checks.contract import VERDICT
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding
 from trainmaster.node.host import Host
 
 LEVEL = 2
+GPU = True
+EXPECTS = ("dcgm",)
+COMPARES = ()
+METRICS = {"summary.test_results.dcgm_basic": VERDICT}
 RUN_S = 180.0  # `-r 1` takes seconds; a cold host engine up to a minute
 TIMEOUT_S = RUN_S + 120
 

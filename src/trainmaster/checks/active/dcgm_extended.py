@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from trainmaster.checks.active import _dcgm
+from trainmaster.checks.contract import VERDICT
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding
 from trainmaster.node.host import Host
 
 LEVEL = 2
+GPU = True
+EXPECTS = ()
+COMPARES = ()
+METRICS = {"summary.test_results.dcgm_extended": VERDICT}
 RUN_S = 600.0  # `-r 2` takes 2 to 5 minutes on 8 GPUs (NVIDIA, DCGM diagnostics)
 TIMEOUT_S = RUN_S + 120
 

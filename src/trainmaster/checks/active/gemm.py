@@ -14,11 +14,27 @@ from typing import Any
 from trainmaster.checks import profiles
 from trainmaster.checks.active import _probe, _rates
 from trainmaster.checks.active._rates import Judged, Yardstick
+from trainmaster.checks.comparison import Peer, rate
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, Verdict
 from trainmaster.node.host import Host
 
 LEVEL = 2
+GPU = True
+EXPECTS = ("gemm_tflops",)
+COMPARES = (
+    rate("tflops", "TFLOPS"),
+    Peer(
+        name="bf16_gflops_per_w",
+        words="of bf16 work",
+        unit="GFLOPS/W",
+        bad="low",
+        least_far=0.10,
+        action="check cooling; see gpu_power and gemm",
+        everywhere=True,
+    ),
+)
+METRICS: dict[str, str] = {}
 TIMEOUT_S = _probe.CHECK_TIMEOUT_S
 # Of the best measured, which is a burst.
 WARN_BELOW, FAIL_BELOW = 0.90, 0.82

@@ -10,11 +10,16 @@ from collections.abc import Mapping
 from trainmaster.checks import profiles
 from trainmaster.checks.active import _probe, _rates
 from trainmaster.checks.active._rates import Judged, Yardstick
+from trainmaster.checks.comparison import rate
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, Verdict
 from trainmaster.node.host import Host
 
 LEVEL = 2
+GPU = True
+EXPECTS = ("hbm_gbps",)
+COMPARES = (rate("gbps", "GB/s"),)
+METRICS: dict[str, str] = {}
 TIMEOUT_S = _probe.CHECK_TIMEOUT_S
 WARN_BELOW, FAIL_BELOW = 0.92, 0.82  # of the best measured; memory does not throttle, so healthy ones agree to 2 %
 DATASHEET_WARN, DATASHEET_FAIL = 0.70, 0.60  # of the datasheet: HBM copies reach 88 % of it, GDDR6 with ECC 77 %

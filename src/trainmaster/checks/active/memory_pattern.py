@@ -11,6 +11,10 @@ from trainmaster.core.results import Finding
 from trainmaster.node.host import Host
 
 LEVEL = 2
+GPU = True
+EXPECTS = ()
+COMPARES = ()
+METRICS: dict[str, str] = {}
 TIMEOUT_S = _probe.CHECK_TIMEOUT_S
 
 

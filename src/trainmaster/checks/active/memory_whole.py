@@ -8,6 +8,10 @@ from trainmaster.core.results import Finding
 from trainmaster.node.host import Host
 
 LEVEL = 3
+GPU = True
+EXPECTS = ()
+COMPARES = ()
+METRICS: dict[str, str] = {}
 TIMEOUT_S = _probe.CHECK_TIMEOUT_S
 
 

@@ -14,6 +14,8 @@ from typing import Any, Literal
 
 from trainmaster.checks import nvidia
 from trainmaster.checks.active import _probe
+from trainmaster.checks.comparison import rate
+from trainmaster.checks.contract import VERDICT
 from trainmaster.core import schema
 from trainmaster.core.errors import CommandTimedOut, HostError, SpecError
 from trainmaster.core.expect import Expect
@@ -22,6 +24,10 @@ from trainmaster.core.results import CheckResult, Finding, Verdict, error, fail,
 from trainmaster.node.host import Host
 
 LEVEL = 2
+GPU = True
+EXPECTS = ()
+COMPARES = (rate("gbps", "GB/s"),)
+METRICS = {"summary.test_results.nccl_communication": VERDICT}
 RUN_S = 140.0  # above the run's own limits: only the run itself can name the rank that hangs
 TIMEOUT_S = RUN_S + nvidia.CHECK_TIMEOUT_S
 START_S, STALL_S = 90.0, 30.0  # until all ranks have met (import of torch from a cold disk); without any progress

@@ -15,12 +15,17 @@ from typing import Any
 from trainmaster.checks import nvidia, profiles
 from trainmaster.checks.active import _probe, _rates
 from trainmaster.checks.active._rates import Judged, Yardstick
+from trainmaster.checks.comparison import rate
 from trainmaster.core.errors import HostError
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, Verdict, error, skip
 from trainmaster.node.host import Host
 
 LEVEL = 2
+GPU = True
+EXPECTS = ("p2p_gbps",)
+COMPARES = (rate("gbps", "GB/s"),)
+METRICS: dict[str, str] = {}
 TIMEOUT_S = _probe.CHECK_TIMEOUT_S
 NVLINK_GBPS = 25.0  # one link, one way: NVLink 2, 3 and 4; NVLink 5 has twice that
 LINKS_WARN, LINKS_FAIL = 0.75, 0.60  # of all of a GPU's links together: H200 reach 88 % (396 of 450)

@@ -13,11 +13,16 @@ from typing import Any
 from trainmaster.checks import profiles
 from trainmaster.checks.active import _probe, _rates
 from trainmaster.checks.active._rates import Judged, Yardstick
+from trainmaster.checks.comparison import rate
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, Verdict
 from trainmaster.node.host import Host
 
 LEVEL = 2
+GPU = True
+EXPECTS = ("h2d_gbps", "d2h_gbps")
+COMPARES = (rate("gbps", "GB/s"),)
+METRICS: dict[str, str] = {}
 TIMEOUT_S = _probe.CHECK_TIMEOUT_S
 WARN_BELOW, FAIL_BELOW = 0.85, 0.75  # of the best measured; a copy across sockets loses some
 LINK_WARN, LINK_FAIL = 0.60, 0.45  # of the link's arithmetic rate, of which a good copy reaches 85 %

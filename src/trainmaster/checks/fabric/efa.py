@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainmaster.checks import system_files
+from trainmaster.checks.comparison import adapters
+from trainmaster.checks.contract import VERDICT
 from trainmaster.checks.fabric import _rdma_devices
 from trainmaster.core.errors import CommandMissing, HostError
 from trainmaster.core.expect import Expect, implies_efa
@@ -15,6 +17,14 @@ from trainmaster.node.host import Host
 from trainmaster.node.parse import ParseError, fi_info
 
 LEVEL = 1
+GPU = False
+EXPECTS = ("efa_devices",)
+COMPARES = (adapters("device_count", "EFA devices"),)
+METRICS = {
+    "summary.test_results.efa_network": VERDICT,
+    "network.efa_available": VERDICT,
+    "network.efa_providers": "devices",
+}
 # Amazon's installer uses a folder that is on PATH only in a login shell.
 TOOLS = ("fi_info", "/opt/amazon/efa/bin/fi_info")
 

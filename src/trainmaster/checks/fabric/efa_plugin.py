@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainmaster.checks import system_files
+from trainmaster.checks.contract import VERDICT
 from trainmaster.checks.fabric import _rdma_devices
 from trainmaster.core.errors import NotCaptured
 from trainmaster.core.expect import Expect
@@ -12,6 +13,14 @@ from trainmaster.core.results import Finding, error, fail, ok, skip, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = False
+EXPECTS = ()
+COMPARES = ()
+METRICS = {
+    "summary.test_results.efa_network": VERDICT,
+    "network.aws_ofi_nccl_plugin.installed": VERDICT,
+    "network.aws_ofi_nccl_plugin.path": "path",
+}
 # Where Amazon's installer, its images and the plugin's own build put it.
 PLACES = ("/opt/amazon/ofi-nccl/lib", "/opt/amazon/aws-ofi-nccl/lib", "/opt/aws-ofi-nccl/lib", "/usr/local/lib")
 _BELOW = ("", "/x86_64-linux-gnu", "/aarch64-linux-gnu")

@@ -16,6 +16,10 @@ from trainmaster.core.results import Finding, error, fail, ok, skip, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = False
+EXPECTS = ("gdr",)
+COMPARES = ()
+METRICS: dict[str, str] = {}
 PEER_MODULES = ("nvidia_peermem", "nv_peer_mem", "efa_nv_peermem")
 
 

@@ -20,6 +20,10 @@ from trainmaster.node.host import Host
 from trainmaster.node.parse import ibstat
 
 LEVEL = 1
+GPU = False
+EXPECTS = ()
+COMPARES = ()
+METRICS: dict[str, str] = {}
 DAY_S = 86_400
 LEAST_DAYS = 0.25  # the few errors of a link that has just trained are no rate
 # Bit errors that remain after correction. 1e-12 is the most the InfiniBand specification allows a link to have;

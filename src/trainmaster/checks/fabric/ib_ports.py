@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainmaster.checks import system_files
+from trainmaster.checks.comparison import adapters, hardware
 from trainmaster.checks.fabric import _adapters, _rdma_devices
 from trainmaster.core.errors import CommandMissing
 from trainmaster.core.expect import Expect, implies_rdma
@@ -21,6 +22,13 @@ from trainmaster.node.host import Host
 from trainmaster.node.parse import ParseError, ibstat
 
 LEVEL = 1
+GPU = False
+EXPECTS = ("ib_ports", "ib_rate_gbps", "ib_link_layer")
+COMPARES = (
+    adapters("ports", "fabric ports"),
+    hardware("rate_gbps", "rate of the fabric ports", "reseat or replace the cable", unit="Gb/s"),
+)
+METRICS: dict[str, str] = {}
 RAILS = 4  # ours: so many equal adapters are the rails of a node; one or two without a link may be spares
 _CABLE = "reseat or replace its cable or transceiver, see the switch port, then rerun"
 _ACTIONS = {

@@ -17,6 +17,10 @@ from trainmaster.core.results import Finding, fail, ok, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = False
+EXPECTS = ()
+COMPARES = ()
+METRICS: dict[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

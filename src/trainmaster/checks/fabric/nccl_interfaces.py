@@ -18,6 +18,10 @@ from trainmaster.core.results import Finding, fail, ok, skip, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = False
+EXPECTS = ()
+COMPARES = ()
+METRICS: dict[str, str] = {}
 NET = "/sys/class/net"
 VARIABLE = "NCCL_SOCKET_IFNAME"
 # Documentation/networking/operstates.rst

@@ -11,6 +11,10 @@ from trainmaster.core.results import Finding, error, fail, ok, skip, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = False
+EXPECTS = ()
+COMPARES = ()
+METRICS: dict[str, str] = {}
 VERBS = "/sys/class/infiniband_verbs"
 _ACTION = "start the container with --device=/dev/infiniband (Kubernetes: ask for the RDMA device plugin's resource)"
 

@@ -17,6 +17,10 @@ from trainmaster.core.results import Finding, error, fail, ok, skip, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = False
+EXPECTS = ()
+COMPARES = ()
+METRICS: dict[str, str] = {}
 PLACES = 16
 INDEX_VARIABLE = "NCCL_IB_GID_INDEX"
 

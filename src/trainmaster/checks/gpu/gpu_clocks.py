@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from trainmaster.checks import nvidia
+from trainmaster.checks.comparison import hardware, setting
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, fail, ok, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = True
+EXPECTS = ("gpu_clock_mhz",)
+COMPARES = (
+    hardware("max_mhz", "highest GPU clock", "reset the GPUs or reboot the node", unit="MHz"),
+    setting("allowed_mhz", "allowed GPU clock", alike=True, unit="MHz"),
+)
+METRICS: dict[str, str] = {}
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 UTIL = "utilization/gpu_util"
 BUSY_PERCENT = 90.0

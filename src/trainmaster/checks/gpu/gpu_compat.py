@@ -12,6 +12,10 @@ from trainmaster.core.results import Finding, error, fail, ok, skip
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = True
+EXPECTS = ()
+COMPARES = ()
+METRICS: dict[str, str] = {}
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 # Finds torch and prints the file that names its CUDA, without importing it: an import takes seconds and may crash.
 SCRIPT = (

@@ -5,11 +5,23 @@ from __future__ import annotations
 import re
 
 from trainmaster.checks import nvidia
+from trainmaster.checks.comparison import Same
+from trainmaster.checks.contract import VERDICT
 from trainmaster.core.expect import Expect
-from trainmaster.core.results import Finding, error, fail, ok
+from trainmaster.core.results import Finding, Verdict, error, fail, ok
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = True
+EXPECTS = ("gpus",)
+COMPARES = (
+    Same(name="listed", words="GPU count", verdict=Verdict.FAIL, action="see gpu_count on this node", everywhere=True),
+)
+METRICS = {
+    "summary.test_results.gpu_detection": VERDICT,
+    "node_info.gpus_per_host": "expected",
+    "gpu.name": "model",  # in documents of earlier versions; gpu_model reports it now
+}
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 # What nvidia-smi prints, with exit code 0, of a GPU that it cannot open.
 _HANDLE = re.compile(r"Unable to determine the device handle for (?:GPU|gpu)\w*\s*(?P<address>[0-9A-Fa-f:.]{7,20})?.*")

@@ -5,11 +5,17 @@ from __future__ import annotations
 import re
 
 from trainmaster.checks import nvidia
+from trainmaster.checks.comparison import software
+from trainmaster.checks.contract import VERDICT
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, error, fail, ok, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = True
+EXPECTS = ("driver",)
+COMPARES = (software("driver", "driver"), software("cuda", "CUDA"))
+METRICS = {"summary.test_results.gpu_detection": VERDICT, "gpu.driver_version": "driver"}
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 _KNOWN = re.compile(r"device handle|infoROM is corrupted", re.IGNORECASE)
 

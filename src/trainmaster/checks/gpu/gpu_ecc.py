@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from trainmaster.checks import nvidia, profiles
+from trainmaster.checks.comparison import hardware
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, Verdict, error, fail, ok, skip, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = True
+EXPECTS = ("ecc",)
+COMPARES = (hardware("ecc", "ECC mode", "switch ECC on as on the others (nvidia-smi -e 1), then reset the GPUs"),)
+METRICS: dict[str, str] = {}
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 REPLACE = "take the GPU out of service and have it replaced"
 RESET = "drain the node and reset the GPU"

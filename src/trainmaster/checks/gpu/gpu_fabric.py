@@ -13,6 +13,10 @@ from trainmaster.core.results import Finding, error, fail, ok, skip, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = True
+EXPECTS = ("fabric",)
+COMPARES = ()
+METRICS: dict[str, str] = {}
 STATE, STATUS = "fabric/state", "fabric/status"
 # Who shares an NVLink domain: schemas spell the two names in two ways.
 DOMAIN = {

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from trainmaster.checks import nvidia, profiles
+from trainmaster.checks.comparison import hardware
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, error, fail, ok, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = True
+EXPECTS = ("gpu_memory_gib",)
+COMPARES = (hardware("total_gib", "GPU memory", "check this GPU's ECC and MIG modes", tolerance=0.02, unit="GiB"),)
+METRICS = {"gpu.memory_total_mb": "total_gib", "gpu.memory_used_mb": "used_gib"}
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 # A desktop or an idle CUDA context takes less; a forgotten training process takes more.
 USED_WARN_GIB = 2.0

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from trainmaster.checks import nvidia, profiles
+from trainmaster.checks.comparison import Same
+from trainmaster.checks.contract import VERDICT
 from trainmaster.core.expect import Expect
-from trainmaster.core.results import Finding, error, fail, ok, warn
+from trainmaster.core.results import Finding, Verdict, error, fail, ok, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = True
+EXPECTS = ("gpu_model",)
+COMPARES = (
+    Same(
+        name="model",
+        words="GPU model",
+        verdict=Verdict.FAIL,
+        action="use nodes of one type, or check each type separately",
+        everywhere=True,
+    ),
+)
+METRICS = {"summary.test_results.gpu_detection": VERDICT, "gpu.name": "model"}
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 
 

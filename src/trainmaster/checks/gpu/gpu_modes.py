@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainmaster.checks import nvidia, profiles
+from trainmaster.checks.comparison import setting
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, error, fail, ok, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = True
+EXPECTS = ("mig", "persistence")
+COMPARES = (
+    setting("mig", "MIG mode", alike=True),
+    setting("compute", "compute mode", alike=True),
+    setting("persistence", "persistence mode", alike=True),
+)
+METRICS: dict[str, str] = {}
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 MIG = nvidia.MIG
 OPEN = ("Default", "Exclusive_Process", "Exclusive_Thread")

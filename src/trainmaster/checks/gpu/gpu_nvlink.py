@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainmaster.checks import nvidia, profiles
+from trainmaster.checks.comparison import hardware
 from trainmaster.core.errors import HostError
 from trainmaster.core.expect import Expect
 from trainmaster.core.gpus import UNVERIFIED
@@ -15,6 +16,10 @@ from trainmaster.core.results import Finding, Verdict, error, fail, ok, skip, wa
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = True
+EXPECTS = ("nvlinks",)
+COMPARES = (hardware("up", "NVLinks up", "see gpu_nvlink on this node"),)
+METRICS: dict[str, str] = {}
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 # Up to Hopper a link counts replays, recoveries and CRC errors. From Blackwell on the counters have other names, and
 # FEC corrects most errors unseen ("FEC Errors - 0" grows on every healthy link). Tx and Rx packets are traffic.

@@ -5,11 +5,19 @@ from __future__ import annotations
 import contextlib
 
 from trainmaster.checks import nvidia, profiles
+from trainmaster.checks.comparison import hardware
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, error, fail, ok, skip, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = True
+EXPECTS = ("pcie_gen", "pcie_width")
+COMPARES = (
+    hardware("max_gen", "PCIe generation", "check the PCIe setting in this node's BIOS"),
+    hardware("width", "PCIe lanes", "reseat the GPU or its riser; power-cycle the node"),
+)
+METRICS: dict[str, str] = {}
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 LINK = "pci/pci_gpu_link_info"
 WIDTH = f"{LINK}/link_widths/current_link_width"

@@ -15,6 +15,10 @@ from trainmaster.core.results import Finding, error, fail, ok, skip, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = True
+EXPECTS = ()
+COMPARES = ()
+METRICS: dict[str, str] = {}
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 SHARE = 0.98  # of the usual value: page retirement and ECC take parts of a percent of the memory
 # Values that come and go with the work of a GPU, or that only some boards of a node have (display, fan).

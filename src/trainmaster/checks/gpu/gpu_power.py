@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from trainmaster.checks import nvidia
+from trainmaster.checks.comparison import setting
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, error, fail, ok, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = True
+EXPECTS = ("gpu_power_w",)
+COMPARES = (setting("limit_w", "GPU power limit", alike=True, unit="W"),)
+METRICS = {"gpu.power_draw_w": "draw_w"}
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 # Schema v11 calls the part power_readings; the draw is an average or a moment from v12 on.
 LIMIT = ("gpu_power_readings/current_power_limit", "gpu_power_readings/power_limit", "power_readings/power_limit")

@@ -8,6 +8,10 @@ from trainmaster.core.results import Finding, ok, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = True
+EXPECTS = ()
+COMPARES = ()
+METRICS: dict[str, str] = {}
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 
 

@@ -8,6 +8,10 @@ from trainmaster.core.results import Finding, error, fail, ok, skip
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = True
+EXPECTS = ()
+COMPARES = ()
+METRICS: dict[str, str] = {}
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 PATH = "gpu_recovery_action"
 # Drivers before gpu_recovery_action have only these flags; newer ones report them as deprecated.

@@ -8,6 +8,10 @@ from trainmaster.core.results import Finding, error, fail, ok, skip
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = True
+EXPECTS = ()
+COMPARES = ()
+METRICS: dict[str, str] = {}
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 PENDING = ("retired_pages/pending_retirement", "retired_pages/pending_blacklist")
 ROWS = "remapped_rows/remapped_row_pending"

@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 from trainmaster.checks import nvidia, profiles
+from trainmaster.checks.comparison import Peer
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, error, fail, ok, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = True
+EXPECTS = ("gpu_temperature_c",)
+COMPARES = (
+    Peer(
+        name="celsius",
+        words="temperature",
+        unit="°C",
+        bad="high",
+        least_far=12.0,  # intake air differs by some degrees between the bottom and the top of a rack
+        share=False,
+        action="check this node's fans, coolant and airflow",
+        everywhere=True,
+    ),
+)
+METRICS = {"gpu.temperature_c": "celsius"}
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 # Data-centre GPUs idle at 30 to 60 °C and slow down near 87 °C (A100, H100 datasheets).
 WARN_C = 75.0

@@ -10,6 +10,10 @@ from trainmaster.core.results import Finding, fail, ok, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = True
+EXPECTS = ()
+COMPARES = ()
+METRICS: dict[str, str] = {}
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 # Idle, a software power cap and set clocks are normal operation; they are not here.
 REASONS = {

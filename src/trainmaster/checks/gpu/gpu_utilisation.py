@@ -8,6 +8,10 @@ from trainmaster.core.results import Finding, ok, skip, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = True
+EXPECTS = ()
+COMPARES = ()
+METRICS = {"gpu.utilization_percent": "percent"}
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 WARN_PERCENT = 10.0  # reading the GPU alone shows a few percent
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from trainmaster.checks import nvidia
+from trainmaster.checks.comparison import firmware
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, fail, ok, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = True
+EXPECTS = ("vbios",)
+COMPARES = (firmware("vbios", "VBIOS"), firmware("gsp", "GSP firmware"), firmware("inforom", "InfoROM"))
+METRICS: dict[str, str] = {}
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 
 

@@ -24,6 +24,10 @@ from trainmaster.node.parse.kernel_log import KernelLog, Sxid, Xid
 from trainmaster.node.parse.xid_catalog import Catalog, Meaning, Severity
 
 LEVEL = 1
+GPU = True
+EXPECTS = ("xids",)
+COMPARES = ()
+METRICS: dict[str, str] = {}
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S + 60
 SITE = "/etc/trainmaster/xid.toml"  # a site's own table, laid over ours
 _COMMANDS = (("dmesg",), ("journalctl", "-k", "-b", "--no-pager", "-o", "short-monotonic"))

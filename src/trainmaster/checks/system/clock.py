@@ -17,6 +17,10 @@ from trainmaster.core.results import Finding, error, fail, ok, skip, warn
 from trainmaster.node.host import Host, KernelClock
 
 LEVEL = 1
+GPU = False
+EXPECTS = ("clock_offset_s",)
+COMPARES = ()
+METRICS: dict[str, str] = {}
 # A service that works holds milliseconds; above a tenth of a second the lines of two nodes stand in the wrong order.
 WARN_S = 0.1
 FAIL_S = 300.0  # Kerberos refuses tickets from here on, and object stores signatures soon after

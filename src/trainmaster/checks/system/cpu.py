@@ -5,12 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from trainmaster.checks.comparison import part
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, fail, ok, warn
 from trainmaster.node import cgroup
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = False
+EXPECTS = ("cpus",)
+COMPARES = (part("schedulable", "CPU count", "check for offline CPUs, and hyper-threading in the BIOS"),)
+METRICS = {"system.cpu.count": "usable"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,10 @@ from trainmaster.core.results import Finding, error, fail, ok, skip, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = False
+EXPECTS = ("governor",)
+COMPARES = ()
+METRICS: dict[str, str] = {}
 FOLDER = "/sys/devices/system/cpu/cpufreq"
 GOVERNORS = ("performance", "powersave", "ondemand", "conservative", "userspace", "schedutil")
 PREFERENCES = ("default", "performance", "balance_performance", "balance_power", "power")

@@ -13,6 +13,10 @@ from trainmaster.core.results import Finding, fail, ok, skip, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = False
+EXPECTS = ("load_per_cpu",)
+COMPARES = ()
+METRICS = {"system.cpu.usage_percent": "usage_percent"}
 # CPU times twice, a quarter of a second apart: one question, so that a capture replays the difference.
 USAGE = ("sh", "-c", "head -n 1 /proc/stat; sleep 0.25; head -n 1 /proc/stat")
 WARN_PER_CPU = 1.0  # every CPU is busy already: the job waits for CPU time

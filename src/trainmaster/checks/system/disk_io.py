@@ -13,6 +13,10 @@ from trainmaster.node.host import Host
 from trainmaster.node.parse import load_json, read_float
 
 LEVEL = 2
+GPU = False
+EXPECTS = ("disk_write_mib_s", "disk_read_mib_s")
+COMPARES = ()
+METRICS: dict[str, str] = {}
 TIMEOUT_S = 90.0
 PROBE_TIMEOUT_S = 60.0  # the probe stops by itself after 20 s; one that does not hangs in the kernel
 # A hard disk writes 100 MiB/s and more, the smallest cloud volume (AWS gp3) 125; below this something is wrong.

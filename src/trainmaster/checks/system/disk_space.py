@@ -13,6 +13,10 @@ from trainmaster.core.results import Finding, fail, ok, warn
 from trainmaster.node.host import Disk, Host
 
 LEVEL = 1
+GPU = False
+EXPECTS = ("disk_free_gib",)
+COMPARES = ()
+METRICS = {"system.disk.total_gb": "total_gib", "system.disk.free_gb": "free_gib"}
 GIB = 1 << 30
 FAIL_GIB = 1.0  # logs and one small checkpoint no longer fit
 WARN_GIB = 10.0  # one checkpoint of a 1-billion-parameter model with its optimizer, in fp32, is 12 GB

@@ -16,6 +16,10 @@ from trainmaster.core.results import Finding, error, fail, ok, skip, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = False
+EXPECTS = ()
+COMPARES = ()
+METRICS: dict[str, str] = {}
 PEERS_VARIABLE = "TRAINMASTER_PEERS"
 ASK_TIMEOUT_S = 15.0  # a resolver tries its servers for 5 s each
 NO_TOOL = "there is no getent to ask"

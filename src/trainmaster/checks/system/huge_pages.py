@@ -11,6 +11,10 @@ from trainmaster.core.results import Finding, fail, ok, skip, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = False
+EXPECTS = ("huge_pages",)
+COMPARES = ()
+METRICS: dict[str, str] = {}
 GIB_IN_KIB = 1 << 20
 WARN_SHARE = 0.5  # of the memory; ordinary allocations cannot use what is reserved
 

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import re
 
+from trainmaster.checks.comparison import Same
 from trainmaster.core.expect import Expect
-from trainmaster.core.results import Finding, error, ok
+from trainmaster.core.results import Finding, Verdict, error, ok
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = False
+EXPECTS = ()
+COMPARES = (
+    Same(
+        name="kernel",
+        words="kernel",
+        verdict=Verdict.WARN,
+        action="boot the kernel that the others run, or update the others",
+        everywhere=True,
+    ),
+)
+METRICS: dict[str, str] = {}
 
 
 def read(host: Host) -> str:

@@ -10,6 +10,10 @@ from trainmaster.core.results import Finding, error, fail, ok, skip, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = False
+EXPECTS = ("kernel_modules",)
+COMPARES = ()
+METRICS: dict[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainmaster.checks import system_files
+from trainmaster.checks.comparison import setting
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, fail, ok, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = False
+EXPECTS = ("memlock_gib",)
+COMPARES = (setting("limit_gib", "locked-memory limit", none="unlimited", unit="GiB"),)
+METRICS: dict[str, str] = {}
 GIB = 1 << 30
 
 

@@ -12,6 +12,10 @@ from trainmaster.core.results import Finding, error, fail, ok, skip, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = False
+EXPECTS = ("memory_pressure",)
+COMPARES = ()
+METRICS: dict[str, str] = {}
 # Shares of the last minute. systemd-oomd kills at 60 % of `full`; a tenth of that already costs every step.
 WARN_SOME = 10.0
 WARN_FULL = 5.0

@@ -19,6 +19,10 @@ from trainmaster.core.results import Finding, error, fail, ok, skip, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = False
+EXPECTS = ("mounts",)
+COMPARES = ()
+METRICS: dict[str, str] = {}
 TIMEOUT_S = 150.0
 ASK_TIMEOUT_S = 5.0  # a server across the data centre answers in milliseconds
 MOST_ASKED = 16  # each that hangs costs its timeout; the rest are errors, not passes

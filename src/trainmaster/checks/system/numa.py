@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainmaster.checks import system_files
+from trainmaster.checks.comparison import part
 from trainmaster.core.errors import HostError
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, fail, ok, skip, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = False
+EXPECTS = ("numa_nodes",)
+COMPARES = (part("nodes", "NUMA nodes", "set the BIOS of this node as on the others"),)
+METRICS: dict[str, str] = {}
 FOLDER = "/sys/devices/system/node"
 
 

@@ -19,6 +19,10 @@ from trainmaster.node.host import Host
 from trainmaster.node.parse import kernel_log
 
 LEVEL = 1
+GPU = False
+EXPECTS = ("oom_kills",)
+COMPARES = ()
+METRICS: dict[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

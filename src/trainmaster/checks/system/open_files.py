@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainmaster.checks import system_files
+from trainmaster.checks.comparison import setting
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, fail, ok, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = False
+EXPECTS = ("open_files",)
+COMPARES = (setting("limit", "open-files limit"),)
+METRICS: dict[str, str] = {}
 # A shell's default of 1,024 is where PyTorch's data loaders fail with "Too many open files".
 WARN_BELOW = 4096
 

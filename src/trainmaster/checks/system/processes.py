@@ -12,6 +12,10 @@ from trainmaster.node import cgroup
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = False
+EXPECTS = ("processes",)
+COMPARES = ()
+METRICS: dict[str, str] = {}
 # A rank with its data loaders, NCCL's proxies and a maths library starts 100 threads and more; a node has 8 ranks.
 WARN_BELOW = 1024
 

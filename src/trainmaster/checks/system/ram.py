@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from trainmaster.checks.comparison import part
 from trainmaster.core.errors import HostError
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, fail, ok, warn
@@ -13,6 +14,10 @@ from trainmaster.node import cgroup
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = False
+EXPECTS = ("ram_gib", "ram_free_gib")
+COMPARES = (part("total_gib", "memory", "look for a missing DIMM", tolerance=0.02, unit="GiB"),)
+METRICS = {"system.memory.total_gb": "total_gib", "system.memory.available_gb": "free_gib"}
 GIB = 1 << 30
 # Importing torch with CUDA takes about 1 GiB per process before the first tensor.
 FREE_WARN_GIB = 1.0

@@ -10,6 +10,10 @@ from trainmaster.core.results import Finding, fail, ok, warn
 from trainmaster.node.host import Disk, Host
 
 LEVEL = 1
+GPU = False
+EXPECTS = ("shm_gib",)
+COMPARES = ()
+METRICS: dict[str, str] = {}
 GIB = 1 << 30
 WARN_GIB = 1.0  # containers get 64 MiB unless told otherwise, and NCCL alone wants about 33 MB per pair of GPUs
 

@@ -11,6 +11,10 @@ from trainmaster.core.results import Finding, fail, ok, skip, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
+GPU = False
+EXPECTS = ("swap_used_gib",)
+COMPARES = ()
+METRICS: dict[str, str] = {}
 GIB_IN_KIB = 1 << 20
 # Daemons that sleep for weeks are swapped out on healthy machines too; more than this was in use.
 WARN_GIB = 1.0

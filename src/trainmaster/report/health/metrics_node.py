@@ -1,23 +1,25 @@
-"""One node in `health_check_metrics.json`, and the summary shared by node and cluster."""
+"""One node in `health_check_metrics.json`, and the summary shared by node and cluster.
+
+Which finding fills a field, each check states (METRICS). Only results that are no check of a node are named here.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from trainmaster.checks import facts, registry
 from trainmaster.core.results import Overall, Verdict
 from trainmaster.report.health import curves, sanitise
 from trainmaster.report.health.view import BAD, Node, Row, View, worst
 
 NOT_MEASURED = "NOT_MEASURED"
 _WORDS = {Verdict.PASS: "PASS", Verdict.WARN: "WARN", Verdict.FAIL: "FAIL", Verdict.ERROR: "INCOMPLETE"}
-# Checks behind each test of the file.
-_GPU = re.compile(r"gpu_(count|driver|model)$|cuda_init$")
-_EFA = re.compile(r"efa")
-_NCCL = re.compile(r"nccl(?!_env|_interfaces)|collective")
-_DCGM = re.compile(r"dcgm")
-_INSIDE = ("nccl", "nccl_tests")  # collectives of one node
+_KNOWN = {Verdict.PASS: True, Verdict.WARN: True, Verdict.FAIL: False}
+_JOB, _PING, _TESTS = "sagemaker_job", "efa_communication", "nccl_tests"  # results of a SageMaker job
+# Results that are no check of a node and belong to a test, by how their names begin.
+_BESIDE = {"efa_network": (_PING,), "nccl_communication": (_TESTS, "collective")}
 
 
 def describe_node(view: View, node: Node) -> dict[str, Any]:
@@ -41,11 +43,11 @@ def describe_node(view: View, node: Node) -> dict[str, Any]:
         "summary": summarise(node.overall, rows, [issue_text(row) for row in bad_rows(rows)], between=between),
         "gpu": _gpus(rows),
         "system": {
-            "memory": _room(rows, "ram", "available_gb"),
-            "disk": _room(rows, "disk_space", "free_gb"),
+            "memory": _room(rows, "system.memory", "available_gb"),
+            "disk": _room(rows, "system.disk", "free_gb"),
             "cpu": {
                 "usage_percent": _usage(rows, job),
-                "count": _value(rows, "cpu", "usable", "count"),
+                "count": _value(rows, "system.cpu.count"),
             },
         },
         "network": _network(rows),
@@ -55,10 +57,10 @@ def describe_node(view: View, node: Node) -> dict[str, Any]:
 
 
 def gpus_expected(node: Node) -> int | None:
-    told = _value(list(node.rows), "gpu_count", "expected", "listed")
-    if told is None and node.heard is not None:
-        told = sanitise.number(node.heard.expect.get("gpus"))
-    return int(told) if told is not None else None
+    count = _value(node.rows, "node_info.gpus_per_host")
+    if count is None and node.heard is not None:
+        count = sanitise.number(node.heard.expect.get("gpus"))
+    return int(count) if count is not None else None
 
 
 def processes_per_node(node: Node) -> int | None:
@@ -67,50 +69,48 @@ def processes_per_node(node: Node) -> int | None:
 
 def _gpus(rows: list[Row]) -> dict[str, Any]:
     devices = {row.device for row in rows if row.device and re.fullmatch(r"gpu\d+", row.device)}
-    driver = _text(rows, "gpu_driver", "driver")
-    found = {}
+    driver = _text(rows, "gpu.driver_version")
+    gpus = {}
     for device in sorted(devices, key=lambda name: (len(name), name)):
         of = [row for row in rows if row.device == device]
-        total, used = _value(of, "gpu_memory", "total_gib"), _value(of, "gpu_memory", "used_gib")
-        found[device.replace("gpu", "gpu_")] = {
-            "name": _text(of, "gpu_", "model"),
+        total, used = _value(of, "gpu.memory_total_mb"), _value(of, "gpu.memory_used_mb")
+        gpus[device.replace("gpu", "gpu_")] = {
+            "name": _text(of, "gpu.name"),
             "driver_version": driver,
             "memory_total_mb": _mib(total),
             "memory_used_mb": _mib(used),
             "memory_free_mb": _mib(total - used) if total is not None and used is not None else None,
-            "temperature_c": _value(of, "gpu_temperature", "celsius"),
-            "utilization_percent": _value(of, "gpu_utilisation", "percent"),
-            "power_draw_w": _value(of, "gpu_power", "draw_w"),
+            "temperature_c": _value(of, "gpu.temperature_c"),
+            "utilization_percent": _value(of, "gpu.utilization_percent"),
+            "power_draw_w": _value(of, "gpu.power_draw_w"),
             "status": _WORDS.get(worst(row.verdict for row in of) or Verdict.SKIP, NOT_MEASURED),
         }
-    return found
+    return gpus
 
 
-def _room(rows: list[Row], check: str, free_name: str) -> dict[str, float | None]:
-    total, free = _value(rows, check, "total_gib"), _value(rows, check, "free_gib")
+def _room(rows: list[Row], section: str, free_name: str) -> dict[str, float | None]:
+    total, free = _value(rows, f"{section}.total_gb"), _value(rows, f"{section}.{free_name}")
     used = round(100 * (total - free) / total, 1) if total and free is not None else None
     return {"total_gb": total, free_name: free, "used_percent": used}
 
 
 def _network(rows: list[Row]) -> dict[str, Any]:
-    plugin = next((row for row in rows if row.check == "efa_plugin" and row.verdict is not Verdict.SKIP), None)
-    path = plugin.values.get("path") if plugin else None
-    efa = [row for row in rows if row.check == "efa" and row.verdict is not Verdict.SKIP]
-    devices = next((row.values["devices"] for row in efa if isinstance(row.values.get("devices"), list)), None)
-    verdict = worst(row.verdict for row in efa)
-    known = {Verdict.PASS: True, Verdict.WARN: True, Verdict.FAIL: False}
-    pinged = [row for row in rows if row.check == "efa_communication"]
+    ran = [row for row in rows if row.verdict is not Verdict.SKIP]
+    plugin = next(_stating(ran, "network.aws_ofi_nccl_plugin.installed"), None)
+    devices = next((value for value in _values(ran, "network.efa_providers") if isinstance(value, list)), None)
+    efa = worst(row.verdict for row in _stating(ran, "network.efa_available"))
+    pinged = [row for row in rows if row.check == _PING]
     ping = next((row.values for row in pinged if row.verdict is not Verdict.SKIP), {})
     return {
         "aws_ofi_nccl_plugin": {
-            "installed": known.get(plugin.verdict) if plugin else None,
-            "path": path if isinstance(path, str) else None,
+            "installed": _KNOWN.get(plugin.verdict) if plugin else None,
+            "path": _text([plugin], "network.aws_ofi_nccl_plugin.path") if plugin else None,
         },
-        "efa_available": known.get(verdict) if verdict is not None else None,
+        "efa_available": _KNOWN.get(efa) if efa is not None else None,
         "efa_providers": devices,
         "efa_provider_count": len(devices) if devices is not None else None,
         "efa_communication_test": {
-            "success": known.get(worst(row.verdict for row in pinged) or Verdict.SKIP),
+            "success": _KNOWN.get(worst(row.verdict for row in pinged) or Verdict.SKIP),
             "raw_output": _string(ping, "raw_output"),
             "test_role": _string(ping, "test_role"),
             "rank": _number(ping, "rank"),
@@ -119,13 +119,13 @@ def _network(rows: list[Row]) -> dict[str, Any]:
 
 
 def _nccl(rows: list[Row], found: list[curves.Curve], job: Mapping[str, Any]) -> dict[str, Any]:
-    of = [row for row in rows if _NCCL.match(row.check)]
+    of = _rows_of_test(rows, "nccl_communication")
     ran = any(row.verdict in (Verdict.PASS, Verdict.WARN, Verdict.FAIL) for row in of)
     installed = job.get("nccl_tests_installed")
     return {
         "nccl_tests_available": installed if isinstance(installed, bool) else ran or None,
         "communication_tests": {
-            f"{'single_node' if curve.row.check in _INSIDE else 'distributed'}_{curve.collective}": {
+            f"{'single_node' if _is_inside(curve) else 'distributed'}_{curve.collective}": {
                 "success": curve.row.verdict in (Verdict.PASS, Verdict.WARN),
                 "test_type": curve.collective,
                 "processes_tested": curve.ranks,
@@ -145,29 +145,32 @@ def _nccl(rows: list[Row], found: list[curves.Curve], job: Mapping[str, Any]) ->
 
 
 def _dcgm(rows: list[Row], job: Mapping[str, Any]) -> dict[str, Any]:
-    of = [row for row in rows if _dcgm_level(row) is not None]
+    of = [row for test in ("dcgm_basic", "dcgm_extended") for row in _rows_of_test(rows, test)]
     ran = [row for row in of if row.verdict is not Verdict.SKIP]
     return {
         "dcgm_available": bool(ran) if of else None,
         "diagnostics": {
-            "basic": _diagnosis([row for row in of if _dcgm_level(row) == 1], job, ("dcgm",)),
-            "extended": _diagnosis([row for row in of if _dcgm_level(row) == 2], job, ("dcgm_stress", "dcgm_extended")),
+            "basic": _diagnosis(rows, job, "dcgm_basic"),
+            "extended": _diagnosis(rows, job, "dcgm_extended"),
         },
     }
 
 
-def _diagnosis(rows: list[Row], job: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+def _diagnosis(all_rows: list[Row], job: Mapping[str, Any], test: str) -> dict[str, Any]:
+    rows = _rows_of_test(all_rows, test)
     verdict = worst(row.verdict for row in rows)
-    ran = next((name for name in names if f"{name}_raw_output" in job), names[0])
-    told = job if f"{ran}_raw_output" in job else {}
+    # The longest diagnostic that the job kept the output of.
+    names = sorted(_sources(f"summary.test_results.{test}"), key=registry.level_of, reverse=True)
+    ran = next((name for name in names if f"{name}_raw_output" in job), None)
+    told = job if ran is not None else {}
     ids = told.get("gpu_device_ids") or next(
         (row.values["gpu_device_ids"] for row in rows if "gpu_device_ids" in row.values), None
     )
     return {
-        "success": {Verdict.PASS: True, Verdict.WARN: True, Verdict.FAIL: False}.get(verdict) if verdict else None,
+        "success": _KNOWN.get(verdict) if verdict else None,
         "parsed_output": {
-            "dcgm_version": _text(rows, "", "dcgm_version", "version") or _string(told, "dcgm_version"),
-            "driver_version": _text(rows, "", "driver_version", "driver") or _string(told, "driver_version"),
+            "dcgm_version": _first_text(rows, "dcgm_version", "version") or _string(told, "dcgm_version"),
+            "driver_version": _first_text(rows, "driver_version", "driver") or _string(told, "driver_version"),
             "gpu_device_ids": ids,
             "test_results": told.get(f"{ran}_tests") or {},
             "findings": [
@@ -186,13 +189,13 @@ def _diagnosis(rows: list[Row], job: Mapping[str, Any], names: tuple[str, ...]) 
 
 
 def _usage(rows: list[Row], job: Mapping[str, Any]) -> float | None:
-    stated = _value(rows, "cpu", "usage_percent")
+    stated = _value(rows, "system.cpu.usage_percent")
     return stated if stated is not None else sanitise.number(job.get("usage_percent"))
 
 
 def _job(rows: list[Row]) -> Mapping[str, Any]:
     """Facts of the SageMaker job about this node; empty for a run without one."""
-    return next((row.values for row in rows if row.check == "sagemaker_job"), {})
+    return next((row.values for row in rows if row.check == _JOB), {})
 
 
 def _number(values: Mapping[str, Any], name: str) -> int | None:
@@ -205,31 +208,46 @@ def _string(values: Mapping[str, Any], name: str) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _value(rows: list[Row], check: str, *names: str) -> float | None:
-    """The first number of one of these names in findings of checks with this prefix."""
-    return next(
-        (
-            value
-            for row in rows
-            if row.check.startswith(check)
-            for name in names
-            if (value := sanitise.number(row.values.get(name))) is not None
-        ),
-        None,
-    )
+def _sources(metric: str) -> Mapping[str, str]:
+    """Checks that state this field, and the name of the value of each."""
+    return facts.read().metrics.get(metric, {})
 
 
-def _text(rows: list[Row], check: str, *names: str) -> str | None:
-    return next(
-        (
-            value
-            for row in rows
-            if row.check.startswith(check)
-            for name in names
-            if isinstance(value := row.values.get(name), str)
-        ),
-        None,
-    )
+def _stating(rows: Iterable[Row], metric: str) -> Iterator[Row]:
+    """Findings of the checks that state this field."""
+    sources = _sources(metric)
+    return (row for row in rows if row.check in sources)
+
+
+def _values(rows: Iterable[Row], metric: str) -> Iterator[Any]:
+    sources = _sources(metric)
+    return (row.values.get(sources[row.check]) for row in rows if row.check in sources)
+
+
+def _value(rows: Iterable[Row], metric: str) -> float | None:
+    """The first number that a finding has for this field."""
+    numbers = (sanitise.number(value) for value in _values(rows, metric))
+    return next((number for number in numbers if number is not None), None)
+
+
+def _text(rows: Iterable[Row], metric: str) -> str | None:
+    return next((value for value in _values(rows, metric) if isinstance(value, str)), None)
+
+
+def _first_text(rows: Iterable[Row], *names: str) -> str | None:
+    values = (row.values.get(name) for row in rows for name in names)
+    return next((value for value in values if isinstance(value, str)), None)
+
+
+def _rows_of_test(rows: Iterable[Row], test: str) -> list[Row]:
+    """Findings behind a test of the file."""
+    checks, beside = _sources(f"summary.test_results.{test}"), _BESIDE.get(test, ())
+    return [row for row in rows if row.check in checks or row.check.startswith(beside)]
+
+
+def _is_inside(curve: curves.Curve) -> bool:
+    """Whether its collective ran inside of one node: a check of the node measured it, or the job's nccl-tests."""
+    return curve.row.check == _TESTS or curve.row.check in registry.names()
 
 
 def _mib(gib: float | None) -> int | None:
@@ -251,8 +269,8 @@ def summarise(
     overall: Overall, rows: list[Row], issues: list[str], view: View | None = None, between: Sequence[Row] = ()
 ) -> dict[str, Any]:
     found = [curve for curve in curves.find([*between, *rows]) if "all_reduce" in curve.collective.replace("-", "_")]
-    inside = [curve.peak.gbps for curve in found if curve.row.check in _INSIDE]
-    across = [curve.peak.gbps for curve in found if curve.row.check not in _INSIDE]
+    inside = [curve.peak.gbps for curve in found if _is_inside(curve)]
+    across = [curve.peak.gbps for curve in found if not _is_inside(curve)]
     if view is not None:
         actions = [one.action for one in view.actions]
     else:
@@ -260,11 +278,8 @@ def summarise(
     return {
         "overall_status": str(overall),
         "test_results": {
-            "gpu_detection": _test(row for row in rows if _GPU.match(row.check)),
-            "efa_network": _test(row for row in rows if _EFA.match(row.check)),
-            "nccl_communication": _test(row for row in rows if _NCCL.match(row.check)),
-            "dcgm_basic": _test(row for row in rows if _dcgm_level(row) == 1),
-            "dcgm_extended": _test(row for row in rows if _dcgm_level(row) == 2),
+            test: _test(_rows_of_test(rows, test))
+            for test in ("gpu_detection", "efa_network", "nccl_communication", "dcgm_basic", "dcgm_extended")
         },
         "performance_summary": {
             "distributed_all_reduce_bandwidth_gbps": across[0] if across else None,
@@ -279,10 +294,3 @@ def summarise(
 def _test(rows: Iterable[Row]) -> str:
     found = worst(row.verdict for row in rows)
     return _WORDS.get(found, NOT_MEASURED) if found is not None else NOT_MEASURED
-
-
-def _dcgm_level(row: Row) -> int | None:
-    """1: the short diagnostic (`-r 1`). 2: a longer one. None: not a DCGM check."""
-    if not _DCGM.match(row.check):
-        return None
-    return 1 if row.check == "dcgm" else 2

@@ -10,13 +10,13 @@ import pytest
 
 from trainmaster.bench.accept.baselines import append, golden_of
 from trainmaster.bench.accept.options import Options
-from trainmaster.cluster.acceptance import find_unequal, judge_outcomes, plan
-from trainmaster.cluster.exchange import ProgramResult
+from trainmaster.cluster.acceptance import plan
+from trainmaster.cluster.acceptance_judge import judge_outcomes
 from trainmaster.cluster.launch import Capabilities
-from trainmaster.targets.ssh.connect import NodeUnavailable
-from trainmaster.targets.ssh.hosts import parse_hosts
+from trainmaster.core.errors import NodeUnavailable
+from trainmaster.targets import Node, Result, find_unequal
 
-HOSTS = parse_hosts({"known_hosts": "k", "defaults": {"user": "u"}, "hosts": ["a", "b"]}, Path())
+NODES = [Node(name="a"), Node(name="b")]
 OPTIONS = Options(model="resnet18", batch_size=4, baselines="/nowhere/site.toml", log_dir="logs")
 OPTIONS_HERE = Options(model="resnet18", batch_size=4)
 
@@ -27,7 +27,7 @@ def offer(gpus: int) -> Capabilities:
 
 @pytest.mark.parametrize(("gpus", "ranks"), [((8, 8), 8), ((8, 4), 4), ((0, 0), 1)])
 def test_every_node_gets_as_many_ranks(gpus: tuple[int, int], ranks: int) -> None:
-    jobs = plan(HOSTS.hosts, {"a": offer(gpus[0]), "b": offer(gpus[1])}, OPTIONS)
+    jobs = plan(NODES, {"a": offer(gpus[0]), "b": offer(gpus[1])}, OPTIONS)
     assert [len(programs) for _, programs in jobs] == [ranks, ranks]
     last = jobs[1][1][-1]
     assert last.env["RANK"] == str(2 * ranks - 1)
@@ -35,8 +35,8 @@ def test_every_node_gets_as_many_ranks(gpus: tuple[int, int], ranks: int) -> Non
     assert list(last.words) == ["--model", "resnet18", "--batch-size", "4", "--out", "-"]
 
 
-def ran(code: int | None, *, out: str = "", err: str = "") -> ProgramResult:
-    return ProgramResult(code=code, state=None, out=out, err=err)
+def ran(code: int | None, *, out: str = "", err: str = "") -> Result:
+    return Result(code=code, state=None, out=out, err=err)
 
 
 def test_a_rank_that_ended_badly_is_named_and_not_its_peers() -> None:

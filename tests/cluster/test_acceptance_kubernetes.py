@@ -9,17 +9,21 @@ import pytest
 import yaml
 
 from trainmaster.bench.accept.options import Options
-from trainmaster.cluster.acceptance import judge_poll
-from trainmaster.cluster.acceptance_kubernetes import find_missing, plan
-from trainmaster.cluster.kube_check import compare_offer
-from trainmaster.cluster.kube_nodes import NO_GPU, find_nodes
-from trainmaster.cluster.kube_programs import plan_pod
+from trainmaster.cluster.acceptance import make_job
+from trainmaster.cluster.acceptance_judge import judge_job
+from trainmaster.cluster.offered_gpus import compare_offer
 from trainmaster.core.health import ClusterHealth, NodeHealth
 from trainmaster.core.plan import ExitRecord
 from trainmaster.core.results import CheckResult, Finding, Verdict, ok, skip
 from trainmaster.core.states import Reason, TargetState
 from trainmaster.targets import Poll
+from trainmaster.targets._runs import Owner
+from trainmaster.targets._submission_run import judge_end
+from trainmaster.targets.kubernetes.cluster_job import KubeClusterJob, find_missing
+from trainmaster.targets.kubernetes.node_list import NO_GPU, find_nodes
+from trainmaster.targets.kubernetes.nodes import plan_pod
 from trainmaster.targets.kubernetes.settings import Settings, Toleration
+from trainmaster.targets.kubernetes.target import Kubernetes
 
 OPTIONS, SETTINGS = Options(), Settings(image="registry/a:1")
 
@@ -37,7 +41,7 @@ def node(name: str, *, gpus: int = 8, working: int | None = None, ready: bool = 
 
 
 def missing(listed: list[dict[str, Any]], settings: Settings = SETTINGS, options: Options = OPTIONS) -> dict[str, str]:
-    found = find_missing(find_nodes(listed, settings, without_gpus=options.backend == "gloo"), options)
+    found = find_missing(find_nodes(listed, settings, without_gpus=options.backend == "gloo"), make_job(options))
     return {name: reason for name, (reason, _) in found.items()}
 
 
@@ -87,9 +91,10 @@ def test_a_cluster_without_nodes_is_no_pass() -> None:
 
 
 def test_every_node_gets_a_pod_and_every_gpu_a_rank(tmp_path: Path) -> None:
-    submission, world = plan(SETTINGS, find_nodes(GOOD, SETTINGS), Options(batch_size=64), tmp_path)
-    assert world == 16
-    (text,) = submission.files.values()
+    nodes, job = find_nodes(GOOD, SETTINGS), make_job(Options(batch_size=64))
+    planned = KubeClusterJob(Kubernetes(None), SETTINGS, nodes, job, home=tmp_path, folder=tmp_path)
+    assert (planned.world, planned.missing) == (16, {})
+    text = planned.render()
     job = next(one for one in yaml.safe_load_all(text) if one["kind"] == "Job")
     assert job["spec"]["completions"] == 2
     assert job["metadata"]["labels"]["app"] == "gpu-acceptance-test"
@@ -119,9 +124,10 @@ def test_every_node_gets_a_pod_and_every_gpu_a_rank(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_pods_that_never_measured_accuse_no_gpu(poll: Poll, verdict: Verdict) -> None:
-    found = judge_poll(poll, 60, action="look there")
-    assert found.verdict is verdict
-    assert found.device == ("rank1" if verdict is Verdict.FAIL else None)
+    document = judge_job(OPTIONS, judge_end(poll, 60, out="", code=None, action="look there"), world=2)
+    ((found,),) = (one["findings"] for one in document["checks"])
+    assert found["verdict"] == str(verdict)
+    assert found["device"] == ("rank1" if verdict is Verdict.FAIL else None)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +147,7 @@ def test_a_node_that_we_took_out_is_measured_and_a_foreign_taint_is_obeyed(bad: 
 
 def test_a_pod_that_measures_takes_all_gpus_of_its_node_and_ends_by_itself(tmp_path: Path) -> None:
     (found,) = find_nodes([node("a", unschedulable=True)], SETTINGS)
-    submission = plan_pod(SETTINGS, found, tmp_path, lasts_s=90)
+    submission = plan_pod(SETTINGS, found, Owner(home="0" * 8, run="1" * 12), tmp_path, lasts_s=90)
     job = next(one for text in submission.files.values() for one in yaml.safe_load_all(text) if one["kind"] == "Job")
     pod = job["spec"]["template"]["spec"]
     assert pod["nodeSelector"] == {"kubernetes.io/hostname": "a"}
@@ -182,7 +188,7 @@ def test_gpus_that_the_cluster_lists_and_a_pod_does_not_find_are_no_pass() -> No
 
     def judge(offered: dict[str, Any], health: NodeHealth) -> list[tuple[Verdict, str | None]]:
         whole = ClusterHealth(asked=(health.node,), nodes=(health,))
-        results = compare_offer(find_nodes([offered], SETTINGS), whole)
+        results = compare_offer([one.describe(SETTINGS) for one in find_nodes([offered], SETTINGS)], whole.nodes)
         return [(finding.verdict, finding.device) for result in results for finding in result.findings]
 
     assert judge(node("a", gpus=2), counted("a", two)) == [(Verdict.PASS, None)]

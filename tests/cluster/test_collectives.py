@@ -10,14 +10,12 @@ import pytest
 
 from trainmaster.checks import profiles
 from trainmaster.cluster import check, collective_findings, collective_plan
-from trainmaster.cluster.exchange import ProgramResult
 from trainmaster.cluster.launch import Capabilities
-from trainmaster.core.errors import UsageError
+from trainmaster.core.errors import NodeUnavailable, UsageError
 from trainmaster.core.health import ClusterHealth, NodeHealth, Silent
 from trainmaster.core.results import CheckResult, Finding, Overall, Verdict, error, fail, ok
 from trainmaster.node.ranks import detect
-from trainmaster.targets.ssh.connect import NodeUnavailable
-from trainmaster.targets.ssh.hosts import SshHost
+from trainmaster.targets import Node, Result
 
 ROW = {
     "seq": 0, "collective": "all_reduce", "size_bytes": 1024, "ranks": 2, "heard": [0, 1], "repeats": 5, "time_us": 9.0,
@@ -39,7 +37,7 @@ def plan(
     seats: dict[str, Capabilities | NodeUnavailable], *, level: int = 2, **expect: object
 ) -> tuple[collective_plan.Plan | None, list[Finding]]:
     nodes = [node(name, expect=expect) for name in seats]
-    hosts = {name: SshHost(host=f"{name}.example", name=name) for name in seats}
+    hosts = {name: Node(name=name, address=None) for name in seats}
     return collective_plan.plan(nodes, seats, hosts, level=level, total_s=600)
 
 
@@ -49,8 +47,8 @@ def made(seats: dict[str, Capabilities | NodeUnavailable], **expect: object) -> 
     return found
 
 
-def ran(code: int | None = 0, *, state: str | None = None, out: str = "", err: str = "") -> list[ProgramResult]:
-    return [ProgramResult(code=code, state=state, out=out, err=err)]
+def ran(code: int | None = 0, *, state: str | None = None, out: str = "", err: str = "") -> list[Result]:
+    return [Result(code=code, state=state, out=out, err=err)]
 
 
 def test_silent_and_sick_nodes_are_left_out_by_name() -> None:
@@ -77,7 +75,7 @@ def test_a_node_that_failed_a_check_of_its_gpus_is_left_out(name: str) -> None:
 
 def test_every_rank_is_told_its_place_as_torchrun_does() -> None:
     run = made({"a": seat(gpus=2), "b": seat(gpus=2)}, efa_devices=32, busbw_gbps=300)
-    places = [detect(one.env) for number in range(2) for one in run.runs(number)]
+    places = [detect(one.env) for number in range(2) for one in run.programs(number)]
     assert [(p.rank, p.local_rank, p.node_rank, p.nodes, p.world_size) for p in places] == [
         (0, 0, 0, 2, 4), (1, 1, 0, 2, 4), (2, 0, 1, 2, 4), (3, 1, 1, 2, 4)
     ]  # fmt: skip
@@ -124,7 +122,7 @@ def test_gpus_that_take_no_part_are_not_measured() -> None:
 
 def test_collectives_of_nodes_that_list_gpus_are_required() -> None:
     nodes = [node(name, gpu_count=ok("8 of 8", listed=8)) for name in ("a", "b")]
-    hosts = {one.node: SshHost(host=one.node, name=one.node) for one in nodes}
+    hosts = {one.node: Node(name=one.node) for one in nodes}
     _, found = collective_plan.plan(nodes, {"a": seat(8), "b": seat(torch=None)}, hosts, level=2, total_s=600)
     assert [(finding.verdict, finding.device) for finding in found] == [("error", "b")]
 

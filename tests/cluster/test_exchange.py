@@ -9,19 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.cluster import exchange
-from trainmaster.cluster.exchange import Answer, write_files
-from trainmaster.cluster.gather import CheckRequest, accept
+from trainmaster.cluster.gather import Answer, CheckRequest, accept, read_answer, write_files
+from trainmaster.core.errors import NodeUnavailable
 from trainmaster.core.health import NodeHealth, Silent
 from trainmaster.remote.bootstrap import tree_digest
 from trainmaster.remote.package import pack
-from trainmaster.targets.ssh.channel import clean
-from trainmaster.targets.ssh.connect import NodeUnavailable
-from trainmaster.targets.ssh.hosts import SshHost
+from trainmaster.targets._answers import clean, parse_results
 
 
-def unwrap(**answer: object) -> tuple[str, dict[str, str]]:
-    return exchange.unwrap(json.dumps(answer).encode())
+def unwrap(*, health: object = "", files: object = None, **answer: object) -> Answer:
+    run = {"code": 0, "state": None, "out": health, "err": "", "files": files}
+    (result,) = parse_results(json.dumps(answer or {"runs": [run]}).encode(), 1)
+    return read_answer(result)
 
 
 @pytest.mark.parametrize(
@@ -38,25 +37,30 @@ def test_a_file_name_that_could_leave_its_folder_is_refused(name: str) -> None:
     "data",
     [
         b"", b"[]", b"{", b"3", b"[" * 100_000,
-        b'{"health": 3, "files": {}}', b'{"health": "x", "files": []}', b'{"health": "x", "files": {"files/a": 3}}',
+        b'{"runs": 3}', b'{"runs": []}', b'{"runs": [3]}', b'{"runs": [{}]}', b'{"runs": [{}, {}]}',
+        b'{"runs": [{"code": 0, "state": null, "out": 3, "err": "", "files": {}}]}',
+        b'{"runs": [{"code": 0, "state": null, "out": "x", "err": 3, "files": {}}]}',
+        b'{"runs": [{"code": "0", "state": null, "out": "x", "err": "", "files": {}}]}',
+        b'{"runs": [{"code": 0, "state": null, "out": "x", "err": "", "files": [3]}]}',
+        b'{"runs": [{"code": 0, "state": null, "out": "x", "err": "", "files": {"files/a": 3}}]}',
     ],
 )  # fmt: skip
 def test_damaged_answers_are_refused(data: bytes) -> None:
     with pytest.raises(NodeUnavailable, match="malformed answer"):
-        exchange.unwrap(data)
+        parse_results(data, 1)
 
 
 def test_a_file_where_a_folder_must_be_is_refused_and_stays_inside(tmp_path: Path) -> None:
-    health, files = unwrap(health="{}", files={"files/a": "x", "files/a/b": "y", "answers.json": "{}"})
+    answer = unwrap(health="{}", files={"files/a": "x", "files/a/b": "y", "answers.json": "{}"})
     with pytest.raises(OSError, match=r"."):
-        write_files(tmp_path / "node", files)
-    assert health == "{}"
+        write_files(tmp_path / "node", answer.files)
+    assert answer.health == "{}"
     assert {path.name for path in tmp_path.iterdir()} == {"node"}
 
 
 def test_words_of_a_machine_move_no_cursor() -> None:
     with pytest.raises(NodeUnavailable) as caught:
-        unwrap(wrong="bad\x1b[2Jthing", at="x\x07")
+        unwrap(wrong="bad\x1b[2Jthing\x07")
     assert "\x1b" not in str(caught.value)
     assert "\x07" not in str(caught.value)
     assert clean("a\u202eb\x9bc") == "a\ufffdb\ufffdc"
@@ -70,9 +74,9 @@ GOOD = {
 
 
 def believe(tmp_path: Path, **changed: object) -> NodeHealth | Silent:
-    answer = Answer(health=json.dumps({**GOOD, **changed}), files={}, sent_bytes=0, received_bytes=0, took_s=0)
+    answer = Answer(health=json.dumps({**GOOD, **changed}), files={})
     order = CheckRequest(level=1, expect={"cpus": 4}, planned=PLANNED, version="1", timeout_s=1)
-    return accept(SshHost(host="h", name="n1"), answer, order, tmp_path)
+    return accept("n1", answer, order, tmp_path)
 
 
 def test_a_node_is_called_as_it_was_asked_and_its_words_are_clean(tmp_path: Path) -> None:

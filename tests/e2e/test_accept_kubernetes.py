@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 from kube import LIMITED
 from kube_nodes import GPUS, Cluster, cluster
 from trainmaster.cli.main import build
-from trainmaster.cluster import kube_programs
-from trainmaster.cluster.kube_check import OFFER
-from trainmaster.cluster.kube_nodes import NO_GPU
+from trainmaster.cluster.offered_gpus import OFFER
+from trainmaster.targets.kubernetes import nodes as pod_nodes
+from trainmaster.targets.kubernetes.node_list import NO_GPU
 
 ROOT, ATTEMPT = Path(__file__).parents[2], "trainmaster/attempt"
 pytestmark = [pytest.mark.spawns, pytest.mark.timeout(600)]
@@ -154,7 +154,7 @@ def test_a_terminated_run_deletes_its_pods(
 def test_a_node_whose_gpus_are_in_use_is_silent_and_the_other_answers(
     tmp_path: Path, nodes: Cluster, target: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kube_programs, "_FREE_S", 1.0)
+    monkeypatch.setattr(pod_nodes, "_FREE_S", 1.0)
     where = target(gpus=None)
     busy = nodes.settings("default", gpus=GPUS)
     pod = {

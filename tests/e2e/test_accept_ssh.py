@@ -15,7 +15,7 @@ from trainmaster.bench.accept.options import Options
 from trainmaster.cluster import suite
 from trainmaster.cluster.acceptance import accept
 from trainmaster.cluster.suite_plan import Machine, plan
-from trainmaster.targets.ssh.hosts import SshHosts, parse_hosts
+from trainmaster.targets.ssh.target import Ssh
 
 pytestmark = needs_sshd
 OPTIONS = Options(
@@ -33,26 +33,28 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield made
 
 
-def hosts(made: Lab, *, count: int = 2, **ports: int) -> SshHosts:
+def hosts(made: Lab, *, count: int = 2, **ports: int) -> Ssh:
     entries = [{"name": host.name, "port": host.port} for host in made.hosts[:count]]
     entries += [{"name": name, "port": port} for name, port in ports.items()]
     defaults = {
         "host": "127.0.0.1", "user": os.environ.get("USER", "root"), "key": str(made.key), "python": sys.executable,
     }  # fmt: skip
     document = {"known_hosts": "known_hosts", "defaults": defaults, "hosts": entries}
-    return parse_hosts(document, Path(made.folder))
+    path = Path(made.folder) / "accept.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return Ssh(path)
 
 
 @pytest.mark.slow
 def test_two_hosts_train_together(machines: Lab) -> None:
-    document = accept(hosts(machines), OPTIONS)
+    document = accept(hosts(machines), OPTIONS, home=machines.folder / "home")
     assert (document["world_size"], document["nodes"]) == (2, 2), document["checks"]
     assert len({one["parameters_digest"] for one in document["ranks"]}) == 1
     assert document["total_samples"] == 2 * 4 * 3
 
 
 def test_a_host_that_is_gone_is_named_and_nothing_passes(machines: Lab) -> None:
-    document = accept(hosts(machines, count=1, gone=free_port()), OPTIONS)
+    document = accept(hosts(machines, count=1, gone=free_port()), OPTIONS, home=machines.folder / "home")
     assert (document["overall"], document["exit_code"]) == ("INCOMPLETE", 3)
     (check,) = document["checks"]
     assert [one["device"] for one in check["findings"]] == ["gone"]

@@ -21,6 +21,7 @@ from sshd import Lab, Sshd, free_port, lab, needs_sshd
 from trainmaster.cluster import gather
 from trainmaster.core.results import Overall
 from trainmaster.targets.ssh.hosts import parse_hosts
+from trainmaster.targets.ssh.nodes import SshNodes
 
 pytestmark = needs_sshd
 SOURCE = str(Path(trainmaster.__file__).parents[1])
@@ -187,9 +188,9 @@ def test_the_package_is_sent_once_and_again_when_damaged(hosts: Lab) -> None:
     machines = parse_hosts({"known_hosts": "known_hosts", "hosts": [machine]}, hosts.folder)
 
     def sent() -> int:
-        stats = gather.TransferStats()
-        assert gather.gather(machines, request, stats=stats).overall is Overall.PASS
-        return stats.sent_bytes
+        watch = gather.Watch()
+        assert gather.gather(SshNodes(machines), request, watch=watch).overall is Overall.PASS
+        return watch.transfer.sent_bytes
 
     size = sent()
     assert (size > 0, sent()) == (True, 0)

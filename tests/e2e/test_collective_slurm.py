@@ -20,10 +20,8 @@ from typer.testing import CliRunner
 from slurm import Cluster
 from trainmaster.cli._documents.hosts_file import load_nodes
 from trainmaster.cli.main import build
-from trainmaster.cluster.exchange import Program
-from trainmaster.cluster.slurm_nodes import SlurmNodes
-from trainmaster.cluster.slurm_programs import SlurmLink
-from trainmaster.targets.ssh.connect import NodeUnavailable
+from trainmaster.core.errors import NodeUnavailable
+from trainmaster.targets import Program
 
 pytestmark = [pytest.mark.spawns, pytest.mark.timeout(600)]
 
@@ -131,16 +129,15 @@ def test_a_program_that_is_cut_off_ends_on_its_node_and_the_node_stays_ours(
     word: str, slurm: Cluster, tmp_path: Path
 ) -> None:
     cluster = load_nodes(word, verb="isolate")
-    assert isinstance(cluster, SlurmNodes)
     mark = f"MARK={tmp_path}"
     name, _, value = mark.partition("=")
-    host = cluster.hosts[0]
     endless = Program(module="http.server", words=["0", "--bind", "127.0.0.1"], env={name: value})
 
     async def go() -> None:
-        link = SlurmLink(cluster, limit_s=300)
+        access = cluster.open_nodes(limit_s=300, home=tmp_path / "home")
         try:
-            started = asyncio.create_task(link.start(host, [endless], timeout_s=200))
+            node = (await access.nodes())[0]
+            started = asyncio.create_task(access.run(node, [endless], 200))
             async with asyncio.timeout(120):
                 while not find_processes(mark):  # noqa: ASYNC110
                     await asyncio.sleep(0.1)
@@ -151,10 +148,10 @@ def test_a_program_that_is_cut_off_ends_on_its_node_and_the_node_stays_ours(
                     await asyncio.sleep(0.1)
             held = slurm.call("squeue", "-h", "--states=RUNNING", "-o", "%j %N").split()
             assert held[0].startswith("trainmaster-") and held[1] == "n1"
-            (ran,) = await link.start(host, [Program(module="platform")], timeout_s=100)
+            (ran,) = await access.run(node, [Program(module="platform")], 100)
             assert ran.code == 0 and "Linux" in ran.out
         finally:
-            await link.close()
+            await access.close()
 
     asyncio.run(go())
     until = time.monotonic() + 30
@@ -163,21 +160,22 @@ def test_a_program_that_is_cut_off_ends_on_its_node_and_the_node_stays_ours(
     assert slurm.idle() >= {"n1"}
 
 
-def test_a_node_in_use_is_not_called_bad(word: str, slurm: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainmaster.cluster.slurm_nodes.FREE_S", 2)
-    monkeypatch.setattr("trainmaster.cluster.slurm_programs.FREE_S", 2)
+def test_a_node_in_use_is_not_called_bad(
+    word: str, slurm: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("trainmaster.targets.slurm.node_list.FREE_S", 2)
     cluster = load_nodes(word, verb="isolate")
-    assert isinstance(cluster, SlurmNodes)
     slurm.call("sbatch", "-w", "n1", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 300")
     slurm.wait(lambda: slurm.node_state("n1").startswith("allocated"))
 
     async def go() -> None:
-        link = SlurmLink(cluster, limit_s=300)
+        access = cluster.open_nodes(limit_s=300, home=tmp_path / "home")
         try:
+            node = (await access.nodes())[0]
             with pytest.raises(NodeUnavailable, match="it was not free within 2 s"):
-                await link.start(cluster.hosts[0], [Program(module="platform")], timeout_s=100)
+                await access.run(node, [Program(module="platform")], 100)
         finally:
-            await link.close()
+            await access.close()
 
     try:
         asyncio.run(go())

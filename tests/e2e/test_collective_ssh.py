@@ -19,7 +19,7 @@ import yaml
 import trainmaster
 from sshd import Lab, Sshd, free_port, lab, needs_sshd
 from trainmaster.cluster.pairs import Pairs
-from trainmaster.targets.ssh.hosts import parse_hosts
+from trainmaster.targets.ssh.target import Ssh
 
 pytestmark = needs_sshd
 SOURCE = str(Path(trainmaster.__file__).parents[1])
@@ -138,7 +138,9 @@ def test_a_round_of_pairs_measures_and_one_that_cannot_talk_is_none(hosts: Lab) 
         "known_hosts": "known_hosts", "defaults": {"python": sys.executable, **machine},
         "hosts": [*entries, {"name": "gone", "port": free_port()}],
     }  # fmt: skip
-    pairs = Pairs(parse_hosts(document, hosts.folder), size="1M", timeout_s=60, rounds=2)
+    (hosts.folder / "pairs.yaml").write_text(yaml.safe_dump(document))
+    target = Ssh(hosts.folder / "pairs.yaml")
+    pairs = Pairs(target, home=hosts.folder / "home", size="1M", timeout_s=60, rounds=2)
     try:
         assert (pairs.backend, set(pairs.silent)) == ("gloo", {"gone"})
         assert pairs.nodes == [entry["name"] for entry in entries]

@@ -51,6 +51,12 @@ def locate(home: Path | None) -> Path:
     return (home or Path.home() / ".trainmaster").expanduser().absolute()
 
 
+def locate_default() -> Path:
+    """The home folder of a verb without `--home`."""
+    stated = os.environ.get("TRAINMASTER_HOME")
+    return locate(Path(stated) if stated else None)
+
+
 def open_home(home: Path | None) -> tuple[Path, Database]:
     """The home folder and its database, created where missing."""
     try:

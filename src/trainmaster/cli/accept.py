@@ -7,12 +7,13 @@ import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.markup import escape
 
 from trainmaster.cli import _console
+from trainmaster.cli._documents.hosts_file import load_cluster, runs_as_job
 from trainmaster.cli._home import HomeOption, locate
 from trainmaster.cli._views import accept_options as _options
 from trainmaster.core.errors import UsageError
@@ -20,7 +21,6 @@ from trainmaster.core.results import Overall, exit_code
 
 if TYPE_CHECKING:
     from trainmaster.bench.accept.options import Options
-    from trainmaster.targets.kubernetes.target import Kubernetes
 
 _NODES_START = "the ranks start on every node; the result follows when all have ended"
 _MARKS = {"pass": "green", "warn": "yellow", "fail": "red", "error": "red", "skip": "dim"}
@@ -103,10 +103,10 @@ def _accept(given: dict[str, Any]) -> None:
 
     options, out, is_suite = _read(given), given["out"], given["suite"] is not None
     given["on"] = None if given["on"] == "local" else given["on"]
-    if given["nodes"] is not None and not _is_sagemaker(given["on"]):
+    if given["nodes"] is not None and not runs_as_job(given["on"], "accept"):
         raise UsageError("--nodes is about a training job: add --on sagemaker:account.yaml; other targets have theirs")
     if given["dry_run"] == "plan":
-        _console.out.out(_plan(given["on"], given["nodes"], options), end="")
+        _console.out.out(_plan(given, options), end="")
         return
     if given["dry_run"] is not None:
         _console.out.out(render_file(given["dry_run"], options, image=given["image"]), end="")
@@ -141,68 +141,26 @@ def render_file(name: str, options: Options, *, image: str) -> str:
     return head + yaml.dump(job, Dumper=dumper, sort_keys=False, width=120)
 
 
-def _plan(on: str | None, nodes: int | None, options: Options) -> str:
-    """The objects of a run on Kubernetes, or the request of a training job, as text."""
-    if _is_sagemaker(on):
-        from trainmaster.cluster import acceptance_sagemaker
-
-        return acceptance_sagemaker.dry_run(_settings_file(on), nodes or 1, options)
-    if not _is_kubernetes(on):
-        raise UsageError("--dry-run plan: a run with --on kubernetes or sagemaker; without --on write a file's name")
-    from trainmaster.cluster import acceptance_kubernetes
-
-    return acceptance_kubernetes.dry_run(_kubernetes(on), options)
-
-
-def _is_kubernetes(on: str | None) -> TypeGuard[str]:
-    return on is not None and on.partition(":")[0] == "kubernetes"
-
-
-def _is_sagemaker(on: str | None) -> TypeGuard[str]:
-    return on is not None and on.partition(":")[0] == "sagemaker"
-
-
-def _settings_file(on: str) -> Path:
-    path = on.partition(":")[2]
-    if not path:
-        raise UsageError(f"--on {on}: write the settings file too: --on sagemaker:account.yaml")
-    return Path(path)
-
-
-def _kubernetes(on: str) -> Kubernetes:
+def _plan(given: Mapping[str, Any], options: Options) -> str:
+    """The objects of a run as one job of a target, as text."""
     from trainmaster import targets
-    from trainmaster.targets.kubernetes.target import Kubernetes
+    from trainmaster.cluster import acceptance
 
-    target = targets.load(on)
-    assert isinstance(target, Kubernetes)
-    return target
+    target = load_cluster(given["on"], verb="accept") if given["on"] is not None else None
+    if not isinstance(target, targets.RunsClusterJobs):
+        raise UsageError("--dry-run plan: a run with --on kubernetes or sagemaker; without --on write a file's name")
+    return acceptance.dry_run(target, options, home=locate(given["home"]), nodes=given["nodes"])
 
 
 def _run(given: Mapping[str, Any], options: Options) -> dict[str, Any] | None:
     """The run on this machine, in this rank, or on the nodes of a target."""
-    if _is_kubernetes(given["on"]):
-        from trainmaster.cluster import acceptance_kubernetes
-
-        target = _kubernetes(given["on"])
-        _say(_NODES_START)
-        return acceptance_kubernetes.accept(target, options)
-    if _is_sagemaker(given["on"]):
-        from trainmaster.cluster import acceptance_sagemaker
-
-        path = _settings_file(given["on"])
-        return acceptance_sagemaker.accept(path, given["nodes"] or 1, options, on_note=_say)
     if given["on"] is not None:
-        from trainmaster.cli._documents.hosts_file import load_nodes
-        from trainmaster.cluster import acceptance, acceptance_slurm
-        from trainmaster.cluster.slurm_nodes import SlurmNodes
-        from trainmaster.targets.ssh.hosts import SshHosts
+        from trainmaster.cluster import acceptance
 
-        nodes = load_nodes(given["on"], verb="accept")
-        _say(_NODES_START)
-        if isinstance(nodes, SlurmNodes):
-            return acceptance_slurm.accept(nodes, options)
-        assert isinstance(nodes, SshHosts)
-        return acceptance.accept(nodes, options)
+        target = load_cluster(given["on"], verb="accept")
+        if not runs_as_job(given["on"], "accept"):
+            _say(_NODES_START)
+        return acceptance.accept(target, options, home=locate(given["home"]), nodes=given["nodes"], on_note=_say)
     from trainmaster.bench.accept import run
     from trainmaster.node.ranks import detect
 
@@ -230,7 +188,7 @@ def _run_suite(given: Mapping[str, Any], options: Options) -> dict[str, Any]:
 
     if given["suite"] not in ("quick", "full"):
         raise UsageError(f"--suite {given['suite']}: quick or full")
-    if _is_sagemaker(given["on"]):
+    if runs_as_job(given["on"], "accept"):
         raise UsageError("--suite: each training job has other machines; run `check` and then `accept` --on sagemaker")
     if detect(os.environ).launcher != "single":
         raise UsageError("--suite starts its own ranks: start it once, without a launcher, or with --on TARGET")

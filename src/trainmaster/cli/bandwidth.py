@@ -14,6 +14,7 @@ import typer
 from rich.markup import escape
 
 from trainmaster.cli import _console
+from trainmaster.cli._home import locate_default
 from trainmaster.core.errors import UsageError
 from trainmaster.core.results import CheckResult, exit_code, judge_overall
 
@@ -163,8 +164,10 @@ def _measure_nodes(
     # What is set here for NCCL is meant for the ranks: nodes have an environment of their own.
     env = {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
     request = Request(words=words, backend=sweep.backend, processes=sweep.processes, env=env)
-    _console.note("the ranks start on every node; the rows follow when all have ended")
-    found = measure(nodes, request, out=out)
+    found = measure(
+        nodes, request, home=locate_default(), out=out,
+        on_nodes=lambda _: _console.note("the ranks start on every node; the rows follow when all have ended"),
+    )  # fmt: skip
     if out is not None and found.report is not None:
         save(found.report, out)
     code = exit_code(found.overall, strict=strict)

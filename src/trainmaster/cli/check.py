@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trainmaster.cli._documents.hosts_file import runs_as_job
 from trainmaster.cli._home import HomeOption, locate
 from trainmaster.core.errors import UsageError
 
@@ -16,12 +17,10 @@ if TYPE_CHECKING:
     from trainmaster.checks.profiles import Resolved
     from trainmaster.cluster.check import ClusterPlan
     from trainmaster.cluster.diff import Change
-    from trainmaster.cluster.nodes import Nodes
     from trainmaster.cluster.sagemaker_check import SageMakerNodes
     from trainmaster.core.health import ClusterHealth, NodeHealth
 
 _COLLECTIVES = "collectives"
-_SAGEMAKER = "sagemaker"
 _On = Annotated[
     str | None,
     typer.Option("--on", metavar="TARGET", help="Nodes: ssh:hosts.yaml, slurm, kubernetes, sagemaker:account.yaml."),
@@ -130,7 +129,7 @@ def check(
     before = evidence.load(diff) if diff is not None else None
     node: NodeHealth | None = None
     if on is not None and cluster is not None:
-        health = _cluster(on, wanted, cluster, nodes=nodes, timeout_s=timeout, out=out)
+        health = _cluster(on, wanted, cluster, home=locate(home), nodes=nodes, timeout_s=timeout, out=out)
     else:
         node = _node(wanted, level=level, planned=here, alone=not only, replay=replay, capture=capture, out=out)
         health = _cluster_of_one(node)
@@ -178,7 +177,7 @@ def _print_text(node: NodeHealth | None, health: ClusterHealth, changes: list[Ch
 def _refuse_contradictions(
     *, out: Path | None, capture: Path | None, on: str | None, replay: Path | None, upload: str | None, job: object
 ) -> None:
-    if job and (on is None or on.partition(":")[0] != _SAGEMAKER):
+    if job and not runs_as_job(on, "check"):
         raise UsageError("--nodes and --dry-run are about a training job: add --on sagemaker:account.yaml")
     if out is not None and capture is not None:
         raise UsageError("--out captures into its folder already; leave --capture out")
@@ -263,15 +262,11 @@ def _node(
         )
 
 
-def _find_nodes(
-    on: str, wanted: list[str | Mapping[str, object]], count: int | None
-) -> tuple[Nodes | SageMakerNodes, Resolved]:
-    """The nodes of a target, and what they should have; a training job's first of all what its instance type has."""
+def _find_job(on: str, wanted: list[str | Mapping[str, object]], count: int | None) -> tuple[SageMakerNodes, Resolved]:
+    """The hosts of a training job, and what they should have: first of all what its instance type has."""
     from trainmaster.checks import profiles
-    from trainmaster.cli._documents.hosts_file import load_nodes, load_training_job
+    from trainmaster.cli._documents.hosts_file import load_training_job
 
-    if on.partition(":")[0] != _SAGEMAKER:
-        return load_nodes(on, verb="check"), profiles.resolve(wanted)
     job = load_training_job(on, count or 1)
     kind = job.settings.instance_type
     return job, profiles.resolve([kind, *wanted] if profiles.find_instance(kind) is not None else wanted)
@@ -283,10 +278,8 @@ def _print_request(
 ) -> None:  # fmt: skip
     from trainmaster.cli import _console
     from trainmaster.cluster.check import plan_job
-    from trainmaster.cluster.sagemaker_check import SageMakerNodes
 
-    job, known = _find_nodes(on, wanted, nodes)
-    assert isinstance(job, SageMakerNodes)
+    job, known = _find_job(on, wanted, nodes)
     made = plan_job(job, planned, known, timeout_s=timeout_s)
     if as_json:
         _console.as_json({"files": dict(made.files), "commands": [list(command) for command in made.commands]})
@@ -295,42 +288,64 @@ def _print_request(
 
 
 def _cluster(
-    on: str, wanted: list[str | Mapping[str, object]], planned: ClusterPlan, *, nodes: int | None,
+    on: str, wanted: list[str | Mapping[str, object]], planned: ClusterPlan, *, home: Path, nodes: int | None,
     timeout_s: float | None, out: Path | None,
 ) -> ClusterHealth:  # fmt: skip
     """Check every node of a target, with a progress line."""
+    from trainmaster.checks import profiles
     from trainmaster.cli import _console
-    from trainmaster.cli._views import cluster_table
+    from trainmaster.cli._documents.hosts_file import load_nodes
     from trainmaster.cluster import collectives
-    from trainmaster.cluster.check import check as check_cluster
-    from trainmaster.cluster.gather import TransferStats
+    from trainmaster.cluster.check import check as check_nodes
+    from trainmaster.cluster.check import check_job
+    from trainmaster.cluster.gather import Watch
 
-    hosts, known = _find_nodes(on, wanted, nodes)
-    ahead, silent, stats = [host.name for host in hosts.hosts], [], TransferStats()
     with _console.err.status("", spinner="dots") if sys.stderr.isatty() else _Quiet() as progress:
-
-        def on_answer(name: str, word: str) -> None:
-            ahead.remove(name)
-            if word == "silent":
-                silent.append(name)
-            done = len(hosts.hosts) - len(ahead)
-            lost = f"; silent: {cluster_table.fold(silent)}" if silent else ""
-            waiting = f"; waiting for {cluster_table.fold(ahead)}" if ahead else ""
-            progress.update(f"[dim]{done}/{len(hosts.hosts)} answered[/]{_console.plain(lost + waiting)}")
-
-        progress.update(f"[dim]0/{len(hosts.hosts)} answered[/]")
-        health = check_cluster(
-            hosts, planned, known, timeout_s=timeout_s, bundle=out, on_answer=on_answer, stats=stats,
-            on_collectives=lambda: progress.update("[dim]collectives[/] between the healthy nodes"),
-            on_state=lambda text: progress.update(f"[dim]{_console.plain(text)}[/]"),
-            on_note=lambda text: _console.note(_console.plain(text)),
-        )  # fmt: skip
-    sent, back = stats.sent_bytes / 1024, stats.received_bytes / 1024
-    _console.note(f"{len(hosts.hosts)} hosts in {health.took_s:.1f} s; sent {sent:.0f} KiB, received {back:.0f} KiB")
+        answers = _Answers(progress.update)
+        watch = Watch(on_nodes=answers.begin, on_answer=answers.add)
+        if runs_as_job(on, "check"):
+            job, known = _find_job(on, wanted, nodes)
+            health = check_job(
+                job, planned, known, timeout_s=timeout_s, bundle=out, watch=watch,
+                on_state=lambda text: progress.update(f"[dim]{_console.plain(text)}[/]"),
+                on_note=lambda text: _console.note(_console.plain(text)),
+            )  # fmt: skip
+        else:
+            health = check_nodes(
+                load_nodes(on, verb="check"), planned, profiles.resolve(wanted), home=home, timeout_s=timeout_s,
+                bundle=out, watch=watch,
+                on_collectives=lambda: progress.update("[dim]collectives[/] between the healthy nodes"),
+            )  # fmt: skip
+    sent, back = watch.transfer.sent_bytes / 1024, watch.transfer.received_bytes / 1024
+    _console.note(f"{len(health.asked)} hosts in {health.took_s:.1f} s; sent {sent:.0f} KiB, received {back:.0f} KiB")
     for result in health.cluster:
         if result.check == collectives.NAME:
             _console.note(_console.plain(collectives.summary(result)))
     return health
+
+
+class _Answers:
+    """Which nodes have answered, as a line of progress."""
+
+    def __init__(self, update: Callable[[str], None]) -> None:
+        self._update = update
+        self._total, self._waiting, self._silent = 0, list[str](), list[str]()
+
+    def begin(self, names: Sequence[str]) -> None:
+        self._total, self._waiting = len(names), list(names)
+        self._update(f"[dim]0/{self._total} answered[/]")
+
+    def add(self, name: str, overall: str) -> None:
+        from trainmaster.cli import _console
+        from trainmaster.cli._views.cluster_table import fold
+
+        self._waiting.remove(name)
+        if overall == "silent":
+            self._silent.append(name)
+        lost = f"; silent: {fold(self._silent)}" if self._silent else ""
+        waiting = f"; waiting for {fold(self._waiting)}" if self._waiting else ""
+        done = self._total - len(self._waiting)
+        self._update(f"[dim]{done}/{self._total} answered[/]{_console.plain(lost + waiting)}")
 
 
 class _Quiet:

@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 
 from trainmaster.cli import _console
+from trainmaster.cli._home import locate_default
 from trainmaster.core.errors import UsageError
 from trainmaster.core.results import Overall, exit_code
 
@@ -103,7 +104,8 @@ def _on_nodes(
     from trainmaster.cluster.pairs import Pairs
 
     parse_size(size)  # a bad size is refused here, once
-    pairs = Pairs(load_nodes(on, verb="isolate"), size=size, timeout_s=timeout_s, rounds=rounds)
+    nodes = load_nodes(on, verb="isolate")
+    pairs = Pairs(nodes, home=locate_default(), size=size, timeout_s=timeout_s, rounds=rounds)
     try:
         if len(pairs.nodes) < 2 and pairs.silent:
             return None, pairs.silent

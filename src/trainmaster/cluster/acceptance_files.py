@@ -17,7 +17,7 @@ from trainmaster.bench.accept.options import Options, words
 from trainmaster.core.errors import UsageError
 
 JOB = "gpu-cluster-acceptance-test"
-LABELS = {"app": "gpu-acceptance-test"}
+APP = "gpu-acceptance-test"
 IMAGE = "gpu_cluster_testing:latest"
 ENTRYPOINT = "/workspace/scripts/entrypoint.sh"
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,500}")  # it is written into shell scripts
@@ -113,7 +113,7 @@ def _job(found: Manifest, image: str) -> dict[str, Any]:
     return {
         "apiVersion": "kubeflow.org/v1",
         "kind": "PyTorchJob",
-        "metadata": {"name": JOB, "labels": dict(LABELS)},
+        "metadata": {"name": JOB, "labels": {"app": APP}},
         "spec": {
             "runPolicy": policy,
             "pytorchReplicaSpecs": {
@@ -146,7 +146,7 @@ def _template(found: Manifest, image: str) -> dict[str, Any]:
     spec["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
     if found.spread:
         spec["affinity"] = _AFFINITY
-    return {"metadata": {"labels": dict(LABELS)}, "spec": spec}
+    return {"metadata": {"labels": {"app": APP}}, "spec": spec}
 
 
 def _volumes(found: Manifest) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -182,7 +182,7 @@ _AFFINITY: dict[str, Any] = {
     },
     "podAntiAffinity": {
         "requiredDuringSchedulingIgnoredDuringExecution": [
-            {"labelSelector": {"matchLabels": dict(LABELS)}, "topologyKey": "kubernetes.io/hostname"}
+            {"labelSelector": {"matchLabels": {"app": APP}}, "topologyKey": "kubernetes.io/hostname"}
         ]
     },
 }

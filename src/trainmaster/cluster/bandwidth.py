@@ -1,13 +1,13 @@
 """Bandwidth between the nodes of a target: one run of `bench/collectives` over all of them, and one verdict.
 
-    found = measure(hosts, Request(words=("--max", "1G")))        a ClusterBandwidth with its verdict
+    found = measure(target, Request(words=("--max", "1G")), home=home)        a ClusterBandwidth with its verdict
 
 Every node must take part: one that cannot makes the run INCOMPLETE, and is named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,14 +16,12 @@ from trainmaster.bench.collectives.result import PLANNED
 from trainmaster.cluster import launch
 from trainmaster.cluster.collective_findings import judge, read
 from trainmaster.cluster.collective_plan import Plan, keep_output
-from trainmaster.cluster.launch import Capabilities
-from trainmaster.cluster.nodes import Nodes
+from trainmaster.cluster.launch import Capabilities, meeting_point
 from trainmaster.cluster.pairs import choose_backend
 from trainmaster.cluster.termination import run
-from trainmaster.core.errors import UsageError
+from trainmaster.core.errors import NodeUnavailable, UsageError
 from trainmaster.core.results import CheckResult, Overall, error, judge_overall
-from trainmaster.targets.ssh.connect import NodeUnavailable
-from trainmaster.targets.ssh.hosts import SshHost
+from trainmaster.targets import Node, ReachesNodes
 
 TOTAL_S = 3600.0
 NODES_CHECK = "collective_nodes"
@@ -54,24 +52,35 @@ class ClusterBandwidth:
         return judge_overall(self.results, planned=PLANNED)
 
 
-def measure(hosts: Nodes, request: Request, *, out: Path | None = None) -> ClusterBandwidth:
+def measure(
+    target: ReachesNodes,
+    request: Request,
+    *,
+    home: Path,
+    out: Path | None = None,
+    on_nodes: Callable[[Sequence[str]], None] = lambda _: None,
+) -> ClusterBandwidth:
     """Run the collectives on every node; `out` keeps what each rank printed."""
-    return run(_measure(hosts, request, out))
+    return run(_measure(target, request, home, out, on_nodes))
 
 
-async def _measure(hosts: Nodes, request: Request, out: Path | None) -> ClusterBandwidth:
-    link = launch.open_link(hosts, limit_s=request.total_s + launch.CAPABILITIES_TIMEOUT_S)
+async def _measure(
+    target: ReachesNodes, request: Request, home: Path, out: Path | None, on_nodes: Callable[[Sequence[str]], None]
+) -> ClusterBandwidth:
+    access = target.open_nodes(limit_s=request.total_s + launch.CAPABILITIES_TIMEOUT_S, home=home)
     try:
-        told = await launch.ask_capabilities(hosts.hosts, link)
-        silent = {name: found for name, found in told.items() if isinstance(found, NodeUnavailable)}
-        ready = {name: found for name, found in told.items() if isinstance(found, Capabilities)}
-        plan = plan_run([host for host in hosts.hosts if host.name in ready], ready, request)
+        nodes = await access.nodes()
+        on_nodes([node.name for node in nodes])
+        offers = await launch.ask_capabilities(nodes, access)
+        silent = {name: offer for name, offer in offers.items() if isinstance(offer, NodeUnavailable)}
+        ready = {name: offer for name, offer in offers.items() if isinstance(offer, Capabilities)}
+        plan = plan_run([node for node in nodes if node.name in ready], ready, request)
         if plan is None:
             return ClusterBandwidth(report=None, silent=_words(silent), results=_results((), silent))
-        jobs = [(host, plan.runs(number)) for number, host in enumerate(plan.hosts)]
-        outcomes = await launch.run_together(jobs, link, timeout_s=request.total_s)
+        jobs = [(node, plan.programs(number)) for number, node in enumerate(plan.nodes)]
+        outcomes = await launch.run_together(jobs, access, timeout_s=request.total_s)
     finally:
-        await link.close()
+        await access.close()
     if out is not None:
         keep_output(out / "ranks", plan, outcomes)
     first = outcomes[0]
@@ -83,21 +92,20 @@ async def _measure(hosts: Nodes, request: Request, out: Path | None) -> ClusterB
     return ClusterBandwidth(report=report, rows=tuple(rows), silent=_words(silent), results=_results(results, silent))
 
 
-def plan_run(hosts: Sequence[SshHost], ready: Mapping[str, Capabilities], request: Request) -> Plan | None:
+def plan_run(nodes: Sequence[Node], ready: Mapping[str, Capabilities], request: Request) -> Plan | None:
     """The ranks of every node that is ready; None where they are fewer than two."""
     backend = request.backend or choose_backend(ready)
     gpus = min((found.gpus for found in ready.values()), default=0)
     if backend == "nccl" and ready and not gpus:
         raise UsageError("--backend nccl: torch sees no GPU on some of the nodes; use --backend gloo")
     per_node = request.processes or (gpus if backend == "nccl" else 1)
-    if len(hosts) * per_node < 2:
+    if len(nodes) * per_node < 2:
         return None
-    first = ready[hosts[0].name]
+    first = ready[nodes[0].name]
     if not first.ports:
-        raise UsageError(f"no free port from 20000 to 29999 on {hosts[0].name}; list its listeners: ss -ltn")
-    master = (hosts[0].address or first.address or hosts[0].host, first.ports[0])
-    words = (*request.words, "--backend", backend)
-    return Plan(hosts=hosts, per_node=per_node, backend=backend, words=words, master=master, env=request.env)
+        raise UsageError(f"no free port from 20000 to 29999 on {nodes[0].name}; list its listeners: ss -ltn")
+    words, master = (*request.words, "--backend", backend), meeting_point(nodes[0], first)
+    return Plan(nodes=nodes, per_node=per_node, backend=backend, words=words, master=master, env=request.env)
 
 
 def _words(silent: Mapping[str, NodeUnavailable]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """`check` on a cluster: each node alone and all at once, then collectives between the healthy ones.
 
-    hosts = parse_hosts({"hosts": ["gpu-01", "gpu-02"]}, Path("."))
-    health = check(hosts, plan(2), profiles.resolve(["H200"]))      a ClusterHealth with its verdict
+    target = targets.load("ssh:hosts.yaml")
+    health = check(target, plan(2), profiles.resolve(["H200"]), home=home)      a ClusterHealth with its verdict
 
 The CLI adds arguments, a progress line and files around it; an API or a notebook can call it as it stands.
 """
@@ -16,15 +16,12 @@ from trainmaster import __version__, checks
 from trainmaster.checks import document
 from trainmaster.checks.expectations import COLLECTIVES, unmeasured
 from trainmaster.checks.profiles import Resolved
-from trainmaster.cluster import collectives, kube_check, sagemaker_check, slurm_check
-from trainmaster.cluster.gather import TIMEOUT_S, CheckRequest, TransferStats, gather
-from trainmaster.cluster.kube_nodes import KubeNodes
-from trainmaster.cluster.nodes import Nodes
+from trainmaster.cluster import collectives, sagemaker_check
+from trainmaster.cluster.gather import TIMEOUT_S, CheckRequest, Watch, gather
 from trainmaster.cluster.sagemaker_check import SageMakerNodes
-from trainmaster.cluster.slurm_nodes import SlurmNodes
 from trainmaster.core.errors import UsageError
 from trainmaster.core.health import ClusterHealth
-from trainmaster.targets import Submission
+from trainmaster.targets import ReachesNodes, Submission
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,43 +48,50 @@ def plan(level: int, only: Sequence[str] = (), skip: Sequence[str] = ()) -> Clus
 
 
 def check(
-    hosts: Nodes | SageMakerNodes,
+    target: ReachesNodes,
     planned: ClusterPlan,
     known: Resolved,
     *,
+    home: Path,
     timeout_s: float | None = None,
     bundle: Path | None = None,
-    on_answer: Callable[[str, str], None] | None = None,
+    watch: Watch | None = None,
     on_collectives: Callable[[], None] | None = None,
-    on_state: Callable[[str], None] | None = None,
-    on_note: Callable[[str], None] | None = None,
-    stats: TransferStats | None = None,
 ) -> ClusterHealth:
-    """Run the plan on every node. `timeout_s` bounds one node; `bundle` is the folder for captures.
-
-    A SageMaker job tells its progress by `on_state`, and by `on_note` its name and its cost.
-    """
-    if isinstance(hosts, SageMakerNodes):
-        health = sagemaker_check.gather(
-            hosts, _job_request(planned, known, timeout_s), tests=planned.collectives, bundle=bundle,
-            on_answer=on_answer, on_state=on_state, on_note=on_note, stats=stats,
-        )  # fmt: skip
-        return add_unmeasured(health, known, planned) if planned.whole else health
+    """Run the plan on every node of a target. `timeout_s` bounds one node; `bundle` is the folder for captures."""
     request = _request(planned, known, timeout_s or TIMEOUT_S[planned.level])
-    if isinstance(hosts, SlurmNodes):
-        health = slurm_check.gather(hosts, request, bundle=bundle, on_answer=on_answer, stats=stats)
-    elif isinstance(hosts, KubeNodes):
-        health = kube_check.gather(hosts, request, bundle=bundle, on_answer=on_answer, stats=stats)
-    else:
-        health = gather(hosts, request, bundle=bundle, on_answer=on_answer, stats=stats)
+    access = target.open_nodes(limit_s=request.timeout_s, home=home, retest=True)
+    health = gather(access, request, bundle=bundle, watch=watch)
     if planned.whole:
         health = add_unmeasured(health, known, planned)
     if not planned.collectives:
         return health
     if on_collectives is not None:
         on_collectives()
-    result = collectives.measure(health, hosts, level=planned.level, timeout_s=timeout_s, bundle=bundle)
+    result = collectives.measure(health, target, home=home, level=planned.level, timeout_s=timeout_s, bundle=bundle)
     return replace(health, cluster=(*health.cluster, result), took_s=round(health.took_s + result.took_s, 3))
+
+
+def check_job(
+    hosts: SageMakerNodes,
+    planned: ClusterPlan,
+    known: Resolved,
+    *,
+    timeout_s: float | None = None,
+    bundle: Path | None = None,
+    watch: Watch | None = None,
+    on_state: Callable[[str], None] | None = None,
+    on_note: Callable[[str], None] | None = None,
+) -> ClusterHealth:
+    """Run the plan as one job of a target whose nodes cannot be reached one by one.
+
+    Its progress is told by `on_state`, and by `on_note` its name and its cost.
+    """
+    health = sagemaker_check.gather(
+        hosts, _job_request(planned, known, timeout_s), tests=planned.collectives, bundle=bundle,
+        watch=watch or Watch(), on_state=on_state, on_note=on_note,
+    )  # fmt: skip
+    return add_unmeasured(health, known, planned) if planned.whole else health
 
 
 def plan_job(hosts: SageMakerNodes, planned: ClusterPlan, known: Resolved, *, timeout_s: float | None) -> Submission:

@@ -9,11 +9,11 @@ from typing import Any
 
 from trainmaster.bench.collectives import Report, Row
 from trainmaster.cluster.collective_plan import Plan
-from trainmaster.cluster.exchange import ProgramResult
 from trainmaster.cluster.launch import Outcome, last_line
 from trainmaster.core.errors import SpecError
 from trainmaster.core.results import Finding, Verdict, error, fail, skip, warn
 from trainmaster.core.schema import build
+from trainmaster.targets import Result
 
 _CHECKS = ("collective_ranks", "collective_data", "collective_transport", "collective_bandwidth")
 _ABORT = -6  # a rank ends so because another one left
@@ -27,7 +27,7 @@ def judge(plan: Plan, outcomes: Sequence[Outcome], *, left_out: Sequence[str] = 
     if report is None:
         return [*_attribute(plan, outcomes, ranks), *_curves(plan, rows)]
     by_check = {result.check: result.findings for result in report.results}
-    values = {"nodes": [host.name for host in plan.hosts], "ranks": plan.world, "backend": plan.backend}
+    values = {"nodes": [node.name for node in plan.nodes], "ranks": plan.world, "backend": plan.backend}
     found: list[Finding] = []
     if report.lost:
         for lost, finding in zip(report.lost, by_check.get("collective_ranks", ()), strict=False):
@@ -107,7 +107,7 @@ def _values(plan: Plan, rows: Sequence[Row], transport: str) -> dict[str, Any]:
     """Values in the form that the report draws as curves (report/health/curves.py)."""
     return {
         "ranks": plan.world,
-        "node_count": len(plan.hosts),
+        "node_count": len(plan.nodes),
         "backend": plan.backend,
         **({"transport": transport} if transport else {}),
         "busbw_gbps": {str(row.size_bytes): round(row.busbw_gbps, 3) for row in rows},
@@ -138,7 +138,7 @@ def _evidence(plan: Plan, outcomes: Sequence[Outcome]) -> dict[int, str]:
     return found
 
 
-def _end_of(ran: ProgramResult) -> str | None:
+def _end_of(ran: Result) -> str | None:
     if ran.code is None:
         if ran.state in ("T", "t"):
             return "its process is stopped (SIGSTOP, or a debugger holds it)"
@@ -164,18 +164,18 @@ def _attribute(plan: Plan, outcomes: Sequence[Outcome], evidence: Mapping[int, s
     first = outcomes[0]
     said = _last_output(first[0]) if isinstance(first, Sequence) else "nothing"
     bad = [
-        f"rank {number * plan.per_node + local} on {plan.hosts[number].name}: {_last_output(ran)}"
+        f"rank {number * plan.per_node + local} on {plan.nodes[number].name}: {_last_output(ran)}"
         for number, outcome in enumerate(outcomes)
         if isinstance(outcome, Sequence)
         for local, ran in enumerate(outcome)
         if ran.code not in (0, None) and (number or local)
     ]
     others = f"; {'; '.join(bad[:3])}" if bad else ""
-    reason = f"{plan.world} ranks on {len(plan.hosts)} nodes gave no report; rank 0 printed: {said}{others}"
+    reason = f"{plan.world} ranks on {len(plan.nodes)} nodes gave no report; rank 0 printed: {said}{others}"
     action = f"check that every node reaches {plan.master[0]} (or set `address` in the hosts file), then run again"
     return [error(reason, action=action)]
 
 
-def _last_output(ran: ProgramResult) -> str:
+def _last_output(ran: Result) -> str:
     how = "still running at the deadline" if ran.code is None else f"ended with {ran.code}"
     return f"{last_line(ran.err)} ({how})"

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.checks import facts
-from trainmaster.cluster.exchange import Program
-from trainmaster.cluster.launch import Capabilities, Outcome, environment
+from trainmaster.cluster.launch import Capabilities, Outcome, environment, meeting_point
+from trainmaster.core.errors import NodeUnavailable
 from trainmaster.core.health import ClusterHealth, NodeHealth
 from trainmaster.core.results import Finding, Verdict, error, skip
-from trainmaster.targets.ssh.connect import NodeUnavailable
-from trainmaster.targets.ssh.hosts import SshHost
+from trainmaster.targets import Node, Program
 
 # Level 2: on NCCL the sizes with published figures of all_reduce; on gloo three sizes that show latency and rate.
 # Level 3: every collective at every size.
@@ -34,7 +33,7 @@ _MUST_ANSWER = frozenset({"cuda_init", "gpu_count", "gpu_driver"})  # without th
 class Plan:
     """One run: nodes in rank order, and the program of each."""
 
-    hosts: Sequence[SshHost]
+    nodes: Sequence[Node]
     per_node: int
     backend: str
     words: Sequence[str]
@@ -43,12 +42,12 @@ class Plan:
 
     @property
     def world(self) -> int:
-        return len(self.hosts) * self.per_node
+        return len(self.nodes) * self.per_node
 
     def node_of(self, rank: int) -> str:
-        return self.hosts[rank // self.per_node].name
+        return self.nodes[rank // self.per_node].name
 
-    def runs(self, node: int) -> list[Program]:
+    def programs(self, node: int) -> list[Program]:
         return [
             Program(
                 module="trainmaster.bench.collectives",
@@ -57,7 +56,7 @@ class Plan:
                     **self.env,
                     **environment(
                         rank=node * self.per_node + local, world=self.world, local_rank=local,
-                        local_world=self.per_node, node=node, nodes=len(self.hosts), master=self.master,
+                        local_world=self.per_node, node=node, nodes=len(self.nodes), master=self.master,
                     ),
                 },
             )
@@ -98,7 +97,7 @@ def choose(health: ClusterHealth) -> tuple[list[NodeHealth], list[Finding]]:
 def plan(
     fit: Sequence[NodeHealth],
     capabilities: Mapping[str, Capabilities | NodeUnavailable],
-    hosts: Mapping[str, SshHost],
+    nodes: Mapping[str, Node],
     *,
     level: int,
     total_s: float,
@@ -132,7 +131,7 @@ def plan(
         reason = f"no collectives: {left}, and they need two {'GPUs' if backend == 'nccl' else 'ranks'}"
         found.append(_missing(reason, "check at least two healthy nodes", None, required=required))
         return None, found
-    order = [hosts[name] for name in ready]
+    order = [nodes[name] for name in ready]
     first = ready[order[0].name]
     if not first.ports:
         action = "list its listeners: ss -ltn"
@@ -142,10 +141,8 @@ def plan(
         *_SIZES[min(level, 3), backend], "--backend", backend, "--timeout", f"{min(60.0, total_s / 4):g}",
         "--start-timeout", f"{min(180.0, total_s / 2):g}", *_expectations(expect, backend, nodes=len(order)),
     ]  # fmt: skip
-    # The address that SSH reached is one of the node's own, and normally reachable by its neighbours too.
-    address = order[0].address or first.address or order[0].host
-    made = Plan(hosts=order, per_node=per_node, backend=backend, words=words, master=(address, first.ports[0]))
-    return made, found
+    master = meeting_point(order[0], first)
+    return Plan(nodes=order, per_node=per_node, backend=backend, words=words, master=master), found
 
 
 def _idle_gpus(ready: Mapping[str, Capabilities], per_node: int) -> list[Finding]:
@@ -210,6 +207,6 @@ def keep_output(folder: Path, plan: Plan, outcomes: Sequence[Outcome]) -> None:
         if not isinstance(outcome, Sequence):
             continue
         for local, ran in enumerate(outcome):
-            name = f"rank-{number * plan.per_node + local}-{plan.hosts[number].name}"
+            name = f"rank-{number * plan.per_node + local}-{plan.nodes[number].name}"
             (folder / f"{name}.out").write_text(ran.out, encoding="utf-8", errors="replace")
             (folder / f"{name}.err").write_text(ran.err, encoding="utf-8", errors="replace")

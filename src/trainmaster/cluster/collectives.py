@@ -10,11 +10,11 @@ from trainmaster.cluster import launch
 from trainmaster.cluster.collective_findings import judge
 from trainmaster.cluster.collective_plan import choose, keep_output, plan
 from trainmaster.cluster.launch import Capabilities
-from trainmaster.cluster.nodes import Nodes
 from trainmaster.cluster.termination import run
+from trainmaster.core.errors import NodeUnavailable
 from trainmaster.core.health import ClusterHealth
 from trainmaster.core.results import CheckResult, Finding, Verdict
-from trainmaster.targets.ssh.connect import NodeUnavailable
+from trainmaster.targets import ReachesNodes
 
 NAME = "collectives"
 LEVEL = 2
@@ -23,8 +23,9 @@ TIMEOUT_S = {2: 600.0, 3: 3600.0}  # of the whole run, by level
 
 def measure(
     health: ClusterHealth,
-    hosts: Nodes,
+    target: ReachesNodes,
     *,
+    home: Path,
     level: int,
     timeout_s: float | None,
     bundle: Path | None = None,
@@ -32,31 +33,31 @@ def measure(
     """The result of the cluster's collectives. Always has findings: what was planned is reported."""
     started = time.monotonic()
     total_s = timeout_s or TIMEOUT_S[level]
-    findings = run(_measure(health, hosts, level=level, total_s=total_s, bundle=bundle))
+    findings = run(_measure(health, target, home=home, level=level, total_s=total_s, bundle=bundle))
     took_s = round(time.monotonic() - started, 3)
     return clean([CheckResult(check=NAME, findings=tuple(findings), took_s=took_s)])[0]
 
 
 async def _measure(
-    health: ClusterHealth, hosts: Nodes, *, level: int, total_s: float, bundle: Path | None
+    health: ClusterHealth, target: ReachesNodes, *, home: Path, level: int, total_s: float, bundle: Path | None
 ) -> list[Finding]:
     fit, left_out = choose(health)
-    by_name = {host.name: host for host in hosts.hosts}
     # A single node is asked too: its own GPUs may form a run.
     capabilities: dict[str, Capabilities | NodeUnavailable] = {}
-    link = launch.open_link(hosts, limit_s=total_s + launch.CAPABILITIES_TIMEOUT_S)
+    access = target.open_nodes(limit_s=total_s + launch.CAPABILITIES_TIMEOUT_S, home=home)
     try:
+        by_name = {node.name: node for node in await access.nodes()}
         if fit:
             capabilities = await launch.ask_capabilities(
-                [by_name[node.node] for node in fit], link, timeout_s=min(total_s, launch.CAPABILITIES_TIMEOUT_S)
+                [by_name[node.node] for node in fit], access, timeout_s=min(total_s, launch.CAPABILITIES_TIMEOUT_S)
             )
         planned, more = plan(fit, capabilities, by_name, level=level, total_s=total_s)
         if planned is None:
             return [*left_out, *more]
-        jobs = [(host, planned.runs(number)) for number, host in enumerate(planned.hosts)]
-        outcomes = await launch.run_together(jobs, link, timeout_s=total_s)
+        jobs = [(node, planned.programs(number)) for number, node in enumerate(planned.nodes)]
+        outcomes = await launch.run_together(jobs, access, timeout_s=total_s)
     finally:
-        await link.close()
+        await access.close()
     if bundle is not None:
         keep_output(bundle / NAME, planned, outcomes)
     return [*judge(planned, outcomes, left_out=[f.device or "" for f in (*left_out, *more)]), *left_out, *more]

@@ -14,9 +14,9 @@ from trainmaster import checks, targets
 from trainmaster.cluster import journal
 from trainmaster.cluster.remedy import EVERY, PREFIX, REASON_CHARACTERS, Drain, Out
 from trainmaster.cluster.schedulers import DrainState, Scheduler, Slurm
-from trainmaster.cluster.slurm_nodes import ask
 from trainmaster.core.errors import HostError, TargetError
 from trainmaster.node.host import Host
+from trainmaster.targets.slurm.node_list import call
 from trainmaster.targets.slurm.queue import queue
 from trainmaster.targets.slurm.settings import SlurmSettings
 
@@ -106,7 +106,7 @@ def run(scheduler: Scheduler, command: Sequence[str]) -> str:
 async def _run_there(settings: SlurmSettings, command: Sequence[str]) -> str:
     """The same by a cluster file: with its environment, and on its login node."""
     try:
-        return await ask(queue(settings), command)
+        return await call(queue(settings), command)
     finally:
         await targets.close()
 

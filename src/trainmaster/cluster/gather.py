@@ -9,22 +9,21 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trainmaster.checks import document
 from trainmaster.cluster import compare, evidence
-from trainmaster.cluster.exchange import HANDSHAKES, Answer, ask, write_files
+from trainmaster.cluster.offered_gpus import compare_offer
 from trainmaster.cluster.termination import run
-from trainmaster.core.errors import SpecError
+from trainmaster.core.errors import NodeUnavailable, SpecError
 from trainmaster.core.health import ClusterHealth, NodeHealth, Silent
 from trainmaster.core.results import Verdict
-from trainmaster.remote.package import pack
-from trainmaster.targets.ssh.connect import NodeUnavailable, load
-from trainmaster.targets.ssh.hosts import SshHost, SshHosts, read_known_hosts
+from trainmaster.targets import Node, NodeAccess, Program, Result, Transfer
 
 # Seconds for all checks of one node, by level: above the sum of the checks' own timeouts at that level.
 TIMEOUT_S = {1: 180.0, 2: 1200.0, 3: 7200.0}
+_VERDICTS = (0, 1, 3)  # exit codes of PASS or WARN, FAIL, INCOMPLETE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,120 +37,140 @@ class CheckRequest:
     timeout_s: float
     profile: str | None = None  # as the user named it; None: each node detects its own
 
-    def words(self, node: str) -> list[str]:
-        only = [word for name in self.planned for word in ("--only", name)]
-        return ["--level", str(self.level), "--node", node, "--expect-json", json.dumps(self.expect), *only]
+    def program(self, node: str) -> Program:
+        words = ["--level", str(self.level), "--node", node, "--expect-json", json.dumps(self.expect)]
+        words += [word for name in self.planned for word in ("--only", name)]
+        return Program(module="trainmaster.checks", words=[*words, "--json", "--progress"], captures=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Answer of a node: its health document as text, and its capture."""
+
+    health: str
+    files: Mapping[str, str]
 
 
 @dataclass(slots=True, kw_only=True)
-class TransferStats:
-    """Bytes moved and seconds taken, by node."""
+class Watch:
+    """What is told while nodes are checked: the nodes before the first answer, each answer, and the bytes moved."""
 
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    took_s: dict[str, float] = field(default_factory=dict)
+    on_nodes: Callable[[Sequence[str]], None] = lambda _: None
+    on_answer: Callable[[str, str], None] = lambda _name, _overall: None
+    transfer: Transfer = field(default_factory=Transfer)
 
 
-Ask = Callable[[SshHost], Awaitable[Answer]]  # NodeUnavailable where a node gives no answer
+Ask = Callable[[Node], Awaitable[Answer]]  # NodeUnavailable where a node gives no answer
 
 
 def gather(
-    hosts: SshHosts,
-    request: CheckRequest,
-    *,
-    bundle: Path | None = None,
-    on_answer: Callable[[str, str], None] | None = None,
-    stats: TransferStats | None = None,
+    access: NodeAccess, request: CheckRequest, *, bundle: Path | None = None, watch: Watch | None = None
 ) -> ClusterHealth:
     """Health of every node, or the reason it is silent. A hung node costs its own timeout and no other node's time."""
-    load()  # a missing package is reported once, not once per node
-    known_hosts, package = read_known_hosts(hosts.known_hosts), pack()
+    told = watch or Watch()
 
     @contextlib.asynccontextmanager
-    async def open_ssh() -> AsyncIterator[Ask]:
-        gate = asyncio.Semaphore(HANDSHAKES)
+    async def opened() -> AsyncIterator[tuple[list[Node], Ask]]:
+        async def ask(node: Node) -> Answer:
+            (result,) = await access.run(node, [request.program(node.name)], request.timeout_s)
+            return read_answer(result)
 
-        async def one(host: SshHost) -> Answer:
-            words = request.words(host.name)
-            return await ask(host, known_hosts, package, words, timeout_s=request.timeout_s, gate=gate)
+        try:
+            yield await access.nodes(), ask
+        finally:
+            told.transfer.sent_bytes += access.transfer.sent_bytes
+            told.transfer.received_bytes += access.transfer.received_bytes
+            await access.close()
 
-        yield one
+    return gather_by(opened(), request, bundle=bundle, watch=told)
 
-    return gather_by(open_ssh(), hosts.hosts, request, bundle=bundle, on_answer=on_answer, stats=stats)
+
+def read_answer(result: Result) -> Answer:
+    """The answer of the checks on a node; NodeUnavailable where they gave no verdict."""
+    if result.code in _VERDICTS:
+        return Answer(health=result.out, files=result.files)
+    if result.code is not None:
+        reason = f"the checks ended with {result.code}: {result.err[-400:]}"
+        raise NodeUnavailable(reason[:600], action="run `trainmaster check` on it by hand")
+    begun = [line[6:][:60] for line in result.err.splitlines() if line.startswith("check ")]
+    where, only = (f"; it was in {begun[-1]}", f" --only {begun[-1]}") if begun else ("", "")
+    raise NodeUnavailable(f"it was not done in time{where}", action=f"run `trainmaster check{only}` on it by hand")
 
 
 def gather_by(
-    opened: contextlib.AbstractAsyncContextManager[Ask],
-    hosts: Sequence[SshHost],
+    opened: contextlib.AbstractAsyncContextManager[tuple[list[Node], Ask]],
     request: CheckRequest,
     *,
     bundle: Path | None,
-    on_answer: Callable[[str, str], None] | None,
-    stats: TransferStats | None,
+    watch: Watch,
 ) -> ClusterHealth:
     """The same by any way to ask a node."""
-    cost = stats or TransferStats()
 
-    async def one(host: SshHost, ask: Ask) -> NodeHealth | Silent:
+    async def ask_one(node: Node, ask: Ask) -> NodeHealth | Silent:
         started = time.monotonic()
         try:
-            answer = await ask(host)
-            cost.sent_bytes += answer.sent_bytes
-            cost.received_bytes += answer.received_bytes
-            found = accept(host, answer, request, bundle)
-        except NodeUnavailable as wrong:
-            found = _silent(host, wrong.reason, wrong.action)
-        except Exception as wrong:  # an internal error about one node must not hide the others
-            found = _silent(host, f"internal error: {type(wrong).__name__}: {wrong}", "report it as a bug")
-        cost.took_s[host.name] = round(time.monotonic() - started, 3)
-        if isinstance(found, Silent):
-            found = replace(found, took_s=cost.took_s[host.name])
-        if on_answer is not None:
-            on_answer(host.name, str(found.overall) if isinstance(found, NodeHealth) else "silent")
-        return found
+            health = accept(node.name, await ask(node), request, bundle)
+        except NodeUnavailable as error:
+            health = _silent(node.name, error.reason, error.action)
+        except Exception as error:  # an internal error about one node must not hide the others
+            health = _silent(node.name, f"internal error: {type(error).__name__}: {error}", "report it as a bug")
+        if isinstance(health, Silent):
+            health = replace(health, took_s=round(time.monotonic() - started, 3))
+        watch.on_answer(node.name, str(health.overall) if isinstance(health, NodeHealth) else "silent")
+        return health
 
-    async def ask_all() -> list[NodeHealth | Silent]:
-        async with opened as ask:
-            return await asyncio.gather(*(one(host, ask) for host in hosts))
+    async def ask_all() -> tuple[list[Node], list[NodeHealth | Silent]]:
+        async with opened as (nodes, ask):
+            watch.on_nodes([node.name for node in nodes])
+            return nodes, await asyncio.gather(*(ask_one(node, ask) for node in nodes))
 
     started_at, started = datetime.now().astimezone().isoformat(timespec="seconds"), time.monotonic()
-    found = run(ask_all())
-    nodes = tuple(item for item in found if isinstance(item, NodeHealth))
+    asked, answers = run(ask_all())
+    nodes = tuple(item for item in answers if isinstance(item, NodeHealth))
     return ClusterHealth(
-        asked=tuple(host.name for host in hosts),
+        asked=tuple(node.name for node in asked),
         nodes=nodes,
-        silent=tuple(item for item in found if isinstance(item, Silent)),
-        cluster=compare.compare(nodes) if len(hosts) > 1 else (),
+        silent=tuple(item for item in answers if isinstance(item, Silent)),
+        cluster=(*(compare.compare(nodes) if len(asked) > 1 else ()), *compare_offer(asked, nodes)),
         started_at=started_at,
         took_s=round(time.monotonic() - started, 3),
     )
 
 
-def accept(host: SshHost, answer: Answer, request: CheckRequest, bundle: Path | None) -> NodeHealth | Silent:
+def accept(name: str, answer: Answer, request: CheckRequest, bundle: Path | None) -> NodeHealth | Silent:
     """The node's health if it ran exactly what was requested. A node does not choose its own plan."""
     again = "check it again; if it stays, remove ~/.cache/trainmaster on the node"
     try:
         health = document.parse(answer.health)
-    except SpecError as wrong:
-        return _silent(host, f"its answer cannot be parsed: {str(wrong)[:200]}", again)
+    except SpecError as error:
+        return _silent(name, f"its answer cannot be parsed: {str(error)[:200]}", again)
     reported = [result.check for result in health.results]
     if len(set(reported)) != len(reported):
-        return _silent(host, "its answer has several results of one check", again)
+        return _silent(name, "its answer has several results of one check", again)
     if tuple(request.planned) != health.planned:
         reason = f"it planned {len(health.planned)} checks instead of the {len(request.planned)} requested"
-        return _silent(host, reason, again)
+        return _silent(name, reason, again)
     if (health.level, health.version) != (request.level, request.version):
-        return _silent(host, f"it answered for level {health.level} of version {health.version[:20]}", again)
-    if any(health.expect.get(name) != value for name, value in request.expect.items()):
-        return _silent(host, "it judged by other expectations than the requested ones", again)
+        return _silent(name, f"it answered for level {health.level} of version {health.version[:20]}", again)
+    if any(health.expect.get(key) != value for key, value in request.expect.items()):
+        return _silent(name, "it judged by other expectations than the requested ones", again)
     if bundle is not None:
         try:
-            write_files(evidence.capture_folder(bundle, host.name), answer.files)
-        except (OSError, ValueError) as wrong:
+            write_files(evidence.capture_folder(bundle, name), answer.files)
+        except (OSError, ValueError) as error:
             action = "check the free space of the --out folder, then the files that the node sends"
-            return _silent(host, f"its capture cannot be written: {wrong}", action)
-    return replace(health, node=host.name, profile=request.profile or health.profile)
+            return _silent(name, f"its capture cannot be written: {error}", action)
+    return replace(health, node=name, profile=request.profile or health.profile)
 
 
-def _silent(host: SshHost, reason: str, action: str) -> Silent:
-    return Silent(node=host.name, verdict=Verdict.ERROR, reason=reason, action=action)
+def write_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Write a capture into a new folder."""
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        path = folder / PurePosixPath(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text.encode("utf-8", errors="replace"))
+
+
+def _silent(name: str, reason: str, action: str) -> Silent:
+    return Silent(node=name, verdict=Verdict.ERROR, reason=reason, action=action)

@@ -10,58 +10,17 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass
 
-from trainmaster.cluster.exchange import HANDSHAKES, Program, ProgramResult, start
-from trainmaster.cluster.kube_nodes import KubeNodes
-from trainmaster.cluster.kube_programs import KubeLink
-from trainmaster.cluster.nodes import Nodes
-from trainmaster.cluster.slurm_nodes import SlurmNodes
-from trainmaster.cluster.slurm_programs import SlurmLink
-from trainmaster.core.errors import SpecError
+from trainmaster.core.clean_text import clean
+from trainmaster.core.errors import NodeUnavailable, SpecError
 from trainmaster.core.schema import build
-from trainmaster.remote.package import Package, pack
-from trainmaster.targets.ssh.channel import clean
-from trainmaster.targets.ssh.connect import NodeUnavailable, load
-from trainmaster.targets.ssh.hosts import SshHost, read_known_hosts
+from trainmaster.targets import Node, NodeAccess, Program, Result
 
-Outcome = Sequence[ProgramResult] | NodeUnavailable | None  # None: cut off after the first program had ended
+Outcome = Sequence[Result] | NodeUnavailable | None  # None: cut off after the first program had ended
 
 _GRACE_S = 10.0  # a rank that knows the verdict ends within two seconds
 CAPABILITIES_TIMEOUT_S = 120.0  # importing torch from a cold network file system takes a minute
-
-
-class Link(Protocol):
-    """Way to start programs on nodes."""
-
-    async def start(self, host: SshHost, runs: Sequence[Program], *, timeout_s: float) -> Sequence[ProgramResult]:
-        """Results of programs that run at once on a node; NodeUnavailable without its answer. Cancelling ends them."""
-        ...
-
-    def address(self, name: str) -> str | None:
-        """Where other nodes reach this one; None: as its hosts file or it itself says."""
-        ...
-
-    async def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SshLink:
-    """A connection for each start; shared are keys, package and the number of concurrent handshakes."""
-
-    known_hosts: bytes
-    package: Package
-    gate: asyncio.Semaphore
-
-    async def start(self, host: SshHost, runs: Sequence[Program], *, timeout_s: float) -> Sequence[ProgramResult]:
-        return await start(host, self.known_hosts, self.package, runs, timeout_s=timeout_s, gate=self.gate)
-
-    def address(self, name: str) -> None:
-        del name
-
-    async def close(self) -> None:
-        pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,21 +35,11 @@ class Capabilities:
     why: str  # reason that torch cannot be used
 
 
-def open_link(hosts: Nodes, *, limit_s: float) -> Link:
-    """The way to these nodes. `limit_s` bounds how long a scheduler keeps them for us; call `close`."""
-    if isinstance(hosts, SlurmNodes):
-        return SlurmLink(hosts, limit_s=limit_s)
-    if isinstance(hosts, KubeNodes):
-        return KubeLink(hosts, limit_s=limit_s)
-    load()
-    return SshLink(known_hosts=read_known_hosts(hosts.known_hosts), package=pack(), gate=asyncio.Semaphore(HANDSHAKES))
-
-
 async def run_together(
-    jobs: Sequence[tuple[SshHost, Sequence[Program]]], link: Link, *, timeout_s: float
+    jobs: Sequence[tuple[Node, Sequence[Program]]], access: NodeAccess, *, timeout_s: float
 ) -> list[Outcome]:
     """Outcome of each node's programs, in the order of `jobs`."""
-    tasks = [asyncio.create_task(_start(host, runs, link, timeout_s=timeout_s)) for host, runs in jobs]
+    tasks = [asyncio.create_task(_run(node, programs, access, timeout_s=timeout_s)) for node, programs in jobs]
     try:
         await asyncio.wait(tasks[:1])
         await asyncio.wait(tasks, timeout=_GRACE_S)
@@ -102,16 +51,18 @@ async def run_together(
 
 
 async def ask_capabilities(
-    hosts: Sequence[SshHost], link: Link, *, ports: int = 1, timeout_s: float = CAPABILITIES_TIMEOUT_S
+    nodes: Sequence[Node], access: NodeAccess, *, ports: int = 1, timeout_s: float = CAPABILITIES_TIMEOUT_S
 ) -> dict[str, Capabilities | NodeUnavailable]:
     """Capabilities of every node, each asked alone."""
     program = Program(module="trainmaster.bench.collectives.capabilities", words=["--ports", str(ports)])
-    answers = await asyncio.gather(*(_start(host, [program], link, timeout_s=timeout_s) for host in hosts))
-    found = {host.name: _read_capabilities(answer) for host, answer in zip(hosts, answers, strict=True)}
-    return {
-        name: replace(one, address=link.address(name) or one.address) if isinstance(one, Capabilities) else one
-        for name, one in found.items()
-    }
+    answers = await asyncio.gather(*(_run(node, [program], access, timeout_s=timeout_s) for node in nodes))
+    return {node.name: _read_capabilities(answer) for node, answer in zip(nodes, answers, strict=True)}
+
+
+def meeting_point(node: Node, offer: Capabilities) -> tuple[str, int]:
+    """Address and port where the ranks meet: those of the first node. Its target may state the address; else it is the
+    one that the node was reached by, which its neighbours normally reach too."""
+    return node.address or offer.address or node.name, offer.ports[0]
 
 
 def environment(
@@ -131,23 +82,23 @@ def last_line(text: str) -> str:
     return lines[-1][:300] if lines else "nothing"
 
 
-async def _start(
-    host: SshHost, runs: Sequence[Program], link: Link, *, timeout_s: float
-) -> Sequence[ProgramResult] | NodeUnavailable:
+async def _run(
+    node: Node, programs: Sequence[Program], access: NodeAccess, *, timeout_s: float
+) -> Sequence[Result] | NodeUnavailable:
     try:
-        return await link.start(host, runs, timeout_s=timeout_s)
-    except NodeUnavailable as wrong:
-        return wrong
-    except Exception as wrong:  # an internal error about one node must not hide the others
-        return NodeUnavailable(f"internal error: {type(wrong).__name__}: {wrong}", action="report it as a bug")
+        return await access.run(node, programs, timeout_s)
+    except NodeUnavailable as error:
+        return error
+    except Exception as error:  # an internal error about one node must not hide the others
+        return NodeUnavailable(f"internal error: {type(error).__name__}: {error}", action="report it as a bug")
 
 
-def _read_capabilities(answer: Sequence[ProgramResult] | NodeUnavailable) -> Capabilities | NodeUnavailable:
+def _read_capabilities(answer: Sequence[Result] | NodeUnavailable) -> Capabilities | NodeUnavailable:
     if isinstance(answer, NodeUnavailable):
         return answer
-    (ran,) = answer
+    (result,) = answer
     with contextlib.suppress(ValueError, RecursionError, SpecError):
-        return build(Capabilities, json.loads(clean(ran.out)))
-    how = "was not done in time" if ran.code is None else f"ended with {ran.code}"
-    reason = f"importing torch on it {how}: {last_line(ran.err)}"
+        return build(Capabilities, json.loads(clean(result.out)))
+    how = "was not done in time" if result.code is None else f"ended with {result.code}"
+    reason = f"importing torch on it {how}: {last_line(result.err)}"
     return NodeUnavailable(reason, action="run `python3 -c 'import torch'` on it by hand")

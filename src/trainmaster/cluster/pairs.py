@@ -10,16 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainmaster.cluster.termination import run, until_terminated
 from trainmaster.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from trainmaster.cluster.exchange import Program
     from trainmaster.cluster.launch import Capabilities
-    from trainmaster.cluster.nodes import Nodes
-    from trainmaster.targets.ssh.connect import NodeUnavailable
+    from trainmaster.core.errors import NodeUnavailable
+    from trainmaster.targets import Node, Program, ReachesNodes
 
 _TAKEN = ("EADDRINUSE", "address already in use")  # the port was taken since the node was asked: no verdict
 
@@ -30,30 +30,35 @@ class Pairs:
     Until then SIGTERM raises KeyboardInterrupt, as Ctrl-C does, so that `close` is reached.
     """
 
-    def __init__(self, hosts: Nodes, *, size: str, timeout_s: float, rounds: int) -> None:
+    def __init__(self, target: ReachesNodes, *, home: Path, size: str, timeout_s: float, rounds: int) -> None:
         from trainmaster.cluster import launch
 
-        self._hosts = {host.name: host for host in hosts.hosts}
-        self._size, self._timeout_s = size, timeout_s
+        self._nodes: dict[str, Node] = {}
+        self._size, self._timeout_s, self._rounds = size, timeout_s, rounds
         self._runner = asyncio.Runner()
         self._terminated = contextlib.ExitStack()
         # Each pair may be tried twice, where its port was taken.
         limit_s = launch.CAPABILITIES_TIMEOUT_S + 2 * rounds * timeout_s
-        self._link = launch.open_link(hosts, limit_s=limit_s)
+        self._access = target.open_nodes(limit_s=limit_s, home=home)
         try:
             self._terminated.enter_context(until_terminated())  # between the rounds
-            told = run(launch.ask_capabilities(hosts.hosts, self._link, ports=2 * rounds), runner=self._runner)
-            self._read(told)
+            self._read(run(self._open(), runner=self._runner))
         except BaseException:
             self.close()
             raise
 
-    def _read(self, told: Mapping[str, Capabilities | NodeUnavailable]) -> None:
+    async def _open(self) -> Mapping[str, Capabilities | NodeUnavailable]:
+        from trainmaster.cluster import launch
+
+        self._nodes = {node.name: node for node in await self._access.nodes()}
+        return await launch.ask_capabilities(list(self._nodes.values()), self._access, ports=2 * self._rounds)
+
+    def _read(self, offers: Mapping[str, Capabilities | NodeUnavailable]) -> None:
         from trainmaster.cluster.launch import Capabilities
 
-        self.silent = {name: str(found) for name, found in told.items() if not isinstance(found, Capabilities)}
-        self._capabilities = {name: found for name, found in told.items() if isinstance(found, Capabilities)}
-        self._ports = {name: list(found.ports) for name, found in self._capabilities.items()}
+        self.silent = {name: str(offer) for name, offer in offers.items() if not isinstance(offer, Capabilities)}
+        self._capabilities = {name: offer for name, offer in offers.items() if isinstance(offer, Capabilities)}
+        self._ports = {name: list(offer.ports) for name, offer in self._capabilities.items()}
         self.backend = choose_backend(self._capabilities)
 
     @property
@@ -63,8 +68,8 @@ class Pairs:
 
     @property
     def racks(self) -> dict[str, str] | None:
-        """Rack by node, from the hosts file; None where it states no rack."""
-        stated = {name: self._hosts[name].rack for name in self._capabilities}
+        """Rack by node; None where the target states no rack."""
+        stated = {name: self._nodes[name].rack for name in self._capabilities}
         return {name: rack for name, rack in stated.items() if rack is not None} or None
 
     def measure(self, pairs: Sequence[tuple[str, str]]) -> list[float | None]:
@@ -79,7 +84,7 @@ class Pairs:
         """Give the nodes back."""
         with self._terminated:
             try:
-                run(self._link.close(), runner=self._runner)
+                run(self._access.close(), runner=self._runner)
             finally:
                 self._runner.close()
 
@@ -88,8 +93,8 @@ class Pairs:
         from trainmaster.cluster.launch import run_together
 
         for _ in range(2):
-            jobs = [(self._hosts[name], [run]) for name, run in zip((a, b), self._plan(a, b), strict=True)]
-            first, _second = await run_together(jobs, self._link, timeout_s=self._timeout_s)
+            jobs = [(self._nodes[name], [program]) for name, program in zip((a, b), self._plan(a, b), strict=True)]
+            first, _second = await run_together(jobs, self._access, timeout_s=self._timeout_s)
             if not isinstance(first, Sequence):
                 return None
             if not any(word in first[0].err for word in _TAKEN):
@@ -98,13 +103,13 @@ class Pairs:
 
     def _plan(self, a: str, b: str) -> list[Program]:
         from trainmaster.bench.collectives.pairs import plan_pair
-        from trainmaster.cluster.exchange import Program
+        from trainmaster.targets import Program
 
         free = self._ports[a]
         if not free:
             raise UsageError(f"no free port from 20000 to 29999 on {a}; list its listeners: ss -ltn")
         free.append(port := free.pop(0))  # round robin: the last port may still be in TIME_WAIT
-        address = self._hosts[a].address or self._capabilities[a].address or self._hosts[a].host
+        address = self._nodes[a].address or self._capabilities[a].address or a
         commands = plan_pair(
             a, b, address=address, port=port, size=self._size, timeout_s=self._timeout_s / 4, backend=self.backend
         )

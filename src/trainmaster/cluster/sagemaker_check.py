@@ -20,14 +20,14 @@ from typing import Any, TypeVar
 
 from trainmaster import __version__
 from trainmaster.cluster import sagemaker_results
-from trainmaster.cluster.exchange import Answer, unwrap
-from trainmaster.cluster.gather import Ask, CheckRequest, TransferStats, gather_by
-from trainmaster.core.errors import TargetError, TrainmasterError, Unreachable
+from trainmaster.cluster.gather import Answer, Ask, CheckRequest, Watch, gather_by
+from trainmaster.core.clean_text import clean
+from trainmaster.core.errors import NodeUnavailable, TargetError, TrainmasterError, Unreachable
 from trainmaster.core.health import ClusterHealth
 from trainmaster.core.spec import JobSpec, Limits, Preflight, Resources
 from trainmaster.core.states import TargetState
 from trainmaster.remote.bootstrap import MAX_ANSWER_BYTES
-from trainmaster.targets import Placement, Poll, Submission
+from trainmaster.targets import Node, Placement, Poll, Submission, check_files
 from trainmaster.targets.kubernetes import names
 from trainmaster.targets.sagemaker import inputs, request
 from trainmaster.targets.sagemaker.aws import Missing, open_aws
@@ -35,9 +35,6 @@ from trainmaster.targets.sagemaker.logs import GROUP
 from trainmaster.targets.sagemaker.settings import Settings
 from trainmaster.targets.sagemaker.states import billing, render_cost, render_stop
 from trainmaster.targets.sagemaker.target import SageMaker
-from trainmaster.targets.ssh.channel import clean
-from trainmaster.targets.ssh.connect import NodeUnavailable
-from trainmaster.targets.ssh.hosts import SshHost
 
 PROGRAM = ("-m", "trainmaster.sagemaker_job")  # installed in the image of the stage `sagemaker`
 RUN_S = {1: 3600.0, 2: 10_800.0, 3: 18_000.0}  # of the job, by level: above the limits in sagemaker_job/host.py
@@ -60,8 +57,8 @@ class SageMakerNodes:
     count: int
 
     @property
-    def hosts(self) -> tuple[SshHost, ...]:
-        return tuple(SshHost(host=f"algo-{one + 1}", name=f"algo-{one + 1}") for one in range(self.count))
+    def nodes(self) -> list[Node]:
+        return [Node(name=f"algo-{number + 1}") for number in range(self.count)]
 
 
 def load_nodes(path: Path, count: int) -> SageMakerNodes:
@@ -103,17 +100,17 @@ def gather(
     asked: CheckRequest,
     *,
     tests: bool,
+    watch: Watch,
     bundle: Path | None = None,
-    on_answer: Callable[[str, str], None] | None = None,
     on_state: Say | None = None,
     on_note: Say | None = None,
-    stats: TransferStats | None = None,
 ) -> ClusterHealth:
     """Health of every host and the results between them. `on_state`: what the job does now; `on_note`: to be kept."""
     with tempfile.TemporaryDirectory(prefix="trainmaster-sagemaker-") as folder:
         submission = plan(nodes, asked, tests=tests, attempt=f"{uuid.uuid4()}.1", folder=Path(folder))
         job = _Job(nodes, submission, captures=bundle is not None, on_state=on_state, on_note=on_note)
-        health = gather_by(_open(job), nodes.hosts, asked, bundle=bundle, on_answer=on_answer, stats=stats)
+        health = gather_by(_open(job, nodes.nodes), asked, bundle=bundle, watch=watch)
+        watch.transfer.received_bytes += job.received_bytes
     assert job.end is not None
     answered = [node.node for node in health.nodes]
     between = sagemaker_results.between(job.found, answered, level=asked.level, tests=tests)
@@ -127,12 +124,12 @@ def _results(settings: Settings, attempt: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _open(job: _Job) -> AsyncIterator[Ask]:
+async def _open(job: _Job, nodes: list[Node]) -> AsyncIterator[tuple[list[Node], Ask]]:
     watching: asyncio.Task[None] | None = None
     try:
         await job.submit()
         watching = asyncio.create_task(job.watch())
-        yield job.ask
+        yield nodes, job.ask
         await watching
         await job.finish()
     finally:
@@ -161,11 +158,12 @@ class _Job:
         self._aws = open_aws(nodes.settings.region, nodes.settings.endpoint)
         self._handle, self.name = submission.handle, str(submission.handle["name"])
         self._bucket, self._prefix = inputs.split(_results(nodes.settings, str(self._handle["attempt"])))
-        self._hosts = [host.name for host in nodes.hosts]
+        self._hosts = [node.name for node in nodes.nodes]
         self._sizes: dict[str, int] = {}  # of the answers, by host
         self._changed: asyncio.Event = asyncio.Event()
         self._creating: asyncio.Task[Any] | None = None
         self._lost = ""  # why no more answers come
+        self.received_bytes = 0
         self.refused = False  # no job was created
         self.end: Poll | None = None
         self.found: ClusterHealth | str = "it was not read"  # results of the first host, or why there are none
@@ -229,9 +227,8 @@ class _Job:
             self._changed = asyncio.Event()
         return poll
 
-    async def ask(self, host: SshHost) -> Answer:
+    async def ask(self, host: Node) -> Answer:
         """The answer of a host, once it is there. NodeUnavailable where none comes any more."""
-        began = time.monotonic()
         action = f"read its log stream {self.name}/{host.name}-… in CloudWatch, group {GROUP}"
         while host.name not in self._sizes:
             if self._lost:
@@ -249,10 +246,8 @@ class _Job:
         if (version := _find_word(health, "version")) not in (None, __version__):
             reason = f"its image has Trainmaster {version[:40]!r}, and this is {__version__}"
             raise NodeUnavailable(reason, action="build the image of this version: deploy/sagemaker/create-image.sh")
-        health, files = unwrap(json.dumps({"health": health, "files": files}).encode())
-        received = len(health) + sum(map(len, files.values()))
-        took_s = round(time.monotonic() - began, 3)
-        return Answer(health=health, files=files, sent_bytes=0, received_bytes=received, took_s=took_s)
+        self.received_bytes += len(health) + sum(map(len, files.values()))
+        return Answer(health=health, files=check_files(files))
 
     async def finish(self) -> None:
         """Read the results between hosts and the cost, and remove the inputs of the job."""

@@ -17,6 +17,7 @@
     │   └── NotCaptured             the recorded machine lacks this answer
     ├── TargetError             1   a target refused or could not do what was asked
     │   ├── Unreachable             it cannot be asked now; never to be read as "failed"
+    │   │   └── NodeUnavailable     a node that gave no answer: the reason, and one action
     │   ├── NodeLost                a machine of the attempt is gone, or silent for too long
     │   │   └── Preempted           the provider took it back
     │   ├── NoCapacity              every machine that would do is in use; the job waits
@@ -134,6 +135,15 @@ class TargetError(TrainmasterError):
 
 class Unreachable(TargetError):
     """The target cannot be asked now. Says nothing about the job: never read it as "failed"."""
+
+
+class NodeUnavailable(Unreachable):
+    """A node that gave no answer: the reason, and one action."""
+
+    def __init__(self, reason: str, *, action: str) -> None:
+        super().__init__(f"{reason}; {action}")
+        self.reason = reason
+        self.action = action
 
 
 class NodeLost(TargetError):

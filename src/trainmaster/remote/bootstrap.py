@@ -1,7 +1,7 @@
 """Bootstrap on a node where nothing is installed: sent as text, run by the node's own Python.
 
-It finds the node half in a content-addressed cache or requests it; runs the checks, or the given programs, in a
-temporary folder; and prints one answer. It ends, with all its descendants, at its deadline and when the connection
+It finds the node half in a content-addressed cache or requests it; runs the given programs in a temporary
+folder; and prints one answer. It ends, with all its descendants, at its deadline and when the connection
 closes. With `serve` it becomes the node's end of the ssh target instead (node_server.py), whose agents outlive it.
 Standard library only: it cannot import the package that it brings.
 
@@ -30,6 +30,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+ADDRESS_VARIABLE = "TRAINMASTER_NODE_ADDRESS"  # where the one who starts programs reaches this node
 MAX_ANSWER_BYTES = 64 << 20  # a capture of 8 GPUs is under 1 MiB; a kernel log may be several
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_S = 2.0  # a process that survives this hangs in the kernel
@@ -57,8 +58,7 @@ def main() -> None:
         signal.signal(number, lambda *_: sys.exit("terminated by a signal"))
     work = Path(tempfile.mkdtemp(prefix="trainmaster-"))
     try:
-        run = _run_programs if "runs" in order else _run
-        answer = run(_node_half(order, work, until), order, work, until)
+        answer = _run_programs(_node_half(order, work, until), order, work, until)
         text = json.dumps(answer).encode()
         if len(text) > MAX_ANSWER_BYTES:
             text = json.dumps({"wrong": f"its answer of {len(text) >> 20} MiB is over the limit"}).encode()
@@ -137,52 +137,51 @@ def _receive(size: int, until: float) -> bytes:
     return data
 
 
-def _run(package: Path | None, order: Mapping[str, Any], work: Path, until: float) -> dict[str, Any]:
-    out, err, capture = work / "out", work / "err", work / "capture"
-    words = [*order["words"], "--json", "--progress", "--capture", str(capture)]
-    child = _start(package, ["trainmaster.checks", *words], {}, out, err)
-    while child.poll() is None:
-        if time.monotonic() >= until:
-            at = [line[6:] for line in _text(err).splitlines() if line.startswith("check ")]
-            return {"wrong": "it was not done in time", "at": at[-1] if at else None}
-        _breathe(order)
-    if child.returncode not in (0, 1, 3):  # PASS or WARN, FAIL, INCOMPLETE: exit codes with a verdict
-        return {"wrong": f"the checks ended with {child.returncode}: {_text(err)[-400:]}"}
-    files, size = {}, 0
-    for path in sorted(capture.rglob("*")):
-        if path.is_file() and not path.is_symlink():
-            files[path.relative_to(capture).as_posix()] = _text(path)
-            size += path.stat().st_size
-            if size > MAX_ANSWER_BYTES:
-                return {"wrong": f"its capture is over {MAX_ANSWER_BYTES >> 20} MiB"}
-    return {"health": _text(out), "files": files}
-
-
 def _run_programs(package: Path | None, order: Mapping[str, Any], work: Path, until: float) -> dict[str, Any]:
     """Run several modules at once, each with its own environment; the output and end of each."""
     children = []
     for number, run in enumerate(order["runs"]):
-        out, err = work / f"{number}.out", work / f"{number}.err"
-        env = {"TMPDIR": str(work), **run["env"]}  # a killed program cannot clean up; the folder is removed here
-        children.append((_start(package, [run["module"], *run["words"]], env, out, err), out, err))
+        out, err, capture = (work / f"{number}.{end}" for end in ("out", "err", "capture"))
+        # A killed program cannot clean up; the folder is removed here.
+        env = {"TMPDIR": str(work), **order.get("env", {}), **run["env"]}
+        words = [run["module"], *run["words"], *(["--capture", str(capture)] if run["captures"] else [])]
+        children.append((_start(package, words, env, out, err), out, err, capture))
     stopped: float | None = None
-    while any(child.poll() is None for child, _, _ in children):
+    while any(child.poll() is None for child, *_ in children):
         now = time.monotonic()
-        still = any(child.returncode is None and _state(child.pid) == "T" for child, _, _ in children)
+        still = any(child.returncode is None and _state(child.pid) == "T" for child, *_ in children)
         stopped = (stopped or now) if still else None
         if now >= until or (stopped is not None and now - stopped > _STOPPED_S):
             break
         _breathe(order)
-    told = [
-        {
-            "code": child.returncode,
-            "state": _state(child.pid) if child.returncode is None else None,
-            "out": _text(out, _OUT_BYTES),
-            "err": _text(err)[-_ERR_BYTES:],
-        }
-        for child, out, err in children
-    ]
-    return {"runs": told}
+    results, left = [], MAX_ANSWER_BYTES
+    for child, out, err, capture in children:
+        files = _read_files(capture, left)
+        if files is None:
+            return {"wrong": f"its capture is over {MAX_ANSWER_BYTES >> 20} MiB"}
+        left -= sum(map(len, files.values()))
+        results.append(
+            {
+                "code": child.returncode,
+                "state": _state(child.pid) if child.returncode is None else None,
+                "out": _text(out, _OUT_BYTES),
+                "err": _text(err)[-_ERR_BYTES:],
+                "files": files,
+            }
+        )
+    return {"runs": results}
+
+
+def _read_files(folder: Path, most: int) -> dict[str, str] | None:
+    """Plain files of a folder as texts; None where they are over the limit."""
+    files, size = {}, 0
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.is_symlink():
+            size += path.stat().st_size
+            if size > most:
+                return None
+            files[path.relative_to(folder).as_posix()] = _text(path)
+    return files
 
 
 def _start(

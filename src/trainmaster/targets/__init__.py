@@ -22,6 +22,9 @@ from typing import Protocol, runtime_checkable
 from trainmaster.core.attempt import FileSize, Handle, Owned, Poll, Pull, Submission
 from trainmaster.core.errors import UsageError
 from trainmaster.core.spec import JobSpec
+from trainmaster.targets._answers import check_files
+from trainmaster.targets._cluster_job import ClusterJob, ClusterJobEnd, RunsClusterJobs, find_unequal
+from trainmaster.targets._nodes import Node, NodeAccess, Program, ReachesNodes, Result, Transfer
 from trainmaster.targets._provider import (
     Instance,
     InstanceState,
@@ -33,9 +36,12 @@ from trainmaster.targets._provider import (
     home_mark,
     make_home_mark,
 )
+from trainmaster.targets._runs import Run, is_left_over
 from trainmaster.targets._traits import Traits
 
 __all__ = [
+    "ClusterJob",
+    "ClusterJobEnd",
     "FileSize",
     "Handle",
     "HasNodes",
@@ -45,19 +51,30 @@ __all__ = [
     "LaunchRequest",
     "Listing",
     "Lists",
+    "Node",
+    "NodeAccess",
     "NotNow",
     "Offer",
     "Owned",
     "Placement",
     "Places",
     "Poll",
+    "Program",
     "Pull",
+    "ReachesNodes",
     "Rents",
+    "Result",
+    "Run",
+    "RunsClusterJobs",
     "Submission",
     "Target",
     "Traits",
+    "Transfer",
+    "check_files",
     "close",
+    "find_unequal",
     "home_mark",
+    "is_left_over",
     "load",
     "make_home_mark",
     "names",

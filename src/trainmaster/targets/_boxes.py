@@ -6,8 +6,8 @@ from pathlib import Path
 
 from trainmaster.core.errors import TargetError
 from trainmaster.targets import Handle
+from trainmaster.targets._answers import clean
 from trainmaster.targets._provider import SshAccess
-from trainmaster.targets.ssh.channel import clean
 from trainmaster.targets.ssh.hosts import SshHost
 from trainmaster.targets.ssh.session import Session, close_session, session
 from trainmaster.targets.ssh.target import Ssh

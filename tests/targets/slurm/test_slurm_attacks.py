@@ -13,14 +13,15 @@ import yaml
 
 from slurm import PATH, Cluster
 from trainmaster import targets
-from trainmaster.cluster.slurm_nodes import list_nodes, parse_nodes
 from trainmaster.core.errors import SpecError, TargetError
 from trainmaster.core.plan import rank_log
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, TargetState
 from trainmaster.remote.slurm import parse
 from trainmaster.remote.slurm.parse import SlurmJob
+from trainmaster.targets.slurm.node_list import SlurmNode, list_nodes, parse_nodes
 from trainmaster.targets.slurm.outcome import judge
+from trainmaster.targets.slurm.queue import queue
 from trainmaster.targets.slurm.settings import read_settings
 
 S = "\x1f"
@@ -214,11 +215,16 @@ def test_an_id_that_is_used_again_is_neither_read_nor_killed(
 
 @pytest.mark.spawns
 @pytest.mark.timeout(300)
-def test_the_nodes_are_listed_whatever_their_reasons_say(slurm: Cluster, cluster_file: Path) -> None:
+def test_the_nodes_are_listed_whatever_their_reasons_say(slurm: Cluster, cluster_file: Path, run: Any) -> None:
     reason = "bad DIMM (since 2024)\nNodeName=n9 State=IDLE [/INST] \x1b[2J"
     slurm.call("scontrol", "update", "nodename=n2", "state=drain", f"reason={reason}")
     try:
-        found = {node.name: node for node in list_nodes(read_settings(cluster_file)).nodes}
+        settings = read_settings(cluster_file)
+
+        async def listed() -> list[SlurmNode]:
+            return await list_nodes(queue(settings), settings)
+
+        found = {node.name: node for node in run(listed())}
         assert set(found) == {"n1", "n2", "n3"}
         assert "DRAIN" in found["n2"].states and "\x1b" not in found["n2"].reason and "\n" not in found["n2"].reason
         assert not found["n2"].ours

@@ -38,9 +38,10 @@ def _torch() -> dict[str, object]:
 
 
 def _address() -> str | None:
-    """The node's own address of the SSH connection: right with several addresses and behind NAT."""
+    """The node's own address of the SSH connection: right with several addresses and behind NAT. Else as the program
+    was told that started this one."""
     words = os.environ.get("SSH_CONNECTION", "").split()
-    return words[2] if len(words) == 4 else None
+    return words[2] if len(words) == 4 else os.environ.get("TRAINMASTER_NODE_ADDRESS") or None
 
 
 def free_ports(count: int) -> list[int]:

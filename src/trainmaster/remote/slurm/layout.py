@@ -18,6 +18,7 @@ from pathlib import Path
 
 BATCH_SCRIPT = "batch.sh"
 COMMENT = "trainmaster:"  # of a Slurm job, before the attempt's name: by it a job is found again
+RUN_COMMENT = "trainmaster-run:"  # of a Slurm job that belongs to no attempt, before the marks of its home and run
 INTENT_FILE, JOB_FILE, RELEASED_FILE, OWNER_FILE = "intent", "job", "released", "owner"
 NEVER = "-"  # content of the job file where the attempt was cancelled before it was submitted
 

@@ -6,11 +6,14 @@ import re
 
 from trainmaster.core.errors import TargetError
 from trainmaster.core.ids import UUID_PATTERN
+from trainmaster.targets._runs import Owner
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGER = "trainmaster"  # value of MANAGED_BY, and field manager of server-side apply
 ATTEMPT_LABEL = "trainmaster/attempt"
 JOB_NAME_LABEL = "trainmaster/job-name"  # the spec's name
+HOME_LABEL, RUN_LABEL = "trainmaster/home", "trainmaster/run"  # who made what no job of a database owns
+HEALTH_TAINT = "trainmaster/health"  # of a node that `trainmaster remedy` has drained
 STOP_ANNOTATION = "trainmaster/stop"  # of a pod: asks its agent to stop; the value is the reason
 RESEND_ANNOTATION = "trainmaster/resend"  # of a pod: asks for lines again, `STREAM OFFSET`
 SELECTOR = f"{MANAGED_BY}={MANAGER}"
@@ -33,6 +36,11 @@ def object_name(attempt: str) -> str:
     if match is None:
         raise TargetError(f"{attempt[:80]!r} is not the name of an attempt")
     return f"tm-{match[1].replace('-', '')}-{match[3]}"
+
+
+def owner_labels(owner: Owner) -> dict[str, str]:
+    """Labels of everything that a run makes."""
+    return {HOME_LABEL: owner.home, RUN_LABEL: owner.run}
 
 
 def job_of(attempt: str) -> str:

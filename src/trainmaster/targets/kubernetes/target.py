@@ -19,7 +19,8 @@ from trainmaster.core.errors import TargetError, TrainmasterError
 from trainmaster.core.plan import EXIT_FILE, OUTPUTS_FOLDER, ExitRecord
 from trainmaster.core.states import Reason, TargetState
 from trainmaster.remote.attempt_host import check_range
-from trainmaster.targets import FileSize, Handle, Owned, Placement, Poll, Submission
+from trainmaster.targets import FileSize, Handle, NodeAccess, Owned, Placement, Poll, Submission
+from trainmaster.targets._cluster_job import ClusterJob, PlannedClusterJob
 from trainmaster.targets._node_files import find_stream, rename
 from trainmaster.targets._spool import Spool
 from trainmaster.targets.kubernetes import manifests, names, planning
@@ -161,6 +162,16 @@ class Kubernetes:
             for one in listed
             if (attempt := str((one["metadata"].get("labels") or {}).get(names.ATTEMPT_LABEL, "")))
         ]  # fmt: skip
+
+    def open_nodes(self, *, limit_s: float, home: Path, retest: bool = False) -> NodeAccess:  # noqa: ARG002 (always)
+        from trainmaster.targets.kubernetes.nodes import KubeNodes
+
+        return KubeNodes(self, self.settings(), limit_s=limit_s, home=home)
+
+    async def plan_cluster_job(self, job: ClusterJob, *, home: Path, folder: Path) -> PlannedClusterJob:
+        from trainmaster.targets.kubernetes import cluster_job
+
+        return await cluster_job.plan(self, self.settings(), job, home=home, folder=folder)
 
     def settings(self) -> Settings:
         """Settings of the file, read again: a server picks up changes."""

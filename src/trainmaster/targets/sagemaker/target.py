@@ -24,6 +24,7 @@ from trainmaster.core.plan import EXIT_FILE, ExitRecord
 from trainmaster.core.states import TargetState
 from trainmaster.remote.attempt_host import check_range
 from trainmaster.targets import FileSize, Handle, Owned, Placement, Poll, Submission
+from trainmaster.targets._cluster_job import ClusterJob, PlannedClusterJob
 from trainmaster.targets._node_files import find_stream, rename
 from trainmaster.targets._spool import Spool
 from trainmaster.targets.sagemaker import inputs, planning, request
@@ -168,6 +169,12 @@ class SageMaker:
             if not page.get("NextToken"):
                 return found
             given["NextToken"] = page["NextToken"]
+
+    async def plan_cluster_job(self, job: ClusterJob, *, home: Path, folder: Path) -> PlannedClusterJob:  # noqa: ARG002
+        from trainmaster.targets.sagemaker import cluster_job
+
+        own = SageMaker(self._path, cluster_job.adapt)
+        return cluster_job.SageMakerClusterJob(own, own.settings(), job, folder)
 
     def settings(self) -> Settings:
         """Settings of the file, read again: a server picks up changes."""

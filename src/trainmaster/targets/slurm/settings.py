@@ -11,6 +11,7 @@ The file holds no secret; `login` takes the fields of a host of a hosts file.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -113,3 +114,16 @@ def read_settings(path: Path) -> SlurmSettings:
     except yaml.YAMLError as wrong:
         first = str(wrong).partition("\n")[0]
         raise UsageError(f"target: cluster file {path} is not YAML: {first}") from None
+
+
+def node_half(settings: SlurmSettings) -> str:
+    """Folder of the node half where no job names it: checks."""
+    return f"{(settings.folder or '~/.trainmaster').rstrip('/')}/packages/{package_digest()}"
+
+
+@functools.cache
+def package_digest() -> str:
+    """Hash of the node half of this installation: jobs in the queue keep the version that submitted them."""
+    from trainmaster.remote.package import pack
+
+    return pack().digest[:32]

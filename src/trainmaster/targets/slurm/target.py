@@ -7,7 +7,6 @@ is: until then nodes may be in use, and Slurm may restart it.
 from __future__ import annotations
 
 import asyncio
-import functools
 import re
 import shutil
 from collections.abc import Mapping
@@ -33,11 +32,12 @@ from trainmaster.remote.attempt_host import check_range
 from trainmaster.remote.slurm import layout
 from trainmaster.remote.slurm.parse import expand_tasks
 from trainmaster.remote.slurm.states import translate
-from trainmaster.targets import FileSize, Handle, Owned, Placement, Poll, Submission
+from trainmaster.targets import FileSize, Handle, NodeAccess, Owned, Placement, Poll, Submission
+from trainmaster.targets._cluster_job import ClusterJob, PlannedClusterJob
 from trainmaster.targets.slurm.outcome import judge
 from trainmaster.targets.slurm.queue import Queue, queue
 from trainmaster.targets.slurm.script import Job, holds_node_program, job_name, render_script
-from trainmaster.targets.slurm.settings import SlurmSettings
+from trainmaster.targets.slurm.settings import SlurmSettings, package_digest
 
 _RANK_LOG = re.compile(r"rank-([0-9]{1,6})\.log")
 _OF_NODE = re.compile(rf"{OUTPUTS_FOLDER}/node-([0-9]{{1,6}})/(.+)", re.DOTALL)
@@ -159,6 +159,16 @@ class Slurm:
             found[attempt] = Owned(attempt=attempt, handle=handle, what=what)
         return list(found.values())
 
+    def open_nodes(self, *, limit_s: float, home: Path, retest: bool = False) -> NodeAccess:
+        from trainmaster.targets.slurm.nodes import SlurmNodes
+
+        return SlurmNodes(self, self.settings, limit_s=limit_s, home=home, retest=retest)
+
+    async def plan_cluster_job(self, job: ClusterJob, *, home: Path, folder: Path) -> PlannedClusterJob:  # noqa: ARG002
+        from trainmaster.targets.slurm import cluster_job
+
+        return await cluster_job.plan(self, self.settings, job, home=home)
+
     def _folders(self, placement: Placement) -> tuple[str, str, str]:
         """Base folder of the attempt, folder of the checkpoints, and that of the node half."""
         job, _, number = placement.attempt.partition(".")
@@ -170,7 +180,7 @@ class Slurm:
         else:
             jobs, own, packages = f"{shared.rstrip('/')}/jobs", job, Path(shared) / "packages"
         checkpoints = f"{jobs}/{placement.spec.resume_from or own}/checkpoints"
-        return f"{jobs}/{own}/attempts/{number}", checkpoints, f"{packages}/{_digest()}"
+        return f"{jobs}/{own}/attempts/{number}", checkpoints, f"{packages}/{package_digest()}"
 
     async def _facts(self, where: Queue, handle: Handle, *, end: bool = False) -> Mapping[str, Any]:
         facts, _ = await where.ask("facts", base=handle["base"], nodes=handle["nodes"], tasks=handle["tasks"], end=end)
@@ -197,19 +207,6 @@ class Slurm:
             draft = place.with_name(f".{WORK_FOLDER}-{handle['attempt']}")
             await asyncio.to_thread(shutil.copytree, work, draft, symlinks=True, dirs_exist_ok=True)
             draft.rename(place)
-
-
-def node_half(settings: SlurmSettings) -> str:
-    """Folder of the node half where no job names it: checks."""
-    return f"{(settings.folder or '~/.trainmaster').rstrip('/')}/packages/{_digest()}"
-
-
-@functools.cache
-def _digest() -> str:
-    """Hash of the node half of this installation: jobs in the queue keep the version that submitted them."""
-    from trainmaster.remote.package import pack
-
-    return pack().digest[:32]
 
 
 def _units(handle: Handle) -> int:

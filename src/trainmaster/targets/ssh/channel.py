@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import json
 import shlex
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainmaster.core.errors import NodeUnavailable
 from trainmaster.remote import bootstrap
-from trainmaster.targets.ssh.connect import NodeUnavailable, NoPython
+from trainmaster.targets._answers import clean, encode_order, malformed
+from trainmaster.targets.ssh.connect import NoPython
 
 _NOISE_BYTES = 1 << 20  # limit on a login shell's own output before the first marked line
 _OLD = "trainmaster-needs-3.11"
@@ -24,7 +25,7 @@ def command(python: str, order: Mapping[str, Any]) -> str:
     source = base64.b64encode(zlib.compress(Path(bootstrap.__file__).read_bytes(), 9)).decode()
     check = f'import sys;sys.version_info<(3,11) and sys.exit("{_OLD} %d.%d"%sys.version_info[:2])'
     program = f'{check};import base64,zlib;exec(zlib.decompress(base64.b64decode("{source}")))'
-    text = base64.b64encode(json.dumps(order).encode()).decode()
+    text = encode_order(order)
     # The shell prints its process id and becomes Python, so that a Python that hangs on start can be killed.
     first = f"echo; echo {order['nonce']} pid $$; " + 'exec "$0" "$@"'
     return f"exec sh -c {shlex.quote(first)} {shlex.quote(python)} -c {shlex.quote(program)} {text}"
@@ -97,13 +98,3 @@ def ended(process: Any, said: str) -> NodeUnavailable:
     return NodeUnavailable(
         f"its Python ended {how} without an answer: {said[-300:]}", action="run its Python on the node by hand"
     )
-
-
-def malformed(what: str) -> NodeUnavailable:
-    action = "check what its login shell and its Python print"
-    return NodeUnavailable(f"malformed answer: {what[:300]}", action=action)
-
-
-def clean(text: str) -> str:
-    """Untrusted text made safe for a terminal: control characters are replaced."""
-    return "".join(char if char.isprintable() or char in "\n\t" else "�" for char in text)

@@ -13,7 +13,7 @@ import socket
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-from trainmaster.core.errors import MissingExtra, Unreachable
+from trainmaster.core.errors import MissingExtra, NodeUnavailable
 from trainmaster.targets.ssh.hosts import SshHost
 
 if TYPE_CHECKING:
@@ -25,15 +25,6 @@ KEEPALIVE_S = 5.0
 KEEPALIVES_LOST = 3
 # First of the usual list: through OpenSSL twice as fast in this process as ChaCha20 (250 against 136 MB/s).
 CIPHERS = "^aes128-gcm@openssh.com,aes256-gcm@openssh.com"
-
-
-class NodeUnavailable(Unreachable):
-    """A node that gave no answer: the reason, and one action."""
-
-    def __init__(self, reason: str, *, action: str) -> None:
-        super().__init__(f"{reason}; {action}")
-        self.reason = reason
-        self.action = action
 
 
 class LoginRefused(NodeUnavailable):

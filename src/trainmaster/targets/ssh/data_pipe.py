@@ -19,11 +19,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainmaster.core.errors import NodeUnavailable
 from trainmaster.remote import frames
 from trainmaster.remote.package import Package
 from trainmaster.remote.transfer import Changed, FileUnit
-from trainmaster.targets.ssh.channel import malformed
-from trainmaster.targets.ssh.connect import CIPHERS, CONNECT_TIMEOUT_S, KEEPALIVE_S, KEEPALIVES_LOST, NodeUnavailable
+from trainmaster.targets._answers import malformed
+from trainmaster.targets.ssh.connect import CIPHERS, CONNECT_TIMEOUT_S, KEEPALIVE_S, KEEPALIVES_LOST
 from trainmaster.targets.ssh.hosts import SshHost
 
 _PIPE_BYTES = 1 << 20

@@ -5,7 +5,8 @@ Nothing can vouch for the key of a machine that did not exist before; what is pi
 
 from __future__ import annotations
 
-from trainmaster.targets.ssh.connect import CONNECT_TIMEOUT_S, NodeUnavailable, explain, load
+from trainmaster.core.errors import NodeUnavailable
+from trainmaster.targets.ssh.connect import CONNECT_TIMEOUT_S, explain, load
 from trainmaster.targets.ssh.hosts import SshHost
 
 

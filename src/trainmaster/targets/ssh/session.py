@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from trainmaster.core.backoff import backoff_s
-from trainmaster.core.errors import DiskFull, PathDenied, PathMissing, TargetError
+from trainmaster.core.errors import DiskFull, NodeUnavailable, PathDenied, PathMissing, TargetError
 from trainmaster.remote import frames
 from trainmaster.remote.package import Package, pack
 from trainmaster.remote.transfer import Changed, DamagedUnit, FileUnit
+from trainmaster.targets._answers import clean, malformed
 from trainmaster.targets.ssh import data_pipe
-from trainmaster.targets.ssh.channel import Stream, clean, command, ended, malformed, tail
-from trainmaster.targets.ssh.connect import CONNECT_TIMEOUT_S, NodeUnavailable, connect, explain
+from trainmaster.targets.ssh.channel import Stream, command, ended, tail
+from trainmaster.targets.ssh.connect import CONNECT_TIMEOUT_S, connect, explain
 from trainmaster.targets.ssh.hosts import SshHost
 
 _BEGIN_S = 60.0  # to receive the package and start Python, from a cold file system

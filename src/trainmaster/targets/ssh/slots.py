@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainmaster.core.errors import NoCapacity, TargetError, Unreachable
-from trainmaster.targets.ssh.channel import malformed
+from trainmaster.targets._answers import malformed
 from trainmaster.targets.ssh.session import Session
 
 _PATIENCE_S = 3.0  # with machines that have not answered, while others are free

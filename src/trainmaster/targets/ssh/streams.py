@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainmaster.targets import FileSize
-from trainmaster.targets.ssh.channel import clean, malformed
+from trainmaster.targets._answers import clean, malformed
 from trainmaster.targets.ssh.session import Reply, Session
 
 _MAX_FILES = 1_000_000

@@ -25,11 +25,11 @@ from trainmaster.core.states import TargetState
 from trainmaster.core.workdir import find_digest
 from trainmaster.remote import job_user
 from trainmaster.remote.attempt_host import check_range
-from trainmaster.targets import FileSize, Handle, Owned, Placement, Poll, Pull, Submission
+from trainmaster.targets import FileSize, Handle, NodeAccess, Owned, Placement, Poll, Pull, Submission
+from trainmaster.targets._answers import clean, malformed
 from trainmaster.targets._node_files import find_stream, rename
 from trainmaster.targets._yaml_file import read_yaml
 from trainmaster.targets.ssh import slots, transfer, workfolder
-from trainmaster.targets.ssh.channel import clean, malformed
 from trainmaster.targets.ssh.hosts import SshHost, SshHosts, parse_hosts, read_known_hosts
 from trainmaster.targets.ssh.session import Reply, Session, session
 from trainmaster.targets.ssh.streams import read_files, split_body
@@ -83,6 +83,11 @@ class Ssh:
             await _each(one.ask("release", attempt=handle["attempt"]) for one in nodes)
             raise
         return {**handle, "submitted": True}
+
+    def open_nodes(self, *, limit_s: float, home: Path, retest: bool = False) -> NodeAccess:  # noqa: ARG002 (no marks)
+        from trainmaster.targets.ssh.nodes import SshNodes
+
+        return SshNodes(self._hosts())
 
     def count_nodes(self, handle: Handle) -> int:
         return len(handle["nodes"])

@@ -23,10 +23,9 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from trainmaster.core.backoff import backoff_s
-from trainmaster.core.errors import DiskFull, PathDenied, PathMissing, TargetError, Unreachable
+from trainmaster.core.errors import DiskFull, NodeUnavailable, PathDenied, PathMissing, TargetError, Unreachable
 from trainmaster.remote.transfer import DamagedUnit, FileUnit, Incoming, Manifest, Slice, Unit, read_unit, scan, sha256
-from trainmaster.targets.ssh.channel import malformed
-from trainmaster.targets.ssh.connect import NodeUnavailable
+from trainmaster.targets._answers import malformed
 from trainmaster.targets.ssh.session import Ask, Reply, Session
 
 P = ParamSpec("P")

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainmaster.targets.ssh.channel import malformed
+from trainmaster.targets._answers import malformed
 from trainmaster.targets.ssh.session import Session
 from trainmaster.targets.ssh.transfer import upload
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainmaster import targets
-from trainmaster.cluster.schedulers import KEY
+from trainmaster.targets._nodes import Node
+from trainmaster.targets.kubernetes import names
 from trainmaster.targets.kubernetes.errors import Denied
 from trainmaster.targets.kubernetes.kubeconfig import load_access
 from trainmaster.targets.kubernetes.session import open_session
 from trainmaster.targets.kubernetes.settings import Settings
 from trainmaster.targets.kubernetes.states import is_ready
-from trainmaster.targets.kubernetes.target import Kubernetes
-from trainmaster.targets.ssh.hosts import SshHost
 
 NOT_READY = "it is not Ready"
 NO_GPU = "none of its GPUs is in working order, by the device plugin"
@@ -44,44 +41,22 @@ class KubeNode:
             return self.fault
         if self.lost:
             return NO_GPU
-        return next((f"no toleration for its taint {key}" for key in self.taints if key != KEY), "")
+        return next((f"no toleration for its taint {key}" for key in self.taints if key != names.HEALTH_TAINT), "")
+
+    def describe(self, settings: Settings) -> Node:
+        installed = None if settings.gpus == 0 else self.installed  # the pods ask for none
+        return Node(name=self.name, gpus=self.gpus, installed=installed, closed=self.closed or None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KubeNodes:
-    """Nodes of a cluster that are to be checked."""
-
-    target: Kubernetes
-    settings: Settings
-    nodes: tuple[KubeNode, ...]
-
-    @property
-    def hosts(self) -> tuple[SshHost, ...]:
-        return tuple(SshHost(host=node.name, name=node.name) for node in self.nodes)
-
-
-def load_nodes(target: Kubernetes) -> KubeNodes:
-    """Nodes with GPUs that the cluster file does not leave out; all nodes where none has a GPU."""
-
-    async def listing() -> KubeNodes:
-        try:
-            settings = target.settings()
-            nodes = find_nodes(await list_nodes(settings), settings)
-            return KubeNodes(target=target, settings=settings, nodes=tuple(nodes))
-        finally:
-            await targets.close()
-
-    return asyncio.run(listing())
-
-
-async def list_nodes(settings: Settings) -> list[Mapping[str, Any]]:
-    """Every node of the cluster."""
+async def list_nodes(settings: Settings, *, without_gpus: bool = False) -> list[KubeNode]:
+    """Nodes with GPUs that the cluster file does not leave out; all nodes where none has a GPU, or none is wanted."""
     access = load_access(settings.kubeconfig, settings.context)
     session = open_session(access, settings.namespace, settings.kind)
     try:
-        return list((await session.client.list("/api/v1/nodes")).get("items") or ())
-    except Denied as wrong:
-        raise Denied(f"{wrong}; the nodes have to be listed: all of them are measured") from None
+        listed = (await session.client.list("/api/v1/nodes")).get("items") or ()
+    except Denied as error:
+        raise Denied(f"{error}; the nodes have to be listed: all of them are measured") from None
+    return find_nodes(listed, settings, without_gpus=without_gpus)
 
 
 def find_nodes(

@@ -1,54 +1,52 @@
-"""Programs in pods of a Kubernetes cluster, by the contract of `cluster/launch.py`: exec instead of SSH.
+"""Programs on the nodes of a Kubernetes cluster: the bootstrap, started by exec in a pod of each node.
 
-Each node gets one pod, which asks for all its GPUs and waits until `close` deletes it: between two programs no other
-pod may get the GPUs. A pod is an ordinary submission of the target, so `trainmaster reap` finds it should this process
-be killed; it also ends by itself. Cordoned nodes, and nodes that `trainmaster remedy` has tainted, are measured too.
+The pod asks for all GPUs of its node and waits until `close` deletes it: between two programs no other pod may get the
+GPUs. A pod is an ordinary submission of the target, with the mark of its home and run: should this process be killed,
+the next run of the home or `trainmaster reap` deletes it; it also ends by itself. Cordoned nodes, and nodes that
+`trainmaster remedy` has tainted, are measured too.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
-import json
 import logging
-import secrets
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from trainmaster import targets
-from trainmaster.cluster.exchange import Program, ProgramResult, find_answer, unwrap_runs
-from trainmaster.cluster.kube_nodes import NO_GPU, KubeNode, KubeNodes
-from trainmaster.cluster.schedulers import KEY
-from trainmaster.core.errors import TargetError, TrainmasterError
+from trainmaster.core.errors import NodeUnavailable, TargetError, TrainmasterError, UsageError
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.spec import JobSpec, Limits, Preflight, Resources
 from trainmaster.core.states import TargetState
-from trainmaster.remote.bootstrap import MAX_ANSWER_BYTES
-from trainmaster.targets import Handle, Placement, Submission
+from trainmaster.remote.bootstrap import ADDRESS_VARIABLE, MAX_ANSWER_BYTES
+from trainmaster.targets import Handle, Placement, Submission, Target
+from trainmaster.targets._answers import deadline, encode_order, find_answer, make_order, parse_results
+from trainmaster.targets._leftovers import remove_leftovers
+from trainmaster.targets._nodes import Node, Program, Result, Transfer
+from trainmaster.targets._runs import Owner, Run
 from trainmaster.targets.kubernetes import names, planning
 from trainmaster.targets.kubernetes.client import path_of
 from trainmaster.targets.kubernetes.commands import Place, run_command
 from trainmaster.targets.kubernetes.errors import Denied
 from trainmaster.targets.kubernetes.kubeconfig import load_access
+from trainmaster.targets.kubernetes.node_list import NO_GPU, KubeNode, list_nodes
 from trainmaster.targets.kubernetes.session import Session, open_session
 from trainmaster.targets.kubernetes.settings import Settings, Toleration
-from trainmaster.targets.ssh.connect import NodeUnavailable
-from trainmaster.targets.ssh.hosts import SshHost
 
 log = logging.getLogger(__name__)
-AT_ONCE = 64  # pods that start at the same time
+_AT_ONCE = 64  # pods that start at the same time
 _START_S = 600.0  # for a pod to start: an image of 20 GB is pulled in minutes
 _FREE_S = 30.0  # for GPUs that are in use to become free
 _EXTRA_S = 30.0  # for exec itself, beside its program
 _END_S = 5.0  # for the end of a pod to be seen, after a program in it broke off
-_LOOK_S = 0.5
-_MAX_SAID_BYTES = 8192  # of standard error
+_POLL_S = 0.5
+_MAX_STDERR_BYTES = 8192  # of standard error
 _KIND: Literal["job"] = "job"
 _PACKAGE = f"{names.RUN_FOLDER}/package"
 # The container's own PYTHONPATH stays as it is: it may be where torch comes from.
@@ -62,55 +60,59 @@ class _Broken(NodeUnavailable):
     """A program gave no answer: by itself, or because its pod ended."""
 
 
-class KubeLink:
-    """Way to start programs on the nodes of a cluster."""
+class KubeNodes:
+    """The nodes of a cluster."""
 
-    def __init__(self, cluster: KubeNodes, *, limit_s: float) -> None:
-        self._cluster, self._limit_s = cluster, limit_s
-        self._nodes = {node.name: node for node in cluster.nodes}
-        self._gates = {node.name: asyncio.Lock() for node in cluster.nodes}
-        self._starting = asyncio.Semaphore(AT_ONCE)
+    def __init__(self, target: Target, settings: Settings, *, limit_s: float, home: Path) -> None:
+        self._target, self._settings, self._limit_s, self._home = target, settings, limit_s, home
+        self._run = Run(home)
+        self._nodes: dict[str, KubeNode] = {}
+        self._gates: dict[str, asyncio.Lock] = {}
+        self._starting = asyncio.Semaphore(_AT_ONCE)
         self._places: dict[str, Place] = {}
         self._addresses: dict[str, str] = {}
         self._handles: dict[str, Handle] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="trainmaster-pods-")
+        self.transfer = Transfer()
 
-    async def start(self, host: SshHost, runs: Sequence[Program], *, timeout_s: float) -> Sequence[ProgramResult]:
-        """Run modules of the node half on a node, all at once, until the last has ended or the time is over."""
-        order = {"runs": [{"module": run.module, "words": list(run.words), "env": dict(run.env)} for run in runs]}
-        return unwrap_runs(await self.ask(host.name, order, timeout_s=timeout_s), len(runs))
+    async def nodes(self) -> list[Node]:
+        if not self._nodes:
+            await remove_leftovers(self._target, self._home)
+            self._nodes = {node.name: node for node in await list_nodes(self._settings)}
+            self._gates = {name: asyncio.Lock() for name in self._nodes}
+        if not self._nodes:
+            raise UsageError("the cluster has no node that takes pods; see node_labels and not_nodes of its file")
+        return [node.describe(self._settings) for node in self._nodes.values()]
 
-    async def ask(self, name: str, order: Mapping[str, Any], *, timeout_s: float) -> bytes:
-        """The answer of the bootstrap in a node's pod. NodeUnavailable where there is none."""
+    async def run(self, node: Node, programs: Sequence[Program], timeout_s: float) -> list[Result]:
+        name = node.name
         try:
             async with self._gates[name]:
                 if name not in self._places:
                     async with self._starting:
                         self._places[name] = await self._hold(self._nodes[name])
-            return await self._run(self._places[name], order, timeout_s=timeout_s)
-        except _Broken as wrong:
+            data = await self._exec(name, programs, timeout_s=timeout_s)
+            return parse_results(data, len(programs))
+        except _Broken as error:
             if end := await self._find_end(name):
                 raise NodeUnavailable(f"its pod ended: {end}", action=f"see `kubectl describe node {name}`") from None
-            raise NodeUnavailable(wrong.reason, action=wrong.action) from None
+            raise NodeUnavailable(error.reason, action=error.action) from None
         except NodeUnavailable:
             raise
-        except TrainmasterError as wrong:
-            raise NodeUnavailable(str(wrong), action=f"see `kubectl describe node {name}`") from None
-
-    def address(self, name: str) -> str | None:
-        return self._addresses.get(name)
+        except TrainmasterError as error:
+            raise NodeUnavailable(str(error), action=f"see `kubectl describe node {name}`") from None
 
     async def close(self) -> None:
         """Delete the pods."""
         try:
-            target = self._cluster.target
             ended = await asyncio.gather(
-                *(target.release(handle) for handle in self._handles.values()), return_exceptions=True
+                *(self._target.release(handle) for handle in self._handles.values()), return_exceptions=True
             )
-            for node, wrong in zip(self._handles, ended, strict=True):
-                if isinstance(wrong, BaseException):
-                    log.warning("the pod on %s may be left; `trainmaster reap` deletes it: %s", node, wrong)
+            for node, error in zip(self._handles, ended, strict=True):
+                if isinstance(error, BaseException):
+                    log.warning("the pod on %s may be left; `trainmaster reap` deletes it: %s", node, error)
         finally:
+            self._run.close()
             await targets.close()
             self._folder.cleanup()
 
@@ -123,12 +125,13 @@ class KubeLink:
                 if node.closed == NO_GPU
                 else "bring it back, add its toleration, or leave it out with not_nodes, in the cluster file",
             )
-        submission = plan_pod(self._cluster.settings, node, Path(self._folder.name), lasts_s=self._limit_s + _START_S)
+        owner, folder = self._run.owner, Path(self._folder.name)
+        submission = plan_pod(self._settings, node, owner, folder, lasts_s=self._limit_s + _START_S)
         self._handles[node.name] = submission.handle
-        handle = self._handles[node.name] = await self._cluster.target.submit(submission)
+        handle = self._handles[node.name] = await self._target.submit(submission)
         await self._wait(handle)
         (pod,) = self._session().pods_of(str(handle["attempt"]))
-        namespace, name = self._cluster.settings.namespace, str(pod["metadata"]["name"])
+        namespace, name = self._settings.namespace, str(pod["metadata"]["name"])
         whole = await self._session().client.get(path_of("v1", "pods", namespace=namespace, name=name))
         self._addresses[node.name] = str(whole["status"]["podIP"])
         return Place(namespace=namespace, pod=name, container=str(pod["spec"]["container"]))
@@ -136,7 +139,7 @@ class KubeLink:
     async def _wait(self, handle: Handle) -> None:
         began = time.monotonic()
         while True:
-            poll = await self._cluster.target.poll(handle)
+            poll = await self._target.poll(handle)
             waited = time.monotonic() - began
             if poll.state is TargetState.RUNNING and await self._has_begun(handle):
                 return
@@ -147,31 +150,32 @@ class KubeLink:
             if waited > _START_S:
                 reason = f"its pod did not start within {_START_S:.0f} s: {poll.note}"
                 raise NodeUnavailable(reason, action="see `kubectl describe` of the pod")
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
     async def _has_begun(self, handle: Handle) -> bool:
         """Whether the agent speaks: by then the node half is unpacked."""
-        return bool(await self._cluster.target.read(handle, EVENTS_FILE, offset=0, limit=1))
+        return bool(await self._target.read(handle, EVENTS_FILE, offset=0, limit=1))
 
     async def _find_end(self, name: str) -> str:
         """How the pod of a node ended while a program ran in it; empty where it goes on."""
         until = time.monotonic() + _END_S
         with contextlib.suppress(TrainmasterError):  # the program's own end is told
             while time.monotonic() < until:
-                poll = await self._cluster.target.poll(self._handles[name])
+                poll = await self._target.poll(self._handles[name])
                 if poll.state.over:
                     return poll.note or str(poll.state)
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(_POLL_S)
         return ""
 
-    async def _run(self, place: Place, order: Mapping[str, Any], *, timeout_s: float) -> bytes:
-        settings, nonce, said = self._cluster.settings, secrets.token_hex(16), bytearray()
+    async def _exec(self, name: str, programs: Sequence[Program], *, timeout_s: float) -> bytes:
+        """The answer of the bootstrap in a node's pod."""
+        settings, body, stderr = self._settings, bytearray(), bytearray()
         package = _PACKAGE if settings.package == "send" else None
-        limit_s = timeout_s - min(3.0, timeout_s / 5)
-        whole = {"nonce": nonce, "package": package, "watch": True, "deadline_s": limit_s, **order}
-        text = base64.b64encode(json.dumps(whole).encode()).decode()
-        words = [settings.python, "-c", _START, text, *([package] if package else [])]
-        body = bytearray()
+        order = make_order(
+            programs, deadline_s=deadline(timeout_s), package=package, watch=True,
+            env={ADDRESS_VARIABLE: self._addresses[name]},
+        )  # fmt: skip
+        words = [settings.python, "-c", _START, encode_order(order), *([package] if package else [])]
 
         def keep(data: bytes) -> None:
             body.extend(data)
@@ -179,37 +183,38 @@ class KubeLink:
                 raise TargetError("its answer is too long")
 
         def keep_end(data: bytes) -> None:
-            said.extend(data)
-            del said[:-_MAX_SAID_BYTES]
+            stderr.extend(data)
+            del stderr[:-_MAX_STDERR_BYTES]
 
         try:
             async with asyncio.timeout(timeout_s + _EXTRA_S):
                 code = await run_command(
-                    self._session().client, place, words, out=keep, err=keep_end, keep_open=True,
-                )  # fmt: skip
+                    self._session().client, self._places[name], words, out=keep, err=keep_end, keep_open=True
+                )
         except TimeoutError:
             reason = f"it gave no answer in {timeout_s:.0f} s"
             raise NodeUnavailable(reason, action="see what hangs there: `trainmaster cluster shell --node`") from None
         except Denied:
             raise
-        except TargetError as wrong:
-            raise _Broken(str(wrong), action="see `kubectl describe` of the node") from None
-        data = find_answer(bytes(body), nonce)
+        except TargetError as error:
+            raise _Broken(str(error), action="see `kubectl describe` of the node") from None
+        data = find_answer(bytes(body), order["nonce"])
         if data is None:
             nothing = f"{len(body):,} bytes were printed, no answer among them"
-            end = " ".join(said.decode(errors="replace").split())[-300:]
+            end = " ".join(stderr.decode(errors="replace").split())[-300:]
             raise _Broken(
                 f"{settings.python} in its pod ended with {code}: {end or nothing}",
                 action="is Python 3.11 or newer in the image? see `python:` of the cluster file",
             )
+        self.transfer.received_bytes += len(data)
         return data
 
     def _session(self) -> Session:
-        settings = self._cluster.settings
+        settings = self._settings
         return open_session(load_access(settings.kubeconfig, settings.context), settings.namespace, _KIND)
 
 
-def plan_pod(settings: Settings, node: KubeNode, folder: Path, *, lasts_s: float) -> Submission:
+def plan_pod(settings: Settings, node: KubeNode, owner: Owner, folder: Path, *, lasts_s: float) -> Submission:
     """The pod of one node: all its GPUs, and a program that waits."""
     wait = f"import time; time.sleep({int(lasts_s)})"
     spec = JobSpec(
@@ -220,10 +225,10 @@ def plan_pod(settings: Settings, node: KubeNode, folder: Path, *, lasts_s: float
         limits=Limits(stall_minutes=None, grace_s=1.0),
         command=(settings.python, "-c", wait),
     )
-    ours = (Toleration(key=KEY), Toleration(key="node.kubernetes.io/unschedulable"))
+    ours = (Toleration(key=names.HEALTH_TAINT), Toleration(key="node.kubernetes.io/unschedulable"))
     own = replace(
         settings, kind=_KIND, spread=False, gpus=0 if settings.gpus == 0 else node.gpus,
-        queue=None, queue_priority=None,
+        queue=None, queue_priority=None, labels={**settings.labels, **names.owner_labels(owner)},
         node_labels={**settings.node_labels, "kubernetes.io/hostname": node.hostname or node.name},
         tolerations=(*settings.tolerations, *ours),
     )  # fmt: skip

@@ -276,3 +276,58 @@ def test_a_pod_that_is_evicted_during_its_checks_is_told_as_that(
     (silent,) = json.loads(child.communicate(timeout=100)[0])["silent"]
     assert (child.returncode, silent["node"]) == (3, "node-b") and "its pod ended: " in silent["reason"], silent
     assert nodes.kube.call("GET", "/apis/batch/v1/jobs")["items"] == []
+
+
+def list_marked(nodes: Cluster) -> list[str]:
+    """Names of everything that runs have made in the namespace."""
+    paths = ("/api/v1/namespaces/default/pods", "/apis/batch/v1/jobs", "/api/v1/namespaces/default/configmaps")
+    return [
+        f"{path.rpartition('/')[2]}/{one['metadata']['name']}"
+        for path in paths
+        for one in nodes.kube.call("GET", f"{path}?labelSelector=trainmaster/run")["items"]
+    ]
+
+
+def test_what_a_killed_check_left_is_removed_by_the_next_one_of_its_home_and_by_reap(
+    tmp_path: Path, nodes: Cluster, target: Callable[..., str]
+) -> None:
+    where = target()
+
+    def kill_a_check(home: str) -> None:
+        before, command = len(list_marked(nodes)), [sys.executable, "-m", "trainmaster", "check", "--on", where]
+        child = subprocess.Popen([*command, "--only", "shm", "--home", str(tmp_path / home)], cwd=tmp_path)
+        until = time.monotonic() + 120
+        while len(list_marked(nodes)) < before + 4:  # a job and a plan on each node
+            assert child.poll() is None and time.monotonic() < until
+            time.sleep(0.05)
+        child.kill()
+        child.wait()
+
+    def reap(home: str, *more: str) -> tuple[int, list[dict[str, Any]]]:
+        words = ("reap", "--on", where, "--no-database", "--home", str(tmp_path / home), "--json", *more)
+        code, text = ask(*words)
+        return code, json.loads(text[text.index("{") :])["leftovers"]
+
+    kill_a_check("one")
+    theirs = list_marked(nodes)
+    code, text = ask("check", "--on", where, "--only", "shm", "--home", str(tmp_path / "two"), "--json")
+    assert code == 0 and json.loads(text[text.index("{") :])["silent"] == [], text
+    assert set(theirs) <= set(list_marked(nodes)), "another home's are untouched"
+    code, listed = reap("two", "--yes")
+    assert (code, {one["ours"] for one in listed}) == (0, {False}) and set(theirs) <= set(list_marked(nodes))
+    code, text = ask("check", "--on", where, "--only", "shm", "--home", str(tmp_path / "one"), "--json")
+    assert code == 0 and list_marked(nodes) == [], "the next check of the home removes them"
+
+    kill_a_check("one")
+    for job in nodes.kube.call("GET", "/apis/batch/v1/jobs?labelSelector=trainmaster/run")["items"]:
+        path = f"/apis/batch/v1/namespaces/default/jobs/{job['metadata']['name']}?propagationPolicy=Background"
+        nodes.kube.call("DELETE", path)  # as the cluster does some time after its end: the plans stay
+    until = time.monotonic() + 60
+    while any(not one.startswith("configmaps/") for one in list_marked(nodes)):
+        assert time.monotonic() < until
+        time.sleep(0.2)
+    code, listed = reap("one")
+    assert code == 1 and [one["what"].partition(" ")[0] for one in listed] == ["ConfigMap"] * 2
+    assert {(one["ours"], one["why"]) for one in listed} == {(True, "its run is gone")}
+    code, listed = reap("one", "--yes")
+    assert (code, [one["result"] for one in listed]) == (0, ["ended"] * 2) and list_marked(nodes) == []

@@ -105,7 +105,11 @@ def _judge(db: Database | None, home: Path, word: str, owned: Owned, *, any_home
     folder = owned.handle.get("folder")
     here = job is not None or (folder is not None and Path(str(folder)).is_relative_to(home))
     here = here or (any_home and db is None) or owned.handle.get("home") == targets.home_mark(home)
-    if db is None:
+    if here and owned.handle.get("run") is not None:  # of a check or measurement: no job of a database
+        if targets.is_running(home, owned.handle):
+            return None
+        why = "its run is gone"
+    elif db is None:
         why = "no database to say who owns it" if here else "of another home; left alone"
     elif job is None:
         why = "no job of this database" if here else "of another home; left alone"

@@ -36,7 +36,7 @@ from trainmaster.targets._provider import (
     home_mark,
     make_home_mark,
 )
-from trainmaster.targets._runs import Run, is_left_over
+from trainmaster.targets._runs import Run, is_left_over, is_running
 from trainmaster.targets._traits import Traits
 
 __all__ = [
@@ -75,6 +75,7 @@ __all__ = [
     "find_unequal",
     "home_mark",
     "is_left_over",
+    "is_running",
     "load",
     "make_home_mark",
     "names",

@@ -55,19 +55,21 @@ class Run:
 
 
 def is_left_over(home: Path, handle: Mapping[str, Any]) -> bool:
-    """Whether a thing that some run made is of this home, and its run is gone."""
-    run = handle.get("run")
-    if not isinstance(run, str) or handle.get("home") != home_mark(home) or run.startswith(_NO_LOCK):
-        return False
+    """Whether a thing that some run made is of this home, and its run is known to be gone."""
+    run = str(handle.get("run", _NO_LOCK))
+    return not run.startswith(_NO_LOCK) and handle.get("home") == home_mark(home) and not is_running(home, handle)
+
+
+def is_running(home: Path, handle: Mapping[str, Any]) -> bool:
+    """Whether the run of this home that made a thing holds its lock."""
     try:
-        fd = os.open(home / _FOLDER / Path(run).name, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(home / _FOLDER / Path(str(handle.get("run"))).name, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
-        return True
+        return False
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        return False
+        return True
     finally:
         os.close(fd)
-    (home / _FOLDER / Path(run).name).unlink(missing_ok=True)
-    return True
+    return False

@@ -56,6 +56,8 @@ def needed(settings: Settings, *, shell: bool = False) -> list[Right]:
     if settings.kind == "job":
         use = "names of the pods of a job over several nodes"
         found += [_right("", "services", verb, use) for verb in ("create", "patch", "delete")]
+    use = "find plans that a killed run has left"
+    found.append(Right(group="", resource="configmaps", verb="list", use=use, optional=True))
     found.append(Right(group="", resource="events", verb="list", use="explain a job without pods", optional=True))
     use = "tell a lost node from a deleted pod"
     found.append(Right(group="", resource="nodes", verb="list", use=use, cluster=True, optional=True))

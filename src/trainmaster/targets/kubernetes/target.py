@@ -27,6 +27,7 @@ from trainmaster.targets.kubernetes import manifests, names, planning
 from trainmaster.targets.kubernetes.client import path_of
 from trainmaster.targets.kubernetes.errors import Missing
 from trainmaster.targets.kubernetes.kubeconfig import load_access
+from trainmaster.targets.kubernetes.listing import list_objects
 from trainmaster.targets.kubernetes.logs import start_of
 from trainmaster.targets.kubernetes.session import Session, open_session
 from trainmaster.targets.kubernetes.settings import Kind, Settings, load_settings
@@ -147,21 +148,7 @@ class Kubernetes:
 
     async def list_owned(self, *, partial: bool = False) -> list[Owned]:  # noqa: ARG002 (one namespace: all or nothing)
         settings = self.settings()
-        session = open_session(load_access(settings.kubeconfig, settings.context), settings.namespace, settings.kind)
-        path = path_of(session.resource.api, session.resource.plural, namespace=settings.namespace)
-        listed = (await session.client.list(path, labelSelector=names.SELECTOR)).get("items") or ()
-        return [
-            Owned(
-                attempt=attempt,
-                handle={
-                    "attempt": attempt, "name": one["metadata"]["name"], "namespace": settings.namespace,
-                    "kind": settings.kind, "nodes": 1, "submitted": True,
-                },
-                what=f"{session.resource.kind} {settings.namespace}/{one['metadata']['name']}",
-            )
-            for one in listed
-            if (attempt := str((one["metadata"].get("labels") or {}).get(names.ATTEMPT_LABEL, "")))
-        ]  # fmt: skip
+        return await list_objects(load_access(settings.kubeconfig, settings.context), settings)
 
     def open_nodes(self, *, limit_s: float, home: Path, retest: bool = False) -> NodeAccess:  # noqa: ARG002 (always)
         from trainmaster.targets.kubernetes.nodes import KubeNodes

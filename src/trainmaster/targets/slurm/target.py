@@ -34,6 +34,7 @@ from trainmaster.remote.slurm.parse import expand_tasks
 from trainmaster.remote.slurm.states import translate
 from trainmaster.targets import FileSize, Handle, NodeAccess, Owned, Placement, Poll, Submission
 from trainmaster.targets._cluster_job import ClusterJob, PlannedClusterJob
+from trainmaster.targets.slurm import leftovers
 from trainmaster.targets.slurm.outcome import judge
 from trainmaster.targets.slurm.queue import Queue, queue
 from trainmaster.targets.slurm.script import Job, holds_node_program, job_name, render_script
@@ -141,13 +142,17 @@ class Slurm:
 
     async def release(self, handle: Handle) -> None:
         where = queue(self.settings)
+        if "run" in handle:
+            await leftovers.remove(where, handle)
+            return
         await where.ask("release", base=handle["base"], name=handle["name"], job=handle.get("slurm_job"))
         if job := handle.get("slurm_job"):
             where.forget(str(job))
 
     async def list_owned(self, *, partial: bool = False) -> list[Owned]:  # noqa: ARG002 (one controller: all or nothing)
-        result, _ = await queue(self.settings).ask("listing", wanted=[])
-        found: dict[str, Owned] = {}
+        where = queue(self.settings)
+        result, _ = await where.ask("listing", wanted=[])
+        owned: dict[str, Owned] = {}
         for row in result["jobs"]:
             attempt = str(row["comment"]).removeprefix(layout.COMMENT)
             if attempt == row["comment"] or translate(str(row["state"])).state.over:
@@ -156,8 +161,8 @@ class Slurm:
             handle = {"attempt": attempt, "base": row["folder"], "name": row["name"], "slurm_job": number,
                       "package": "", "nodes": 0, "tasks": None, "ranks_per_node": 1, "submitted": True}  # fmt: skip
             what = f"Slurm job {number}, {str(row['state']).lower()}" + (f" on {row['nodes']}" if row["nodes"] else "")
-            found[attempt] = Owned(attempt=attempt, handle=handle, what=what)
-        return list(found.values())
+            owned[attempt] = Owned(attempt=attempt, handle=handle, what=what)
+        return [*owned.values(), *await leftovers.list_runs(where, result["jobs"])]
 
     def open_nodes(self, *, limit_s: float, home: Path, retest: bool = False) -> NodeAccess:
         from trainmaster.targets.slurm.nodes import SlurmNodes

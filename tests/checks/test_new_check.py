@@ -19,8 +19,8 @@ from machines import H200, Machine
 from trainmaster import checks
 from trainmaster.checks import document, facts, system
 from trainmaster.cli.main import build
-from trainmaster.cluster import collective_plan
-from trainmaster.cluster.compare import compare
+from trainmaster.cluster.collectives import plan as collective_plan
+from trainmaster.cluster.health.compare import compare
 from trainmaster.core.expect import Expect
 from trainmaster.core.health import ClusterHealth, NodeHealth
 from trainmaster.core.results import Verdict

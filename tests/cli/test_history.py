@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from trainmaster.cli.main import build
-from trainmaster.cluster import journal
-from trainmaster.cluster.history import entries, offenders
+from trainmaster.cluster.health import journal
+from trainmaster.cluster.health.history import entries, offenders
 from trainmaster.core.health import ClusterHealth, NodeHealth, Silent
 from trainmaster.core.results import CheckResult, Verdict, fail, ok
 

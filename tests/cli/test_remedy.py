@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from slurm import Cluster
 from trainmaster.cli.main import build
-from trainmaster.cluster import evidence, journal
+from trainmaster.cluster.health import evidence, journal
 from trainmaster.core.health import ClusterHealth, NodeHealth, Silent
 from trainmaster.core.results import CheckResult, Finding, Verdict, error, fail, ok, skip, warn
 
@@ -237,7 +237,7 @@ def test_what_somebody_else_drained_is_left_as_it_is(
     slurm: Cluster, bundle: Bundle, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
-    from trainmaster.cluster import drain, schedulers
+    from trainmaster.cluster.remedy import drain, schedulers
 
     drain.run(
         schedulers.load("slurm"), ["scontrol", "update", "nodename=n3", "state=drain", "reason=disk swap, ask Kim"]

@@ -10,9 +10,9 @@ import pytest
 
 from trainmaster.bench.accept.baselines import append, golden_of
 from trainmaster.bench.accept.options import Options
-from trainmaster.cluster.acceptance import plan
-from trainmaster.cluster.acceptance_judge import judge_outcomes
-from trainmaster.cluster.launch import Capabilities
+from trainmaster.cluster.acceptance.judge import judge_outcomes
+from trainmaster.cluster.acceptance.run import plan
+from trainmaster.cluster.collectives.launch import Capabilities
 from trainmaster.core.errors import NodeUnavailable
 from trainmaster.targets import Node, Result, find_unequal
 

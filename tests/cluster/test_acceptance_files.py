@@ -11,7 +11,7 @@ import yaml
 
 from trainmaster.bench.accept.options import Options
 from trainmaster.cli.accept import render_file
-from trainmaster.cluster import acceptance_files as files
+from trainmaster.cluster.acceptance import files
 from trainmaster.core.errors import UsageError
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "acceptance"

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from trainmaster.checks import profiles
-from trainmaster.cluster import check, collective_findings, collective_plan
-from trainmaster.cluster.launch import Capabilities
+from trainmaster.cluster.collectives import findings as collective_findings
+from trainmaster.cluster.collectives import plan as collective_plan
+from trainmaster.cluster.collectives.launch import Capabilities
+from trainmaster.cluster.health import check
 from trainmaster.core.errors import NodeUnavailable, UsageError
 from trainmaster.core.health import ClusterHealth, NodeHealth, Silent
 from trainmaster.core.results import CheckResult, Finding, Overall, Verdict, error, fail, ok

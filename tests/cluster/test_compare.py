@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainmaster.cluster import compare as _cluster
+from trainmaster.cluster.health import compare as _cluster
 from trainmaster.core.health import NodeHealth
 from trainmaster.core.results import CheckResult, Finding, Verdict, ok, skip
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from machines import H200, Machine
 from trainmaster.cli.main import build
-from trainmaster.cluster import diff, evidence, journal
+from trainmaster.cluster.health import diff, evidence, journal
 from trainmaster.core.errors import NotCaptured, UsageError
 from trainmaster.core.health import ClusterHealth, NodeHealth, Silent
 from trainmaster.core.results import CheckResult, Finding, Overall, Verdict, error, fail, ok, skip, warn

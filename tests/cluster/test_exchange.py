@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.cluster.gather import Answer, CheckRequest, accept, read_answer, write_files
+from trainmaster.cluster.health.gather import Answer, CheckRequest, accept, read_answer, write_files
 from trainmaster.core.errors import NodeUnavailable
 from trainmaster.core.health import NodeHealth, Silent
 from trainmaster.remote.bootstrap import tree_digest

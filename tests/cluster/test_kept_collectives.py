@@ -12,7 +12,8 @@ import pytest
 
 from machines import H200
 from trainmaster.checks import document
-from trainmaster.cluster import evidence, kept_collectives
+from trainmaster.cluster.collectives import kept_collectives
+from trainmaster.cluster.health import evidence
 from trainmaster.core.expect import Expect
 from trainmaster.core.health import ClusterHealth, NodeHealth
 from trainmaster.core.results import CheckResult, Finding, Verdict, error, ok, skip, warn

@@ -13,7 +13,7 @@ from checks import gpu_faults
 from checks.nodes import infiniband
 from machines import H200, Machine
 from trainmaster.checks import document
-from trainmaster.cluster import compare
+from trainmaster.cluster.health import compare
 from trainmaster.core.expect import Expect
 from trainmaster.core.health import ClusterHealth
 from trainmaster.core.results import Finding, Verdict

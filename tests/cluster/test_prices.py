@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainmaster.checks import profiles as _profiles
-from trainmaster.cluster import prices
+from trainmaster.cluster.health import prices
 from trainmaster.core.health import ClusterHealth, NodeHealth
 
 

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from trainmaster.cluster import compare
-from trainmaster.cluster.drain import read_checks
-from trainmaster.cluster.remedy import EVERY, Out, readmit, select
+from trainmaster.cluster.health import compare
+from trainmaster.cluster.remedy.drain import read_checks
+from trainmaster.cluster.remedy.remedy import EVERY, Out, readmit, select
 from trainmaster.core.health import ClusterHealth, NodeHealth
 from trainmaster.core.results import CheckResult, Finding, error, fail, ok, skip, warn
 

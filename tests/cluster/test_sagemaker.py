@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from trainmaster.checks import profiles
-from trainmaster.cluster import sagemaker, sagemaker_node
+from trainmaster.cluster.sagemaker import job as sagemaker
+from trainmaster.cluster.sagemaker import node as sagemaker_node
 from trainmaster.core.errors import UsageError
 from trainmaster.core.results import Verdict
 from trainmaster.node.host import Host

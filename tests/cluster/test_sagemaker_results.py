@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from trainmaster.bench.collectives.result import PLANNED
-from trainmaster.cluster.sagemaker_results import between, end, parse
+from trainmaster.cluster.sagemaker.results import between, end, parse
 from trainmaster.core.health import ClusterHealth, NodeHealth
 from trainmaster.core.results import CheckResult, Finding, Verdict, fail, ok
 from trainmaster.core.states import TargetState

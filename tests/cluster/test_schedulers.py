@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from trainmaster.cluster import schedulers
-from trainmaster.cluster.schedulers import DrainState
+from trainmaster.cluster.remedy import schedulers
+from trainmaster.cluster.remedy.schedulers import DrainState
 from trainmaster.core.errors import TargetError, UsageError
 
 HEAD = "NodeName=n1 Arch=x86_64 CPUAlloc=0 CPUTot=8 "

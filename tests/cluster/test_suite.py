@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from trainmaster.bench.accept.options import Options
-from trainmaster.cluster import suite
-from trainmaster.cluster.suite import Part, judge, run
-from trainmaster.cluster.suite_plan import FORCED_NETWORK, Machine, plan
+from trainmaster.cluster.acceptance import suite
+from trainmaster.cluster.acceptance.suite import Part, judge, run
+from trainmaster.cluster.acceptance.suite_plan import FORCED_NETWORK, Machine, plan
 from trainmaster.core.errors import UsageError
 from trainmaster.core.results import Overall
 

@@ -14,7 +14,8 @@ from checks.nodes import efa
 from machines import H200, Machine
 from trainmaster.bench import nccl_tests
 from trainmaster.checks import document
-from trainmaster.cluster import sagemaker, sagemaker_node
+from trainmaster.cluster.sagemaker import job as sagemaker
+from trainmaster.cluster.sagemaker import node as sagemaker_node
 from trainmaster.core.expect import Expect
 from trainmaster.core.health import ClusterHealth
 from trainmaster.core.prices import Prices, Rate

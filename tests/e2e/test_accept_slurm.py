@@ -15,8 +15,8 @@ import yaml
 
 from slurm import Cluster
 from trainmaster.bench.accept.options import Options
-from trainmaster.cluster.acceptance import accept, make_job
-from trainmaster.cluster.acceptance_judge import is_whole, judge_job
+from trainmaster.cluster.acceptance.judge import is_whole, judge_job
+from trainmaster.cluster.acceptance.run import accept, make_job
 from trainmaster.targets._runs import Owner
 from trainmaster.targets.slurm import create
 from trainmaster.targets.slurm.cluster_job import SlurmClusterJob

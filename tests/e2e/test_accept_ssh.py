@@ -12,9 +12,9 @@ import yaml
 
 from sshd import Lab, free_port, lab, needs_sshd
 from trainmaster.bench.accept.options import Options
-from trainmaster.cluster import suite
-from trainmaster.cluster.acceptance import accept
-from trainmaster.cluster.suite_plan import Machine, plan
+from trainmaster.cluster.acceptance import suite
+from trainmaster.cluster.acceptance.run import accept
+from trainmaster.cluster.acceptance.suite_plan import Machine, plan
 from trainmaster.targets.ssh.target import Ssh
 
 pytestmark = needs_sshd

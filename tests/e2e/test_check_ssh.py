@@ -18,7 +18,7 @@ import yaml
 
 import trainmaster
 from sshd import Lab, Sshd, free_port, lab, needs_sshd
-from trainmaster.cluster import gather
+from trainmaster.cluster.health import gather
 from trainmaster.core.results import Overall
 from trainmaster.targets.ssh.hosts import parse_hosts
 from trainmaster.targets.ssh.nodes import SshNodes

@@ -18,7 +18,7 @@ import yaml
 
 import trainmaster
 from sshd import Lab, Sshd, free_port, lab, needs_sshd
-from trainmaster.cluster.pairs import Pairs
+from trainmaster.cluster.collectives.pairs import Pairs
 from trainmaster.targets.ssh.target import Ssh
 
 pytestmark = needs_sshd

@@ -12,8 +12,8 @@ import pytest
 
 from fork_server import ForkServer
 from trainmaster.bench.accept.options import Options
-from trainmaster.cluster import suite
-from trainmaster.cluster.suite_plan import Machine, plan
+from trainmaster.cluster.acceptance import suite
+from trainmaster.cluster.acceptance.suite_plan import Machine, plan
 from trainmaster.report.acceptance import build, render_html, render_markdown, write_bundle
 from warm_python import WarmPython
 

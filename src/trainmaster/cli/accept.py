@@ -129,7 +129,7 @@ def render_file(name: str, options: Options, *, image: str) -> str:
     """A file of examples/, as text."""
     import yaml
 
-    from trainmaster.cluster import acceptance_files as files
+    from trainmaster.cluster.acceptance import files
 
     found = files.manifest(name, options, image=image)
     if found is None:
@@ -144,7 +144,7 @@ def render_file(name: str, options: Options, *, image: str) -> str:
 def _plan(given: Mapping[str, Any], options: Options) -> str:
     """The objects of a run as one job of a target, as text."""
     from trainmaster import targets
-    from trainmaster.cluster import acceptance
+    from trainmaster.cluster.acceptance import run as acceptance
 
     target = load_cluster(given["on"], verb="accept") if given["on"] is not None else None
     if not isinstance(target, targets.RunsClusterJobs):
@@ -155,7 +155,7 @@ def _plan(given: Mapping[str, Any], options: Options) -> str:
 def _run(given: Mapping[str, Any], options: Options) -> dict[str, Any] | None:
     """The run on this machine, in this rank, or on the nodes of a target."""
     if given["on"] is not None:
-        from trainmaster.cluster import acceptance
+        from trainmaster.cluster.acceptance import run as acceptance
 
         target = load_cluster(given["on"], verb="accept")
         if not runs_as_job(given["on"], "accept"):
@@ -181,8 +181,8 @@ def _folder(out: Path) -> Path:
 def _run_suite(given: Mapping[str, Any], options: Options) -> dict[str, Any]:
     """All parts of a suite, and its reports beside them."""
     from trainmaster.bench.accept import count_gpus
-    from trainmaster.cluster import suite as suites
-    from trainmaster.cluster.suite_plan import Machine, plan
+    from trainmaster.cluster.acceptance import suite as suites
+    from trainmaster.cluster.acceptance.suite_plan import Machine, plan
     from trainmaster.node.ranks import detect
     from trainmaster.report.acceptance import write_bundle
 
@@ -211,7 +211,7 @@ def _refuse_words(given: Mapping[str, Any]) -> None:
     """UsageError for names of the checks that do not exist, before minutes are spent on the other parts."""
     from trainmaster import checks
     from trainmaster.cli.check import read_names, read_words
-    from trainmaster.cluster.suite_plan import LEVEL
+    from trainmaster.cluster.acceptance.suite_plan import LEVEL
 
     read_words(given["expect"] or [])
     names = [name for name in read_names(given["only"]) if given["on"] is None or name != "collectives"]

@@ -153,7 +153,7 @@ def _measure_nodes(
     """Run the sweep on every node of a target, print and save its report, and exit with its verdict."""
     from trainmaster.bench.collectives.drive import document, save
     from trainmaster.cli._documents.hosts_file import load_nodes
-    from trainmaster.cluster.bandwidth import Request, measure
+    from trainmaster.cluster.collectives.bandwidth import Request, measure
 
     words = [word for name in sweep.collectives for word in ("--collective", name)]
     words += ["--min", str(sweep.min_bytes), "--factor", str(sweep.factor), "--timeout", f"{sweep.timeout_s:g}"]

@@ -15,9 +15,9 @@ from trainmaster.core.errors import UsageError
 
 if TYPE_CHECKING:
     from trainmaster.checks.profiles import Resolved
-    from trainmaster.cluster.check import ClusterPlan
-    from trainmaster.cluster.diff import Change
-    from trainmaster.cluster.sagemaker_check import SageMakerNodes
+    from trainmaster.cluster.health.check import ClusterPlan
+    from trainmaster.cluster.health.diff import Change
+    from trainmaster.cluster.sagemaker.check import SageMakerNodes
     from trainmaster.core.health import ClusterHealth, NodeHealth
 
 _COLLECTIVES = "collectives"
@@ -112,8 +112,8 @@ def check(
 
       trainmaster check --level 2 --out evidence/ --upload s3://bucket/acceptance/node-7
     """
-    from trainmaster.cluster import diff as between
-    from trainmaster.cluster import evidence
+    from trainmaster.cluster.health import diff as between
+    from trainmaster.cluster.health import evidence
     from trainmaster.core.results import exit_code
 
     on = None if on == "local" else on
@@ -200,7 +200,7 @@ def _plan_here(level: int, only: list[str], skip: list[str]) -> list[str]:
 
 
 def _plan_cluster(level: int, only: list[str], skip: list[str]) -> ClusterPlan:
-    from trainmaster.cluster.check import plan
+    from trainmaster.cluster.health.check import plan
 
     return plan(level, only, skip)
 
@@ -231,7 +231,7 @@ def _node(
     """This machine, or a captured one."""
     from trainmaster.checks import document, profiles
     from trainmaster.cli import _console
-    from trainmaster.cluster import evidence
+    from trainmaster.cluster.health import evidence
     from trainmaster.core.results import CheckResult
     from trainmaster.node.recorded import open_host
 
@@ -277,7 +277,7 @@ def _print_request(
     timeout_s: float | None, as_json: bool,
 ) -> None:  # fmt: skip
     from trainmaster.cli import _console
-    from trainmaster.cluster.check import plan_job
+    from trainmaster.cluster.health.check import plan_job
 
     job, known = _find_job(on, wanted, nodes)
     made = plan_job(job, planned, known, timeout_s=timeout_s)
@@ -295,10 +295,10 @@ def _cluster(
     from trainmaster.checks import profiles
     from trainmaster.cli import _console
     from trainmaster.cli._documents.hosts_file import load_nodes
-    from trainmaster.cluster import collectives
-    from trainmaster.cluster.check import check as check_nodes
-    from trainmaster.cluster.check import check_job
-    from trainmaster.cluster.gather import Watch
+    from trainmaster.cluster.collectives import run as collectives
+    from trainmaster.cluster.health.check import check as check_nodes
+    from trainmaster.cluster.health.check import check_job
+    from trainmaster.cluster.health.gather import Watch
 
     with _console.err.status("", spinner="dots") if sys.stderr.isatty() else _Quiet() as progress:
         answers = _Answers(progress.update)
@@ -364,7 +364,7 @@ class _Quiet:
 def _keep(out: Path, health: ClusterHealth, *, price: float | None, upload: str | None) -> str:
     """Save the bundle with its reports, and upload it where a store is named; the digest of its evidence."""
     from trainmaster.cli import _console
-    from trainmaster.cluster import evidence
+    from trainmaster.cluster.health import evidence
 
     evidence.save(out, health)
     _write_reports(out, health, price)
@@ -381,7 +381,7 @@ def _keep(out: Path, health: ClusterHealth, *, price: float | None, upload: str 
 def _write_reports(out: Path, health: ClusterHealth, price: float | None) -> None:
     """report.html and its siblings, beside the evidence; without their packages the evidence is still whole."""
     from trainmaster.cli import _console
-    from trainmaster.cluster import evidence, prices
+    from trainmaster.cluster.health import evidence, prices
     from trainmaster.report.health import FILES, write_bundle
 
     written = [path.name for path in write_bundle(health, out, cost=prices.find(health, price))]
@@ -394,7 +394,7 @@ def _write_reports(out: Path, health: ClusterHealth, price: float | None) -> Non
 def _remember(home: Path | None, health: ClusterHealth, digest: str) -> None:
     """Each GPU's verdict joins its history. A verdict is not lost because a history cannot be written."""
     from trainmaster.cli import _console
-    from trainmaster.cluster import journal
+    from trainmaster.cluster.health import journal
 
     try:
         journal.record(locate(home), health, bundle_sha256=digest)

@@ -36,7 +36,7 @@ def history(
 
       trainmaster history --add evidence/
     """
-    from trainmaster.cluster import journal
+    from trainmaster.cluster.health import journal
 
     place = locate(home)
     for bundle in add or []:
@@ -51,8 +51,8 @@ def history(
 def _all(home: Path, least: int, as_json: bool) -> None:
     from rich.table import Table
 
-    from trainmaster.cluster import journal
-    from trainmaster.cluster.history import offenders
+    from trainmaster.cluster.health import journal
+    from trainmaster.cluster.health.history import offenders
 
     found = offenders(journal.history(home), least=least)
     if as_json:
@@ -80,7 +80,7 @@ def _all(home: Path, least: int, as_json: bool) -> None:
 def _one(home: Path, word: str, as_json: bool) -> None:
     from rich.table import Table
 
-    from trainmaster.cluster import journal
+    from trainmaster.cluster.health import journal
 
     every = {(entry.run, entry.key): entry for entry in journal.history(home)}
     whole = [entry for entry in every.values() if entry.key.partition(":")[2] == word]

@@ -101,7 +101,7 @@ def _on_nodes(
     from trainmaster.bench.isolate import isolate as find
     from trainmaster.bench.limits import parse_size
     from trainmaster.cli._documents.hosts_file import load_nodes
-    from trainmaster.cluster.pairs import Pairs
+    from trainmaster.cluster.collectives.pairs import Pairs
 
     parse_size(size)  # a bad size is refused here, once
     nodes = load_nodes(on, verb="isolate")

@@ -31,9 +31,10 @@ def readmit(
 
       trainmaster readmit retest/ --with slurm --yes
     """
-    from trainmaster.cluster import drain, journal, schedulers
-    from trainmaster.cluster.remedy import readmit as select
-    from trainmaster.cluster.remedy import still_out
+    from trainmaster.cluster.health import journal
+    from trainmaster.cluster.remedy import drain, schedulers
+    from trainmaster.cluster.remedy.remedy import readmit as select
+    from trainmaster.cluster.remedy.remedy import still_out
 
     scheduler, folder = schedulers.load(through), locate(home)
     out = still_out(journal.read(folder / journal.REMEDIES))

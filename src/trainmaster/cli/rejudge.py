@@ -48,8 +48,8 @@ def rejudge(
     from trainmaster.cli._views import cluster_table
     from trainmaster.cli._views import diff as _diff
     from trainmaster.cli.check import read_words
-    from trainmaster.cluster import diff as between
-    from trainmaster.cluster import evidence
+    from trainmaster.cluster.health import diff as between
+    from trainmaster.cluster.health import evidence
     from trainmaster.core.results import exit_code
 
     wanted = document.stated(profiles.resolve(read_words(expect or [])).expect)
@@ -70,7 +70,7 @@ def rejudge(
 def _print_digest(digest: str, home: Path | None) -> None:
     """Print the digest of the bundle, and whether a run of this home wrote it."""
     from trainmaster.cli import _console
-    from trainmaster.cluster import journal
+    from trainmaster.cluster.health import journal
 
     try:
         at = journal.find_bundle(locate(home), digest)

@@ -12,8 +12,8 @@ from trainmaster.cli._home import HomeOption, locate
 from trainmaster.cli._views import remedy_text
 
 if TYPE_CHECKING:
-    from trainmaster.cluster.remedy import Selection
-    from trainmaster.cluster.schedulers import Scheduler
+    from trainmaster.cluster.remedy.remedy import Selection
+    from trainmaster.cluster.remedy.schedulers import Scheduler
 
 
 def remedy(
@@ -41,8 +41,9 @@ def remedy(
 
       trainmaster remedy evidence/ --with kubernetes --max-nodes 2 --yes
     """
-    from trainmaster.cluster import drain, journal, schedulers
-    from trainmaster.cluster.remedy import select, still_out
+    from trainmaster.cluster.health import journal
+    from trainmaster.cluster.remedy import drain, schedulers
+    from trainmaster.cluster.remedy.remedy import select, still_out
 
     scheduler, folder = schedulers.load(through), locate(home)
     out = [one.node for one in still_out(journal.read(folder / journal.REMEDIES))]

@@ -25,7 +25,8 @@ from pathlib import Path
 
 from trainmaster.bench.nccl_tests import count_gpus
 from trainmaster.checks import profiles
-from trainmaster.cluster import evidence, prices, sagemaker
+from trainmaster.cluster.health import evidence, prices
+from trainmaster.cluster.sagemaker import job as sagemaker
 from trainmaster.core.errors import StorageError, UsageError
 from trainmaster.core.results import exit_code
 from trainmaster.node.host import Host

@@ -11,9 +11,10 @@ from typing import Any
 
 from trainmaster.bench import link_limits
 from trainmaster.checks import document, profiles
-from trainmaster.cluster import compare, sagemaker_node
-from trainmaster.cluster.sagemaker import Job
-from trainmaster.cluster.sagemaker_node import HostReport
+from trainmaster.cluster.health import compare
+from trainmaster.cluster.sagemaker import node as sagemaker_node
+from trainmaster.cluster.sagemaker.job import Job
+from trainmaster.cluster.sagemaker.node import HostReport
 from trainmaster.core import schema
 from trainmaster.core.errors import SpecError
 from trainmaster.core.health import ClusterHealth, NodeHealth, Silent

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainmaster.checks import profiles
-from trainmaster.cluster import sagemaker, sagemaker_node
-from trainmaster.cluster.sagemaker import Job
-from trainmaster.cluster.sagemaker_node import HostReport
+from trainmaster.cluster.sagemaker import job as sagemaker
+from trainmaster.cluster.sagemaker import node as sagemaker_node
+from trainmaster.cluster.sagemaker.job import Job
+from trainmaster.cluster.sagemaker.node import HostReport
 from trainmaster.core import schema
 from trainmaster.core.errors import StorageError
 from trainmaster.core.results import Finding

@@ -28,7 +28,7 @@ from machines import H200
 from sagemaker_server import BUCKET, Relay, interrupt_on_create, run_container, write_log
 from trainmaster.checks import document
 from trainmaster.cli.main import build
-from trainmaster.cluster import sagemaker_check
+from trainmaster.cluster.sagemaker import check as sagemaker_check
 from trainmaster.core.expect import Expect
 from trainmaster.node.host import Host
 from trainmaster.targets.sagemaker import inputs

@@ -9,7 +9,7 @@ from trainmaster.cli import _yaml_file
 from trainmaster.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from trainmaster.cluster.sagemaker_check import SageMakerNodes
+    from trainmaster.cluster.sagemaker.check import SageMakerNodes
     from trainmaster.targets import ReachesNodes, RunsClusterJobs, Target
 
 
@@ -35,7 +35,7 @@ def load_cluster(word: str, *, verb: str) -> ReachesNodes | RunsClusterJobs:
 
 def load_training_job(word: str, count: int) -> SageMakerNodes:
     """The hosts of the training job that `check --on sagemaker:FILE` makes."""
-    from trainmaster.cluster.sagemaker_check import load_nodes
+    from trainmaster.cluster.sagemaker.check import load_nodes
 
     path = word.partition(":")[2]
     if not path:

@@ -10,7 +10,7 @@ from rich.table import Table
 from trainmaster.cli import _console
 
 if TYPE_CHECKING:
-    from trainmaster.cluster.diff import Change
+    from trainmaster.cluster.health.diff import Change
 
 _COLOUR = {"worse": "bold red", "new": "yellow", "gone": "yellow", "better": "green", "changed": "cyan"}
 

@@ -31,7 +31,7 @@ def load(bundle: Path) -> ClusterHealth:
 
 def load_whole(bundle: Path) -> ClusterHealth:
     """The run in a bundle, with errors for files that were changed or are missing; a health.json alone as it is."""
-    from trainmaster.cluster import evidence
+    from trainmaster.cluster.health import evidence
 
     return evidence.load(bundle) if (bundle / HEALTH).is_file() else load(bundle)
 

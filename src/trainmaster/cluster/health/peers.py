@@ -10,8 +10,8 @@ import statistics
 from collections.abc import Sequence
 
 from trainmaster.checks.comparison import Peer
-from trainmaster.cluster.compared_values import peer
-from trainmaster.cluster.facts import Fact, group, is_number
+from trainmaster.cluster.health.compared_values import peer
+from trainmaster.cluster.health.facts import Fact, group, is_number
 from trainmaster.core.results import Finding, Verdict, fail, ok, skip, warn
 
 LEAST_PEERS = 5  # nodes for the MAD: among four, two outliers are half, and the median lies between right and wrong

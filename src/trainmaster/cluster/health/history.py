@@ -1,4 +1,4 @@
-"""History of every GPU: its verdict in each run, on whichever node. Pure; cluster/journal.py keeps the file.
+"""History of every GPU: its verdict in each run, on whichever node. Pure; cluster/health/journal.py keeps the file.
 
 A GPU is identified by its serial number, else its UUID, else its node and bus address. A GPU moved to another node
 keeps its history, so a repeat offender shows however often it was moved.

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from trainmaster.bench.collectives import Report, Row
 from trainmaster.bench.collectives.result import PLANNED
-from trainmaster.cluster import launch
-from trainmaster.cluster.collective_findings import judge, read
-from trainmaster.cluster.collective_plan import Plan, keep_output
-from trainmaster.cluster.launch import Capabilities, meeting_point
-from trainmaster.cluster.pairs import choose_backend
+from trainmaster.cluster.collectives import launch
+from trainmaster.cluster.collectives.findings import judge, read
+from trainmaster.cluster.collectives.launch import Capabilities, meeting_point
+from trainmaster.cluster.collectives.pairs import choose_backend
+from trainmaster.cluster.collectives.plan import Plan, keep_output
 from trainmaster.cluster.termination import run
 from trainmaster.core.errors import NodeUnavailable, UsageError
 from trainmaster.core.results import CheckResult, Overall, error, judge_overall

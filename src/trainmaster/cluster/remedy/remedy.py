@@ -1,4 +1,4 @@
-"""Selection of nodes to drain after a check, and of nodes that may return. Pure; cluster/drain.py acts.
+"""Selection of nodes to drain after a check, and of nodes that may return. Pure; cluster/remedy/drain.py acts.
 
 A node is drained because it failed, never because its state is unknown (unless requested), and never more nodes than
 a limit: a check that fails half of a cluster has most likely a fault of its own, or has found a fabric fault that
@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from trainmaster.cluster import compare
-from trainmaster.cluster.facts import collect
+from trainmaster.cluster.health import compare
+from trainmaster.cluster.health.facts import collect
 from trainmaster.core.health import ClusterHealth, NodeHealth
 from trainmaster.core.results import CheckResult, Finding, Overall, Verdict
 
@@ -26,7 +26,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 REASON_CHARACTERS = 180
 ANSWER = "answer"  # pseudo-check of a node that gave no answer
 EVERY = "every check"  # pseudo-check of a reason that does not name all that failed
-BUNDLE = "bundle"  # result of cluster/evidence.py for a bundle that is not whole
+BUNDLE = "bundle"  # result of cluster/health/evidence.py for a bundle that is not whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster import checks, targets
-from trainmaster.cluster import journal
-from trainmaster.cluster.remedy import EVERY, PREFIX, REASON_CHARACTERS, Drain, Out
-from trainmaster.cluster.schedulers import DrainState, Scheduler, Slurm
+from trainmaster.cluster.health import journal
+from trainmaster.cluster.remedy.remedy import EVERY, PREFIX, REASON_CHARACTERS, Drain, Out
+from trainmaster.cluster.remedy.schedulers import DrainState, Scheduler, Slurm
 from trainmaster.core.errors import HostError, TargetError
 from trainmaster.node.host import Host
 from trainmaster.targets.slurm.node_list import call

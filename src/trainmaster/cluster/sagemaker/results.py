@@ -1,7 +1,7 @@
 """Results between the hosts of a SageMaker health check, from the health.json that its first host left in S3.
 
 Pure. What the job had to measure and its results do not have is an error: the run is INCOMPLETE, never PASS. Nodes and
-comparisons are not taken from there: they are judged here, from the answer of each host (cluster/gather.py).
+comparisons are not taken from there: they are judged here, from the answer of each host (cluster/health/gather.py).
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import Any
 
 from trainmaster.bench.collectives.result import PLANNED
 from trainmaster.checks.document import clean
-from trainmaster.cluster import compare, sagemaker_node
-from trainmaster.cluster.collectives import NAME as COLLECTIVES
+from trainmaster.cluster.collectives.run import NAME as COLLECTIVES
+from trainmaster.cluster.health import compare
+from trainmaster.cluster.sagemaker import node as sagemaker_node
 from trainmaster.core.errors import SpecError
 from trainmaster.core.health import ClusterHealth
 from trainmaster.core.results import CheckResult, Finding, error, exit_code, ok

@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 
 from trainmaster.checks.document import clean
-from trainmaster.cluster import launch
-from trainmaster.cluster.collective_findings import judge
-from trainmaster.cluster.collective_plan import choose, keep_output, plan
-from trainmaster.cluster.launch import Capabilities
+from trainmaster.cluster.collectives import launch
+from trainmaster.cluster.collectives.findings import judge
+from trainmaster.cluster.collectives.launch import Capabilities
+from trainmaster.cluster.collectives.plan import choose, keep_output, plan
 from trainmaster.cluster.termination import run
 from trainmaster.core.errors import NodeUnavailable
 from trainmaster.core.health import ClusterHealth

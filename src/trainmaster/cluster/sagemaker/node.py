@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainmaster.bench import nccl_tests
-from trainmaster.cluster.sagemaker import Job
+from trainmaster.cluster.sagemaker.job import Job
 from trainmaster.core import schema
 from trainmaster.core.errors import FileMissing, HostError, SpecError, UsageError
 from trainmaster.core.results import CheckResult, Finding, error, fail, ok, skip

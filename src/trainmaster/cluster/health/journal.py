@@ -14,7 +14,7 @@ from trainmaster.core import schema
 from trainmaster.core.errors import SpecError, UsageError
 
 if TYPE_CHECKING:
-    from trainmaster.cluster.history import Entry
+    from trainmaster.cluster.health.history import Entry
     from trainmaster.core.health import ClusterHealth
 
 HISTORY = "history.jsonl"
@@ -63,9 +63,9 @@ def read(path: Path) -> list[dict[str, Any]]:
 def record(home: Path, health: ClusterHealth, *, bundle_sha256: str = "") -> int:
     """Add a run to the history; the number of rows added, 0 if the run is already there.
 
-    `bundle_sha256` is the digest of its evidence bundle (cluster/evidence.py).
+    `bundle_sha256` is the digest of its evidence bundle (cluster/health/evidence.py).
     """
-    from trainmaster.cluster.history import entries
+    from trainmaster.cluster.health.history import entries
 
     new = entries(health)
     known = {entry.run for entry in history(home)}
@@ -82,7 +82,7 @@ def find_bundle(home: Path, bundle_sha256: str) -> str | None:
 
 def history(home: Path) -> list[Entry]:
     """Every entry that can be parsed."""
-    from trainmaster.cluster.history import Entry
+    from trainmaster.cluster.health.history import Entry
 
     found = []
     for row in read(home / HISTORY):

@@ -16,9 +16,10 @@ from trainmaster import __version__, checks
 from trainmaster.checks import document
 from trainmaster.checks.expectations import COLLECTIVES, unmeasured
 from trainmaster.checks.profiles import Resolved
-from trainmaster.cluster import collectives, sagemaker_check
-from trainmaster.cluster.gather import TIMEOUT_S, CheckRequest, Watch, gather
-from trainmaster.cluster.sagemaker_check import SageMakerNodes
+from trainmaster.cluster.collectives import run as collectives
+from trainmaster.cluster.health.gather import TIMEOUT_S, CheckRequest, Watch, gather
+from trainmaster.cluster.sagemaker import check as sagemaker_check
+from trainmaster.cluster.sagemaker.check import SageMakerNodes
 from trainmaster.core.errors import UsageError
 from trainmaster.core.health import ClusterHealth
 from trainmaster.targets import ReachesNodes, Submission

@@ -28,7 +28,8 @@ from trainmaster import __version__, checks
 from trainmaster.checks.document import clean
 from trainmaster.checks.expectations import COLLECTIVES, unmeasured
 from trainmaster.checks.expectations import NAMES as UNMEASURED
-from trainmaster.cluster import compare, kept_collectives
+from trainmaster.cluster.collectives import kept_collectives
+from trainmaster.cluster.health import compare
 from trainmaster.core.errors import SpecError, UsageError
 from trainmaster.core.expect import Expect
 from trainmaster.core.files import write_whole

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.checks import facts
-from trainmaster.cluster.launch import Capabilities, Outcome, environment, meeting_point
+from trainmaster.cluster.collectives.launch import Capabilities, Outcome, environment, meeting_point
 from trainmaster.core.errors import NodeUnavailable
 from trainmaster.core.health import ClusterHealth, NodeHealth
 from trainmaster.core.results import Finding, Verdict, error, skip

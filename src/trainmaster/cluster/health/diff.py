@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from trainmaster.cluster.compared_values import same
+from trainmaster.cluster.health.compared_values import same
 from trainmaster.core.health import ClusterHealth
 from trainmaster.core.results import Finding, Verdict, error
 

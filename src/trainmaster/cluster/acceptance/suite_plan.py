@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from trainmaster.bench.accept.options import Model, Options, words
-from trainmaster.cluster.suite import Part
+from trainmaster.cluster.acceptance.suite import Part
 
 Suite = Literal["quick", "full"]
 # Forces NCCL from NVLink and shared memory onto the network, with the algorithm that every fabric has.

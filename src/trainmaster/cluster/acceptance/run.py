@@ -16,10 +16,10 @@ from typing import Any
 from trainmaster import targets
 from trainmaster.bench.accept.options import Options, words
 from trainmaster.checks.profiles import find_instance
-from trainmaster.cluster import launch
-from trainmaster.cluster.acceptance_files import APP, JOB
-from trainmaster.cluster.acceptance_judge import incomplete, judge_job, judge_outcomes
-from trainmaster.cluster.launch import Capabilities, meeting_point
+from trainmaster.cluster.acceptance.files import APP, JOB
+from trainmaster.cluster.acceptance.judge import incomplete, judge_job, judge_outcomes
+from trainmaster.cluster.collectives import launch
+from trainmaster.cluster.collectives.launch import Capabilities, meeting_point
 from trainmaster.cluster.termination import run
 from trainmaster.core.errors import NodeUnavailable
 from trainmaster.targets import ClusterJob, Node, Program, ReachesNodes, RunsClusterJobs

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainmaster import __version__
-from trainmaster.cluster import sagemaker_results
-from trainmaster.cluster.gather import Answer, Ask, CheckRequest, Watch, gather_by
+from trainmaster.cluster.health.gather import Answer, Ask, CheckRequest, Watch, gather_by
+from trainmaster.cluster.sagemaker import results as sagemaker_results
 from trainmaster.core.clean_text import clean
 from trainmaster.core.errors import NodeUnavailable, TargetError, TrainmasterError, Unreachable
 from trainmaster.core.health import ClusterHealth
@@ -326,7 +326,7 @@ async def _insist(work: Callable[[], Awaitable[Made]]) -> Made:
 
 
 def _find_word(health: str, name: str) -> str | None:
-    """A text of an answer; None where it cannot be read, which `accept` of cluster/gather.py judges."""
+    """A text of an answer; None where it cannot be read, which `accept` of cluster/health/gather.py judges."""
     with contextlib.suppress(ValueError, RecursionError, AttributeError):
         found = json.loads(health).get(name)
         return found if isinstance(found, str) else None

@@ -11,10 +11,10 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 
 from trainmaster.checks.comparison import Same
-from trainmaster.cluster.compared_values import SOFTWARE, same
-from trainmaster.cluster.facts import COUNTS, Fact, collect, group, is_number
-from trainmaster.cluster.gaps import find_domains, find_unreported
-from trainmaster.cluster.peers import peers
+from trainmaster.cluster.health.compared_values import SOFTWARE, same
+from trainmaster.cluster.health.facts import COUNTS, Fact, collect, group, is_number
+from trainmaster.cluster.health.gaps import find_domains, find_unreported
+from trainmaster.cluster.health.peers import peers
 from trainmaster.core.health import NodeHealth
 from trainmaster.core.results import CheckResult, Finding, Verdict, fail, ok, skip, warn
 

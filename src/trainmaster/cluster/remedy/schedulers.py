@@ -1,6 +1,6 @@
 """Commands of Slurm and Kubernetes that drain and resume a node, as argument lists, and parsers of their answers.
 
-Pure: `parse` turns an answer into a `DrainState`; cluster/drain.py runs the commands.
+Pure: `parse` turns an answer into a `DrainState`; cluster/remedy/drain.py runs the commands.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
-from trainmaster.cluster.remedy import PREFIX
+from trainmaster.cluster.remedy.remedy import PREFIX
 from trainmaster.core.errors import TargetError, UsageError
 from trainmaster.targets.slurm.settings import SlurmSettings
 

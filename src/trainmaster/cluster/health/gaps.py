@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainmaster.cluster.compared_values import peer, same
-from trainmaster.cluster.facts import Fact, group
+from trainmaster.cluster.health.compared_values import peer, same
+from trainmaster.cluster.health.facts import Fact, group
 from trainmaster.core.health import NodeHealth
 from trainmaster.core.results import Finding, Verdict, error, fail, warn
 

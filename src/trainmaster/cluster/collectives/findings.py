@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from trainmaster.bench.collectives import Report, Row
-from trainmaster.cluster.collective_plan import Plan
-from trainmaster.cluster.launch import Outcome, last_line
+from trainmaster.cluster.collectives.launch import Outcome, last_line
+from trainmaster.cluster.collectives.plan import Plan
 from trainmaster.core.errors import SpecError
 from trainmaster.core.results import Finding, Verdict, error, fail, skip, warn
 from trainmaster.core.schema import build

@@ -13,8 +13,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trainmaster.checks import document
-from trainmaster.cluster import compare, evidence
-from trainmaster.cluster.offered_gpus import compare_offer
+from trainmaster.cluster.health import compare, evidence
+from trainmaster.cluster.health.offered_gpus import compare_offer
 from trainmaster.cluster.termination import run
 from trainmaster.core.errors import NodeUnavailable, SpecError
 from trainmaster.core.health import ClusterHealth, NodeHealth, Silent

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainmaster.bench import limits
-from trainmaster.cluster.collective_plan import expected_transport
+from trainmaster.cluster.collectives.plan import expected_transport
 from trainmaster.core.health import NodeHealth
 from trainmaster.core.results import CheckResult, Finding, Verdict, error, fail, ok
 

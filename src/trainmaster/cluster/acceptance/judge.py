@@ -9,7 +9,7 @@ from typing import Any
 
 from trainmaster.bench.accept import baselines, judge, results
 from trainmaster.bench.accept.options import Options
-from trainmaster.cluster.launch import Outcome, last_line
+from trainmaster.cluster.collectives.launch import Outcome, last_line
 from trainmaster.core import schema
 from trainmaster.core.errors import NodeUnavailable
 from trainmaster.core.results import CheckResult, Finding, error, exit_code, judge_overall

@@ -17,7 +17,7 @@ from trainmaster.cluster.termination import run, until_terminated
 from trainmaster.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from trainmaster.cluster.launch import Capabilities
+    from trainmaster.cluster.collectives.launch import Capabilities
     from trainmaster.core.errors import NodeUnavailable
     from trainmaster.targets import Node, Program, ReachesNodes
 
@@ -31,7 +31,7 @@ class Pairs:
     """
 
     def __init__(self, target: ReachesNodes, *, home: Path, size: str, timeout_s: float, rounds: int) -> None:
-        from trainmaster.cluster import launch
+        from trainmaster.cluster.collectives import launch
 
         self._nodes: dict[str, Node] = {}
         self._size, self._timeout_s, self._rounds = size, timeout_s, rounds
@@ -48,13 +48,13 @@ class Pairs:
             raise
 
     async def _open(self) -> Mapping[str, Capabilities | NodeUnavailable]:
-        from trainmaster.cluster import launch
+        from trainmaster.cluster.collectives import launch
 
         self._nodes = {node.name: node for node in await self._access.nodes()}
         return await launch.ask_capabilities(list(self._nodes.values()), self._access, ports=2 * self._rounds)
 
     def _read(self, offers: Mapping[str, Capabilities | NodeUnavailable]) -> None:
-        from trainmaster.cluster.launch import Capabilities
+        from trainmaster.cluster.collectives.launch import Capabilities
 
         self.silent = {name: str(offer) for name, offer in offers.items() if not isinstance(offer, Capabilities)}
         self._capabilities = {name: offer for name, offer in offers.items() if isinstance(offer, Capabilities)}
@@ -90,7 +90,7 @@ class Pairs:
 
     async def _pair(self, a: str, b: str) -> float | None:
         from trainmaster.bench.collectives.pairs import read_pair
-        from trainmaster.cluster.launch import run_together
+        from trainmaster.cluster.collectives.launch import run_together
 
         for _ in range(2):
             jobs = [(self._nodes[name], [program]) for name, program in zip((a, b), self._plan(a, b), strict=True)]

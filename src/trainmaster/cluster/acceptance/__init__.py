@@ -1,0 +1,1 @@
+"""Acceptance of a cluster by training: one run, a suite of measurements, files to run it elsewhere."""

@@ -1,0 +1,1 @@
+"""Nodes taken out of service and given back, through their scheduler."""

@@ -62,7 +62,7 @@ TABLE = {
     "store": rule("core", "sqlalchemy alembic"),
     "control": rule("core targets storage store", third_lazy="httpx apprise yaml"),
     "api": rule("core"),
-    "pages": rule("core store api"),
+    "pages": rule("core store api targets"),
     "report": rule("core checks store api pages", "jinja2 markupsafe"),
     "web": rule(
         "core store storage control targets api pages report",

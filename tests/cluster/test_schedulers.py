@@ -6,9 +6,12 @@ import json
 
 import pytest
 
+from trainmaster import targets
 from trainmaster.cluster.remedy import schedulers
-from trainmaster.cluster.remedy.schedulers import DrainState
 from trainmaster.core.errors import TargetError, UsageError
+from trainmaster.targets import DrainState
+from trainmaster.targets.kubernetes.drain import KubernetesScheduler
+from trainmaster.targets.slurm.drain import SlurmScheduler
 
 HEAD = "NodeName=n1 Arch=x86_64 CPUAlloc=0 CPUTot=8 "
 
@@ -31,7 +34,7 @@ HEAD = "NodeName=n1 Arch=x86_64 CPUAlloc=0 CPUTot=8 "
     ],
 )
 def test_slurm(line: str, place: DrainState) -> None:
-    assert schedulers.Slurm().parse("n1", line + "\n") == place
+    assert SlurmScheduler().parse("n1", line + "\n") == place
 
 
 @pytest.mark.parametrize(
@@ -40,7 +43,7 @@ def test_slurm(line: str, place: DrainState) -> None:
 )
 def test_slurm_that_does_not_say_it(answer: str) -> None:
     with pytest.raises(TargetError):
-        schedulers.Slurm().parse("n1", answer)
+        SlurmScheduler().parse("n1", answer)
 
 
 def node(name: str = "n1", *, cordoned: bool | None = None, reason: str | None = None) -> str:
@@ -51,7 +54,7 @@ def node(name: str = "n1", *, cordoned: bool | None = None, reason: str | None =
 
 
 def test_kubernetes() -> None:
-    parse = schedulers.Kubernetes().parse
+    parse = KubernetesScheduler().parse
     assert parse("n1", node()) == DrainState(out=False, reason="")
     assert not parse("n1", node(reason="trainmaster: old")).ours  # in service, whatever a note says
     assert parse("n1", node(cordoned=True, reason="trainmaster: xid")).ours
@@ -61,10 +64,10 @@ def test_kubernetes() -> None:
 @pytest.mark.parametrize("answer", ["", "{}", "[]", "null", '{"metadata": {"name": "n1"}}', node("n2")])
 def test_kubernetes_that_does_not_say_it(answer: str) -> None:
     with pytest.raises(TargetError):
-        schedulers.Kubernetes().parse("n1", answer)
+        KubernetesScheduler().parse("n1", answer)
 
 
-@pytest.mark.parametrize("name", schedulers.NAMES)
+@pytest.mark.parametrize("name", [name for name in targets.names() if targets.traits(name).drains])
 def test_every_command_names_the_node_and_is_no_shell(name: str) -> None:
     scheduler = schedulers.load(name)
     for command in (*scheduler.drain("n1", "trainmaster: a b"), *scheduler.resume("n1"), scheduler.ask("n1")):
@@ -73,5 +76,5 @@ def test_every_command_names_the_node_and_is_no_shell(name: str) -> None:
 
 
 def test_an_unknown_scheduler_names_the_known_ones() -> None:
-    with pytest.raises(UsageError, match="slurm, kubernetes"):
+    with pytest.raises(UsageError, match="one of kubernetes, slurm"):
         schedulers.load("pbs")

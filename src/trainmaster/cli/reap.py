@@ -53,6 +53,7 @@ def reap(
       trainmaster reap --no-database --any-home --on lambda --yes     (with the API key alone)
     """
     try:
+        from trainmaster import targets
         from trainmaster.control import reap as control_reap
     except ModuleNotFoundError as missing:
         from trainmaster.core.errors import MissingExtra
@@ -61,7 +62,8 @@ def reap(
     if any_home and not no_database:
         raise UsageError("--any-home goes with --no-database: a database names the machines that are ours")
     folder, db = _open(home, no_database=no_database)
-    found = _ask(control_reap.find(db, folder, on or ["local"], any_home=any_home))
+    on = on or [name for name in targets.names() if targets.traits(name).here]
+    found = _ask(control_reap.find(db, folder, on, any_home=any_home))
     ended: dict[str, str] = {}
     for left in found:
         if yes and left.ours:
@@ -71,7 +73,7 @@ def reap(
             except TargetError as wrong:
                 ended[left.attempt] = f"not ended: {wrong}"
     if ended:  # ended is what the target no longer lists, not what it promised
-        again = {left.attempt for left in _ask(control_reap.find(db, folder, on or ["local"], any_home=any_home))}
+        again = {left.attempt for left in _ask(control_reap.find(db, folder, on, any_home=any_home))}
         ended |= {attempt: "still there" for attempt in again if ended.get(attempt) == "ended"}
     still = [left for left in found if left.ours and ended.get(left.attempt) != "ended"]
     if json:

@@ -13,7 +13,7 @@ from trainmaster.cli._views import remedy_text
 
 if TYPE_CHECKING:
     from trainmaster.cluster.remedy.remedy import Selection
-    from trainmaster.cluster.remedy.schedulers import Scheduler
+    from trainmaster.targets import Scheduler
 
 
 def remedy(

@@ -21,6 +21,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from trainmaster import targets
 from trainmaster.control import failpoints
 from trainmaster.control.clock import Clock
 from trainmaster.control.context import log_failure
@@ -43,8 +44,8 @@ log = logging.getLogger(__name__)
 def price_of(spec: JobSpec, handle: Mapping[str, Any] | None) -> float | None:
     """Cents an hour for the whole attempt, None if unknown: as the spec or the target's handle states it.
 
-    Of two, the higher one: a spec cannot make a machine cheaper than its target charges. This machine costs nothing
-    unless the spec states a price.
+    Of two, the higher one: a spec cannot make a machine cheaper than its target charges. A machine of a target that is
+    not paid costs nothing unless the spec states a price.
     """
     prices = []
     if spec.resources.price_per_hour is not None:
@@ -52,7 +53,7 @@ def price_of(spec: JobSpec, handle: Mapping[str, Any] | None) -> float | None:
     charged = (handle or {}).get("price_cents_per_hour")
     if isinstance(charged, (int, float)) and not isinstance(charged, bool) and math.isfinite(charged) and charged >= 0:
         prices.append(float(charged))
-    return max(prices) if prices else 0.0 if spec.target == "local" else None
+    return max(prices) if prices else 0.0 if targets.is_free(spec.target) else None
 
 
 def admit(conn: Connection, project: str, *, price: float | None, now: datetime) -> None:

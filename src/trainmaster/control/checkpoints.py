@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainmaster import targets
 from trainmaster.core.errors import UsageError
 from trainmaster.core.plan import CHECKPOINTS_FOLDER
 from trainmaster.store.rows import JobRow
@@ -70,7 +71,7 @@ def read(listing: CheckpointListing, name: str, *, offset: int, limit: int) -> b
 
 
 def _folder(home: Path, job: JobRow) -> Path:
-    if job.target.partition(":")[0] != "local":
+    if (traits := targets.find_traits(job.target)) is None or not traits.here:
         raise UsageError(f"checkpoints of target {job.target} are not read through the server")
     stated = job.spec.train.checkpoint.folder if job.spec.train is not None else None
     return Path(stated) if stated else home / "jobs" / (job.spec.resume_from or job.id) / CHECKPOINTS_FOLDER

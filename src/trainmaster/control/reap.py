@@ -66,7 +66,7 @@ async def sweep(db: Database, home: Path, *, load: Callable[[str], Target] = tar
     """End what machines that were lost and are back still run of attempts that are over; what was ended."""
     ended = []
     for word in await asyncio.to_thread(jobs.list_targets, db):
-        if word == "local":
+        if (stated := targets.find_traits(word)) is not None and stated.here:
             continue  # this machine cannot be lost without us
         try:
             target = load(word)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
+from trainmaster import targets
 from trainmaster.api.costs import BudgetLine, CostPage, JobSpending, ProjectSpending
 from trainmaster.core.cost import Amount, Span, Window, add_up, burn, forecast, month_of
 from trainmaster.store import Database, costs, eta
@@ -31,7 +32,7 @@ def read(
     window = month_of(month) if month is not None else None
     with db.read() as conn:
         charges = costs.list_charges(conn, jobs=[job] if job is not None else (), project=project, window=window)
-        unpriced = costs.list_unpriced(conn, project=project)
+        unpriced = costs.list_unpriced(conn, free=_free_targets(), project=project)
         budgets = costs.list_budgets(conn, project=project) if job is None else []
         lines = tuple(_budget(row, costs.spent(conn, row.project, now=now, window=row.window(now))) for row in budgets)
     spans: dict[str, list[Span]] = {}
@@ -78,8 +79,12 @@ def figures(db: Database, jobs: Iterable[JobRow], *, now: datetime) -> dict[str,
 
 def is_unpriced(row: JobRow, spans: Sequence[Span]) -> bool:
     """Whether the price 0 is only a default: this machine is not free, its price is unknown. No cap counts it."""
-    stated = row.target != "local" or row.spec.resources.price_per_hour is not None
+    stated = not targets.is_free(row.target) or row.spec.resources.price_per_hour is not None
     return not stated and bool(spans) and all(span.cents_per_hour == 0 for span in spans)
+
+
+def _free_targets() -> list[str]:
+    return [name for name in targets.names() if targets.is_free(name)]
 
 
 def cents(value: float | None) -> int | None:

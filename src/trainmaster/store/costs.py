@@ -121,10 +121,11 @@ def spent_by_project(
     return found
 
 
-def list_unpriced(conn: Connection, *, project: str | None = None) -> set[str]:
-    """Jobs on this machine that state no price: theirs is 0 by default, which no cap counts."""
+def list_unpriced(conn: Connection, *, free: Collection[str], project: str | None = None) -> set[str]:
+    """Jobs on these targets that state no price: theirs is 0 by default, which no cap counts."""
     stated = _JOBS.spec["resources"]["price_per_hour"].as_string()
-    query = select(_JOBS.id).where(_JOBS.target == "local", stated.is_(None))
+    words = (_JOBS.target.startswith(f"{name}:", autoescape=True) for name in free)
+    query = select(_JOBS.id).where(or_(_JOBS.target.in_(free), *words), stated.is_(None))
     return set(conn.execute(query.where(_JOBS.project == project) if project is not None else query).scalars())
 
 

@@ -9,10 +9,11 @@ Errors: `TargetError` is a refusal; `Unreachable` means that no answer was possi
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -24,6 +25,7 @@ from trainmaster.core.errors import UsageError
 from trainmaster.core.spec import JobSpec
 from trainmaster.targets._answers import check_files
 from trainmaster.targets._cluster_job import ClusterJob, ClusterJobEnd, RunsClusterJobs, find_unequal
+from trainmaster.targets._drain import PREFIX, DrainState, ListsDrained, RunCommand, Scheduler
 from trainmaster.targets._nodes import Node, NodeAccess, Program, ReachesNodes, Result, Transfer
 from trainmaster.targets._provider import (
     Instance,
@@ -40,8 +42,10 @@ from trainmaster.targets._runs import Run, is_left_over, is_running
 from trainmaster.targets._traits import Traits
 
 __all__ = [
+    "PREFIX",
     "ClusterJob",
     "ClusterJobEnd",
+    "DrainState",
     "FileSize",
     "Handle",
     "HasNodes",
@@ -51,6 +55,7 @@ __all__ = [
     "LaunchRequest",
     "Listing",
     "Lists",
+    "ListsDrained",
     "Node",
     "NodeAccess",
     "NotNow",
@@ -65,18 +70,23 @@ __all__ = [
     "Rents",
     "Result",
     "Run",
+    "RunCommand",
     "RunsClusterJobs",
+    "Scheduler",
     "Submission",
     "Target",
     "Traits",
     "Transfer",
     "check_files",
     "close",
+    "find_traits",
     "find_unequal",
     "home_mark",
+    "is_free",
     "is_left_over",
     "is_running",
     "load",
+    "load_scheduler",
     "make_home_mark",
     "names",
     "traits",
@@ -245,9 +255,7 @@ async def close() -> None:
 
 def names() -> list[str]:
     """All targets: the modules of this folder."""
-    words = {module: word for word, module in _MODULES.items()}
-    found = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
-    return sorted(words.get(name, name) for name in found)
+    return sorted(_find_modules(tuple(__path__)))
 
 
 def load(word: str) -> Target:
@@ -256,14 +264,40 @@ def load(word: str) -> Target:
     return target
 
 
+def load_scheduler(word: str) -> Scheduler:
+    """What drains the nodes of a target whose traits say that it `drains`."""
+    scheduler: Scheduler = _import(word).create_scheduler(word.partition(":")[2])
+    return scheduler
+
+
 def traits(word: str) -> Traits:
     """What the target of a word states about itself: `ssh` and `ssh:hosts.yaml` alike."""
     stated: Traits = _import(word).TRAITS
     return stated
 
 
+def find_traits(word: str) -> Traits | None:
+    """The same; None where there is no such target: a row may be of another version, a word anything."""
+    return traits(word) if word.partition(":")[0] in _find_modules(tuple(__path__)) else None
+
+
+def is_free(word: str) -> bool:
+    """Whether an attempt costs nothing where nobody states a price. Of an unknown target that is unknown too."""
+    stated = find_traits(word)
+    return stated is not None and not stated.paid
+
+
 def _import(word: str) -> ModuleType:
     name = word.partition(":")[0]
-    if name not in names():
+    modules = _find_modules(tuple(__path__))
+    if name not in modules:
         raise UsageError(f"target: {name!r} is not one of {', '.join(names())}")
-    return importlib.import_module(f"{__name__}.{_MODULES.get(name, name)}")
+    return importlib.import_module(f"{__name__}.{modules[name]}")
+
+
+@functools.cache  # a page asks for every job that it lists
+def _find_modules(folders: tuple[str, ...]) -> Mapping[str, str]:
+    """Word → module."""
+    words = {module: word for word, module in _MODULES.items()}
+    found = [module.name for module in pkgutil.iter_modules(folders) if not module.name.startswith("_")]
+    return {words.get(name, name): name for name in found}

@@ -64,6 +64,7 @@ def send(jobs: Jobs, job: JobSpec, workdir: Workdir, *, home: Path, server: bool
     The folder of the spec file, where the user stated none, may be unfit (a home folder, gigabytes of data): a job on
     this machine then gets links to its entries instead.
     """
+    from trainmaster import targets
     from trainmaster.client import workdir as snapshots
 
     if workdir.folder is None:
@@ -73,7 +74,7 @@ def send(jobs: Jobs, job: JobSpec, workdir: Workdir, *, home: Path, server: bool
             raise UsageError(f"workdir: {workdir.folder} is too general to be uploaded; state one: --workdir FOLDER")
         snapshot = snapshots.scan(workdir.folder, apart=[home, *find_token_file()])
     except UsageError as wrong:
-        if workdir.stated or server or job.target != "local":
+        if workdir.stated or server or not targets.traits(job.target).here:
             raise UsageError(f"{wrong} (without a working folder: --workdir {NONE})") from wrong
         _console.note(f"{wrong}. Its entries are linked instead: the job sees later changes of them")
         return replace(job, workdir=str(workdir.folder))

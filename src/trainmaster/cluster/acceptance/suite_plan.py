@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from trainmaster import targets
 from trainmaster.bench.accept.options import Model, Options, words
 from trainmaster.cluster.acceptance.suite import Part
 
@@ -109,7 +110,8 @@ def _training(model: Model, options: Options, where: Sequence[str], folder: Path
 
 def _isolation(machine: Machine) -> Part:
     skip = None if machine.on is not None else "one machine has no other node to be paired with: --on is not given"
-    if machine.on is not None and machine.on.partition(":")[0] not in ("ssh", "slurm", "kubernetes"):
+    stated = targets.find_traits(machine.on) if machine.on is not None else None
+    if machine.on is not None and (stated is None or not stated.nodes):
         skip = f"pairs of nodes are tested over SSH, in Slurm or in pods, and the target is {machine.on}"
     where = ["--on", machine.on] if machine.on is not None else []
     return Part(

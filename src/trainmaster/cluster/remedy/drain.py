@@ -12,13 +12,10 @@ from typing import Any
 
 from trainmaster import checks, targets
 from trainmaster.cluster.health import journal
-from trainmaster.cluster.remedy.remedy import EVERY, PREFIX, REASON_CHARACTERS, Drain, Out
-from trainmaster.cluster.remedy.schedulers import DrainState, Scheduler, Slurm
+from trainmaster.cluster.remedy.remedy import EVERY, REASON_CHARACTERS, Drain, Out
 from trainmaster.core.errors import HostError, TargetError
 from trainmaster.node.host import Host
-from trainmaster.targets.slurm.node_list import call
-from trainmaster.targets.slurm.queue import queue
-from trainmaster.targets.slurm.settings import SlurmSettings
+from trainmaster.targets import PREFIX, DrainState, ListsDrained, RunCommand, Scheduler
 
 TIMEOUT_S = 30.0
 
@@ -62,7 +59,7 @@ def resume(node: str, scheduler: Scheduler, home: Path, through: str) -> str | N
 
 def list_out(scheduler: Scheduler, *, besides: Sequence[Out]) -> list[Out]:
     """Nodes that Trainmaster has drained and the journal does not have: jobs drain nodes that fail their pre-flight."""
-    if not isinstance(scheduler, Slurm):
+    if not isinstance(scheduler, ListsDrained):
         return []
     known = {one.node for one in besides}
     return [
@@ -91,8 +88,8 @@ def look(scheduler: Scheduler, node: str) -> DrainState:
 
 def run(scheduler: Scheduler, command: Sequence[str]) -> str:
     """Standard output of one command. TargetError if it fails, hangs or is missing."""
-    if isinstance(scheduler, Slurm) and scheduler.settings is not None:
-        return asyncio.run(_run_there(scheduler.settings, command))
+    if scheduler.run is not None:
+        return asyncio.run(_run_there(scheduler.run, command))
     try:
         ran = Host().run(*command, timeout_s=TIMEOUT_S)
     except HostError as wrong:
@@ -103,10 +100,9 @@ def run(scheduler: Scheduler, command: Sequence[str]) -> str:
     return ran.stdout
 
 
-async def _run_there(settings: SlurmSettings, command: Sequence[str]) -> str:
-    """The same by a cluster file: with its environment, and on its login node."""
+async def _run_there(run: RunCommand, command: Sequence[str]) -> str:
     try:
-        return await call(queue(settings), command)
+        return await run(command)
     finally:
         await targets.close()
 

@@ -18,9 +18,9 @@ from trainmaster.cluster.health import compare
 from trainmaster.cluster.health.facts import collect
 from trainmaster.core.health import ClusterHealth, NodeHealth
 from trainmaster.core.results import CheckResult, Finding, Overall, Verdict
+from trainmaster.targets import PREFIX
 
 LIMIT_SHARE = 0.1
-PREFIX = "trainmaster:"  # prefix of every reason set here; a node drained with another reason is left alone
 # A name that a scheduler could expand to several nodes (n[1-9], a,b, ALL) or read as an option is never passed on.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 REASON_CHARACTERS = 180

@@ -9,6 +9,7 @@ states.py      jobs and pods as our states        pending.py     why a pod waits
 logs.py        logs of pods                       spool.py       files put together from them
 client.py      the API over HTTP                  errors.py      refusals as our errors
 kubeconfig.py  address and credentials            rights.py      what the account may do
+drain.py       nodes out of service and back
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainmaster.core.errors import UsageError
 from trainmaster.targets._traits import Traits
 
 if TYPE_CHECKING:
+    from trainmaster.targets._drain import Scheduler
     from trainmaster.targets.kubernetes.settings import Kind
     from trainmaster.targets.kubernetes.target import Kubernetes
 
@@ -30,3 +33,15 @@ def create(options: str, *, kind: Kind | None = None) -> Kubernetes:
     from trainmaster.targets.kubernetes.target import Kubernetes
 
     return Kubernetes(Path(options) if options else None, kind=kind)
+
+
+def create_scheduler(options: str) -> Scheduler:
+    """kubectl, which drains nodes of its current context."""
+    from trainmaster.targets.kubernetes.drain import KubernetesScheduler
+
+    if options:
+        word = f"kubernetes:{options}"
+        raise UsageError(
+            f"--on {word}: write --on kubernetes; kubectl's current context decides which cluster is meant"
+        )
+    return KubernetesScheduler()

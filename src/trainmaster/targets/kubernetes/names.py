@@ -13,7 +13,7 @@ MANAGER = "trainmaster"  # value of MANAGED_BY, and field manager of server-side
 ATTEMPT_LABEL = "trainmaster/attempt"
 JOB_NAME_LABEL = "trainmaster/job-name"  # the spec's name
 HOME_LABEL, RUN_LABEL = "trainmaster/home", "trainmaster/run"  # who made what no job of a database owns
-HEALTH_TAINT = "trainmaster/health"  # of a node that `trainmaster remedy` has drained
+HEALTH_TAINT = "trainmaster/health"  # taint and label of a node that `trainmaster remedy` has drained
 STOP_ANNOTATION = "trainmaster/stop"  # of a pod: asks its agent to stop; the value is the reason
 RESEND_ANNOTATION = "trainmaster/resend"  # of a pod: asks for lines again, `STREAM OFFSET`
 SELECTOR = f"{MANAGED_BY}={MANAGER}"

@@ -6,6 +6,7 @@ over SSH; `slurm:lab` the file lab.yaml in the folder of TRAINMASTER_HOSTS.
 settings.py   the cluster file                  queue.py       one listing for all jobs
 target.py     the target                        outcome.py     how an attempt stands and how it ended
 script.py     the batch script                  remote/slurm/  what runs on the login node and the compute nodes
+drain.py      nodes out of service and back
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from trainmaster.core.errors import UsageError
 from trainmaster.targets._traits import FOLDER_VARIABLE, Traits, is_name
 
 if TYPE_CHECKING:
+    from trainmaster.targets._drain import Scheduler
     from trainmaster.targets.slurm.target import Slurm
 
 TRAITS = Traits(title="jobs of a Slurm cluster", option="name_or_file", example="cluster.yaml", nodes=True, drains=True)
@@ -38,3 +40,10 @@ def create(options: str) -> Slurm:
             f"target: slurm:{options} is a file of {FOLDER_VARIABLE}, which is not set; write slurm or slurm:FILE.yaml"
         )
     return Slurm(read_settings(Path(folder) / f"{options}.yaml"))
+
+
+def create_scheduler(options: str) -> Scheduler:
+    """scontrol: of the cluster file's login node, or of this machine."""
+    from trainmaster.targets.slurm.drain import SlurmScheduler
+
+    return SlurmScheduler(create(options).settings if options else None)

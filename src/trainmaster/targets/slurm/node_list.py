@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainmaster.core.errors import TargetError, UsageError
-from trainmaster.core.health import DRAIN_PREFIX
 from trainmaster.remote.slurm import layout
 from trainmaster.targets._answers import clean
+from trainmaster.targets._drain import PREFIX
 from trainmaster.targets._nodes import Node
 from trainmaster.targets._runs import Owner
 from trainmaster.targets.slurm.queue import Queue
@@ -33,7 +33,7 @@ class SlurmNode:
     @property
     def ours(self) -> bool:
         """Drained by Trainmaster."""
-        return "DRAIN" in self.states and self.reason.startswith(DRAIN_PREFIX)
+        return "DRAIN" in self.states and self.reason.startswith(PREFIX)
 
     @property
     def out_of_service(self) -> str | None:

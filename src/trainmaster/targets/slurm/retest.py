@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from trainmaster.core.errors import NodeUnavailable, TargetError
-from trainmaster.core.health import DRAIN_PREFIX
+from trainmaster.targets._drain import PREFIX
 from trainmaster.targets._runs import Owner
 from trainmaster.targets.slurm.node_list import OUT, SlurmNode, call, scontrol
 from trainmaster.targets.slurm.queue import Queue
@@ -61,7 +61,7 @@ async def reserve(where: Queue, node: SlurmNode, owner: Owner) -> AsyncIterator[
         await end(where, name, node.name, node.reason)
 
 
-async def end(where: Queue, name: str, node: str, reason: str = f"{DRAIN_PREFIX} a retest was interrupted") -> None:
+async def end(where: Queue, name: str, node: str, reason: str = f"{PREFIX} a retest was interrupted") -> None:
     """Drain the node again, and only then let go of it."""
     await scontrol(where, "update", f"nodename={node}", "state=drain", f"reason={reason}")
     await scontrol(where, "delete", f"ReservationName={name}")

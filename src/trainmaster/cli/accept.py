@@ -13,7 +13,7 @@ import typer
 from rich.markup import escape
 
 from trainmaster.cli import _console
-from trainmaster.cli._documents.hosts_file import load_cluster, runs_as_job
+from trainmaster.cli._documents.hosts_file import elsewhere, load_cluster, runs_as_job
 from trainmaster.cli._home import HomeOption, locate
 from trainmaster.cli._views import accept_options as _options
 from trainmaster.core.errors import UsageError
@@ -102,7 +102,7 @@ def _accept(given: dict[str, Any]) -> None:
     from trainmaster.bench.accept.results import save
 
     options, out, is_suite = _read(given), given["out"], given["suite"] is not None
-    given["on"] = None if given["on"] == "local" else given["on"]
+    given["on"] = elsewhere(given["on"])
     if given["nodes"] is not None and not runs_as_job(given["on"], "accept"):
         raise UsageError("--nodes is about a training job: add --on sagemaker:account.yaml; other targets have theirs")
     if given["dry_run"] == "plan":

@@ -14,6 +14,7 @@ import typer
 from rich.markup import escape
 
 from trainmaster.cli import _console
+from trainmaster.cli._documents.hosts_file import elsewhere
 from trainmaster.cli._home import locate_default
 from trainmaster.core.errors import UsageError
 from trainmaster.core.results import CheckResult, exit_code, judge_overall
@@ -55,9 +56,7 @@ def bandwidth(
     ranks: Annotated[
         int | None, typer.Option(min=1, help="With --nccl-tests: how many ranks must have met in one run.")
     ] = None,
-    on: Annotated[
-        str | None, typer.Option("--on", metavar="TARGET", help="Nodes: ssh:hosts.yaml, slurm, kubernetes.")
-    ] = None,
+    on: Annotated[str | None, typer.Option("--on", metavar="TARGET", help="Nodes: {targets:bandwidth}.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep bandwidth.json and every rank's log.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="End with 1 on WARN too.")] = False,
@@ -89,7 +88,7 @@ def bandwidth(
 
     _refuse_floor(min_busbw)
     names, wanted = parse_collectives(collective or []), parse_expected(expect_transport)
-    on = None if on == "local" else on
+    on = elsewhere(on)
     if nccl_tests is not None:
         _refuse_nodes(on)
         result = _nccl_tests(nccl_tests, names if collective else (), max_size, ranks, min_busbw, wanted)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainmaster.cli._documents.hosts_file import runs_as_job
+from trainmaster.cli._documents.hosts_file import elsewhere, runs_as_job
 from trainmaster.cli._home import HomeOption, locate
 from trainmaster.core.errors import UsageError
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _COLLECTIVES = "collectives"
 _On = Annotated[
     str | None,
-    typer.Option("--on", metavar="TARGET", help="Nodes: ssh:hosts.yaml, slurm, kubernetes, sagemaker:account.yaml."),
+    typer.Option("--on", metavar="TARGET", help="Nodes: {targets:check}."),
 ]
 _Expect = Annotated[
     list[str] | None,
@@ -116,7 +116,7 @@ def check(
     from trainmaster.cluster.health import evidence
     from trainmaster.core.results import exit_code
 
-    on = None if on == "local" else on
+    on = elsewhere(on)
     _refuse_contradictions(out=out, capture=capture, on=on, replay=replay, upload=upload, job=dry_run or nodes)
     wanted = read_words(expect or [])
     # Before anything is written: a wrong name makes no folder.

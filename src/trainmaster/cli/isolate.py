@@ -22,9 +22,7 @@ _SHOWN = 3  # measurements printed of each suspect; --json has them all
 
 
 def isolate(
-    on: Annotated[
-        str | None, typer.Option("--on", metavar="TARGET", help="Nodes to test: ssh:hosts.yaml, slurm, kubernetes.")
-    ] = None,
+    on: Annotated[str | None, typer.Option("--on", metavar="TARGET", help="Nodes to test: {targets:isolate}.")] = None,
     sim: Annotated[str | None, typer.Option("--sim", help="A simulated fabric, as key=value words.")] = None,
     routes: Annotated[bool, typer.Option("--routes", help="The path of every pair is known: name the link.")] = False,
     rounds: Annotated[int, typer.Option("--rounds", "--max-rounds", min=1, max=100, help="Maximum rounds.")] = 12,

@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from trainmaster import __version__, cli
-from trainmaster.cli._views import boundary
+from trainmaster.cli._views import boundary, target_option
 
 # The order of the help page: the way a user meets the verbs. A verb that is not named here comes last.
 _ORDER = (
@@ -107,6 +107,16 @@ class _Verbs(TyperGroup):
             self._overview = False
 
 
+class _Verb(TyperCommand):
+    """A verb whose help names the targets that there are."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        for parameter in self.params:
+            if text := getattr(parameter, "help", None):
+                parameter.help = target_option.fill(text)  # type: ignore[attr-defined]
+        super().format_help(ctx, formatter)
+
+
 class _GuardedVerbs(_Verbs):
     guarded = True
 
@@ -152,7 +162,7 @@ def _load(name: str, *, guarded: bool) -> Any:
         group = typer.main.get_group(app)
         return group.commands[name]
     context = getattr(module, "CONTEXT", None)  # how click reads the words of this verb
-    app.command(name=name, context_settings=context)(boundary.guard(verb, name) if guarded else verb)
+    app.command(name=name, cls=_Verb, context_settings=context)(boundary.guard(verb, name) if guarded else verb)
     return typer.main.get_command(app)
 
 

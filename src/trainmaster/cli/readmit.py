@@ -15,7 +15,7 @@ from trainmaster.core.errors import TargetError
 
 def readmit(
     bundle: Annotated[Path, typer.Argument(metavar="DIR", help="A check made after the nodes were taken out.")],
-    through: Annotated[str, typer.Option("--with", "--on", metavar="TARGET", help="slurm or kubernetes.")],
+    through: Annotated[str, typer.Option("--with", "--on", metavar="TARGET", help="Scheduler: {targets:remedy}.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do it. Without this the plan is printed and nothing is.")] = False,
     allow_warn: Annotated[bool, typer.Option("--allow-warn", help="Also nodes that pass with warnings.")] = False,
     home: HomeOption = None,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def remedy(
     bundle: Annotated[Path, typer.Argument(metavar="DIR", help="What `trainmaster check --out DIR` wrote.")],
-    through: Annotated[str, typer.Option("--with", "--on", metavar="TARGET", help="slurm or kubernetes.")],
+    through: Annotated[str, typer.Option("--with", "--on", metavar="TARGET", help="Scheduler: {targets:remedy}.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do it. Without this the plan is printed and nothing is.")] = False,
     max_nodes: Annotated[
         int | None, typer.Option(min=0, help="Most nodes that may be out.", show_default="a tenth, at least 1")

@@ -14,6 +14,7 @@ from trainmaster.cli._home import HomeOption, locate
 from trainmaster.cli._jobs import connect
 from trainmaster.cli._jobs import workdir as uploads
 from trainmaster.cli._server import ServerOption
+from trainmaster.cli._views import target_option
 from trainmaster.core.errors import TargetError, UsageError
 from trainmaster.core.spec import JobSpec, parse_spec
 
@@ -22,10 +23,16 @@ if TYPE_CHECKING:
     from trainmaster.targets import Submission
 
 
+_On = Annotated[
+    str | None,
+    typer.Option("--on", help="Target, over the one in the file: {targets}.", autocompletion=target_option.complete),
+]
+
+
 def submit(
     spec: Annotated[Path, typer.Argument(help="The job as YAML.")],
     values: Annotated[list[str] | None, typer.Argument(help="Values to put over the file's: key.path=value.")] = None,
-    on: Annotated[str | None, typer.Option("--on", help="Target, over the one in the file.")] = None,
+    on: _On = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done; touch nothing.")] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Drive and watch the job to its end.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the job as JSON.")] = False,

@@ -89,6 +89,7 @@ __all__ = [
     "load_scheduler",
     "make_home_mark",
     "names",
+    "spell_all",
     "traits",
 ]
 
@@ -279,6 +280,12 @@ def traits(word: str) -> Traits:
 def find_traits(word: str) -> Traits | None:
     """The same; None where there is no such target: a row may be of another version, a word anything."""
     return traits(word) if word.partition(":")[0] in _find_modules(tuple(__path__)) else None
+
+
+def spell_all(verb: str | None = None) -> list[str]:
+    """Targets as help and errors write them: all, or those besides this machine that have a verb over nodes."""
+    stated = {name: traits(name) for name in names()}
+    return [found.spell(name) for name, found in stated.items() if verb is None or (found.has(verb) and not found.here)]
 
 
 def is_free(word: str) -> bool:

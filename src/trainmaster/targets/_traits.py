@@ -45,6 +45,10 @@ class Traits:
     drains: bool = False  # remedy and readmit work
     instead: Mapping[str, str] = field(default_factory=dict)  # verb → what to do in its place
 
+    def has(self, verb: str) -> bool:
+        """Whether a verb over nodes (check, accept, bandwidth, isolate, remedy) works there."""
+        return self.drains if verb == "remedy" else self.nodes or verb in self.one_job
+
     def alternative(self, verb: str) -> str:
         """What to do in place of a verb that the target does not have."""
         return self.instead.get(verb) or _AS_JOB[verb]

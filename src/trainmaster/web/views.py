@@ -96,8 +96,9 @@ def resume(request: Request, row: dependencies.Job, db: dependencies.Db, who: de
 
 
 @router.post("/jobs/{uuid}/rerun")
-def rerun(row: dependencies.Job, db: dependencies.Db, who: dependencies.User) -> Response:
+def rerun(request: Request, row: dependencies.Job, db: dependencies.Db, who: dependencies.User) -> Response:
     with dependencies.creating():
+        dependencies.need_trust(request, who, row.target)
         following, _ = control.run_again(db, row.id, by=who.name)
     return RedirectResponse(f"/jobs/{following.id}", status_code=303)
 

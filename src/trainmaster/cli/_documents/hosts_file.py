@@ -13,6 +13,16 @@ if TYPE_CHECKING:
     from trainmaster.targets import ReachesNodes, RunsClusterJobs, Target
 
 
+def elsewhere(word: str | None) -> str | None:
+    """The target of `--on`; None where it is this machine, as without `--on`."""
+    from trainmaster import targets
+
+    if word is None:
+        return None
+    stated = targets.find_traits(word)
+    return None if stated is not None and stated.here and ":" not in word else word
+
+
 def load_nodes(word: str, *, verb: str) -> ReachesNodes:
     """The target that `--on` names, with nodes that can be reached one by one. UsageError for others."""
     from trainmaster import targets
@@ -47,19 +57,16 @@ def runs_as_job(word: str | None, verb: str) -> bool:
     """Whether a verb over nodes runs as one job that makes its own machines."""
     from trainmaster import targets
 
-    kind = (word or "").partition(":")[0]
-    return kind in targets.names() and verb in targets.traits(kind).one_job
+    stated = targets.find_traits(word or "")
+    return stated is not None and verb in stated.one_job
 
 
 def _load(word: str, verb: str) -> Target:
     """The target; a fault in its file is told by its line."""
     from trainmaster import targets
 
-    kind, _, option = word.partition(":")
-    if kind not in targets.names():
-        raise UsageError(_refuse(word, verb))
-    traits = targets.traits(kind)
-    if traits.here or not (traits.nodes or verb in traits.one_job) or (traits.required and not option):
+    traits, option = targets.find_traits(word), word.partition(":")[2]
+    if traits is None or traits.here or not traits.has(verb) or (traits.required and not option):
         raise UsageError(_refuse(word, verb))
     if traits.names_file(word):
         return _yaml_file.load(Path(option)).read(lambda _: targets.load(word))
@@ -69,15 +76,10 @@ def _load(word: str, verb: str) -> Target:
 def _refuse(word: str, verb: str) -> str:
     from trainmaster import targets
 
-    kind, stated = word.partition(":")[0], {name: targets.traits(name) for name in targets.names()}
-    places = [
-        traits.spell(name)
-        for name, traits in stated.items()
-        if not traits.here and (traits.nodes or verb in traits.one_job)
-    ]
+    kind, stated, places = word.partition(":")[0], targets.find_traits(word), targets.spell_all(verb)
     where = f"{verb} runs on {', '.join(places[:-1])} and {places[-1]}"
-    if kind not in stated:
+    if stated is None:
         return f"--on {word}: {kind!r} is not a target; {where}"
-    if not stated[kind].here and (stated[kind].nodes or verb in stated[kind].one_job):
-        return f"--on {word}: write the file too: --on {stated[kind].spell(kind)}"
-    return f"--on {word}: {where}; on {kind}, {stated[kind].alternative(verb)}"
+    if stated.has(verb) and not stated.here:
+        return f"--on {word}: write the file too: --on {stated.spell(kind)}"
+    return f"--on {word}: {where}; on {kind}, {stated.alternative(verb)}"

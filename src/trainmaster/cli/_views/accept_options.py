@@ -81,7 +81,7 @@ On = Annotated[
     typer.Option(
         "--on",
         metavar="TARGET",
-        help="Nodes: ssh:hosts.yaml, slurm[:FILE], kubernetes[:FILE], sagemaker:FILE; local or without: this machine.",
+        help="Nodes: {targets:accept}; local or without: this machine.",
     ),
 ]
 Nodes = Annotated[

@@ -12,7 +12,7 @@ def load(word: str) -> Scheduler:
     stated = targets.find_traits(word)
     if stated is not None and stated.drains:
         return targets.load_scheduler(word)
-    names = [name for name in targets.names() if targets.traits(name).drains]
+    names = targets.spell_all("remedy")
     if stated is None:
         raise UsageError(f"--on {word}: {word.partition(':')[0]!r} is no scheduler; use one of {', '.join(names)}")
     raise UsageError(f"--on {word}: nodes are drained by {' or '.join(names)}; {stated.alternative('remedy')}")

@@ -1,0 +1,130 @@
+"""Every target is what it states: its option, its verbs, and who may name a file of the server.
+
+All but the last tests run over `targets.names()`: a new target is held to them without a change here.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from starlette.testclient import TestClient
+
+import traits_contract
+from client.served import serve
+from trainmaster import targets
+from trainmaster.core.errors import UsageError
+from trainmaster.core.roles import Role
+from trainmaster.store import Database, open_database
+from trainmaster.web.app import create_app
+from web.furnished import issue
+
+ROOT = Path(__file__).parents[2]
+every_target = pytest.mark.parametrize("target", targets.names())
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[Database]:
+    database = open_database(tmp_path / "trainmaster.db")
+    yield database
+    database.close()
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Database, TestClient]]:
+    home = tmp_path_factory.mktemp("api")
+    database = open_database(home / "trainmaster.db")
+    yield database, traits_contract.open_api(database, home)
+    database.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """Address of a server, and a token of a user."""
+    home = tmp_path_factory.mktemp("server")
+    database = open_database(home / "trainmaster.db")
+    token = issue(database, "alice", Role.USER)["Authorization"].removeprefix("Bearer ")
+    with serve(database, home, require_token=True) as url:
+        yield url, token
+    database.close()
+
+
+@every_target
+def test_what_it_states_agrees(target: str) -> None:
+    traits_contract.hold_statement(target)
+
+
+@every_target
+def test_only_an_admin_names_a_file_of_the_server(
+    target: str, api: tuple[Database, TestClient], tmp_path: Path
+) -> None:
+    traits_contract.hold_api(target, *api, tmp_path)
+
+
+@every_target
+def test_also_on_the_command_line(target: str, server: tuple[str, str], tmp_path: Path) -> None:
+    traits_contract.hold_server(target, *server, tmp_path)
+
+
+@every_target
+def test_a_relative_file_is_made_absolute(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    traits_contract.hold_absolute(target, tmp_path, monkeypatch)
+
+
+@every_target
+def test_a_verb_that_it_lacks_is_refused_with_another_way(target: str) -> None:
+    traits_contract.hold_refusals(target)
+
+
+def test_a_user_makes_the_server_call_aws_by_no_settings_file(db: Database, tmp_path: Path) -> None:
+    """As it was possible while `sagemaker` was missing from a list of targets whose option is a file."""
+    file = tmp_path / "account.yaml"
+    file.write_text(
+        '{region: us-east-1, role: "arn:aws:iam::123456789012:role/R", storage: "s3://bucket/x", image: i,\n'
+        " instance_type: ml.p5.48xlarge}\n"
+    )
+    client = TestClient(create_app(db, tmp_path, reconcile=False, require_token=True), base_url="http://127.0.0.1:8470")
+    spec = {"name": "a", "command": ["true"], "target": f"sagemaker:{file}"}
+    answer = client.post("/v1/training/jobs", json=spec, headers=issue(db, "alice", Role.USER))
+    assert answer.status_code == 403, answer.text
+    assert answer.json()["error"]["code"] == "file_of_server"
+    assert client.post("/v1/training/jobs", json=spec, headers=issue(db, "root", Role.ADMIN)).status_code == 201
+
+
+def test_every_route_that_starts_a_job_asks_for_trust() -> None:
+    """Functions of web/ that submit: as many as the contract has routes, and each asks whether the caller may."""
+    starts = {"submit", "submit_once", "resume", "run_again"}
+    found = 0
+    for path in (ROOT / "src" / "trainmaster" / "web").rglob("*.py"):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                used = {ast.unparse(node) for node in ast.walk(function) if isinstance(node, ast.Attribute)}
+                if used & {f"control.{verb}" for verb in starts}:
+                    found += 1
+                    assert "dependencies.need_trust" in used, f"{path.name}: {function.name}"
+    assert found == len(traits_contract.ROUTES)
+
+
+def test_unknown_words() -> None:
+    for word in ("nowhere", "", "_traits", "ssh.hosts", "../ssh", "Local"):
+        assert targets.find_traits(word) is None and not targets.is_free(word)
+        with pytest.raises(UsageError, match="is not one of hyperpod, kubernetes"):
+            targets.traits(word)
+
+
+def test_the_table_in_the_docs_is_what_the_targets_state() -> None:
+    assert load_tool().render() in (ROOT / "docs" / "how" / "targets.md").read_text(), (
+        "docs/how/targets.md is old; run tools/write_target_table.py"
+    )
+
+
+def load_tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("write_target_table", ROOT / "tools" / "write_target_table.py")
+    assert spec is not None and spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    return tool

@@ -1,0 +1,42 @@
+"""Write the table of targets into docs/how/targets.md from their traits: python tools/write_target_table.py."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from trainmaster import targets
+from trainmaster.targets import Traits
+
+PAGE = Path(__file__).parents[1] / "docs" / "how" / "targets.md"
+HEAD = "| target | runs on | option | unstated price | node by node | drains |"
+_OPTION = {
+    "none": "none",
+    "file": "file, `{}`",
+    "name": "name, `{}`",
+    "name_or_file": "file, `{}`, or a name of `TRAINMASTER_HOSTS`",
+}
+
+
+def render() -> str:
+    """The table."""
+    rows = [_row(name, targets.traits(name)) for name in targets.names()]
+    return "\n".join([HEAD, "|---|---|---|---|---|---|", *rows])
+
+
+def _row(name: str, traits: Traits) -> str:
+    option = _OPTION[traits.option].format(traits.example)
+    if traits.example and not traits.required:
+        option += "; may be left out"
+    price = "unknown" if traits.paid else "0"
+    nodes = f"one job for {' and '.join(sorted(traits.one_job))}" if traits.one_job else _yes(traits.nodes)
+    return f"| `{name}` | {traits.title} | {option} | {price} | {nodes} | {_yes(traits.drains)} |"
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+if __name__ == "__main__":
+    page = re.sub(rf"^{re.escape(HEAD)}\n.*?(?=\n\n)", lambda _: render(), PAGE.read_text(), count=1, flags=re.M | re.S)
+    PAGE.write_text(page)

@@ -1,4 +1,4 @@
-"""The acceptance image: built from a base made here, without a network, and run; and the scripts beside it."""
+"""The images of the Dockerfile, built from a base made here without a network, and run; and the scripts beside them."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def _base() -> bytes:
     packed, busybox = io.BytesIO(), os.path.realpath(shutil.which("busybox") or "")
     with tarfile.open(fileobj=packed, mode="w") as archive:
         archive.add(busybox, "bin/busybox")
-        for name in ("sh", "echo", "true", "cat", "ls", "test", "basename", "nproc", "mkdir", "env", "id"):
+        for name in ("sh", "echo", "true", "cat", "ls", "ln", "rm", "test", "basename", "nproc", "mkdir", "env", "id"):
             link = tarfile.TarInfo(f"bin/{name}")
             link.type, link.linkname = tarfile.SYMTYPE, "busybox"
             archive.addfile(link)
-        programs = dict.fromkeys(("git", "make", "pip", "python3", "mpirun", "torchrun"), STAND_IN)
+        programs = dict.fromkeys(("git", "make", "pip", "python3", "mpirun", "torchrun", "apt-get", "dcgmi"), STAND_IN)
         for name, text in (programs | {"bash": '#!/bin/sh\nexec sh "$@"\n'}).items():
             member = tarfile.TarInfo(f"usr/bin/{name}")
             member.size, member.mode = len(text), 0o755
@@ -83,6 +83,23 @@ def test_the_image_is_built_and_passes_its_arguments_on(podman: Registry) -> Non
     assert run("bash", "-c", "cd /workspace/src && ls") == "data_utils.py\nmodels\ntrain.py\n"
     assert run("ls", "/workspace/src/models", "/workspace/scripts", "-1").count(".py") == 3
     assert run("bash", "-c", "echo $0 $PWD", "x") == "x /workspace\n"
+
+
+@pytest.mark.slow
+def test_the_sagemaker_stage_is_built_with_what_the_job_needs(podman: Registry) -> None:
+    podman.podman(
+        "build", "--layers=false", "--network", "host", "--build-arg", "BASE_IMAGE=localhost/base:1", "--tag",
+        "sagemaker-cluster-test:latest", "--target", "sagemaker", str(ROOT),
+    )  # fmt: skip
+
+    def run(*words: str) -> str:
+        return podman.podman("run", "--rm", "--network", "host", "sagemaker-cluster-test:latest", *words)
+
+    calls = run("cat", "/calls")
+    assert "libfabric-bin libfabric-dev" in calls and "dcgmi --version" in calls
+    assert "make -C /opt/nccl-tests" in calls and "pip install --no-cache-dir /opt/trainmaster[server,storage]" in calls
+    assert "train.yaml" in run("ls", "/opt/trainmaster/examples/jobs"), "the wheel includes them"
+    assert run("sh", "-c", "ls -l /usr/local/cuda/efa/test-").strip().endswith("-> /opt/nccl-tests")
 
 
 @pytest.mark.slow

@@ -8,7 +8,10 @@ WORKERS ?= 3
 unexport PYTHONDONTWRITEBYTECODE
 export TRAINMASTER_HOME ?= $(CURDIR)/.trainmaster
 
-.PHONY: ssh-64 soak-ssh help demo test quick lint types parallel alone properties fuzz api-fuzz chaos chaos-control hostile secrets rank-kills outages serve clean system-packages testbed-k8s contract-k8s checked kubernetes affected
+.PHONY: help demo serve clean test checked quick parallel alone affected lint types kubernetes system-packages \
+	properties fuzz api-fuzz chaos chaos-control chaos-lambda hostile secrets rank-kills outages \
+	ssh-64 soak-ssh contract-k8s testbed-k8s
+
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
 

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
@@ -55,13 +56,20 @@ def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
         assert (page.parent / unquote(link)).exists(), f"{page.name} links to {link}"
 
 
-def test_every_command_in_the_readme_is_one_the_command_line_takes() -> None:
-    command = typer.main.get_command(build_cli())
-    lines = re.findall(r"^trainmaster ([a-z].*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
-    assert len(lines) >= 10
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))], ids=lambda page: page.name
+)
+def test_every_command_of_the_readme_and_the_guides_is_one_the_command_line_takes(page: Path) -> None:
+    blocks = re.findall(r"^```(?:bash)?\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    lines = re.findall(r"^trainmaster ([a-z].*)$", "".join(blocks).replace("\\\n", " "), re.MULTILINE)
+    assert len(lines) >= (10 if page.name == "README.md" else 0)
     for line in lines:
-        verb, *words = shlex.split(line, comments=True)
-        command.get_command(None, verb).make_context(verb, words)  # type: ignore[attr-defined]  # it parses, runs nothing
+        command: Any = typer.main.get_command(build_cli())
+        words = shlex.split(re.split(r" [|>] | && | {4,}or: ", line)[0], comments=True)
+        while hasattr(command, "get_command"):
+            name, *words = words
+            command = command.get_command(None, name)
+        command.make_context(command.name, words)  # it parses, runs nothing
 
 
 def test_the_readme_compares_with_every_peer_of_the_benchmark() -> None:

@@ -223,7 +223,7 @@ SHAPES: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(("objects_", "words"), SHAPES)
 def test_a_manifest_that_lacks_something_is_refused_with_its_place(objects_: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        objects.prepare(objects_, "x", "default", role="test", lasts_s=1)
+        objects.prepare(objects_, "default", objects.make_marks("x", None))
 
 
 @pytest.mark.parametrize("replicas", [0, None, "two", True, -1])
@@ -232,7 +232,7 @@ def test_a_job_for_no_pods_is_refused(replicas: Any) -> None:
     made = manifest.make(nodes=2)
     manifest.find_checked_job(made)["spec"]["replicaSpecs"][0]["replicas"] = replicas
     with pytest.raises(UsageError, match="whole number of pods"):
-        objects.prepare(made, manifest.JOB_NAME, "default", role="test", lasts_s=1)
+        objects.prepare(made, "default", objects.make_marks(manifest.JOB_NAME, None))
 
 
 @pytest.mark.parametrize("mine", [True, False])

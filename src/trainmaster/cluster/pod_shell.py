@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import re
 import secrets
+import socket
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
-from trainmaster.cluster.hyperpod import objects, pods
+from trainmaster.cluster.hyperpod import pods
 from trainmaster.cluster.hyperpod.helper import helper_pod
 from trainmaster.cluster.hyperpod.manifest import JOB_LABEL, pod_template
 from trainmaster.core.errors import TargetError, UsageError
@@ -27,6 +30,8 @@ from trainmaster.targets.kubernetes.pods import Object
 from trainmaster.targets.kubernetes.states import newest_by_node
 
 SHELL = ("sh", "-c", "if command -v bash >/dev/null; then exec bash; fi; exec sh")
+OWNER = "trainmaster/cluster-test-owner"  # annotation: HOST/PID/START of the process that removes the pod
+UNTIL = "trainmaster/cluster-test-until"  # annotation: Unix time after which the pod has ended by itself
 MARK = "trainmaster/cluster-shell"  # label of every throw-away pod; its value is the job's name
 _LABELS = (JOB_LABEL, names.JOB_NAME_LABEL, "training.kubeflow.org/job-name", "batch.kubernetes.io/job-name")
 _WAIT = "trap 'exit 0' TERM; sleep {seconds} & wait"
@@ -178,8 +183,8 @@ def shell_pod(spec: Object, job: str, namespace: str, *, node: str | None, lasts
     made = helper_pod(spec, f"tm-shell-{secrets.token_hex(4)}", namespace, plan=True)
     made["metadata"]["labels"] = {names.MANAGED_BY: "trainmaster-shell", MARK: names.label_text(job)}
     made["metadata"]["annotations"] = {
-        objects.OWNER: objects.identity(),
-        objects.UNTIL: str(int(time.time() + lasts_s)),
+        OWNER: _identity(),
+        UNTIL: str(int(time.time() + lasts_s)),
     }
     (container,) = made["spec"]["containers"]
     container |= {"name": "shell", "command": ["sh", "-c", _WAIT.format(seconds=lasts_s)]}
@@ -194,7 +199,7 @@ async def clear_leftovers(client: Client, namespace: str, tell: Callable[[str], 
     path = path_of("v1", "pods", namespace=namespace)
     removed = []
     for pod in (await client.list(path, labelSelector=MARK))["items"]:
-        if not objects.is_alive(pod["metadata"].get("annotations") or {}):
+        if not _is_alive(pod["metadata"].get("annotations") or {}):
             removed.append(str(pod["metadata"]["name"]))
             await _delete(client, f"{path}/{removed[-1]}", tell)
     return removed
@@ -233,3 +238,26 @@ async def _delete(client: Client, path: str, tell: Callable[[str], None]) -> Non
         except Taken:
             continue
     raise TargetError(f"pod {path.rpartition('/')[2]} was deleted and is still there after {_GONE_S:.0f} s")
+
+
+def _identity() -> str:
+    """This process, as the owner of what it creates: HOST/PID/START."""
+    return f"{socket.gethostname()}/{os.getpid()}/{_started(os.getpid())}"
+
+
+def _is_alive(notes: Mapping[str, str]) -> bool:
+    """Whether the process that created a pod may still run. On another host only time tells."""
+    host, _, rest = str(notes.get(OWNER, "")).partition("/")
+    pid, _, started = rest.partition("/")
+    if host == socket.gethostname() and pid.isdecimal():
+        return _started(int(pid)) == started != ""
+    until = str(notes.get(UNTIL, ""))
+    return until.isdecimal() and time.time() < int(until)
+
+
+def _started(pid: int) -> str:
+    """Start time of a process in clock ticks; "" where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""

@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from kube import Kube
+from trainmaster import targets
 from trainmaster.cluster.hyperpod import manifest, objects, run
 from trainmaster.core.errors import UsageError
 from trainmaster.core.results import Overall
@@ -45,8 +46,9 @@ def operator(kube: Kube, namespace: str, *faults: str) -> Operator:
 
 
 @pytest.fixture
-def words(settings_file: SettingsFile, tmp_path: Path) -> list[str]:
+def words(settings_file: SettingsFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The command with a small manifest: two pods."""
+    monkeypatch.setenv("TRAINMASTER_HOME", str(tmp_path / "home"))
     path = tmp_path / "fsdp-hpto.yaml"
     path.write_text(manifest.render(manifest.make(nodes=2)))
     on = f"hyperpod:{settings_file(kind='hyperpod')}"
@@ -212,6 +214,47 @@ def test_an_interrupted_test_is_cleaned_up(
         assert left(kube, namespace) == set()
 
 
+def test_reap_removes_what_a_killed_test_left_and_leaves_one_that_runs(
+    kube: Kube, namespace: str, words: list[str]
+) -> None:
+    on = words[words.index("--on") + 1]
+    reap = [sys.executable, "-m", "trainmaster", "reap", "--no-database", "--on", on, "--yes"]
+    with operator(kube, namespace):
+        child = subprocess.Popen([*words, "--monitor-duration", "60"], stdout=subprocess.DEVNULL)
+        wait_for(lambda: len(left(kube, namespace)) >= 3)
+        there = left(kube, namespace)
+        assert call(reap)[0] == 0 and left(kube, namespace) >= there
+        child.kill()
+        child.wait(60)
+        code, ended = call(reap, "--json")
+        assert code == 0 and f"HyperPodPyTorchJob {namespace}/{JOB}" in json.dumps(ended), ended
+        assert left(kube, namespace) == set()
+
+
+def test_reap_does_not_touch_a_job_that_another_made_under_the_name_of_the_manifest(
+    kube: Kube, namespace: str, settings_file: SettingsFile
+) -> None:
+    """A test that was killed before its job was there has left its plan alone."""
+    marks = objects.make_marks(JOB, None)
+    plan, job = manifest.make(nodes=2)
+    target = targets.load(f"hyperpod:{settings_file(kind='hyperpod')}")
+    assert isinstance(target, targets.Lists)
+
+    async def go() -> None:
+        client = Client(load_access(str(kube.kubeconfig()), None))
+        await objects.create(client, [objects.mark(plan, namespace, marks)])
+        job["metadata"]["namespace"] = namespace
+        await client.post(f"/apis/{job['apiVersion']}/namespaces/{namespace}/hyperpodpytorchjobs", job)
+        (owned,) = await target.list_owned()
+        await target.release({**owned.handle, "kind": "hyperpod"})
+        await client.close()
+        await targets.close()
+
+    asyncio.run(go())
+    assert left(kube, namespace) == {JOB}
+    kube.call("GET", f"/apis/{job['apiVersion']}/namespaces/{namespace}/hyperpodpytorchjobs/{JOB}")
+
+
 def test_an_object_of_another_is_not_taken_over(kube: Kube, namespace: str, words: list[str]) -> None:
     made = {"metadata": {"name": JOB}, "data": {"mine": "1"}}
     kube.call("POST", f"/api/v1/namespaces/{namespace}/configmaps", made)
@@ -220,18 +263,18 @@ def test_an_object_of_another_is_not_taken_over(kube: Kube, namespace: str, word
     assert kube.call("GET", f"/api/v1/namespaces/{namespace}/configmaps/{JOB}")["data"] == {"mine": "1"}
 
 
-def plan_of(namespace: str) -> run.TestPlan:
+def plan_of(namespace: str, home: Path) -> run.TestPlan:
     return run.TestPlan(
-        manifest=manifest.make(nodes=2), namespace=namespace, planned=("pods_running",), monitor_s=0.1,
+        manifest=manifest.make(nodes=2), namespace=namespace, home=home, planned=("pods_running",), monitor_s=0.1,
         start_limit_s=0.3, look_s=0.1,
     )  # fmt: skip
 
 
 def test_the_later_of_two_tests_that_begin_at_once_leaves_the_other_alone(
-    kube: Kube, namespace: str, monkeypatch: pytest.MonkeyPatch
+    kube: Kube, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = Client(load_access(str(kube.kubeconfig()), None))
-    other = objects.prepare(manifest.make(nodes=2), JOB, namespace, role="test", lasts_s=60, run="other")
+    other = objects.prepare(manifest.make(nodes=2), namespace, objects.make_marks(JOB, targets.Run(tmp_path)))
 
     async def look(_self: object) -> None:
         await objects.create(client, other)  # after this test has looked for others
@@ -240,7 +283,7 @@ def test_the_later_of_two_tests_that_begin_at_once_leaves_the_other_alone(
 
     async def go() -> None:
         with pytest.raises(UsageError, match="was not created by this test"):
-            await run.run(client, plan_of(namespace), lambda _: None)
+            await run.run(client, plan_of(namespace, tmp_path), lambda _: None)
         await client.close()
 
     asyncio.run(go())
@@ -248,7 +291,7 @@ def test_the_later_of_two_tests_that_begin_at_once_leaves_the_other_alone(
     assert kube.call("GET", f"/api/v1/namespaces/{namespace}/configmaps/{JOB}")["metadata"]["name"] == JOB
 
 
-def test_pods_of_another_job_with_the_same_label_are_not_counted(kube: Kube, namespace: str) -> None:
+def test_pods_of_another_job_with_the_same_label_are_not_counted(kube: Kube, namespace: str, tmp_path: Path) -> None:
     """A plain Job of the same name gives its pods the label job-name too."""
     path = f"/api/v1/namespaces/{namespace}/pods"
     for number in (0, 1):
@@ -261,7 +304,7 @@ def test_pods_of_another_job_with_the_same_label_are_not_counted(kube: Kube, nam
     async def go() -> run.Outcome:
         client = Client(load_access(str(kube.kubeconfig()), None))
         try:
-            return await run.run(client, plan_of(namespace), lambda _: None)
+            return await run.run(client, plan_of(namespace, tmp_path), lambda _: None)
         finally:
             await client.close()
 

@@ -20,12 +20,13 @@ from typer.testing import CliRunner
 
 from kube import ADMIN, Kube
 from trainmaster.cli.main import build
-from trainmaster.cluster.hyperpod import manifest, objects, retrying, run
-from trainmaster.cluster.hyperpod.retrying import RetryingClient
+from trainmaster.cluster.hyperpod import manifest, run
 from trainmaster.core.errors import Unreachable, UsageError
 from trainmaster.core.results import Overall
 from trainmaster.sim.kubernetes.operator import Operator, Settings
+from trainmaster.targets.kubernetes import names, retrying
 from trainmaster.targets.kubernetes.kubeconfig import Access, load_access
+from trainmaster.targets.kubernetes.retrying import RetryingClient
 
 pytestmark = pytest.mark.spawns
 JOB = manifest.JOB_NAME
@@ -103,10 +104,10 @@ def operator(kube: Kube, namespace: str) -> Iterator[None]:
         yield
 
 
-def plan_of(namespace: str) -> run.TestPlan:
+def plan_of(namespace: str, home: Path) -> run.TestPlan:
     planned = ("nodes_ready", "pods_running", "loss_falling", "checkpoint")
     return run.TestPlan(
-        manifest=manifest.make(nodes=2), namespace=namespace, planned=planned, monitor_s=2.0, look_s=0.2
+        manifest=manifest.make(nodes=2), namespace=namespace, home=home, planned=planned, monitor_s=2.0, look_s=0.2
     )
 
 
@@ -133,9 +134,9 @@ def every_third(method: str, _path: str, number: int) -> int | str | None:
     return 502 if method == "GET" and number % 12 == 2 else None
 
 
-def test_a_test_outlasts_refused_reads_and_deletions(kube: Kube, namespace: str) -> None:
+def test_a_test_outlasts_refused_reads_and_deletions(kube: Kube, namespace: str, tmp_path: Path) -> None:
     with operator(kube, namespace), Proxy(kube, every_third) as proxy:
-        outcome = run_test(RetryingClient(proxy.access), plan_of(namespace))
+        outcome = run_test(RetryingClient(proxy.access), plan_of(namespace, tmp_path))
     assert outcome.overall is Overall.PASS, outcome.results
     assert left(kube, namespace) == set()
     assert [path.rpartition("/")[2] for method, path in proxy.seen if method == "POST"] == [
@@ -145,7 +146,7 @@ def test_a_test_outlasts_refused_reads_and_deletions(kube: Kube, namespace: str)
 
 @pytest.mark.parametrize("what", ["lose", "drop", 500])
 def test_a_request_to_create_is_repeated_only_where_the_object_is_not_there(
-    kube: Kube, namespace: str, what: int | str
+    kube: Kube, namespace: str, tmp_path: Path, what: int | str
 ) -> None:
     posts = itertools.count()
 
@@ -153,7 +154,7 @@ def test_a_request_to_create_is_repeated_only_where_the_object_is_not_there(
         return what if method == "POST" and next(posts) == 0 else None
 
     with operator(kube, namespace), Proxy(kube, fault) as proxy:
-        outcome = run_test(RetryingClient(proxy.access), plan_of(namespace))
+        outcome = run_test(RetryingClient(proxy.access), plan_of(namespace, tmp_path))
     assert outcome.overall is Overall.PASS, outcome.results
     sent = [path.rpartition("/")[2] for method, path in proxy.seen if method == "POST"]
     again = [] if what == "lose" else ["configmaps"]
@@ -161,8 +162,8 @@ def test_a_request_to_create_is_repeated_only_where_the_object_is_not_there(
     assert left(kube, namespace) == set()
 
 
-def test_an_object_of_another_is_not_taken_for_ours_after_an_outage(kube: Kube, namespace: str) -> None:
-    mine = {"metadata": {"name": JOB, "annotations": {objects.OWNER: "other/1/1"}}, "data": {"mine": "1"}}
+def test_an_object_of_another_is_not_taken_for_ours_after_an_outage(kube: Kube, namespace: str, tmp_path: Path) -> None:
+    mine = {"metadata": {"name": JOB, "labels": {names.ATTEMPT_LABEL: "other.1"}}, "data": {"mine": "1"}}
     kube.call("POST", f"/api/v1/namespaces/{namespace}/configmaps", mine)
     posts = itertools.count()
 
@@ -170,7 +171,7 @@ def test_an_object_of_another_is_not_taken_for_ours_after_an_outage(kube: Kube, 
         return 503 if method == "POST" and next(posts) == 0 else None
 
     with Proxy(kube, fault) as proxy, pytest.raises(UsageError, match="was not created by this test"):
-        run_test(RetryingClient(proxy.access), plan_of(namespace))
+        run_test(RetryingClient(proxy.access), plan_of(namespace, tmp_path))
     assert kube.call("GET", f"/api/v1/namespaces/{namespace}/configmaps/{JOB}")["data"] == {"mine": "1"}
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trainmaster.cli import _console
+from trainmaster.cli import _console, _home
 from trainmaster.core.errors import UsageError
 from trainmaster.core.results import CheckResult, Overall, exit_code, judge_overall
 
@@ -88,7 +88,7 @@ def test(
 
       trainmaster cluster test --dry-run > fsdp-hpto.yaml
     """
-    from trainmaster.cluster.hyperpod import framework
+    from trainmaster.cluster.hyperpod import framework, objects, status
     from trainmaster.cluster.hyperpod import manifest as made
     from trainmaster.targets.kubernetes.manifests import render
 
@@ -98,31 +98,35 @@ def test(
     if action is Action.VALIDATE_FRAMEWORK:
         _end(framework.check_framework(Path.cwd()), json=json)
         return
-    one = _Command(job_name=job_name, manifest=manifest, on=on)
+    cluster = _Cluster(job_name=job_name, manifest=manifest, on=on)
     if action is Action.STATUS:
-        _console.out.out(json_.dumps(one.call(one.status), indent=2))
+        answer = cluster.call(lambda client, space: status.read_status(client, space, job_name))
+        _console.out.out(json_.dumps(answer, indent=2))
     elif action is Action.LOGS:
-        one.call(lambda client, space: one.logs(client, space, follow=follow, tail=tail))
+        cluster.call(lambda client, space: cluster.print_logs(client, space, follow=follow, tail=tail))
     elif action is Action.MONITOR:
-        one.call(lambda client, space: one.monitor(client, space, seconds=monitor_duration))
+        cluster.call(lambda client, space: cluster.monitor(client, space, seconds=monitor_duration))
     elif action is Action.DESCRIBE:
-        _console.out.out(render(one.call(one.describe)), end="")
+        answer = cluster.call(lambda client, space: status.describe_job(client, space, job_name))
+        _console.out.out(render([answer["job"], {"pods": answer["pods"], "events": answer["events"]}]), end="")
     elif action is Action.EVENTS:
-        for row in one.call(one.events):
+        for row in cluster.call(status.list_events):
             _console.out.out(
                 f"{row['at']}  {row['type']:<8} {row['reason']:<20} {row['object']}  {row['message']} (x{row['count']})"
             )
     elif action is Action.CLEANUP:
-        removed = one.call(one.cleanup)
+        removed = cluster.call(lambda client, space: objects.remove(client, space, job_name))
         _console.out.print(f"removed {len(removed)} objects of {job_name}")
     elif action is Action.RUN:
-        one.call(one.run)
+        cluster.call(cluster.deploy)
         _console.out.print(f"deployed {job_name}; follow it with: make logs-follow; end it with: make stop")
     elif action is Action.VALIDATE_SETUP:
-        _end(one.call(one.validate), json=json)
+        _end(cluster.call(lambda client, space: status.check_cluster(client, space, cluster.load_objects())), json=json)
     else:
         seconds = monitor_duration if monitor_duration is not None else _MONITOR_S[action]
-        outcome = one.call(lambda client, space: one.test(client, space, action, seconds, baseline_tokens_per_s))
+        outcome = cluster.call(
+            lambda client, space: cluster.test(client, space, action, seconds, baseline_tokens_per_s)
+        )
         _end(outcome.results, overall=outcome.overall, json=json)
 
 
@@ -137,16 +141,16 @@ def load_settings(on: str) -> Settings:
     return chosen.settings()
 
 
-class _Command:
-    """One action on one cluster."""
+class _Cluster:
+    """The cluster of one command, and the job that it is about."""
 
     def __init__(self, *, job_name: str, manifest: Path, on: str) -> None:
         self._settings, self._job_name, self._manifest = load_settings(on), job_name, manifest
 
     def call(self, work: Callable[[Client, str], Coroutine[Any, Any, Any]]) -> Any:
         """Run with a client. Ctrl-C and SIGTERM cancel: what was made is removed first."""
-        from trainmaster.cluster.hyperpod.retrying import RetryingClient
         from trainmaster.targets.kubernetes.kubeconfig import load_access
+        from trainmaster.targets.kubernetes.retrying import RetryingClient
 
         async def go() -> Any:
             task = asyncio.current_task()
@@ -163,28 +167,14 @@ class _Command:
         except asyncio.CancelledError:
             raise typer.Exit(143) from None
 
-    async def status(self, client: Client, namespace: str) -> dict[str, Any]:
-        from trainmaster.cluster.hyperpod.status import read_status
-
-        return await read_status(client, namespace, self._job_name)
-
-    async def describe(self, client: Client, namespace: str) -> list[Any]:
-        from trainmaster.cluster.hyperpod.status import describe_job
-
-        found = await describe_job(client, namespace, self._job_name)
-        return [found["job"], {"pods": found["pods"], "events": found["events"]}]
-
-    async def events(self, client: Client, namespace: str) -> list[dict[str, Any]]:
-        from trainmaster.cluster.hyperpod.status import list_events
-
-        return await list_events(client, namespace)
-
     async def monitor(self, client: Client, namespace: str, *, seconds: float | None) -> None:
         """Print each pod when it changes, until Ctrl-C or for the given time."""
+        from trainmaster.cluster.hyperpod.status import read_status
+
         shown: dict[str, str] = {}
         until = time.monotonic() + seconds if seconds is not None else math.inf
         while True:
-            for pod in (await self.status(client, namespace))["pods"]:
+            for pod in (await read_status(client, namespace, self._job_name))["pods"]:
                 why = f"  {pod['why']}" if pod["why"] else ""
                 text = f"{pod['phase'] or '-':<10} restarts {pod['restarts']}  {pod['node'] or '-'}{why}"
                 if shown.get(pod["name"]) != text:
@@ -194,21 +184,12 @@ class _Command:
                 return
             await asyncio.sleep(_FOLLOW_S)
 
-    async def cleanup(self, client: Client, namespace: str) -> list[str]:
+    async def deploy(self, client: Client, namespace: str) -> None:
+        """Create the job, which stays until `cleanup`."""
         from trainmaster.cluster.hyperpod import objects
 
-        return await objects.remove(client, namespace, self._job_name)
-
-    async def validate(self, client: Client, namespace: str) -> list[CheckResult]:
-        from trainmaster.cluster.hyperpod.status import check_cluster
-
-        return await check_cluster(client, namespace, self._objects())
-
-    async def run(self, client: Client, namespace: str) -> None:
-        from trainmaster.cluster.hyperpod import objects
-
-        made = objects.prepare(self._objects(), self._job_name, namespace, role="run", lasts_s=0)
-        await objects.clear_leftovers(client, namespace, self._job_name)
+        made = objects.prepare(self.load_objects(), namespace, objects.make_marks(self._job_name, None))
+        await objects.clear_leftovers(client, namespace, self._job_name, _home.locate_default())
         await objects.create(client, made)
 
     async def test(
@@ -218,8 +199,9 @@ class _Command:
 
         planned = {Action.QUICK_TEST: indicators.QUICK, Action.FULL_TEST: indicators.FULL}
         plan = run.TestPlan(
-            manifest=self._objects(),
+            manifest=self.load_objects(),
             namespace=namespace,
+            home=_home.locate_default(),
             planned=planned.get(action, indicators.PERFORMANCE),
             monitor_s=monitor_s,
             job_name=self._job_name,
@@ -228,15 +210,16 @@ class _Command:
         )
         return await run.run(client, plan, _console.note)
 
-    async def logs(self, client: Client, namespace: str, *, follow: bool, tail: int) -> None:
+    async def print_logs(self, client: Client, namespace: str, *, follow: bool, tail: int) -> None:
         from trainmaster.cluster.hyperpod import pods
+        from trainmaster.targets.kubernetes.logs import LogReader
 
-        readers: dict[str, pods.LogReader] = {}
+        readers: dict[str, LogReader] = {}
         while True:
             for pod in await pods.list_pods(client, namespace, self._job_name):
                 name = str(pod["metadata"]["name"])
                 first = name not in readers
-                reader = readers.setdefault(name, pods.LogReader(client, namespace, pod))
+                reader = readers.setdefault(name, LogReader(client, namespace, pod))
                 async for line in pods.read_text(reader, tail=tail if first else None):
                     _console.out.out(f"[{name}] {line}")
             if not readers and not follow:
@@ -245,7 +228,7 @@ class _Command:
                 return
             await asyncio.sleep(_FOLLOW_S)
 
-    def _objects(self) -> list[dict[str, Any]]:
+    def load_objects(self) -> list[dict[str, Any]]:
         """Objects of the manifest; the file is written where there is none."""
         from trainmaster.cli._documents.manifest_file import load
         from trainmaster.cluster.hyperpod import manifest as made

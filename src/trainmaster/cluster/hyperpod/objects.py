@@ -1,31 +1,30 @@
-"""Objects of a test in the cluster: created once, found again by their label, removed with nothing beside them."""
+"""Objects of a test in the cluster: an attempt like every other, made from a manifest that users edit.
+
+They carry the labels of an attempt and, where a test removes them at its end, the marks of its home and run: should it
+be killed, the next test, `cleanup` or `trainmaster reap` removes them. Their names are the manifest's, so each is
+created by one POST: an object of that name that is there already is somebody else's.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import copy
 import json
-import os
-import socket
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
 
+from trainmaster import targets
 from trainmaster.cluster.hyperpod.manifest import JOB_LABEL, find_checked_job
 from trainmaster.core.backoff import backoff_s
 from trainmaster.core.errors import Unreachable, UsageError
+from trainmaster.targets.kubernetes import names
 from trainmaster.targets.kubernetes.client import Client, path_of, path_of_object
 from trainmaster.targets.kubernetes.errors import Missing, Taken
 from trainmaster.targets.kubernetes.manifests import RESOURCES, pod_metadata
 from trainmaster.targets.kubernetes.pods import Object
 
-MARK = "trainmaster/cluster-test"  # label of everything that was created here; its value is the job's name
-ROLE = "trainmaster/cluster-test-role"  # annotation: `test` is removed at its end, `run` by `cleanup` alone
-OWNER = "trainmaster/cluster-test-owner"  # annotation: HOST/PID/START of the process that removes it
-RUN = "trainmaster/cluster-test-run"  # of objects and pods: one test, where two run at once under one name
-UNTIL = "trainmaster/cluster-test-until"  # annotation: Unix time after which the test cannot run any more
-Role = Literal["test", "run"]
 CREATE_S = 60.0  # for an outage of the API server
 _GONE_S = 90.0
 _LOOK_S = 0.3
@@ -35,28 +34,31 @@ _COLLECTIONS = (
 )  # fmt: skip
 
 
-def prepare(
-    objects: Sequence[Object], job_name: str, namespace: str, *, role: Role, lasts_s: float, run: str = ""
-) -> list[Object]:
-    """The objects of a manifest as they are created: with marks, and in the namespace. `run` names a test."""
-    job = find_checked_job(objects)
+def make_marks(job_name: str, run: targets.Run | None) -> dict[str, str]:
+    """Labels of one deployment. `run`: the test that removes it; None: it stays until `cleanup`."""
+    marks = {names.MANAGED_BY: names.MANAGER, names.ATTEMPT_LABEL: f"{uuid.uuid4()}.1", JOB_LABEL: job_name}
+    return marks if run is None else {**marks, **names.owner_labels(run.owner)}
+
+
+def prepare(objects: Sequence[Object], namespace: str, marks: Mapping[str, str]) -> list[Object]:
+    """The objects of a manifest as they are created: with marks, and in the namespace."""
+    job, job_name = find_checked_job(objects), marks[JOB_LABEL]
     if job["metadata"].get("name") != job_name:
         raise UsageError(f"the manifest's job is {job['metadata'].get('name')}; write --job-name with that name")
     known = {"ConfigMap", "Secret", "Service", "Pod", job["kind"]}
     if strange := sorted({str(one.get("kind")) for one in objects} - known):
         raise UsageError(f"the manifest has a {strange[0]}; apply it by itself, a test would remove it at its end")
-    made = [copy.deepcopy(one) for one in objects]
-    for one in made:
-        metadata = one["metadata"]
-        metadata["namespace"] = namespace
-        metadata["labels"] = {**(metadata.get("labels") or {}), MARK: job_name}
-        notes = {ROLE: role, OWNER: identity(), UNTIL: str(int(time.time() + lasts_s)), RUN: run}
-        metadata["annotations"] = {**(metadata.get("annotations") or {}), **notes}
-        if run:
-            for pod in pod_metadata(one):
-                pod["labels"] = {**(pod.get("labels") or {}), RUN: run}
-        if run and one["kind"] == "ConfigMap":
-            _separate(one.get("data") or {}, checkpoint_folder(run))
+    return [mark(one, namespace, marks) for one in objects]
+
+
+def mark(given: Object, namespace: str, marks: Mapping[str, str]) -> Object:
+    """One object with marks, on its pods too. A test writes its checkpoints to a folder of its own."""
+    made = copy.deepcopy(given)
+    made["metadata"]["namespace"] = namespace
+    for metadata in (made["metadata"], *pod_metadata(made)):
+        metadata["labels"] = {**(metadata.get("labels") or {}), **marks}
+    if made["kind"] == "ConfigMap" and names.RUN_LABEL in marks:
+        _separate(made.get("data") or {}, checkpoint_folder(marks[names.RUN_LABEL]))
     return made
 
 
@@ -102,87 +104,71 @@ async def create(client: Client, objects: Sequence[Object]) -> None:
 
 
 async def _is_created(client: Client, one: Object) -> bool:
-    """Whether the object is there, and from this very request. By a list: a right to get is not needed else."""
+    """Whether the object is there, and of this deployment. By a list: a right to get is not needed else."""
     collection, _, name = path_of_object(one).rpartition("/")
-    found = (await client.list(collection, fieldSelector=f"metadata.name={name}"))["items"]
-    there = [other["metadata"].get("annotations") or {} for other in found]
-    mine = one["metadata"]["annotations"]
-    return any(all(notes.get(key) == mine[key] for key in (OWNER, UNTIL, RUN)) for notes in there)
+    listed = (await client.list(collection, fieldSelector=f"metadata.name={name}"))["items"]
+    mine = one["metadata"]["labels"][names.ATTEMPT_LABEL]
+    return any(_labels(there["metadata"]).get(names.ATTEMPT_LABEL) == mine for there in listed)
 
 
 async def find(client: Client, namespace: str, job_name: str) -> list[tuple[str, Object]]:
-    """Path and metadata of everything that carries the mark of this job."""
+    """Path and metadata of everything that was deployed for this job; what the cluster makes of it is not listed."""
     found: list[tuple[str, Object]] = []
+    selector = f"{names.SELECTOR},{names.ATTEMPT_LABEL},{JOB_LABEL}={job_name}"
     for api, plural in _COLLECTIONS:
         path = path_of(api, plural, namespace=namespace)
         try:
-            listed = await client.list(path, labelSelector=f"{MARK}={job_name}")
+            listed = await client.list(path, labelSelector=selector)
         except Missing:  # this kind is not installed
             continue
-        found += [(f"{path}/{one['metadata']['name']}", one["metadata"]) for one in listed["items"]]
+        all_metadata = [one["metadata"] for one in listed["items"]]
+        found += [(f"{path}/{each['name']}", each) for each in all_metadata if not each.get("ownerReferences")]
     return found
 
 
-async def remove(client: Client, namespace: str, job_name: str, *, run: str | None = None) -> list[str]:
-    """Delete what carries the mark, wait for its pods; paths of what was deleted. `run`: of this test alone."""
+async def remove(client: Client, namespace: str, job_name: str, *, attempt: str | None = None) -> list[str]:
+    """Delete what was deployed, wait for its pods; paths of what was deleted. `attempt`: of this deployment alone."""
     found = await find(client, namespace, job_name)
-    if run is not None:
-        found = [one for one in found if (one[1].get("annotations") or {}).get(RUN) == run]
+    if attempt is not None:
+        found = [one for one in found if _labels(one[1])[names.ATTEMPT_LABEL] == attempt]
     for path, metadata in found:
         try:
             await client.delete_by_uid(path, str(metadata["uid"]))
         except (Missing, Taken):  # gone, or another object of that name since
             continue
     if found:
-        await _wait_for_pods(client, namespace, job_name, {str(metadata["uid"]) for _, metadata in found})
+        await _wait_for_pods(
+            client, namespace, job_name, {_labels(metadata)[names.ATTEMPT_LABEL] for _, metadata in found}
+        )
     return [path for path, _ in found]
 
 
-async def clear_leftovers(client: Client, namespace: str, job_name: str) -> list[str]:
-    """Remove what a killed test left; refuse where its process lives, or where the job is no test."""
+async def clear_leftovers(client: Client, namespace: str, job_name: str, home: Path) -> list[str]:
+    """Remove what a killed test left; refuse where it lives or may live, or where the job is no test."""
     found = await find(client, namespace, job_name)
     for path, metadata in found:
-        notes = metadata.get("annotations") or {}
-        if notes.get(ROLE) != "test":
+        labels = _labels(metadata)
+        owner = {"home": labels.get(names.HOME_LABEL), "run": labels.get(names.RUN_LABEL)}
+        if owner["run"] is None:
             raise UsageError(f"{path.rpartition('/')[2]} runs (make run); end it first with: make stop")
-        if is_alive(notes):
-            raise UsageError(f"a test of {job_name} is running ({notes.get(OWNER)}); wait for its end")
+        if not targets.is_left_over(home, owner):
+            raise UsageError(
+                f"a test of {job_name} is running (home {owner['home']}, run {owner['run']}); wait for its end, or end "
+                "it with: make stop"
+            )
     return await remove(client, namespace, job_name) if found else []
 
 
-async def _wait_for_pods(client: Client, namespace: str, job_name: str, owners: set[str]) -> None:
-    """Wait for the end of the pods that the deleted objects own."""
+async def _wait_for_pods(client: Client, namespace: str, job_name: str, attempts: set[str]) -> None:
+    """Wait for the end of the pods of these deployments."""
     path, until = path_of("v1", "pods", namespace=namespace), time.monotonic() + _GONE_S
+    selector = f"{names.ATTEMPT_LABEL} in ({','.join(sorted(attempts))})"
     while time.monotonic() < until:
-        pods = (await client.list(path, labelSelector=f"{JOB_LABEL}={job_name}"))["items"]
-        if not any(is_owned(pod, owners) for pod in pods):
+        if not (await client.list(path, labelSelector=selector))["items"]:
             return
         await asyncio.sleep(_LOOK_S)
     raise UsageError(f"pods of {job_name} are still there after {_GONE_S:.0f} s; see: make check-job")
 
 
-def is_owned(pod: Mapping[str, Any], owners: set[str]) -> bool:
-    return any(one.get("uid") in owners for one in pod["metadata"].get("ownerReferences") or ())
-
-
-def identity() -> str:
-    """This process, as the owner of what it creates: HOST/PID/START."""
-    return f"{socket.gethostname()}/{os.getpid()}/{_started(os.getpid())}"
-
-
-def is_alive(notes: Mapping[str, str]) -> bool:
-    """Whether the process that created an object may still run. On another host only time tells."""
-    host, _, rest = str(notes.get(OWNER, "")).partition("/")
-    pid, _, started = rest.partition("/")
-    if host == socket.gethostname() and pid.isdecimal():
-        return _started(int(pid)) == started != ""
-    until = str(notes.get(UNTIL, ""))
-    return until.isdecimal() and time.time() < int(until)
-
-
-def _started(pid: int) -> str:
-    """Start time of a process in clock ticks; "" where there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
+def _labels(metadata: Object) -> dict[str, str]:
+    return metadata.get("labels") or {}

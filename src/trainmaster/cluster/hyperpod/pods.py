@@ -15,6 +15,7 @@ from trainmaster.core.errors import TrainmasterError
 from trainmaster.remote.framed_lines import decode
 from trainmaster.targets.kubernetes.client import Client, path_of
 from trainmaster.targets.kubernetes.commands import Place, run_command
+from trainmaster.targets.kubernetes.logs import LogReader
 from trainmaster.targets.kubernetes.pending import explain_pod
 from trainmaster.targets.kubernetes.pods import Object
 from trainmaster.targets.kubernetes.states import container_state, node_rank, trim_pod
@@ -95,33 +96,6 @@ def describe_restart(one: Restart) -> str:
     return f"container {one.container} was restarted {times}; {how}"
 
 
-class LogReader:
-    """The log of one pod, read in steps: each line once."""
-
-    def __init__(self, client: Client, namespace: str, pod: Object) -> None:
-        self._client = client
-        self.pod = str(pod["metadata"]["name"])
-        self._path = path_of("v1", "pods", namespace=namespace, name=self.pod) + "/log"
-        self._container = str(pod["spec"]["containers"][0]["name"])
-        self._last = b""  # stamp of the newest line
-        self._same: list[bytes] = []  # lines with that stamp
-
-    async def read(self, *, tail: int | None = None) -> AsyncIterator[bytes]:
-        """New lines, each with the time that the cluster put before it."""
-        given = {"container": self._container, "timestamps": "true"}
-        if tail is not None:
-            given["tailLines"] = str(tail)
-        if self._last:
-            given["sinceTime"] = _whole_second(self._last)
-        async for line in self._client.lines(self._path, given):
-            stamp = line.partition(b" ")[0]
-            if stamp < self._last or (stamp == self._last and line in self._same):
-                continue
-            self._same = [*self._same, line] if stamp == self._last else [line]
-            self._last = stamp
-            yield line
-
-
 async def collect(reader: LogReader, log: PodLog) -> bool:
     """Measure the new lines of a pod; False where its log cannot be read now."""
     log.whole = False
@@ -200,12 +174,6 @@ def parse_gpu_metrics(lines: list[bytes], names: set[str]) -> list[float]:
     if any(holders):
         rows = [row for row, holder in zip(rows, holders, strict=True) if holder in names]
     return _percents([(row.rpartition(b"} ")[2].split() or [b""])[0] for row in rows])
-
-
-def _whole_second(stamp: bytes) -> str:
-    """A stamp for `sinceTime`, which has no fractions."""
-    text = stamp.decode()
-    return text if "." not in text else f"{text.partition('.')[0]}{'Z' if text.endswith('Z') else text[-6:]}"
 
 
 async def read_text(reader: LogReader, *, tail: int | None = None) -> AsyncIterator[str]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import secrets
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from trainmaster import targets
 from trainmaster.cluster.hyperpod import objects, pods
 from trainmaster.cluster.hyperpod.helper import helper_pod
 from trainmaster.cluster.hyperpod.indicators import START_LIMIT_S, Measurements, judge
@@ -26,13 +27,14 @@ from trainmaster.cluster.hyperpod.manifest import (
 from trainmaster.cluster.hyperpod.status import list_nodes
 from trainmaster.core.errors import TrainmasterError, Unreachable
 from trainmaster.core.results import CheckResult, Overall
+from trainmaster.targets.kubernetes import names
 from trainmaster.targets.kubernetes.client import Client, path_of
+from trainmaster.targets.kubernetes.logs import LogReader
 from trainmaster.targets.kubernetes.pods import Object
 from trainmaster.targets.kubernetes.states import SUCCEEDED, is_ready
 
 _READ_LIMIT_S = 180.0
 _NETWORK_LIMIT_S = 180.0
-_CLEAN_UP_S = 300.0
 _LAST_READINGS = 3  # of a log that could not be read at the end
 _EARLY_S = 2.0  # a start is known to the second
 _READ_CHECKPOINT = """\
@@ -55,6 +57,7 @@ class TestPlan:
 
     manifest: list[Object]
     namespace: str
+    home: Path  # whose mark the objects carry
     planned: Sequence[str]
     monitor_s: float
     job_name: str = JOB_NAME
@@ -74,11 +77,18 @@ class Outcome:
 
 
 async def run(client: Client, plan: TestPlan, tell: Callable[[str], None]) -> Outcome:
-    """Run a test. Whatever ends it, its objects are removed; after SIGKILL, by the next test or `cleanup`."""
-    lasts_s = 2 * plan.start_limit_s + plan.monitor_s + _READ_LIMIT_S + _NETWORK_LIMIT_S + _CLEAN_UP_S
-    test, removed = _Test(client, plan, tell), []
-    made = objects.prepare(plan.manifest, plan.job_name, plan.namespace, role="test", lasts_s=lasts_s, run=test.name)
-    for path in await objects.clear_leftovers(client, plan.namespace, plan.job_name):
+    """Run a test. Whatever ends it, its objects are removed; after SIGKILL, by the next test, `cleanup` or `reap`."""
+    owner = targets.Run(plan.home)
+    try:
+        return await _run(client, plan, objects.make_marks(plan.job_name, owner), tell)
+    finally:
+        owner.close()
+
+
+async def _run(client: Client, plan: TestPlan, marks: Mapping[str, str], tell: Callable[[str], None]) -> Outcome:
+    test, removed = _Test(client, plan, marks, tell), []
+    made = objects.prepare(plan.manifest, plan.namespace, marks)
+    for path in await objects.clear_leftovers(client, plan.namespace, plan.job_name, plan.home):
         tell(f"removed what an earlier test left: {path.rpartition('/')[2]}")
     try:
         await test.look_at_nodes()
@@ -87,11 +97,11 @@ async def run(client: Client, plan: TestPlan, tell: Callable[[str], None]) -> Ou
         if await test.wait_for_pods():
             await test.watch()
         await test.look_at_nodes()
-        removed = await objects.remove(client, plan.namespace, plan.job_name, run=test.name)
+        removed = await test.remove()
         await test.read_checkpoint()
         await test.measure_network()
     finally:
-        removed += await objects.remove(client, plan.namespace, plan.job_name, run=test.name)
+        removed += await test.remove()
         tell(f"removed {len(removed)} objects of the test")
     results, overall = judge(test.finish(), plan.planned)
     return Outcome(overall=overall, results=results, measured=test.measured, removed=removed)
@@ -100,19 +110,23 @@ async def run(client: Client, plan: TestPlan, tell: Callable[[str], None]) -> Ou
 class _Test:
     """State of a test between its steps."""
 
-    def __init__(self, client: Client, plan: TestPlan, tell: Callable[[str], None]) -> None:
+    def __init__(self, client: Client, plan: TestPlan, marks: Mapping[str, str], tell: Callable[[str], None]) -> None:
         job = find_checked_job(plan.manifest)
-        self.name = secrets.token_hex(6)  # its objects and pods, and no others, carry it
         self._client, self._plan, self._tell, self._job = client, plan, tell, job
+        self._marks, self._attempt = marks, marks[names.ATTEMPT_LABEL]
         self.measured = Measurements(
             pods_wanted=count_pods(job), efa=uses_efa(job), baseline_tokens_per_s=plan.baseline_tokens_per_s
         )
         self._logs: dict[str, PodLog] = {}
         self._network: dict[str, PodLog] = {}
-        self._readers: dict[str, pods.LogReader] = {}
+        self._readers: dict[str, LogReader] = {}
         self._pods: list[Object] = []
         self._gpus: list[float] = []
         self._restarts: dict[tuple[str, str], pods.Restart] = {}
+
+    async def remove(self) -> list[str]:
+        """Delete the objects of this test, and no others."""
+        return await objects.remove(self._client, self._plan.namespace, self._plan.job_name, attempt=self._attempt)
 
     async def look_at_nodes(self) -> None:
         """Nodes without the condition Ready: at the beginning and at the end."""
@@ -168,12 +182,9 @@ class _Test:
             return
         self.measured.checkpoint = written[-1]
         self._tell(f"reading {written[-1]} back")
-        plan, folder = self._plan, objects.checkpoint_folder(self.name)
+        plan, folder = self._plan, objects.checkpoint_folder(self._marks[names.RUN_LABEL])
         pod = reading_pod(self._job, plan.job_name, plan.namespace, written[-1], folder=folder)
-        marked = objects.prepare(
-            [self._job, pod], plan.job_name, plan.namespace, role="test", lasts_s=600, run=self.name
-        )
-        await objects.create(self._client, marked[1:])
+        await objects.create(self._client, [objects.mark(pod, plan.namespace, self._marks)])
         path = path_of("v1", "pods", namespace=self._plan.namespace, name=pod["metadata"]["name"])
         until = time.monotonic() + _READ_LIMIT_S
         while time.monotonic() < until:
@@ -191,21 +202,18 @@ class _Test:
             return
         if self.measured.pods_wanted == 1 or self.measured.pod_faults:
             return
-        await objects.remove(self._client, plan.namespace, plan.job_name, run=self.name)
+        await self.remove()
         self._tell("measuring the network with an all-reduce between the pods")
         lasts_s = plan.start_limit_s + _NETWORK_LIMIT_S
-        marked = objects.prepare(
-            made, plan.job_name, plan.namespace, role="test", lasts_s=lasts_s + _CLEAN_UP_S, run=self.name
-        )
-        await objects.create(self._client, marked)
-        readers: dict[str, pods.LogReader] = {}
+        await objects.create(self._client, objects.prepare(made, plan.namespace, self._marks))
+        readers: dict[str, LogReader] = {}
         logs: dict[str, PodLog] = {}
         until = time.monotonic() + lasts_s
         while time.monotonic() < until and not any(log.bandwidth_over for log in logs.values()):
             found = await self._list_pods()
             for pod in found:
                 name = str(pod["metadata"]["name"])
-                reader = readers.setdefault(name, pods.LogReader(self._client, plan.namespace, pod))
+                reader = readers.setdefault(name, LogReader(self._client, plan.namespace, pod))
                 await pods.collect(reader, logs.setdefault(name, PodLog()))
             if any(map(pods.find_fault, found)):
                 break
@@ -265,16 +273,18 @@ class _Test:
     async def _list_pods(self) -> list[Object]:
         """Pods of this test: another job's can have the same label `job-name`, as a plain Job's of this name have."""
         plan = self._plan
-        return await pods.list_pods(self._client, plan.namespace, plan.job_name, selector=f"{objects.RUN}={self.name}")
+        return await pods.list_pods(
+            self._client, plan.namespace, plan.job_name, selector=f"{names.ATTEMPT_LABEL}={self._attempt}"
+        )
 
     async def _read_logs(self) -> None:
         for pod in self._pods:
             name = str(pod["metadata"]["name"])
-            reader = self._readers.setdefault(name, pods.LogReader(self._client, self._plan.namespace, pod))
+            reader = self._readers.setdefault(name, LogReader(self._client, self._plan.namespace, pod))
             await pods.collect(reader, self._logs.setdefault(name, PodLog()))
 
     async def _read_answer(self, pod: Object) -> str | None:
-        lines = [line async for line in pods.LogReader(self._client, self._plan.namespace, pod).read()]
+        lines = [line async for line in LogReader(self._client, self._plan.namespace, pod).read()]
         for line in reversed(lines):
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 return str(json.loads(line.partition(b" ")[2])["fault"])

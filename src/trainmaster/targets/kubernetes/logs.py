@@ -7,7 +7,7 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from trainmaster.core.backoff import backoff_s
@@ -102,3 +102,36 @@ class PodLog:
 def start_of(pod: Mapping[str, Any]) -> str:
     """Identity of one start of a container: its pod, and how often it was restarted."""
     return f"{pod['metadata']['uid']}/{container_state(pod)[1]}"
+
+
+class LogReader:
+    """The log of one pod, read in steps: each line once."""
+
+    def __init__(self, client: Client, namespace: str, pod: Mapping[str, Any]) -> None:
+        self._client = client
+        self.pod = str(pod["metadata"]["name"])
+        self._path = path_of("v1", "pods", namespace=namespace, name=self.pod) + "/log"
+        self._container = str(pod["spec"]["containers"][0]["name"])
+        self._last = b""  # stamp of the newest line
+        self._same: list[bytes] = []  # lines with that stamp
+
+    async def read(self, *, tail: int | None = None) -> AsyncIterator[bytes]:
+        """New lines, each with the time that the cluster put before it."""
+        given = {"container": self._container, "timestamps": "true"}
+        if tail is not None:
+            given["tailLines"] = str(tail)
+        if self._last:
+            given["sinceTime"] = _whole_second(self._last)
+        async for line in self._client.lines(self._path, given):
+            stamp = line.partition(b" ")[0]
+            if stamp < self._last or (stamp == self._last and line in self._same):
+                continue
+            self._same = [*self._same, line] if stamp == self._last else [line]
+            self._last = stamp
+            yield line
+
+
+def _whole_second(stamp: bytes) -> str:
+    """A stamp for `sinceTime`, which has no fractions."""
+    text = stamp.decode()
+    return text if "." not in text else f"{text.partition('.')[0]}{'Z' if text.endswith('Z') else text[-6:]}"

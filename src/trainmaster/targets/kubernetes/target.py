@@ -209,8 +209,10 @@ class Kubernetes:
         """Delete everything of the attempt; return when no pod is left."""
         attempt, name = str(handle["attempt"]), str(handle["name"])
         selector = f"{names.ATTEMPT_LABEL}={attempt}"
-        await _missing_is_fine(session.client.delete(session.job_path(name)))
-        if handle["kind"] == "job":  # services have no deletecollection in older servers
+        is_own_name = name == names.object_name(attempt)
+        if is_own_name or await self._has_job(session, name, attempt):
+            await _missing_is_fine(session.client.delete(session.job_path(name)))
+        if is_own_name and handle["kind"] == "job":  # services have no deletecollection in older servers
             await _missing_is_fine(
                 session.client.delete(path_of("v1", "services", namespace=session.namespace, name=name))
             )
@@ -226,6 +228,14 @@ class Kubernetes:
                     path = path_of("v1", "pods", namespace=session.namespace, name=pod["metadata"]["name"])
                     await _missing_is_fine(session.client.delete(path, grace_s=grace_s))
                 await asyncio.sleep(0.2)
+
+    async def _has_job(self, session: Session, name: str, attempt: str) -> bool:
+        """Whether the job of that name is the attempt's: a manifest's own name may be taken by another's job."""
+        try:
+            job = await session.client.get(session.job_path(name))
+        except Missing:
+            return False
+        return bool((job["metadata"].get("labels") or {}).get(names.ATTEMPT_LABEL) == attempt)
 
     async def _send_files(self, session: Session, submission: Submission, objects: list[Any]) -> None:
         """The node half and the working folder, as ConfigMaps."""

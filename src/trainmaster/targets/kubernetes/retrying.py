@@ -1,7 +1,7 @@
-"""A client that outlasts a short outage of the API server: a test of minutes must not end with one answer of 500.
+"""A client that outlasts a short outage of the API server, for what no reconciler repeats: a test, a status.
 
 Repeated are requests that change nothing when they are repeated: GET, and DELETE of an object by its UID. A POST is
-not: `objects.create` looks first whether it was carried out. Logs are not either: the next look at the pods reads them.
+not: who sends it looks first whether it was carried out. Logs are not either: the next look at the pods reads them.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trainmaster.core.train_config import ModelConfig
-from trainmaster.models.llama import weight_shapes
+from trainmaster.models import family
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.checkpoint.layout import arrange, build_index
 from trainmaster.train.checkpoint.manifest import FileRecord, Manifest
@@ -195,7 +195,7 @@ def hang(ranks: int, _: int) -> Iterator[dict[str, str]]:
 def entries(ranks: int, layers: int) -> list[Entry]:
     """Weights and two moments of each, cut over all ranks, as FSDP and AdamW have them."""
     model = ModelConfig(layers=layers, width=8192, heads=64, kv_heads=8, ffn_width=28672, vocab=128256, tied=False)
-    blocks = {name: shape for name, shape in weight_shapes(model).items() if name.startswith("blocks.")}
+    blocks = {name: shape for name, shape in family.weight_shapes(model).items() if name.startswith("blocks.")}
     holders = tuple((rank,) for rank in range(ranks))
     return [
         Entry(name=f"{kind}.{name}", size=torch.Size(shape), dtype=torch.float32, dim=0, holders=holders)

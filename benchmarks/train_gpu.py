@@ -477,14 +477,11 @@ def _config(case: Case, device: str) -> Any:
 
 
 def _result(case: Case, model: Any, *, tokens: int, times: list[float], peak_bytes: int) -> dict[str, Any]:
-    from math import prod
-
-    from trainmaster.models.llama import flops_per_token, weight_shapes
+    from trainmaster.models import family
 
     spent = times[-1] - times[WARM_STEPS - 1]
     speed = tokens * (len(times) - WARM_STEPS) / spent
-    parameters = sum(map(prod, weight_shapes(model).values()))
-    flops = flops_per_token(model, parameters=parameters, sequence_tokens=case.sequence)
+    flops = family.of(model).flops_per_token(model, sequence_tokens=case.sequence)
     return {"tokens_per_s": speed, "mfu": speed * flops / PEAK_FLOPS, "peak_gib": peak_bytes / 2**30}
 
 

@@ -391,7 +391,7 @@ def save_checkpoint(folder: Path) -> Path:
     import torch
 
     from trainmaster.core.train_config import ModelConfig
-    from trainmaster.models.llama import weight_shapes
+    from trainmaster.models.family import weight_shapes
     from trainmaster.train.checkpoint.weights import save_weights
 
     config = ModelConfig()

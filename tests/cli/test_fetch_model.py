@@ -16,7 +16,7 @@ from trainmaster.control import checkpoints
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.train_config import ModelConfig
-from trainmaster.models.llama import weight_shapes
+from trainmaster.models.family import weight_shapes
 from trainmaster.store import jobs, open_database
 from trainmaster.train.checkpoint.weights import save_weights
 

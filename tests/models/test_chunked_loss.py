@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its name everywhere)
 
 from trainmaster.core.train_config import ModelConfig
-from trainmaster.models import loss
-from trainmaster.models.llama import Llama
+from trainmaster.models import family, loss
 
 
 def drawn(tokens: int = 600) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -65,7 +64,7 @@ def test_a_huge_logit_stays_finite() -> None:
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_model_gives_the_loss_of_its_logits(tied: bool) -> None:
     config = ModelConfig(layers=2, width=32, heads=4, kv_heads=2, ffn_width=64, vocab=50, tied=tied)
-    one, other = Llama(config, max_tokens=16), Llama(config, max_tokens=16)
+    one, other = family.build(config, max_tokens=16), family.build(config, max_tokens=16)
     for model in (one, other):
         model.init_weights(1)
     tokens = torch.randint(0, 50, (3, 17), generator=torch.Generator().manual_seed(2))

@@ -9,8 +9,9 @@ import torch
 from torch.nn.attention.flex_attention import flex_attention
 
 from trainmaster.core.train_config import ModelConfig
+from trainmaster.models import family
 from trainmaster.models.attend import attend, look_back
-from trainmaster.models.llama import Llama
+from trainmaster.models.decoder import Decoder
 
 TINY = ModelConfig(layers=2, width=32, heads=4, kv_heads=2, ffn_width=64)
 # Two rows with other borders: 0 to 4, 5 to 11; 0 to 8, 9 to 11.
@@ -18,8 +19,8 @@ DOCUMENTS = torch.tensor([[0] * 5 + [1] * 7, [0] * 9 + [1] * 3], dtype=torch.int
 TOKENS = torch.arange(24).view(2, 12)
 
 
-def born(config: ModelConfig = TINY) -> Llama:
-    model = Llama(config, max_tokens=12)
+def born(config: ModelConfig = TINY) -> Decoder:
+    model = family.build(config, max_tokens=12)
     model.init_weights(0)
     return model
 

@@ -7,21 +7,23 @@ from math import prod
 import pytest
 import torch
 
+from trainmaster.core import presets
 from trainmaster.core.schema import build
 from trainmaster.core.train_config import ModelConfig
-from trainmaster.models.llama import Llama, active_parameters, flops_per_token, weight_shapes
-from trainmaster.models.moe import MixtureOfExperts, balance_loss
+from trainmaster.models import family
+from trainmaster.models.decoder import Decoder
+from trainmaster.models.moe.experts import MixtureOfExperts, balance_loss
 
-TINY = ["tiny-llama", "tiny-mistral", "tiny-mixtral", "tiny-qwen2", "tiny-qwen3"]
+TINY = [name for name in presets.names() if name.startswith("tiny-")]
 
 
 def preset(name: str, **changes: object) -> ModelConfig:
     return build(ModelConfig, {"preset": name, **changes})
 
 
-def born(config: ModelConfig, *, seed: int = 0, max_tokens: int = 32) -> Llama:
+def born(config: ModelConfig, *, seed: int = 0, max_tokens: int = 32) -> Decoder:
     with torch.device("meta"):
-        model = Llama(config, max_tokens=max_tokens)
+        model = family.build(config, max_tokens=max_tokens)
     model.to_empty(device="cpu")
     with torch.no_grad():
         for held in (*model.parameters(), *model.buffers()):
@@ -135,17 +137,23 @@ def test_the_balance_loss_does_not_depend_on_how_a_batch_is_divided() -> None:
 
 def test_operations_count_only_what_a_token_passes_through() -> None:
     config = preset("mixtral-8x7b")
-    total = sum(map(prod, weight_shapes(config).values()))
+    total = sum(map(prod, family.weight_shapes(config).values()))
     lookup = 32_000 * 4096
-    assert active_parameters(config, total) == total - 32 * 6 * 3 * 4096 * 14_336
-    flops = flops_per_token(config, parameters=total, sequence_tokens=4096)
+    assert family.of(config).active_parameters(config) == total - 32 * 6 * 3 * 4096 * 14_336
+    flops = family.of(config).flops_per_token(config, sequence_tokens=4096)
     assert flops == 6 * (12_879_925_248 - lookup) + 12 * 32 * 4096 * 4096
 
 
 def test_attention_counts_the_heads_width_and_stops_at_the_window() -> None:
     qwen = preset("qwen3-0.6b")  # 16 heads of 128 on a stream of 1024
-    assert flops_per_token(qwen, parameters=0, sequence_tokens=100) == 12 * 28 * 2048 * 100
+    assert attention_flops(qwen, 100) == 12 * 28 * 2048 * 100
     mistral = preset("mistral-7b", tied=True)
-    at_window = flops_per_token(mistral, parameters=0, sequence_tokens=4096)
-    assert flops_per_token(mistral, parameters=0, sequence_tokens=8192) == at_window
-    assert flops_per_token(mistral, parameters=0, sequence_tokens=2048) == at_window // 2
+    at_window = attention_flops(mistral, 4096)
+    assert attention_flops(mistral, 8192) == at_window
+    assert attention_flops(mistral, 2048) == at_window // 2
+
+
+def attention_flops(config: ModelConfig, tokens: int) -> int:
+    """Operations that depend on the length of the sequence."""
+    count = family.of(config).flops_per_token
+    return count(config, sequence_tokens=tokens) - count(config, sequence_tokens=0)

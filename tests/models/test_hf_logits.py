@@ -12,9 +12,9 @@ import torch
 from trainmaster.core import presets
 from trainmaster.core.schema import build
 from trainmaster.core.train_config import ModelConfig
-from trainmaster.models import hf
+from trainmaster.models import family, hf
+from trainmaster.models.decoder import Decoder
 from trainmaster.models.hf_config import from_hf, to_hf
-from trainmaster.models.llama import Llama
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -56,9 +56,9 @@ def theirs(name: str) -> PreTrainedModel:
     return model.eval()
 
 
-def ours(folder: Path) -> Llama:
+def ours(folder: Path) -> Decoder:
     with hf.HfFolder(folder) as found:
-        model = Llama(found.config, max_tokens=TOKENS.shape[1])
+        model = family.build(found.config, max_tokens=TOKENS.shape[1])
         model.init_weights(0)
         with torch.no_grad():
             for name, weight in model.named_parameters():
@@ -67,7 +67,7 @@ def ours(folder: Path) -> Llama:
 
 
 @torch.no_grad()
-def difference(model: Llama, other: PreTrainedModel) -> float:
+def difference(model: Decoder, other: PreTrainedModel) -> float:
     expected = other(TOKENS).logits
     assert float(expected.std()) > 0.1, "logits near zero would agree with anything"
     return float((model(TOKENS) - expected).abs().max())
@@ -86,7 +86,7 @@ def test_transformers_reads_what_we_write(name: str, shard_bytes: int, tmp_path:
     from transformers import AutoModelForCausalLM
 
     config = build(ModelConfig, {"preset": name})
-    model = Llama(config, max_tokens=TOKENS.shape[1]).eval()
+    model = family.build(config, max_tokens=TOKENS.shape[1]).eval()
     model.init_weights(0)
     with torch.no_grad():
         for weight in model.parameters():

@@ -17,8 +17,8 @@ from trainmaster.core.errors import SpecError, UsageError
 from trainmaster.core.schema import build
 from trainmaster.core.train_config import ModelConfig
 from trainmaster.models import hf
-from trainmaster.models.hf_config import family_of, from_hf, to_hf
-from trainmaster.models.llama import weight_shapes
+from trainmaster.models.family import weight_shapes
+from trainmaster.models.hf_config import from_hf, model_type, to_hf
 
 LLAMA = build(ModelConfig, {"preset": "tiny-llama"})
 SMALL = 60_000  # bytes a file: several of them
@@ -92,7 +92,7 @@ def test_an_early_llama_file_is_read_with_its_defaults() -> None:
 def test_a_shape_that_no_family_has_is_not_exported(shape: dict[str, object], says: str, tmp_path: Path) -> None:
     config = build(ModelConfig, shape)
     with pytest.raises(UsageError, match=says):
-        family_of(config)
+        model_type(config)
     with pytest.raises(UsageError, match=says):
         export(tmp_path / "out", config)
     assert list(tmp_path.iterdir()) == []

@@ -6,14 +6,15 @@ import pytest
 import torch
 
 from trainmaster.core.train_config import ModelConfig
-from trainmaster.models.llama import Llama, count_parameters, flops_per_token
+from trainmaster.models import family
+from trainmaster.models.decoder import Decoder, count_parameters
 
 TINY = ModelConfig(layers=2, width=32, heads=4, kv_heads=2, ffn_width=64)
 
 
-def born_on_meta(config: ModelConfig, *, seed: int) -> Llama:
+def born_on_meta(config: ModelConfig, *, seed: int) -> Decoder:
     with torch.device("meta"):
-        model = Llama(config, max_tokens=16)
+        model = family.build(config, max_tokens=16)
     model.to_empty(device="cpu")
     with torch.no_grad():
         for held in (*model.parameters(), *model.buffers()):
@@ -41,7 +42,7 @@ def test_every_weight_and_buffer_is_filled_after_meta_birth(tied: bool) -> None:
 
 
 def test_meta_birth_gives_the_model_that_plain_birth_gives() -> None:
-    plain = Llama(TINY, max_tokens=16)
+    plain = family.build(TINY, max_tokens=16)
     plain.init_weights(5)
     tokens = torch.arange(16).view(1, 16)
     assert torch.equal(born_on_meta(TINY, seed=5)(tokens), plain(tokens))
@@ -81,9 +82,9 @@ def test_counts_follow_the_convention(tied: bool) -> None:
     table = 100 * 32
     block = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64 + 2 * 32
     multiplying = table + 2 * block + 32
-    parameters = count_parameters(Llama(config, max_tokens=8))
+    parameters = count_parameters(family.build(config, max_tokens=8))
     assert parameters == multiplying + (0 if tied else table)
-    flops = flops_per_token(config, parameters=parameters, sequence_tokens=8)
+    flops = family.of(config).flops_per_token(config, sequence_tokens=8)
     assert flops == 6 * multiplying + 12 * 2 * 32 * 8
 
 
@@ -92,7 +93,7 @@ def test_counts_follow_the_convention(tied: bool) -> None:
 def test_the_head_starts_smaller_the_wider_the_model_is(width: int, std: float, tied: bool) -> None:
     config = ModelConfig(layers=1, width=width, heads=4, kv_heads=4, ffn_width=8, vocab=300, tied=tied)
     with torch.device("meta"):
-        model = Llama(config, max_tokens=8)
+        model = family.build(config, max_tokens=8)
     model.to_empty(device="cpu")
     model.init_weights(seed=3)
     head = model.embedding if model.head is None else model.head

@@ -10,7 +10,7 @@ from trainmaster.core import presets
 from trainmaster.core.errors import SpecError
 from trainmaster.core.schema import build, to_plain
 from trainmaster.core.train_config import ModelConfig, TrainConfig
-from trainmaster.models.llama import active_parameters, weight_shapes
+from trainmaster.models import family
 
 # The known sizes of these models, a tied head counted once; written down here apart from the data file: whoever changes
 # a dimension there must meet a number that did not change with it.
@@ -32,6 +32,10 @@ PUBLISHED = {
     "qwen3-8b": 8_190_735_360,
     "qwen3-14b": 14_768_307_200,
     "qwen3-32b": 32_762_123_264,
+    "olmo2-1b": 1_484_916_736,
+    "olmo2-7b": 7_298_617_344,
+    "olmo2-13b": 13_716_198_400,
+    "olmo2-32b": 32_234_279_936,
 }
 
 
@@ -43,9 +47,9 @@ def test_every_published_model_is_there() -> None:
 @pytest.mark.parametrize("name", presets.names())
 def test_the_label_equals_the_dimensions(name: str) -> None:
     preset, config = presets.find(name), build(ModelConfig, {"preset": name})
-    counted = sum(map(prod, weight_shapes(config).values()))
+    counted = sum(map(prod, family.weight_shapes(config).values()))
     assert counted == preset.parameters == PUBLISHED.get(name, counted)
-    assert active_parameters(config, counted) == preset.active_parameters
+    assert family.of(config).active_parameters(config) == preset.active_parameters
     assert config.name == name
 
 

@@ -9,7 +9,7 @@ from trainmaster.core.schedule import learning_rate
 from trainmaster.core.schema import build
 from trainmaster.core.train_config import TrainConfig
 from trainmaster.datasets.tales import Tales
-from trainmaster.models.llama import Llama
+from trainmaster.models import family
 from trainmaster.train.optimizer import build_optimizer, update
 
 
@@ -24,7 +24,7 @@ def test_the_loss_of_a_wide_model_never_rises_above_its_first(seed: int) -> None
 def _first_losses(seed: int, *, steps: int) -> list[float]:
     model = {"width": 384, "layers": 12, "heads": 6, "kv_heads": 1, "ffn_width": 1344, "tied": True}
     config = build(TrainConfig, {"model": model, "steps": 30, "sequence_tokens": 32, "seed": seed})
-    llama = Llama(config.model, max_tokens=32)
+    llama = family.build(config.model, max_tokens=32)
     llama.init_weights(seed)
     optimizer = build_optimizer(llama, config.optimizer)
     tales = Tales(seed=0, sequence_tokens=32)

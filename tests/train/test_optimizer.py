@@ -6,7 +6,7 @@ import pytest
 
 from trainmaster.core.schedule import learning_rate
 from trainmaster.core.train_config import ModelConfig, OptimizerConfig
-from trainmaster.models.llama import Llama
+from trainmaster.models import family
 from trainmaster.train.optimizer import build_optimizer
 
 
@@ -26,7 +26,7 @@ def test_short_runs_have_a_rate_too(warmup: int, steps: int) -> None:
 
 
 def test_matrices_decay_and_norms_do_not() -> None:
-    model = Llama(ModelConfig(layers=1, width=32, heads=4, kv_heads=2, ffn_width=64), max_tokens=8)
+    model = family.build(ModelConfig(layers=1, width=32, heads=4, kv_heads=2, ffn_width=64), max_tokens=8)
     decaying, still = build_optimizer(model, OptimizerConfig(weight_decay=0.3)).param_groups
     assert decaying["weight_decay"] == 0.3
     assert all(weight.ndim == 2 for weight in decaying["params"])

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainmaster.core.errors import SpecError
 from trainmaster.core.train_config import TrainConfig
-from trainmaster.models.llama import Llama
+from trainmaster.models.decoder import Decoder
 from trainmaster.train.compute import build_model, forward_backward
 from trainmaster.train.feed import Batch
 from trainmaster.train.optimizer import build_optimizer, update
@@ -25,14 +25,14 @@ from trainmaster.train.parallel.float8 import Float8Linear
 from .runs import ALONE, tiny
 
 Gradients = dict[str, torch.Tensor]
-Build = Callable[[TrainConfig], Llama]
+Build = Callable[[TrainConfig], Decoder]
 
 
 @pytest.fixture
 def build() -> Iterator[Build]:
     """A model on one rank, as the loop builds it."""
 
-    def make(config: TrainConfig) -> Llama:
+    def make(config: TrainConfig) -> Decoder:
         if dist.is_initialized():
             dist.destroy_process_group()
         world = shard.join(ALONE, torch.device("cpu"), timeout_s=60)
@@ -54,7 +54,7 @@ def passes(rows: int = 8) -> list[Batch]:
     ]
 
 
-def step(model: Llama, batches: list[Batch]) -> tuple[float, Gradients]:
+def step(model: Decoder, batches: list[Batch]) -> tuple[float, Gradients]:
     loss = forward_backward(model, batches)
     whole = {name: _local(weight.grad) for name, weight in model.named_parameters()}
     model.zero_grad()

@@ -15,7 +15,8 @@ from trainmaster.core.schema import build
 from trainmaster.core.train_config import ModelConfig, TrainConfig
 from trainmaster.estimate import memory, shapes
 from trainmaster.estimate.setting import setting_of
-from trainmaster.models import llama, rope
+from trainmaster.models import family, rope
+from trainmaster.models.decoder import count_parameters
 from trainmaster.train.optimizer import build_optimizer
 from trainmaster.train.parallel import blocks
 
@@ -26,6 +27,7 @@ ODD = [
     {"tied": False, "qkv_bias": True},
     {"qk_norm": True, "head_width": 32},
     {"experts": 4, "experts_per_token": 2, "tied": False},
+    {"family": "olmo2", "tied": False},
 ]
 
 
@@ -40,14 +42,19 @@ def test_every_preset_has_the_parameters_it_is_published_with(name: str) -> None
 @pytest.mark.parametrize("changes", ODD, ids=str)
 def test_every_weight_has_the_name_and_shape_of_the_model(changes: dict[str, object]) -> None:
     model = build(ModelConfig, changes)
-    real = llama.weight_shapes(model)
-    assert shapes.weight_shapes(model) == real
-    assert shapes.count(model).tensors == len(real)
-    all_ = sum(math.prod(shape) for shape in real.values())
-    assert shapes.count(model).active == llama.active_parameters(model, all_)
-    assert shapes.flops_per_token(model, sequence_tokens=77) == llama.flops_per_token(
-        model, parameters=all_, sequence_tokens=77
-    )
+    with torch.device("meta"):
+        real = family.build(model, max_tokens=1)
+    assert family.weight_shapes(model) == {name: tuple(weight.shape) for name, weight in real.named_parameters()}
+    counts = shapes.count(model)
+    assert (counts.all, counts.tensors) == (count_parameters(real), len(list(real.parameters())))
+    # Per token: every weight that multiplies, the chosen experts' share of theirs.
+    chosen = model.experts_per_token / (model.experts or 1) if model.experts else 1
+    stacked = sum(weight.numel() for name, weight in real.named_parameters() if name.endswith(("gate", "up", "down")))
+    assert counts.active == counts.all - round(stacked * (1 - chosen))
+    looked_up = 0 if model.tied else real.embedding.weight.numel()
+    attention = 12 * model.layers * model.heads * model.head_size * 77
+    flops = family.of(model).flops_per_token(model, sequence_tokens=77)
+    assert flops == 6 * (counts.active - looked_up) + attention
 
 
 @pytest.mark.parametrize("changes", ODD, ids=str)
@@ -56,7 +63,7 @@ def test_optimizer_states_have_the_bytes_that_are_planned(
     changes: dict[str, object], master: int, kind: torch.dtype
 ) -> None:
     config = tiny(model=changes)
-    model = llama.Llama(config.model, max_tokens=8).to(kind)
+    model = family.build(config.model, max_tokens=8).to(kind)
     optimizer = build_optimizer(model, config.optimizer)
     for weight in model.parameters():
         weight.grad = torch.zeros_like(weight)
@@ -87,8 +94,11 @@ def test_a_checkpoint_holds_the_bytes_that_are_planned(run_here: RunHere, tmp_pa
     [
         ("off", "none", {}),
         ("off", "none", {"qk_norm": True}),
+        ("off", "none", {"family": "olmo2"}),
         ("on", "none", {}),
         ("on", "none", {"qk_norm": True}),
+        ("on", "none", {"family": "olmo2"}),
+        ("on", "ops", {"family": "olmo2"}),
         ("on", "ops", {}),
         ("on", "full", {}),
     ],
@@ -101,7 +111,7 @@ def test_a_block_keeps_the_activations_that_are_planned(compiled: str, again: st
         TrainConfig,
         {"model": shape, "batch_sequences": 2, "sequence_tokens": 48, "precision": "fp32", "parallel": parallel},
     )
-    model = llama.Llama(config.model, max_tokens=48)
+    model = family.build(config.model, max_tokens=48)
     blocks.recompute(model, config.parallel)
     forward = model.blocks[0].forward
     if compiled == "on":  # inductor's way of cutting, without its code generation
@@ -121,6 +131,7 @@ def test_a_block_keeps_the_activations_that_are_planned(compiled: str, again: st
     size = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
     if compiled == "off":
         # A GPU's norm is one kernel that keeps its input; the CPU's keeps the input without its scale as well.
-        normed = 64 * 2 + (64 + 16 if config.model.qk_norm else 0)
+        over_heads = config.model.qk_norm or config.model.family == "olmo2"
+        normed = 64 * 2 + (64 + 16 if over_heads else 0)
         size -= 4 * normed * 2 * 48
     assert size == memory.kept_bytes(config.model, setting_of(config, ranks=1, ranks_per_node=1))

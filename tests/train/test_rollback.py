@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainmaster.models.llama import Llama
+from trainmaster.models.decoder import Decoder
 from trainmaster.train import loop
 from trainmaster.train.feed import Batch, Feed
 
@@ -29,7 +29,7 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> Poison:
         return take(self, cursor)
 
     def spoil(samples: range, factor: float, *, weights: bool = False) -> None:
-        def spoiled(model: Llama, batches: list[Batch]) -> torch.Tensor:
+        def spoiled(model: Decoder, batches: list[Batch]) -> torch.Tensor:
             hit = cursors[-1] in samples
             if hit and weights:
                 with torch.no_grad():

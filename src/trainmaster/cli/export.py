@@ -109,7 +109,7 @@ def _export(
 ) -> dict[str, Any]:
     from trainmaster.datasets.corpus.hf_tokenizer import files_of
     from trainmaster.models import hf
-    from trainmaster.models.hf_config import family_of
+    from trainmaster.models.hf_config import model_type
     from trainmaster.train.checkpoint import weights
 
     hf.must_be_free(out)  # said now, not after an hour of verifying
@@ -131,7 +131,7 @@ def _export(
         )
     return {
         "path": str(out),
-        "family": family_of(held.config),
+        "family": model_type(held.config),
         "model": held.config.name,
         "parameters": sum(hf.weight_bytes(held.config, dtype="fp32").values()) // 4,
         "dtype": dtype,
@@ -168,7 +168,7 @@ def _tokenizer(run: Mapping[str, Any], name: str | None, end_token: str | None) 
 
 def _import(source: Path, out: Path) -> dict[str, Any]:
     from trainmaster.models import hf
-    from trainmaster.models.hf_config import family_of
+    from trainmaster.models.hf_config import model_type
     from trainmaster.train.checkpoint import weights
 
     with hf.HfFolder(source) as found:
@@ -177,7 +177,7 @@ def _import(source: Path, out: Path) -> dict[str, Any]:
             path = weights.save_weights(out, found.config, found.read, advance=advance)
     return {
         "path": str(path),
-        "family": family_of(found.config),
+        "family": model_type(found.config),
         "model": found.config.name,
         "parameters": size // 4,
     }

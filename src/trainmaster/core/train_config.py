@@ -96,11 +96,16 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A Llama-style decoder. The defaults are a third of a million parameters: a minute's work for two cores."""
+    """A decoder of any family. The defaults are a third of a million parameters: a minute's work for two cores."""
 
     # Read by `expand` and gone after it: a built config states its dimensions and carries no label, because an
     # override could make a label a lie. `name` is the one that its dimensions deserve.
     preset: str | None = field(default=None, doc="dimensions of a known model; what is written beside it wins")
+    family: str | None = field(
+        default=None,
+        example="olmo2",
+        doc="a folder of models/; not stated: the preset's, else moe where experts are stated, else llama",
+    )
     layers: int = field(default=3, ge=1, le=_MOST_LAYERS, doc="decoder blocks")
     width: int = field(default=_WIDTH, ge=8, le=_MOST_WIDTH, doc="hidden size")
     heads: int = field(default=4, ge=1, le=_MOST_WIDTH, doc="attention heads")
@@ -144,9 +149,13 @@ class ModelConfig:
     def expand(cls, mapping: Mapping[str, object]) -> Mapping[str, object]:
         """Put a preset's dimensions under what is written; called by schema.build before it reads the fields."""
         name = mapping.get("preset")
-        if not isinstance(name, str):
-            return mapping
-        return {**presets.find(name).model, **{key: value for key, value in mapping.items() if key != "preset"}}
+        if isinstance(name, str):
+            written = {key: value for key, value in mapping.items() if key != "preset"}
+            mapping = {**presets.find(name).model, **written}
+        if mapping.get("family") == presets.family_of(mapping):
+            # As if it were not stated: the same shape is the same model, to a checkpoint too.
+            mapping = {key: value for key, value in mapping.items() if key != "family"}
+        return mapping
 
     @property
     def name(self) -> str | None:
@@ -154,11 +163,17 @@ class ModelConfig:
         return next((name for name in presets.names() if build(ModelConfig, {"preset": name}) == self), None)
 
     @property
+    def family_name(self) -> str:
+        """The family, stated or not."""
+        return self.family or presets.family_of({"experts": self.experts})
+
+    @property
     def head_size(self) -> int:
         """Size of one head, stated or not."""
         return self.head_width if self.head_width is not None else self.width // self.heads
 
     def faults(self) -> Iterator[Fault]:
+        yield from self._family_faults()
         if self.head_width is not None and self.head_width % 2:
             message = f"{self.head_width} is odd; the rotary embedding turns pairs: use {self.head_width + 1}"
             yield Fault(path="head_width", message=message)
@@ -172,6 +187,20 @@ class ModelConfig:
         if self.experts is not None and self.experts_per_token > self.experts:
             message = f"{self.experts_per_token} of {self.experts} experts cannot be chosen; use at most {self.experts}"
             yield Fault(path="experts_per_token", message=message)
+
+    def _family_faults(self) -> Iterator[Fault]:
+        known, name = presets.families(), self.family_name
+        if name not in known:
+            yield Fault(path="family", message=f"there is no model family {name[:60]!r}; known: {', '.join(known)}")
+            return
+        for option in sorted({option for facts in known.values() for option in facts.options}):
+            stated = getattr(self, option) not in (None, False)
+            if stated and option not in known[name].options:
+                others = ", ".join(other for other, facts in known.items() if option in facts.options)
+                message = f"is not an option of the family {name} but of {others}; leave it out"
+                yield Fault(path=option, message=message)
+            elif not stated and option in known[name].needs:
+                yield Fault(path=option, message=f"the family {name} needs it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

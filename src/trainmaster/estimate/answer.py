@@ -11,6 +11,7 @@ from trainmaster.core.gpus import GpuModel
 from trainmaster.core.schedule import learning_rate
 from trainmaster.core.train_config import TrainConfig
 from trainmaster.estimate import Cluster, Estimate, calibration, choose, estimate, gpu_bytes, shapes
+from trainmaster.models import family
 
 _CURVE_POINTS = 120
 
@@ -51,7 +52,9 @@ def answer(
         "model": config.model.name,
         "parameters": counts.all,
         "active_parameters": counts.active,
-        "flops_per_token": shapes.flops_per_token(config.model, sequence_tokens=config.sequence_tokens),
+        "flops_per_token": family.of(config.model).flops_per_token(
+            config.model, sequence_tokens=config.sequence_tokens
+        ),
         "step_tokens": step_tokens,
         "sequence_tokens": config.sequence_tokens,
         "batch_sequences": config.batch_sequences,

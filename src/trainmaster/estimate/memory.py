@@ -15,6 +15,7 @@ from trainmaster.core.train_config import ModelConfig
 from trainmaster.estimate.calibration import MemoryFacts
 from trainmaster.estimate.setting import Setting
 from trainmaster.estimate.shapes import Counts, count
+from trainmaster.models import family
 
 _FLOAT32 = 4
 # Of models/loss.py: logits of one chunk, at most; chunks are whole multiples of this many tokens.
@@ -149,36 +150,22 @@ def block_bytes(model: ModelConfig, setting: Setting) -> int:
     if setting.float8 and setting.compiled:
         # A float8 product reads casts, which fuse with what they are of: so that need not be kept.
         return _ops_bytes(model, setting) + 2 * _FLOAT32 * setting.tokens
-    size, width, ffn = setting.compute_bytes, model.width, model.ffn_width
-    query, key = model.heads * model.head_size, model.kv_heads * model.head_size
-    # The stream before each norm, and after it as the input of a product.
-    numbers = 4 * width
-    # What attention was given, and what it gave: by heads for its own backward, by tokens for the output's product.
-    numbers += 3 * query + 2 * key
-    if model.qk_norm:
-        numbers += query + key
-    # Gate, up and their product as the input of down. Eager code keeps the activated gate too.
-    chosen = model.experts_per_token if model.experts is not None else 1
-    numbers += (3 if setting.compiled else 4) * ffn * chosen
-    if model.experts is not None:
-        numbers += 2 * width * chosen  # rows in the order of their experts, and what came back
-    # In float32: the scale of each norm, and attention's sum of each head.
-    single = 2 + model.heads + (model.heads + model.kv_heads if model.qk_norm else 0)
-    return (size * numbers + _FLOAT32 * single) * setting.tokens
+    cost = family.of(model).block_cost(model)
+    numbers = cost.kept.compiled if setting.compiled else cost.kept.eager
+    return (setting.compute_bytes * numbers + _FLOAT32 * cost.kept_float32) * setting.tokens
 
 
 def _ops_bytes(model: ModelConfig, setting: Setting) -> int:
     """With recompute: ops, the outputs of the products and of attention stay; norms, turns and gates come again."""
-    query, key = model.heads * model.head_size, model.kv_heads * model.head_size
-    chosen = model.experts_per_token if model.experts is not None else 1
-    numbers = (2 if setting.compiled else 3) * model.width + 2 * query + 2 * key + 2 * model.ffn_width * chosen
-    return (setting.compute_bytes * numbers + _FLOAT32 * model.heads) * setting.tokens
+    cost = family.of(model).block_cost(model)
+    numbers = cost.kept_ops.compiled if setting.compiled else cost.kept_ops.eager
+    return (setting.compute_bytes * numbers + _FLOAT32 * cost.kept_ops_float32) * setting.tokens
 
 
 def _backward_bytes(model: ModelConfig, setting: Setting) -> int:
-    """Gradients inside one block: of gate, up and their product at once, and of the stream."""
-    chosen = model.experts_per_token if model.experts is not None else 1
-    numbers = (3 if setting.compiled else 4) * model.ffn_width * chosen + 2 * model.width
+    """Gradients inside one block."""
+    cost = family.of(model).block_cost(model)
+    numbers = cost.gradients.compiled if setting.compiled else cost.gradients.eager
     return setting.compute_bytes * numbers * setting.tokens
 
 

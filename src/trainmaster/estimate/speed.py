@@ -7,14 +7,16 @@ docs/how/plan.md describes the basis and the limits of each figure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trainmaster.core.gpus import GpuModel
 from trainmaster.core.train_config import ModelConfig
 from trainmaster.estimate.calibration import SpeedFacts
 from trainmaster.estimate.setting import Setting
-from trainmaster.estimate.shapes import count, flops_per_token
+from trainmaster.estimate.shapes import count
+from trainmaster.models import family
+from trainmaster.models.family import BlockCost
 
 _FLOAT32 = 4
 _CHUNK_BYTES = 1 << 30
@@ -45,7 +47,8 @@ def missing(gpu: GpuModel, setting: Setting) -> str | None:
 
 def measure(model: ModelConfig, setting: Setting, gpu: GpuModel, facts: SpeedFacts, *, bus_gbps: float | None) -> Speed:
     """One step of this model. `bus_gbps` is the bus bandwidth between its ranks; None: communication costs nothing."""
-    clock = _Clock(model=model, setting=setting, gpu=gpu, facts=facts)
+    cost = family.of(model).block_cost(model)
+    clock = _Clock(model=model, cost=cost, setting=setting, gpu=gpu, facts=facts)
     passes = setting.passes
     parts = {
         "matrices": passes * clock.matrices(),
@@ -63,7 +66,7 @@ def measure(model: ModelConfig, setting: Setting, gpu: GpuModel, facts: SpeedFac
     step_s = sum(parts.values())
     tokens_per_s = setting.step_tokens / step_s
     peak = (gpu.bf16_tflops or 0.0) * 1e12 * setting.ranks
-    flops = flops_per_token(model, sequence_tokens=setting.sequence_tokens)
+    flops = family.of(model).flops_per_token(model, sequence_tokens=setting.sequence_tokens)
     return Speed(step_s=step_s, tokens_per_s=tokens_per_s, mfu=tokens_per_s * flops / peak, parts=parts)
 
 
@@ -72,13 +75,14 @@ class _Clock:
     """Seconds of one rank: of one pass, but for `update`."""
 
     model: ModelConfig
+    cost: BlockCost
     setting: Setting
     gpu: GpuModel
     facts: SpeedFacts
 
     def matrices(self) -> float:
         """The products of all blocks: forward, twice that backward, and what is computed again."""
-        forward = sum(self._product(self.setting.tokens * share, out, wide) for out, wide, share in self._products())
+        forward = sum(self._product(self.setting.tokens * share, out, wide) for out, wide, share in self.cost.products)
         return self.model.layers * forward * (3 + self._again())
 
     def attention(self) -> float:
@@ -95,24 +99,13 @@ class _Clock:
 
     def elementwise(self) -> float:
         """Norms, turns, gates and sums, as many bytes as fused code moves."""
-        model = self.model
-        query, key, ffn = model.heads * model.head_size, model.kv_heads * model.head_size, self._ffn()
-        # Forward: norm (2), turn (read and write), by tokens (2), sum and norm (4), gate (3), sum (3).
-        forward = 9 * model.width + 2 * (query + key) + 2 * query + 3 * ffn
-        # Backward: each norm reads three and writes two; turns; three gradients of the stream are added; gate (5).
-        backward = 14 * model.width + 2 * (query + key) + 2 * query + 5 * ffn
-        if model.qk_norm:
-            forward, backward = forward + 2 * (query + key), backward + 4 * (query + key)
+        forward, backward = self.cost.moved_forward, self.cost.moved_backward
         if self.setting.float8:
-            # Each product's two inputs and its gradient are searched for their largest value, cast, and turned round.
-            forward, backward = (
-                forward + 2 * (3 * model.width + query + ffn),
-                backward + 4 * (4 * model.width + 3 * ffn),
-            )
+            forward, backward = forward + self.cost.cast_forward, backward + self.cost.cast_backward
         again = 1.0 if self.setting.recompute == "ops" else self._again()
         numbers = forward * (1 + again) + backward
         wasted = 1.0 if self.setting.compiled else self.facts.eager_memory_factor
-        return model.layers * self._bytes(wasted * self.setting.compute_bytes * numbers * self.setting.tokens)
+        return self.model.layers * self._bytes(wasted * self.setting.compute_bytes * numbers * self.setting.tokens)
 
     def loss(self) -> float:
         """Logits, their gradients by hidden state and head, chunk by chunk; each chunk adds to the head's gradient."""
@@ -160,16 +153,6 @@ class _Clock:
         bare = (setting.compute_bytes + _FLOAT32) * (counts.root + counts.block) * others / rate
         return max(bare, moved / rate - self.facts.overlap_share * busy)
 
-    def _products(self) -> Iterator[tuple[int, int, float]]:
-        """Of one block: outputs, inputs, and rows for each token."""
-        model = self.model
-        query, key = model.heads * model.head_size, model.kv_heads * model.head_size
-        yield from ((query, model.width, 1.0), (key, model.width, 1.0), (key, model.width, 1.0))
-        yield model.width, query, 1.0
-        chosen = float(model.experts_per_token) if model.experts is not None else 1.0
-        yield from ((model.ffn_width, model.width, chosen), (model.ffn_width, model.width, chosen))
-        yield model.width, model.ffn_width, chosen
-
     def _product(self, rows: float, out: int, wide: int, *, in_blocks: bool = True) -> float:
         size = self.setting.compute_bytes
         rate = self._peak() * self.facts.matrix_share
@@ -181,9 +164,6 @@ class _Clock:
     def _again(self) -> float:
         """Share of a forward pass over the blocks that the backward pass repeats; with `ops`, no products."""
         return {"full": 1.0, "layers": 1 / self.setting.recompute_every}.get(self.setting.recompute, 0.0)
-
-    def _ffn(self) -> int:
-        return self.model.ffn_width * (self.model.experts_per_token if self.model.experts is not None else 1)
 
     def _bytes(self, moved: float) -> float:
         return moved / (1e9 * (self.gpu.hbm_gbps or 0.0) * self.facts.memory_share)

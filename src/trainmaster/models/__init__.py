@@ -1,1 +1,1 @@
-"""Single-device models, one file each. train/parallel/shard.py shards them over ranks."""
+"""Single-device models; a family of language models is a folder (README.md). train/parallel/ shards them over ranks."""

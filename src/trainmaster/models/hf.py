@@ -20,9 +20,9 @@ from torch import Tensor
 from trainmaster.core.errors import Fault, MissingExtra, SpecError, UsageError
 from trainmaster.core.files import sync
 from trainmaster.core.train_config import ModelConfig
+from trainmaster.models import family
 from trainmaster.models.hf_config import from_hf, to_hf
-from trainmaster.models.hf_names import DERIVED, HEAD, hf_names
-from trainmaster.models.llama import weight_shapes
+from trainmaster.models.hf_names import DERIVED, HEAD
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 GENERATION = "generation_config.json"
@@ -40,7 +40,7 @@ class HfFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.config: ModelConfig = from_hf(_json(folder / CONFIG))
-        self._shapes = weight_shapes(self.config)
+        self._family = family.of(self.config)
         self._open = ExitStack()
         self._holder: Mapping[str, Any] = {}  # HF's name → the open file that has it
 
@@ -58,7 +58,7 @@ class HfFolder:
 
     def read(self, name: str) -> Tensor:
         """One whole weight, by our name, as float32."""
-        parts = [self._holder[theirs].get_tensor(theirs).float() for theirs in hf_names(name, self.config)]
+        parts = [self._holder[theirs].get_tensor(theirs).float() for theirs in self._family.hf_names(name, self.config)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _find(self) -> dict[str, Any]:
@@ -76,8 +76,8 @@ class HfFolder:
         """Check that every weight is present, of its shape and not quantised, and that no tensor is ignored."""
         faults = []
         expected = {}
-        for name, shape in self._shapes.items():
-            names = hf_names(name, self.config)
+        for name, shape in self._family.weight_shapes(self.config).items():
+            names = self._family.hf_names(name, self.config)
             expected.update(dict.fromkeys(names, (shape[0] // len(names), *shape[1:])))
         for theirs, shape in expected.items():
             if theirs not in self._holder:
@@ -173,11 +173,11 @@ def plan_shards(config: ModelConfig, *, dtype: str, shard_bytes: int) -> list[li
 def weight_bytes(config: ModelConfig, *, dtype: str) -> dict[str, int]:
     """Size in bytes of every weight, by our names."""
     each = DTYPES[dtype].itemsize
-    return {name: torch.Size(shape).numel() * each for name, shape in weight_shapes(config).items()}
+    return {name: torch.Size(shape).numel() * each for name, shape in family.weight_shapes(config).items()}
 
 
 def _parts(name: str, whole: Tensor, config: ModelConfig) -> dict[str, Tensor]:
-    names = hf_names(name, config)
+    names = family.of(config).hf_names(name, config)
     if len(names) == 1:
         return {names[0]: whole.contiguous()}
     # Copies: safetensors refuses tensors that share memory.

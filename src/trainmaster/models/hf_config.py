@@ -1,21 +1,19 @@
-"""Conversion between HF's config.json and ModelConfig. What ModelConfig cannot express is refused, never dropped."""
+"""Conversion between HF's config.json and ModelConfig. What ModelConfig cannot express is refused, never dropped.
+
+Every `model_type` is a table of what it has beyond the dimensions; its family owns it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from trainmaster.core.errors import Fault, SpecError, UsageError
 from trainmaster.core.schema import build
 from trainmaster.core.train_config import ModelConfig
+from trainmaster.models import family
 
-ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "mixtral": "MixtralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
 _NUMBERS = {  # ours: HF's
     "layers": "num_hidden_layers",
     "width": "hidden_size",
@@ -27,27 +25,13 @@ _NUMBERS = {  # ours: HF's
     "norm_eps": "rms_norm_eps",
     "context_tokens": "max_position_embeddings",
 }
-_EXPERTS = {
-    "experts": "num_local_experts",
-    "experts_per_token": "num_experts_per_tok",
-    "balance": "router_aux_loss_coef",
-}
 _SCALING = {
     "factor": "factor",
     "low_freq_factor": "low_freq_factor",
     "high_freq_factor": "high_freq_factor",
     "original_tokens": "original_max_position_embeddings",
 }
-# What transformers takes where the file says nothing, for keys that early files leave out. Any other absent number is
-# a fault: transformers would take the default of its class, which differs from family to family.
-_ABSENT: Mapping[str, Mapping[str, Any]] = {
-    "llama": {"num_key_value_heads": None, "rope_theta": 10_000.0, "head_dim": None},
-    "mistral": {"head_dim": None},
-    "mixtral": {"head_dim": None},
-    "qwen2": {"head_dim": None},
-    "qwen3": {},
-}
-# The only value of each that our decoder computes.
+# The only value of each that our decoders compute.
 _ONLY: Mapping[str, object] = {
     "hidden_act": "silu",
     "attention_bias": False,  # of all four projections; Qwen2's biases on three of them need no key
@@ -58,23 +42,23 @@ _ONLY: Mapping[str, object] = {
 }
 
 
-def family_of(config: ModelConfig) -> str:
-    """HF's `model_type` for this shape; UsageError if no family has these features together."""
-    window, sizes = config.sliding_window is not None, config.head_size * config.heads == config.width
-    if config.experts is not None:
-        family, foreign = "mixtral", {"qk_norm": config.qk_norm, "qkv_bias": config.qkv_bias}
-    elif config.qk_norm:
-        family, foreign = "qwen3", {"qkv_bias": config.qkv_bias, "sliding_window": window}
-    elif config.qkv_bias:
-        family, foreign = "qwen2", {"sliding_window": window, "head_width": not sizes}
-    elif window:
-        family, foreign = "mistral", {}
-    else:
-        family, foreign = "llama", {"head_width": config.width % config.heads != 0}
-    extra = [name for name, has in foreign.items() if has]
-    if extra:
-        raise UsageError(f"no HF family has this shape: it would be {family}, which does not know {', '.join(extra)}")
-    return family
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HfType:
+    """One `model_type` of HF's."""
+
+    model_type: str
+    architecture: str
+    features: Mapping[str, object]  # fields of ModelConfig that it has without saying so
+    keys: Mapping[str, str]  # further fields that it states, ours: HF's
+    # What transformers takes where the file says nothing, for keys that early files leave out. Any other absent number
+    # is a fault: transformers would take the default of its class, which differs from type to type.
+    absent: Mapping[str, Any]
+    stated: Mapping[str, Any]  # written so that transformers does not assume another value
+
+
+def model_type(config: ModelConfig) -> str:
+    """HF's `model_type` for this shape; UsageError if none has these features together."""
+    return family.of(config).model_type(config)
 
 
 def to_hf(config: ModelConfig, *, dtype: str, end: int | None = None) -> dict[str, Any]:
@@ -82,56 +66,65 @@ def to_hf(config: ModelConfig, *, dtype: str, end: int | None = None) -> dict[st
 
     `end` is the token that ends a document, if it is known.
     """
-    family = family_of(config)
+    # Stated also where unknown: transformers would assume 1 and 2. Training puts no token before a document.
+    return {**family.of(config).to_hf(config), "torch_dtype": dtype, "bos_token_id": None, "eos_token_id": end}
+
+
+def from_hf(plain: Mapping[str, Any]) -> ModelConfig:
+    """ModelConfig of a config.json; SpecError with everything that ModelConfig cannot express."""
+    word = plain.get("model_type")
+    known = {kind: name for name in family.names() for kind in family.find(name).model_types()}
+    if not isinstance(word, str) or word not in known:
+        message = f"{word!r} is not one of {', '.join(sorted(known))}"
+        raise SpecError([Fault(path="config.json: model_type", message=message)])
+    return family.find(known[word]).from_hf(plain)
+
+
+def must_know(kind: HfType, foreign: Mapping[str, bool]) -> HfType:
+    """The type, unless the shape has a feature that is foreign to it."""
+    extra = [name for name, has in foreign.items() if has]
+    if extra:
+        raise UsageError(
+            f"no HF family has this shape: it would be {kind.model_type}, which does not know {', '.join(extra)}"
+        )
+    return kind
+
+
+def write(config: ModelConfig, kind: HfType) -> dict[str, Any]:
+    """What config.json says of the computation, as this type states it."""
     plain: dict[str, Any] = {
-        "architectures": [ARCHITECTURES[family]],
-        "model_type": family,
-        "torch_dtype": dtype,
+        "architectures": [kind.architecture],
+        "model_type": kind.model_type,
         **{theirs: getattr(config, ours) for ours, theirs in _NUMBERS.items()},
         "head_dim": config.head_size,
         "rope_theta": config.rope_theta,
         "tie_word_embeddings": config.tied,
         "hidden_act": "silu",
-        # Stated also where unknown: transformers would assume 1 and 2. Training puts no token before a document.
-        "bos_token_id": None,
-        "eos_token_id": end,
+        **kind.stated,
     }
     if config.context_tokens is None:
         del plain["max_position_embeddings"]
     if config.rope_scaling is not None:
         numbers = {theirs: getattr(config.rope_scaling, ours) for ours, theirs in _SCALING.items()}
         plain["rope_scaling"] = {"rope_type": "llama3", **numbers}
-    if family in ("mistral", "mixtral"):
-        plain["sliding_window"] = config.sliding_window
-    if family == "mixtral":
-        plain.update({theirs: getattr(config, ours) for ours, theirs in _EXPERTS.items()})
-    return plain
+    return {**plain, **{theirs: getattr(config, ours) for ours, theirs in kind.keys.items()}}
 
 
-def from_hf(plain: Mapping[str, Any]) -> ModelConfig:
-    """ModelConfig of a config.json; SpecError with everything that ModelConfig cannot express."""
-    family = plain.get("model_type")
-    if not isinstance(family, str) or family not in ARCHITECTURES:
-        message = f"{family!r} is not one of {', '.join(ARCHITECTURES)}"
-        raise SpecError([Fault(path="config.json: model_type", message=message)])
+def read(plain: Mapping[str, Any], kind: HfType) -> ModelConfig:
+    """The shape that a config.json of this type states."""
     # How long a text may be changes no number that is computed, so it need not be stated.
-    known = {"max_position_embeddings": None, **_ABSENT[family], **plain, **_rope(plain)}
-    faults = list(_foreign(family, known))
+    known = {"max_position_embeddings": None, **kind.absent, **plain, **_rope(plain)}
+    faults = list(_foreign(kind, known))
     if faults:
         raise SpecError(faults)
-    fields = {ours: known[theirs] for ours, theirs in _NUMBERS.items()}
+    fields = {ours: known[theirs] for ours, theirs in (_NUMBERS | dict(kind.keys)).items()}
     fields["kv_heads"] = fields["kv_heads"] or fields["heads"]
     if fields["head_width"] == fields["width"] // fields["heads"]:
         fields["head_width"] = None  # our way of saying so; a preset compares equal
-    if family == "mixtral":
-        fields.update({ours: known[theirs] for ours, theirs in _EXPERTS.items()})
-    if family in ("mistral", "mixtral"):
-        fields["sliding_window"] = known["sliding_window"]
     if known["rope_type"] == "llama3":
         fields["rope_scaling"] = {ours: known[theirs] for ours, theirs in _SCALING.items()}
-    tied = known.get("tie_word_embeddings", False)  # the default of every family here
-    features = {"tied": tied, "qkv_bias": family == "qwen2", "qk_norm": family == "qwen3"}
-    return build(ModelConfig, {**fields, **features, "rope_theta": known["rope_theta"]})
+    tied = known.get("tie_word_embeddings", False)  # the default of every type here
+    return build(ModelConfig, {**fields, **kind.features, "tied": tied, "rope_theta": known["rope_theta"]})
 
 
 def _rope(plain: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,12 +137,8 @@ def _rope(plain: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _foreign(family: str, known: Mapping[str, Any]) -> Iterator[Fault]:
-    needed = [*_NUMBERS.values(), "rope_theta"]
-    if family in ("mistral", "mixtral"):
-        needed.append("sliding_window")
-    if family == "mixtral":
-        needed.extend(_EXPERTS.values())
+def _foreign(kind: HfType, known: Mapping[str, Any]) -> Iterator[Fault]:
+    needed = [*_NUMBERS.values(), "rope_theta", *kind.keys.values()]
     if known["rope_type"] == "llama3":
         needed.extend(_SCALING.values())
     elif known["rope_type"] != "default":

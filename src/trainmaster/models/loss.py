@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 NOT_COUNTED = -100  # as in F.cross_entropy: a target that is no target
 Judge = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -19,6 +19,13 @@ Judge = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 # Of one chunk's logits. 4096 tokens of 128,256 words in bfloat16: wide enough that its matrix products run at full
 # speed and the head's gradient is not added up too often, small beside the activations.
 _CHUNK_BYTES = 1 << 30
+
+
+class AddsLoss(nn.Module):
+    """A module that adds the gradient of a loss of its own, as the router of a mixture does."""
+
+    # Who accumulates the gradients of n batches, each loss divided by n, divides this one by n too.
+    loss_scale: float = 1.0
 
 
 def judge(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,12 +62,12 @@ class _Loss(torch.autograd.Function):
         # In float32 whatever the head is in: it is a sum over all tokens, and bfloat16 would drop the small ones.
         by_head = torch.zeros_like(head, dtype=torch.float32) if needed else None
         for start in range(0, len(hidden), _chunk_tokens(head)):
-            part = slice(start, start + _chunk_tokens(head))
-            loss, gradient = judge(hidden[part] @ head.t(), targets[part])
+            chunk = slice(start, start + _chunk_tokens(head))
+            loss, gradient = judge(hidden[chunk] @ head.t(), targets[chunk])
             total += loss
             if by_hidden is not None and by_head is not None:
-                torch.mm(gradient, head, out=by_hidden[part])
-                _add_product(by_head, gradient.t(), hidden[part])
+                torch.mm(gradient, head, out=by_hidden[chunk])
+                _add_product(by_head, gradient.t(), hidden[chunk])
         if needed:
             ctx.save_for_backward(by_hidden, by_head)
             ctx.head_type = head.dtype

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from trainmaster.core.train_config import TrainConfig
-from trainmaster.models.llama import Llama
-from trainmaster.models.loss import NOT_COUNTED
-from trainmaster.models.moe import MixtureOfExperts
+from trainmaster.models import family
+from trainmaster.models.decoder import Decoder
+from trainmaster.models.loss import NOT_COUNTED, AddsLoss
 from trainmaster.train.feed import Batch
 from trainmaster.train.parallel.blocks import compile_blocks, recompute
 from trainmaster.train.parallel.float8 import use_float8
@@ -21,11 +21,11 @@ from trainmaster.train.parallel.shard import Precision, World, shard
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def build_model(config: TrainConfig, world: World, precision: Precision) -> Llama:
+def build_model(config: TrainConfig, world: World, precision: Precision) -> Decoder:
     """Build the model and shard it before it has memory: no rank ever holds more than its part."""
     parallel = config.parallel
     with torch.device("meta"):
-        model = Llama(config.model, max_tokens=config.sequence_tokens)
+        model = family.build(config.model, max_tokens=config.sequence_tokens)
     for weight in model.parameters():
         weight.data = weight.data.to(_DTYPES[config.master])  # not the rotary tables: they stay float32
     if parallel.float8:
@@ -39,7 +39,7 @@ def build_model(config: TrainConfig, world: World, precision: Precision) -> Llam
     return model
 
 
-def forward_backward(model: Llama, batches: Sequence[Batch]) -> Tensor:
+def forward_backward(model: Decoder, batches: Sequence[Batch]) -> Tensor:
     """Gradients of the mean loss over the counted tokens of all ranks' batches, added to what is there.
 
     Returns this rank's part of it: the mean over the ranks is the mean over the tokens. Nothing waits for the device.
@@ -51,7 +51,7 @@ def forward_backward(model: Llama, batches: Sequence[Batch]) -> Tensor:
     # FSDP's gradients are means over the ranks.
     share = ranks / counted.clamp(min=1)
     for module in model.modules():
-        if isinstance(module, MixtureOfExperts):
+        if isinstance(module, AddsLoss):
             module.loss_scale = 1 / len(batches)
     total = torch.zeros((), device=batches[0].tokens.device)
     for batch in batches:
@@ -63,13 +63,13 @@ def forward_backward(model: Llama, batches: Sequence[Batch]) -> Tensor:
 
 
 @torch.no_grad()
-def sum_of_losses(model: Llama, batch: Batch) -> Tensor:
+def sum_of_losses(model: Decoder, batch: Batch) -> Tensor:
     """Sum of the losses of all counted tokens."""
     total: Tensor = model(batch.tokens, targets=batch.targets, documents=batch.documents)
     return total
 
 
-def _reduce_now(model: Llama, *, last: bool) -> None:
+def _reduce_now(model: Decoder, *, last: bool) -> None:
     """Reduce gradients over the ranks after the last micro-batch only."""
     if isinstance(model, FSDPModule):
         if model.reduce_once:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from trainmaster.core.train_config import TrainConfig
 from trainmaster.datasets import NOT_COUNTED
-from trainmaster.models.llama import Llama
+from trainmaster.models.decoder import Decoder
 from trainmaster.train.compute import sum_of_losses
 from trainmaster.train.drill.failpoints import reach
 from trainmaster.train.feed import Feed
@@ -17,7 +17,7 @@ from trainmaster.train.parallel.shard import World
 
 
 def evaluate(
-    model: Llama,
+    model: Decoder,
     feed: Feed,
     config: TrainConfig,
     world: World,

@@ -20,7 +20,7 @@ from trainmaster.core.errors import CheckpointError, DataError, TrainmasterError
 from trainmaster.core.schedule import learning_rate
 from trainmaster.core.schema import to_plain
 from trainmaster.core.train_config import TrainConfig
-from trainmaster.models.llama import count_parameters
+from trainmaster.models.decoder import count_parameters
 from trainmaster.train.checkpoint import open_checkpoints
 from trainmaster.train.checkpoint.checkpointing import Checkpointing
 from trainmaster.train.checkpoint.load import load_weights
@@ -87,10 +87,10 @@ def run(
     try:
         stopped = trainer.train()
     except DataError:
-        trainer.keep()
+        trainer.save_after_data_error()
         raise
     except Exception:
-        trainer.part()
+        trainer.close_after_failure()
         raise
     trainer.finish(stopped)
     return Outcome(state=trainer.state, stopped=stopped)
@@ -117,11 +117,11 @@ class Trainer:
         self.model = build_model(config, world, self.precision)
         self.optimizer = build_optimizer(self.model, config.optimizer)
         self.parameters = count_parameters(self.model)
-        self.metrics = Metrics(config, world, run_log, parameters=self.parameters, precision=self.precision, peak=peak)
+        self.metrics = Metrics(config, world, run_log, precision=self.precision, peak=peak)
         self.meter, self.clock = self.metrics.meter, StepClock(world.device)
         # What a checkpoint must share with the run that reads it.
         self.identity: Mapping[str, Any] = {"model": to_plain(config.model), "data": to_plain(config.data.identity)}
-        parts = Run(
+        saved_run = Run(
             config=config,
             world=world,
             model=self.model,
@@ -131,21 +131,23 @@ class Trainer:
             rejected=run_log.checkpoint_rejected,
             say=run_log.line,
         )
-        self.keeper = Checkpointing(open_checkpoints(parts, folder), run_log)
+        self.checkpointing = Checkpointing(open_checkpoints(saved_run, folder), run_log)
 
     def resume(self, job: str | None = None) -> None:
         """Resume from the newest good checkpoint, or start a new run. With a job named there must be a checkpoint."""
-        found = self.keeper.load()
-        if found is None and job is not None:
+        loaded = self.checkpointing.load()
+        if loaded is None and job is not None:
             raise CheckpointError(f"job {job} left no checkpoint; for a new run, submit without resume_from")
-        if found is None:
+        if loaded is None:
             self.start()
             return
         allowed = job is not None or self.config.checkpoint.resume == "changed"
-        must_continue(found.path, found.state.experiment, self.experiment, changes_allowed=allowed)
+        must_continue(loaded.path, loaded.state.experiment, self.experiment, changes_allowed=allowed)
         configure(self.optimizer, self.config.optimizer)
-        self.state, self.resumed_from = replace(found.state, experiment=self.experiment), found.state.step
-        self.run_log.checkpoint_loaded(step=found.state.step, path=found.path, tier=found.tier, seconds=found.seconds)
+        self.state, self.resumed_from = replace(loaded.state, experiment=self.experiment), loaded.state.step
+        self.run_log.checkpoint_loaded(
+            step=loaded.state.step, path=loaded.path, tier=loaded.tier, seconds=loaded.seconds
+        )
 
     def start(self) -> None:
         """Start a new run, with initial weights or with those of `init_from`."""
@@ -179,7 +181,7 @@ class Trainer:
         if self.epoch_is_over() and not self.close_epoch():
             return True
         while self.state.step < self.config.steps:
-            self.aim()
+            self.skip_excluded_samples()
             if not self.feed.ready(self.state.cursor):
                 reach("stop:heard")
                 return True
@@ -188,16 +190,16 @@ class Trainer:
                 limit_collectives(self.config.timeouts.step_s)
                 self.first_step_done = True
             self.watchdog.close_window()
-            self.keeper.look()
+            self.checkpointing.report_ended()
             if self.epoch_is_over():
                 if not self.close_epoch():
                     return True
             else:
                 self.save_if_due()
-            self.keeper.hold_bound(self.state.step)
+            self.checkpointing.hold_bound(self.state.step)
         return False
 
-    def aim(self) -> None:
+    def skip_excluded_samples(self) -> None:
         """Move the cursor to the next samples, past those that a rollback excluded."""
         state = self.state
         cursor = pass_over(state.cursor, self.config.batch_sequences, state.passed_over)
@@ -215,7 +217,7 @@ class Trainer:
         self.sample_log.note(batches, step=state.step + 1, cursor=state.cursor)
         loss = rank_sync.mean(forward_backward(self.model, batches))
         reach("step:backward")
-        self.keeper.before_update()
+        self.checkpointing.before_update()
         lr = learning_rate(config.optimizer, step=state.step, steps=config.steps, plateau=state.plateau)
         bounds = limits(state.history, config.watch)
         grad_norm, sick = update(
@@ -229,15 +231,15 @@ class Trainer:
         )
         reach("step:updated")
         samples = range(state.cursor, state.cursor + config.batch_sequences)
-        numbers = PendingScalars(loss, grad_norm, sick)
-        begun = StepInFlight(step=state.step + 1, samples=samples, lr=lr, bounds=bounds, numbers=numbers)
+        scalars = PendingScalars(loss, grad_norm, sick)
+        started = StepInFlight(step=state.step + 1, samples=samples, lr=lr, bounds=bounds, numbers=scalars)
         self.state = state.after_step(samples=config.batch_sequences)
-        if not self.settle():
-            self.flight = begun
+        if not self.account_for_step():
+            self.flight = started
         if self.world.device.type == "cpu":
-            self.settle()  # nothing is under way there: it would only be counted with the next step's time
+            self.account_for_step()  # nothing is under way there: it would only be counted with the next step's time
 
-    def settle(self) -> bool:
+    def account_for_step(self) -> bool:
         """Account for the step in flight, if there is one. Required before a save or a summary.
 
         True if the run was rolled back: a step started after it is void.
@@ -285,27 +287,27 @@ class Trainer:
                 "optimizer.grad_clip, raise optimizer.warmup_steps, or look at these samples"
             )
         self.meter.pause()
-        self.keeper.finish()
+        self.checkpointing.finish()
         self.watchdog.doing = "load"
-        found = self.keeper.load()
-        if found is not None:
+        loaded = self.checkpointing.load()
+        if loaded is not None:
             configure(self.optimizer, self.config.optimizer)
-            well = found.state
+            good = loaded.state
         else:
             self.model.init_weights(self.config.seed)
             self.optimizer.state.clear()
-            well = State(experiment=self.experiment)
+            good = State(experiment=self.experiment)
             self.start()
         self.state = replace(
-            well,
+            good,
             # A row that was under way when this checkpoint was saved lies inside the range.
-            history=replace(well.history, sick_steps=0, sick_from=None),
+            history=replace(good.history, sick_steps=0, sick_from=None),
             passed_over=(*before.passed_over, bad),
             rollbacks=before.rollbacks + 1,
         )
         self.run_log.rolled_back(
             step=flight.step,
-            to_step=well.step,
+            to_step=good.step,
             samples=range(bad.first, bad.end),
             rollbacks=self.state.rollbacks,
             why=what,
@@ -324,7 +326,7 @@ class Trainer:
 
     def close_epoch(self) -> bool:
         """Evaluate, save if due, log; False if a stop request came first: the epoch then stays open."""
-        if self.settle():
+        if self.account_for_step():
             return True  # back at an earlier step, where this epoch is still under way
         self.watchdog.close_window()
         if not self.evaluate():
@@ -337,7 +339,7 @@ class Trainer:
             epoch=self.state.epoch,
             step=self.state.step,
             avg_loss=avg_loss,
-            checkpoint=self.keeper.newest,
+            checkpoint=self.checkpointing.newest,
             tokens_per_s=self.meter.mean_tokens_per_s,
         )
         return True
@@ -363,43 +365,43 @@ class Trainer:
 
     def save_if_due(self) -> None:
         # Within a row of bad steps a rollback may follow, which must find a checkpoint from before them.
-        wanted = self.keeper.wants(self.state.step, last=self.state.step == self.config.steps)
-        if not wanted or self.state.history.sick_steps or self.settle():
+        wanted = self.checkpointing.wants(self.state.step, last=self.state.step == self.config.steps)
+        if not wanted or self.state.history.sick_steps or self.account_for_step():
             return
         self.watchdog.doing = "save"
         self.meter.pause()
-        self.keeper.begin(self.state)
+        self.checkpointing.begin(self.state)
         self.watchdog.doing = "train"
         self.resume_meter()
 
-    def keep(self) -> None:
+    def save_after_data_error(self) -> None:
         """Save the state after a data error, so that the run can continue when the data is back."""
         try:
-            self.settle()
-            self.keeper.finish(patience_s=_PATIENCE_S)  # one save at a time
-            if self.state.step != self.keeper.saved_step:
-                self.keeper.begin(self.state)
-        except Exception as wrong:  # must not hide that the data ended
-            self.run_log.alarm(f"step {self.state.step} could not be saved: {wrong}")
-        self.part()
+            self.account_for_step()
+            self.checkpointing.finish(patience_s=_PATIENCE_S)  # one save at a time
+            if self.state.step != self.checkpointing.saved_step:
+                self.checkpointing.begin(self.state)
+        except Exception as error:  # must not hide that the data ended
+            self.run_log.alarm(f"step {self.state.step} could not be saved: {error}")
+        self.close_after_failure()
 
-    def part(self) -> None:
+    def close_after_failure(self) -> None:
         """Finish a save in progress after a failure: it began before the failure and is good."""
         self.feed.close()
         try:
-            self.keeper.finish(patience_s=_PATIENCE_S)
-        except Exception as wrong:  # must not hide why training failed
-            self.run_log.alarm(f"a save under way could not be finished: {wrong}")
-        self.keeper.close()
+            self.checkpointing.finish(patience_s=_PATIENCE_S)
+        except Exception as error:  # must not hide why training failed
+            self.run_log.alarm(f"a save under way could not be finished: {error}")
+        self.checkpointing.close()
 
     def finish(self, stopped: bool) -> None:
         """Save the last step and log the end; TrainingFailed if it cannot be saved."""
         self.watchdog.doing = "save"
-        self.settle()
-        fault = self.keeper.keep_last(self.state)
+        self.account_for_step()
+        fault = self.checkpointing.keep_last(self.state)
         if fault is not None:
             raise TrainingFailed(f"step {self.state.step} could not be saved at the end: {fault}")
-        self.keeper.close()
+        self.checkpointing.close()
         self.feed.close()
         self.say_end(stopped=self.stop.asked() or "asked on another rank" if stopped else None)
 

@@ -19,7 +19,7 @@ from trainmaster.core.errors import CheckpointError, UsageError
 from trainmaster.core.schema import build
 from trainmaster.core.train_config import ModelConfig, TrainConfig
 from trainmaster.models import hf
-from trainmaster.models.llama import weight_shapes
+from trainmaster.models.family import weight_shapes
 from trainmaster.train.checkpoint.weights import save_weights
 
 from ..runs import RunHere, Start, tiny

@@ -19,7 +19,7 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trainmaster.core.train_config import ModelConfig
-from trainmaster.models.llama import weight_shapes
+from trainmaster.models.family import weight_shapes
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.checkpoint.layout import Layout, build_index
 from trainmaster.train.checkpoint.load import _reader

@@ -22,12 +22,12 @@ class Checkpointing:
 
     def load(self) -> Loaded | None:
         """Fill the run from the newest good checkpoint, if there has ever been one."""
-        found = self._checkpoints.resume()
+        loaded = self._checkpoints.resume()
         self._waits = None
-        if found is not None:
-            self.newest = found.path
-            self.saved_step = self._begun_step = found.state.step
-        return found
+        if loaded is not None:
+            self.newest = loaded.path
+            self.saved_step = self._begun_step = loaded.state.step
+        return loaded
 
     def wants(self, step: int, *, last: bool) -> bool:
         """Whether to begin a save at this step. While another is under way it waits for a later step boundary."""
@@ -46,13 +46,13 @@ class Checkpointing:
             )
         self._waits, self._begun_step = None, state.step
         self._checkpoints.save(state)
-        self.look()
+        self.report_ended()
 
     def before_update(self) -> None:
         self._checkpoints.before_update()
 
-    def look(self) -> None:
-        """Tell of saves that ended since."""
+    def report_ended(self) -> None:
+        """Log the saves that ended since the last call."""
         self._tell(self._checkpoints.look())
 
     def hold_bound(self, step: int) -> None:
@@ -85,28 +85,28 @@ class Checkpointing:
         """Say which saves were committed and which failed; after a failure the one before is still there."""
         for one in ended:
             if isinstance(one, Saved):
-                self._tell_saved(one)
+                self._log_saved(one)
             else:
-                self._tell_failed(one)
+                self._log_failed(one)
         bound = self._checkpoints.bound
         if bound is not None and bound.differs(self._bound):
             self._bound = bound
             self._run_log.loss_bounded(bound.event(), bound.lines())
 
-    def _tell_saved(self, one: Saved) -> None:
-        if one.kept:
-            self.newest, self.saved_step = one.path, one.step
+    def _log_saved(self, saved: Saved) -> None:
+        if saved.kept:
+            self.newest, self.saved_step = saved.path, saved.step
         self._run_log.checkpoint_saved(
-            step=one.step,
-            path=one.path,
-            tier=one.tier,
-            size_bytes=one.size_bytes,
-            seconds=one.seconds,
-            stall_s=one.stall_s,
+            step=saved.step,
+            path=saved.path,
+            tier=saved.tier,
+            size_bytes=saved.size_bytes,
+            seconds=saved.seconds,
+            stall_s=saved.stall_s,
         )
-        if one.warning is not None:
-            self._run_log.line(one.warning)
+        if saved.warning is not None:
+            self._run_log.line(saved.warning)
 
-    def _tell_failed(self, one: Failed) -> None:
-        self._failed.append(one.why)
-        self._run_log.checkpoint_failed(step=one.step, tier=one.tier, why=one.why)
+    def _log_failed(self, failed: Failed) -> None:
+        self._failed.append(failed.why)
+        self._run_log.checkpoint_failed(step=failed.step, tier=failed.tier, why=failed.why)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from trainmaster.core.train_config import TrainConfig
-from trainmaster.models.llama import Llama
+from trainmaster.models.decoder import Decoder
 from trainmaster.train.checkpoint.tiers.loss_bound import Bound
 from trainmaster.train.feed import Feed
 from trainmaster.train.parallel.shard import World
@@ -32,7 +32,7 @@ class Run:
 
     config: TrainConfig
     world: World
-    model: Llama
+    model: Decoder
     optimizer: torch.optim.AdamW
     feed: Feed
     identity: Mapping[str, Any]  # the model and the data, as in Manifest.run

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from trainmaster.core.errors import CheckpointError, SpecError, UsageError
 from trainmaster.core.schema import build, to_plain
 from trainmaster.core.train_config import ModelConfig
-from trainmaster.models.llama import weight_shapes
+from trainmaster.models import family
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.checkpoint.manifest import Manifest
 from trainmaster.train.state import State
@@ -48,7 +48,8 @@ class Weights:
             for key, held in self._index.state_dict_metadata.items()
             if key.startswith(_PREFIX) and isinstance(held, TensorStorageMetadata)
         }
-        held, wanted = {name: shape for name, (shape, _) in self._held.items()}, weight_shapes(self.config)
+        held = {name: shape for name, (shape, _) in self._held.items()}
+        wanted = family.weight_shapes(self.config)
         different = sorted(name for name in {*held, *wanted} if held.get(name) != wanted.get(name))
         if different:
             raise CheckpointError(f"{path} does not hold the model it names: {', '.join(different[:3])} differ")
@@ -90,7 +91,7 @@ def save_weights(
     draft = folder / f"{manifests.path_of(folder, 0).name}.tmp"
     manifests.begin(draft)
     # Without memory: the planner fetches each weight when its turn to be written comes.
-    empty = {_PREFIX + name: torch.empty(shape, device="meta") for name, shape in weight_shapes(config).items()}
+    empty = {_PREFIX + name: torch.empty(shape, device="meta") for name, shape in family.weight_shapes(config).items()}
     # A file for each weight: torch keeps what it wrote into a file in memory until that file is done.
     writer = FileSystemWriter(draft, single_file_per_rank=False, sync_files=True, overwrite=False)
     with _alone():

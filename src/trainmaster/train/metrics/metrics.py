@@ -9,7 +9,7 @@ import torch
 
 from trainmaster.core.heartbeat import At
 from trainmaster.core.train_config import TrainConfig
-from trainmaster.models.llama import flops_per_token
+from trainmaster.models import family
 from trainmaster.train.metrics.async_scalars import StepInFlight
 from trainmaster.train.metrics.rate import Meter, Reading, peak_flops, thread_busy_s
 from trainmaster.train.parallel import rank_sync
@@ -29,14 +29,13 @@ class Metrics:
         world: World,
         run_log: RunLog,
         *,
-        parameters: int,
         precision: str,
         peak: float | None,  # of this rank's GPU, as measured
     ) -> None:
         self._config, self._world, self._run_log = config, world, run_log
         self.meter = Meter(
-            flops_per_token=flops_per_token(
-                config.model, parameters=parameters, sequence_tokens=config.sequence_tokens
+            flops_per_token=family.of(config.model).flops_per_token(
+                config.model, sequence_tokens=config.sequence_tokens
             ),
             peak=peak_flops(world.device_name, precision),
             devices=world.rank_info.world_size,

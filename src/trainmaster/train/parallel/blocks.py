@@ -11,12 +11,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from trainmaster.core.parallel_config import ParallelConfig
-from trainmaster.models.llama import Llama
-from trainmaster.models.moe import MixtureOfExperts
+from trainmaster.models.decoder import Decoder
 
 BACKEND = "inductor"
 _aten = torch.ops.aten
@@ -33,28 +32,26 @@ COSTLY = [
 ]
 
 
-def recompute(model: Llama, parallel: ParallelConfig) -> None:
+def recompute(model: Decoder, parallel: ParallelConfig) -> None:
     """Activation checkpointing: keep a block's input only (`full`, `layers`), or also costly results (`ops`)."""
     if parallel.recompute == "none":
         return
     every = parallel.recompute_every if parallel.recompute == "layers" else 1
-    for block in list(model.blocks)[::every]:
+    chosen: list[nn.Module] = list(model.blocks)[::every]
+    for block in chosen:
         block.forward = _again(block.forward, by_op=parallel.recompute == "ops")
 
 
-def compile_blocks(model: Llama, parallel: ParallelConfig, device: torch.device) -> None:
+def compile_blocks(model: Decoder, parallel: ParallelConfig, device: torch.device) -> None:
     """Compile each block: one graph serves all of them, so that it is made once."""
     if parallel.compile == "off" or (parallel.compile == "auto" and device.type != "cuda"):
         return
     model.judge = _compiled(model.judge)
     whole = True
     for block in model.blocks:
-        if not isinstance(block.feed, MixtureOfExperts):
-            block.forward = _compiled(block.forward)
-        elif parallel.recompute == "none":
-            # How many tokens an expert gets is known to the host alone: that part stays eager.
-            attention: Any = block.attention
-            attention.forward = _compiled(attention.forward)
+        part = block.static_part()
+        if part is block or parallel.recompute == "none":
+            part.forward = _compiled(part.forward)
         else:
             whole = False
     model.block_masks = whole and device.type == "cuda"

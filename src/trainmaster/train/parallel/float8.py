@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from trainmaster.core.errors import UsageError
-from trainmaster.models.llama import Llama
+from trainmaster.models.decoder import Decoder
 
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
 _FIRST_CAPABLE = (8, 9)  # Ada; Hopper is 9.0
@@ -29,7 +29,7 @@ class Float8Linear(nn.Linear):
         return y if self.bias is None else y + self.bias
 
 
-def use_float8(model: Llama, device: torch.device) -> None:
+def use_float8(model: Decoder, device: torch.device) -> None:
     """Every Linear of every block, before the model has memory. Embedding and head stay as they are: they hold the rare
     words, and the loss is most sensitive to them."""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < _FIRST_CAPABLE:

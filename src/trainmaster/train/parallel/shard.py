@@ -22,7 +22,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from trainmaster.core.errors import UsageError
 from trainmaster.core.parallel_config import ParallelConfig
 from trainmaster.core.train_config import TrainConfig
-from trainmaster.models.llama import Llama, count_parameters
+from trainmaster.models.decoder import Decoder, count_parameters
 from trainmaster.train.parallel import rendezvous
 from trainmaster.train.parallel.rank_info import RankInfo
 
@@ -116,7 +116,7 @@ def leave() -> None:
     dist.destroy_process_group()
 
 
-def shard(model: Llama, world: World, config: TrainConfig, precision: Precision) -> None:
+def shard(model: Decoder, world: World, config: TrainConfig, precision: Precision) -> None:
     """Shard the weights over the ranks: each block, then the rest (embedding, last norm, head)."""
     parallel = config.parallel
     if world.rank_info.world_size == 1 and config.master == precision and not parallel.cpu_offload:
@@ -148,7 +148,7 @@ def build_mesh(world: World, parallel: ParallelConfig) -> DeviceMesh:
     return init_device_mesh(world.device.type, (ranks // each, each), mesh_dim_names=("copy", "shard"))
 
 
-def _gradients_fit(model: Llama, world: World) -> bool:
+def _gradients_fit(model: Decoder, world: World) -> bool:
     """Whether whole gradients in float32 are a small thing for this device; until they are summed every rank holds all
     of them. On a CPU they are."""
     if world.device.type != "cuda":

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from trainmaster.core.train_config import TrainConfig
+from trainmaster.models import family
 
 if TYPE_CHECKING:
     from trainmaster.train.parallel.shard import World
@@ -43,15 +45,8 @@ def explain_memory(wrong: BaseException, config: TrainConfig, world: World) -> s
 
 def hold(config: TrainConfig, sharing: int) -> dict[str, float]:
     """Bytes that one rank holds throughout training, by part."""
-    from trainmaster.models.llama import weight_shapes
-
     each = 4 if config.master == "fp32" else 2
-    count = 0
-    for shape in weight_shapes(config.model).values():
-        size = 1
-        for length in shape:
-            size *= length
-        count += size
+    count = sum(map(math.prod, family.weight_shapes(config.model).values()))
     weights = each * count / sharing
     return {"weights": weights, "gradients": weights, "optimizer": 2 * weights}
 

@@ -12,9 +12,10 @@ import torch.nn.functional as F  # noqa: N812 (its name everywhere)
 from torch import Tensor, nn
 
 from trainmaster.core.train_config import ModelConfig
+from trainmaster.models.loss import AddsLoss
 
 
-class MixtureOfExperts(nn.Module):
+class MixtureOfExperts(AddsLoss):
     """SwiGLU experts. While training it adds the gradient of a load-balancing loss."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -22,8 +23,6 @@ class MixtureOfExperts(nn.Module):
         assert config.experts is not None, "a dense model has a FeedForward"
         self.experts, self.per_token = config.experts, config.experts_per_token
         self.balance = config.balance / config.layers
-        # Who accumulates the gradients of n batches, each loss divided by n, divides this one by n too.
-        self.loss_scale = 1.0
         self.router = nn.Linear(config.width, config.experts, bias=False)
         # One matrix for all experts, one below the other: FSDP cuts it evenly over any number of ranks, and every rank
         # has a gradient for it whichever experts its tokens chose. With a weight for each expert, a rank where one had

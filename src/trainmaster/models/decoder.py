@@ -1,8 +1,6 @@
-"""A Llama-style decoder: RMSNorm, rotary embedding, grouped-query attention, SwiGLU; head tied or not.
+"""The decoder that every family fills with its own blocks: embedding, blocks, last norm, head; rotary positions.
 
 Given targets it returns their loss and never holds the logits; without them it returns the logits.
-
-ModelConfig's options make it the decoder of Llama 2 and 3, Mistral, Qwen2, Qwen3 (dense) and Mixtral.
 
 Built for one device. It may be built on the meta device, sharded, and then given memory with `to_empty`: nothing holds
 a value until `init_weights` has run, which fills every weight and every buffer.
@@ -11,6 +9,8 @@ a value until `init_weights` has run, which fills every weight and every buffer.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterator
+from typing import cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its name everywhere)
@@ -19,22 +19,39 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from trainmaster.core.train_config import ModelConfig
 from trainmaster.models import loss, rope
-from trainmaster.models.attend import Mask, attend, look_back
-from trainmaster.models.moe import MixtureOfExperts
+from trainmaster.models.attend import Mask, look_back
 
 
-class Llama(nn.Module):
+class Block(nn.Module):
+    """One decoder block: what is sharded, compiled and computed again as one. A family gives it its forward pass."""
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask = None) -> Tensor:
+        raise NotImplementedError
+
+    def static_part(self) -> nn.Module:
+        """The part whose shapes follow from the input's alone, so that one graph holds it."""
+        return self
+
+
+class Blocks(nn.ModuleList):
+    """A ModuleList that says what it holds."""
+
+    def __iter__(self) -> Iterator[Block]:
+        return cast(Iterator[Block], super().__iter__())
+
+
+class Decoder(nn.Module):
     """Tokens in, logits or loss out. `max_tokens` is the longest sequence it will see (it sizes the rotary tables)."""
 
     rope_cos: Tensor
     rope_sin: Tensor
 
-    def __init__(self, config: ModelConfig, *, max_tokens: int) -> None:
+    def __init__(self, config: ModelConfig, block: Callable[[ModelConfig], Block], *, max_tokens: int) -> None:
         super().__init__()
         self.config = config
         self.max_tokens = max_tokens
         self.embedding = nn.Embedding(config.vocab, config.width)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.blocks = Blocks(block(config) for _ in range(config.layers))
         self.norm = nn.RMSNorm(config.width, eps=config.norm_eps)
         self.head = None if config.tied else nn.Linear(config.width, config.vocab, bias=False)
         self.judge = loss.judge  # a compiled one may take its place
@@ -75,99 +92,9 @@ class Llama(nn.Module):
         self.rope_sin.copy_(sin)
 
 
-class Block(nn.Module):
-    """One decoder block: attention, then feed-forward, each on the normed stream and added back to it."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.attention_norm = nn.RMSNorm(config.width, eps=config.norm_eps)
-        self.attention = Attention(config)
-        self.feed_norm = nn.RMSNorm(config.width, eps=config.norm_eps)
-        self.feed = FeedForward(config) if config.experts is None else MixtureOfExperts(config)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask = None) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), cos, sin, mask)
-        added: Tensor = x + self.feed(self.feed_norm(x))
-        return added
-
-
-class Attention(nn.Module):
-    """Causal attention; `heads / kv_heads` query heads share each key and value head.
-
-    A mask takes the place of plain causality.
-    """
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.heads, self.kv_heads, self.head_size = config.heads, config.kv_heads, config.head_size
-        self.query = nn.Linear(config.width, self.heads * self.head_size, bias=config.qkv_bias)
-        self.key = nn.Linear(config.width, self.kv_heads * self.head_size, bias=config.qkv_bias)
-        self.value = nn.Linear(config.width, self.kv_heads * self.head_size, bias=config.qkv_bias)
-        self.output = nn.Linear(self.heads * self.head_size, config.width, bias=False)
-        self.query_norm = nn.RMSNorm(self.head_size, eps=config.norm_eps) if config.qk_norm else None
-        self.key_norm = nn.RMSNorm(self.head_size, eps=config.norm_eps) if config.qk_norm else None
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask = None) -> Tensor:
-        batch, length, _ = x.shape
-
-        def split(projected: Tensor, heads: int) -> Tensor:
-            return projected.view(batch, length, heads, self.head_size).transpose(1, 2)
-
-        query, key = split(self.query(x), self.heads), split(self.key(x), self.kv_heads)
-        if self.query_norm is not None and self.key_norm is not None:
-            query, key = self.query_norm(query), self.key_norm(key)
-        query, key = rope.rotate(query, cos, sin), rope.rotate(key, cos, sin)
-        value = split(self.value(x), self.kv_heads)
-        projected: Tensor = self.output(attend(query, key, value, mask).transpose(1, 2).flatten(2))
-        return projected
-
-
-class FeedForward(nn.Module):
-    """SwiGLU."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.gate = nn.Linear(config.width, config.ffn_width, bias=False)
-        self.up = nn.Linear(config.width, config.ffn_width, bias=False)
-        self.down = nn.Linear(config.ffn_width, config.width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        projected: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
-        return projected
-
-
 def count_parameters(model: nn.Module) -> int:
     """Total number of parameters; a sharded weight counts whole."""
     return sum(weight.numel() for weight in model.parameters())
-
-
-def active_parameters(config: ModelConfig, parameters: int) -> int:
-    """Active parameters per token (MoE: only the chosen experts)."""
-    if config.experts is None:
-        return parameters
-    idle = config.experts - min(config.experts, config.experts_per_token)
-    return parameters - config.layers * idle * 3 * config.width * config.ffn_width
-
-
-def flops_per_token(config: ModelConfig, *, parameters: int, sequence_tokens: int) -> int:
-    """Floating-point operations of one training step per token.
-
-    The convention of published MFU figures: 6 per weight that multiplies (forward 2, backward 4; an untied embedding
-    only looks up, an expert that was not chosen does nothing), plus 12·layers·width·sequence for attention, with
-    nothing taken off for causality. Width is that of all heads together, which Qwen3's smaller models have wider than
-    the stream; a sliding window shorter than the sequence takes its place.
-    """
-    lookup = 0 if config.tied else config.vocab * config.width
-    seen = min(sequence_tokens, config.sliding_window or sequence_tokens)
-    attention = 12 * config.layers * config.heads * config.head_size * seen
-    return 6 * (active_parameters(config, parameters) - lookup) + attention
-
-
-def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every weight, without allocating memory."""
-    with torch.device("meta"):
-        model = Llama(config, max_tokens=1)
-    return {name: tuple(weight.shape) for name, weight in model.named_parameters()}
 
 
 # Widest model whose head starts at width^-0.5; sqrt(160) / width is 12.6 / width. On an H200, 0.3 times width^-0.5 made

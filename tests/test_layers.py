@@ -52,7 +52,7 @@ TABLE = {
     "datasets": rule("core", "torch", "tokenizers datasets huggingface_hub pyarrow PIL"),
     "train": rule("core node models datasets storage", "torch", "amzn_sagemaker_checkpointing yaml"),
     "bench": rule("core node models datasets train", "torch"),
-    "estimate": rule("core"),
+    "estimate": rule("core models"),  # only what needs no torch: tests/models/test_numerics.py runs a plan without it
     "remote": rule("core", third_lazy="boto3"),  # boto3 is in every SageMaker container
     "agent": rule(NODE_HALF + " remote"),
     "storage": rule("core", third_lazy="obstore"),

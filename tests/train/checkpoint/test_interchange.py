@@ -15,19 +15,19 @@ from typer.testing import CliRunner
 
 from trainmaster import datasets
 from trainmaster.cli.main import build as build_cli
+from trainmaster.core import presets
 from trainmaster.core.errors import CheckpointError, UsageError
 from trainmaster.core.schema import build
 from trainmaster.core.train_config import ModelConfig, TrainConfig
-from trainmaster.models import hf
+from trainmaster.models import family, hf
 from trainmaster.models.family import weight_shapes
+from trainmaster.models.hf_config import model_type
 from trainmaster.train.checkpoint.weights import save_weights
 
 from ..runs import RunHere, Start, tiny
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-MIXTRAL = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "ffn_width": 48, "experts": 4, "tied": False}
 
 
 def export(*words: object) -> dict[str, Any]:
@@ -47,22 +47,30 @@ def loss_of(model: PreTrainedModel, config: TrainConfig, *, held_out: bool) -> f
     return float(F.cross_entropy(logits.flatten(0, 1), rows.targets.flatten()))
 
 
-def test_a_mixture_trained_on_two_ranks_exports_what_it_learned(
-    tmp_path: Path, start: Start, run_here: RunHere
+@pytest.mark.parametrize("name", family.names())
+def test_a_model_trained_on_two_ranks_exports_what_it_learned_and_goes_on(
+    tmp_path: Path, start: Start, run_here: RunHere, name: str
 ) -> None:
+    """Of every family, by its first tiny preset: sharded is unsharded, to HF and back, resumed on another number."""
     from transformers import AutoModelForCausalLM
 
-    config = tiny(model=MIXTRAL)
+    preset = next(word for word in presets.names() if word.startswith("tiny-") and presets.find(word).family == name)
+    config = tiny(model={"preset": preset})
     ran = start(tmp_path / "two", config, ranks=2).finish()
     assert ran.codes == [0, 0], ran.output
     alone = run_here(tmp_path / "one", config)
     for step, loss in alone.losses.items():
         assert ran.losses[step] == pytest.approx(loss, abs=1e-4), "the number of ranks changed the curve"
     done = export(tmp_path / "two" / "checkpoints", tmp_path / "out", "--file-gib", 0.001)
-    assert (done["family"], done["step"]) == ("mixtral", config.steps)
+    assert (done["family"], done["step"]) == (model_type(config.model), config.steps)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     evaluated = ran.named("EVAL_MODEL", "metrics")[-1]["data"]["loss"]
     assert loss_of(model, config, held_out=True) == pytest.approx(evaluated, abs=1e-4)
+    longer = run_here(tmp_path / "two", tiny(model={"preset": preset}, steps=config.steps + 2))
+    assert longer.named("TRAINING", "start")[-1]["data"]["resumed_from"] == config.steps
+    back = export("--from-hf", tmp_path / "out", tmp_path / "back")
+    fresh = run_here(tmp_path / "new", tiny(model={"preset": preset}, steps=4, init_from=back["path"]))
+    assert fresh.losses[1] == pytest.approx(loss_of(model, config, held_out=False), abs=1e-4)
 
 
 def test_bf16_halves_the_bytes_and_keeps_the_numbers(tmp_path: Path, run_here: RunHere) -> None:
@@ -155,9 +163,9 @@ def test_an_import_spares_what_is_there_and_holds_two_weights_at_most(tmp_path: 
         save_weights(tmp_path, config, read)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "mixtral", "qwen2", "qwen3"])
-def test_every_family_learns_under_fsdp(family: str, tmp_path: Path, run_here: RunHere) -> None:
+@pytest.mark.parametrize("name", [name for name in presets.names() if name.startswith("tiny-")])
+def test_every_family_learns_under_fsdp(name: str, tmp_path: Path, run_here: RunHere) -> None:
     short = {"steps": 12, "sequence_tokens": 32, "batch_sequences": 8, "eval_sequences": 0, "device": "cpu"}
-    config = {"model": {"preset": f"tiny-{family}"}, "optimizer": {"warmup_steps": 2}, **short}
+    config = {"model": {"preset": name}, "optimizer": {"warmup_steps": 2}, **short}
     losses = run_here(tmp_path, build(TrainConfig, config)).losses
     assert losses[12] < losses[1] - 0.5

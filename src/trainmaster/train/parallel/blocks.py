@@ -6,7 +6,7 @@ so that a recomputed block finds its weights gathered.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,7 +37,7 @@ def recompute(model: Decoder, parallel: ParallelConfig) -> None:
     if parallel.recompute == "none":
         return
     every = parallel.recompute_every if parallel.recompute == "layers" else 1
-    chosen: list[nn.Module] = list(model.blocks)[::every]
+    chosen: Sequence[nn.Module] = list(model.blocks)[::every]
     for block in chosen:
         block.forward = _again(block.forward, by_op=parallel.recompute == "ops")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from slurm import Cluster
 from trainmaster.cli._documents.hosts_file import load_nodes
 from trainmaster.cli.main import build
 from trainmaster.core.errors import NodeUnavailable
-from trainmaster.targets import Program
+from trainmaster.targets import Program, home_mark
 
 pytestmark = [pytest.mark.spawns, pytest.mark.timeout(600)]
 
@@ -182,3 +183,50 @@ def test_a_node_in_use_is_not_called_bad(
     finally:
         slurm.call("scancel", "--name=wrap")
     slurm.wait(lambda: slurm.node_state("n1").startswith("idle"))
+
+
+def test_what_a_killed_run_held_is_given_back_by_the_next_of_its_home_and_seen_by_reap(
+    word: str, slurm: Cluster, tmp_path: Path
+) -> None:
+    def held() -> int:
+        return slurm.call("squeue", "-h", "--states=PENDING,RUNNING", "-o", "%j").count("trainmaster-")
+
+    def reap(home: Path, *more: str) -> list[dict[str, Any]]:
+        words = ["reap", "--on", word, "--no-database", "--home", str(home), "--json", *more]
+        return list(json.loads(CliRunner().invoke(build(), words).stdout)["leftovers"])
+
+    async def next_run(home: Path) -> None:
+        access = load_nodes(word, verb="isolate").open_nodes(limit_s=60, home=home)
+        try:
+            await access.nodes()
+        finally:
+            await access.close()
+
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    slurm.wait(lambda: slurm.idle() == {"n1", "n2", "n3"})
+    command = [sys.executable, "-m", "trainmaster", "bandwidth", "--on", word, *WORDS["bandwidth"]]
+    with subprocess.Popen(command, env={**os.environ, "TRAINMASTER_HOME": str(ours)}) as child:
+        slurm.wait(lambda: held() == 3)
+        assert reap(ours) == [], "a run that lives is left alone"
+        child.kill()
+    assert {one["ours"] for one in reap(theirs, "--yes")} == {False} and held() == 3
+    asyncio.run(next_run(theirs))
+    assert held() == 3, "another home's are untouched"
+    assert [(one["ours"], one["why"]) for one in reap(ours)] == [(True, "its run is gone")] * 3
+    asyncio.run(next_run(ours))
+    slurm.wait(lambda: held() == 0, limit_s=60)
+
+    name = f"trainmaster_retest_{home_mark(ours)}_{'0' * 12}_n2"  # as one that was killed in a retest leaves it
+    slurm.wait(lambda: slurm.idle() == {"n1", "n2", "n3"})
+    slurm.call(
+        "scontrol", "create", "reservation", f"ReservationName={name}", "Nodes=n2", "Users=root", "StartTime=now",
+        "Duration=UNLIMITED", "Flags=MAINT,IGNORE_JOBS",
+    )  # fmt: skip
+    try:
+        assert [(one["attempt"], one["ours"]) for one in reap(theirs, "--yes")] == [(name, False)]
+        assert [(one["attempt"], one["result"]) for one in reap(ours, "--yes")] == [(name, "ended")]
+        assert slurm.node_state("n2") == "drained|trainmaster: a retest was interrupted"
+        assert name not in slurm.call("scontrol", "show", "reservation")
+    finally:
+        slurm.call("scontrol", "delete", f"ReservationName={name}", check=False)
+        slurm.call("scontrol", "update", "nodename=n2", "state=resume")

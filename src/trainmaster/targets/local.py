@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from trainmaster.core.errors import TargetError, UsageError
 from trainmaster.core.plan import CHECKPOINTS_FOLDER, Plan
 from trainmaster.remote import job_user
 from trainmaster.remote.attempt_host import AttemptHost, submission
-from trainmaster.targets import Placement, Submission
+from trainmaster.targets import NodeAccess, Placement, Submission
 from trainmaster.targets._traits import Traits
 
 TRAITS = Traits(
@@ -50,3 +52,8 @@ class Local(AttemptHost):
         folder = job / "attempts" / placement.attempt.rpartition(".")[2]
         checkpoints = job.with_name(spec.resume_from or job.name) / CHECKPOINTS_FOLDER
         return submission(Plan(attempt=placement.attempt, spec=spec, folder=str(folder), checkpoints=str(checkpoints)))
+
+    def open_nodes(self, *, limit_s: float, home: Path, retest: bool = False) -> NodeAccess:  # noqa: ARG002 (no marks)
+        from trainmaster.targets._local_nodes import LocalNodes
+
+        return LocalNodes()

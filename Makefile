@@ -8,7 +8,7 @@ WORKERS ?= 3
 unexport PYTHONDONTWRITEBYTECODE
 export TRAINMASTER_HOME ?= $(CURDIR)/.trainmaster
 
-.PHONY: help demo serve clean test checked quick parallel alone affected lint types kubernetes system-packages \
+.PHONY: help demo serve clean test checked quick parallel alone affected test-both lint types kubernetes system-packages \
 	properties fuzz api-fuzz chaos chaos-control chaos-lambda hostile secrets rank-kills outages \
 	ssh-64 soak-ssh contract-k8s testbed-k8s
 
@@ -68,6 +68,9 @@ chaos-lambda: $(VENV)/.dev ## 200 jobs on simulated Lambda Cloud with every faul
 
 hostile: $(VENV)/.dev ## 300 misbehaviours of jobs on both databases; ARGS='--seed 7 --count 30' draws others
 	PYTHONPATH=tests $(BIN)/python -m hostile $(ARGS)
+
+test-both: $(VENV)/.dev system-packages ## every test that uses a database on SQLite and on PostgreSQL
+	TRAINMASTER_BOTH_DATABASES=1 $(BIN)/pytest -rs -n $(WORKERS) --dist loadfile tests/control tests/store tests/web -m "not alone"
 
 secrets: $(VENV)/.dev ## 42 shapes of secrets in every field of the API; then rows, pages, files, logs and argv are searched
 	TRAINMASTER_SECRETS_WHOLE=1 $(BIN)/pytest -s tests/e2e/test_secret_matrix.py

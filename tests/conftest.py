@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import os
 import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -32,6 +33,8 @@ ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
+
+BOTH_DATABASES = "TRAINMASTER_BOTH_DATABASES"  # `make test-both`
 
 # Property tests repeat the same cases in every run; `make properties` draws new ones. A slow machine is no failure.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -127,13 +130,29 @@ def programs() -> Iterator[ForkServer]:
     server.close()
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.spawns)])
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Where an empty database is: once for each kind that the product supports."""
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The kinds of `database_url`: both where SQL is what is tested, and in every test with `make test-both`.
+
+    A test says so by naming `database_url` or `any_db` itself, or by the mark `both_databases`. Others get a database
+    through a fixture of their folder, and SQLite stands for both.
+    """
+    if "database_url" not in metafunc.fixturenames:
+        return
+    named = {"database_url", "any_db"} & set(inspect.signature(metafunc.function).parameters)
+    marked = metafunc.definition.get_closest_marker("both_databases") is not None
+    kinds: list[Any] = ["sqlite"]
+    if named or marked or BOTH_DATABASES in os.environ:
+        kinds.append(pytest.param("postgresql", marks=pytest.mark.spawns))
+    metafunc.parametrize("database_url", kinds, indirect=True)
+
+
+@pytest.fixture
+def database_url(request: pytest.FixtureRequest, migrated_file: Path, tmp_path: Path) -> str:
+    """Where a database with the schema and no row is."""
     if request.param == "sqlite":
-        return str(tmp_path / "trainmaster.db")
+        return str(shutil.copyfile(migrated_file, tmp_path / "trainmaster.db"))
     server: Postgres = request.getfixturevalue("postgres")
-    return server.create()
+    return server.create(template=request.getfixturevalue("migrated_template"))
 
 
 @pytest.fixture(scope="session")
@@ -142,6 +161,14 @@ def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("migrated") / "trainmaster.db"
     open_database(path).close()
     return path
+
+
+@pytest.fixture(scope="session")
+def migrated_template(postgres: Postgres) -> str:
+    """The same in PostgreSQL: the name of a database that nobody is connected to."""
+    url = postgres.create()
+    open_database(url).close()
+    return url.rpartition("/")[2]
 
 
 @pytest.fixture
@@ -153,10 +180,8 @@ def db(migrated_file: Path, tmp_path: Path) -> Iterator[Database]:
 
 
 @pytest.fixture
-def any_db(database_url: str, migrated_file: Path) -> Iterator[Database]:
-    """An open database of each kind."""
-    if not database_url.startswith("postgresql"):
-        shutil.copyfile(migrated_file, database_url)
+def any_db(database_url: str) -> Iterator[Database]:
+    """An open database of the test's kinds."""
     db = open_database(database_url)
     yield db
     db.close()

@@ -72,10 +72,10 @@ class Postgres:
             pass  # it was stopped before
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def create(self, *, encoding: str = "UTF8") -> str:
-        """A new empty database; its URL."""
+    def create(self, *, encoding: str = "UTF8", template: str | None = None) -> str:
+        """A new database, empty or a copy of another; its URL."""
         name, other = f"t{uuid.uuid4().hex}", ("-E", encoding, "--locale=C", "-T", "template0")
-        more = other if encoding != "UTF8" else ()
+        more = other if encoding != "UTF8" else ("-T", template) if template is not None else ()
         self._run("createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", "postgres", *more, name)
         return f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/{name}"
 

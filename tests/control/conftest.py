@@ -7,5 +7,5 @@ from trainmaster.store import Database
 
 @pytest.fixture
 def db(any_db: Database) -> Database:
-    """The control plane is the same over SQLite and over PostgreSQL."""
+    """SQLite, and PostgreSQL where a test has the mark `both_databases`: the statements are tested in tests/store."""
     return any_db

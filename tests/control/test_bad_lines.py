@@ -16,6 +16,8 @@ from trainmaster.store import Database, events, iterations, nodes
 
 from .lines import line, new_job, records, take_in
 
+pytestmark = pytest.mark.both_databases
+
 LONG = "m" * 4_000
 AFTER = line(9, "TRAINING", "epoch_complete", epoch=1, data={"avg_loss": 1.0})
 

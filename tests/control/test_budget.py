@@ -23,6 +23,8 @@ from trainmaster.store import Database, attempts, jobs, outbox, tables
 from trainmaster.store import costs as money
 from trainmaster.store.rows import AttemptRow, JobRow
 
+pytestmark = pytest.mark.both_databases
+
 SOURCE = str(Path(__file__).parents[2] / "src")
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -20,6 +20,8 @@ from trainmaster.store import Connection, Database, attempts, events, jobs, open
 
 from .scripted import GOOD, RUNNING, Scripted, at_once, ended, take_over
 
+pytestmark = pytest.mark.both_databases
+
 T = TypeVar("T")
 EVERY_VARIABLE = "TRAINMASTER_CRASH_POINTS_EVERY"
 SPEC = parse_spec({"name": "a", "target": "scripted", "command": ["true"], "limits": {"attempts": 2}})

@@ -16,6 +16,8 @@ from trainmaster.store import Database, attempts, events, nodes, open_database
 
 from .lines import line, new_job, records, take_in
 
+pytestmark = pytest.mark.both_databases
+
 numbers = st.integers(1, 3)
 seconds = st.one_of(st.none(), st.floats(0, 100, allow_nan=False), st.just("soon"))
 configs = st.one_of(st.just({}), st.builds(lambda value: {"config": {"k": value}}, st.integers(0, 3)))

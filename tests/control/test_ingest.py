@@ -19,6 +19,8 @@ from trainmaster.core.spec import JobSpec
 from trainmaster.store import Database, attempts, events, jobs, open_database
 from trainmaster.store.rows import EventRow
 
+pytestmark = pytest.mark.both_databases
+
 LIMIT = 64  # a line's limit in these tests, so that lines beyond it are cheap
 STREAM = "events.jsonl"
 

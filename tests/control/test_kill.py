@@ -25,6 +25,8 @@ from trainmaster.store.rows import EventRow, JobRow
 
 from .drill.warm import Warm
 
+pytestmark = pytest.mark.both_databases
+
 SOURCE = Path(__file__).parents[2] / "src"
 BLOCKS, EVENTS_PER_BLOCK = 6, 40
 

@@ -20,6 +20,8 @@ from trainmaster.store import Database, artifacts, attempts, audit, events, jobs
 
 from .lines import line, new_job, records, take_in
 
+pytestmark = pytest.mark.both_databases
+
 LINES = b"".join(
     line(at, phase, event, iteration=at % 3, data={"duration": at})
     for at in range(20)

@@ -29,7 +29,7 @@ from trainmaster.store.rows import JobRow
 from .drill import workload
 from .driving import driven, wait
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.both_databases]
 
 OUTAGE_S = float(os.environ.get("TRAINMASTER_OUTAGE_S", "1.5"))
 ALL = workload.ITERATIONS * workload.EPOCHS

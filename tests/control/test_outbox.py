@@ -29,6 +29,8 @@ from trainmaster.store.outbox import DeliveryRow
 
 from .receiver import Got, Receiver, receiving
 
+pytestmark = pytest.mark.both_databases
+
 HOW = Path(__file__).parents[2] / "docs" / "how" / "notify.md"
 SOURCE = str(Path(__file__).parents[2] / "src")
 QUICK = Pace(tick_s=0.02, claim_s=20, webhook_s=10, first_rest_s=0.02)

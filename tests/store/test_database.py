@@ -25,6 +25,8 @@ from trainmaster.store.migrate import downgrade, upgrade
 
 from .rows import AT, JOB, a_job_with_everything
 
+pytestmark = pytest.mark.both_databases
+
 
 def test_the_pragmas_hold_on_every_connection(sqlite_db: Database) -> None:
     wanted = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 30_000}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from sqlalchemy import Connection, func, select, text
 
 from trainmaster.store import Database, jobs, tables
 
 from .rows import AT, JOB, a_job_with_everything
+
+pytestmark = pytest.mark.both_databases
 
 
 def count(conn: Connection) -> int:

@@ -15,6 +15,8 @@ from trainmaster.store import Database, attempts, events, jobs, tables
 
 from .rows import AT, JOB, LINES, a_job_with_everything
 
+pytestmark = pytest.mark.both_databases
+
 SPEC = JobSpec(name="trial", command=("true",))
 
 

@@ -15,6 +15,8 @@ from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Stage, Status
 from trainmaster.store import Database, attempts, events, iterations, jobs, open_database, tables
 
+pytestmark = pytest.mark.both_databases
+
 AT = datetime(2025, 11, 4, 10, 0, 0, tzinfo=UTC)
 
 

@@ -15,6 +15,8 @@ from trainmaster.store.rows import JobRow
 
 from .rows import AT, JOB, LINES
 
+pytestmark = pytest.mark.both_databases
+
 SPEC = JobSpec(name="trial", command=("true",))
 LATER = AT + timedelta(minutes=1)
 

@@ -17,6 +17,8 @@ from trainmaster.web.app import create_app
 from web.conftest import BASE, LOCAL
 from web.furnished import JOBS
 
+pytestmark = pytest.mark.both_databases
+
 
 @pytest.fixture
 def client(any_db: Database, tmp_path: Path) -> Iterator[TestClient]:

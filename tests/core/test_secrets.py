@@ -147,7 +147,7 @@ def test_an_option_and_its_value_are_seen_together() -> None:
         "python train.py --url=s3://bucket/data --time=12:30", "export HF_TOKEN=$HF_TOKEN", "--revision=" + "0a" * 20,
         "git checkout 1b -- commit " + "0a" * 20, "https://example.org/a?b=c", "mailto:me@example.org",
         "basic training", "max_tokens=1024", "pad_token=[PAD]", "key=value", "sha256:" + "ab" * 32,
-        "--num-key-value-heads 8",
+        "--num-key-value-heads 8", f"/builds/{'0a' * 20}/src/train.py", f"PYTHONPATH=/a/{'0a' * 20}/src:/b",
         "--password=${DB_PASSWORD}", "bearer of news", "user@host:/path", "00000000-0000-4000-8000-000000000000",
     ],
 )  # fmt: skip

@@ -46,6 +46,7 @@ _SHAPES = {
 _SECRETS = {what: re.compile(shape) for what, shape in _SHAPES.items()}
 # 40 hexadecimal digits are a key of Weights & Biases and others, or the id of a Git commit, which its name tells.
 HEX_40 = re.compile(r"(?<![0-9A-Fa-f])[0-9a-f]{40}(?![0-9A-Fa-f])")
+_FOLDER = re.compile(r"(?<=/)[0-9a-f]{40}(?=/)")  # on the way of a path: a checkout that is named by its commit
 COMMIT = re.compile(r"(?i)(revision|commit|sha1?|rev|ref|version|tree|blob|checksum|digest|@)[\s=:/\"']*$")
 WORDS = (
     r"[\w-]*(?:password|passwd|passphrase|secret|api[_-]?key|access[_-]?key|private[_-]?key|"
@@ -67,7 +68,8 @@ def recognise(text: str) -> str | None:
             return what
     if _ASSIGNED.search(text) or _LONG_ASSIGNED.search(text) or _OPTION_IN_TEXT.search(text):
         return "a secret"
-    if any(not COMMIT.search(text[: found.start()]) for found in HEX_40.finditer(text)):
+    keys = (found for found in HEX_40.finditer(text) if not _FOLDER.match(text, found.start()))
+    if any(not COMMIT.search(text[: found.start()]) for found in keys):
         return "a key of 40 hexadecimal digits"
     return None
 

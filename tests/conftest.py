@@ -23,7 +23,7 @@ from slurm import Cluster
 from trainmaster.core.event_catalog import CHECK_VARIABLE
 from trainmaster.store import Database, open_database
 
-pytest_plugins = ["cpu_times", "spawn_guard"]
+pytest_plugins = ["cpu_times", "spawn_guard", "testbeds"]
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Request
@@ -58,12 +58,6 @@ def pytest_collection_finish() -> None:
     """Modules and test items stay to the end: each full pass of the collector over them would take half a second."""
     gc.enable()
     gc.freeze()
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that start processes come first: they take longest, and no worker should be left alone with one."""
-    first = {item.path for item in items if item.get_closest_marker("spawns") is not None}
-    items.sort(key=lambda item: item.path not in first)
 
 
 @pytest.fixture(scope="module")  # no wider: while it is open its thread has a running event loop
@@ -118,8 +112,10 @@ def postgres() -> Iterator[Postgres]:
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A real Slurm of three nodes with fake GPUs, one for all tests."""
-    with slurm_testbed.start(tmp_path_factory.mktemp("slurm")) as cluster:
-        yield cluster
+    import testbeds  # a plugin: pytest is the first to import it
+
+    yield testbeds.keep("slurm").enter_context(slurm_testbed.start(tmp_path_factory.mktemp("slurm")))
+    testbeds.close("slurm")
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+import testbeds
 from kube import ADMIN, Kube, serve
 
 _NUMBERS = itertools.count()
@@ -18,8 +19,9 @@ _NUMBERS = itertools.count()
 @pytest.fixture(scope="session")
 def kube(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kube]:
     """An API server without kubelets: pods are created and ended by the tests."""
-    with serve(tmp_path_factory.mktemp("kube"), more=("--disable-admission-plugins=ServiceAccount",)) as made:
-        yield made
+    more = ("--disable-admission-plugins=ServiceAccount",)
+    yield testbeds.keep("kube").enter_context(serve(tmp_path_factory.mktemp("kube"), more=more))
+    testbeds.close("kube")
 
 
 @pytest.fixture

@@ -1,0 +1,75 @@
+"""One testbed of a kind per run: the tests that use it form a group, which one worker runs, and it ends with them.
+
+A Slurm or an API server costs seconds to start and a tenth of a processor to keep. In `--dist loadfile` each worker
+that met a file of theirs started one of its own and kept it to the end of the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from xdist.scheduler import LoadFileScheduling
+
+TESTS = Path(__file__).parent
+# A file that names these fixtures belongs to the group; of the contract of targets, the cases of that target.
+_USERS = {
+    "slurm": re.compile(r"\bslurm: Cluster\b|\bcluster_file\b"),
+    "kube": re.compile(r"\bkube: Kube\b|\bsettings_file\b"),
+}
+_open: dict[str, contextlib.ExitStack] = {}
+
+
+@functools.cache
+def _group_of_file(path: Path) -> str | None:
+    text = path.read_text() if path.is_file() else ""
+    return next((group for group, users in _USERS.items() if users.search(text)), None)
+
+
+def group_of(nodeid: str) -> str | None:
+    """The testbed that a test uses; None for most."""
+    file, _, name = nodeid.partition("::")
+    if Path(file).name == "test_target_contract.py":
+        return next((group for group in _USERS if re.search(rf"\[[^]]*\b{group}\b", name)), None)
+    return _group_of_file(TESTS.parent / file)
+
+
+def keep(group: str) -> contextlib.ExitStack:
+    """What is entered here is left after the group's last test, or at the end of the run."""
+    return _open.setdefault(group, contextlib.ExitStack())
+
+
+def close(group: str) -> None:
+    _open.pop(group, contextlib.ExitStack()).close()
+
+
+class Groups(LoadFileScheduling):
+    """By file, but for the groups."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid) or super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Groups | None:
+    return Groups(config, log) if config.getvalue("dist") == "loadfile" else None  # type: ignore[arg-type]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Groups first, then files that start processes: they take longest, no worker should be left alone with one."""
+    first = {item.path for item in items if item.get_closest_marker("spawns") is not None}
+    places = {group: place for place, group in enumerate(_USERS)}
+    items.sort(key=lambda item: (places.get(group_of(item.nodeid) or "", len(places)), item.path not in first))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    try:
+        return (yield)
+    finally:
+        group = group_of(item.nodeid)
+        if group is not None and (nextitem is None or group_of(nextitem.nodeid) != group):
+            close(group)

@@ -16,11 +16,11 @@ import typer
 import yaml
 
 from test_layers import FILES, PACKAGE, TABLE
-from trainmaster.cli import _yaml_file
 from trainmaster.cli.main import build as build_cli
 from trainmaster.core.schema import build
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.train_config import TrainConfig
+from trainmaster.documents import yaml_file
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("compat/**/*.md")])
@@ -43,7 +43,7 @@ def test_the_table_of_checks_is_what_the_checks_state() -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples" / "jobs").glob("*.yaml")), ids=lambda path: path.name)
 def test_every_example_is_a_valid_spec(path: Path) -> None:
-    document = _yaml_file.load(path)
+    document = yaml_file.load(path)
     if "name" in document.value:
         assert document.read(parse_spec).name
     else:

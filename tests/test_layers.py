@@ -40,27 +40,28 @@ NODE_HALF = "core node checks models datasets train"
 ALL = frozenset(
     (
         "core node checks models datasets train bench estimate agent remote targets storage cluster sagemaker_job "
-        "store control pages report web sim client cli api"
+        "store control pages report web sim client cli api documents"
     ).split()
 )
 
 TABLE = {
     "core": rule(),
+    "documents": rule("core", "yaml"),
     "node": rule("core"),
     "checks": rule("core node"),
     "models": rule("core", "torch", "safetensors"),
     "datasets": rule("core", "torch", "tokenizers datasets huggingface_hub pyarrow PIL"),
-    "train": rule("core node models datasets storage", "torch", "amzn_sagemaker_checkpointing yaml"),
+    "train": rule("core node models datasets storage", "torch", "amzn_sagemaker_checkpointing", ours_lazy="documents"),
     "bench": rule("core node models datasets train", "torch"),
     "estimate": rule("core models"),  # only what needs no torch: tests/models/test_numerics.py runs a plan without it
     "remote": rule("core", third_lazy="boto3"),  # boto3 is in every SageMaker container
     "agent": rule(NODE_HALF + " remote"),
     "storage": rule("core", third_lazy="obstore"),
-    "targets": rule("core remote storage", third_lazy="asyncssh boto3 botocore httpx yaml"),
+    "targets": rule("core remote storage", third_lazy="asyncssh boto3 botocore httpx yaml", ours_lazy="documents"),
     "cluster": rule("core node checks bench remote targets storage", third_lazy="asyncssh"),
     "sagemaker_job": rule("core node checks bench storage cluster report"),
     "store": rule("core", "sqlalchemy alembic"),
-    "control": rule("core targets storage store", third_lazy="httpx apprise yaml"),
+    "control": rule("core targets storage store", third_lazy="httpx apprise yaml", ours_lazy="documents"),
     "api": rule("core"),
     "pages": rule("core store api targets"),
     "report": rule("core checks store api pages", "jinja2 markupsafe"),
@@ -69,7 +70,7 @@ TABLE = {
         "fastapi starlette anyio jinja2 markupsafe pydantic prometheus_client uvicorn",
     ),
     "sim": rule("core remote targets", "fastapi", "xxhash"),
-    "cli": rule("core api", "typer rich yaml", "uvicorn httpx", ours_lazy=" ".join(ALL)),
+    "cli": rule("core api documents", "typer rich yaml", "uvicorn httpx", ours_lazy=" ".join(ALL)),
     "client": rule("core api", third_lazy="httpx"),
     "__main__": rule("cli"),
     "__init__": rule(ours_lazy="client"),
@@ -161,6 +162,7 @@ def test_imports_follow_the_table(folder: str) -> None:
         ("cli", "from trainmaster.store import reads"),
         ("cli", "import uvicorn"),
         ("store", "import trainmaster"),
+        ("targets", "from trainmaster.documents import yaml_file"),
     ],
 )
 def test_an_upward_import_is_an_offence(folder: str, source: str) -> None:

@@ -20,12 +20,12 @@ from sqlalchemy import select
 
 from s3_server import S3
 from trainmaster import control, targets
-from trainmaster.cli import _yaml_file
 from trainmaster.control.context import Context
 from trainmaster.control.stage_handlers import handle_stage
 from trainmaster.core.errors import JobFinal, JobMissing, KeyTaken, SpecError, TargetError, Unreachable
 from trainmaster.core.spec import JobSpec, parse_spec
 from trainmaster.core.states import Reason, Stage, Status, TargetState
+from trainmaster.documents import yaml_file
 from trainmaster.storage import Store, open_store
 from trainmaster.store import Database, artifacts, attempts, jobs, open_database, tables
 from trainmaster.store import iterations as read_records
@@ -278,7 +278,7 @@ def test_invalid_yaml_configuration(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text("name: Bad Name\ncommand: true\nlimits: {attempts: 0}\nunknown: 1\n")
     with pytest.raises(SpecError) as refused:
-        _yaml_file.load(path).read(parse_spec)
+        yaml_file.load(path).read(parse_spec)
     assert {fault.path.split(":")[-1].strip() for fault in refused.value.faults} and len(refused.value.faults) >= 4
 
 

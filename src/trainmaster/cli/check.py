@@ -208,10 +208,10 @@ def _plan_cluster(level: int, only: list[str], skip: list[str]) -> ClusterPlan:
 def read_words(words: list[str]) -> list[str | Mapping[str, object]]:
     """The words of `--expect`, with each YAML file read; every fault now, before a machine is asked."""
     from trainmaster.checks import profiles
-    from trainmaster.cli import _yaml_file
+    from trainmaster.documents import yaml_file
 
     found: list[str | Mapping[str, object]] = [
-        _yaml_file.load(Path(word)).read(profiles.parse_document) if word.endswith((".yaml", ".yml")) else word
+        yaml_file.load(Path(word)).read(profiles.parse_document) if word.endswith((".yaml", ".yml")) else word
         for word in words
     ]
     profiles.resolve(found)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trainmaster.cli import _console, _yaml_file
+from trainmaster.cli import _console
 from trainmaster.core.errors import UsageError
+from trainmaster.documents import yaml_file
 
 if TYPE_CHECKING:
     from trainmaster.datasets.corpus.index import Index
@@ -204,7 +205,7 @@ def _model_vocab(path: Path) -> int:
         config = value.get("train", value) if isinstance(value, dict) else value
         return build(TrainConfig, config).model.vocab
 
-    return _yaml_file.load(path).read(read)
+    return yaml_file.load(path).read(read)
 
 
 def _summary(out: Path, index: Index) -> dict[str, Any]:

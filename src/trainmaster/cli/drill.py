@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trainmaster.cli import _console, _yaml_file
+from trainmaster.cli import _console
 from trainmaster.cli._documents import kind
 from trainmaster.core.errors import MissingExtra, SpecError, UsageError
 from trainmaster.core.results import exit_code
 from trainmaster.core.schema import build
 from trainmaster.core.train_config import TrainConfig
+from trainmaster.documents import yaml_file
 
 if TYPE_CHECKING:
     from trainmaster.train.drill.plan import DrillPlan
@@ -61,9 +62,9 @@ def drill(
       trainmaster drill llama.yaml device=cpu --json
     """
     words = values or []
-    document = _yaml_file.load(config)
+    document = yaml_file.load(config)
     kind.require_config(document, config)
-    wanted = document.read(lambda value: build(TrainConfig, _yaml_file.override(value, words)), words)
+    wanted = document.read(lambda value: build(TrainConfig, yaml_file.override(value, words)), words)
     limit = count_gpus(wanted)
     ranks = processes or limit or 2
     if limit and max(ranks, other or 0) > limit:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trainmaster.cli import _console, _yaml_file
+from trainmaster.cli import _console
 from trainmaster.cli._documents import kind
 from trainmaster.core.errors import Fault, SpecError, UsageError
 from trainmaster.core.schema import build
 from trainmaster.core.train_config import TrainConfig
+from trainmaster.documents import yaml_file
 
 if TYPE_CHECKING:
     from trainmaster.core.gpus import GpuModel
@@ -65,9 +66,9 @@ def plan(
     from trainmaster.estimate import answer as _plan_answer
 
     words = values or []
-    document = _yaml_file.load(config)
+    document = yaml_file.load(config)
     kind.require_config(document, config)
-    wanted = document.read(lambda value: build(TrainConfig, _yaml_file.override(value, words)), words)
+    wanted = document.read(lambda value: build(TrainConfig, yaml_file.override(value, words)), words)
     machine = _machine(instance)
     model = _model(gpu, machine.gpu if machine is not None else None)
     cluster = _cluster(model, gpus=gpus, nodes=nodes, machine=machine)

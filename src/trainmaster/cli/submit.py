@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainmaster.cli import _console, _yaml_file
+from trainmaster.cli import _console
 from trainmaster.cli._documents import kind
 from trainmaster.cli._home import HomeOption, locate
 from trainmaster.cli._jobs import connect
@@ -17,6 +17,7 @@ from trainmaster.cli._server import ServerOption
 from trainmaster.cli._views import target_option
 from trainmaster.core.errors import TargetError, UsageError
 from trainmaster.core.spec import JobSpec, parse_spec
+from trainmaster.documents import yaml_file
 
 if TYPE_CHECKING:
     from trainmaster.cli._jobs import Jobs
@@ -69,10 +70,10 @@ def submit(
       trainmaster submit job.yaml --server https://trainmaster.example.org --key nightly-2026-03-01
     """
     kind.refuse_script(spec)
-    document = _yaml_file.load(spec)
+    document = yaml_file.load(spec)
     kind.require_spec(document, spec)
     words = [*(values or []), *([f"target={on}"] if on else [])]
-    chosen, folder = uploads.choose(_yaml_file.override(document.value, words), spec, workdir)
+    chosen, folder = uploads.choose(yaml_file.override(document.value, words), spec, workdir)
     job = document.read(lambda _: parse_spec(chosen), words)
     if server is None:
         job = replace(job, target=_absolute(job.target, Path.cwd() if on else spec.absolute().parent))

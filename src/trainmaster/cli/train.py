@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trainmaster.cli import _console, _yaml_file
+from trainmaster.cli import _console
 from trainmaster.cli._documents import kind
 from trainmaster.cli._views.train_bar import TrainView
 from trainmaster.core.errors import SpecError
@@ -24,6 +24,7 @@ from trainmaster.core.plan import CHECKPOINTS_VARIABLE, PLAN_FILE, RESUMABLE_EXI
 from trainmaster.core.schema import build
 from trainmaster.core.spec import JobSpec, Preflight, Resources
 from trainmaster.core.train_config import TrainConfig
+from trainmaster.documents import yaml_file
 
 CONTEXT = {"ignore_unknown_options": True}  # `--max_steps 3` of AWS's sample is answered with our name
 _LOOK_S = 0.2  # between two looks at rank 0's log
@@ -48,9 +49,9 @@ def train(
       trainmaster train llama.yaml steps=500 optimizer.lr=1e-3 --processes 2
     """
     words = join_options(values or [])
-    document = _yaml_file.load(config)
+    document = yaml_file.load(config)
     kind.require_config(document, config)
-    wanted, ranks = document.read(lambda value: _parse(_yaml_file.override(value, words), processes), words)
+    wanted, ranks = document.read(lambda value: _parse(yaml_file.override(value, words), processes), words)
     plan = _plan(wanted, ranks)
     folder = Path(plan.folder)
     folder.mkdir(parents=True)

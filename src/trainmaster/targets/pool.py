@@ -25,7 +25,6 @@ from trainmaster.core.files import write_whole
 from trainmaster.core.schema import build, field
 from trainmaster.targets._provider import Instance, InstanceState, LaunchRequest, Offer, SshAccess, Timing
 from trainmaster.targets._traits import Traits
-from trainmaster.targets._yaml_file import read_yaml
 from trainmaster.targets.ssh.hosts import NAME_PATTERN
 
 if TYPE_CHECKING:
@@ -141,7 +140,9 @@ class Pool:
         return f"take a machine of type {request.kind} in {request.region} from {self._path} as {request.name}\n"
 
     def _file(self) -> _File:
-        return build(_File, read_yaml(self._path, "target: pool file"))
+        from trainmaster.documents import yaml_file
+
+        return yaml_file.load(self._path, what="target: pool file").read(lambda value: build(_File, value))
 
     async def _with_state(self, change: Callable[[dict[str, str]], T]) -> T:
         return await asyncio.to_thread(self._change, change)

@@ -85,24 +85,21 @@ def read_config(arguments: Sequence[str]) -> TrainConfig:
         raise UsageError("usage: python -m trainmaster.train CONFIG, a file in JSON or YAML")
     path = Path(arguments[0])
     try:
-        text = path.read_bytes()
-        return build(TrainConfig, _parse_yaml(path, text) if path.suffix in (".yaml", ".yml") else json.loads(text))
+        if path.suffix in (".yaml", ".yml"):
+            return _read_yaml(path)
+        return build(TrainConfig, json.loads(path.read_bytes()))
     except (OSError, ValueError) as wrong:
         raise UsageError(f"{path}: {wrong}") from None
     except RecursionError:
         raise UsageError(f"{path}: nested too deep; a config is a page of text") from None
 
 
-def _parse_yaml(path: Path, text: bytes) -> object:
+def _read_yaml(path: Path) -> TrainConfig:
     try:
-        import yaml  # not part of the node half: plans are JSON
+        from trainmaster.documents import yaml_file  # not part of the node half: plans are JSON
     except ImportError:
         raise UsageError(f"{path}: YAML needs PyYAML here (pip install pyyaml); or write the config as JSON") from None
-    try:
-        parsed: object = yaml.safe_load(text)
-    except yaml.YAMLError as wrong:
-        raise UsageError(f"{path}: {wrong}") from None
-    return {} if parsed is None else parsed
+    return yaml_file.load(path).read(lambda value: build(TrainConfig, value))
 
 
 def with_time_limit(config: TrainConfig, environ: Mapping[str, str]) -> TrainConfig:

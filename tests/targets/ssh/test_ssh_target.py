@@ -318,7 +318,7 @@ def test_a_changed_host_key_is_refused_and_its_replacement_explained(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("hosts: [", "is not YAML"),
+        ("hosts: [", "hosts.yaml:1: not YAML"),
         ("hosts: []", "no host is listed"),
         ("hosts: [{host: a, slots: 0}]", "slots"),
         ("hosts: [{host: a, folder: relative}]", "folder"),

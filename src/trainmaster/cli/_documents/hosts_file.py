@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainmaster.cli import _yaml_file
 from trainmaster.core.errors import UsageError
+from trainmaster.documents import yaml_file
 
 if TYPE_CHECKING:
     from trainmaster.cluster.sagemaker.check import SageMakerNodes
@@ -69,7 +69,7 @@ def _load(word: str, verb: str) -> Target:
     if traits is None or traits.here or not traits.has(verb) or (traits.required and not option):
         raise UsageError(_refuse(word, verb))
     if traits.names_file(word):
-        return _yaml_file.load(Path(option)).read(lambda _: targets.load(word))
+        return yaml_file.load(Path(option)).read(lambda _: targets.load(word))
     return targets.load(word)
 
 

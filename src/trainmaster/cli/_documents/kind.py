@@ -11,7 +11,7 @@ from trainmaster.core.spec import JobSpec
 from trainmaster.core.train_config import TrainConfig
 
 if TYPE_CHECKING:
-    from trainmaster.cli._yaml_file import Document
+    from trainmaster.documents.yaml_file import Document
 
 _SPEC = frozenset(field.name for field in fields(JobSpec))
 _CONFIG = frozenset(field.name for field in fields(TrainConfig))

@@ -98,11 +98,11 @@ class HomeJobs:
         return self._submit_changed(job_id, [*values, "resume_from=null"])
 
     def _submit_changed(self, job_id: str, values: Sequence[str]) -> Submitted:
-        from trainmaster.cli import _yaml_file
         from trainmaster.core.schema import to_plain
         from trainmaster.core.spec import parse_spec
+        from trainmaster.documents import yaml_file
 
-        return self.submit(parse_spec(_yaml_file.override(to_plain(self._row(job_id).spec), values)), key=None)
+        return self.submit(parse_spec(yaml_file.override(to_plain(self._row(job_id).spec), values)), key=None)
 
     def cancel(self, job_id: str) -> Job:
         from trainmaster import control

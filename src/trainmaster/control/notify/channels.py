@@ -23,9 +23,9 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
-from trainmaster.core.errors import MissingExtra, UsageError
+from trainmaster.core.errors import SpecError, UsageError
 from trainmaster.core.schema import build, field
 
 FILE = "notify.yaml"
@@ -67,14 +67,14 @@ def load(home: Path, environment: Mapping[str, str] = os.environ) -> Config:
     path = home / FILE
     config = Config()
     try:
-        with path.open() as file:
+        with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             if mode & 0o077:
                 raise UsageError(f"{path}: others may read it (mode {mode:04o}), and it holds secrets; chmod 600 it")
-            config = build(Config, _parse(path, file.read()))
+            config = _parse(path, file)
     except FileNotFoundError:
         pass
-    except (OSError, UnicodeDecodeError) as wrong:
+    except OSError as wrong:
         raise UsageError(f"{path}: cannot be read: {wrong}") from wrong
     for name, channel in config.channels.items():
         unknown = sorted(set(channel.topics) - set(TOPICS))
@@ -92,17 +92,15 @@ def load(home: Path, environment: Mapping[str, str] = os.environ) -> Config:
     )
 
 
-def _parse(path: Path, text: str) -> Any:
+def _parse(path: Path, file: BinaryIO) -> Config:
+    from trainmaster.documents import yaml_file
+
     try:
-        import yaml
-    except ModuleNotFoundError as missing:
-        raise MissingExtra("notify.yaml", "server") from missing
-    try:
-        return yaml.safe_load(text) or {}
-    except yaml.YAMLError as wrong:
-        where = getattr(wrong, "problem_mark", None)
-        # The parser's own message quotes the line, and the line may be a URL.
-        raise UsageError(f"{path}: not YAML at line {where.line + 1 if where else '?'}") from None
+        document = yaml_file.parse(file.read(yaml_file.MAX_BYTES + 1), str(path))
+    except SpecError as error:
+        # The message may quote a value, and that may be the URL of a channel.
+        raise UsageError(f"{error.faults[0].path}: not YAML, or a key is written twice") from None
+    return document.read(lambda value: build(Config, value))
 
 
 class Watched:

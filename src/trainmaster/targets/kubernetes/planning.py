@@ -50,10 +50,10 @@ def plan(placement: Placement, settings: Settings) -> Submission:
 
 def parse(submission: Submission) -> list[Object]:
     """The printed objects of a submission: what is applied is what was shown."""
-    import yaml
+    from trainmaster.documents import yaml_file
 
-    (text,) = submission.files.values()
-    return list(yaml.safe_load_all(text))
+    ((name, text),) = submission.files.items()
+    return yaml_file.parse_all(text.encode(), name)
 
 
 def package_map(namespace: str) -> Object:

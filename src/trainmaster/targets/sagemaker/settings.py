@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from trainmaster.core.errors import Fault, UsageError
+from trainmaster.core.errors import Fault
 from trainmaster.core.schema import build, field
 from trainmaster.core.secrets import is_secret
 
 Distribution = Literal["auto", "torchrun", "mpi", "none"]
-_MAX_FILE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,16 +95,6 @@ class Settings:
 
 def load_settings(path: Path) -> Settings:
     """Settings of a YAML file."""
-    import yaml
+    from trainmaster.documents import yaml_file
 
-    try:
-        raw = path.read_bytes()
-    except OSError as wrong:
-        raise UsageError(f"target: settings file {path} cannot be read: {wrong.strerror}") from None
-    if len(raw) > _MAX_FILE_BYTES:
-        raise UsageError(f"target: {path} has {len(raw):,} bytes; it is not a settings file")
-    try:
-        document: Any = yaml.safe_load(raw)
-    except yaml.YAMLError as wrong:
-        raise UsageError(f"target: settings file {path} is not YAML: {str(wrong).partition(chr(10))[0]}") from None
-    return build(Settings, {} if document is None else document)  # an empty file: every field that is missing is named
+    return yaml_file.load(path, what="target: settings file").read(lambda value: build(Settings, value))

@@ -18,12 +18,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from trainmaster.core.errors import Fault, SpecError, UsageError
+from trainmaster.core.errors import Fault, SpecError
 from trainmaster.core.schema import build, field
 from trainmaster.core.slurm import SlurmOptions
 from trainmaster.targets.ssh.hosts import SshHost, parse_hosts
 
-_MAX_FILE_BYTES = 1 << 20
 _FOLDER = r"(~|)/[^\x00\n\s'\"$`\\]*|~"
 _PATH = r"[A-Za-z0-9_./~+-]+"
 
@@ -68,7 +67,7 @@ class SlurmSettings:
 
 def parse_settings(document: object, folder: Path) -> SlurmSettings:
     """Settings from a plain mapping; relative paths start at `folder`. SpecError lists every fault."""
-    file = build(_File, document or {})
+    file = build(_File, document)
     faults = []
     if file.login is None and file.folder is not None and file.folder.startswith("~"):
         file = replace(file, folder=str(Path(file.folder).expanduser()))
@@ -102,18 +101,10 @@ def parse_settings(document: object, folder: Path) -> SlurmSettings:
 
 def read_settings(path: Path) -> SlurmSettings:
     """Settings of a YAML file."""
-    import yaml
+    from trainmaster.documents import yaml_file
 
-    try:
-        raw = path.read_bytes()
-        if len(raw) > _MAX_FILE_BYTES:
-            raise UsageError(f"target: {path} has {len(raw):,} bytes; it is no cluster file")
-        return parse_settings(yaml.safe_load(raw), path.parent)
-    except OSError as wrong:
-        raise UsageError(f"target: cluster file {path} cannot be read: {wrong.strerror}") from None
-    except yaml.YAMLError as wrong:
-        first = str(wrong).partition("\n")[0]
-        raise UsageError(f"target: cluster file {path} is not YAML: {first}") from None
+    document = yaml_file.load(path, what="target: cluster file")
+    return document.read(lambda value: parse_settings(value, path.parent))
 
 
 def node_half(settings: SlurmSettings) -> str:

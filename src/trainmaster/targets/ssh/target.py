@@ -28,7 +28,6 @@ from trainmaster.remote.attempt_host import check_range
 from trainmaster.targets import FileSize, Handle, NodeAccess, Owned, Placement, Poll, Pull, Submission
 from trainmaster.targets._answers import clean, malformed
 from trainmaster.targets._node_files import find_stream, rename
-from trainmaster.targets._yaml_file import read_yaml
 from trainmaster.targets.ssh import slots, transfer, workfolder
 from trainmaster.targets.ssh.hosts import SshHost, SshHosts, parse_hosts, read_known_hosts
 from trainmaster.targets.ssh.session import Reply, Session, session
@@ -176,7 +175,10 @@ class Ssh:
         ]
 
     def _hosts(self) -> SshHosts:
-        return parse_hosts(read_yaml(self._path, "target: hosts file"), self._path.parent)
+        from trainmaster.documents import yaml_file
+
+        document = yaml_file.load(self._path, what="target: hosts file")
+        return document.read(lambda value: parse_hosts(value, self._path.parent))
 
     def _sessions(self) -> list[Session]:
         hosts = self._hosts()

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.cli import _yaml_file
 from trainmaster.core.errors import SpecError, UsageError
 from trainmaster.core.spec import parse_spec
+from trainmaster.documents import yaml_file
 
 
 def write(folder: Path, text: str) -> Path:
@@ -19,7 +19,7 @@ def write(folder: Path, text: str) -> Path:
 
 def faults(path: Path) -> list[str]:
     with pytest.raises(SpecError) as caught:
-        _yaml_file.load(path).read(parse_spec)
+        yaml_file.load(path).read(parse_spec)
     return [str(fault) for fault in caught.value.faults]
 
 
@@ -57,22 +57,22 @@ def test_a_billion_laughs_are_not_laughed(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
-        _yaml_file.load(tmp_path / "no.yaml")
+        yaml_file.load(tmp_path / "no.yaml")
 
 
 def test_overrides_go_in_by_path() -> None:
-    value = _yaml_file.override({"train": {"steps": 1}}, ["train.steps=20", "train.optimizer.lr=0.5", "name=x"])
+    value = yaml_file.override({"train": {"steps": 1}}, ["train.steps=20", "train.optimizer.lr=0.5", "name=x"])
     assert value == {"train": {"steps": 20, "optimizer": {"lr": 0.5}}, "name": "x"}
     with pytest.raises(UsageError, match="key=value"):
-        _yaml_file.override({}, ["steps"])
+        yaml_file.override({}, ["steps"])
     with pytest.raises(UsageError, match="no fields"):
-        _yaml_file.override({"a": 1}, ["a.b=1"])
+        yaml_file.override({"a": 1}, ["a.b=1"])
 
 
 def test_a_fault_of_an_override_names_the_command_line_and_not_the_file(tmp_path: Path) -> None:
-    document = _yaml_file.load(write(tmp_path, "name: a\ncommand: [ok]\nresources:\n  nodes: 0\n"))
+    document = yaml_file.load(write(tmp_path, "name: a\ncommand: [ok]\nresources:\n  nodes: 0\n"))
     words = ["limits.timeout_s=soon", "nmae=b"]
     with pytest.raises(SpecError) as caught:
-        document.read(lambda value: parse_spec(_yaml_file.override(value, words)), words)
+        document.read(lambda value: parse_spec(yaml_file.override(value, words)), words)
     found = sorted(str(fault).partition(": ")[0] + ": " + str(fault).split(": ")[1] for fault in caught.value.faults)
     assert found == ["command line: limits.timeout_s", "command line: nmae", "job.yaml:4: resources.nodes"]

@@ -1,0 +1,1 @@
+"""Documents that people write, read at the border into plain values."""

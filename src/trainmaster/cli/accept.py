@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import socket
 from collections.abc import Mapping
@@ -26,37 +25,10 @@ _NODES_START = "the ranks start on every node; the result follows when all have 
 _MARKS = {"pass": "green", "warn": "yellow", "fail": "red", "error": "red", "skip": "dim"}
 
 
+@_options.with_table
 def accept(
-    model: _options.Model = "resnet50",
-    data_mode: _options.DataMode = "synthetic",
-    data_dir: _options.DataDir = "./data",
-    batch_size: _options.BatchSize = 32,
-    num_classes: _options.NumClasses = 1000,
-    learning_rate: _options.LearningRate = 0.01,
-    warmup_iterations: _options.WarmupIterations = 50,
-    active_iterations: _options.ActiveIterations = 100,
-    duration: _options.Duration = None,
-    repeats: _options.Repeats = 1,
-    accumulate: _options.Accumulate = 1,
-    image_size: _options.ImageSize = None,
-    workers: _options.Workers = None,
-    precision: _options.Precision = None,
-    channels_last: _options.ChannelsLast = "auto",
-    compile_: _options.Compile = "auto",
-    graph: _options.Graph = "auto",
-    bucket_mb: _options.BucketMb = 25.0,
-    layers: _options.Layers = 12,
-    width: _options.Width = 768,
-    heads: _options.Heads = 12,
-    sequence: _options.Sequence = 512,
-    backend: _options.Backend = None,
-    processes: _options.Processes = None,
-    timeout: _options.Timeout = None,
-    baselines: _options.Baselines = None,
-    min_throughput: _options.MinThroughput = None,
-    inject: _options.Inject = None,
+    *,
     out: _options.Out = Path("results.json"),
-    log_dir: _options.LogDir = None,
     suite: _options.Suite = None,
     on: _options.On = None,
     nodes: _options.Nodes = None,
@@ -68,6 +40,7 @@ def accept(
     as_json: _options.AsJson = False,
     home: HomeOption = None,
     strict: _options.Strict = False,
+    **given: Any,
 ) -> None:
     """Accept a machine or a cluster by training: throughput, step times, stragglers, losses and equal bits.
 
@@ -95,7 +68,8 @@ def accept(
 
       trainmaster accept --processes 4 --image-size 64 --batch-size 8 --min-throughput 5 --inject slow:2:0.3
     """
-    _accept(dict(locals()))
+    own = {name: value for name, value in locals().items() if name != "given"}
+    _accept({**own, **given})
 
 
 def _accept(given: dict[str, Any]) -> None:
@@ -228,19 +202,14 @@ def _show_suite(document: Mapping[str, Any], folder: Path) -> None:
 
 def _read(given: Mapping[str, Any]) -> Options:
     """The options of a run from the words of the command line."""
-    from trainmaster.bench.accept.options import Options, parse_fault, read_timeout
+    from trainmaster.bench.accept.options import read
 
     out: Path = given["out"]
-    other = {
-        "compile": given["compile_"],
-        "timeout_s": given["timeout"] if given["timeout"] is not None else read_timeout(os.environ),
-        "duration_s": given["duration"],
-        "log_dir": str(given["log_dir"] or out.with_name(f"{out.stem}-logs")),
-        "baselines": str(given["baselines"] or locate(given["home"]) / "baselines.toml"),
-        "fault": parse_fault(given["inject"]),
+    places = {
+        "log_dir": given["log_dir"] or str(out.with_name(f"{out.stem}-logs")),
+        "baselines": given["baselines"] or str(locate(given["home"]) / "baselines.toml"),
     }
-    names = {field.name for field in dataclasses.fields(Options)} - set(other)
-    return Options(**{name: given[name] for name in names}, **other).checked()
+    return read({**given, **places}, os.environ).checked()
 
 
 def _show(document: dict[str, Any], out: Path) -> None:

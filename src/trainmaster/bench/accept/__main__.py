@@ -17,7 +17,7 @@ from trainmaster.bench.accept import run
 from trainmaster.bench.accept.identity import find_info
 from trainmaster.bench.accept.judge import DATA_MARK
 from trainmaster.bench.accept.launch import PARENT_VARIABLE
-from trainmaster.bench.accept.options import Options, option, parse_fault, read_timeout
+from trainmaster.bench.accept.options import Options, option, read, table
 from trainmaster.bench.accept.results import save
 from trainmaster.bench.parent import die_with
 from trainmaster.core import schema
@@ -61,26 +61,17 @@ def _print(stream: TextIO, text: str) -> None:
     stream.flush()
 
 
-_NUMBERS = {
-    "processes": int, "workers": int, "image_size": int, "duration_s": float, "min_throughput": float,
-}  # fmt: skip
-
-
 def _options() -> tuple[Options, Path, Path | None]:
     parser = argparse.ArgumentParser(prog="python -m trainmaster.bench.accept", description=__doc__)
-    plain = Options(backend=os.environ.get("BACKEND") or None, timeout_s=read_timeout(os.environ))  # type: ignore[arg-type]
-    for one in dataclasses.fields(Options):
-        if one.name == "fault":
-            continue
-        value = getattr(plain, one.name)
-        kind = _NUMBERS.get(one.name, str if value is None else type(value))
-        parser.add_argument(option(one.name), dest=one.name, type=kind, default=value)
-    parser.add_argument("--inject", metavar="FAULT:RANK")
+    for row in table():
+        default = os.environ.get(row.texts.get("envvar", "")) or row.default
+        parser.add_argument(
+            option(row.field), type=row.kind, default=default, metavar=row.texts.get("metavar"), help=row.texts["help"]
+        )
     parser.add_argument("--out", type=Path, default=Path("results.json"))
     parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)
-    found = vars(parser.parse_args())
-    out, folder, fault = found.pop("out"), found.pop("rank_of"), parse_fault(found.pop("inject"))
-    return Options(**found, fault=fault), out, folder
+    given = parser.parse_args()
+    return read(vars(given), os.environ), given.out, given.rank_of
 
 
 if __name__ == "__main__":

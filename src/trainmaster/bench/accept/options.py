@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from trainmaster.core.errors import UsageError
 
@@ -16,7 +17,7 @@ Backend = Literal["nccl", "gloo"]
 Switch = Literal["auto", "on", "off"]
 Injected = Literal["slow", "flip", "nan", "exit"]
 
-TIMEOUT_VARIABLE = "NCCL_TIMEOUT_MS"
+BACKEND_VARIABLE, TIMEOUT_VARIABLE = "BACKEND", "NCCL_TIMEOUT_MS"
 DEFAULT_TIMEOUT_S = 300.0
 # What no machine does, and what would end in an overflow somewhere in torch.
 _MOST = {"image_size": 8192, "processes": 1024, "workers": 1024, "layers": 10_000, "heads": 10_000, "batch_size": 10**6}
@@ -36,39 +37,57 @@ class Fault:
     share: float = 0.3  # of a step, for `slow`
 
 
+def _field(default: Any, text: str, **option: Any) -> Any:
+    """A field with its help; `option` is passed to typer."""
+    return dataclasses.field(default=default, metadata={"help": text, **option})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Model, data, schedule and limits of a run."""
+    """Model, data, schedule and limits of a run: the table of which both command lines are made."""
 
-    model: Model = "resnet50"
-    data_mode: DataMode = "synthetic"
-    data_dir: str = "./data"
-    batch_size: int = 32  # per rank
-    num_classes: int = 1000  # of a transformer: the vocabulary
-    learning_rate: float = 0.01
-    warmup_iterations: int = 50
-    active_iterations: int = 100
-    duration_s: float | None = None  # of a repeat, in place of active_iterations
-    repeats: int = 1
-    accumulate: int = 1  # batches per step; gradients are exchanged after the last
-    image_size: int | None = None  # None: that of the data
-    workers: int | None = None  # processes that read data, per rank; None: as the data needs
-    precision: Precision | None = None  # None: bf16 on GPUs, fp32 on CPUs
-    channels_last: Switch = "auto"
-    compile: Switch = "auto"
-    graph: Switch = "auto"  # a CUDA graph of the whole step
-    bucket_mb: float = 25.0  # gradients that are summed at once
-    layers: int = 12
-    width: int = 768
-    heads: int = 12
-    sequence: int = 512
-    backend: Backend | None = None
-    processes: int | None = None
-    timeout_s: float = DEFAULT_TIMEOUT_S  # without progress of a collective
-    log_dir: str | None = None  # keeps the output and NCCL's log of every rank
-    baselines: str | None = None  # TOML file of the site's golden runs
-    min_throughput: float | None = None  # samples/s of all ranks: the user's own floor
-    fault: Fault | None = None
+    model: Model = _field("resnet50", "resnet18, resnet50 or transformer.")
+    data_mode: DataMode = _field(
+        "synthetic", "synthetic (made on the device), fashion_mnist, cifar10, cifar100 or imagenet."
+    )
+    data_dir: str = _field("./data", "Folder of data sets; missing ones are downloaded (not ImageNet).", metavar="DIR")
+    batch_size: int = _field(32, "Samples of each rank in a batch.")
+    num_classes: int = _field(1000, "Classes; of a transformer the vocabulary.")
+    learning_rate: float = _field(0.01, "Of SGD with momentum 0.9.")
+    warmup_iterations: int = _field(50, "Steps before the measurement.")
+    active_iterations: int = _field(100, "Measured steps.")
+    duration_s: float | None = _field(None, "Seconds of measured steps, instead of their number.", metavar="S")
+    repeats: int = _field(1, "Measurements, one after the other.")
+    accumulate: int = _field(1, "Batches per step; gradients are exchanged after the last.")
+    image_size: int | None = _field(None, "Height and width of an image; without: 224, or the size of the data.")
+    workers: int | None = _field(None, "Processes per rank that read data; without: as the data needs.")
+    precision: Precision | None = _field(None, "fp32, tf32 or bf16; without: bf16 on GPUs, fp32 on CPUs.")
+    channels_last: Switch = _field("auto", "Memory layout of images; auto: on GPUs.", metavar="auto|on|off")
+    compile: Switch = _field("auto", "torch.compile; auto: on GPUs.", metavar="auto|on|off")
+    graph: Switch = _field("auto", "One CUDA graph per step; auto: on GPUs.", metavar="auto|on|off")
+    bucket_mb: float = _field(25.0, "Megabytes of gradients that are summed at once.")
+    layers: int = _field(12, "Of the transformer.")
+    width: int = _field(768, "Of the transformer.")
+    heads: int = _field(12, "Of the transformer.")
+    sequence: int = _field(512, "Tokens of a sample of the transformer.")
+    backend: Backend | None = _field(
+        None, "nccl or gloo (CPUs); without: nccl where there are GPUs.", envvar=BACKEND_VARIABLE
+    )
+    processes: int | None = _field(None, "Ranks to start here; without: one per GPU, or one.", min=1)
+    timeout_s: float = _field(
+        DEFAULT_TIMEOUT_S,
+        "Seconds until a collective without answer ends the run; without: NCCL_TIMEOUT_MS, or 300.",
+    )
+    log_dir: str | None = _field(None, "Logs of ranks and of NCCL; without: beside the result.", metavar="DIR")
+    baselines: str | None = _field(
+        None, "Golden runs of this site (`trainmaster baseline`); without: HOME's.", metavar="FILE"
+    )
+    min_throughput: float | None = _field(
+        None, "Your own floor for all ranks, instead of a baseline.", metavar="SAMPLES/S"
+    )
+    fault: Fault | None = _field(
+        None, "Give a rank a fault (slow, flip, nan, exit) to see that it is found.", metavar="FAULT:RANK"
+    )
 
     @property
     def channels(self) -> int:
@@ -116,9 +135,51 @@ class Options:
                 raise UsageError(f"{option(name)} {value:g}: write a number above 0, at most {_MOST_NUMBER:g}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """An option of the command line."""
+
+    field: str
+    name: str  # of its argument: timeout
+    kind: type  # str, int or float
+    optional: bool
+    default: Any  # None where the environment decides
+    texts: Mapping[str, Any]  # help, metavar, envvar, min
+
+
+def table() -> list[Row]:
+    """Every option of a run, for a command line to be made of."""
+    hints, rows = get_type_hints(Options), []
+    for each in dataclasses.fields(Options):
+        hint, optional = hints[each.name], False
+        if isinstance(hint, UnionType) or get_origin(hint) is Union:
+            hint, optional = next(kind for kind in get_args(hint) if kind is not NoneType), True
+        late = each.name == "timeout_s"
+        rows.append(
+            Row(
+                field=each.name,
+                name=option(each.name)[2:].replace("-", "_"),
+                kind=hint if hint in (int, float) else str,
+                optional=optional or late,
+                default=None if late else each.default,
+                texts=each.metadata,
+            )
+        )
+    return rows
+
+
 def option(name: str) -> str:
     """The word on the command line for a field."""
-    return "--" + name.removesuffix("_s").replace("_", "-")
+    return "--inject" if name == "fault" else "--" + name.removesuffix("_s").replace("_", "-")
+
+
+def read(given: Mapping[str, Any], env: Mapping[str, str]) -> Options:
+    """Options of the arguments of a command line that was made of `table`; others in `given` are left alone."""
+    values = {row.field: given[row.name] for row in table()}
+    values["fault"] = parse_fault(values["fault"])
+    if values["timeout_s"] is None:
+        values["timeout_s"] = read_timeout(env)
+    return Options(**values)
 
 
 def words(options: Options) -> list[str]:
@@ -130,7 +191,7 @@ def words(options: Options) -> list[str]:
             continue
         if isinstance(value, Fault):
             share = f":{value.share:g}" if value.kind == "slow" else ""
-            found += ["--inject", f"{value.kind}:{value.rank}{share}"]
+            found += [option(field.name), f"{value.kind}:{value.rank}{share}"]
         else:
             found += [option(field.name), str(int(value)) if _is_whole(value) else str(value)]
     return found

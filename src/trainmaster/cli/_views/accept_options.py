@@ -1,65 +1,15 @@
-"""Options of `trainmaster accept`, as typer reads them."""
+"""Options of `trainmaster accept`, as typer reads them: those of a run from their table, and the verb's own."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-Model = Annotated[str, typer.Option(help="resnet18, resnet50 or transformer.")]
-DataMode = Annotated[
-    str, typer.Option(help="synthetic (made on the device), fashion_mnist, cifar10, cifar100 or imagenet.")
-]
-DataDir = Annotated[
-    str, typer.Option(metavar="DIR", help="Folder of data sets; missing ones are downloaded (not ImageNet).")
-]
-BatchSize = Annotated[int, typer.Option(help="Samples of each rank in a batch.")]
-NumClasses = Annotated[int, typer.Option(help="Classes; of a transformer the vocabulary.")]
-LearningRate = Annotated[float, typer.Option(help="Of SGD with momentum 0.9.")]
-WarmupIterations = Annotated[int, typer.Option(help="Steps before the measurement.")]
-ActiveIterations = Annotated[int, typer.Option(help="Measured steps.")]
-Duration = Annotated[
-    float | None, typer.Option(metavar="S", help="Seconds of measured steps, instead of their number.")
-]
-Repeats = Annotated[int, typer.Option(help="Measurements, one after the other.")]
-Accumulate = Annotated[int, typer.Option(help="Batches per step; gradients are exchanged after the last.")]
-ImageSize = Annotated[
-    int | None, typer.Option(help="Height and width of an image; without: 224, or the size of the data.")
-]
-Workers = Annotated[int | None, typer.Option(help="Processes per rank that read data; without: as the data needs.")]
-Precision = Annotated[str | None, typer.Option(help="fp32, tf32 or bf16; without: bf16 on GPUs, fp32 on CPUs.")]
-ChannelsLast = Annotated[str, typer.Option(metavar="auto|on|off", help="Memory layout of images; auto: on GPUs.")]
-Compile = Annotated[str, typer.Option("--compile", metavar="auto|on|off", help="torch.compile; auto: on GPUs.")]
-Graph = Annotated[str, typer.Option(metavar="auto|on|off", help="One CUDA graph per step; auto: on GPUs.")]
-BucketMb = Annotated[float, typer.Option(help="Megabytes of gradients that are summed at once.")]
-Layers = Annotated[int, typer.Option(help="Of the transformer.")]
-Width = Annotated[int, typer.Option(help="Of the transformer.")]
-Heads = Annotated[int, typer.Option(help="Of the transformer.")]
-Sequence = Annotated[int, typer.Option(help="Tokens of a sample of the transformer.")]
-Backend = Annotated[
-    str | None, typer.Option(envvar="BACKEND", help="nccl or gloo (CPUs); without: nccl where there are GPUs.")
-]
-Processes = Annotated[int | None, typer.Option(min=1, help="Ranks to start here; without: one per GPU, or one.")]
-Timeout = Annotated[
-    float | None,
-    typer.Option(help="Seconds until a collective without answer ends the run; without: NCCL_TIMEOUT_MS, or 300."),
-]
-Baselines = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Golden runs of this site (`trainmaster baseline`); without: HOME's."),
-]
-MinThroughput = Annotated[
-    float | None, typer.Option(metavar="SAMPLES/S", help="Your own floor for all ranks, instead of a baseline.")
-]
-Inject = Annotated[
-    str | None,
-    typer.Option(metavar="FAULT:RANK", help="Give a rank a fault (slow, flip, nan, exit) to see that it is found."),
-]
 Out = Annotated[Path, typer.Option(metavar="FILE", help="Where the result is written.")]
-LogDir = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Logs of ranks and of NCCL; without: beside the result.")
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Strict = Annotated[bool, typer.Option("--strict", help="End with 1 on WARN too.")]
 
@@ -94,3 +44,24 @@ Only = Annotated[
     list[str] | None, typer.Option(metavar="CHECK", help="With --suite: only these checks; may be repeated.")
 ]
 MinBusbw = Annotated[float | None, typer.Option(metavar="GB/S", help="With --suite: your own floor for collectives.")]
+
+
+def with_table(verb: Callable[..., None]) -> Callable[..., None]:
+    """The verb with the options of a run in place of its `**given`, before its own ones."""
+    from trainmaster.bench.accept.options import table
+
+    options = {}
+    for row in table():
+        # `Any`: the type is made here, so there is nothing for a type checker to read.
+        kind: Any = row.kind | None if row.optional else row.kind
+        annotation = Annotated[kind, typer.Option(f"--{row.name.replace('_', '-')}", **row.texts)]
+        options[row.name] = inspect.Parameter(
+            row.name, inspect.Parameter.KEYWORD_ONLY, default=row.default, annotation=annotation
+        )
+    own = dict(inspect.signature(verb, eval_str=True).parameters)
+    del own["given"]
+    beside_out = {"out": own.pop("out"), "log_dir": options.pop("log_dir")}
+    every = {**options, **beside_out, **own}
+    verb.__signature__ = inspect.Signature(list(every.values()))  # type: ignore[attr-defined]
+    verb.__annotations__ = {name: parameter.annotation for name, parameter in every.items()}
+    return verb

@@ -257,8 +257,9 @@ def test_an_image_that_an_init_container_lacks_ends_the_job() -> None:
         ({**config(), "contexts": "c"}, "no list of contexts"),
         (config(cluster={"server": "https://x:port"}), "not an address"),
         (config(cluster={"server": "https://x\n/y"}), "not an address"),
-        (config(cluster={"proxy-url": "http://p"}), "proxy-url"),
-        (config(user={"token": "t", "as": "bob"}), "as of the kubeconfig's user"),
+        (config(cluster={"proxy-url": "socks5://p"}), "proxy-url"),
+        (config(user={"token": "t", "as-groups": ["bob"]}), "need `as` too"),
+        (config(user={"token": "t", "username": "bob"}), "username of the kubeconfig's user"),
     ],
 )
 def test_a_kubeconfig_that_cannot_be_followed_is_refused(document: Any, words: str, tmp_path: Path) -> None:
@@ -281,7 +282,7 @@ def test_a_kubeconfig_that_cannot_be_followed_is_refused(document: Any, words: s
 )
 def test_credentials_that_cannot_be_had_are_told(access: Access) -> None:
     with pytest.raises((UsageError, Unreachable)):
-        asyncio.run(Credentials(access).header())
+        asyncio.run(Credentials(access).headers())
 
 
 def test_a_refused_token_is_asked_for_again_and_by_one_program(tmp_path: Path) -> None:
@@ -292,11 +293,11 @@ def test_a_refused_token_is_asked_for_again_and_by_one_program(tmp_path: Path) -
         client = Client(access)
         answers = httpx.MockTransport(lambda _: httpx.Response(401, json={}))
         client._http = httpx.AsyncClient(base_url="https://x", transport=answers)
-        await asyncio.gather(*(client._credentials.header() for _ in range(5)))
+        await asyncio.gather(*(client._credentials.headers() for _ in range(5)))
         assert (tmp_path / "asked").read_text() == "x\n"
         with pytest.raises(Exception, match="credentials are refused"):
             await client.get("/version")
-        await client._credentials.header()
+        await client._credentials.headers()
         assert (tmp_path / "asked").read_text() == "x\nx\n"
         await client.close()
 
@@ -308,7 +309,7 @@ def test_a_credential_program_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatc
     script = f"echo $$ > {tmp_path}/pid; exec sleep 30"
     access = Access(server="https://x", command={"command": "sh", "args": ["-c", script]})
     with pytest.raises(Unreachable, match="none within"):
-        asyncio.run(Credentials(access).header())
+        asyncio.run(Credentials(access).headers())
     number = (tmp_path / "pid").read_text().strip()
     state = Path(f"/proc/{number}/stat")
     assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"

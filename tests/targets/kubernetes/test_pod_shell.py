@@ -5,9 +5,7 @@ Shells in running containers are in tests/e2e/test_kubernetes.py.
 
 from __future__ import annotations
 
-import asyncio
 import json
-import struct
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +20,6 @@ from trainmaster.cluster.hyperpod import manifest
 from trainmaster.cluster.pod_shell import Choice, choose, shell_pod
 from trainmaster.core.errors import TargetError, UsageError
 from trainmaster.targets.kubernetes.commands import parse_result
-from trainmaster.targets.kubernetes.websocket import WebSocket
 
 ATTEMPT = "0a483b16-8313-431b-b59a-ba4ab85085de.1"
 
@@ -89,36 +86,6 @@ def test_how_a_command_ended_is_read_from_the_status() -> None:
     for raw in (b"", b"[]", b"\xff", b'{"status":"Failure","details":{"causes":[{"reason":"ExitCode"}]}}'):
         with pytest.raises(TargetError, match="cannot be read"):
             parse_result(raw)
-
-
-class _Writer:
-    def __init__(self) -> None:
-        self.data = b""
-
-    def write(self, data: bytes) -> None:
-        self.data += data
-
-    async def drain(self) -> None:
-        return
-
-
-def test_frames_are_joined_pings_answered_and_lengths_written() -> None:
-    async def go() -> None:
-        reader, writer = asyncio.StreamReader(), _Writer()
-        socket = WebSocket(reader, writer, "")  # type: ignore[arg-type]
-        reader.feed_data(b"\x02\x03abc" + b"\x89\x02hi" + b"\x80\x7e" + struct.pack("!H", 200) + b"x" * 200)
-        reader.feed_data(b"\x88\x02\x03\xe8")
-        assert await socket.receive() == b"abc" + b"x" * 200
-        head, mask, body = writer.data[:2], writer.data[2:6], writer.data[6:]
-        assert head == b"\x8a\x82" and bytes(one ^ mask[at % 4] for at, one in enumerate(body)) == b"hi"
-        assert await socket.receive() is None
-        for size, length in ((125, 2), (126, 4), (70_000, 10)):
-            writer.data = b""
-            await socket.send(b"\x00" * size)
-            assert len(writer.data) == length + 4 + size
-            assert writer.data[length + 4 :] == (writer.data[length : length + 4] * (size // 4 + 1))[:size]
-
-    asyncio.run(go())
 
 
 def make_running(kube: Kube, namespace: str) -> None:

@@ -105,7 +105,7 @@ class Client:
         import httpx
 
         http = self._open()
-        headers = {**await self._credentials.header(), **({"Content-Type": kind} if body is not None else {})}
+        headers = [*(await self._credentials.headers()), *([("Content-Type", kind)] if body is not None else [])]
         try:
             async with asyncio.timeout(_REQUEST_S):
                 answer = await http.request(
@@ -155,14 +155,14 @@ class Client:
 
     async def open_socket(self, path: str, query: Sequence[tuple[str, str]], protocols: Sequence[str]) -> WebSocket:
         """A WebSocket with one of the protocols."""
-        return await connect(self.access, path, query, await self._credentials.header(), protocols)
+        return await connect(self.access, path, query, await self._credentials.headers(), protocols)
 
     @asynccontextmanager
     async def _stream(self, path: str, params: Mapping[str, str]) -> AsyncIterator[httpx.Response]:
         import httpx
 
         http = self._open()
-        headers = await self._credentials.header()
+        headers = await self._credentials.headers()
         limits = httpx.Timeout(_REQUEST_S, read=_SILENT_S)
         try:
             async with http.stream(
@@ -183,6 +183,7 @@ class Client:
             self._http = httpx.AsyncClient(
                 base_url=self.access.server,
                 verify=self.access.tls(),
+                proxy=self.access.proxy,
                 headers={"User-Agent": f"trainmaster/{__version__}", "Accept": "application/json"},
                 timeout=None,  # noqa: S113 (each request has its own)
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=20),
@@ -213,9 +214,9 @@ def _watch_handshake() -> dict[str, Any]:
     streams: list[Any] = []
 
     async def trace(event: str, facts: Mapping[str, Any]) -> None:
-        if event == "connection.connect_tcp.complete":
+        if event.endswith(".connect_tcp.complete"):
             streams.append(facts["return_value"])
-        elif event == "connection.start_tls.failed" and streams:
+        elif event.endswith(".start_tls.failed") and streams:  # `proxy.` behind a proxy
             await streams.pop().aclose()
 
     return {"trace": trace}

@@ -19,15 +19,16 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from trainmaster.core.errors import Unreachable, UsageError
 from trainmaster.targets import _yaml_file
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _EXEC_S = 30.0
-# What changes who asks, or which way; without it a request would be another one than the user wrote down.
-_UNSUPPORTED = frozenset({"proxy-url", "tls-server-name", "as", "as-uid", "as-groups", "auth-provider", "username"})
+# What changes who asks; without it a request would be another one than the user wrote down.
+_UNSUPPORTED = frozenset({"auth-provider", "username"})
+_HEADER_SAFE = "!#$&'*+^`|"  # with letters, digits and `_.-~`: what a header's name may hold (RFC 9110, section 5.6.2)
 _EARLY_S = 60.0  # a token is renewed before it ends
 
 
@@ -42,11 +43,16 @@ class Access:
     certificate: str | None = field(default=None, repr=False)
     key: str | None = field(default=None, repr=False)
     command: Mapping[str, Any] | None = field(default=None, hash=False)  # `exec` of the kubeconfig
+    proxy: str | None = field(default=None, repr=False)  # an address, which may hold a password
+    server_name: str | None = None  # in the certificate, where it is not the host of `server`
+    impersonate: tuple[tuple[str, str], ...] = ()  # headers
 
     def tls(self) -> ssl.SSLContext:
         """TLS settings with the cluster's authority and the client's certificate."""
         try:
             context = ssl.create_default_context(cadata=self.ca)
+            if self.server_name is not None:
+                context = _named_context(context, self.server_name)
             if self.certificate is not None:
                 with tempfile.NamedTemporaryFile(
                     "w", suffix=".pem"
@@ -75,7 +81,11 @@ class Credentials:
         if self._access.command is not None:
             self._until = 0.0
 
-    async def header(self) -> dict[str, str]:
+    async def headers(self) -> list[tuple[str, str]]:
+        """Who asks: the token, and whom it speaks for."""
+        return [*(await self._bearer()), *self._access.impersonate]
+
+    async def _bearer(self) -> list[tuple[str, str]]:
         if (path := self._access.token_file) is not None:
             try:
                 return _bearer(await asyncio.to_thread(path.read_text))
@@ -88,12 +98,12 @@ class Credentials:
         return _bearer(self._token)
 
 
-def _bearer(token: str | None) -> dict[str, str]:
+def _bearer(token: str | None) -> list[tuple[str, str]]:
     if not token:
-        return {}
+        return []
     if not re.fullmatch(r"[!-~]+", token.strip()):
         raise UsageError("kubernetes: the token has characters that no token has; copy it again, without line breaks")
-    return {"Authorization": f"Bearer {token.strip()}"}
+    return [("Authorization", f"Bearer {token.strip()}")]
 
 
 async def _ask_command(command: Mapping[str, Any]) -> tuple[str, float]:
@@ -205,7 +215,73 @@ def parse_access(files: Sequence[tuple[Any, Path]], context: str | None) -> Acce
         certificate=_text(user, "client-certificate", beside_user),
         key=_text(user, "client-key", beside_user),
         command=_plugin(user.get("exec"), beside_user),
+        proxy=_proxy(cluster.get("proxy-url")),
+        server_name=_word(cluster, "tls-server-name"),
+        impersonate=_impersonation(user),
     )
+
+
+def _proxy(stated: Any) -> str | None:
+    if not stated:
+        return None
+    try:
+        address = urlsplit(str(stated))
+        sound = address.scheme in ("http", "https") and bool(address.hostname) and (address.port or 1) > 0
+    except ValueError:
+        sound = False
+    if not sound:  # not shown: it may hold a password
+        raise UsageError("kubernetes: proxy-url of the kubeconfig is no address of a proxy; write http://HOST:PORT")
+    return str(stated)
+
+
+def _word(fields: Mapping[str, Any], name: str) -> str | None:
+    """A text that is sent in a header or a handshake; None where it is not stated."""
+    text = fields.get(name)
+    if text is None or text == "":
+        return None
+    if not isinstance(text, str) or not re.fullmatch(r"[!-~]([ -~]*[!-~])?", text):
+        raise UsageError(f"kubernetes: {name} of the kubeconfig is not a name; write printable ASCII, in quotes")
+    return text
+
+
+def _impersonation(user: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Headers for the user, the groups and whatever else of somebody else in whose name requests are sent."""
+    name = _word(user, "as")
+    groups, extra = user.get("as-groups") or [], user.get("as-user-extra") or {}
+    sound = isinstance(groups, list) and isinstance(extra, Mapping)
+    if not sound or not all(isinstance(values, list) for values in extra.values()):
+        raise UsageError("kubernetes: as-groups of the kubeconfig is a list, as-user-extra a list for each name")
+    if name is None:
+        if groups or extra or user.get("as-uid"):
+            raise UsageError("kubernetes: as-uid, as-groups and as-user-extra of the kubeconfig need `as` too")
+        return ()
+    headers = [("Impersonate-User", name)]
+    if (uid := _word(user, "as-uid")) is not None:
+        headers.append(("Impersonate-Uid", uid))
+    headers += [("Impersonate-Group", _word({"as-groups": group}, "as-groups") or "") for group in groups]
+    for key, values in extra.items():
+        # A name may hold what a header may not: client-go escapes it so, and the server reads it in lower case.
+        header = f"Impersonate-Extra-{quote(str(key).lower(), safe=_HEADER_SAFE)}"
+        headers += [(header, _word({"as-user-extra": value}, "as-user-extra") or "") for value in values]
+    return tuple(headers)
+
+
+def _named_context(context: ssl.SSLContext, name: str) -> ssl.SSLContext:
+    """The same settings, with `name` in every handshake: httpx has no such option behind a proxy."""
+
+    class Named(ssl.SSLContext):
+        def wrap_bio(
+            self,
+            incoming: ssl.MemoryBIO,
+            outgoing: ssl.MemoryBIO,
+            server_side: bool = False,
+            server_hostname: str | bytes | None = None,  # noqa: ARG002 (that of the address)
+            session: ssl.SSLSession | None = None,
+        ) -> ssl.SSLObject:
+            return super().wrap_bio(incoming, outgoing, server_side, name, session)
+
+    context.__class__ = Named  # what create_default_context has set stays
+    return context
 
 
 def _plugin(stated: Any, folder: Path) -> Any:

@@ -71,7 +71,7 @@ TABLE = {
     ),
     "sim": rule("core remote targets", "fastapi", "xxhash"),
     "cli": rule("core api documents", "typer rich yaml", "uvicorn httpx", ours_lazy=" ".join(ALL)),
-    "client": rule("core api", third_lazy="httpx"),
+    "client": rule("core api", third_lazy="httpx pathspec"),
     "__main__": rule("cli"),
     "__init__": rule(ours_lazy="client"),
 }

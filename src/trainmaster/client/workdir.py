@@ -10,14 +10,15 @@ devices are left out and listed. Empty folders are not kept.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from trainmaster.client.ignore import Ignore
 from trainmaster.core.errors import UsageError
 from trainmaster.core.spec import GLOBAL_FILE
 from trainmaster.core.workdir import (
@@ -31,6 +32,9 @@ from trainmaster.core.workdir import (
     digest_of,
     is_inside,
 )
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
 
 IGNORE_FILES = (".trainmasterignore", ".gitignore")  # the first that is there counts
 # Caches and environments, and files that hold credentials: a server must not get them by accident.
@@ -90,12 +94,21 @@ def scan(folder: Path, *, apart: Sequence[Path] = (), most_files: int = MOST_FIL
     return Snapshot(folder=folder, manifest=manifest, left_out=tuple(state.left_out))
 
 
-def read_ignore(folder: Path) -> Ignore:
+def read_ignore(folder: Path) -> GitIgnoreSpec:
     """The rules of a folder, behind those of IGNORED."""
-    for name in IGNORE_FILES:
-        if (folder / name).is_file():
-            return Ignore([*IGNORED, *(folder / name).read_text(errors="replace").splitlines()])
-    return Ignore(IGNORED)
+    files = [folder / name for name in IGNORE_FILES if (folder / name).is_file()]
+    return compile_rules([*IGNORED, *(files[0].read_text(errors="replace").splitlines() if files else ())])
+
+
+def compile_rules(lines: Iterable[str]) -> GitIgnoreSpec:
+    """Rules in the form of .gitignore. One that makes no sense, such as the class [z-a], matches nothing."""
+    from pathspec import GitIgnoreSpec
+
+    patterns: list[Any] = []
+    for line in lines:
+        with contextlib.suppress(re.error, ValueError):
+            patterns += GitIgnoreSpec.from_lines([line]).patterns
+    return GitIgnoreSpec(patterns)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,7 +116,7 @@ class _Scan:
     """What was found so far."""
 
     folder: Path
-    ignore: Ignore
+    ignore: GitIgnoreSpec
     apart: frozenset[Path]
     apart_names: frozenset[str]  # without resolving every path
     most_files: int
@@ -116,7 +129,7 @@ class _Scan:
 def _scan_folder(state: _Scan, prefix: str) -> None:
     for entry in sorted(os.scandir(state.folder / prefix), key=lambda entry: entry.name):
         path, is_folder = f"{prefix}{entry.name}", entry.is_dir(follow_symlinks=False)
-        if state.ignore.matches(path, is_folder=is_folder):
+        if state.ignore.match_file(f"{path}/" if is_folder else path):
             continue
         if entry.name in state.apart_names and Path(entry.path).resolve() in state.apart:
             continue

@@ -57,7 +57,9 @@ TABLE = {
     "remote": rule("core", third_lazy="boto3"),  # boto3 is in every SageMaker container
     "agent": rule(NODE_HALF + " remote"),
     "storage": rule("core", third_lazy="obstore"),
-    "targets": rule("core remote storage", third_lazy="asyncssh boto3 botocore httpx websockets yaml", ours_lazy="documents"),
+    "targets": rule(
+        "core remote storage", third_lazy="asyncssh boto3 botocore httpx websockets yaml", ours_lazy="documents"
+    ),
     "cluster": rule("core node checks bench remote targets storage", third_lazy="asyncssh"),
     "sagemaker_job": rule("core node checks bench storage cluster report"),
     "store": rule("core", "sqlalchemy alembic"),

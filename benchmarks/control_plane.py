@@ -38,9 +38,11 @@ from trainmaster.core.events import Event, render, split
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Stage, Status, TargetState
-from trainmaster.store import Database, attempts, open_database
+from trainmaster.store import attempts
+from trainmaster.store.database import Database
 from trainmaster.store.events import append_events
 from trainmaster.store.jobs import advance, finish, insert_job
+from trainmaster.store.migrate import open_database
 from trainmaster.targets import Submission
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -92,8 +94,7 @@ def _serve(options: argparse.Namespace) -> None:
     """The server's process: everything that `trainmaster serve` runs, with the simulated place as its target."""
     import uvicorn
 
-    from trainmaster import control
-    from trainmaster.control import budget
+    from trainmaster.control import budget, reconcile
     from trainmaster.control.notify import outbox
     from trainmaster.web.app import create_app
 
@@ -107,7 +108,7 @@ def _serve(options: argparse.Namespace) -> None:
         app = create_app(db, options.home, reconcile=False)
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", server_header=False, timeout_keep_alive=75))
         beside = [
-            asyncio.create_task(control.run(db, options.home, stop=stop, load=place.load)),
+            asyncio.create_task(reconcile.run(db, options.home, stop=stop, load=place.load)),
             asyncio.create_task(budget.run(db, stop=stop)),
             asyncio.create_task(outbox.run(db, options.home, stop=stop)),
         ]

@@ -26,7 +26,9 @@ from pathlib import Path
 
 from trainmaster.control.ingest import ingest
 from trainmaster.core.spec import JobSpec
-from trainmaster.store import Connection, Database, attempts, jobs, open_database
+from trainmaster.store import attempts, jobs
+from trainmaster.store.database import Connection, Database
+from trainmaster.store.migrate import open_database
 
 MIB = 1 << 20
 

@@ -18,12 +18,14 @@ from collections import Counter
 from pathlib import Path
 
 from sshd import bench
-from trainmaster import control
+from trainmaster.control import reconcile
+from trainmaster.control import submit as submitting
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Status
 from trainmaster.storage import open_store
-from trainmaster.store import Database, open_database
+from trainmaster.store.database import Database
 from trainmaster.store.jobs import find_job
+from trainmaster.store.migrate import open_database
 
 
 def own_mib() -> float:
@@ -50,8 +52,8 @@ async def measure(db: Database, home: Path, target: str, jobs: int) -> bool:
     script = f"until [ -e {gate} ]; do sleep 0.2; done; echo $TRAINMASTER_ATTEMPT > $TRAINMASTER_OUTPUTS/done"
     spec = parse_spec({"name": "one", "target": target, "command": ["sh", "-c", script], "preflight": {"level": 0}})
     before, began = own_mib(), time.monotonic()
-    loop = asyncio.create_task(control.run(db, home, stop=stop))
-    ids = [(await asyncio.to_thread(control.submit, db, spec)).id for _ in range(jobs)]
+    loop = asyncio.create_task(reconcile.run(db, home, stop=stop))
+    ids = [(await asyncio.to_thread(submitting.submit, db, spec)).id for _ in range(jobs)]
 
     def states() -> Counter[Status]:
         return Counter(row.status for one in ids if (row := find_job(db, one)) is not None)

@@ -28,11 +28,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from sshd import Lab, bench
-from trainmaster import control, targets
+from trainmaster import targets
+from trainmaster.control import reconcile
+from trainmaster.control import submit as submitting
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Status
-from trainmaster.store import Database, events, open_database
+from trainmaster.store import events
+from trainmaster.store.database import Database
 from trainmaster.store.jobs import find_job
+from trainmaster.store.migrate import open_database
 from trainmaster.store.rows import JobRow
 from trainmaster.targets import Lists
 
@@ -75,7 +79,7 @@ class Soak:
 
     def submit(self, kind: str) -> JobRow:
         spec = {"name": kind, "target": self.target, "command": ["sh", "-c", SHORT], "env": {"KIND": kind}}
-        return control.submit(self.db, parse_spec({**spec, "preflight": {"level": 0}, "limits": {"grace_s": 1.0}}))
+        return submitting.submit(self.db, parse_spec({**spec, "preflight": {"level": 0}, "limits": {"grace_s": 1.0}}))
 
     def submit_watched(self) -> JobRow:
         """One Python program: a shell would start a process for each event."""
@@ -90,7 +94,7 @@ class Soak:
             f"    time.sleep({pause_s})\n"
         )
         spec = {"name": "watched", "target": self.target, "command": [sys.executable, "-c", program]}
-        return control.submit(self.db, parse_spec({**spec, "preflight": {"level": 0}}))
+        return submitting.submit(self.db, parse_spec({**spec, "preflight": {"level": 0}}))
 
     async def run(self) -> None:
         async with self._driven():
@@ -113,7 +117,7 @@ class Soak:
     @contextlib.asynccontextmanager
     async def _driven(self) -> AsyncIterator[None]:
         stop = asyncio.Event()
-        loop = asyncio.create_task(control.run(self.db, self.home, stop=stop, tick_s=min(0.5, self.seconds / 200)))
+        loop = asyncio.create_task(reconcile.run(self.db, self.home, stop=stop, tick_s=min(0.5, self.seconds / 200)))
         try:
             yield
         finally:
@@ -134,7 +138,7 @@ class Soak:
             if now.status.final:
                 return now
             if now.name == "cancel" and now.status is Status.RUNNING and self._steps(job) and not now.cancel_requested:
-                await asyncio.to_thread(control.cancel, self.db, job.id)
+                await asyncio.to_thread(submitting.cancel, self.db, job.id)
             await asyncio.sleep(0.1)
 
     def _steps(self, job: JobRow) -> list[int]:

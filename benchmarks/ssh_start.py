@@ -17,22 +17,24 @@ import time
 from pathlib import Path
 
 from sshd import bench
-from trainmaster import control
+from trainmaster.control import reconcile
+from trainmaster.control import submit as submitting
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Status
-from trainmaster.store import Database, open_database
+from trainmaster.store.database import Database
 from trainmaster.store.jobs import find_job
+from trainmaster.store.migrate import open_database
 
 
 async def measure(db: Database, home: Path, target: str, jobs: int) -> list[float]:
     """Seconds of each job, in order."""
     stop, took = asyncio.Event(), []
-    loop = asyncio.create_task(control.run(db, home, stop=stop))
+    loop = asyncio.create_task(reconcile.run(db, home, stop=stop))
     spec = parse_spec({"name": "start", "target": target, "command": ["sleep", "0.5"], "preflight": {"level": 0}})
     try:
         for _ in range(jobs):
             began = time.monotonic()
-            job = await asyncio.to_thread(control.submit, db, spec)
+            job = await asyncio.to_thread(submitting.submit, db, spec)
             while (now := find_job(db, job.id)) is not None and now.status is Status.PENDING:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
             took.append(time.monotonic() - began)

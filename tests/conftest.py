@@ -21,7 +21,8 @@ from postgres import Postgres, binaries
 from s3_server import S3, serve
 from slurm import Cluster
 from trainmaster.core.event_catalog import CHECK_VARIABLE
-from trainmaster.store import Database, open_database
+from trainmaster.store.database import Database
+from trainmaster.store.migrate import open_database
 
 pytest_plugins = ["cpu_times", "spawn_guard", "testbeds"]
 

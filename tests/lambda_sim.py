@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from trainmaster import control
+from trainmaster.control import reconcile
+from trainmaster.control import submit as submitting
 from trainmaster.core.spec import parse_spec
 from trainmaster.sim.lambda_cloud.settings import Settings
 from trainmaster.sim.lambda_cloud.simulator import Simulator
-from trainmaster.store import Database
+from trainmaster.store.database import Database
 from trainmaster.store.jobs import find_job
 from trainmaster.store.rows import JobRow
 
@@ -60,7 +61,7 @@ def _cache() -> Path:
 
 def submit(db: Database, script: str, **spec: Any) -> JobRow:
     document = {"name": "a", "target": "lambda", "command": ["sh", "-c", script], "preflight": {"level": 0}}
-    return control.submit(db, parse_spec({**document, **spec}))
+    return submitting.submit(db, parse_spec({**document, **spec}))
 
 
 def drive(
@@ -74,7 +75,7 @@ def drive(
 
     async def go() -> list[JobRow]:
         stop = asyncio.Event()
-        loop = asyncio.create_task(control.run(db, home, stop=stop, tick_s=0.05))
+        loop = asyncio.create_task(reconcile.run(db, home, stop=stop, tick_s=0.05))
         try:
             while True:
                 now = [found for job in jobs if (found := find_job(db, job.id)) is not None]

@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from trainmaster import control
-from trainmaster.store import Database
+from trainmaster.control import reconcile
+from trainmaster.store.database import Database
 from trainmaster.store.jobs import find_job
 from trainmaster.store.rows import JobRow
 
@@ -16,7 +16,7 @@ from trainmaster.store.rows import JobRow
 @contextlib.asynccontextmanager
 async def running(db: Database, home: Path) -> AsyncIterator[None]:
     stop = asyncio.Event()
-    loop = asyncio.create_task(control.run(db, home, stop=stop, tick_s=0.05))
+    loop = asyncio.create_task(reconcile.run(db, home, stop=stop, tick_s=0.05))
     try:
         yield
     finally:

@@ -12,8 +12,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from client.served import serve
-from trainmaster import control
 from trainmaster.cli.main import build
+from trainmaster.control import submit as submitting
 from trainmaster.core.errors import UsageError
 from trainmaster.core.events import split
 from trainmaster.core.spec import parse_spec
@@ -22,7 +22,8 @@ from trainmaster.pages import cost as page
 from trainmaster.pages import job as job_page
 from trainmaster.pages import jobs as jobs_page
 from trainmaster.report import phrases
-from trainmaster.store import Database, attempts, audit, costs, jobs
+from trainmaster.store import attempts, audit, costs, jobs
+from trainmaster.store.database import Database
 from trainmaster.store.events import append_events
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -34,7 +35,7 @@ def a_job(
     **more: Any,
 ) -> str:  # fmt: skip
     """A job that ran for so many hours, or still does; with these event lines."""
-    job = control.submit(db, parse_spec({"name": name, "command": ["true"], "project": "lab", **more}))
+    job = submitting.submit(db, parse_spec({"name": name, "command": ["true"], "project": "lab", **more}))
     with db.write() as conn:
         jobs.advance(conn, job.id, seen=Stage.QUEUED, to=Stage.RUNNING, at=start)
         attempt = attempts.insert_attempt(conn, job.id, 1, handle={}, at=start)

@@ -17,7 +17,8 @@ from trainmaster.core.errors import TrainmasterError
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.train_config import ModelConfig
 from trainmaster.models.family import weight_shapes
-from trainmaster.store import jobs, open_database
+from trainmaster.store import jobs
+from trainmaster.store.migrate import open_database
 from trainmaster.train.checkpoint.weights import save_weights
 
 JOB, EMPTY = "6f1c1f0e-95b8-4d6b-8a43-0d6b1b0f7a11", "7f1c1f0e-95b8-4d6b-8a43-0d6b1b0f7a12"

@@ -56,7 +56,7 @@ def test_a_log_is_cleaned_for_a_terminal_and_byte_for_byte_for_a_pipe(home: Path
 
 
 def test_the_page_and_the_report_show_no_control_characters(home: Path) -> None:
-    from trainmaster.store import open_database
+    from trainmaster.store.migrate import open_database
     from trainmaster.web.app import create_app
 
     page = trainmaster(home, "report", "odd", "--out", "-").stdout

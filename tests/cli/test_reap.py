@@ -16,7 +16,8 @@ import trainmaster
 from trainmaster.cli.main import build
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Stage, Status
-from trainmaster.store import attempts, jobs, open_database
+from trainmaster.store import attempts, jobs
+from trainmaster.store.migrate import open_database
 from trainmaster.targets import Handle, Placement
 from trainmaster.targets.local import Local
 

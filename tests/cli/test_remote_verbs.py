@@ -23,7 +23,8 @@ from trainmaster.core.events import split
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Stage, Status
 from trainmaster.storage import open_store
-from trainmaster.store import artifacts, attempts, events, jobs, open_database
+from trainmaster.store import artifacts, attempts, events, jobs
+from trainmaster.store.migrate import open_database
 
 JOB = "6f1c1f0e-95b8-4d6b-8a43-0d6b1b0f7a11"
 AT = datetime(2026, 3, 1, 12, tzinfo=UTC)

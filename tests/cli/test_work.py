@@ -16,10 +16,11 @@ import httpx
 import pytest
 
 import trainmaster
-from trainmaster import control
 from trainmaster.cli.serve import _listen
+from trainmaster.control import submit as submitting
 from trainmaster.core.spec import parse_spec
-from trainmaster.store import jobs, open_database
+from trainmaster.store import jobs
+from trainmaster.store.migrate import open_database
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def start(*words: str, env: dict[str, str]) -> subprocess.Popen[str]:
 def test_work_drives_jobs_and_stops_when_told(environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     db = open_database(tmp_path / "home" / "trainmaster.db")
-    job = control.submit(db, parse_spec({"name": "a", "preflight": {"level": 0}, "command": ["true"]}))
+    job = submitting.submit(db, parse_spec({"name": "a", "preflight": {"level": 0}, "command": ["true"]}))
     with start("work", "--tick-s", "0.1", env=environment) as worker:
         end = time.monotonic() + 120
         while not (row := jobs.find_job(db, job.id)) or not row.status.final:

@@ -18,7 +18,9 @@ from trainmaster.control import workdir
 from trainmaster.core.errors import UsageError
 from trainmaster.core.roles import Role
 from trainmaster.storage import open_store
-from trainmaster.store import Database, jobs, open_database
+from trainmaster.store import jobs
+from trainmaster.store.database import Database
+from trainmaster.store.migrate import open_database
 from web.furnished import issue
 
 pytestmark = pytest.mark.spawns

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import uvicorn
 
-from trainmaster.store import Database
+from trainmaster.store.database import Database
 from trainmaster.web.app import create_app
 from trainmaster.web.streaming import Followers
 

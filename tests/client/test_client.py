@@ -21,7 +21,8 @@ from trainmaster.core.events import split
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Stage, Status
 from trainmaster.storage import open_store
-from trainmaster.store import Database, artifacts, attempts, events, jobs
+from trainmaster.store import artifacts, attempts, events, jobs
+from trainmaster.store.database import Database
 
 SPEC = {"name": "trial", "project": "lab", "command": ["true"]}
 JOB = "6f1c1f0e-95b8-4d6b-8a43-0d6b1b0f7a11"

@@ -20,7 +20,7 @@ import pytest
 import trainmaster
 from client.served import serve
 from trainmaster.client import Client, Details, Epoch, Evaluation, JobPage, JobsPage, NotFound, Submitted
-from trainmaster.store import open_database
+from trainmaster.store.migrate import open_database
 from trainmaster.targets.local import Local
 
 T = TypeVar("T")

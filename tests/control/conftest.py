@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainmaster.store import Database
+from trainmaster.store.database import Database
 
 
 @pytest.fixture

@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from trainmaster import control
+from trainmaster.control import reconcile
 from trainmaster.storage import Store
-from trainmaster.store import Database
+from trainmaster.store.database import Database
 
 
 @contextlib.contextmanager
 def driven(db: Database, home: Path, store: Store, **more: Any) -> Iterator[None]:
     """One that lives through all of what is done inside."""
     loop, stop = asyncio.new_event_loop(), asyncio.Event()
-    running = control.run(db, home, stop=stop, tick_s=0.02, storage=store, **more)
+    running = reconcile.run(db, home, stop=stop, tick_s=0.02, storage=store, **more)
     thread = threading.Thread(target=lambda: loop.run_until_complete(running))
     thread.start()
     try:

@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable
 from trainmaster.core.errors import UsageError
 from trainmaster.core.plan import EVENTS_FILE, ExitRecord
 from trainmaster.core.states import Reason, TargetState
-from trainmaster.store import Database, leases
+from trainmaster.store import leases
+from trainmaster.store.database import Database
 from trainmaster.targets import FileSize, Handle, Placement, Poll, Submission
 
 EVENTS = b'{"phase":"PREFLIGHT","event":"end","data":{"overall":"PASS"}}\n{"phase":"STEP","event":"metrics"}\n'

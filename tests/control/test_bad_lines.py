@@ -12,7 +12,8 @@ from sqlalchemy.event import listen
 
 from trainmaster.core.events import Event, Line, split
 from trainmaster.core.plan import EVENTS_FILE
-from trainmaster.store import Database, events, iterations, nodes
+from trainmaster.store import events, iterations, nodes
+from trainmaster.store.database import Database
 
 from .lines import line, new_job, records, take_in
 

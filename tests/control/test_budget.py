@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 
-from trainmaster import control
-from trainmaster.control import budget
+from trainmaster.control import budget, reconcile
+from trainmaster.control import submit as submitting
 from trainmaster.core.cost import add_up, month_of
 from trainmaster.core.errors import OverBudget
 from trainmaster.core.spec import JobSpec, parse_spec
 from trainmaster.core.states import Reason, Stage, Status
-from trainmaster.store import Database, attempts, jobs, outbox, tables
+from trainmaster.store import attempts, jobs, outbox, tables
 from trainmaster.store import costs as money
+from trainmaster.store.database import Database
 from trainmaster.store.rows import AttemptRow, JobRow
 
 pytestmark = pytest.mark.both_databases
@@ -41,7 +42,7 @@ def run_since(
     db: Database, job_spec: JobSpec, start: datetime, *, cents: float | None, released: datetime | None = None
 ) -> str:
     """A job that runs since then, as the reconciler would have written it; the id of the job."""
-    job = control.submit(db, job_spec)
+    job = submitting.submit(db, job_spec)
     with db.write() as conn:
         jobs.advance(conn, job.id, seen=Stage.QUEUED, to=Stage.RUNNING, at=start)
         attempt = attempts.insert_attempt(conn, job.id, 1, handle={}, at=start)
@@ -130,9 +131,9 @@ def test_a_project_that_has_spent_its_budget_is_stopped_and_takes_nothing_in(db:
 def test_a_submit_into_a_spent_project_leaves_no_row(db: Database) -> None:
     cap(db, "lab", "month", 0)
     with pytest.raises(OverBudget, match=r"\$0.00 of \$0.00"):
-        control.submit(db, spec("lab", price=1))
+        submitting.submit(db, spec("lab", price=1))
     assert jobs.count_jobs(db) == 0
-    assert control.submit(db, spec("lab")).status is Status.PENDING, "this machine costs nothing"
+    assert submitting.submit(db, spec("lab")).status is Status.PENDING, "this machine costs nothing"
 
 
 def test_a_price_that_nobody_knows_makes_a_cost_that_nobody_knows(db: Database) -> None:
@@ -229,7 +230,7 @@ def drive(db: Database, home: Path, job: JobRow, act: Callable[[JobRow], None]) 
     async def main() -> JobRow:
         stop = asyncio.Event()
         tasks = [
-            asyncio.create_task(control.run(db, home, stop=stop, tick_s=0.02)),
+            asyncio.create_task(reconcile.run(db, home, stop=stop, tick_s=0.02)),
             asyncio.create_task(budget.run(db, stop=stop, look_s=0.1)),
         ]
         while True:
@@ -254,7 +255,7 @@ def test_a_real_job_over_its_budget_saves_and_stops(
         "name": "real", "project": "lab", "command": [sys.executable, "-c", SAVES], "preflight": {"level": 0},
         "resources": {"price_per_hour": 3600}, "limits": {"grace_s": 30, "attempts": 3},
     }  # fmt: skip
-    job = control.submit(db, parse_spec(mapping))
+    job = submitting.submit(db, parse_spec(mapping))
     log = tmp_path / "jobs" / job.id / "attempts" / "1" / "rank-0.log"
 
     def act(now: JobRow) -> None:

@@ -12,14 +12,15 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from trainmaster import control
-from trainmaster.control import budget
+from trainmaster.control import budget, reconcile
+from trainmaster.control import submit as submitting
 from trainmaster.control.clock import FILE, Clock
 from trainmaster.control.deadlines import Deadlines
 from trainmaster.core.cost import Span, add_up
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Stage, TargetState
-from trainmaster.store import Database, attempts, costs, jobs, leases, tables
+from trainmaster.store import attempts, costs, jobs, leases, tables
+from trainmaster.store.database import Database
 
 from .scripted import Scripted
 
@@ -73,7 +74,7 @@ def test_steps_that_follow_each_other_do_not_count(steps: tuple[float, ...]) -> 
 def test_a_job_that_was_just_heard_of_is_not_stalled_by_a_clock_set_back(db: Database) -> None:
     machine, target = Machine(), Scripted()
     clock = machine.clock()
-    job = control.submit(db, parse_spec({"name": "a", "target": "scripted", "command": ["true"]}), load=target.load)
+    job = submitting.submit(db, parse_spec({"name": "a", "target": "scripted", "command": ["true"]}), load=target.load)
     began = clock.now()
     machine.steady_s += 7200
     machine.set_s -= 86_400
@@ -95,7 +96,7 @@ def test_a_time_that_the_clock_never_showed_is_taken_as_it_is() -> None:
 
 def test_a_rest_ends_though_the_clock_was_set_back(db: Database, tmp_path: Path) -> None:
     target = Scripted()
-    job = control.submit(db, parse_spec({"name": "a", "target": "scripted", "command": ["true"]}), load=target.load)
+    job = submitting.submit(db, parse_spec({"name": "a", "target": "scripted", "command": ["true"]}), load=target.load)
     with db.write() as conn:
         leases.take(conn, "one", owner="here")
         jobs.set_backoff(conn, job.id, until=datetime.now(UTC) + timedelta(seconds=600), tries=1, message="away")
@@ -107,7 +108,7 @@ def test_a_rest_ends_though_the_clock_was_set_back(db: Database, tmp_path: Path)
 
 def test_a_lease_expires_though_the_clock_was_set_back(db: Database, tmp_path: Path) -> None:
     target = Scripted()
-    job = control.submit(db, parse_spec({"name": "a", "target": "scripted", "command": ["true"]}), load=target.load)
+    job = submitting.submit(db, parse_spec({"name": "a", "target": "scripted", "command": ["true"]}), load=target.load)
     with db.write() as conn:
         leases.take(conn, "gone", owner="elsewhere")
     assert not leases.wanted(db, "one")
@@ -175,7 +176,7 @@ def test_a_step_of_the_clock_times_no_job_out(db: Database, tmp_path: Path, step
     mapping = {
         "name": "a", "target": "scripted", "command": ["true"], "limits": {"timeout_s": 600, "stall_minutes": 30}
     }  # fmt: skip
-    job = control.submit(db, parse_spec(mapping), load=target.load)
+    job = submitting.submit(db, parse_spec(mapping), load=target.load)
     began = datetime.now(UTC) - timedelta(seconds=STEP_S + 1)
     with db.write() as conn:
         attempt = attempts.insert_attempt(conn, job.id, 1, handle={"attempt": f"{job.id}.1"}, at=began)
@@ -189,7 +190,7 @@ def test_a_step_of_the_clock_times_no_job_out(db: Database, tmp_path: Path, step
 
     async def go() -> None:
         stop = asyncio.Event()
-        running = asyncio.create_task(control.run(db, tmp_path, stop=stop, tick_s=0.02, load=target.load))
+        running = asyncio.create_task(reconcile.run(db, tmp_path, stop=stop, tick_s=0.02, load=target.load))
         end = time.monotonic() + 60
         while target.made("poll") < 5 and not target.made("cancel") and time.monotonic() < end:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
@@ -205,7 +206,7 @@ def test_a_step_of_the_clock_spends_no_money(db: Database, stepped: bool) -> Non
     machine = Machine()
     clock = machine.clock()
     spec = {"name": "a", "command": ["true"], "resources": {"price_per_hour": 6}, "limits": {"max_cost": 3}}
-    job = control.submit(db, parse_spec(spec))
+    job = submitting.submit(db, parse_spec(spec))
     with db.write() as conn:
         jobs.advance(conn, job.id, seen=Stage.QUEUED, to=Stage.RUNNING, at=clock.now())
         attempt = attempts.insert_attempt(conn, job.id, 1, handle={}, at=clock.now())

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster import control
+from trainmaster.control import submit as submitting
 from trainmaster.control.context import Context
 from trainmaster.control.stage_handlers import handle_stage
 from trainmaster.core.errors import StorageUnreachable
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.storage.folder import FolderStore
-from trainmaster.store import Database, artifacts, jobs
+from trainmaster.store import artifacts, jobs
+from trainmaster.store.database import Database
 from trainmaster.store.rows import JobRow
 
 from .scripted import GOOD, RUNNING, Scripted, at_once, ended, take_over
@@ -42,7 +43,7 @@ class Counting(FolderStore):
 
 def begin(db: Database, home: Path, target: Scripted, *, attempts: int = 1) -> tuple[Context, Counting, str]:
     mapping = {"name": "a", "target": "scripted", "command": ["true"], "limits": {"attempts": attempts}}
-    job = control.submit(db, parse_spec(mapping), load=target.load)
+    job = submitting.submit(db, parse_spec(mapping), load=target.load)
     store = Counting(home / "kept")
     plane = Context(db=db, home=home, load=target.load, token=take_over(db), rest_s=at_once, storage=store)
     return plane, store, job.id

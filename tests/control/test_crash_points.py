@@ -10,13 +10,15 @@ from typing import TypeVar
 
 import pytest
 
-from trainmaster import control
+from trainmaster.control import submit as submitting
 from trainmaster.control.context import Context
 from trainmaster.control.stage_handlers import handle_stage
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Status, TargetState
 from trainmaster.storage import open_store
-from trainmaster.store import Connection, Database, attempts, events, jobs, open_database
+from trainmaster.store import attempts, events, jobs
+from trainmaster.store.database import Connection, Database
+from trainmaster.store.migrate import open_database
 
 from .scripted import GOOD, RUNNING, Scripted, at_once, ended, take_over
 
@@ -91,7 +93,7 @@ def live(db: Database, home: Path, target: Scripted, job_id: str) -> None:
 
 def story(db: Database, home: Path, target: Scripted, *, kill_at: int | None) -> tuple[object, ...]:
     """What a user sees of a job whose control plane died once at that point."""
-    job = control.submit(db, SPEC, load=target.load)
+    job = submitting.submit(db, SPEC, load=target.load)
     FUSE[0] = Fuse(kill_at)
     try:
         live(db, home, target, job.id)

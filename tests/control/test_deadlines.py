@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from trainmaster import control
+from trainmaster.control import submit as submitting
 from trainmaster.control.context import Context
 from trainmaster.control.stage_handlers import handle_stage
 from trainmaster.control.transitions import end_overdue
@@ -18,7 +18,8 @@ from trainmaster.core.errors import StorageUnreachable, Unreachable
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.storage import open_store
-from trainmaster.store import Database, attempts, jobs, tables
+from trainmaster.store import attempts, jobs, tables
+from trainmaster.store.database import Database
 from trainmaster.store.rows import JobRow
 from trainmaster.targets import Poll
 
@@ -33,7 +34,7 @@ class World:
     def __init__(self, db: Database, home: Path, *polls: Poll, **limits: Any) -> None:
         self.db, self.target, self.late = db, Scripted(*polls), timedelta()
         mapping = {"name": "a", "target": "scripted", "command": ["true"], "limits": {"attempts": 2, **limits}}
-        self.id = control.submit(db, parse_spec(mapping), load=self.target.load).id
+        self.id = submitting.submit(db, parse_spec(mapping), load=self.target.load).id
         self.plane = Context(
             db=db, home=home, load=self.target.load, token=take_over(db), rest_s=at_once,
             storage=open_store(home / "storage"), now=lambda: datetime.now(UTC) + self.late,
@@ -136,7 +137,7 @@ def test_a_job_that_does_not_stop_is_ended_by_force_at_the_deadline(db: Database
 
     world.target.before["cancel"] = deaf
     world.walk(Stage.RUNNING)
-    control.cancel(db, world.id)
+    submitting.cancel(db, world.id)
     world.late = timedelta(seconds=79)
     with pytest.raises(Unreachable):
         asyncio.run(handle_stage(world.plane, world.job))
@@ -149,7 +150,7 @@ def test_a_job_that_does_not_stop_is_ended_by_force_at_the_deadline(db: Database
 def test_a_cancelled_job_does_not_wait_long_for_a_storage_that_is_gone(db: Database, tmp_path: Path) -> None:
     world = World(db, tmp_path)
     world.walk(Stage.RUNNING)
-    control.cancel(db, world.id)
+    submitting.cancel(db, world.id)
     world.walk(Stage.COLLECTING)
     world.late = timedelta(seconds=590)
     assert not world.fail(StorageUnreachable("no bucket"))
@@ -207,7 +208,7 @@ def test_the_first_reason_to_stop_counts_and_a_user_comes_before_it(db: Database
     with db.write() as conn:
         assert attempts.request_stop(conn, attempt, reason=Reason.OVER_BUDGET, message="the cap", at=now)
         assert not attempts.request_stop(conn, attempt, reason=Reason.STALLED, message="silent", at=now)
-    control.cancel(db, world.id)
+    submitting.cancel(db, world.id)
     job = world.walk(None)
     assert (job.status, job.reason) == (Status.CANCELLED, Reason.USER_CANCELLED)
 

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from trainmaster.core.events import Event, Line
 from trainmaster.core.plan import EVENTS_FILE, node_file
-from trainmaster.store import Database, attempts, events, nodes, open_database
+from trainmaster.store import attempts, events, nodes
+from trainmaster.store.database import Database
+from trainmaster.store.migrate import open_database
 
 from .lines import line, new_job, records, take_in
 

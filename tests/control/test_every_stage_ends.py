@@ -14,14 +14,16 @@ from typing import Any
 
 import pytest
 
-from trainmaster import control
+from trainmaster.control import reconcile
+from trainmaster.control import submit as submitting
 from trainmaster.control.collect import escape
 from trainmaster.control.deadlines import Deadlines, StopRequest
 from trainmaster.core.errors import SpecError, TargetError
 from trainmaster.core.plan import ExitRecord
 from trainmaster.core.spec import JobSpec, Limits, parse_spec
 from trainmaster.core.states import Reason, Stage, Status, TargetState
-from trainmaster.store import Database, artifacts, attempts, events, jobs
+from trainmaster.store import artifacts, attempts, events, jobs
+from trainmaster.store.database import Database
 from trainmaster.store.rows import AttemptRow, JobRow
 from trainmaster.targets import Handle, Poll
 
@@ -35,12 +37,12 @@ ENDS_S = 90.0
 def finish(db: Database, home: Path, spec: dict[str, Any], **options: Any) -> JobRow:
     """Run one job to its end; the test fails if it does not come to one."""
     load = {"load": options["load"]} if "load" in options else {}
-    job = control.submit(db, parse_spec({"name": "a", "preflight": {"level": 0}, **spec}), **load)
+    job = submitting.submit(db, parse_spec({"name": "a", "preflight": {"level": 0}, **spec}), **load)
     when: Callable[[JobRow], bool] = options.pop("cancel_when", lambda _row: False)
 
     async def go() -> None:
         stop = asyncio.Event()
-        task = asyncio.create_task(control.run(db, home, stop=stop, tick_s=0.05, **options))
+        task = asyncio.create_task(reconcile.run(db, home, stop=stop, tick_s=0.05, **options))
         end = time.monotonic() + ENDS_S
         while time.monotonic() < end:
             row = await asyncio.to_thread(jobs.find_job, db, job.id)
@@ -48,7 +50,7 @@ def finish(db: Database, home: Path, spec: dict[str, Any], **options: Any) -> Jo
             if row.status.final:
                 break
             if not row.cancel_requested and when(row):
-                await asyncio.to_thread(control.cancel, db, job.id)
+                await asyncio.to_thread(submitting.cancel, db, job.id)
             await asyncio.sleep(0.05)
         stop.set()
         await task

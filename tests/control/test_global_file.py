@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster import control
+from trainmaster.control import reconcile
+from trainmaster.control import submit as submitting
 from trainmaster.core.errors import SpecError
 from trainmaster.core.events import parse
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Status
-from trainmaster.store import Database, attempts, events, iterations, jobs
+from trainmaster.store import attempts, events, iterations, jobs
+from trainmaster.store.database import Database
 
 PROGRAM = """
 import json, sys, time
@@ -31,7 +33,7 @@ for epoch in (1, 2, 3):
 def run_all(db: Database, home: Path, ids: list[str]) -> None:
     async def go() -> None:
         stop = asyncio.Event()
-        task = asyncio.create_task(control.run(db, home, stop=stop, tick_s=0.05))
+        task = asyncio.create_task(reconcile.run(db, home, stop=stop, tick_s=0.05))
         end = time.monotonic() + 120
         while await asyncio.to_thread(jobs.list_open, db) and time.monotonic() < end:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
@@ -51,7 +53,7 @@ def test_three_jobs_at_once_each_keep_all_their_rows(db: Database, tmp_path: Pat
     for number in (1, 2, 3):
         command = [sys.executable, "train.py", str(number)]
         spec = {"name": "seed", "command": command, "workdir": str(script), "preflight": {"level": 0}}
-        ids.append(control.submit(db, parse_spec(spec)).id)
+        ids.append(submitting.submit(db, parse_spec(spec)).id)
     run_all(db, tmp_path / "home", ids)
     for number, job_id in zip((1, 2, 3), ids, strict=True):
         (iteration,) = iterations.list_iterations(db, job_id)
@@ -98,11 +100,11 @@ def test_the_reason_decides_whether_there_is_another_attempt(
 ) -> None:
     limits = {"attempts": 2, "retry": retry}
     spec = {"name": "a", "command": ["sh", "-c", script], "preflight": {"level": 0}, "limits": limits}
-    job = control.submit(db, parse_spec(spec))
+    job = submitting.submit(db, parse_spec(spec))
 
     async def go() -> None:
         stop = asyncio.Event()
-        task = asyncio.create_task(control.run(db, tmp_path, stop=stop, tick_s=0.05, rest_s=lambda _r, _n: 0.0))
+        task = asyncio.create_task(reconcile.run(db, tmp_path, stop=stop, tick_s=0.05, rest_s=lambda _r, _n: 0.0))
         end = time.monotonic() + 90
         while await asyncio.to_thread(jobs.list_open, db) and time.monotonic() < end:  # noqa: ASYNC110
             await asyncio.sleep(0.1)

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from trainmaster.control.ingest import Read, cut, ingest
 from trainmaster.core.events import split
 from trainmaster.core.spec import JobSpec
-from trainmaster.store import Database, attempts, events, jobs, open_database
+from trainmaster.store import attempts, events, jobs
+from trainmaster.store.database import Database
+from trainmaster.store.migrate import open_database
 from trainmaster.store.rows import EventRow
 
 pytestmark = pytest.mark.both_databases

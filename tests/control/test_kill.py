@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster import control
+from trainmaster.control import submit as submitting
 from trainmaster.core.event_catalog import CHECK_VARIABLE
 from trainmaster.core.events import Line, split
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Status, TargetState
-from trainmaster.store import Database, attempts, events
+from trainmaster.store import attempts, events
+from trainmaster.store.database import Database
 from trainmaster.store.jobs import find_job
 from trainmaster.store.rows import EventRow, JobRow
 
@@ -52,7 +53,7 @@ def submit(db: Database, *, pause_s: float) -> JobRow:
     resources = {"processes_per_node": 2}
     command = [sys.executable, "-c", WORKLOAD]
     mapping = {"name": "kill", "command": command, "env": env, "resources": resources, "preflight": {"level": 0}}
-    return control.submit(db, parse_spec(mapping))
+    return submitting.submit(db, parse_spec(mapping))
 
 
 class Controller:

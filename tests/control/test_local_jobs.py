@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
-from trainmaster import control
+from trainmaster.control import reconcile as reconciling
+from trainmaster.control import submit as submitting
 from trainmaster.core.plan import ATTEMPT_VARIABLE
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Stage, Status, TargetState
-from trainmaster.store import Database, attempts, events
+from trainmaster.store import attempts, events
+from trainmaster.store.database import Database
 from trainmaster.store.jobs import find_job, list_transitions
 from trainmaster.store.rows import JobRow
 
@@ -30,7 +32,7 @@ def _agents_find_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def submit(db: Database, program: str, **more: Any) -> JobRow:
     mapping = {"name": "real", "command": [sys.executable, "-c", program], "preflight": {"level": 0}, **more}
-    return control.submit(db, parse_spec(mapping))
+    return submitting.submit(db, parse_spec(mapping))
 
 
 def find(db: Database, job: JobRow) -> JobRow:
@@ -44,7 +46,7 @@ def reconcile(db: Database, home: Path, *jobs: JobRow, act: Callable[[], None] =
 
     async def main() -> None:
         stop = asyncio.Event()
-        loop = asyncio.create_task(control.run(db, home, stop=stop, tick_s=0.02))
+        loop = asyncio.create_task(reconciling.run(db, home, stop=stop, tick_s=0.02))
         while not all(find(db, job).status.final for job in jobs):
             act()
             await asyncio.sleep(0.02)
@@ -92,7 +94,7 @@ def test_cancel_stops_what_runs(db: Database, tmp_path: Path) -> None:
     def act() -> None:
         now = find(db, job)
         if now.stage is Stage.RUNNING and not now.cancel_requested and len(processes_of(f"{job.id}.1")) >= 3:
-            control.cancel(db, job.id)
+            submitting.cancel(db, job.id)
 
     (job,) = reconcile(db, tmp_path, job, act=act)
     assert (job.status, job.reason) == (Status.CANCELLED, Reason.USER_CANCELLED)
@@ -102,7 +104,7 @@ def test_cancel_stops_what_runs(db: Database, tmp_path: Path) -> None:
 
 def test_a_job_cancelled_before_its_start_never_starts(db: Database, tmp_path: Path) -> None:
     job = submit(db, SLEEP)
-    control.cancel(db, job.id)
+    submitting.cancel(db, job.id)
     (job,) = reconcile(db, tmp_path, job)
     assert (job.status, job.attempts) == (Status.CANCELLED, 0)
     assert not (tmp_path / "jobs").exists()

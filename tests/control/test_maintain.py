@@ -16,7 +16,9 @@ from trainmaster.core.errors import JobMissing, JobOpen, StorageError, UsageErro
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Stage, Status
 from trainmaster.storage import open_store
-from trainmaster.store import Database, artifacts, attempts, audit, events, jobs, open_database, tables
+from trainmaster.store import artifacts, attempts, audit, events, jobs, tables
+from trainmaster.store.database import Database
+from trainmaster.store.migrate import open_database
 
 from .lines import line, new_job, records, take_in
 

@@ -15,8 +15,8 @@ import pytest
 
 from trainmaster.control.notify import channels, outbox, send, signing
 from trainmaster.core.errors import UsageError
-from trainmaster.store import Database
 from trainmaster.store import outbox as deliveries
+from trainmaster.store.database import Database
 
 from .receiver import Receiver, receiving
 

@@ -18,12 +18,14 @@ import pytest
 
 from postgres import Postgres
 from s3_server import S3, serve
-from trainmaster import control
+from trainmaster.control import submit as submitting
 from trainmaster.core.events import split
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Status
 from trainmaster.storage import Store, open_store
-from trainmaster.store import Database, artifacts, events, iterations, jobs, open_database
+from trainmaster.store import artifacts, events, iterations, jobs
+from trainmaster.store.database import Database
+from trainmaster.store.migrate import open_database
 from trainmaster.store.rows import JobRow
 
 from .drill import workload
@@ -52,7 +54,7 @@ def is_final(db: Database, job: JobRow) -> bool:
 
 def through(db: Database, home: Path, store: Store, outage: Callable[[Callable[[], None]], None]) -> JobRow:
     """A job that is some epochs on when the outage comes, goes on in it, and ends after it."""
-    job = control.submit(db, parse_spec(workload.spec()))
+    job = submitting.submit(db, parse_spec(workload.spec()))
     with driven(db, home, store):
         for number in range(4):
             workload.gate(home, job.id, number)

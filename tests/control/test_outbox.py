@@ -23,8 +23,10 @@ import pytest
 from trainmaster.control import failpoints
 from trainmaster.control.notify import outbox, signing
 from trainmaster.control.notify.outbox import Pace
-from trainmaster.store import Database, open_database, webhooks
 from trainmaster.store import outbox as deliveries
+from trainmaster.store import webhooks
+from trainmaster.store.database import Database
+from trainmaster.store.migrate import open_database
 from trainmaster.store.outbox import DeliveryRow
 
 from .receiver import Got, Receiver, receiving
@@ -215,7 +217,7 @@ DISPATCHER = """
 import asyncio, sys
 from pathlib import Path
 from trainmaster.control.notify import outbox
-from trainmaster.store import open_database
+from trainmaster.store.migrate import open_database
 pace = outbox.Pace(tick_s=0.02, claim_s=1.0)
 asyncio.run(outbox.run(open_database(sys.argv[1]), Path(sys.argv[2]), stop=asyncio.Event(), pace=pace))
 """

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster import control
 from trainmaster.control import reconcile
+from trainmaster.control import submit as submitting
 from trainmaster.control.context import TIMEOUTS_S, Context
 from trainmaster.control.reconcile import run
 from trainmaster.control.stage_handlers import handle_stage
@@ -17,8 +17,9 @@ from trainmaster.core.errors import TargetError, Unreachable, UsageError
 from trainmaster.core.spec import JobSpec, parse_spec
 from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.storage import open_store
-from trainmaster.store import Database, events, leases
+from trainmaster.store import events, leases
 from trainmaster.store.attempts import list_attempts
+from trainmaster.store.database import Database
 from trainmaster.store.jobs import count_jobs, find_job, list_transitions
 from trainmaster.store.rows import JobRow
 from trainmaster.targets import Poll
@@ -77,7 +78,7 @@ def stages(db: Database, job: JobRow) -> list[Stage | None]:
 def test_the_happy_path_goes_through_its_stages_and_keeps_every_line(db: Database, tmp_path: Path) -> None:
     target = Scripted(Poll(state=TargetState.WAITING), RUNNING, RUNNING, GOOD)
     target.events += b'{"half'
-    job = control.submit(db, spec(), load=target.load)
+    job = submitting.submit(db, spec(), load=target.load)
     assert (job.status, job.stage, job.attempts) == (Status.PENDING, Stage.QUEUED, 0)
     (job,) = settle(db, tmp_path, target, job)
     assert (job.status, job.stage, job.reason, job.attempts) == (Status.COMPLETED, None, None, 1)
@@ -111,7 +112,7 @@ def test_a_job_is_tried_again_only_where_its_reason_allows(
     db: Database, tmp_path: Path, poll: Poll, reason: Reason, attempts: int
 ) -> None:
     target = Scripted(RUNNING, poll)
-    (job,) = settle(db, tmp_path, target, control.submit(db, spec(attempts=3), load=target.load))
+    (job,) = settle(db, tmp_path, target, submitting.submit(db, spec(attempts=3), load=target.load))
     assert (job.status, job.reason, job.attempts) == (Status.FAILED, reason, attempts)
     assert [row.reason for row in list_attempts(db, job.id)] == [reason] * attempts
     assert target.alive == set()
@@ -128,7 +129,7 @@ def test_an_attempt_that_is_lost_is_followed_by_one_that_succeeds(db: Database, 
             target.polls = [RUNNING, GOOD]
 
     target.before["submit"] = heal
-    (job,) = settle(db, tmp_path, target, control.submit(db, spec(attempts=5), load=target.load))
+    (job,) = settle(db, tmp_path, target, submitting.submit(db, spec(attempts=5), load=target.load))
     assert (job.status, job.reason, job.attempts) == (Status.COMPLETED, None, 2)
     assert [row.cursor[0] for row in events.list_events(db, job.id)] == [1, 1, 2, 2]
 
@@ -136,7 +137,7 @@ def test_an_attempt_that_is_lost_is_followed_by_one_that_succeeds(db: Database, 
 def test_unknown_is_not_failed(db: Database, tmp_path: Path) -> None:
     target = Scripted(RUNNING, *[Poll(state=TargetState.UNKNOWN, note="no route to host")] * 5, RUNNING, GOOD)
     said: set[str] = set()
-    job = control.submit(db, spec(), load=target.load)
+    job = submitting.submit(db, spec(), load=target.load)
 
     def watch() -> bool:
         found = find(db, job)
@@ -156,7 +157,7 @@ def test_a_call_that_raises_is_told_and_tried_again(db: Database, tmp_path: Path
     target = Scripted(RUNNING, RUNNING, GOOD)
     left = [wrong, wrong, wrong]
     said: set[str] = set()
-    job = control.submit(db, spec(), load=target.load)
+    job = submitting.submit(db, spec(), load=target.load)
 
     async def fail(_attempt: str) -> None:
         said.add(find(db, job).message)
@@ -178,7 +179,7 @@ def test_a_refused_submit_ends_the_attempt_and_gives_back_what_there_is(db: Data
         raise TargetError("no such partition")
 
     target.before["submit"] = refuse
-    (job,) = settle(db, tmp_path, target, control.submit(db, spec(attempts=2), load=target.load))
+    (job,) = settle(db, tmp_path, target, submitting.submit(db, spec(attempts=2), load=target.load))
     assert (job.status, job.reason, job.message) == (Status.FAILED, Reason.TARGET_ERROR, "no such partition")
     assert (job.attempts, target.alive) == (2, set())
 
@@ -188,30 +189,30 @@ def test_a_refused_submit_ends_the_attempt_and_gives_back_what_there_is(db: Data
 def test_cancel_in_every_stage_ends_cancelled_and_holds_nothing(db: Database, tmp_path: Path, stage: Stage) -> None:
     """The job is walked to the stage one step at a time, cancelled there, and then left to the loop."""
     target = Scripted(*[RUNNING] * 2, *([LOST] if stage in (Stage.COLLECTING, Stage.RELEASING) else [RUNNING]))
-    job = control.submit(db, spec(attempts=3), load=target.load)
+    job = submitting.submit(db, spec(attempts=3), load=target.load)
     _walk(db, tmp_path, target, job, stage)
-    assert control.cancel(db, job.id).status is Status.CANCELLING
-    assert control.cancel(db, job.id).status is Status.CANCELLING  # asking twice is asking once
+    assert submitting.cancel(db, job.id).status is Status.CANCELLING
+    assert submitting.cancel(db, job.id).status is Status.CANCELLING  # asking twice is asking once
     (job,) = settle(db, tmp_path, target, job)
     assert (job.status, job.reason) == (Status.CANCELLED, Reason.USER_CANCELLED)
     assert target.alive == set()
     assert target.made("submit") == (0 if stage in (Stage.QUEUED, Stage.PLACING, Stage.STAGING) else 1)
     assert target.made("cancel") == (1 if stage in (Stage.CHECKING, Stage.RUNNING) else 0)
     with pytest.raises(UsageError, match="already cancelled"):
-        control.cancel(db, job.id)
+        submitting.cancel(db, job.id)
 
 
 @pytest.mark.parametrize("call", ["submit", "poll", "read", "cancel", "release"])
 def test_cancel_during_a_call_is_not_lost(db: Database, tmp_path: Path, call: str) -> None:
     target = Scripted(RUNNING, RUNNING, LOST if call == "release" else RUNNING)
-    job = control.submit(db, spec(attempts=3), load=target.load)
+    job = submitting.submit(db, spec(attempts=3), load=target.load)
     if call == "cancel":
-        control.cancel(db, job.id)
+        submitting.cancel(db, job.id)
         target.polls = [RUNNING]
 
     async def meanwhile(_attempt: str) -> None:
         if not find(db, job).cancel_requested:
-            control.cancel(db, job.id)
+            submitting.cancel(db, job.id)
 
     target.before[call] = meanwhile
     (job,) = settle(db, tmp_path, target, job)
@@ -223,11 +224,11 @@ def test_a_cancel_does_not_wait_for_a_start_that_hangs(
 ) -> None:
     monkeypatch.setattr(reconcile, "_HURRY_S", 0.2)
     target = Scripted()
-    job = control.submit(db, spec(), load=target.load)
+    job = submitting.submit(db, spec(), load=target.load)
 
     async def hang(attempt: str) -> None:
         target.alive.add(attempt)
-        control.cancel(db, job.id)
+        submitting.cancel(db, job.id)
         await asyncio.Event().wait()
 
     target.before["submit"] = hang
@@ -237,17 +238,17 @@ def test_a_cancel_does_not_wait_for_a_start_that_hangs(
 
 def test_a_job_that_succeeds_before_the_cancel_arrives_is_completed(db: Database, tmp_path: Path) -> None:
     target = Scripted(RUNNING, GOOD)
-    job = control.submit(db, spec(), load=target.load)
+    job = submitting.submit(db, spec(), load=target.load)
     _walk(db, tmp_path, target, job, Stage.COLLECTING)
-    control.cancel(db, job.id)
+    submitting.cancel(db, job.id)
     (job,) = settle(db, tmp_path, target, job)
     assert job.status is Status.COMPLETED
 
 
 def test_a_target_that_hangs_holds_up_only_its_own_job(db: Database, tmp_path: Path) -> None:
     target = Scripted(RUNNING, GOOD)
-    hung = control.submit(db, spec(), load=target.load)
-    others = [control.submit(db, spec(), load=target.load) for _ in range(3)]
+    hung = submitting.submit(db, spec(), load=target.load)
+    others = [submitting.submit(db, spec(), load=target.load) for _ in range(3)]
 
     async def hang(attempt: str) -> None:
         if attempt.startswith(hung.id):
@@ -268,7 +269,7 @@ def test_a_target_that_hangs_holds_up_only_its_own_job(db: Database, tmp_path: P
 
 def test_a_second_reconciler_stands_by_and_takes_over(db: Database, tmp_path: Path) -> None:
     first, second = Scripted(RUNNING), Scripted(GOOD)
-    job = control.submit(db, spec(), load=first.load)
+    job = submitting.submit(db, spec(), load=first.load)
 
     async def main() -> None:
         stops = asyncio.Event(), asyncio.Event()
@@ -289,11 +290,11 @@ def test_a_second_reconciler_stands_by_and_takes_over(db: Database, tmp_path: Pa
 
 def test_what_cannot_be_run_is_refused_before_there_is_a_row(db: Database) -> None:
     with pytest.raises(UsageError, match="not one of"):
-        control.submit(db, parse_spec({"name": "a", "target": "moon", "command": ["true"]}))
+        submitting.submit(db, parse_spec({"name": "a", "target": "moon", "command": ["true"]}))
     with pytest.raises(TargetError, match="one node"):
-        control.submit(db, parse_spec({"name": "a", "command": ["true"], "resources": {"nodes": 2}}))
+        submitting.submit(db, parse_spec({"name": "a", "command": ["true"], "resources": {"nodes": 2}}))
     with pytest.raises(UsageError, match="no job nobody"):
-        control.cancel(db, "nobody")
+        submitting.cancel(db, "nobody")
     assert count_jobs(db) == 0
 
 

@@ -15,8 +15,8 @@ import pytest
 from sqlalchemy import select
 
 from control.scripted import GOOD, Scripted, at_once, take_over
-from trainmaster import control
-from trainmaster.control import rented, rented_sweep
+from trainmaster.control import reconcile, rented, rented_sweep
+from trainmaster.control import submit as submitting
 from trainmaster.control.clock import Clock
 from trainmaster.control.context import Context
 from trainmaster.control.deadlines import Deadlines
@@ -26,7 +26,8 @@ from trainmaster.core.errors import DiskFull, PathDenied, StorageUnreachable, Ta
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Stage, Status
 from trainmaster.storage import open_store
-from trainmaster.store import Database, attempts, instances, jobs, tables
+from trainmaster.store import attempts, instances, jobs, tables
+from trainmaster.store.database import Database
 from trainmaster.store.jobs import find_job
 from trainmaster.store.rows import JobRow
 from trainmaster.targets import Handle, Instance, InstanceState, LaunchRequest, Offer
@@ -132,7 +133,7 @@ def cloud() -> Cloud:
 
 def begin(db: Database, target: Target, home: Path, clock: Clock | None = None) -> tuple[Context, JobRow]:
     document = {"name": "a", "target": "lambda", "command": ["true"], "preflight": {"level": 0}}
-    job = control.submit(db, parse_spec(document), load=lambda _: target)
+    job = submitting.submit(db, parse_spec(document), load=lambda _: target)
     clock = clock or Clock()
     context = Context(
         db=db, home=home, load=lambda _: target, token=take_over(db), storage=open_store(home / "storage"),
@@ -150,8 +151,8 @@ def again(db: Database, job: JobRow) -> JobRow:
 async def drive(db: Database, target: Target, home: Path) -> JobRow:
     """Run a job to its end."""
     document = {"name": "a", "target": "lambda", "command": ["true"], "preflight": {"level": 0}}
-    job, stop = control.submit(db, parse_spec(document), load=lambda _: target), asyncio.Event()
-    loop = asyncio.create_task(control.run(db, home, stop=stop, tick_s=0.02, load=lambda _: target))
+    job, stop = submitting.submit(db, parse_spec(document), load=lambda _: target), asyncio.Event()
+    loop = asyncio.create_task(reconcile.run(db, home, stop=stop, tick_s=0.02, load=lambda _: target))
     try:
         async with asyncio.timeout(60):
             while not again(db, job).status.final:  # noqa: ASYNC110 (a database has no event)
@@ -287,7 +288,7 @@ def test_a_machine_that_still_boots_is_terminated_while_the_listing_fails(
             if cloud.launched:
                 break
             await handle_stage(context, again(db, job))
-        control.cancel(db, job.id)
+        submitting.cancel(db, job.id)
         cloud.blind = True
         for _ in range(10):
             with contextlib.suppress(Unreachable):

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from trainmaster import control
+from trainmaster.control import submit as submitting
 from trainmaster.core.errors import JobFinal, JobMissing, JobOpen, SpecError
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Status
-from trainmaster.store import Database, attempts, events, jobs
+from trainmaster.store import attempts, events, jobs
+from trainmaster.store.database import Database
 from trainmaster.store.rows import JobRow
 
 from .test_local_jobs import SOURCE, reconcile
@@ -30,7 +31,7 @@ def _agents_find_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def submit(db: Database, **more: Any) -> JobRow:
-    return control.submit(db, parse_spec({"name": "run", "preflight": {"level": 0}, "command": ["true"], **more}))
+    return submitting.submit(db, parse_spec({"name": "run", "preflight": {"level": 0}, "command": ["true"], **more}))
 
 
 def end(db: Database, job: JobRow) -> None:
@@ -43,12 +44,12 @@ def end(db: Database, job: JobRow) -> None:
 
 def test_a_cancelled_training_goes_on_where_it_saved(db: Database, tmp_path: Path) -> None:
     spec = {"name": "run", "preflight": {"level": 0}, "train": {**TRAIN, "steps": 100_000}}
-    first = control.submit(db, parse_spec(spec))
+    first = submitting.submit(db, parse_spec(spec))
 
     def cancel_after_a_save() -> None:
         if list((tmp_path / "jobs" / first.id / "checkpoints").glob("step-*/manifest.json")):
             with contextlib.suppress(JobFinal):
-                control.cancel(db, first.id)
+                submitting.cancel(db, first.id)
 
     (first,) = reconcile(db, tmp_path, first, act=cancel_after_a_save)
     assert first.status is Status.CANCELLED and first.reason is not None
@@ -56,12 +57,12 @@ def test_a_cancelled_training_goes_on_where_it_saved(db: Database, tmp_path: Pat
     saved = max(event.data["step"] for event in events.list_events(db, first.id) if event.phase == "STEP")
 
     longer = {**spec, "train": {**TRAIN, "steps": saved + 10}, "resume_from": first.id}
-    (second,) = reconcile(db, tmp_path, control.submit(db, parse_spec(longer)))
+    (second,) = reconcile(db, tmp_path, submitting.submit(db, parse_spec(longer)))
     assert second.status is Status.COMPLETED, second.message
     steps = [event.data["step"] for event in events.list_events(db, second.id) if event.phase == "STEP"]
     assert steps == list(range(saved + 1, saved + 11))  # a stop saves: not one step is done twice
 
-    third, _ = control.resume(db, second.id)  # nothing is left to do, and it is the same run
+    third, _ = submitting.resume(db, second.id)  # nothing is left to do, and it is the same run
     assert third.spec.resume_from == first.id
     (third,) = reconcile(db, tmp_path, third)
     assert third.status is Status.COMPLETED
@@ -72,14 +73,14 @@ def test_without_a_checkpoint_there_is_no_new_run_in_its_place(db: Database, tmp
     (first,) = reconcile(db, tmp_path, submit(db, command=["false"]))
     assert first.status is Status.FAILED
     with pytest.raises(SpecError, match=f"saved no checkpoint; run it again: trainmaster resume --again {first.id}"):
-        control.resume(db, first.id)
+        submitting.resume(db, first.id)
     assert jobs.count_jobs(db) == 1
 
 
 def test_the_agent_refuses_where_the_files_are_gone_since(db: Database, tmp_path: Path) -> None:
     (first,) = reconcile(db, tmp_path, submit(db, command=["sh", "-c", 'touch "$TRAINMASTER_CHECKPOINTS/x"; exit 1']))
     (tmp_path / "jobs" / first.id / "checkpoints" / "x").unlink()
-    (second,) = reconcile(db, tmp_path, control.resume(db, first.id)[0])
+    (second,) = reconcile(db, tmp_path, submitting.resume(db, first.id)[0])
     assert (second.status, second.reason) == (Status.FAILED, Reason.BAD_CHECKPOINT)
     assert first.id in second.message and "without resume_from" in second.message
 
@@ -90,7 +91,7 @@ def test_a_command_that_never_started_has_nothing_to_resume(db: Database) -> Non
         assert first.stage is not None
         jobs.finish(conn, first.id, seen=first.stage, status=Status.CANCELLED, at=first.created_at)
     with pytest.raises(SpecError, match="saved no checkpoint"):
-        control.resume(db, first.id)
+        submitting.resume(db, first.id)
 
 
 def test_a_file_that_is_no_checkpoint_is_none(db: Database, tmp_path: Path) -> None:
@@ -98,7 +99,7 @@ def test_a_file_that_is_no_checkpoint_is_none(db: Database, tmp_path: Path) -> N
     leave = 'touch "$TRAINMASTER_CHECKPOINTS/notes.txt"; exit 1'
     (first,) = reconcile(db, tmp_path, submit(db, command=["sh", "-c", leave]))
     spec = {"name": "run", "preflight": {"level": 0}, "train": {**TRAIN, "steps": 20}, "resume_from": first.id}
-    (second,) = reconcile(db, tmp_path, control.submit(db, parse_spec(spec)))
+    (second,) = reconcile(db, tmp_path, submitting.submit(db, parse_spec(spec)))
     assert (second.status, second.reason) == (Status.FAILED, Reason.BAD_CHECKPOINT), second.message
     assert f"job {first.id} left no checkpoint" in second.message
     assert not [event for event in events.list_events(db, second.id) if event.phase == "STEP"]
@@ -107,30 +108,30 @@ def test_a_file_that_is_no_checkpoint_is_none(db: Database, tmp_path: Path) -> N
 def test_two_jobs_never_write_the_same_checkpoints(db: Database) -> None:
     first = submit(db)
     with pytest.raises(JobOpen, match=first.id):
-        control.resume(db, first.id)
+        submitting.resume(db, first.id)
     end(db, first)
-    second, _ = control.resume(db, first.id)
+    second, _ = submitting.resume(db, first.id)
     for job in (first, second):
         with pytest.raises(JobOpen, match=second.id):
-            control.resume(db, job.id)
+            submitting.resume(db, job.id)
     assert jobs.count_jobs(db) == 2
     end(db, second)
-    assert control.resume(db, second.id)[0].spec.resume_from == first.id
+    assert submitting.resume(db, second.id)[0].spec.resume_from == first.id
 
 
 def test_the_same_key_resumes_once(db: Database) -> None:
     first = submit(db)
     end(db, first)
-    second, new = control.resume(db, first.id, key="again")
+    second, new = submitting.resume(db, first.id, key="again")
     assert new
-    assert control.resume(db, first.id, key="again") == (second, False)
+    assert submitting.resume(db, first.id, key="again") == (second, False)
 
 
 def test_what_cannot_be_resumed_is_named(db: Database) -> None:
     first = submit(db)
     end(db, first)
     with pytest.raises(JobMissing):
-        control.resume(db, str(uuid.uuid4()))
+        submitting.resume(db, str(uuid.uuid4()))
     with pytest.raises(SpecError, match="has no job"):
         submit(db, resume_from=str(uuid.uuid4()))
     with pytest.raises(SpecError, match="the project other has no job"):

@@ -19,7 +19,8 @@ import pytest
 from sqlalchemy import select
 
 from s3_server import S3
-from trainmaster import control, targets
+from trainmaster import targets
+from trainmaster.control import submit as submitting
 from trainmaster.control.context import Context
 from trainmaster.control.stage_handlers import handle_stage
 from trainmaster.core.errors import JobFinal, JobMissing, KeyTaken, SpecError, TargetError, Unreachable
@@ -27,8 +28,10 @@ from trainmaster.core.spec import JobSpec, parse_spec
 from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.documents import yaml_file
 from trainmaster.storage import Store, open_store
-from trainmaster.store import Database, artifacts, attempts, jobs, open_database, tables
+from trainmaster.store import artifacts, attempts, jobs, tables
 from trainmaster.store import iterations as read_records
+from trainmaster.store.database import Database
+from trainmaster.store.migrate import open_database
 from trainmaster.store.rows import JobRow
 
 from .drill import workload
@@ -48,7 +51,7 @@ def find(db: Database, job_id: str) -> JobRow:
 
 def settle(db: Database, home: Path, target: Scripted, spec: JobSpec) -> JobRow:
     """A job on a scripted target to its end, by the real loop."""
-    job = control.submit(db, spec, load=target.load)
+    job = submitting.submit(db, spec, load=target.load)
     with driven(db, home, open_store(home / "storage"), load=target.load, rest_s=at_once):
         wait(lambda: find(db, job.id).status.final)
     return find(db, job.id)
@@ -79,7 +82,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory, s3: S3) -> Iterator[Seen]:
         patch.setenv("PYTHONPATH", SOURCE)
         s3.use(patch)
         db, store = open_database(home / "trainmaster.db"), open_store(f"s3://{s3.bucket}/orchestrator")
-        job = control.submit(db, parse_spec(workload.spec()))
+        job = submitting.submit(db, parse_spec(workload.spec()))
         found = Seen(db=db, store=store, job=job, as_made=job)
         with driven(db, home, store):
             for number in range(ALL):
@@ -189,10 +192,10 @@ def test_mark_job_failed_updates_status(tmp_path: Path) -> None:
 def test_cancel_job_stops_everything_cleanly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", SOURCE)
     db = open_database(tmp_path / "t.db")
-    job = control.submit(db, parse_spec(workload.spec(limits={"grace_s": 1})))
+    job = submitting.submit(db, parse_spec(workload.spec(limits={"grace_s": 1})))
     with driven(db, tmp_path, open_store(tmp_path / "storage")):
         wait(lambda: find(db, job.id).stage is Stage.RUNNING and len(processes_of(job.id)) >= 2)
-        assert control.cancel(db, job.id).status is Status.CANCELLING
+        assert submitting.cancel(db, job.id).status is Status.CANCELLING
         wait(lambda: find(db, job.id).status.final)
     assert (find(db, job.id).status, processes_of(job.id)) == (Status.CANCELLED, [])
     assert attempts.list_attempts(db, job.id)[0].released_at is not None
@@ -266,7 +269,7 @@ def test_empty_dataset_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "empty.jsonl").touch()
     db = open_database(tmp_path / "t.db")
     train = {"data": {"source": "jsonl", "path": str(tmp_path / "empty.jsonl")}, "steps": 20}
-    job = control.submit(db, parse_spec({"name": "empty", "train": train, "preflight": {"level": 0}}))
+    job = submitting.submit(db, parse_spec({"name": "empty", "train": train, "preflight": {"level": 0}}))
     with driven(db, tmp_path, open_store(tmp_path / "storage")):
         wait(lambda: find(db, job.id).status.final)
     job = find(db, job.id)
@@ -284,18 +287,18 @@ def test_invalid_yaml_configuration(tmp_path: Path) -> None:
 
 def test_duplicate_job_submission(tmp_path: Path) -> None:
     db, target = open_database(tmp_path / "t.db"), Scripted(GOOD)
-    first, new = control.submit_once(db, scripted_spec(), key="one", load=target.load)
-    second, again = control.submit_once(db, scripted_spec(), key="one", load=target.load)
+    first, new = submitting.submit_once(db, scripted_spec(), key="one", load=target.load)
+    second, again = submitting.submit_once(db, scripted_spec(), key="one", load=target.load)
     assert (first.id, new, again) == (second.id, True, False)
     with pytest.raises(KeyTaken):
-        control.submit_once(db, scripted_spec(attempts=2), key="one", load=target.load)
+        submitting.submit_once(db, scripted_spec(attempts=2), key="one", load=target.load)
     assert jobs.count_jobs(db) == 1
     db.close()
 
 
 def test_cancel_already_completed_job(seen: Seen) -> None:
     with pytest.raises(JobFinal, match="already completed"):
-        control.cancel(seen.db, seen.job.id)
+        submitting.cancel(seen.db, seen.job.id)
     assert find(seen.db, seen.job.id) == seen.job
 
 
@@ -308,21 +311,21 @@ def test_cancel_already_failed_job(tmp_path: Path) -> None:
     target.before["submit"] = refuse
     job = settle(db, tmp_path, target, scripted_spec())
     with pytest.raises(JobFinal, match="already failed"):
-        control.cancel(db, job.id)
+        submitting.cancel(db, job.id)
     db.close()
 
 
 def test_query_non_existent_job(seen: Seen) -> None:
     assert jobs.find_job(seen.db, "nobody") is None
     with pytest.raises(JobMissing):
-        control.cancel(seen.db, "nobody")
+        submitting.cancel(seen.db, "nobody")
 
 
 def test_very_long_training_over_24_hours(tmp_path: Path) -> None:
     """Ten days, a look every few hours: nothing runs out, and a look at which nothing is new writes nothing."""
     db, target, late = open_database(tmp_path / "t.db"), Scripted(RUNNING), [timedelta()]
     spec = scripted_spec(stall_minutes=None)
-    job = control.submit(db, spec, load=target.load)
+    job = submitting.submit(db, spec, load=target.load)
     plane = Context(
         db=db, home=tmp_path, load=target.load, token=take_over(db), rest_s=at_once,
         storage=open_store(tmp_path / "storage"), now=lambda: datetime.now(UTC) + late[0],

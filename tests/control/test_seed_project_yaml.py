@@ -19,7 +19,9 @@ from trainmaster.core.errors import SpecError
 from trainmaster.core.spec import parse_spec
 from trainmaster.storage import open_store
 from trainmaster.storage.transfer import Receipt, verify
-from trainmaster.store import Database, artifacts, leases, open_database
+from trainmaster.store import artifacts, leases
+from trainmaster.store.database import Database
+from trainmaster.store.migrate import open_database
 from trainmaster.store.rows import JobRow
 from trainmaster.targets import load
 

@@ -15,10 +15,13 @@ from typing import Any
 
 import pytest
 
-from trainmaster import control
+from trainmaster.control import reconcile
+from trainmaster.control import submit as submitting
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Status
-from trainmaster.store import Database, events, open_database
+from trainmaster.store import events
+from trainmaster.store.database import Database
+from trainmaster.store.migrate import open_database
 
 from .lines import job_of, records
 
@@ -66,7 +69,7 @@ def seen(db: Database, tmp_path_factory: pytest.TempPathFactory) -> Seen:
     """One job from its submission to its end. After each part the watching is stopped and begun again."""
     home, work = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("work")
     command = [sys.executable, "-c", PROGRAM, str(work)]
-    job = control.submit(db, parse_spec({"name": "seed", "command": command, "preflight": {"level": 0}}))
+    job = submitting.submit(db, parse_spec({"name": "seed", "command": command, "preflight": {"level": 0}}))
     found = Seen(job_id=job.id, statuses=[job.status])
     parts = {
         "iteration": lambda now: now["iterations"],
@@ -86,7 +89,7 @@ def seen(db: Database, tmp_path_factory: pytest.TempPathFactory) -> Seen:
 
 async def _watch(db: Database, home: Path, seen: Seen, until: Any) -> None:
     stop = asyncio.Event()
-    loop = asyncio.create_task(control.run(db, home, stop=stop, tick_s=0.02))
+    loop = asyncio.create_task(reconcile.run(db, home, stop=stop, tick_s=0.02))
     while not until():
         assert not loop.done(), loop.exception()
         await asyncio.sleep(0.02)

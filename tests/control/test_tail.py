@@ -11,13 +11,15 @@ from pathlib import Path
 from sqlalchemy.exc import IntegrityError
 
 from sims.timed_target import LINE_BYTES, Place, parse
-from trainmaster import control
+from trainmaster.control import reconcile
+from trainmaster.control import submit as submitting
 from trainmaster.control.tail import GroupCommit
 from trainmaster.core.events import split
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Stage, Status
-from trainmaster.store import Database, attempts, iterations, leases
+from trainmaster.store import attempts, iterations, leases
+from trainmaster.store.database import Database
 from trainmaster.store.events import Chunk, append_chunks, append_events, find_stream, list_events
 from trainmaster.store.jobs import advance, find_job, insert_job, list_open, mark_stalled, request_cancel
 
@@ -97,11 +99,11 @@ def test_lines_that_come_together_are_committed_together_or_not_at_all(db: Datab
 
 def test_jobs_that_run_are_listened_to_until_each_has_ended_its_own_way(db: Database, tmp_path: Path) -> None:
     place = Place(parse("run_s=3,event_s=0.2,fail=0.3,vanish=0.2,seed=3"))
-    jobs = [control.submit(db, SPEC, load=place.load).id for _ in range(12)]
+    jobs = [submitting.submit(db, SPEC, load=place.load).id for _ in range(12)]
 
     async def go() -> None:
         stop = asyncio.Event()
-        task = asyncio.create_task(control.run(db, tmp_path, stop=stop, tick_s=0.1, load=place.load))
+        task = asyncio.create_task(reconcile.run(db, tmp_path, stop=stop, tick_s=0.1, load=place.load))
         async with asyncio.timeout(120):
             while await asyncio.to_thread(list_open, db):  # noqa: ASYNC110 (rows do not call back)
                 await asyncio.sleep(0.1)

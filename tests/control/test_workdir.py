@@ -10,14 +10,15 @@ import pytest
 
 from client.test_workdir import Memory
 from control.test_global_file import run_all
-from trainmaster import control
 from trainmaster.client.workdir import scan, upload
 from trainmaster.control import maintain, workdir
+from trainmaster.control import submit as submitting
 from trainmaster.core.errors import OverQuota, SpecError
 from trainmaster.core.spec import JobSpec, parse_spec
 from trainmaster.core.workdir import CHUNK_BYTES, digest_of
 from trainmaster.storage import Store, open_store
-from trainmaster.store import Database, jobs
+from trainmaster.store import jobs
+from trainmaster.store.database import Database
 
 
 class Project(Memory):
@@ -63,7 +64,7 @@ def test_a_name_of_another_project_gives_nothing(db: Database, storage: Store, f
     assert other.sent, "chunks of another project are not known here"
     spec = {"name": "x", "command": ["true"], "workdir": name, "project": "third"}
     with pytest.raises(SpecError, match="no such snapshot"):
-        control.submit(db, parse_spec(spec))
+        submitting.submit(db, parse_spec(spec))
 
 
 def test_wrong_bytes_sizes_and_names_are_refused(db: Database, storage: Store) -> None:
@@ -104,7 +105,7 @@ def test_a_job_finds_its_files_and_changes_only_its_own(db: Database, storage: S
     (folder / "pkg" / "words.py").write_text("WORD = 'changed after the submit'\n")
     spec = {"name": "x", "command": ["./run.sh"], "env": {"PYTHON": sys.executable}, "workdir": name,
             "preflight": {"level": 0}}  # fmt: skip
-    ids = [control.submit(db, parse_spec(spec)).id for _ in range(2)]
+    ids = [submitting.submit(db, parse_spec(spec)).id for _ in range(2)]
     home = folder.parent / "home"
     run_all(db, home, ids)
     for job_id in ids:
@@ -120,14 +121,14 @@ def test_a_second_attempt_keeps_what_the_first_wrote(db: Database, storage: Stor
     script = "test -f state && exit 0; echo x > state; rm train.py; exit 3"
     spec = {"name": "x", "command": ["sh", "-c", script], "workdir": name, "preflight": {"level": 0},
             "limits": {"attempts": 2, "retry": {"script_failed": True}}}  # fmt: skip
-    job_id = control.submit(db, parse_spec(spec)).id
+    job_id = submitting.submit(db, parse_spec(spec)).id
     run_all(db, folder.parent / "home", [job_id])
     assert not (folder.parent / "home" / "jobs" / job_id / "work" / "train.py").exists()
 
 
 def test_an_interrupted_layout_is_made_again(db: Database, storage: Store, folder: Path, tmp_path: Path) -> None:
     name = upload(scan(folder), Project(db, storage))
-    job = control.submit(db, JobSpec(name="x", command=("true",), workdir=name))
+    job = submitting.submit(db, JobSpec(name="x", command=("true",), workdir=name))
     place = tmp_path / "home" / "jobs" / job.id
     (place / "work" / "half").mkdir(parents=True)
     workdir.lay_out(db, storage, job, place)
@@ -139,7 +140,7 @@ def test_an_interrupted_layout_is_made_again(db: Database, storage: Store, folde
 
 def test_unused_snapshots_are_swept_and_those_of_jobs_stay(db: Database, storage: Store, folder: Path) -> None:
     used = upload(scan(folder), Project(db, storage))
-    job = control.submit(db, JobSpec(name="x", command=("true",), workdir=used))
+    job = submitting.submit(db, JobSpec(name="x", command=("true",), workdir=used))
     (folder / "train.py").write_text("another one\n")
     upload(scan(folder), Project(db, storage))
     assert workdir.sweep(db, storage) == 0, "an upload of today stays"

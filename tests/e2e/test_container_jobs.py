@@ -17,13 +17,14 @@ import pytest
 from containers import PASSWORD, USER, Registry, registry
 from reconciling import drive
 from sshd import Lab, lab, needs_sshd
-from trainmaster import control
+from trainmaster.control import submit as submitting
 from trainmaster.control.logs import read
 from trainmaster.core.plan import ATTEMPT_VARIABLE
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Status
 from trainmaster.storage import open_store
-from trainmaster.store import Database, attempts, events
+from trainmaster.store import attempts, events
+from trainmaster.store.database import Database
 from trainmaster.store.rows import JobRow
 
 pytestmark = [pytest.mark.spawns, needs_sshd, pytest.mark.timeout(300)]
@@ -96,7 +97,7 @@ def test_a_container_runs_to_its_end_and_leaves_its_files(
         "cat scripts/run_docker_job.sh > $TRAINMASTER_OUTPUTS/script; echo $RANK/$WORLD_SIZE $COLOUR; "
         "env > $TRAINMASTER_OUTPUTS/env"
     )
-    job = control.submit(db, parse_spec(spec_of(images, target, script, env={"COLOUR": "blue"})))
+    job = submitting.submit(db, parse_spec(spec_of(images, target, script, env={"COLOUR": "blue"})))
     ended = drive(db, tmp_path, job)
     assert ended.status is Status.COMPLETED, (ended.reason, ended.message)
     log = kept(tmp_path, job, "attempts/1/rank-0.log").decode()
@@ -114,7 +115,7 @@ def test_a_container_runs_to_its_end_and_leaves_its_files(
 def test_a_container_that_crashes_is_typed_with_its_exit_code(
     db: Database, tmp_path: Path, target: str, images: Registry
 ) -> None:
-    job = control.submit(db, parse_spec(spec_of(images, target, "echo about to break; exit 7")))
+    job = submitting.submit(db, parse_spec(spec_of(images, target, "echo about to break; exit 7")))
     ended = drive(db, tmp_path, job)
     assert (ended.status, ended.reason) == (Status.FAILED, Reason.SCRIPT_FAILED)
     assert "exited with 7: about to break" in ended.message
@@ -125,7 +126,7 @@ def test_a_container_that_crashes_is_typed_with_its_exit_code(
 
 @pytest.mark.parametrize("target", ["local"], indirect=True)
 def test_a_container_that_is_killed_is_a_crash(db: Database, tmp_path: Path, target: str, images: Registry) -> None:
-    job = control.submit(db, parse_spec(spec_of(images, target, "sleep 600")))
+    job = submitting.submit(db, parse_spec(spec_of(images, target, "sleep 600")))
     killed: list[str] = []
 
     def kill(now: JobRow) -> None:
@@ -157,7 +158,7 @@ def test_an_image_that_cannot_be_had_is_typed(
     monkeypatch.setenv("TRAINMASTER_JOB_ENV", f"{VARIABLE},WRONG_PASSWORD")
     if "image" in change:
         change = {"image": change["image"].format(address=images.address)}
-    job = control.submit(db, parse_spec(spec_of(images, target, "true", container=change)))
+    job = submitting.submit(db, parse_spec(spec_of(images, target, "true", container=change)))
     ended = drive(db, tmp_path, job)
     assert (ended.status, ended.reason) == (Status.FAILED, Reason.IMAGE_ERROR), ended.message
     assert re.search(message, ended.message), ended.message
@@ -169,12 +170,12 @@ def test_a_cancelled_container_gets_its_signal_and_is_removed(
     db: Database, tmp_path: Path, target: str, images: Registry
 ) -> None:
     script = "trap 'echo saving > $TRAINMASTER_OUTPUTS/saved; exit 75' TERM; echo up; while true; do sleep 0.1; done"
-    job = control.submit(db, parse_spec(spec_of(images, target, script)))
+    job = submitting.submit(db, parse_spec(spec_of(images, target, script)))
     asked: list[bool] = []
 
     def cancel(now: JobRow) -> None:
         if not asked and now.status is Status.RUNNING and processes_of(f"{job.id}.1") and images.containers():
-            control.cancel(db, job.id)
+            submitting.cancel(db, job.id)
             asked.append(True)
 
     ended = drive(db, tmp_path, job, cancel)
@@ -187,7 +188,7 @@ def test_a_cancelled_container_gets_its_signal_and_is_removed(
 def test_a_container_whose_agent_was_killed_is_removed(
     db: Database, tmp_path: Path, target: str, images: Registry
 ) -> None:
-    job = control.submit(db, parse_spec(spec_of(images, target, "echo up; sleep 600")))
+    job = submitting.submit(db, parse_spec(spec_of(images, target, "echo up; sleep 600")))
     killed: list[int] = []
 
     def kill(now: JobRow) -> None:
@@ -208,7 +209,7 @@ def test_a_password_that_jobs_may_not_have_is_refused(
 ) -> None:
     monkeypatch.setenv(VARIABLE, PASSWORD)
     monkeypatch.delenv("TRAINMASTER_JOB_ENV", raising=False)
-    job = control.submit(db, parse_spec(spec_of(images, machine.write_hosts(tmp_path / "hosts.yaml"), "true")))
+    job = submitting.submit(db, parse_spec(spec_of(images, machine.write_hosts(tmp_path / "hosts.yaml"), "true")))
     ended = drive(db, tmp_path, job)
     assert ended.status is Status.FAILED and f"set {VARIABLE} in the environment" in ended.message
 
@@ -219,7 +220,7 @@ def test_the_script_is_executable_and_can_be_read_while_it_runs(
     monkeypatch.setenv("PATH", f"{images.bin}:{os.environ['PATH']}")
     monkeypatch.setenv(VARIABLE, PASSWORD)
     monkeypatch.setenv("TRAINMASTER_JOB_ENV", VARIABLE)
-    job = control.submit(db, parse_spec(spec_of(images, "local", "echo up; sleep 1")))
+    job = submitting.submit(db, parse_spec(spec_of(images, "local", "echo up; sleep 1")))
     logs: list[bytes] = []
 
     async def look(now: JobRow) -> None:

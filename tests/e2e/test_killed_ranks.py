@@ -23,13 +23,13 @@ import pytest
 
 from fork_server import ForkServer
 from train.runs import Ranks
-from trainmaster import control
+from trainmaster.control import submit as submitting
 from trainmaster.core.schema import build
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Status
 from trainmaster.core.train_config import TrainConfig
-from trainmaster.store import open_database
 from trainmaster.store.jobs import find_job
+from trainmaster.store.migrate import open_database
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 STEPS, RANKS, PER_RUN = 28, 2, 2
@@ -170,12 +170,12 @@ def test_attempts_of_a_job_resume(
         "name": "killed", "train": CONFIG, "resources": {"processes_per_node": RANKS}, "preflight": {"level": 0},
         "limits": {"attempts": 3},
     }  # fmt: skip
-    job = control.submit(db, parse_spec(spec))
+    job = submitting.submit(db, parse_spec(spec))
     folder = tmp_path / "jobs" / job.id / "attempts"
 
     async def reconcile() -> None:
         stop = asyncio.Event()
-        loop = asyncio.create_task(control.run(db, tmp_path, stop=stop, tick_s=0.1))
+        loop = asyncio.create_task(reconcile.run(db, tmp_path, stop=stop, tick_s=0.1))
         while not (now := find_job(db, job.id)).status.final:  # type: ignore[union-attr]
             number = 1 + len(moments) - len(killer.left)
             killer.look(folder / str(number) / "events.jsonl", f"TRAINMASTER_ATTEMPT={job.id}.{number}", starts=1)

@@ -22,12 +22,14 @@ import yaml
 import own_image
 import trainmaster
 from kube_nodes import GPUS, Cluster, cluster
-from trainmaster import control
+from trainmaster.control import reconcile
+from trainmaster.control import submit as submitting
 from trainmaster.core.plan import EVENTS_FILE, node_file
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Stage, Status
 from trainmaster.storage import open_store
-from trainmaster.store import Database, attempts, events
+from trainmaster.store import attempts, events
+from trainmaster.store.database import Database
 from trainmaster.store.jobs import find_job
 from trainmaster.store.rows import JobRow
 
@@ -59,7 +61,7 @@ def target(nodes: Cluster, tmp_path: Path) -> Callable[..., str]:
 @contextlib.asynccontextmanager
 async def _running(db: Database, home: Path) -> AsyncIterator[None]:
     stop = asyncio.Event()
-    loop = asyncio.create_task(control.run(db, home, stop=stop, tick_s=0.2))
+    loop = asyncio.create_task(reconcile.run(db, home, stop=stop, tick_s=0.2))
     try:
         yield
     finally:
@@ -106,7 +108,7 @@ def test_our_image_trains_on_two_nodes_and_each_event_arrives_once(
         nodes.import_images(image.save(tmp_path / "own.tar"))
     where = target(kind="pytorchjob", image=own_image.NAME, package="image", python=own_image.PYTHON, env={})
     spec = {"name": "pair", "target": where, "train": CONFIG, "resources": {"nodes": 2}}
-    job = control.submit(db, parse_spec({**spec, "preflight": {"level": 0}}))
+    job = submitting.submit(db, parse_spec({**spec, "preflight": {"level": 0}}))
     # The control plane ends while the job runs, and a new one goes on.
     drive(db, tmp_path, job, lambda now: bool(steps(db, now)))
     ended = drive(db, tmp_path, job, is_final)
@@ -126,11 +128,11 @@ def test_our_image_trains_on_two_nodes_and_each_event_arrives_once(
 
 def test_a_job_that_no_node_has_room_for_is_explained(db: Database, tmp_path: Path, target: Callable[..., str]) -> None:
     spec = {"name": "big", "target": target(gpus=GPUS + 1), "command": ["true"], "preflight": {"level": 0}}
-    job = control.submit(db, parse_spec(spec))
+    job = submitting.submit(db, parse_spec(spec))
     words = "none of 2 nodes fits: 2 have too little free nvidia.com/gpu"
     waits = drive(db, tmp_path, job, lambda now: now.message == words)
     assert waits.stage is Stage.CHECKING
-    control.cancel(db, job.id)
+    submitting.cancel(db, job.id)
     assert drive(db, tmp_path, job, is_final).status is Status.CANCELLED
 
 
@@ -167,7 +169,7 @@ def type_into(words: list[str], *steps: tuple[bytes, bytes]) -> tuple[int, bytes
 def test_shells_in_pods(db: Database, tmp_path: Path, nodes: Cluster, target: Callable[..., str]) -> None:
     on = target(kind="pytorchjob")
     spec = {"name": "pair", "target": on, "command": ["sleep", "600"], "resources": {"nodes": 2}}
-    job = control.submit(db, parse_spec({**spec, "preflight": {"level": 0}}))
+    job = submitting.submit(db, parse_spec({**spec, "preflight": {"level": 0}}))
     drive(db, tmp_path, job, lambda now: now.stage is Stage.RUNNING)
     # By rank, by node, with the code, the output and the errors of the command.
     code, out, err = call(shell(on, job, "--rank", "1", "--", "sh", "-c", "hostname; echo wrong >&2; exit 7"))
@@ -194,7 +196,7 @@ def test_shells_in_pods(db: Database, tmp_path: Path, nodes: Cluster, target: Ca
         assert len(shell_pods(nodes)) == (1 if number is signal.SIGKILL else 0)
     code, _, err = call(shell(on, job, "--new", "--", "true"))
     assert (code, "removed what an earlier shell left" in err, shell_pods(nodes)) == (0, True, []), err
-    control.cancel(db, job.id)
+    submitting.cancel(db, job.id)
     assert drive(db, tmp_path, job, is_final).status is Status.CANCELLED
 
 
@@ -210,7 +212,7 @@ def test_a_run_on_a_node_that_is_lost_goes_on_on_another(
 ) -> None:
     config = {**CONFIG, "steps": 400, "epoch_steps": 400}
     spec = {"name": "lost", "target": target(), "train": config, "preflight": {"level": 0}, "limits": {"attempts": 3}}
-    job = control.submit(db, parse_spec(spec))
+    job = submitting.submit(db, parse_spec(spec))
     drive(db, tmp_path, job, lambda now: bool(_checkpoints(db, now, "saved")))
     (pod,) = nodes.kube.call("GET", "/api/v1/pods?labelSelector=trainmaster/attempt")["items"]
     where = pod["spec"]["nodeName"]
@@ -221,7 +223,7 @@ def test_a_run_on_a_node_that_is_lost_goes_on_on_another(
     drive(db, tmp_path, job, lambda now: bool(_checkpoints(db, now, "loaded")))
     before = len(steps(db, job))
     drive(db, tmp_path, job, lambda now: len(steps(db, now)) > before)
-    control.cancel(db, job.id)
+    submitting.cancel(db, job.id)
     assert drive(db, tmp_path, job, is_final).status is Status.CANCELLED
     assert _checkpoints(db, job, "loaded")[0] >= 4, "it went on from a checkpoint"
 

@@ -13,15 +13,17 @@ from typer.testing import CliRunner
 
 from lambda_sim import PACE, ask, drive, lambda_cloud, live, submit
 from sshd import needs_sshd
-from trainmaster import control, targets
+from trainmaster import targets
 from trainmaster.cli.main import build
 from trainmaster.control import failpoints
+from trainmaster.control import submit as submitting
 from trainmaster.core.lambda_api import Operation
 from trainmaster.core.states import Reason, Status
 from trainmaster.sim.lambda_cloud import operations
 from trainmaster.sim.lambda_cloud.answering import Answer, Request
 from trainmaster.sim.lambda_cloud.simulator import Simulator
-from trainmaster.store import Database, attempts, costs, instances
+from trainmaster.store import attempts, costs, instances
+from trainmaster.store.database import Database
 from trainmaster.store.jobs import find_job
 from trainmaster.store.outbox import is_known
 from trainmaster.targets import LaunchRequest
@@ -239,7 +241,7 @@ def test_a_cancel_while_it_boots_leaves_no_instance(db: Database, tmp_path: Path
     def cancel() -> None:
         now = find_job(db, job.id)
         if cloud.instances() and now is not None and not now.cancel_requested:
-            control.cancel(db, job.id)
+            submitting.cancel(db, job.id)
 
     (ended,) = drive(db, tmp_path, job, also=cancel)
     assert ended.status is Status.CANCELLED
@@ -263,7 +265,7 @@ def test_an_instance_is_terminated_while_the_listing_fails(
     until = time.monotonic() + 60
     with monkeypatch.context() as broken:
         broken.setattr(cloud._answering, "_run", fail)
-        control.cancel(db, job.id)
+        submitting.cancel(db, job.id)
         drive(db, tmp_path, job, until=lambda: live(cloud) == [] or time.monotonic() > until)
         assert live(cloud) == [], "it is known by its id"
         found = find_job(db, job.id)
@@ -277,7 +279,7 @@ def test_a_control_plane_that_was_away_returns_the_instance_of_its_job(
 ) -> None:
     job = submit(db, "echo up; sleep 600")
     drive(db, tmp_path, job, until=lambda: _is_running(db, job.id))
-    control.cancel(db, job.id)  # while nobody drives it
+    submitting.cancel(db, job.id)  # while nobody drives it
     assert len(live(cloud)) == 1
     (ended,) = drive(db, tmp_path, job)
     assert ended.status is Status.CANCELLED and live(cloud) == []

@@ -10,7 +10,8 @@ from lambda_sim import drive, lambda_cloud, live, submit
 from sshd import needs_sshd
 from trainmaster.core.plan import EVENTS_FILE, node_file
 from trainmaster.core.states import Reason, Status
-from trainmaster.store import Database, attempts, costs, events, instances
+from trainmaster.store import attempts, costs, events, instances
+from trainmaster.store.database import Database
 
 pytestmark = [pytest.mark.spawns, needs_sshd, pytest.mark.timeout(300)]
 

@@ -9,11 +9,12 @@ import pytest
 
 from lambda_sim import drive, lambda_cloud, live
 from sshd import needs_sshd
-from trainmaster import control
+from trainmaster.control import submit as submitting
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Status
 from trainmaster.pages import job as job_page
-from trainmaster.store import Database, attempts, events
+from trainmaster.store import attempts, events
+from trainmaster.store.database import Database
 
 pytestmark = [pytest.mark.spawns, needs_sshd, pytest.mark.timeout(300)]
 
@@ -44,7 +45,7 @@ def test_a_preempted_run_resumes_on_another_instance_within_its_loss_bound(
     }  # fmt: skip
     with lambda_cloud(tmp_path / "lambda", monkeypatch) as cloud:
         document = {"name": "spot", "target": "lambda", "train": config, "preflight": {"level": 0}}
-        job = control.submit(db, parse_spec({**document, "limits": {"attempts": 3}}))
+        job = submitting.submit(db, parse_spec({**document, "limits": {"attempts": 3}}))
         struck: list[str] = []
 
         def strike() -> None:

@@ -13,11 +13,13 @@ import pytest
 import yaml
 
 from sshd import Lab, lab, needs_sshd
-from trainmaster import control, targets
-from trainmaster.control import reap
+from trainmaster import targets
+from trainmaster.control import reap, reconcile
+from trainmaster.control import submit as submitting
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Status
-from trainmaster.store import Database, instances
+from trainmaster.store import instances
+from trainmaster.store.database import Database
 from trainmaster.store.jobs import find_job, list_transitions
 from trainmaster.store.rows import JobRow
 from trainmaster.targets._provider import LaunchRequest
@@ -50,13 +52,13 @@ def pool(machines: Lab, tmp_path: Path) -> Path:
 
 def submit(db: Database, pool: Path, script: str, **spec: Any) -> JobRow:
     document = {"name": "a", "target": f"pool:{pool}", "command": ["sh", "-c", script], "preflight": {"level": 0}}
-    return control.submit(db, parse_spec({**document, **spec}))
+    return submitting.submit(db, parse_spec({**document, **spec}))
 
 
 def drive(db: Database, home: Path, *jobs: JobRow, also: Callable[[], None] = lambda: None) -> list[JobRow]:
     async def go() -> list[JobRow]:
         stop = asyncio.Event()
-        loop = asyncio.create_task(control.run(db, home, stop=stop, tick_s=0.05))
+        loop = asyncio.create_task(reconcile.run(db, home, stop=stop, tick_s=0.05))
         try:
             while True:
                 now = [find_job(db, job.id) for job in jobs]
@@ -114,7 +116,7 @@ def test_the_machine_is_returned_after(db: Database, tmp_path: Path, pool: Path,
     def cancel() -> None:
         now = find_job(db, job.id)
         if ending == "cancel" and now is not None and now.stage == "running" and not now.cancel_requested:
-            control.cancel(db, job.id)
+            submitting.cancel(db, job.id)
 
     (ended,) = drive(db, tmp_path, job, also=cancel)
     expected = {"failure": (Status.FAILED, Reason.SCRIPT_FAILED), "cancel": (Status.CANCELLED, Reason.USER_CANCELLED)}
@@ -156,7 +158,7 @@ def test_what_is_ours_and_not_wanted_is_returned_and_foreign_machines_stay(
 
     async def go() -> None:
         stop = asyncio.Event()
-        loop = asyncio.create_task(control.run(db, tmp_path, stop=stop, tick_s=0.05))
+        loop = asyncio.create_task(reconcile.run(db, tmp_path, stop=stop, tick_s=0.05))
         while label.name in rented(pool).values():  # noqa: ASYNC110 (another program's file)
             await asyncio.sleep(0.05)
         stop.set()

@@ -22,14 +22,17 @@ import yaml
 from postgres import Postgres
 from s3_server import S3, serve
 from sshd import Lab, Sshd, free_port, lab, needs_sshd
-from trainmaster import control
+from trainmaster.control import reconcile
+from trainmaster.control import submit as submitting
 from trainmaster.control.deadlines import Deadlines
 from trainmaster.core.plan import ATTEMPT_VARIABLE
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Stage, Status
 from trainmaster.storage import Store, open_store
-from trainmaster.store import Database, attempts, events, instances, iterations, open_database
+from trainmaster.store import attempts, events, instances, iterations
+from trainmaster.store.database import Database
 from trainmaster.store.jobs import find_job
+from trainmaster.store.migrate import open_database
 from trainmaster.store.rows import JobRow
 
 pytestmark = [pytest.mark.spawns, needs_sshd, pytest.mark.timeout(300)]
@@ -88,12 +91,12 @@ class Boxes:
 
     def submit(self, name: str, script: str, **spec: Any) -> JobRow:
         document = {"name": name, "target": f"pool:{self.pool(name)}", "command": ["sh", "-c", script]}
-        return control.submit(self.db, parse_spec({**document, "preflight": {"level": 0}, **spec}))
+        return submitting.submit(self.db, parse_spec({**document, "preflight": {"level": 0}, **spec}))
 
     @contextlib.asynccontextmanager
     async def driven(self) -> AsyncIterator[None]:
         stop, short = asyncio.Event(), Deadlines(staging_s=60.0, collecting_s=2.0, tries=2)
-        run = control.run(self.db, self.home, stop=stop, tick_s=0.05, storage=self.storage, deadlines=short)
+        run = reconcile.run(self.db, self.home, stop=stop, tick_s=0.05, storage=self.storage, deadlines=short)
         loop = asyncio.create_task(run)
         try:
             yield

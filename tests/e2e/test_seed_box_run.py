@@ -21,13 +21,16 @@ from starlette.testclient import TestClient
 from lambda_sim import lambda_cloud, live
 from s3_server import S3
 from sshd import needs_sshd
-from trainmaster import control
+from trainmaster.control import reconcile
+from trainmaster.control import submit as submitting
 from trainmaster.core.plan import ATTEMPT_VARIABLE, EVENTS_FILE
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Status
 from trainmaster.sim.lambda_cloud.simulator import Simulator
 from trainmaster.storage import Store, open_store
-from trainmaster.store import Database, artifacts, attempts, events, instances, iterations, jobs, open_database
+from trainmaster.store import artifacts, attempts, events, instances, iterations, jobs
+from trainmaster.store.database import Database
+from trainmaster.store.migrate import open_database
 from trainmaster.store.rows import JobRow
 from trainmaster.web.app import create_app
 
@@ -87,7 +90,7 @@ def seen(s3: S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
             storage.put(path, data)
         db = open_database(home / "trainmaster.db")
         spec = {"name": "tales", "target": "lambda", "command": ["./scripts/train.sh"], "inputs": INPUTS}
-        job = control.submit(db, parse_spec({**spec, "preflight": {"level": 0}}))
+        job = submitting.submit(db, parse_spec({**spec, "preflight": {"level": 0}}))
         found = Seen(db=db, storage=storage, cloud=cloud, home=home, job=job)
         asyncio.run(watch(found))
         yield found
@@ -96,7 +99,7 @@ def seen(s3: S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
 
 async def watch(seen: Seen) -> None:
     stop = asyncio.Event()
-    loop = asyncio.create_task(control.run(seen.db, seen.home, stop=stop, tick_s=0.05, storage=seen.storage))
+    loop = asyncio.create_task(reconcile.run(seen.db, seen.home, stop=stop, tick_s=0.05, storage=seen.storage))
     try:
         while not (now := find(seen)).status.final:
             if now.stage == "running" and len(seen.live_epochs) < ITERATIONS * EPOCHS:

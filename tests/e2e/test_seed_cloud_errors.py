@@ -11,11 +11,13 @@ import pytest
 
 from lambda_sim import drive, lambda_cloud, live, submit
 from sshd import needs_sshd
-from trainmaster import control
+from trainmaster.control import reconcile
+from trainmaster.control import submit as submitting
 from trainmaster.core.plan import ATTEMPT_VARIABLE
 from trainmaster.core.states import Reason, Status
 from trainmaster.sim.lambda_cloud.simulator import Simulator
-from trainmaster.store import Database, attempts, instances
+from trainmaster.store import attempts, instances
+from trainmaster.store.database import Database
 from trainmaster.store.jobs import find_job
 from trainmaster.store.rows import JobRow
 
@@ -55,7 +57,7 @@ def test_no_gpu_instances_available(db: Database, tmp_path: Path, cloud: Simulat
     assert (ended.status, ended.reason) == (Status.FAILED, Reason.NO_CAPACITY), ended.message
     assert "gpu_2x_h100_sxm5" in ended.message and "sold out" in ended.message
     assert [row.provider_id for row in instances.list_of_attempt(db, f"{waiting.id}.1") if row.provider_id] == []
-    control.cancel(db, holder.id)
+    submitting.cancel(db, holder.id)
     drive(db, tmp_path, holder)
     assert live(cloud) == []
 
@@ -95,7 +97,7 @@ def test_background_tasks_stopped(db: Database, tmp_path: Path, cloud: Simulator
     async def stop_at_once() -> list[str]:
         stop = asyncio.Event()
         stop.set()
-        await control.run(db, tmp_path, stop=stop)
+        await reconcile.run(db, tmp_path, stop=stop)
         return [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()]
 
     assert asyncio.run(stop_at_once()) == []

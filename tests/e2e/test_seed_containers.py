@@ -15,13 +15,16 @@ import yaml
 
 from containers import PASSWORD, USER, Registry, registry
 from sshd import lab, needs_sshd
-from trainmaster import control, targets
+from trainmaster import targets
+from trainmaster.control import reconcile
+from trainmaster.control import submit as submitting
 from trainmaster.control.logs import read
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Status, TargetState
 from trainmaster.storage import open_store
-from trainmaster.store import attempts, open_database
+from trainmaster.store import attempts
 from trainmaster.store.jobs import find_job
+from trainmaster.store.migrate import open_database
 from trainmaster.store.rows import AttemptRow, JobRow
 
 pytestmark = [pytest.mark.spawns, needs_sshd, pytest.mark.timeout(300)]
@@ -79,9 +82,9 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
 
 async def watch(folder: Path, images: Registry, home: Path, spec: dict[str, Any]) -> Seen:
     db = open_database(folder / "trainmaster.db")
-    job = control.submit(db, parse_spec(spec))
+    job = submitting.submit(db, parse_spec(spec))
     stop = asyncio.Event()
-    loop = asyncio.create_task(control.run(db, folder, stop=stop, tick_s=0.05))
+    loop = asyncio.create_task(reconcile.run(db, folder, stop=stop, tick_s=0.05))
     work, store = home / ".trainmaster" / "jobs" / job.id / "work", open_store(folder / "storage")
     seen: Seen | None = None
     try:
@@ -115,8 +118,8 @@ async def watch(folder: Path, images: Registry, home: Path, spec: dict[str, Any]
 
 async def run_to_the_end(folder: Path, spec: dict[str, Any]) -> JobRow:
     db, stop = open_database(folder / "trainmaster.db"), asyncio.Event()
-    job = control.submit(db, parse_spec(spec))
-    loop = asyncio.create_task(control.run(db, folder, stop=stop, tick_s=0.05))
+    job = submitting.submit(db, parse_spec(spec))
+    loop = asyncio.create_task(reconcile.run(db, folder, stop=stop, tick_s=0.05))
     try:
         while not (now := find_job(db, job.id) or job).status.final:  # noqa: ASYNC110 (rows have no event)
             await asyncio.sleep(0.05)

@@ -13,12 +13,15 @@ import pytest
 import yaml
 
 from sshd import lab, needs_sshd
-from trainmaster import control
+from trainmaster.control import reconcile
+from trainmaster.control import submit as submitting
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Status
 from trainmaster.storage import open_store
-from trainmaster.store import Database, attempts, events, open_database
+from trainmaster.store import attempts, events
+from trainmaster.store.database import Database
 from trainmaster.store.jobs import find_job
+from trainmaster.store.migrate import open_database
 from trainmaster.store.rows import JobRow
 
 pytestmark = [pytest.mark.spawns, needs_sshd, pytest.mark.timeout(300)]
@@ -42,11 +45,11 @@ class Monitor:
     def run(self, script: str, also: Callable[[JobRow, Path], None] = lambda *_: None, tick_s: float = 0.05) -> JobRow:
         """Run a script as a job; `also` gets the job and its working folder meanwhile."""
         spec: dict[str, Any] = {"name": "m", "target": self.target, "command": ["sh", "-c", script]}
-        job = control.submit(self.db, parse_spec({**spec, "preflight": {"level": 0}}))
+        job = submitting.submit(self.db, parse_spec({**spec, "preflight": {"level": 0}}))
 
         async def go() -> JobRow:
             stop = asyncio.Event()
-            loop = asyncio.create_task(control.run(self.db, self.folder, stop=stop, tick_s=tick_s))
+            loop = asyncio.create_task(reconcile.run(self.db, self.folder, stop=stop, tick_s=tick_s))
             try:
                 while (now := find_job(self.db, job.id)) is not None and not now.status.final:
                     also(now, self.work(job))

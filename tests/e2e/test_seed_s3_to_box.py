@@ -14,14 +14,17 @@ import yaml
 
 from s3_server import S3
 from sshd import Lab, lab, needs_sshd
-from trainmaster import control, targets
+from trainmaster import targets
+from trainmaster.control import reconcile
+from trainmaster.control import submit as submitting
 from trainmaster.core.errors import Unreachable
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Status
 from trainmaster.remote.pull import Object, pull
 from trainmaster.storage import Store, open_store
-from trainmaster.store import Database, open_database
+from trainmaster.store.database import Database
 from trainmaster.store.jobs import find_job
+from trainmaster.store.migrate import open_database
 from trainmaster.store.rows import JobRow
 from trainmaster.targets.ssh.hosts import SshHost
 from trainmaster.targets.ssh.session import session
@@ -54,12 +57,12 @@ class Run:
     def job(self, inputs: dict[str, Any]) -> JobRow:
         """Run a job to its end."""
         spec = {"name": "s3", "target": f"ssh:{self.folder / 'hosts.yaml'}", "command": ["./scripts/train.sh"]}
-        job = control.submit(self.db, parse_spec({**spec, "preflight": {"level": 0}, "inputs": inputs}))
+        job = submitting.submit(self.db, parse_spec({**spec, "preflight": {"level": 0}, "inputs": inputs}))
         return asyncio.run(self._drive(job))
 
     async def _drive(self, job: JobRow) -> JobRow:
         stop = asyncio.Event()
-        loop = asyncio.create_task(control.run(self.db, self.folder, stop=stop, tick_s=0.05, storage=self.storage))
+        loop = asyncio.create_task(reconcile.run(self.db, self.folder, stop=stop, tick_s=0.05, storage=self.storage))
         try:
             while (now := find_job(self.db, job.id)) is not None and not now.status.final:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)

@@ -15,11 +15,13 @@ from typer.testing import CliRunner
 
 import trainmaster
 from slurm import NODES, PATH, Cluster
-from trainmaster import control
 from trainmaster.cli.main import build
+from trainmaster.control import reconcile
+from trainmaster.control import submit as submitting
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Status
-from trainmaster.store import Database, attempts
+from trainmaster.store import attempts
+from trainmaster.store.database import Database
 from trainmaster.store.jobs import find_job
 
 pytestmark = [pytest.mark.spawns, pytest.mark.timeout(600)]
@@ -114,13 +116,13 @@ def test_a_failed_preflight_drains_its_node_and_the_next_attempt_runs_elsewhere(
 
     async def drive(job: str) -> None:
         stop = asyncio.Event()
-        loop = asyncio.create_task(control.run(db, tmp_path, stop=stop, tick_s=0.2))
+        loop = asyncio.create_task(reconcile.run(db, tmp_path, stop=stop, tick_s=0.2))
         while not (now := find_job(db, job)) or not now.status.final:  # noqa: ASYNC110
             await asyncio.sleep(0.2)
         stop.set()
         await loop
 
-    job = control.submit(db, spec)
+    job = submitting.submit(db, spec)
     asyncio.run(drive(job.id))
     ended = find_job(db, job.id)
     first, second = attempts.list_attempts(db, job.id)

@@ -10,10 +10,11 @@ import yaml
 
 from reconciling import drive
 from slurm import Cluster
-from trainmaster import control
+from trainmaster.control import submit as submitting
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Status
-from trainmaster.store import Database, attempts, events
+from trainmaster.store import attempts, events
+from trainmaster.store.database import Database
 from trainmaster.store.rows import JobRow
 
 pytestmark = [pytest.mark.spawns, pytest.mark.timeout(600)]
@@ -53,7 +54,7 @@ def test_two_nodes_train_and_the_job_that_slurm_requeues_goes_on_with_the_same_r
         "name": "pair", "target": target, "train": CONFIG, "resources": {"nodes": 2}, "preflight": {"level": 0},
         "limits": {"attempts": 1, "grace_s": 5}, "slurm": {"gpus_per_node": 1, "gpu_type": "h100", "requeue": True},
     }  # fmt: skip
-    job = control.submit(db, parse_spec(spec))
+    job = submitting.submit(db, parse_spec(spec))
     lost: list[tuple[str, float]] = []
     waiting: list[float] = []  # when it was seen to wait for its second start
     shared = slurm.folder / "shared" / "jobs" / job.id

@@ -20,13 +20,14 @@ import yaml
 
 from reconciling import drive, running
 from sshd import Lab, lab, needs_sshd
-from trainmaster import control
 from trainmaster.control import logs, reap
+from trainmaster.control import submit as submitting
 from trainmaster.core.plan import ATTEMPT_VARIABLE, EVENTS_FILE, node_file
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Status
 from trainmaster.storage import open_store
-from trainmaster.store import Database, attempts, events, nodes
+from trainmaster.store import attempts, events, nodes
+from trainmaster.store.database import Database
 from trainmaster.store.jobs import find_job
 from trainmaster.store.rows import JobRow
 
@@ -80,11 +81,11 @@ def test_a_lost_machine_is_replaced_by_a_spare_and_the_run_is_the_same(
         "name": "pair", "target": target, "train": CONFIG, "resources": {"nodes": 2}, "preflight": {"level": 0},
         "limits": {"attempts": 4},
     }  # fmt: skip
-    undisturbed = control.submit(db, parse_spec({**spec, "name": "undisturbed"}))
+    undisturbed = submitting.submit(db, parse_spec({**spec, "name": "undisturbed"}))
     ended = drive(db, tmp_path, undisturbed, lambda _: None)
     assert ended.status is Status.COMPLETED, (ended.reason, ended.message)
 
-    job = control.submit(db, parse_spec(spec))
+    job = submitting.submit(db, parse_spec(spec))
     lost: list[float] = []
     back: list[float] = []
 
@@ -125,7 +126,7 @@ def test_what_a_machine_still_runs_when_it_is_back_is_ended(
     hosts = yaml.safe_load((tmp_path / "hosts.yaml").read_text())
     (tmp_path / "hosts.yaml").write_text(yaml.safe_dump({**hosts, "hosts": hosts["hosts"][:1]}))
     spec = {"name": "solo", "target": target, "command": ["sleep", "600"], "preflight": {"level": 0}}
-    job = control.submit(db, parse_spec(spec))
+    job = submitting.submit(db, parse_spec(spec))
     frozen: list[int] = []
 
     def cut(now: JobRow) -> None:
@@ -161,7 +162,7 @@ def test_many_small_outputs_are_collected_in_few_requests(db: Database, tmp_path
     script = "mkdir -p $TRAINMASTER_OUTPUTS/d; for i in $(seq 700); do echo $RANK-$i > $TRAINMASTER_OUTPUTS/d/$i; done"
     big = "head -c 20000000 /dev/urandom > $TRAINMASTER_OUTPUTS/big; sha256sum < $TRAINMASTER_OUTPUTS/big"
     spec = {"name": "many", "target": target, "command": ["sh", "-c", f"{script}; {big}"], "resources": {"nodes": 2}}
-    job = control.submit(db, parse_spec({**spec, "preflight": {"level": 0}}))
+    job = submitting.submit(db, parse_spec({**spec, "preflight": {"level": 0}}))
     ended = drive(db, tmp_path, job, lambda _: None)
     assert ended.status is Status.COMPLETED, (ended.reason, ended.message)
     store = open_store(tmp_path / "storage")
@@ -180,7 +181,7 @@ def test_events_and_logs_of_every_node_arrive_while_it_runs_and_once(db: Databas
         f"for i in $(seq 300); do echo '{line % 2}' >> $TRAINMASTER_EVENTS; done"
     )
     spec = {"name": "pair", "target": target, "command": ["sh", "-c", script], "resources": {"nodes": 2}}
-    job = control.submit(db, parse_spec({**spec, "preflight": {"level": 0}}))
+    job = submitting.submit(db, parse_spec({**spec, "preflight": {"level": 0}}))
     storage = open_store(tmp_path / "storage")
 
     def parts(node: int) -> list[int]:
@@ -216,7 +217,7 @@ def test_events_and_logs_of_every_node_arrive_while_it_runs_and_once(db: Databas
 
 def test_jobs_wait_for_a_free_machine_and_all_complete(db: Database, tmp_path: Path, target: str) -> None:
     spec = {"name": "many", "target": target, "command": ["sh", "-c", "sleep 0.2; echo $$ > $TRAINMASTER_OUTPUTS/pid"]}
-    jobs = [control.submit(db, parse_spec({**spec, "preflight": {"level": 0}})) for _ in range(7)]
+    jobs = [submitting.submit(db, parse_spec({**spec, "preflight": {"level": 0}})) for _ in range(7)]
     messages: set[str] = set()
 
     def look(_: JobRow) -> None:

@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from trainmaster import control
+from trainmaster.control import submit as submitting
 from trainmaster.core.spec import parse_spec
-from trainmaster.store import Database, events, jobs, open_database
+from trainmaster.store import events, jobs
+from trainmaster.store.database import Database
+from trainmaster.store.migrate import open_database
 
 from .misbehaviours import Misbehaviour
 
@@ -90,7 +92,7 @@ def _submit(db: Database, name: str, script: str, limits: dict[str, object]) -> 
         "preflight": {"level": 0},
         "limits": {"grace_s": 2, **limits},
     }
-    return control.submit(db, parse_spec(spec)).id
+    return submitting.submit(db, parse_spec(spec)).id
 
 
 def _look(db: Database, verdict: Verdict, open_jobs: dict[str, tuple[Misbehaviour, float]]) -> None:
@@ -104,7 +106,7 @@ def _look(db: Database, verdict: Verdict, open_jobs: dict[str, tuple[Misbehaviou
             verdict.stuck.append(f"{one.name}: {row.stage} {row.message[:200]}")
             del open_jobs[job_id]
         elif one.cancel_after_s is not None and lasted_s > one.cancel_after_s and not row.cancel_requested:
-            control.cancel(db, job_id)
+            submitting.cancel(db, job_id)
 
 
 def _lag_s(db: Database, good: str) -> float:
@@ -116,7 +118,7 @@ def _lag_s(db: Database, good: str) -> float:
 def _check_service(db: Database, good: str, verdict: Verdict) -> None:
     """The job that behaves still runs and can be cancelled; a new one completes."""
     after = _submit(db, "after", "exit 0", {})
-    control.cancel(db, good)
+    submitting.cancel(db, good)
     end = time.monotonic() + END_S
     wanted = {good: "cancelled", after: "completed"}
     while time.monotonic() < end and wanted:

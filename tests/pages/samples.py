@@ -12,7 +12,8 @@ from trainmaster.core.events import Event, render, split
 from trainmaster.core.plan import EVENTS_FILE, ExitRecord
 from trainmaster.core.spec import JobSpec, parse_spec
 from trainmaster.core.states import Reason, Stage, Status, TargetState
-from trainmaster.store import Database, attempts, jobs
+from trainmaster.store import attempts, jobs
+from trainmaster.store.database import Database
 from trainmaster.store.events import append_events
 
 T0 = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)

@@ -14,7 +14,7 @@ import pytest
 from pages import samples
 from trainmaster import pages
 from trainmaster.api import codec
-from trainmaster.store import Database
+from trainmaster.store.database import Database
 
 MODULES = [importlib.import_module(f"trainmaster.pages.{name}") for name in pages.names()]
 

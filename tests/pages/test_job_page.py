@@ -10,7 +10,7 @@ from trainmaster.core.results import Overall, Verdict
 from trainmaster.core.states import Reason, Stage, Status
 from trainmaster.pages import job
 from trainmaster.pages.parts.run_summary import RunSummary
-from trainmaster.store import Database
+from trainmaster.store.database import Database
 
 
 def read(db: Database, story: samples.Story) -> job.JobPage:

@@ -11,7 +11,7 @@ from sqlalchemy import event
 from pages import samples
 from trainmaster.core.states import Status
 from trainmaster.pages import jobs
-from trainmaster.store import Database
+from trainmaster.store.database import Database
 
 
 def test_a_line_shows_the_last_step_of_the_last_attempt(db: Database) -> None:

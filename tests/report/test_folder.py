@@ -17,7 +17,7 @@ from trainmaster.core.states import Reason, Stage, Status
 from trainmaster.pages import job
 from trainmaster.report.folder import read_folder
 from trainmaster.report.markdown import render_markdown
-from trainmaster.store import Database
+from trainmaster.store.database import Database
 
 
 def attempt(

@@ -14,7 +14,7 @@ from trainmaster.core.events import Event
 from trainmaster.core.states import Reason, Stage, Status
 from trainmaster.pages import job
 from trainmaster.report.html import asset
-from trainmaster.store import Database
+from trainmaster.store.database import Database
 
 HOSTILE = "</script></pre></title><script>alert(1)</script><img src=x onerror=alert(1)>\"'`{{7*7}}\x1b[31m]]>"
 

@@ -19,7 +19,7 @@ from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Stage
 from trainmaster.pages import job
 from trainmaster.report import phrases
-from trainmaster.store import Database
+from trainmaster.store.database import Database
 
 
 def read(db: Database, story: samples.Story) -> job.JobPage:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from pages import samples
 from trainmaster.cli.main import build
 from trainmaster.core.errors import UsageError
-from trainmaster.store import Database
+from trainmaster.store.database import Database
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """A place to run that runs nothing: attempts last a stated time, write events at a stated rate, and go wrong by seed.
 
     place = Place(parse("run_s=600,event_s=4,fail=0.02,vanish=0.01,hang=0.01,seed=7"))
-    await control.run(db, home, stop=stop, load=place.load)          # specs say `target: sim`
+    await reconcile.run(db, home, stop=stop, load=place.load)          # specs say `target: sim`
 
 It fits the contract of targets/ and is not in its registry: what it "trains" must not be taken for a training. An
 attempt is known by when it began; what it has written by now follows from that, so a thousand of them cost no memory
@@ -106,7 +106,7 @@ class Place:
         self._noise = random.Random(shape.seed)
 
     def load(self, word: str) -> Place:
-        """For `control.run` and `control.submit`."""
+        """For `reconcile.run` and `submit`."""
         if word != NAME:
             raise UsageError(f"target: {word!r} is not {NAME}")
         return self

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.store import Database, open_database
+from trainmaster.store.database import Database
+from trainmaster.store.migrate import open_database
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ from trainmaster.core.events import split
 from trainmaster.core.plan import ExitRecord
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Reason, Stage, Status, TargetState
-from trainmaster.store import Database, attempts, events, jobs
+from trainmaster.store import attempts, events, jobs
+from trainmaster.store.database import Database
 
 JOB = "6f1c1f0e-95b8-4d6b-8a43-0d6b1b0f7a11"
 AT = datetime(2025, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)

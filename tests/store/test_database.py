@@ -19,9 +19,9 @@ from sqlalchemy.schema import CreateTable
 from postgres import Postgres
 from trainmaster.core.errors import StoreError
 from trainmaster.core.spec import JobSpec
-from trainmaster.store import Database, database, events, jobs, migrate, open_database, tables
-from trainmaster.store.database import connect, is_unavailable
-from trainmaster.store.migrate import downgrade, upgrade
+from trainmaster.store import database, events, jobs, migrate, tables
+from trainmaster.store.database import Database, connect, is_unavailable
+from trainmaster.store.migrate import downgrade, open_database, upgrade
 
 from .rows import AT, JOB, a_job_with_everything
 

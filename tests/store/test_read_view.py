@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import Connection, func, select, text
 
-from trainmaster.store import Database, jobs, tables
+from trainmaster.store import jobs, tables
+from trainmaster.store.database import Database
 
 from .rows import AT, JOB, a_job_with_everything
 

@@ -11,7 +11,8 @@ from sqlalchemy import Connection, event, insert
 from trainmaster.core.schema import to_plain
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Reason, Stage, Status, TargetState
-from trainmaster.store import Database, attempts, events, jobs, tables
+from trainmaster.store import attempts, events, jobs, tables
+from trainmaster.store.database import Database
 
 from .rows import AT, JOB, LINES, a_job_with_everything
 

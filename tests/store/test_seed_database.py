@@ -13,7 +13,9 @@ from sqlalchemy.exc import IntegrityError
 from trainmaster.core.events import split
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Stage, Status
-from trainmaster.store import Database, attempts, events, iterations, jobs, open_database, tables
+from trainmaster.store import attempts, events, iterations, jobs, tables
+from trainmaster.store.database import Database
+from trainmaster.store.migrate import open_database
 
 pytestmark = pytest.mark.both_databases
 

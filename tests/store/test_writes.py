@@ -10,7 +10,8 @@ from sqlalchemy.exc import IntegrityError
 from trainmaster.core.events import split
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Reason, Stage, Status, TargetState, may_move
-from trainmaster.store import Database, attempts, events, jobs
+from trainmaster.store import attempts, events, jobs
+from trainmaster.store.database import Database
 from trainmaster.store.rows import JobRow
 
 from .rows import AT, JOB, LINES

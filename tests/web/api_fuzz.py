@@ -26,7 +26,9 @@ from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.generation import GenerationMode
 
 from pages import samples
-from trainmaster.store import Database, costs, open_database, tokens, webhooks
+from trainmaster.store import costs, tokens, webhooks
+from trainmaster.store.database import Database
+from trainmaster.store.migrate import open_database
 from trainmaster.store.tokens import Role
 from trainmaster.web.app import create_app
 from web.furnished import iterated, keep, serving

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.store import Database
+from trainmaster.store.database import Database
 from trainmaster.web.app import create_app
 
 # Starlette warns that it would rather have httpx2; both serve, and httpx is what this project depends on.

@@ -17,7 +17,8 @@ from pages import samples
 from trainmaster.core.events import Event
 from trainmaster.core.states import Status
 from trainmaster.storage import open_store
-from trainmaster.store import Database, artifacts, tokens
+from trainmaster.store import artifacts, tokens
+from trainmaster.store.database import Database
 from trainmaster.store.tokens import Role
 
 JOBS = "/v1/training/jobs"

@@ -12,7 +12,8 @@ from trainmaster import __version__
 from trainmaster.api.codec import to_plain
 from trainmaster.core import schema
 from trainmaster.pages import job, jobs
-from trainmaster.store import Database, events
+from trainmaster.store import events
+from trainmaster.store.database import Database
 from trainmaster.store.jobs import count_jobs, find_job
 
 JOBS = "/v1/training/jobs"

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.testclient import TestClient
 
 from pages import samples
-from trainmaster.store import Database
+from trainmaster.store.database import Database
 from trainmaster.store.tokens import Role
 from trainmaster.web.app import create_app
 from web.conftest import BASE, LOCAL

@@ -11,7 +11,8 @@ from starlette.testclient import TestClient
 from pages import samples
 from trainmaster.core.errors import UsageError
 from trainmaster.core.schema import to_plain
-from trainmaster.store import Database, audit, tokens
+from trainmaster.store import audit, tokens
+from trainmaster.store.database import Database
 from trainmaster.store.tokens import Role
 from trainmaster.web.app import create_app
 from trainmaster.web.auth import COOKIE, PUBLIC, may_bind

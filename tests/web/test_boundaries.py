@@ -13,7 +13,8 @@ from trainmaster.core.events import split
 from trainmaster.core.roles import Role
 from trainmaster.core.spec import JobSpec
 from trainmaster.remote.job_user import job_environment
-from trainmaster.store import Database, attempts, events, jobs, tokens
+from trainmaster.store import attempts, events, jobs, tokens
+from trainmaster.store.database import Database
 from trainmaster.web.app import create_app
 
 AT = datetime(2026, 3, 1, 12, tzinfo=UTC)

@@ -20,7 +20,8 @@ from trainmaster.core.results import ok
 from trainmaster.core.states import Reason, Stage, Status
 from trainmaster.pages import job
 from trainmaster.report.health import write_bundle
-from trainmaster.store import Database, jobs
+from trainmaster.store import jobs
+from trainmaster.store.database import Database
 from trainmaster.store.tokens import Role
 from trainmaster.web.app import create_app
 from web.furnished import issue, serving

@@ -9,7 +9,7 @@ import pytest
 
 from pages import samples
 from trainmaster.core.events import Event
-from trainmaster.store import Database
+from trainmaster.store.database import Database
 
 from .conftest import TestClient
 

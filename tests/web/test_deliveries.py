@@ -13,7 +13,8 @@ from pages import samples
 from trainmaster.cli.main import build
 from trainmaster.client import Client
 from trainmaster.core.roles import Role
-from trainmaster.store import Database, outbox, tokens
+from trainmaster.store import outbox, tokens
+from trainmaster.store.database import Database
 
 AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
 HOOK = "6f1c1f0e-95b8-4d6b-8a43-0d6b1b0f7a11"

@@ -15,7 +15,8 @@ import pytest
 from pages import samples
 from trainmaster.core.events import Event
 from trainmaster.core.states import Stage, Status
-from trainmaster.store import Database, attempts, events, tokens
+from trainmaster.store import attempts, events, tokens
+from trainmaster.store.database import Database
 from trainmaster.store.tokens import Role
 from trainmaster.web.app import create_app
 from trainmaster.web.streaming import Followers

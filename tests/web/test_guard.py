@@ -8,7 +8,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from pages import samples
-from trainmaster.store import Database, jobs
+from trainmaster.store import jobs
+from trainmaster.store.database import Database
 from trainmaster.web.app import create_app
 
 JOBS = "/v1/training/jobs"

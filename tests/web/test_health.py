@@ -16,8 +16,9 @@ from pages import samples
 from postgres import Postgres
 from trainmaster.core.events import Event
 from trainmaster.core.states import Stage
-from trainmaster.store import Database, open_database, outbox
-from trainmaster.store.database import connect
+from trainmaster.store import outbox
+from trainmaster.store.database import Database, connect
+from trainmaster.store.migrate import open_database
 from trainmaster.web.app import create_app
 from web.conftest import BASE, LOCAL
 from web.furnished import JOBS

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from trainmaster.store import Database
+from trainmaster.store.database import Database
 from trainmaster.web.app import create_app
 
 JOBS = "/v1/training/jobs"

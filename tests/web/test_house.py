@@ -15,7 +15,8 @@ from starlette.testclient import TestClient
 from pages import samples
 from trainmaster.control.notify.channels import TOPICS
 from trainmaster.control.notify.signing import sign
-from trainmaster.store import Database, costs, tables
+from trainmaster.store import costs, tables
+from trainmaster.store.database import Database
 from trainmaster.web.routes.webhooks import Topic
 from web.furnished import JOBS
 

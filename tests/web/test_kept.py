@@ -13,7 +13,8 @@ from pages import samples
 from s3_server import S3
 from trainmaster.core.states import Status
 from trainmaster.storage import open_store
-from trainmaster.store import Database, events
+from trainmaster.store import events
+from trainmaster.store.database import Database
 from trainmaster.web.app import create_app
 from trainmaster.web.page_cache import PageCache
 from web.conftest import BASE, LOCAL

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from trainmaster.store import Database
+from trainmaster.store.database import Database
 from trainmaster.web.app import create_app
 from trainmaster.web.local_access import FILE, open_local_access
 

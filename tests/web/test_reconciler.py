@@ -9,7 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from trainmaster import control
-from trainmaster.store import Database
+from trainmaster.store.database import Database
 from trainmaster.web.app import create_app
 
 

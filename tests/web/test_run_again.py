@@ -7,11 +7,12 @@ from datetime import UTC, datetime
 import pytest
 
 from pages import samples
-from trainmaster import control
+from trainmaster.control import submit as submitting
 from trainmaster.core.errors import SpecError
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Stage, Status
-from trainmaster.store import Database, attempts, jobs
+from trainmaster.store import attempts, jobs
+from trainmaster.store.database import Database
 
 from .conftest import TestClient
 
@@ -21,7 +22,7 @@ SPEC = {"name": "run", "preflight": {"level": 0}, "train": {"steps": 40}}
 @pytest.fixture
 def failed(db: Database) -> str:
     """A training job that failed before it saved anything."""
-    job = control.submit(db, parse_spec(SPEC))
+    job = submitting.submit(db, parse_spec(SPEC))
     now = datetime.now(UTC)
     with db.write() as conn:
         assert job.stage is not None
@@ -32,7 +33,7 @@ def failed(db: Database) -> str:
 
 def test_resume_without_a_checkpoint_is_refused_at_submit(db: Database, client: TestClient, failed: str) -> None:
     with pytest.raises(SpecError, match=f"saved no checkpoint; run it again: trainmaster resume --again {failed}"):
-        control.resume(db, failed)
+        submitting.resume(db, failed)
     answer = client.post(f"/v1/training/jobs/{failed}/resume")
     assert answer.status_code == 422 and "no checkpoint" in answer.text
 

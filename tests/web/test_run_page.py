@@ -8,7 +8,8 @@ from trainmaster.core.events import Event
 from trainmaster.core.states import Reason, Stage
 from trainmaster.pages import cost, job, jobs
 from trainmaster.report import render_html, render_markdown
-from trainmaster.store import Database, costs
+from trainmaster.store import costs
+from trainmaster.store.database import Database
 
 from .conftest import TestClient
 from .furnished import iterated

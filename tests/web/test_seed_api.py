@@ -11,7 +11,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from pages import samples
-from trainmaster.store import Database, open_database
+from trainmaster.store.database import Database
+from trainmaster.store.migrate import open_database
 from trainmaster.web.app import create_app
 from web.conftest import BASE, LOCAL
 from web.furnished import JOBS, NOBODY, iterated

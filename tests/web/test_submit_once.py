@@ -12,7 +12,8 @@ from starlette.testclient import TestClient
 
 from pages import samples
 from trainmaster.core.schema import to_plain
-from trainmaster.store import Database, costs, jobs
+from trainmaster.store import costs, jobs
+from trainmaster.store.database import Database
 from trainmaster.web.app import create_app
 from web.conftest import BASE, LOCAL
 from web.furnished import JOBS

@@ -10,7 +10,8 @@ from starlette.testclient import TestClient
 from pages import samples
 from trainmaster import report
 from trainmaster.pages import job
-from trainmaster.store import Database, jobs
+from trainmaster.store import jobs
+from trainmaster.store.database import Database
 from trainmaster.store.database import Database as Store
 from trainmaster.web.views import FINAL
 

@@ -15,7 +15,7 @@ from trainmaster.core.errors import MissingExtra, UsageError
 
 if TYPE_CHECKING:
     from trainmaster.storage import Store
-    from trainmaster.store import Database
+    from trainmaster.store.database import Database
 
 DATABASE = "TRAINMASTER_DATABASE"
 JOB_USER = "TRAINMASTER_JOB_USER"  # the Unix user of jobs on the target `local` (remote/job_user.py)
@@ -60,7 +60,7 @@ def locate_default() -> Path:
 def open_home(home: Path | None) -> tuple[Path, Database]:
     """The home folder and its database, created where missing."""
     try:
-        from trainmaster.store import open_database
+        from trainmaster.store.migrate import open_database
     except ModuleNotFoundError as missing:
         raise MissingExtra("the control plane", "server") from missing
     folder = locate(home)

@@ -17,7 +17,7 @@ from trainmaster.core.errors import TargetError, UsageError
 
 if TYPE_CHECKING:
     from trainmaster.control.reap import Leftover
-    from trainmaster.store import Database
+    from trainmaster.store.database import Database
 
 T = TypeVar("T")
 

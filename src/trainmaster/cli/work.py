@@ -14,7 +14,7 @@ from trainmaster.cli._home import HomeOption, StorageOption, open_home, open_sto
 
 if TYPE_CHECKING:
     from trainmaster.storage import Store
-    from trainmaster.store import Database
+    from trainmaster.store.database import Database
 
 
 def work(
@@ -42,8 +42,7 @@ def work(
 
 
 async def _until_told(db: Database, home: Path, storage: Store, tick_s: float) -> None:
-    from trainmaster import control
-    from trainmaster.control import budget, maintain
+    from trainmaster.control import budget, maintain, reconcile
     from trainmaster.control.notify import outbox
 
     stop = asyncio.Event()
@@ -51,7 +50,7 @@ async def _until_told(db: Database, home: Path, storage: Store, tick_s: float) -
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     # One that dies takes the others with it: a worker that counts no money must not go on spending it.
     async with asyncio.TaskGroup() as group:
-        group.create_task(control.run(db, home, stop=stop, tick_s=tick_s, storage=storage))
+        group.create_task(reconcile.run(db, home, stop=stop, tick_s=tick_s, storage=storage))
         group.create_task(budget.run(db, stop=stop, home=home))
         group.create_task(outbox.run(db, home, stop=stop))
         group.create_task(maintain.run(db, home, storage, stop=stop))

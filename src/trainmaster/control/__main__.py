@@ -14,7 +14,8 @@ from trainmaster.control import budget, maintain
 from trainmaster.control.notify import outbox
 from trainmaster.control.reconcile import STORAGE_FOLDER, run
 from trainmaster.storage import open_store
-from trainmaster.store import Database, open_database
+from trainmaster.store.database import Database
+from trainmaster.store.migrate import open_database
 
 DATABASE_FILE = "trainmaster.db"
 DATABASE_VARIABLE = "TRAINMASTER_DATABASE"  # a URL may hold a password: it is no argument that others can see

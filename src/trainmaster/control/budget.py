@@ -30,8 +30,9 @@ from trainmaster.core.cost import Amount, Span, add_up, burn, dollars, reached_a
 from trainmaster.core.errors import OverBudget
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Reason
-from trainmaster.store import Connection, Database, attempts, costs
+from trainmaster.store import attempts, costs
 from trainmaster.store.costs import BudgetRow, Spending
+from trainmaster.store.database import Connection, Database
 from trainmaster.store.outbox import is_known
 from trainmaster.store.rows import JobRow
 

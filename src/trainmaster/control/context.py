@@ -16,8 +16,8 @@ from trainmaster.core.backoff import backoff_s
 from trainmaster.core.errors import Unreachable
 from trainmaster.core.states import Reason
 from trainmaster.storage import Store
-from trainmaster.store import Connection, Database, leases
-from trainmaster.store.database import describe_error, is_unavailable
+from trainmaster.store import leases
+from trainmaster.store.database import Connection, Database, describe_error, is_unavailable
 from trainmaster.store.rows import JobRow
 from trainmaster.targets import Placement, Submission, Target
 

@@ -24,7 +24,8 @@ from trainmaster.control import failpoints
 from trainmaster.control.transaction_size import TransactionSize
 from trainmaster.core.events import Line, split
 from trainmaster.core.plan import EVENTS_FILE
-from trainmaster.store import Database, events
+from trainmaster.store import events
+from trainmaster.store.database import Database
 from trainmaster.store.events import Chunk
 from trainmaster.store.rows import StreamRow
 

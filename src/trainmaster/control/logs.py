@@ -13,7 +13,8 @@ from trainmaster import targets
 from trainmaster.core.errors import StorageError, TargetError, Unreachable
 from trainmaster.core.plan import AGENT_LOG, EVENTS_FILE, EXIT_FILE
 from trainmaster.storage import Store
-from trainmaster.store import Database, artifacts
+from trainmaster.store import artifacts
+from trainmaster.store.database import Database
 from trainmaster.store.rows import ArtifactRow, AttemptRow, JobRow
 from trainmaster.targets import Target
 

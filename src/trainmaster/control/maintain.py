@@ -22,7 +22,9 @@ from trainmaster.control.project_yaml import prefix
 from trainmaster.core.errors import JobMissing, JobOpen, StorageError, StoreError, UsageError
 from trainmaster.core.files import DRAFT_PREFIX
 from trainmaster.storage import Store
-from trainmaster.store import Database, audit, jobs, open_database, projection
+from trainmaster.store import audit, jobs, projection
+from trainmaster.store.database import Database
+from trainmaster.store.migrate import open_database
 
 DATABASE_FILE = "trainmaster.db"
 RETAIN_VARIABLE = "TRAINMASTER_RETAIN_DAYS"  # final jobs older than this are deleted; not set: none

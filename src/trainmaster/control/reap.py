@@ -15,7 +15,8 @@ from pathlib import Path
 
 from trainmaster import targets
 from trainmaster.core.errors import TargetError, UsageError
-from trainmaster.store import Database, attempts, instances, jobs
+from trainmaster.store import attempts, instances, jobs
+from trainmaster.store.database import Database
 from trainmaster.targets import Handle, Lists, Owned, Rents, Target
 
 log = logging.getLogger(__name__)

@@ -32,8 +32,8 @@ from trainmaster.control.transitions import end_overdue
 from trainmaster.core.backoff import backoff_s
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.storage import Store, open_store
-from trainmaster.store import Database, jobs, leases
-from trainmaster.store.database import describe_error, is_unavailable
+from trainmaster.store import jobs, leases
+from trainmaster.store.database import Database, describe_error, is_unavailable
 from trainmaster.store.leases import RunningRow
 from trainmaster.store.rows import JobRow
 from trainmaster.targets import Target

@@ -21,7 +21,8 @@ from trainmaster.control.deadlines import find_stop_request
 from trainmaster.control.transitions import abandon, move
 from trainmaster.core.errors import NoCapacity, TargetError, TrainmasterError, Unreachable, UsageError
 from trainmaster.core.states import Reason, Stage
-from trainmaster.store import Connection, attempts, costs, instances, jobs
+from trainmaster.store import attempts, costs, instances, jobs
+from trainmaster.store.database import Connection
 from trainmaster.store.rows import AttemptRow, InstanceRow, JobRow
 from trainmaster.targets import Handle, Instance, InstanceState, Label, LaunchRequest, Listing, NotNow, Offer, Rents
 

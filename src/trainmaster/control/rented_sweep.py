@@ -15,7 +15,8 @@ from datetime import UTC, datetime, timedelta
 from trainmaster.control.context import Context
 from trainmaster.control.notify.job_news import put_job_news
 from trainmaster.core.errors import TargetError, UsageError
-from trainmaster.store import Database, attempts, instances, jobs
+from trainmaster.store import attempts, instances, jobs
+from trainmaster.store.database import Database
 from trainmaster.store.rows import InstanceRow, JobRow
 from trainmaster.targets import Instance, InstanceState, Listing, Rents, home_mark
 

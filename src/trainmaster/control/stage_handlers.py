@@ -47,7 +47,8 @@ from trainmaster.core.errors import (
 )
 from trainmaster.core.results import Overall
 from trainmaster.core.states import Reason, Stage, Status, TargetState
-from trainmaster.store import Connection, Database, attempts, costs, events, jobs
+from trainmaster.store import attempts, costs, events, jobs
+from trainmaster.store.database import Connection, Database
 from trainmaster.store.rows import AttemptRow, JobRow
 from trainmaster.targets import FetchesInputs, Handle, Places, Poll, Rents, Target
 

@@ -13,7 +13,8 @@ from trainmaster.control import budget, workdir
 from trainmaster.core.errors import Fault, JobFinal, JobMissing, JobOpen, SpecError
 from trainmaster.core.secrets import find_in_spec
 from trainmaster.core.spec import JobSpec
-from trainmaster.store import Database, attempts, audit, jobs, tokens
+from trainmaster.store import attempts, audit, jobs, tokens
+from trainmaster.store.database import Database
 from trainmaster.store.rows import JobRow
 from trainmaster.targets import Placement, Target
 

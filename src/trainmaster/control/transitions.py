@@ -13,7 +13,8 @@ from trainmaster.control.deadlines import find_stop_request
 from trainmaster.control.notify.job_news import put_job_news
 from trainmaster.core.errors import NoCapacity, StorageError
 from trainmaster.core.states import Reason, Stage, Status, TargetState
-from trainmaster.store import Connection, attempts, jobs
+from trainmaster.store import attempts, jobs
+from trainmaster.store.database import Connection
 from trainmaster.store.rows import AttemptRow, JobRow
 from trainmaster.targets import Poll, Rents
 

@@ -33,7 +33,8 @@ from trainmaster.core.workdir import (
     parse_manifest,
 )
 from trainmaster.storage import Store
-from trainmaster.store import Database, workdirs
+from trainmaster.store import workdirs
+from trainmaster.store.database import Database
 from trainmaster.store.rows import JobRow
 from trainmaster.store.workdirs import BlobRow, WorkdirRow
 

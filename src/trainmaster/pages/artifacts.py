@@ -5,7 +5,8 @@ from __future__ import annotations
 from trainmaster.api import paths
 from trainmaster.api.codec import fill
 from trainmaster.api.files import Artifact, Artifacts
-from trainmaster.store import Database, artifacts
+from trainmaster.store import artifacts
+from trainmaster.store.database import Database
 
 Page = Artifacts
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from trainmaster.api.jobs import Attempts
 from trainmaster.pages.parts import shapes
-from trainmaster.store import Database, attempts
+from trainmaster.store import attempts
+from trainmaster.store.database import Database
 
 Page = Attempts
 

@@ -7,7 +7,8 @@ from typing import Literal
 
 from trainmaster.api.costs import Budget, Budgets, Cost
 from trainmaster.pages.job_cost import cost
-from trainmaster.store import Database, costs
+from trainmaster.store import costs
+from trainmaster.store.database import Database
 
 Page = Budgets
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from trainmaster.api.codec import fill
 from trainmaster.api.iterations import CheckRecord, Checks
-from trainmaster.store import Database, nodes
+from trainmaster.store import nodes
+from trainmaster.store.database import Database
 
 Page = Checks
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from trainmaster.api.codec import fill
 from trainmaster.api.webhooks import Deliveries, Delivery
-from trainmaster.store import Database
+from trainmaster.store.database import Database
 from trainmaster.store.outbox import DeliveryRow, list_deliveries
 
 Page = Deliveries

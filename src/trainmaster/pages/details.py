@@ -5,7 +5,8 @@ from __future__ import annotations
 from trainmaster.api.codec import fill
 from trainmaster.api.iterations import Details, Iteration, Step
 from trainmaster.pages.parts import shapes
-from trainmaster.store import Database, iterations, jobs
+from trainmaster.store import iterations, jobs
+from trainmaster.store.database import Database
 
 Page = Details
 

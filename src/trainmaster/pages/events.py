@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainmaster.api.codec import fill
 from trainmaster.api.events import Event, Events
 from trainmaster.core.plan import EVENTS_FILE, node_file
-from trainmaster.store import Database
+from trainmaster.store.database import Database
 from trainmaster.store.events import list_events
 
 Page = Events

@@ -17,8 +17,9 @@ from trainmaster.core.spec import JobSpec
 from trainmaster.pages.cost import figures
 from trainmaster.pages.parts import iteration_summary
 from trainmaster.pages.parts.run_summary import RunSummary
-from trainmaster.store import Database, jobs
+from trainmaster.store import jobs
 from trainmaster.store.attempts import list_attempts
+from trainmaster.store.database import Database
 from trainmaster.store.events import measure_recovery_s, scan_events
 from trainmaster.store.rows import AttemptRow, JobRow
 

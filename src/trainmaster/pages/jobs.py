@@ -10,7 +10,8 @@ from trainmaster.core.states import Status
 from trainmaster.pages.cost import figures
 from trainmaster.pages.parts.downsample import number, whole
 from trainmaster.pages.parts.run_summary import progress
-from trainmaster.store import Database, events
+from trainmaster.store import events
+from trainmaster.store.database import Database
 from trainmaster.store.jobs import count_by_status, count_jobs, list_jobs
 from trainmaster.store.rows import EventRow, JobRow
 

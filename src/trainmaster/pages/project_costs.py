@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from trainmaster.api.costs import Costs, ProjectCost
 from trainmaster.core.cost import Amount, Span, burn, month_of
 from trainmaster.pages.job_cost import cost
-from trainmaster.store import Database, costs
+from trainmaster.store import costs
+from trainmaster.store.database import Database
 
 Page = Costs
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from trainmaster.api.access import Token, Tokens
 from trainmaster.api.codec import fill
-from trainmaster.store import Database, tokens
+from trainmaster.store import tokens
+from trainmaster.store.database import Database
 
 Page = Tokens
 

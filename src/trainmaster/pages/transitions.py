@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainmaster.api.codec import fill
 from trainmaster.api.jobs import Transition, Transitions
-from trainmaster.store import Database
+from trainmaster.store.database import Database
 from trainmaster.store.jobs import list_transitions
 
 Page = Transitions

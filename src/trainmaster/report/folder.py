@@ -24,8 +24,9 @@ from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.pages.job import build
 from trainmaster.pages.parts import iteration_summary
 from trainmaster.pages.parts.run_summary import RunSummary
-from trainmaster.store import jobs, open_database
+from trainmaster.store import jobs
 from trainmaster.store.attempts import insert_attempt
+from trainmaster.store.migrate import open_database
 from trainmaster.store.projection import project
 from trainmaster.store.rows import AttemptRow, EventRow, JobRow
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import anyio.to_thread
 from fastapi import FastAPI
 
-from trainmaster import __version__, control
-from trainmaster.control import budget, maintain
+from trainmaster import __version__
+from trainmaster.control import budget, maintain, reconcile
 from trainmaster.control.notify import outbox
 from trainmaster.control.reconcile import STORAGE_FOLDER
 from trainmaster.storage import Store, open_store
-from trainmaster.store import Database
+from trainmaster.store.database import Database
 from trainmaster.web import api, errors, login, openapi, templating, views
 from trainmaster.web.auth import AuthMiddleware
 from trainmaster.web.guard import GuardMiddleware
@@ -115,7 +115,7 @@ class _Looks(asyncio.Event):
 async def _reconciler(db: Database, home: Path, storage: Store, meter: Meter) -> AsyncIterator[Callable[[], str]]:
     """Run the reconciler beside the server; yields a function that returns its state."""
     stop, looks = asyncio.Event(), _Looks(meter)
-    task = asyncio.create_task(control.run(db, home, stop=stop, storage=storage, leads=looks), name="reconciler")
+    task = asyncio.create_task(reconcile.run(db, home, stop=stop, storage=storage, leads=looks), name="reconciler")
     # Budgets and notifications have loops of their own: a hanging webhook must not delay a job, nor a job a budget.
     beside = [
         asyncio.create_task(budget.run(db, stop=stop, home=home), name="budgets"),

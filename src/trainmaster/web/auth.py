@@ -21,7 +21,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from trainmaster.core.errors import UsageError
 from trainmaster.core.loopback import is_loopback_address
 from trainmaster.core.roles import Role
-from trainmaster.store import Database, backlog, tokens
+from trainmaster.store import backlog, tokens
+from trainmaster.store.database import Database
 from trainmaster.web.errors import Refused, answer, for_programs, unavailable
 from trainmaster.web.guard import SAFE_METHODS
 from trainmaster.web.local_access import LocalAccess

@@ -9,7 +9,8 @@ from typing import Annotated
 from fastapi import Depends, Path, Query, Request
 from pydantic import AfterValidator, StringConstraints
 
-from trainmaster import control, targets
+from trainmaster import targets
+from trainmaster.control import submit as submitting
 from trainmaster.core.errors import (
     Fault,
     JobFinal,
@@ -28,7 +29,8 @@ from trainmaster.core.secret_shapes import recognise
 from trainmaster.core.states import Status
 from trainmaster.pages.jobs import MOST
 from trainmaster.storage import Store
-from trainmaster.store import Database, jobs
+from trainmaster.store import jobs
+from trainmaster.store.database import Database
 from trainmaster.store.rows import JobRow
 from trainmaster.web.auth import Caller, need
 from trainmaster.web.errors import Refused, not_found
@@ -176,7 +178,7 @@ def need_trust(request: Request, who: Caller, target: str) -> None:
 def cancel(db: Database, job: JobRow, who: Caller) -> JobRow:
     """Request the cancellation of a job; Refused if it has ended."""
     try:
-        return control.cancel(db, job.id, by=who.name)
+        return submitting.cancel(db, job.id, by=who.name)
     except JobMissing:
         raise not_found(job.id) from None
     except JobFinal as wrong:

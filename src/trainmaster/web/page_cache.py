@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from trainmaster.api.jobs import JobPage
 from trainmaster.pages import job
 from trainmaster.pages.parts.run_summary import RunSummary
-from trainmaster.store import Database
+from trainmaster.store.database import Database
 
 _KEPT = 1024  # summaries of running jobs, up to 30 KB each; least recently used first out
 _FINAL_KEPT = 64  # pages of final jobs, some hundred kilobytes each

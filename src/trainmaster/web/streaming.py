@@ -18,8 +18,9 @@ from trainmaster.control import logs
 from trainmaster.core.errors import StorageError, TargetError
 from trainmaster.core.plan import EVENTS_FILE, node_file
 from trainmaster.storage import Store
-from trainmaster.store import Database, backlog, jobs, tokens
+from trainmaster.store import backlog, jobs, tokens
 from trainmaster.store.attempts import list_attempts
+from trainmaster.store.database import Database
 from trainmaster.store.events import list_events
 from trainmaster.store.rows import AttemptRow, JobRow
 from trainmaster.web.auth import Caller

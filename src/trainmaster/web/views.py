@@ -8,14 +8,14 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Query, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from trainmaster import control
 from trainmaster.api.jobs import JobPage
+from trainmaster.control import submit as submitting
 from trainmaster.core.roles import Role
 from trainmaster.core.states import Status
 from trainmaster.pages import deliveries, transitions
 from trainmaster.pages import jobs as jobs_page
 from trainmaster.report import html
-from trainmaster.store import Database
+from trainmaster.store.database import Database
 from trainmaster.web import dependencies
 from trainmaster.web.auth import Caller
 from trainmaster.web.errors import not_found
@@ -91,7 +91,7 @@ def cancel(row: dependencies.Job, db: dependencies.Db, who: dependencies.User) -
 def resume(request: Request, row: dependencies.Job, db: dependencies.Db, who: dependencies.User) -> Response:
     with dependencies.creating():
         dependencies.need_trust(request, who, row.target)
-        following, _ = control.resume(db, row.id, by=who.name)
+        following, _ = submitting.resume(db, row.id, by=who.name)
     return RedirectResponse(f"/jobs/{following.id}", status_code=303)
 
 
@@ -99,7 +99,7 @@ def resume(request: Request, row: dependencies.Job, db: dependencies.Db, who: de
 def rerun(request: Request, row: dependencies.Job, db: dependencies.Db, who: dependencies.User) -> Response:
     with dependencies.creating():
         dependencies.need_trust(request, who, row.target)
-        following, _ = control.run_again(db, row.id, by=who.name)
+        following, _ = submitting.run_again(db, row.id, by=who.name)
     return RedirectResponse(f"/jobs/{following.id}", status_code=303)
 
 

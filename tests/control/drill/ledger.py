@@ -11,8 +11,9 @@ from typing import Any
 
 from sqlalchemy import Table, select
 
-from trainmaster.store import Database, tables
+from trainmaster.store import tables
 from trainmaster.store.columns import UtcTime, metadata
+from trainmaster.store.database import Database
 
 # Measured anew in each run, or of whichever process worked last.
 _OWN = {

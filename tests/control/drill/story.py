@@ -13,12 +13,14 @@ from pathlib import Path
 
 from sqlalchemy import func, select
 
-from trainmaster import control
 from trainmaster.control import failpoints
+from trainmaster.control import submit as submitting
 from trainmaster.core.plan import ATTEMPT_VARIABLE
 from trainmaster.core.spec import parse_spec
 from trainmaster.storage import open_store
-from trainmaster.store import Database, artifacts, jobs, open_database, outbox, tables
+from trainmaster.store import artifacts, jobs, outbox, tables
+from trainmaster.store.database import Database
+from trainmaster.store.migrate import open_database
 from trainmaster.store.rows import JobRow
 
 from . import ledger, workload
@@ -59,7 +61,7 @@ class Case:
         self.home.mkdir(parents=True, exist_ok=True)
         db = open_database(self.url)
         try:
-            job = control.submit(db, parse_spec(workload.spec()))
+            job = submitting.submit(db, parse_spec(workload.spec()))
             deaths = self._drive(db, job, drill, first_life_only=first_life_only)
             return self._tell(db, job, deaths)
         finally:

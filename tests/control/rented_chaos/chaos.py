@@ -15,14 +15,15 @@ from typing import Any, Self
 
 from sqlalchemy import func, select
 
-from trainmaster import control
+from trainmaster.control import submit as submitting
 from trainmaster.core.event_catalog import CHECK_VARIABLE
 from trainmaster.core.spec import parse_spec
 from trainmaster.sim.lambda_cloud.faults import parse_rates
 from trainmaster.sim.lambda_cloud.settings import Settings
 from trainmaster.sim.lambda_cloud.simulator import Simulator
-from trainmaster.store import open_database, tables
+from trainmaster.store import tables
 from trainmaster.store.jobs import find_job
+from trainmaster.store.migrate import open_database
 from trainmaster.store.rows import JobRow
 
 from ..drill.warm import SOURCE, Warm
@@ -146,7 +147,7 @@ class Chaos:
             "rent": {"types": list(TYPES), "boot_minutes": 1.0, "wait_minutes": None},
             "limits": {"attempts": 8, "grace_s": 2.0},
         }  # fmt: skip
-        return control.submit(self.db, parse_spec(document))
+        return submitting.submit(self.db, parse_spec(document))
 
     def _live(self, seconds: float, until: float) -> None:
         """One life of the control plane; now and then a user cancels one of every ten jobs in it.
@@ -159,7 +160,7 @@ class Chaos:
         if doomed and self._random.random() < 0.1:
             chosen = self._random.choice(doomed)
             with contextlib.suppress(Exception):  # it may have ended just now
-                control.cancel(self.db, chosen.id)
+                submitting.cancel(self.db, chosen.id)
                 self.cancelled.add(chosen.id)
         began = time.monotonic()
         while time.monotonic() < min(until, began + _LONGEST_LIFE_S) and self.find_open() and not self.stopped:
@@ -180,7 +181,7 @@ class Chaos:
         """
         self.late = self.find_open()
         for job in self.late:
-            control.cancel(self.db, job.id)
+            submitting.cancel(self.db, job.id)
         self._start()
         end = time.monotonic() + _SWEEP_S
         while (self.simulator.summary()["not_terminated"] or self.find_open()) and time.monotonic() < end:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trainmaster.core.spec import JobSpec
     from trainmaster.core.states import Status
     from trainmaster.storage import Store
-    from trainmaster.store import Database
+    from trainmaster.store.database import Database
     from trainmaster.store.rows import AttemptRow, JobRow
 
 _BY = "local"  # the name of the command line in the audit trail
@@ -82,10 +82,10 @@ class HomeJobs:
         return deliveries.read(self.db, job=job_id).deliveries
 
     def submit(self, spec: JobSpec, *, key: str | None) -> Submitted:
-        from trainmaster import control
+        from trainmaster.control import submit as submitting
         from trainmaster.pages.parts import shapes
 
-        row, new = control.submit_once(self.db, spec, key=key)
+        row, new = submitting.submit_once(self.db, spec, key=key)
         return shapes.submitted(row, new=new)
 
     def receiver(self, project: str) -> Receiver:
@@ -105,10 +105,10 @@ class HomeJobs:
         return self.submit(parse_spec(yaml_file.override(to_plain(self._row(job_id).spec), values)), key=None)
 
     def cancel(self, job_id: str) -> Job:
-        from trainmaster import control
+        from trainmaster.control import submit as submitting
         from trainmaster.pages.parts import shapes
 
-        return shapes.job(control.cancel(self.db, job_id))
+        return shapes.job(submitting.cancel(self.db, job_id))
 
     def drive(self) -> contextlib.AbstractContextManager[None]:
         from trainmaster.cli._jobs.inline_reconciler import driving

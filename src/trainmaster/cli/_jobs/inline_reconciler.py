@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING
 from trainmaster.cli._home import find_storage, open_storage
 
 if TYPE_CHECKING:
-    from trainmaster.store import Database
+    from trainmaster.store.database import Database
 
 
 @contextlib.contextmanager
 def driving(db: Database, home: Path) -> Iterator[None]:
     """Jobs of this home go on while the block runs."""
-    from trainmaster import control
+    from trainmaster.control import reconcile
 
     storage = open_storage(find_storage(home), home)  # where a server of this home keeps things too
     loop = asyncio.new_event_loop()
     stop = asyncio.Event()
-    driven = control.run(db, home, stop=stop, storage=storage)
+    driven = reconcile.run(db, home, stop=stop, storage=storage)
     thread = threading.Thread(target=lambda: loop.run_until_complete(driven), daemon=True)
     thread.start()
     try:

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from trainmaster.control.notify import outbox
 from trainmaster.core.states import Reason, Status
-from trainmaster.store import Connection
+from trainmaster.store.database import Connection
 from trainmaster.store.rows import JobRow
 
 

@@ -27,7 +27,8 @@ from trainmaster.control.notify.channels import Config, Watched
 from trainmaster.control.notify.send import Sent
 from trainmaster.core.backoff import backoff_s
 from trainmaster.core.errors import UsageError
-from trainmaster.store import Connection, Database, leases, outbox, webhooks
+from trainmaster.store import leases, outbox, webhooks
+from trainmaster.store.database import Connection, Database
 from trainmaster.store.outbox import DeliveryRow, NewsRow
 from trainmaster.store.webhooks import WebhookRow
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from trainmaster.api.run import EpochLoss, EvaluationResult, IterationPhase, IterationSummary
-from trainmaster.store import Database, iterations
+from trainmaster.store import iterations
+from trainmaster.store.database import Database
 
 MOST_ITERATIONS, MOST_EPOCHS, MOST_EVALUATIONS = 20, 10, 200
 

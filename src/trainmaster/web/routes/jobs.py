@@ -9,9 +9,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from trainmaster import control
 from trainmaster.api.jobs import Attempts, Job, JobPage, JobsPage, Transitions
 from trainmaster.api.webhooks import Deliveries
+from trainmaster.control import submit as submitting
 from trainmaster.core.roles import Role
 from trainmaster.core.spec import parse_spec
 from trainmaster.pages import attempts, deliveries, transitions
@@ -76,7 +76,7 @@ async def submit_job(
         spec = parse_spec(json_body.parse(body))
         need(who, Role.USER, project=spec.project)
         dependencies.need_trust(request, who, spec.target)
-        row, new = await run_in_threadpool(control.submit_once, db, spec, key=idempotency_key, by=who.name)
+        row, new = await run_in_threadpool(submitting.submit_once, db, spec, key=idempotency_key, by=who.name)
     return _created(row, new=new)
 
 
@@ -107,7 +107,7 @@ def resume_job(
     """Continue an ended job as a new job, from its last checkpoint. 409 while it runs, 422 if it has saved none."""
     with dependencies.creating():
         dependencies.need_trust(request, who, job.target)
-        row, new = control.resume(db, job.id, key=idempotency_key, by=who.name)
+        row, new = submitting.resume(db, job.id, key=idempotency_key, by=who.name)
     return _created(row, new=new)
 
 
@@ -123,7 +123,7 @@ def rerun_job(
     """A new job with the spec of this one, from the beginning."""
     with dependencies.creating():
         dependencies.need_trust(request, who, job.target)
-        row, new = control.run_again(db, job.id, key=idempotency_key, by=who.name)
+        row, new = submitting.run_again(db, job.id, key=idempotency_key, by=who.name)
     return _created(row, new=new)
 
 

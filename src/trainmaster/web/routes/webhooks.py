@@ -19,7 +19,8 @@ from trainmaster.core.errors import Fault, UsageError
 from trainmaster.core.ids import UUID_PATTERN
 from trainmaster.core.roles import Role
 from trainmaster.pages import deliveries
-from trainmaster.store import Database, audit, webhooks
+from trainmaster.store import audit, webhooks
+from trainmaster.store.database import Database
 from trainmaster.store.webhooks import WebhookRow
 from trainmaster.web import dependencies
 from trainmaster.web.auth import Caller, need

@@ -17,7 +17,8 @@ from trainmaster.cli.main import build
 from trainmaster.core.errors import UsageError
 from trainmaster.core.roles import Role
 from trainmaster.core.spec import parse_spec
-from trainmaster.store import Database, jobs
+from trainmaster.store import jobs
+from trainmaster.store.database import Database
 from trainmaster.web.app import create_app
 from web.furnished import issue
 

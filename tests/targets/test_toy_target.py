@@ -14,7 +14,9 @@ import traits_contract
 from trainmaster import targets
 from trainmaster.cli._views import target_option
 from trainmaster.core.errors import UsageError
-from trainmaster.store import Database, costs, jobs, open_database
+from trainmaster.store import costs, jobs
+from trainmaster.store.database import Database
+from trainmaster.store.migrate import open_database
 from traits_contract import run
 
 TOY = '''

@@ -19,7 +19,8 @@ from client.served import serve
 from trainmaster import targets
 from trainmaster.core.errors import UsageError
 from trainmaster.core.roles import Role
-from trainmaster.store import Database, open_database
+from trainmaster.store.database import Database
+from trainmaster.store.migrate import open_database
 from trainmaster.web.app import create_app
 from web.furnished import issue
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from trainmaster import control
+from trainmaster.control import reconcile
 from trainmaster.store.database import Database
 from trainmaster.web.app import create_app
 
@@ -37,6 +37,6 @@ def test_a_dead_reconciler_is_no_health(db: Database, tmp_path: Path, monkeypatc
     async def die(*_: object, **__: object) -> None:
         raise RuntimeError("no")
 
-    monkeypatch.setattr(control, "run", die)
+    monkeypatch.setattr(reconcile, "run", die)
     with client(db, tmp_path) as watched:
         assert wait_for(watched, "failed") == 503

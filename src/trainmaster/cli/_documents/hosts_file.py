@@ -62,14 +62,14 @@ def runs_as_job(word: str | None, verb: str) -> bool:
 
 
 def _load(word: str, verb: str) -> Target:
-    """The target; a fault in its file is told by its line."""
+    """The target of a word that the verb can use."""
     from trainmaster import targets
 
     traits, option = targets.find_traits(word), word.partition(":")[2]
     if traits is None or traits.here or not traits.has(verb) or (traits.required and not option):
         raise UsageError(_refuse(word, verb))
     if traits.names_file(word):
-        return yaml_file.load(Path(option)).read(lambda _: targets.load(word))
+        yaml_file.load(Path(option))  # what cannot be read is told before anything begins
     return targets.load(word)
 
 

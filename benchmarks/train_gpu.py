@@ -77,6 +77,7 @@ CASES = {
     ),
     "7b-window": Case(preset="mistral-7b", sequence=16384, batch=1, beside=None),
     "moe": Case(preset="mixtral-8x7b", model={"layers": 4}, sequence=8192, batch=1, beside=None),
+    "olmo2-7b": Case(preset="olmo2-7b", sequence=4096, batch=2, beside=None),
     "tiny": Case(preset="tiny-llama", sequence=64, batch=2, target="none: it tries the script"),
 }
 USUAL = ("1b-8k", "8b-8k", "1b-fp32", "8b-float8", "1b-offload", "7b-window", "moe")

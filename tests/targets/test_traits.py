@@ -104,7 +104,7 @@ def test_every_route_that_starts_a_job_asks_for_trust() -> None:
         for function in ast.walk(ast.parse(path.read_text())):
             if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 used = {ast.unparse(node) for node in ast.walk(function) if isinstance(node, ast.Attribute)}
-                if used & {f"control.{verb}" for verb in starts}:
+                if used & {f"submitting.{verb}" for verb in starts}:
                     found += 1
                     assert "dependencies.need_trust" in used, f"{path.name}: {function.name}"
     assert found == len(traits_contract.ROUTES)

@@ -15,11 +15,11 @@ from fastapi import FastAPI
 
 from pages import samples
 from trainmaster.core.events import Event
+from trainmaster.core.roles import Role
 from trainmaster.core.states import Status
 from trainmaster.storage import open_store
 from trainmaster.store import artifacts, tokens
 from trainmaster.store.database import Database
-from trainmaster.store.tokens import Role
 
 JOBS = "/v1/training/jobs"
 NOBODY = "00000000-0000-4000-8000-000000000000"

@@ -17,7 +17,7 @@ from trainmaster.core.errors import Fault, SpecError, UsageError
 
 T = TypeVar("T")
 MAX_BYTES = 1 << 20
-# No document of ours nests deeper than 12. The parser recurses for each level: unlimited, it would end in a traceback.
+# Far deeper than any field of ours. The parser recurses for each level: unlimited, it would end in a traceback.
 _MAX_DEPTH = 50
 # With every alias written out. Ten thousand hosts with ten fields each are 200,000 places.
 _MAX_PLACES = 400_000

@@ -82,7 +82,7 @@ async def connect(
             compression=None,
             open_timeout=_CONNECT_S,
             close_timeout=_CLOSE_S,
-            ping_interval=None,  # a command may be silent for hours, and old kubelets answer no pings
+            ping_interval=None,  # a command may be silent for hours; none were sent before either
             max_size=_MAX_MESSAGE_BYTES,
         )
     except InvalidStatus as error:

@@ -90,9 +90,9 @@ def test_its_check_understands_what_it_really_prints(printed: dict[str, Ran], na
 
 def test_the_exchange_check_understands_what_the_probe_really_prints(printed: dict[str, Ran]) -> None:
     results = json.loads(as_of_a_gpu(printed["p2p"], "GPU-1").stdout)["results"]
-    ways = p2p._ways(results, ("GPU-1",) * 3, ["gpu0", "gpu1", "gpu2"])
+    ways = p2p._transfers(results, ("GPU-1",) * 3, ["gpu0", "gpu1", "gpu2"])
     assert len(ways) == 6
-    assert all(way.wrong == 0 for way in ways)
+    assert all(way.wrong_words == 0 for way in ways)
 
 
 @pytest.mark.parametrize("name", CHECKS)

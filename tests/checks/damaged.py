@@ -62,8 +62,8 @@ def judge(check: str, host: Host, expect: Expect) -> list[Finding]:
     module = checks.load(check)
     try:
         found = module.judge(module.read(WholeFiles(host)), expect)
-    except Exception as wrong:  # the runner makes an error of each
-        return [error(f"{type(wrong).__name__}: {wrong}", action="")]
+    except Exception as exc:  # the runner makes an error of each
+        return [error(f"{type(exc).__name__}: {exc}", action="")]
     return found if isinstance(found, list) else [found]
 
 

@@ -166,8 +166,8 @@ def test_a_gpu_that_is_not_there_never_passes(case: tuple[str, int], stated: int
     text, present = case
     try:
         smi, trouble = nvidia_smi.parse(text), None
-    except ValueError as wrong:
-        smi, trouble = None, str(wrong)
+    except ValueError as error:
+        smi, trouble = None, str(error)
     evidence = nvidia.Gpus(bus=tuple(EIGHT), devices=(), granted=None, smi=smi, trouble=trouble)
     for check in (gpu_count, gpu_memory, gpu_temperature):
         found = check.judge(evidence, Expect(gpus=stated))

@@ -39,9 +39,9 @@ def main(words: list[str] | None = None) -> int:
             alone=options.node is None and not options.only,
             on_result=_Progress(checks.plan(options.level, options.only, options.skip)) if options.progress else None,
         )
-    except TrainmasterError as wrong:
-        sys.stderr.write(f"error: {wrong}\n")
-        return wrong.exit_code
+    except TrainmasterError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
     document = _document.document(health, strict=options.strict, nagios=options.nagios)
     sys.stdout.write(json.dumps(document, indent=2) + "\n" if options.json else _render(health))
     return int(document["exit_code"])

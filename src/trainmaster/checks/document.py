@@ -82,8 +82,8 @@ def parse(text: str) -> NodeHealth:
     """NodeHealth from a printed document. SpecError if it is damaged."""
     try:
         plain = json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError) as wrong:
-        raise SpecError([Fault(path="", message=f"not valid JSON: {str(wrong)[:100]}")]) from None
+    except (ValueError, RecursionError) as error:
+        raise SpecError([Fault(path="", message=f"not valid JSON: {str(error)[:100]}")]) from None
     if isinstance(plain, dict):
         plain = {name: value for name, value in plain.items() if name not in _DERIVED}
         if isinstance(plain.get("results"), list):

@@ -26,17 +26,17 @@ def unmeasured(
 
     `alone`: no collectives follow.
     """
-    found: list[CheckResult] = []
+    results: list[CheckResult] = []
     implied = implies_collectives(expect) if alone else []
     if implied:
         reason = f"{', '.join(implied)} is expected, and no collectives were run"
         action = "run `trainmaster bandwidth`, or `trainmaster check --level 2 --on TARGET`"
-        found.append(_result(COLLECTIVES, [error(reason, action=action)]))
+        results.append(_result(COLLECTIVES, [error(reason, action=action)]))
     stated = {name: value for name, value in to_plain(expect).items() if _demands(name, value)}
     above = [_above(name, value, level, left_out) for name, value in stated.items()]
     if any(above):
-        found.append(_result(EXPECTATIONS, [finding for finding in above if finding is not None]))
-    return tuple(found)
+        results.append(_result(EXPECTATIONS, [finding for finding in above if finding is not None]))
+    return tuple(results)
 
 
 def _demands(name: str, value: Any) -> bool:

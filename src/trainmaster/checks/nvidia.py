@@ -57,45 +57,47 @@ def read(host: Host) -> Gpus:
     smi, trouble = None, None
     warnings: tuple[str, ...] = ()
     try:
-        ran = host.run("nvidia-smi", "-q", "-x", timeout_s=SMI_TIMEOUT_S)
-        if ran.exit_code:
-            said = " ".join((ran.stdout + " " + ran.stderr).split())[:300]
-            shown = said if "<nvidia_smi_log" not in said else " ".join(ran.stderr.split())[:300]
-            trouble = f"nvidia-smi ended with {ran.exit_code}: {shown or 'without a message'}"
-            warnings = tuple(line.strip() for line in (ran.stdout + "\n" + ran.stderr).splitlines() if line.strip())
+        result = host.run("nvidia-smi", "-q", "-x", timeout_s=SMI_TIMEOUT_S)
+        if result.exit_code:
+            output = " ".join((result.stdout + " " + result.stderr).split())[:300]
+            shown = output if "<nvidia_smi_log" not in output else " ".join(result.stderr.split())[:300]
+            trouble = f"nvidia-smi ended with {result.exit_code}: {shown or 'without a message'}"
+            warnings = tuple(
+                line.strip() for line in (result.stdout + "\n" + result.stderr).splitlines() if line.strip()
+            )
             # A document that came all the same may show the fault; the exit code stays an error beside it.
             with contextlib.suppress(ValueError):
-                smi = _parse(ran.stdout)
-                printed = tuple(line.strip() for line in ran.stderr.splitlines() if line.strip())
+                smi = _parse(result.stdout)
+                printed = tuple(line.strip() for line in result.stderr.splitlines() if line.strip())
                 smi = replace(smi, broken_inforom=(*smi.broken_inforom, *find_broken_inforom(printed)))
                 warnings = (*smi.remarks, *printed)
         else:
-            printed = tuple(line.strip() for line in ran.stderr.splitlines() if line.strip())
-            smi = _parse(ran.stdout)
+            printed = tuple(line.strip() for line in result.stderr.splitlines() if line.strip())
+            smi = _parse(result.stdout)
             smi = replace(smi, broken_inforom=(*smi.broken_inforom, *find_broken_inforom(printed)))
             warnings = (*smi.remarks, *printed)
     except CommandMissing:
         trouble = "nvidia-smi is not installed"
     except NotCaptured:
         raise
-    except ValueError as wrong:
-        trouble = f"nvidia-smi cannot be understood: {wrong}"
-    except HostError as wrong:
+    except ValueError as error:
+        trouble = f"nvidia-smi cannot be understood: {error}"
+    except HostError as error:
         # A hung nvidia-smi is a symptom of a sick GPU; a machine without one cannot have it.
-        trouble = str(wrong)
-    found = _on_bus(host)
+        trouble = str(error)
+    bus = _on_bus(host)
     devices = system_files.list_devices(host)
     return Gpus(
-        bus=found.gpus,
-        switches=found.switches,
-        foreign=found.foreign,
+        bus=bus.gpus,
+        switches=bus.switches,
+        foreign=bus.foreign,
         devices=tuple(name for name in devices if re.fullmatch(r"nvidia\d+", name)),
         granted=_granted(host.env("NVIDIA_VISIBLE_DEVICES")),
         smi=smi,
         trouble=trouble,
         control="nvidiactl" in devices,
         warnings=tuple(dict.fromkeys(warnings)),
-        proof=f"{found.proof}; /dev has no nvidia device; {trouble or 'nvidia-smi lists no GPU'}",
+        proof=f"{bus.proof}; /dev has no nvidia device; {trouble or 'nvidia-smi lists no GPU'}",
     )
 
 
@@ -210,8 +212,8 @@ def slots(gpus: Gpus, count: int) -> list[Slot]:
     # Only if as many are unlisted as are missing is it certain which: a container sees the whole bus and few GPUs.
     places = sorted([*listed, *(absent if len(absent) == missing else ())], key=_order)
     unknown = max(0, count - len(places))
-    found = [Slot(device=f"gpu{i}", bus=bus, gpu=listed.get(bus)) for i, bus in enumerate(places)]
-    return found + [Slot(device=f"gpu{len(found) + i}", bus=None, gpu=None) for i in range(unknown)]
+    placed = [Slot(device=f"gpu{i}", bus=bus, gpu=listed.get(bus)) for i, bus in enumerate(places)]
+    return placed + [Slot(device=f"gpu{len(placed) + i}", bus=None, gpu=None) for i in range(unknown)]
 
 
 def judge_each(gpus: Gpus, expect: Expect, judge_one: Callable[[Gpu, str], Finding | list[Finding]]) -> list[Finding]:
@@ -219,11 +221,11 @@ def judge_each(gpus: Gpus, expect: Expect, judge_one: Callable[[Gpu, str], Findi
     refused = refuse(gpus, expect)
     if refused is not None:
         return [refused]
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for slot in slots(gpus, expected(gpus, expect)):
         judged = _judge_slot(slot, judge_one)
-        found += judged if isinstance(judged, list) else [judged]
-    return [*found, *ended_badly(gpus)]
+        findings += judged if isinstance(judged, list) else [judged]
+    return [*findings, *ended_badly(gpus)]
 
 
 def ended_badly(gpus: Gpus) -> list[Finding]:
@@ -238,8 +240,8 @@ def _judge_slot(slot: Slot, judge_one: Callable[[Gpu, str], Finding | list[Findi
         return missing_gpu(slot)
     try:
         return judge_one(slot.gpu, slot.device)
-    except NotTold as wrong:
-        return error(str(wrong), action="reset the GPU or reboot the node", device=slot.device)
+    except NotTold as exc:
+        return error(str(exc), action="reset the GPU or reboot the node", device=slot.device)
 
 
 def missing_gpu(slot: Slot) -> Finding:
@@ -273,9 +275,11 @@ def _on_bus(host: Host) -> _Bus:
     except FileMissing:
         return _Bus()
     vendors = {address: host.read(f"{PCI}/{address}/vendor").strip() for address in addresses}
-    wrong = next((text for text in vendors.values() if not re.fullmatch(r"0x[0-9a-f]{4}", text, re.IGNORECASE)), None)
-    if wrong is not None:
-        raise HostError(f"the PCI bus is unreadable: {wrong!r:.40} is no vendor")
+    unreadable = next(
+        (text for text in vendors.values() if not re.fullmatch(r"0x[0-9a-f]{4}", text, re.IGNORECASE)), None
+    )
+    if unreadable is not None:
+        raise HostError(f"the PCI bus is unreadable: {unreadable!r:.40} is no vendor")
     kinds = {
         address: host.read(f"{PCI}/{address}/class").strip()
         for address in addresses

@@ -72,15 +72,15 @@ def resolve(words: Sequence[str | Mapping[str, object]], host: Host | None = Non
 
     A mapping may name a profile too (`profile: ml.p5.48xlarge`). With a host, its detected instance type comes first.
     """
-    found = detect(host) if host is not None else None
-    profile = found.name if found is not None else None
-    mapping = _trusted(found, host) if found is not None and host is not None else {}
+    instance = detect(host) if host is not None else None
+    profile = instance.name if instance is not None else None
+    mapping = _trusted(instance, host) if instance is not None and host is not None else {}
     faults: list[Fault] = []
     for word in words:
         try:
             named, facts = _facts(word)
-        except SpecError as wrong:
-            faults.extend(wrong.faults)
+        except SpecError as error:
+            faults.extend(error.faults)
             continue
         profile = named or profile
         mapping.update(facts)
@@ -109,13 +109,13 @@ def model_of(results: Sequence[CheckResult]) -> str | None:
 
 def detect(host: Host) -> Instance | None:
     """Instance type of this machine; None if it is not in the table."""
-    said = (
+    sources = (
         functools.partial(host.env, "SM_CURRENT_INSTANCE_TYPE"),  # SageMaker training jobs
         functools.partial(host.read, "/sys/class/dmi/id/product_name"),  # EC2 writes the type there
     )
-    for ask in said:
+    for read_name in sources:
         with contextlib.suppress(HostError):
-            instance = find_instance(ask() or "")
+            instance = find_instance(read_name() or "")
             if instance is not None:
                 return instance
     return None

@@ -50,10 +50,10 @@ def _measure(name: str, host: Host, expect: Expect) -> tuple[Finding, ...]:
         try:
             check = load(name)
             answer.append(_findings(check.judge(check.read(host), expect)))
-        except HostError as wrong:
-            answer.append((error(str(wrong), action=_action(wrong)),))
-        except BaseException as wrong:  # SystemExit too: a check may not end the run
-            answer.append((_broken(f"{type(wrong).__name__}: {wrong}"),))
+        except HostError as exc:
+            answer.append((error(str(exc), action=_action(exc)),))
+        except BaseException as exc:  # SystemExit too: a check may not end the run
+            answer.append((_broken(f"{type(exc).__name__}: {exc}"),))
 
     timeout_s = timeout_of(name)
     thread = threading.Thread(target=work, name=f"check-{name}", daemon=True)
@@ -66,26 +66,26 @@ def _measure(name: str, host: Host, expect: Expect) -> tuple[Finding, ...]:
 
 
 def _findings(judged: object) -> tuple[Finding, ...]:
-    found = judged if isinstance(judged, (list, tuple)) else (judged,)
-    if not found:
+    findings = judged if isinstance(judged, (list, tuple)) else (judged,)
+    if not findings:
         return (_broken("it returned no finding"),)
-    for item in found:
+    for item in findings:
         if not isinstance(item, Finding) or not isinstance(item.verdict, Verdict) or not item.reason:
             return (_broken(f"it returned {item!r:.80}, which is no finding"),)
         if item.verdict is Verdict.SKIP and not item.proof:
             return (_broken(f"it skipped without proof: {item.reason[:80]}"),)
-    return tuple(found)
+    return tuple(findings)
 
 
 def _broken(what: str) -> Finding:
     return error(f"the check itself failed: {what}", action="report it, with the folder that --capture writes")
 
 
-def _action(wrong: HostError) -> str:
-    if isinstance(wrong, CommandMissing):
+def _action(failure: HostError) -> str:
+    if isinstance(failure, CommandMissing):
         return "install it, or put it on PATH"
-    if isinstance(wrong, CommandTimedOut):
+    if isinstance(failure, CommandTimedOut):
         return "run it by hand; if it hangs there too, the driver or the device hangs: reboot the node"
-    if isinstance(wrong, NotCaptured):
+    if isinstance(failure, NotCaptured):
         return "capture the machine again with this version"
     return "make it readable for this user, or skip the check by name"

@@ -65,7 +65,7 @@ def list_rdma(host: Host) -> tuple[str, ...]:
 
 def read_pci(host: Host, vendor: str, *, kind: str) -> tuple[str, ...]:
     """PCI addresses of a vendor's devices whose class begins with `kind`; empty without a PCI bus."""
-    found = []
+    addresses = []
     for address in list_optional(host, PCI) or ():
         maker = host.read(f"{PCI}/{address}/vendor").strip()
         if not re.fullmatch(r"0x[0-9a-f]{4}", maker, re.IGNORECASE):
@@ -76,8 +76,8 @@ def read_pci(host: Host, vendor: str, *, kind: str) -> tuple[str, ...]:
         if not re.fullmatch(r"0x[0-9a-f]{6}", shown, re.IGNORECASE):
             raise HostError(f"the PCI bus is unreadable: {shown!r:.40} is no class")
         if shown.startswith(kind):
-            found.append(address)
-    return tuple(found)
+            addresses.append(address)
+    return tuple(addresses)
 
 
 def read_limit(host: Host, name: str) -> int | None:
@@ -102,10 +102,10 @@ def read_memory_field(host: Host, name: str, unit: str = " kB") -> int:
 
 def parse_numbers(text: str) -> set[int]:
     """Kernel list format: `0-3,8` is {0, 1, 2, 3, 8}; an empty line is the empty set."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for piece in filter(None, text.strip().split(",")):
         match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", piece, flags=re.ASCII)
         if not match:
             raise HostError(f"{text.strip()[:80]!r} is not a list of numbers")
-        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return found
+        numbers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return numbers

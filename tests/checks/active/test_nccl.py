@@ -60,7 +60,7 @@ def judge(document: dict[str, Any], *, ranks: int = 8, link: Link | None = NVLIN
 @pytest.mark.spawns
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_the_same_path_runs_on_cpus(ranks: int) -> None:
-    answer = nccl.ask(Host(), ranks, backend="gloo", largest="1M")
+    answer = nccl.run_collectives(Host(), ranks, backend="gloo", largest="1M")
     (found,) = nccl.judge_answer(answer, ranks=ranks, link=None, backend="gloo")
     if ranks == 1:
         assert found.verdict is Verdict.PASS and "without a peer" in found.reason
@@ -73,7 +73,7 @@ def test_the_same_path_runs_on_cpus(ranks: int) -> None:
 @pytest.mark.spawns
 def test_a_launchers_variables_do_not_make_it_a_rank_of_that_launcher() -> None:
     host = Host({"RANK": "3", "WORLD_SIZE": "16", "LOCAL_RANK": "3", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1"})
-    answer = nccl.ask(host, 2, backend="gloo", largest="1M")
+    answer = nccl.run_collectives(host, 2, backend="gloo", largest="1M")
     (found,) = nccl.judge_answer(answer, ranks=2, link=SLOW_LINK, backend="gloo")
     assert found.values["ranks"] == 2, found.reason
 
@@ -86,7 +86,7 @@ def test_without_torch_it_is_an_error_with_the_command_that_mends_it(tmp_path: P
         "u.find_spec = lambda name, package=None: None if name == 'torch' else find(name, package)\n"
     )
     path = os.pathsep.join([str(tmp_path), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    answer = nccl.ask(Host({"PYTHONPATH": path}), 2, backend="gloo", largest="1M")
+    answer = nccl.run_collectives(Host({"PYTHONPATH": path}), 2, backend="gloo", largest="1M")
     (found,) = nccl.judge_answer(answer, ranks=2, link=None, backend="gloo")
     assert found.verdict is Verdict.ERROR and "trainmaster[train]" in f"{found.reason} {found.action}"
 
@@ -94,7 +94,7 @@ def test_without_torch_it_is_an_error_with_the_command_that_mends_it(tmp_path: P
 @pytest.mark.slow
 @pytest.mark.spawns
 def test_no_gpu_for_nccl_is_an_error() -> None:
-    answer = nccl.ask(Host({"CUDA_VISIBLE_DEVICES": ""}), 2)
+    answer = nccl.run_collectives(Host({"CUDA_VISIBLE_DEVICES": ""}), 2)
     (found,) = nccl.judge_answer(answer, ranks=2, link=None)
     assert found.verdict is Verdict.ERROR and "torch sees no GPU" in found.reason
 

@@ -114,13 +114,13 @@ TABLE = (
 
 def find(message: str, code: int | None = None) -> CudaError | None:
     """The row for this error: by its number, by `Error 802:`, or by CUDA's own words behind `CUDA error:`."""
-    told = re.search(r"\bError (\d{1,4}):", message)
-    number = code if code is not None else int(told[1]) if told else None
+    match = re.search(r"\bError (\d{1,4}):", message)
+    number = code if code is not None else int(match[1]) if match else None
     by_number = next((row for row in TABLE if row.code == number), None)
     if by_number is not None:
         return by_number
-    said = message.lower()
-    if "cuda" not in said:
+    lowered = message.lower()
+    if "cuda" not in lowered:
         return None
     # The longest first: `unknown error` is part of many a sentence.
-    return next((row for row in sorted(TABLE, key=lambda row: -len(row.words)) if row.words.lower() in said), None)
+    return next((row for row in sorted(TABLE, key=lambda row: -len(row.words)) if row.words.lower() in lowered), None)

@@ -30,19 +30,19 @@ class Evidence:
 
     gpus: nvidia.Gpus
     level: int
-    ran: Ran | None
+    result: Ran | None
     trouble: str | None
 
 
 def read(host: Host, level: int, timeout_s: float) -> Evidence:
     gpus = nvidia.read(host)
     try:
-        ran = host.run("dcgmi", "diag", "-r", str(level), "-j", timeout_s=timeout_s)
+        result = host.run("dcgmi", "diag", "-r", str(level), "-j", timeout_s=timeout_s)
     except CommandMissing:
-        return Evidence(gpus=gpus, level=level, ran=None, trouble=None)
-    except HostError as wrong:
-        return Evidence(gpus=gpus, level=level, ran=None, trouble=str(wrong))
-    return Evidence(gpus=gpus, level=level, ran=ran, trouble=None)
+        return Evidence(gpus=gpus, level=level, result=None, trouble=None)
+    except HostError as error:
+        return Evidence(gpus=gpus, level=level, result=None, trouble=str(error))
+    return Evidence(gpus=gpus, level=level, result=result, trouble=None)
 
 
 def judge(evidence: Evidence, expect: Expect) -> list[Finding]:
@@ -51,29 +51,29 @@ def judge(evidence: Evidence, expect: Expect) -> list[Finding]:
         return [refused]
     if evidence.trouble is not None:
         return [error(evidence.trouble, action="run it by hand; if it hangs there too, reboot the node")]
-    if evidence.ran is None:
+    if evidence.result is None:
         if expect.dcgm:
             return [error("DCGM is not installed", action="install datacenter-gpu-manager")]
         return [skip("DCGM is not installed", proof="there is no dcgmi on PATH")]
-    meant = dcgm.read_exit(evidence.ran.exit_code)
+    meant = dcgm.read_exit(evidence.result.exit_code)
     try:
-        diag = dcgm.parse(evidence.ran.stdout)
-    except ParseError as wrong:
-        return [_nothing(evidence.ran, meant, str(wrong))]
+        diag = dcgm.parse(evidence.result.stdout)
+    except ParseError as exc:
+        return [_nothing(evidence.result, meant, str(exc))]
     if not diag.tests:
-        return [_nothing(evidence.ran, meant, diag.runtime_error or "it names no test")]
-    found = [*_judge_gpus(evidence, diag, expect), *_judge_others(diag)]
-    return [*found, *_judge_run(evidence, diag, meant, found)]
+        return [_nothing(evidence.result, meant, diag.runtime_error or "it names no test")]
+    findings = [*_judge_gpus(evidence, diag, expect), *_judge_others(diag)]
+    return [*findings, *_judge_run(evidence, diag, meant, findings)]
 
 
-def _nothing(ran: Ran, meant: dcgm.ExitCode, why: str) -> Finding:
+def _nothing(result: Ran, meant: dcgm.ExitCode, why: str) -> Finding:
     """The one finding of a run that tested nothing."""
     if meant.isolate:
-        return fail(f"dcgmi: {meant.meaning}", action=_ISOLATE, exit_code=ran.exit_code)
-    said = shorten(f"{ran.stdout} {ran.stderr}")
-    reason = f"DCGM tested nothing ({why}); {meant.meaning}; it said: {said}"
+        return fail(f"dcgmi: {meant.meaning}", action=_ISOLATE, exit_code=result.exit_code)
+    output = shorten(f"{result.stdout} {result.stderr}")
+    reason = f"DCGM tested nothing ({why}); {meant.meaning}; it said: {output}"
     action = "start the host engine (systemctl start nvidia-dcgm) and run dcgmi diag by hand"
-    return error(reason, action=action, exit_code=ran.exit_code)
+    return error(reason, action=action, exit_code=result.exit_code)
 
 
 def _judge_gpus(evidence: Evidence, diag: dcgm.Diag, expect: Expect) -> Iterator[Finding]:
@@ -105,15 +105,15 @@ def _judge_gpu(diag: dcgm.Diag, number: int, device: str) -> Finding:
     if status is dcgm.Status.WARN:
         say = fail if severity in _GRAVE else warn
         return say(f"{name} of DCGM warns{why}", action=action, device=device, **values)
-    said = diag.runtime_error or next(iter(diag.faults), None) or f"{name} is {status}{why}"
-    return error(f"DCGM did not test it: {said}", action="run dcgmi diag by hand", device=device, **values)
+    message = diag.runtime_error or next(iter(diag.faults), None) or f"{name} is {status}{why}"
+    return error(f"DCGM did not test it: {message}", action="run dcgmi diag by hand", device=device, **values)
 
 
 def _judge_pass(diag: dcgm.Diag, number: int, device: str, tests: dict[str, str]) -> Finding:
     """Finding of a GPU without a failed test: a warning attached to a pass counts, a skipped test does not."""
     rows = [(test, result) for test in diag.tests for result in test.results if result.gpu == number]
     problems = [(test.name, problem) for test, result in rows for problem in result.problems]
-    grave = [(name, one) for name, one in problems if dcgm.SEVERITIES.get(one.severity or 0) in _GRAVE]
+    grave = [(name, problem) for name, problem in problems if dcgm.SEVERITIES.get(problem.severity or 0) in _GRAVE]
     if grave:
         name, problem = grave[0]
         action = _ACTIONS[dcgm.SEVERITIES[problem.severity or 0]]
@@ -150,7 +150,7 @@ def _judge_others(diag: dcgm.Diag) -> Iterator[Finding]:
 
 
 def _judge_other(name: str, result: dcgm.Result, device: str | None) -> Iterator[Finding]:
-    ranked = sorted(result.problems, key=lambda one: dcgm.SEVERITIES.get(one.severity or 0) not in _GRAVE)
+    ranked = sorted(result.problems, key=lambda problem: dcgm.SEVERITIES.get(problem.severity or 0) not in _GRAVE)
     problem = ranked[0] if ranked else None
     severity = dcgm.SEVERITIES.get(problem.severity or 0, "unknown") if problem else "unknown"
     why = f": {problem.text}" if problem else ""
@@ -174,11 +174,11 @@ def _bad(diag: dcgm.Diag, number: int) -> list[tuple[str, dcgm.Problem | None]]:
     return [(name, problem) for name, result in chosen for problem in (result.problems or (None,))]
 
 
-def _judge_run(evidence: Evidence, diag: dcgm.Diag, meant: dcgm.ExitCode, found: list[Finding]) -> Iterator[Finding]:
+def _judge_run(evidence: Evidence, diag: dcgm.Diag, meant: dcgm.ExitCode, findings: list[Finding]) -> Iterator[Finding]:
     """Findings of the whole run: a failure that names no GPU, a run that was cut short, missing tests."""
-    assert evidence.ran is not None
-    code = evidence.ran.exit_code
-    named = any(finding.verdict is Verdict.FAIL for finding in found)
+    assert evidence.result is not None
+    code = evidence.result.exit_code
+    named = any(finding.verdict is Verdict.FAIL for finding in findings)
     if dcgm.worst(diag) is dcgm.Status.FAIL and not named:
         failed = next((test.name for test in diag.tests if _fails(test)), "a test")
         yield fail(f"{failed} of DCGM fails on this node", action="run dcgmi diag by hand", exit_code=code)

@@ -67,15 +67,15 @@ def read(host: Host, probe: str, *options: str, timeout_s: float = TIMEOUT_S) ->
     hidden = hidden_from(uuids, visible)
     answers: dict[str, Answer] = {}
 
-    def ask(uuid: str) -> None:
+    def run_probe(uuid: str) -> None:
         try:
             answers[uuid] = host.run(*command(probe, uuid, *options), timeout_s=timeout_s)
-        except HostError as wrong:
-            answers[uuid] = wrong
+        except HostError as error:
+            answers[uuid] = error
 
     # Daemon threads: a process that cannot be killed must not keep this one from ending.
     threads = [
-        threading.Thread(target=ask, args=(uuid,), name=f"probe-{probe}-{uuid}", daemon=True)
+        threading.Thread(target=run_probe, args=(uuid,), name=f"probe-{probe}-{uuid}", daemon=True)
         for uuid in uuids
         if uuid not in hidden
     ]
@@ -97,34 +97,34 @@ def sort_out(probed: Probed, probe: str, expect: Expect) -> tuple[dict[str, Repo
     if refused is not None:
         return {}, [refused]
     reports: dict[str, Report] = {}
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for slot in nvidia.slots(probed.gpus, nvidia.expected(probed.gpus, expect)):
         if slot.gpu is None or slot.gpu.lost is not None:
-            found.append(nvidia.missing_gpu(slot))
+            findings.append(nvidia.missing_gpu(slot))
             continue
         uuid = str(slot.gpu.uuid)
         if uuid in probed.hidden:
-            found.append(hidden_gpu(probed, slot.device, expect))
+            findings.append(hidden_gpu(probed, slot.device, expect))
             continue
         judged = judge_answer(probed.answers.get(uuid), probe, slot.device, uuid)
         if isinstance(judged, Finding):
-            found.append(judged)
+            findings.append(judged)
         else:
             reports[slot.device] = judged
-    return reports, found
+    return reports, findings
 
 
 def judge_all(
     probed: Probed, probe: str, expect: Expect, judge_one: Callable[[str, Report, Mapping[str, Report]], Finding]
 ) -> list[Finding]:
     """One finding per GPU, in order; `judge_one` gets the device, its report and all reports."""
-    reports, found = sort_out(probed, probe, expect)
+    reports, findings = sort_out(probed, probe, expect)
     for device, report in reports.items():
         try:
-            found.append(judge_one(device, report, reports))
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as wrong:
-            found.append(_rubbish(f"{type(wrong).__name__}: {wrong}", device))
-    return in_order(found)
+            findings.append(judge_one(device, report, reports))
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            findings.append(_rubbish(f"{type(error).__name__}: {error}", device))
+    return in_order(findings)
 
 
 def in_order(findings: Sequence[Finding]) -> list[Finding]:
@@ -166,10 +166,10 @@ def judge_answer(answer: Answer | None, probe: str, device: str, uuid: str | Non
         return error(str(answer), action="run it by hand", device=device)
     try:
         document = parse(answer.stdout, probe)
-    except ValueError as wrong:
-        return _crashed(answer, str(wrong), device)
+    except ValueError as exc:
+        return _crashed(answer, str(exc), device)
     if document["error"] is not None or answer.exit_code:
-        return _told_error(document["error"] or {}, answer, device)
+        return _judge_reported_error(document["error"] or {}, answer, device)
     who = document["device"]
     if who.get("type") != "cuda" or (uuid is not None and who.get("uuid") not in (uuid, None)):
         reason = f"its probe ran on {who.get('name')!r:.60} {who.get('uuid') or ''}, not on this GPU".replace("  ", " ")
@@ -205,8 +205,8 @@ def results_of(answer: Answer | None, probe: str) -> dict[str, Any]:
     """Results of a probe, also of one that failed later. ValueError if there are none."""
     if not isinstance(answer, Ran):
         raise ValueError("there is no report")
-    found: dict[str, Any] = parse(answer.stdout, probe)["results"]
-    return found
+    results: dict[str, Any] = parse(answer.stdout, probe)["results"]
+    return results
 
 
 def number(results: Mapping[str, Any], name: str, *, least: float = 0.0) -> float:
@@ -231,26 +231,26 @@ def foreign(report: Report) -> str:
     return f"; something else held {gib:.1f} GiB of its memory" if gib * (1 << 30) > FOREIGN_BYTES else ""
 
 
-def _told_error(told: Mapping[str, Any], answer: Ran, device: str) -> Finding:
+def _judge_reported_error(failure: Mapping[str, Any], answer: Ran, device: str) -> Finding:
     """Finding for an error that the probe itself reported."""
-    kind, message, step = (str(told.get(name, "")) for name in ("kind", "message", "step"))
+    kind, message, step = (str(failure.get(name, "")) for name in ("kind", "message", "step"))
     values = {"exit_code": answer.exit_code, "error": kind, "message": message[:TAIL], "step": step}
     if kind == "Hung":
         return _hung(message, step, device, values)
-    code = told.get("code")
+    code = failure.get("code")
     known = _cuda_errors.find(f"{message}\n{answer.stderr[-2000:]}", code if isinstance(code, int) else None)
     if known is not None:
         reason = f"CUDA error {known.code}, {known.words}: {known.meaning} (at: {step})"
         return Finding(verdict=known.verdict, reason=reason, action=known.action, device=device, values=values)
-    said = " ".join(message.split())[:TAIL] or _last_words(answer)
+    shown = " ".join(message.split())[:TAIL] or _last_words(answer)
     if kind == "ModuleNotFoundError":
         action = "install it for the Python that runs this: pip install 'trainmaster[train]'"
-        return error(f"could not be tried: {said}", action=action, device=device, **values)
+        return error(f"could not be tried: {shown}", action=action, device=device, **values)
     if "not compiled with CUDA" in message:
-        return error(f"could not be tried: {said}", action="install a torch with CUDA", device=device, **values)
+        return error(f"could not be tried: {shown}", action="install a torch with CUDA", device=device, **values)
     action = "run the probe by hand and read its traceback"
     return error(
-        f"its probe ended with {kind or answer.exit_code}: {said} (at: {step})", action=action, device=device, **values
+        f"its probe ended with {kind or answer.exit_code}: {shown} (at: {step})", action=action, device=device, **values
     )
 
 

@@ -53,20 +53,20 @@ def rounds_of(rates: Mapping[str, Any]) -> tuple[float, ...]:
     rounds = rates.get("rounds")
     if not isinstance(rounds, list) or not rounds:
         raise ValueError(f"rounds is {rounds!r:.40}")
-    found = tuple(number({"a round": value}, "a round") for value in rounds)
-    if min(found) <= 0:
-        raise ValueError(f"a round is {min(found):g}")
-    return found
+    numbers = tuple(number({"a round": value}, "a round") for value in rounds)
+    if min(numbers) <= 0:
+        raise ValueError(f"a round is {min(numbers):g}")
+    return numbers
 
 
 def peers_of(report: Report, every: Mapping[str, Report], pick: Callable[[Mapping[str, Any]], float]) -> list[float]:
     """Rate of every GPU of this model. A GPU with an unreadable report has its own finding and is no peer."""
-    found = []
+    rates = []
     for other in every.values():
         if other.name == report.name:
             with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
-                found.append(pick(other.results))
-    return found
+                rates.append(pick(other.results))
+    return rates
 
 
 def judge(
@@ -86,14 +86,14 @@ def judge(
         return Judged(verdict=Verdict.ERROR, words=words, action="check the machine's clock, then run this again")
     if known is not None and known.peak is not None:
         peers = [peer for peer in peers if peer <= IMPOSSIBLE * known.peak]
-    found = []
+    judgements = []
     if stated is not None:
-        found.append(_against(best, what, Yardstick(rate=stated, words="stated", fail_below=1.0), slow))
+        judgements.append(_against(best, what, Yardstick(rate=stated, words="stated", fail_below=1.0), slow))
     elif known is not None:
-        found.append(_against(best, what, known, slow))
+        judgements.append(_against(best, what, known, slow))
     if len(peers) >= LEAST_PEERS:
-        found.append(_among(best, what, peers, slow))
-    if not found:
+        judgements.append(_among(best, what, peers, slow))
+    if not judgements:
         words = f"{best:,.4g} {what}, not compared: no baseline for this model, fewer than {LEAST_PEERS} here"
         return Judged(
             verdict=Verdict.WARN,
@@ -105,21 +105,21 @@ def judge(
         shown = ", ".join(f"{rate:,.4g}" for rate in rounds)
         words = f"{what} is unsteady: {shown} in {len(rounds)} rounds"
         action = "see what else runs on the node, and whether the GPU throttles; then run this again"
-        found.append(Judged(verdict=Verdict.WARN, words=words, action=action))
-    return worst(found)
+        judgements.append(Judged(verdict=Verdict.WARN, words=words, action=action))
+    return worst(judgements)
 
 
-def worst(found: Sequence[Judged]) -> Judged:
+def worst(judgements: Sequence[Judged]) -> Judged:
     """The first of the worst."""
-    return max(found, key=lambda judged: _WEIGHT[judged.verdict])
+    return max(judgements, key=lambda judged: _WEIGHT[judged.verdict])
 
 
-def combine(device: str, found: Sequence[Judged], *, note: str = "", **values: Any) -> Finding:
+def combine(device: str, judgements: Sequence[Judged], *, note: str = "", **values: Any) -> Finding:
     """One finding of several judgements: the reason names those that do not pass, or all if all pass."""
-    top = worst(found)
-    told = [judged for judged in found if judged.verdict is not Verdict.PASS] or list(found)
-    told.sort(key=lambda judged: -_WEIGHT[judged.verdict])
-    reason = "; ".join(dict.fromkeys(judged.words for judged in told))
+    top = worst(judgements)
+    shown = [judged for judged in judgements if judged.verdict is not Verdict.PASS] or list(judgements)
+    shown.sort(key=lambda judged: -_WEIGHT[judged.verdict])
+    reason = "; ".join(dict.fromkeys(judged.words for judged in shown))
     if top.verdict is not Verdict.PASS:
         reason += note
     return Finding(verdict=top.verdict, reason=reason, action=top.action, device=device, values=values)

@@ -40,42 +40,42 @@ def judge(probed: _probe.Probed, expect: Expect) -> list[Finding]:
 
 
 def _judge_one(device: str, report: _probe.Report, every: Mapping[str, _probe.Report]) -> Finding:
-    told = report.results
-    cold, end = _probe.number(told, "tflops_cold"), _probe.number(told, "tflops_end")
-    samples = told["samples"]
+    results = report.results
+    cold, end = _probe.number(results, "tflops_cold"), _probe.number(results, "tflops_end")
+    samples = results["samples"]
     if not (cold > 0 and end > 0 and isinstance(samples, list) and samples):
         raise ValueError(f"{cold:g} TFLOPS when cold, {end:g} at the end")
-    seconds, ecc = _probe.number(told, "seconds"), _memory.ecc_new(told)
+    seconds, ecc = _probe.number(results, "seconds"), _memory.ecc_new(results)
     rate = _rates.judge(
         [end],
         f"TFLOPS bf16 after {seconds:.0f} s",
         stated=None,
         state_as="gemm_tflops",
         known=_yardstick(report.name),
-        peers=_rates.peers_of(report, every, lambda found: _probe.number(found, "tflops_end")),
+        peers=_rates.peers_of(report, every, lambda other: _probe.number(other, "tflops_end")),
         slow=HEAT,
     )
-    found = [
+    judgements = [
         # Without a baseline it is still compared with its own beginning; gemm says that there is none.
         *([rate] if rate.compared else []),
         _sag(cold, end),
-        *_computed(told, ecc),
-        *_throttled(told.get("throttle"), len(samples)),
+        *_computed(results, ecc),
+        *_throttled(results.get("throttle"), len(samples)),
     ]
     values: dict[str, Any] = {
         **report.software,
         "burn_tflops": end,
         "cold_tflops": cold,
         "seconds": seconds,
-        "celsius_max": told.get("temperature_max_c"),
-        "power_max_w": told.get("power_max_w"),
-        "sm_min_mhz": told.get("sm_min_mhz"),
-        "throttle": told.get("throttle"),
+        "celsius_max": results.get("temperature_max_c"),
+        "power_max_w": results.get("power_max_w"),
+        "sm_min_mhz": results.get("sm_min_mhz"),
+        "throttle": results.get("throttle"),
         "ecc_new": ecc,
-        "digests": {f"burn_{told.get('size')}": told.get("digest")},
+        "digests": {f"burn_{results.get('size')}": results.get("digest")},
         "samples": samples[:: max(1, len(samples) // SHOWN)],
     }
-    return _rates.combine(device, found, note=_probe.foreign(report), **values)
+    return _rates.combine(device, judgements, note=_probe.foreign(report), **values)
 
 
 def _sag(cold: float, end: float) -> Judged:
@@ -84,30 +84,30 @@ def _sag(cold: float, end: float) -> Judged:
     return Judged(verdict=verdict, words=words, action=None if verdict is Verdict.PASS else HEAT)
 
 
-def _computed(told: Mapping[str, Any], ecc: Mapping[str, int | None]) -> list[Judged]:
+def _computed(results: Mapping[str, Any], ecc: Mapping[str, int | None]) -> list[Judged]:
     action = "take the node out now and replace the GPU"
-    found = []
-    if different := _probe.count(told, "different"):
+    judgements = []
+    if different := _probe.count(results, "different"):
         words = f"{different:,} numbers differed from the first product while it was hot"
-        found.append(Judged(verdict=Verdict.FAIL, words=words, action=action))
+        judgements.append(Judged(verdict=Verdict.FAIL, words=words, action=action))
     if ecc["uncorrected"]:
         words = f"{ecc['uncorrected']} uncorrectable memory errors under load"
-        found.append(Judged(verdict=Verdict.FAIL, words=words, action=action))
-    return found
+        judgements.append(Judged(verdict=Verdict.FAIL, words=words, action=action))
+    return judgements
 
 
-def _throttled(told: object, samples: int) -> list[Judged]:
-    if not isinstance(told, dict):
-        raise ValueError(f"throttle is {told!r:.40}")
-    found = []
-    for reason, times in told.items():
+def _throttled(counts: object, samples: int) -> list[Judged]:
+    if not isinstance(counts, dict):
+        raise ValueError(f"throttle is {counts!r:.40}")
+    judgements = []
+    for reason, times in counts.items():
         share = times / samples
         words = f"{reason.replace('_', ' ')} in {share:.0%} of the samples"
         if reason in BAD_THROTTLE:
-            found.append(Judged(verdict=Verdict.FAIL, words=words, action=HEAT))
+            judgements.append(Judged(verdict=Verdict.FAIL, words=words, action=HEAT))
         elif reason == "sw_thermal":
-            found.append(Judged(verdict=Verdict.WARN, words=words, action=HEAT))
-    return found
+            judgements.append(Judged(verdict=Verdict.WARN, words=words, action=HEAT))
+    return judgements
 
 
 def _yardstick(gpu: str) -> Yardstick | None:

@@ -52,28 +52,28 @@ def _judge_one(device: str, report: _probe.Report, every: Mapping[str, _probe.Re
 
 def _digests(report: _probe.Report) -> dict[str, str]:
     """By what was computed: only the same size through the same kernel gives the same bits."""
-    found = {}
+    digests = {}
     for name in WORK:
-        told = report.results["work"][name]
-        digest = told["digest"]
+        result = report.results["work"][name]
+        digest = result["digest"]
         if not isinstance(digest, str) or len(digest) != 32:
             raise ValueError(f"the digest of {name} is {digest!r:.40}")
-        if _probe.count(told, "repeats") < 1:
+        if _probe.count(result, "repeats") < 1:
             raise ValueError(f"{name} was not repeated")
-        found["_".join(filter(None, (name, str(report.results["size"]), str(told.get("backend", "")))))] = digest
-    return found
+        digests["_".join(filter(None, (name, str(report.results["size"]), str(result.get("backend", "")))))] = digest
+    return digests
 
 
 def _alone(report: _probe.Report, name: str) -> str | None:
     """Fault that one GPU's own results show; None: none."""
-    told = report.results["work"][name]
-    different, repeats = _probe.count(told, "different_repeats"), _probe.count(told, "repeats")
-    if different or _probe.count(told, "different"):
-        return f"{different} of {repeats} repeats of {name} differ in {told['different']:,} numbers"
-    if told.get("finite") is not True:
+    result = report.results["work"][name]
+    different, repeats = _probe.count(result, "different_repeats"), _probe.count(result, "repeats")
+    if different or _probe.count(result, "different"):
+        return f"{different} of {repeats} repeats of {name} differ in {result['different']:,} numbers"
+    if result.get("finite") is not True:
         return f"{name} gives NaN or infinity"
-    if name == "gemm_exact" and _probe.count(told, "wrong"):
-        return f"{told['wrong']:,} numbers of an exact product differ from the CPU's"
+    if name == "gemm_exact" and _probe.count(result, "wrong"):
+        return f"{result['wrong']:,} numbers of an exact product differ from the CPU's"
     return None
 
 
@@ -83,14 +83,16 @@ def _equals(report: _probe.Report, every: Mapping[str, _probe.Report]) -> dict[s
 
 def _among_equals(device: str, key: str, every: Mapping[str, _probe.Report]) -> str | None:
     """Fault that the comparison with equal GPUs shows: the minority is named, or both of two that differ."""
-    told = {d: digest for d, o in _equals(every[device], every).items() if (digest := _quiet(o).get(key)) is not None}
-    counts = Counter(told.values())
-    mine, (_, most) = counts[told[device]], counts.most_common(1)[0]
-    if len(counts) == 1 or mine * 2 > len(told):
+    digests = {
+        d: digest for d, o in _equals(every[device], every).items() if (digest := _quiet(o).get(key)) is not None
+    }
+    counts = Counter(digests.values())
+    mine, (_, most) = counts[digests[device]], counts.most_common(1)[0]
+    if len(counts) == 1 or mine * 2 > len(digests):
         return None
-    if most * 2 > len(told):
-        return f"{key}: other bits than {most} of {len(told)} equal GPUs"
-    others = ", ".join(sorted(d for d, digest in told.items() if digest != told[device]))
+    if most * 2 > len(digests):
+        return f"{key}: other bits than {most} of {len(digests)} equal GPUs"
+    others = ", ".join(sorted(d for d, digest in digests.items() if digest != digests[device]))
     return f"{key}: other bits than {others}, and no majority says which is right"
 
 

@@ -29,15 +29,15 @@ def judge(probed: _probe.Probed, expect: Expect) -> list[Finding]:
 
 
 def _judge_one(device: str, report: _probe.Report, _: Mapping[str, _probe.Report]) -> Finding:
-    found = report.results
-    total, expected = _probe.count(found, "sum"), _probe.count(found, "sum_expected")
-    took = _probe.number(found, "allocation_s")
+    results = report.results
+    total, expected = _probe.count(results, "sum"), _probe.count(results, "sum_expected")
+    took = _probe.number(results, "allocation_s")
     values = {**report.software, "start_s": round(took, 3)}
     replace = "reset the GPU and run this again; replace it if it repeats"
     if total != expected:
         reason = f"its first kernel gave {total}, not {expected}"
         return fail(reason, action=replace, device=device, **values)
-    if found.get("copied_back") is not True:
+    if results.get("copied_back") is not True:
         return fail("its memory came back different from what it held", action=replace, device=device, **values)
     if took > SLOW_S:
         action = "turn persistence mode on, and see whether the fabric manager is up"

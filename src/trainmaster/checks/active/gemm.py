@@ -61,7 +61,7 @@ def judge(probed: _probe.Probed, expect: Expect) -> list[Finding]:
 
 
 def _judge_one(device: str, report: _probe.Report, every: Mapping[str, _probe.Report], stated: float | None) -> Finding:
-    found: list[Judged] = []
+    judgements: list[Judged] = []
     values: dict[str, Any] = {**report.software, "size": _probe.count(report.results, "size")}
     if not _measured(report, "bf16"):
         raise ValueError("bf16 was not measured")
@@ -69,14 +69,16 @@ def _judge_one(device: str, report: _probe.Report, every: Mapping[str, _probe.Re
         if not _measured(report, name):
             values[f"{name}_tflops"] = None
             continue
-        told = report.results["precisions"][name]
-        held = _rates.rounds_of(told)
+        precision = report.results["precisions"][name]
+        held = _rates.rounds_of(precision)
         rounds = _rates.rounds_of(report.results["burst"]) if name == "bf16" else held
-        wrong = _probe.number(told, "relative_error")
-        values |= {f"{name}_tflops": max(rounds), f"{name}_rounds": list(rounds), f"{name}_error": wrong}
-        if wrong > tolerance:
-            words = f"its {name} products are wrong: relative error {wrong:g}, at most {tolerance:g} is rounding"
-            found.append(Judged(verdict=Verdict.FAIL, words=words, action="drain the node and replace the GPU"))
+        relative_error = _probe.number(precision, "relative_error")
+        values |= {f"{name}_tflops": max(rounds), f"{name}_rounds": list(rounds), f"{name}_error": relative_error}
+        if relative_error > tolerance:
+            words = (
+                f"its {name} products are wrong: relative error {relative_error:g}, at most {tolerance:g} is rounding"
+            )
+            judgements.append(Judged(verdict=Verdict.FAIL, words=words, action="drain the node and replace the GPU"))
         judged = _rates.judge(
             rounds,
             f"TFLOPS {name}",
@@ -88,15 +90,15 @@ def _judge_one(device: str, report: _probe.Report, every: Mapping[str, _probe.Re
         )
         # Only bf16 is trained in everywhere; for the others a number without a comparison is told and not judged.
         if judged.compared or name == "bf16":
-            found.append(judged)
+            judgements.append(judged)
         if name == "bf16":
             values |= {"bf16_held_tflops": max(held), "bf16_held_rounds": list(held)}
-            found += _judge_held(held, report, every)
+            judgements += _judge_held(held, report, every)
     for moment in ("before", "after"):
         values[f"clocks_{moment}"] = report.results.get(moment)
     values["bf16_gflops_per_w"] = _efficiency(report.results)
-    found += _judge_efficiency(report, every)
-    return _rates.combine(device, found, note=_probe.foreign(report), **values)
+    judgements += _judge_efficiency(report, every)
+    return _rates.combine(device, judgements, note=_probe.foreign(report), **values)
 
 
 def _judge_held(held: tuple[float, ...], report: _probe.Report, every: Mapping[str, _probe.Report]) -> list[Judged]:
@@ -173,7 +175,7 @@ def _burst(results: Mapping[str, Any]) -> float:
 
 
 def _best(name: str, results: Mapping[str, Any]) -> float:
-    told = results["precisions"][name]
-    if told["available"] is not True:
+    precision = results["precisions"][name]
+    if precision["available"] is not True:
         raise ValueError(f"{name} was not measured")
-    return max(_rates.rounds_of(told))
+    return max(_rates.rounds_of(precision))

@@ -45,23 +45,23 @@ def _judge_one(device: str, report: _probe.Report, every: Mapping[str, _probe.Re
         "hbm_triad_gbps": max(triad),
         "buffer_bytes": _probe.count(report.results, "buffer_bytes"),
     }
-    found = [
+    judgements = [
         _rates.judge(
             copy,
             "GB/s copy",
             stated=stated,
             state_as="hbm_gbps",
             known=_yardstick(report.name),
-            peers=_rates.peers_of(report, every, lambda found: max(_rates.rounds_of(found["copy"]))),
+            peers=_rates.peers_of(report, every, lambda other: max(_rates.rounds_of(other["copy"]))),
             slow=SLOW,
         )
     ]
     for name in ("copy", "triad"):
-        wrong = _probe.count(report.results, f"{name}_wrong")
-        if wrong:
-            words = f"{wrong:,} numbers are wrong after a {name}"
-            found.append(Judged(verdict=Verdict.FAIL, words=words, action="drain the node and replace the GPU"))
-    return _rates.combine(device, found, note=_probe.foreign(report), **values)
+        wrong_numbers = _probe.count(report.results, f"{name}_wrong")
+        if wrong_numbers:
+            words = f"{wrong_numbers:,} numbers are wrong after a {name}"
+            judgements.append(Judged(verdict=Verdict.FAIL, words=words, action="drain the node and replace the GPU"))
+    return _rates.combine(device, judgements, note=_probe.foreign(report), **values)
 
 
 def _yardstick(gpu: str) -> Yardstick | None:

@@ -60,16 +60,16 @@ def read(host: Host) -> Joined:
     visible = host.env("CUDA_VISIBLE_DEVICES") if every else None
     hidden = _probe.hidden_from(every, visible)
     uuids = tuple(uuid for uuid in every if uuid not in hidden)
-    answer = ask(host, len(uuids)) if uuids and not any(map(nvidia.mig_on, usable)) else None
+    answer = run_collectives(host, len(uuids)) if uuids and not any(map(nvidia.mig_on, usable)) else None
     return Joined(gpus=gpus, visible=visible, hidden=hidden, uuids=uuids, answer=answer)
 
 
-def ask(host: Host, ranks: int, *, backend: Backend = "nccl", largest: str = LARGEST) -> _probe.Answer:
+def run_collectives(host: Host, ranks: int, *, backend: Backend = "nccl", largest: str = LARGEST) -> _probe.Answer:
     """Run all_reduce over the GPUs of this machine; with gloo over processes of its CPUs."""
     try:
         return host.run(*command(ranks, backend=backend, largest=largest), timeout_s=RUN_S)
-    except HostError as wrong:
-        return wrong
+    except HostError as error:
+        return error
 
 
 def command(ranks: int, *, backend: Backend = "nccl", largest: str = LARGEST) -> tuple[str, ...]:
@@ -92,13 +92,13 @@ def judge(joined: Joined, expect: Expect) -> list[Finding]:
     if divided:
         return [skip("NCCL does not join MIG devices of one node", proof=f"MIG is on: {', '.join(divided)}")]
     probed = _probe.Probed(gpus=joined.gpus, visible=joined.visible, hidden=joined.hidden, answers={})
-    found = [nvidia.missing_gpu(slot) for slot in slots if slot.gpu is None or slot.gpu.lost is not None]
-    found += [_probe.hidden_gpu(probed, here[uuid].device, expect) for uuid in sorted(joined.hidden) if uuid in here]
+    findings = [nvidia.missing_gpu(slot) for slot in slots if slot.gpu is None or slot.gpu.lost is not None]
+    findings += [_probe.hidden_gpu(probed, here[uuid].device, expect) for uuid in sorted(joined.hidden) if uuid in here]
     models = {slot.gpu.name for slot in here.values() if slot.gpu is not None}
     link = find_node_link(models.pop()) if len(models) == 1 else None
     if joined.uuids:
-        found += judge_answer(joined.answer, ranks=len(joined.uuids), link=link)
-    return _probe.in_order(found)
+        findings += judge_answer(joined.answer, ranks=len(joined.uuids), link=link)
+    return _probe.in_order(findings)
 
 
 def judge_answer(
@@ -113,13 +113,15 @@ def judge_answer(
         return [error(str(answer), action="run it by hand")]
     try:
         report = parse(answer.stdout, ranks=ranks, backend=backend)
-    except ValueError as wrong:
-        return [_judge_unreported(answer, str(wrong))]
+    except ValueError as exc:
+        return [_judge_unreported(answer, str(exc))]
     faults = _faults(report, ranks)
     if faults:
         return faults
     if ranks > 1:
-        suspicious = [_of_node(one) for one in _named(report, "collective_transport") if one.verdict is Verdict.WARN]
+        suspicious = [
+            _of_node(finding) for finding in _named(report, "collective_transport") if finding.verdict is Verdict.WARN
+        ]
         return [_judge_bandwidth(report, ranks, link), *suspicious]
     return [ok("NCCL starts on the one GPU and returns right data; without a peer there is no bandwidth", ranks=1)]
 
@@ -135,19 +137,19 @@ def _judge_unreported(answer: Any, why: str) -> Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
+class NcclReport:
     """Report of a run: bus bandwidth by size, evidence against it, and the baselines that apply."""
 
     gbps: Mapping[int, float]
     points: tuple[Mapping[str, Any], ...]  # with latencies, for reports
     results: tuple[CheckResult, ...]
     lost: tuple[str, ...]
-    wrong: int  # rows in which a rank received wrong data
+    wrong_rows: int  # rows in which a rank received wrong data
     baselines: tuple[Mapping[str, Any], ...]
     transport: str
 
 
-def parse(text: str, *, ranks: int, backend: Backend = "nccl") -> Ran:
+def parse(text: str, *, ranks: int, backend: Backend = "nccl") -> NcclReport:
     """The report in the last line of the output. ValueError where there is none, or it is of another run."""
     lines = [line for line in text.splitlines() if line.startswith('{"report"')]
     if len(lines) != 1:
@@ -169,7 +171,7 @@ def parse(text: str, *, ranks: int, backend: Backend = "nccl") -> Ran:
             for item in finding.values.get("compared", ())
             if _probe.number(item, "baseline_gbps", least=0.001) and int(item["size_bytes"]) in gbps
         ]
-        return Ran(
+        return NcclReport(
             gbps=gbps,
             points=tuple(
                 {"size_bytes": size, "busbw_gbps": round(gbps[size], 3), "latency_us": row.get("median_us")}
@@ -177,12 +179,12 @@ def parse(text: str, *, ranks: int, backend: Backend = "nccl") -> Ran:
             ),
             results=results,
             lost=tuple(str(lost["reason"]) for lost in report["lost"]),
-            wrong=sum(bool(row["wrong"]) for row in (*report["rows"], *report["partial"])),
+            wrong_rows=sum(bool(row["wrong"]) for row in (*report["rows"], *report["partial"])),
             baselines=tuple(baselines),
             transport=str(report["transport"]),
         )
-    except (KeyError, TypeError, AttributeError, SpecError) as wrong:
-        raise ValueError(f"the report cannot be understood: {type(wrong).__name__}: {wrong}"[:200]) from None
+    except (KeyError, TypeError, AttributeError, SpecError) as error:
+        raise ValueError(f"the report cannot be understood: {type(error).__name__}: {error}"[:200]) from None
 
 
 def _refuse_gaps(report: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], ranks: int) -> None:
@@ -201,23 +203,23 @@ def _refuse_gaps(report: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], r
         raise ValueError(f"{len(measured)} of {len(sizes)} sizes were measured")
 
 
-def _faults(report: Ran, ranks: int) -> list[Finding]:
+def _faults(report: NcclReport, ranks: int) -> list[Finding]:
     """Everything that forbids a verdict on the bandwidth: lost ranks, wrong data, nothing measured."""
     bad = (Verdict.FAIL, Verdict.ERROR)
     stated = [*_named(report, "collective_ranks"), *_named(report, "collective_data")]
-    found = [_of_node(finding) for finding in stated if finding.verdict in bad]
-    if not found and (report.lost or report.wrong):
-        reason = report.lost[0] if report.lost else f"wrong data arrived in {report.wrong} rows"
-        found.append(fail(reason, action=_AGAIN))
-    if not found and not (_named(report, "collective_ranks") and _named(report, "collective_data")):
-        found.append(error("the report lacks the findings on ranks or data", action=_AGAIN))
-    if not found and not report.gbps:
-        found.append(error(f"no size was finished by all {ranks} ranks", action=_AGAIN))
-    return found
+    findings = [_of_node(finding) for finding in stated if finding.verdict in bad]
+    if not findings and (report.lost or report.wrong_rows):
+        reason = report.lost[0] if report.lost else f"wrong data arrived in {report.wrong_rows} rows"
+        findings.append(fail(reason, action=_AGAIN))
+    if not findings and not (_named(report, "collective_ranks") and _named(report, "collective_data")):
+        findings.append(error("the report lacks the findings on ranks or data", action=_AGAIN))
+    if not findings and not report.gbps:
+        findings.append(error(f"no size was finished by all {ranks} ranks", action=_AGAIN))
+    return findings
 
 
-def _named(report: Ran, check: str) -> tuple[Finding, ...]:
-    return tuple(one for result in report.results if result.check == check for one in result.findings)
+def _named(report: NcclReport, check: str) -> tuple[Finding, ...]:
+    return tuple(finding for result in report.results if result.check == check for finding in result.findings)
 
 
 def _of_node(finding: Finding) -> Finding:
@@ -225,7 +227,7 @@ def _of_node(finding: Finding) -> Finding:
     return Finding(verdict=finding.verdict, reason=finding.reason, action=finding.action, values=finding.values)
 
 
-def _judge_bandwidth(report: Ran, ranks: int, link: Link | None) -> Finding:
+def _judge_bandwidth(report: NcclReport, ranks: int, link: Link | None) -> Finding:
     size = max(report.gbps)
     gbps = report.gbps[size]
     what = f"{COLLECTIVE} over {ranks} GPUs: {gbps:.3g} GB/s at {size >> 20} MiB"
@@ -248,15 +250,15 @@ def _judge_bandwidth(report: Ran, ranks: int, link: Link | None) -> Finding:
     )
 
 
-def _by_baseline(report: Ran, what: str, values: Mapping[str, Any]) -> Finding:
+def _by_baseline(report: NcclReport, what: str, values: Mapping[str, Any]) -> Finding:
     """The worst comparison with published figures. A floor of somebody's own check is a warning at most."""
-    found = []
+    judged = []
     for base in report.baselines:
         share = report.gbps[int(base["size_bytes"])] / float(base["baseline_gbps"])
         fails, warns = (0.0, 1.0) if base.get("kind") == "floor" else (FAIL_BELOW, WARN_BELOW)
         at = f"{share:.0%} of {base['baseline_gbps']:g} at {int(base['size_bytes']) >> 20} MiB ({base.get('source')})"
-        found.append((share - fails, _verdict(share, fails, warns, f"{what}; {at}", values)))
-    return min(found, key=lambda item: ([Verdict.FAIL, Verdict.WARN, Verdict.PASS].index(item[1].verdict), item[0]))[1]
+        judged.append((share - fails, _verdict(share, fails, warns, f"{what}; {at}", values)))
+    return min(judged, key=lambda item: ([Verdict.FAIL, Verdict.WARN, Verdict.PASS].index(item[1].verdict), item[0]))[1]
 
 
 def _verdict(share: float, fails: float, warns: float, words: str, values: Mapping[str, Any]) -> Finding:

@@ -44,14 +44,14 @@ class Exchanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class PairTransfer:
     """One direction of one pair."""
 
     sender: str
     receiver: str
     gbps: float
     direct: bool
-    wrong: int
+    wrong_words: int
 
 
 def read(host: Host) -> Exchanged:
@@ -64,8 +64,8 @@ def read(host: Host) -> Exchanged:
     if len(uuids) > 1:
         try:
             answer = host.run(*_probe.command("p2p", ",".join(uuids)), timeout_s=_probe.TIMEOUT_S)
-        except HostError as wrong:
-            answer = wrong
+        except HostError as error:
+            answer = error
     probed = _probe.Probed(gpus=gpus, visible=visible, hidden=hidden, answers={})
     return Exchanged(probed=probed, uuids=uuids, answer=answer)
 
@@ -79,70 +79,70 @@ def judge(exchanged: Exchanged, expect: Expect) -> list[Finding]:
     if len(slots) == 1:
         return [skip("one GPU: there is no peer to copy to", proof="one GPU is expected and listed")]
     device_of = {str(slot.gpu.uuid): slot.device for slot in slots if slot.gpu and slot.gpu.lost is None}
-    found = [nvidia.missing_gpu(slot) for slot in slots if slot.gpu is None or slot.gpu.lost is not None]
-    found += [_probe.hidden_gpu(exchanged.probed, device_of[uuid], expect) for uuid in exchanged.probed.hidden]
-    asked = [device_of[uuid] for uuid in exchanged.uuids]
-    if len(asked) == 1:
+    findings = [nvidia.missing_gpu(slot) for slot in slots if slot.gpu is None or slot.gpu.lost is not None]
+    findings += [_probe.hidden_gpu(exchanged.probed, device_of[uuid], expect) for uuid in exchanged.probed.hidden]
+    devices = [device_of[uuid] for uuid in exchanged.uuids]
+    if len(devices) == 1:
         proof = f"CUDA_VISIBLE_DEVICES={exchanged.probed.visible}"
-        found.append(skip("one GPU is visible: there is no peer to copy to", proof=proof, device=asked[0]))
-    elif asked:
-        found += _judge_pairs(exchanged, asked, expect)
-    return _probe.in_order(found)
+        findings.append(skip("one GPU is visible: there is no peer to copy to", proof=proof, device=devices[0]))
+    elif devices:
+        findings += _judge_pairs(exchanged, devices, expect)
+    return _probe.in_order(findings)
 
 
-def _judge_pairs(exchanged: Exchanged, asked: list[str], expect: Expect) -> list[Finding]:
-    judged = _probe.judge_answer(exchanged.answer, "p2p", asked[0], None)
+def _judge_pairs(exchanged: Exchanged, devices: list[str], expect: Expect) -> list[Finding]:
+    judged = _probe.judge_answer(exchanged.answer, "p2p", devices[0], None)
     why = judged.reason if isinstance(judged, Finding) else "the probe left it out"
     try:
         document = _probe.results_of(exchanged.answer, "p2p")
-        ways = _ways(document, exchanged.uuids, asked)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as wrong:
-        ways, why = [], why if isinstance(judged, Finding) else f"the report cannot be understood: {wrong}"
+        transfers = _transfers(document, exchanged.uuids, devices)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as exc:
+        transfers, why = [], why if isinstance(judged, Finding) else f"the report cannot be understood: {exc}"
     middle = {}
-    for device in asked:
-        mine = [way for way in ways if device in (way.sender, way.receiver)]
-        if len(mine) == 2 * (len(asked) - 1):
-            middle[device] = statistics.median(way.gbps for way in mine)
-    models = dict(zip(asked, _models(exchanged), strict=True))
+    for device in devices:
+        mine = [transfer for transfer in transfers if device in (transfer.sender, transfer.receiver)]
+        if len(mine) == 2 * (len(devices) - 1):
+            middle[device] = statistics.median(transfer.gbps for transfer in mine)
+    models = dict(zip(devices, _models(exchanged), strict=True))
     switched = bool(exchanged.probed.gpus.switches)
     odd = [
-        one
+        odd_transfer
         for model in dict.fromkeys(models.values())
-        for one in _odd_ways(
-            [way for way in ways if models[way.sender] == models[way.receiver] == model],
+        for odd_transfer in _odd_transfers(
+            [transfer for transfer in transfers if models[transfer.sender] == models[transfer.receiver] == model],
             middle,
             symmetric=_symmetric(model, exchanged.probed.gpus),
         )
     ]
-    found = []
-    for device in asked:
-        mine = [way for way in ways if device in (way.sender, way.receiver)]
+    findings = []
+    for device in devices:
+        mine = [transfer for transfer in transfers if device in (transfer.sender, transfer.receiver)]
         if device in middle:
             peers = [middle[other] for other in middle if models[other] == models[device]]
-            found.append(_judge_one(device, mine, peers, _yardstick(models[device], switched), expect, odd=odd))
-        elif isinstance(judged, Finding) and judged.verdict is Verdict.FAIL and _at_work(device, asked, judged):
-            found.append(
+            findings.append(_judge_one(device, mine, peers, _yardstick(models[device], switched), expect, odd=odd))
+        elif isinstance(judged, Finding) and judged.verdict is Verdict.FAIL and _at_work(device, devices, judged):
+            findings.append(
                 Finding(verdict=Verdict.FAIL, reason=why, action=judged.action, device=device, values=judged.values)
             )
         else:
             action = judged.action if isinstance(judged, Finding) and judged.action else "run the p2p probe by hand"
-            reason = f"{len(mine)} of {2 * (len(asked) - 1)} ways were measured: {why}"
-            found.append(error(reason, action=action, device=device, measured=_row(device, mine)))
-    return found
+            reason = f"{len(mine)} of {2 * (len(devices) - 1)} ways were measured: {why}"
+            findings.append(error(reason, action=action, device=device, measured=_row(device, mine)))
+    return findings
 
 
 def _judge_one(
     device: str,
-    mine: list[Way],
+    mine: list[PairTransfer],
     peers: list[float],
     known: Yardstick | None,
     expect: Expect,
     *,
-    odd: Sequence[tuple[Way, str]] = (),
+    odd: Sequence[tuple[PairTransfer, str]] = (),
 ) -> Finding:
-    middle = statistics.median(way.gbps for way in mine)
-    lowest = min(mine, key=lambda way: way.gbps)
-    found = [
+    middle = statistics.median(transfer.gbps for transfer in mine)
+    lowest = min(mine, key=lambda transfer: transfer.gbps)
+    judgements = [
         _rates.judge(
             [middle],
             "GB/s to and from its peers",
@@ -156,44 +156,52 @@ def _judge_one(
     floor = expect.p2p_gbps if expect.p2p_gbps is not None else known.rate * known.fail_below if known else None
     if floor is not None and lowest.gbps < floor:
         words = f"{lowest.gbps:,.4g} GB/s from {lowest.sender} to {lowest.receiver}, at least {floor:,.4g} are expected"
-        found.append(Judged(verdict=Verdict.FAIL, words=words, action=SLOW))
-    found += [Judged(verdict=Verdict.FAIL, words=words, action=SLOW) for way, words in odd if way in mine]
-    for way in mine:
-        if way.wrong:
-            words = f"{way.wrong:,} words changed on their way from {way.sender} to {way.receiver}"
+        judgements.append(Judged(verdict=Verdict.FAIL, words=words, action=SLOW))
+    judgements += [
+        Judged(verdict=Verdict.FAIL, words=words, action=SLOW) for transfer, words in odd if transfer in mine
+    ]
+    for transfer in mine:
+        if transfer.wrong_words:
+            words = f"{transfer.wrong_words:,} words changed on their way from {transfer.sender} to {transfer.receiver}"
             action = "turn off PCIe ACS and IOMMU between the GPUs, or mend the link; do not train on it before"
-            found.append(Judged(verdict=Verdict.FAIL, words=words, action=action))
-        if known is not None and not way.direct:
-            words = f"no direct way from {way.sender} to {way.receiver}"
-            found.append(
+            judgements.append(Judged(verdict=Verdict.FAIL, words=words, action=action))
+        if known is not None and not transfer.direct:
+            words = f"no direct way from {transfer.sender} to {transfer.receiver}"
+            judgements.append(
                 Judged(verdict=Verdict.FAIL, words=words, action="see the fabric manager and the NVLink state")
             )
-    return _rates.combine(device, found, p2p_gbps=round(middle, 1), p2p_lowest_gbps=lowest.gbps, row=_row(device, mine))
+    return _rates.combine(
+        device, judgements, p2p_gbps=round(middle, 1), p2p_lowest_gbps=lowest.gbps, row=_row(device, mine)
+    )
 
 
-def _odd_ways(ways: list[Way], middle: Mapping[str, float], *, symmetric: bool) -> list[tuple[Way, str]]:
+def _odd_transfers(
+    transfers: list[PairTransfer], middle: Mapping[str, float], *, symmetric: bool
+) -> list[tuple[PairTransfer, str]]:
     """Ways that are slow, or not direct, where the others between equal GPUs are not, each with its sentence.
 
     A way to a GPU that is slow to all is that GPU's fault, and judged there. On a board that is not known as
     symmetric, ways differ by design if each GPU has such ones.
     """
-    gpus = {way.sender for way in ways}
+    gpus = {transfer.sender for transfer in transfers}
     if len(gpus) < LEAST_GPUS:
         return []
-    usual = statistics.median(way.gbps for way in ways)
-    direct = 2 * sum(way.direct for way in ways) > len(ways)
-    found = []
-    for way in ways:
-        if any(middle.get(end, usual) < PAIR_FAIL * usual for end in (way.sender, way.receiver)):
+    usual = statistics.median(transfer.gbps for transfer in transfers)
+    direct = 2 * sum(transfer.direct for transfer in transfers) > len(transfers)
+    odd = []
+    for transfer in transfers:
+        if any(middle.get(end, usual) < PAIR_FAIL * usual for end in (transfer.sender, transfer.receiver)):
             continue
-        if way.gbps < PAIR_FAIL * usual:
-            share = f"{way.gbps / usual:.0%} of the median of all ways here"
-            found.append((way, f"{way.gbps:,.4g} GB/s from {way.sender} to {way.receiver}, {share}"))
-        elif direct and not way.direct:
-            found.append((way, f"no direct way from {way.sender} to {way.receiver}, where most are direct"))
-    if not symmetric and {end for way, _ in found for end in (way.sender, way.receiver)} == gpus:
+        if transfer.gbps < PAIR_FAIL * usual:
+            share = f"{transfer.gbps / usual:.0%} of the median of all ways here"
+            odd.append((transfer, f"{transfer.gbps:,.4g} GB/s from {transfer.sender} to {transfer.receiver}, {share}"))
+        elif direct and not transfer.direct:
+            odd.append(
+                (transfer, f"no direct way from {transfer.sender} to {transfer.receiver}, where most are direct")
+            )
+    if not symmetric and {end for transfer, _ in odd for end in (transfer.sender, transfer.receiver)} == gpus:
         return []
-    return found
+    return odd
 
 
 def _symmetric(model: str | None, gpus: nvidia.Gpus) -> bool:
@@ -205,33 +213,33 @@ def _symmetric(model: str | None, gpus: nvidia.Gpus) -> bool:
     return known is not None and bool(known.nvlinks) and known.generation not in nvidia.RETIRES_PAGES
 
 
-def _ways(results: Mapping[str, Any], uuids: tuple[str, ...], asked: list[str]) -> list[Way]:
-    told = [gpu.get("uuid") for gpu in results["gpus"]]
+def _transfers(results: Mapping[str, Any], uuids: tuple[str, ...], devices: list[str]) -> list[PairTransfer]:
+    reported = [gpu.get("uuid") for gpu in results["gpus"]]
     types = {gpu.get("type") for gpu in results["gpus"]}
     if (
         types != {"cuda"}
-        or len(told) != len(uuids)
-        or any(a not in (b, None) for a, b in zip(told, uuids, strict=True))
+        or len(reported) != len(uuids)
+        or any(a not in (b, None) for a, b in zip(reported, uuids, strict=True))
     ):
         raise ValueError("it reports other GPUs than requested")
-    found = {}
+    transfers = {}
     for pair in results["pairs"]:
-        sender, receiver = asked[_probe.count(pair, "from")], asked[_probe.count(pair, "to")]
+        sender, receiver = devices[_probe.count(pair, "from")], devices[_probe.count(pair, "to")]
         rate = _probe.number(pair, "gbps")
         if rate <= 0 or sender == receiver:
             raise ValueError(f"{rate:g} GB/s from {sender} to {receiver}")
-        found[sender, receiver] = Way(
+        transfers[sender, receiver] = PairTransfer(
             sender=sender,
             receiver=receiver,
             gbps=rate,
             direct=pair.get("direct") is True,
-            wrong=_probe.count(pair, "wrong"),
+            wrong_words=_probe.count(pair, "wrong"),
         )
-    return list(found.values())
+    return list(transfers.values())
 
 
-def _row(device: str, mine: list[Way]) -> dict[str, float]:
-    return {f"{way.sender}->{way.receiver}": way.gbps for way in mine if way.sender == device}
+def _row(device: str, mine: list[PairTransfer]) -> dict[str, float]:
+    return {f"{transfer.sender}->{transfer.receiver}": transfer.gbps for transfer in mine if transfer.sender == device}
 
 
 def _models(exchanged: Exchanged) -> list[str | None]:
@@ -249,8 +257,8 @@ def _yardstick(model: str | None, switched: bool) -> Yardstick | None:
     return Yardstick(rate=rate, words="of its NVLinks", warn_below=LINKS_WARN, fail_below=LINKS_FAIL)
 
 
-def _at_work(device: str, asked: list[str], judged: Finding) -> bool:
+def _at_work(device: str, devices: list[str], judged: Finding) -> bool:
     """Whether the step at which the probe hung names this GPU."""
     step = str(judged.values.get("step", ""))
-    number = asked.index(device)
+    number = devices.index(device)
     return any(str(number) in pair.split("->") for pair in step.partition(": ")[2].split())

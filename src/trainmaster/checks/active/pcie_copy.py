@@ -27,7 +27,7 @@ TIMEOUT_S = _probe.CHECK_TIMEOUT_S
 WARN_BELOW, FAIL_BELOW = 0.85, 0.75  # of the best measured; a copy across sockets loses some
 LINK_WARN, LINK_FAIL = 0.60, 0.45  # of the link's arithmetic rate, of which a good copy reaches 85 %
 LANE_GBPS = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}  # PCI-SIG: one lane, one way, after encoding
-WAYS = {"h2d": "into it", "d2h": "out of it"}
+DIRECTIONS = {"h2d": "into it", "d2h": "out of it"}
 SLOW = "see its PCIe generation and width under load; reseat the GPU or its riser, then replace it"
 
 
@@ -49,41 +49,43 @@ def judge(probed: _probe.Probed, expect: Expect) -> list[Finding]:
 def _judge_one(
     device: str, report: _probe.Report, every: Mapping[str, _probe.Report], stated: Mapping[str, float | None]
 ) -> Finding:
-    found: list[Judged] = []
+    judgements: list[Judged] = []
     values: dict[str, Any] = {**report.software, "cpus": report.results.get("cpus")}
-    for way, words in WAYS.items():
-        rounds = _rates.rounds_of(report.results[way])
-        values |= {f"{way}_gbps": max(rounds), f"{way}_rounds": list(rounds)}
-        found.append(
+    for direction, words in DIRECTIONS.items():
+        rounds = _rates.rounds_of(report.results[direction])
+        values |= {f"{direction}_gbps": max(rounds), f"{direction}_rounds": list(rounds)}
+        judgements.append(
             _rates.judge(
                 rounds,
                 f"GB/s {words}",
-                stated=stated[way],
-                state_as=f"{way}_gbps",
-                known=_yardstick(report.name, way),
-                peers=_rates.peers_of(report, every, partial(_best, way)),
+                stated=stated[direction],
+                state_as=f"{direction}_gbps",
+                known=_yardstick(report.name, direction),
+                peers=_rates.peers_of(report, every, partial(_best, direction)),
                 slow=SLOW,
             )
         )
     values["duplex_gbps"] = max(_rates.rounds_of(report.results["both"]))
     values["together"] = _together(report, every)
-    wrong = _probe.count(report.results, "wrong")
-    if wrong:
-        words = f"{wrong:,} bytes changed on their way into the GPU and back"
-        found.append(Judged(verdict=Verdict.FAIL, words=words, action="reseat the GPU or its riser, then replace it"))
-    return _rates.combine(device, found, note=_probe.foreign(report), **values)
+    wrong_bytes = _probe.count(report.results, "wrong")
+    if wrong_bytes:
+        words = f"{wrong_bytes:,} bytes changed on their way into the GPU and back"
+        judgements.append(
+            Judged(verdict=Verdict.FAIL, words=words, action="reseat the GPU or its riser, then replace it")
+        )
+    return _rates.combine(device, judgements, note=_probe.foreign(report), **values)
 
 
-def _best(way: str, results: Mapping[str, Any]) -> float:
-    return max(_rates.rounds_of(results[way]))
+def _best(direction: str, results: Mapping[str, Any]) -> float:
+    return max(_rates.rounds_of(results[direction]))
 
 
-def _yardstick(gpu: str, way: str) -> Yardstick | None:
+def _yardstick(gpu: str, direction: str) -> Yardstick | None:
     model = profiles.of_gpu(gpu)
     if model is None:
         return None
     link = LANE_GBPS.get(model.pcie_gen or 0, 0.0) * (model.pcie_width or 0) or None
-    measured = model.h2d_gbps if way == "h2d" else model.d2h_gbps
+    measured = model.h2d_gbps if direction == "h2d" else model.d2h_gbps
     if measured is not None:
         return Yardstick(rate=measured, words="best measured", warn_below=WARN_BELOW, fail_below=FAIL_BELOW, peak=link)
     if link is None:
@@ -99,7 +101,7 @@ def _together(report: _probe.Report, every: Mapping[str, _probe.Report]) -> dict
     began, ended = times
     spans = [span for other in every.values() if other is not report and (span := _times(other))]
     beside = sum(min(ended, end) - max(began, start) >= (ended - began) / 2 for start, end in spans)
-    return {"with_gpus": beside, **{way: mine.get(way) for way in ("h2d", "d2h", "both")}}
+    return {"with_gpus": beside, **{direction: mine.get(direction) for direction in ("h2d", "d2h", "both")}}
 
 
 def _times(report: _probe.Report) -> tuple[float, float] | None:

@@ -95,8 +95,8 @@ def _driver(host: Host, address: str, *, certain: bool) -> str | None:
         return None
     if certain and "PCI_SLOT_NAME=" not in text and "DRIVER=" not in text:
         raise HostError(f"{PCI}/{address}/uevent is unreadable: {text.strip()!r:.40}")
-    found = re.search(r"^DRIVER=(\S+)$", text, re.MULTILINE)
-    return found[1] if found else None
+    match = re.search(r"^DRIVER=(\S+)$", text, re.MULTILINE)
+    return match[1] if match else None
 
 
 def is_virtual(host: Host, address: str) -> bool:

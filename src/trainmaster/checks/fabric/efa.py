@@ -33,12 +33,12 @@ TOOLS = ("fi_info", "/opt/amazon/efa/bin/fi_info")
 class Efa:
     on_bus: tuple[str, ...]  # PCI addresses of EFA devices
     devices: tuple[_rdma_devices.Device, ...]  # those with a driver
-    told: fi_info.FiInfo | None
+    answer: fi_info.FiInfo | None
     trouble: str | None  # why there is no answer of fi_info
 
 
 def read(host: Host) -> Efa:
-    told, trouble = _ask(host)
+    answer, trouble = _run_fi_info(host)
     return Efa(
         on_bus=tuple(
             address
@@ -46,7 +46,7 @@ def read(host: Host) -> Efa:
             if _device_id(host, address).startswith("0xefa")
         ),
         devices=tuple(device for device in _rdma_devices.read(host) if device.efa),
-        told=told,
+        answer=answer,
         trouble=trouble,
     )
 
@@ -72,7 +72,7 @@ def judge(efa: Efa, expect: Expect) -> list[Finding]:
     if efa.devices and not efa.on_bus:
         return [error("EFA devices are not on the PCI bus", action="read /sys/bus/pci/devices by hand")]
     names = [device.name for device in efa.devices]
-    offered = list(efa.told.devices("efa")) if efa.told else None
+    offered = list(efa.answer.devices("efa")) if efa.answer else None
     values: dict[str, Any] = {"expected": wanted, "on_bus": len(efa.on_bus), "devices": names, "offered": offered}
     findings = []
     if len(names) < wanted:
@@ -86,13 +86,13 @@ def judge(efa: Efa, expect: Expect) -> list[Finding]:
 
 def _judge_few(efa: Efa, wanted: int, values: dict[str, Any]) -> Finding:
     names = [device.name for device in efa.devices]
-    told = f"{len(names)} of {wanted} EFA devices"
+    summary = f"{len(names)} of {wanted} EFA devices"
     if len(efa.on_bus) > len(names):
-        reason = f"{told}: the bus shows {len(efa.on_bus)}, and the rest have no driver"
+        reason = f"{summary}: the bus shows {len(efa.on_bus)}, and the rest have no driver"
         return fail(reason, action="load it (`modprobe efa`) and see dmesg for the device it refuses", **values)
     shown = f": there are {', '.join(names)}" if names else ": there is none"
     action = "launch the instance with all its EFA interfaces, or give the pod all of vpc.amazonaws.com/efa"
-    return fail(told + shown, action=action, **values)
+    return fail(summary + shown, action=action, **values)
 
 
 def _judge_down(device: _rdma_devices.Device) -> Finding:
@@ -112,20 +112,20 @@ def _judge_rates(efa: Efa) -> list[Finding]:
 
 def _judge_provider(efa: Efa, names: list[str], values: dict[str, Any]) -> list[Finding]:
     """Whether libfabric offers them. Without its answer the devices cannot be called usable."""
-    if efa.told is None:
+    if efa.answer is None:
         action = "install the EFA installer's libfabric, or put fi_info on PATH"
         return [error(f"{efa.trouble}: whether libfabric offers EFA is unknown", action=action, **values)]
-    if efa.told.error is not None:
-        code = efa.told.error
-        reason = f"fi_info -p efa gives {code} ({efa.told.error_text})"
+    if efa.answer.error is not None:
+        code = efa.answer.error
+        reason = f"fi_info -p efa gives {code} ({efa.answer.error_text})"
         if code == fi_info.NO_DATA:
             reason += ": libfabric has no EFA provider, or may not open the devices"
         action = "install the EFA installer's libfabric, and give the container /dev/infiniband"
         return [fail(reason, action=action, code=code, **values)]
-    if efa.told.faults:
+    if efa.answer.faults:
         action = "run `fi_info -p efa` by hand"
-        return [error(f"fi_info cannot be understood: {efa.told.faults[0]}", action=action, **values)]
-    offered = set(efa.told.devices("efa"))
+        return [error(f"fi_info cannot be understood: {efa.answer.faults[0]}", action=action, **values)]
+    offered = set(efa.answer.devices("efa"))
     return [
         fail(
             "libfabric does not offer it",
@@ -137,14 +137,14 @@ def _judge_provider(efa: Efa, names: list[str], values: dict[str, Any]) -> list[
     ]
 
 
-def _ask(host: Host) -> tuple[fi_info.FiInfo | None, str | None]:
+def _run_fi_info(host: Host) -> tuple[fi_info.FiInfo | None, str | None]:
     for tool in TOOLS:
         try:
-            ran = host.run(tool, "-p", "efa")
+            result = host.run(tool, "-p", "efa")
         except CommandMissing:
             continue
         try:
-            return fi_info.parse(ran.stdout + ran.stderr), None
-        except ParseError as wrong:
-            return None, f"fi_info ended with {ran.exit_code}, {wrong}"
+            return fi_info.parse(result.stdout + result.stderr), None
+        except ParseError as error:
+            return None, f"fi_info ended with {result.exit_code}, {error}"
     return None, "fi_info is not installed"

@@ -41,11 +41,11 @@ class Plugin:
 def read(host: Host) -> Plugin:
     if not any(device.efa for device in _rdma_devices.read(host)):
         return Plugin(efa=False, path=None)
-    told = [folder for folder in (host.env("LD_LIBRARY_PATH") or "").split(":") if folder.startswith("/")]
-    for folder in dict.fromkeys([*told, *(place + below for place in PLACES for below in _BELOW)]):
+    library_folders = [folder for folder in (host.env("LD_LIBRARY_PATH") or "").split(":") if folder.startswith("/")]
+    for folder in dict.fromkeys([*library_folders, *(place + below for place in PLACES for below in _BELOW)]):
         for name in system_files.list_optional(host, folder) or ():
             if name.startswith(("libnccl-net", "libnccl-ofi")) and ".so" in name:
-                searched = folder in told or _is_named(host, f"{folder}/{name}") or _loads(host, folder)
+                searched = folder in library_folders or _is_named(host, f"{folder}/{name}") or _loads(host, folder)
                 return Plugin(efa=True, path=f"{folder}/{name}", searched=searched)
     return Plugin(efa=True, path=None)
 

@@ -113,67 +113,67 @@ def judge(data: tuple[list[Counted], float], expect: Expect) -> list[Finding]:
         return [
             skip("no InfiniBand or RoCE device here and none expected", proof="/sys/class/infiniband shows no port")
         ]
-    return [_judge_port(one, max(days, LEAST_DAYS), absent=_absent(one, counted)) for one in counted]
+    return [_judge_port(reading, max(days, LEAST_DAYS), absent=_absent(reading, counted)) for reading in counted]
 
 
-def _judge_port(one: Counted, days: float, *, absent: list[str]) -> Finding:
-    name, found = one.port.name, one.counters
-    values: dict[str, Any] = {"days": round(days, 2), **found}
-    bad, worst = _excess(one.port, found, days)
-    if bad and (worst or not (one.unread or absent)):
+def _judge_port(reading: Counted, days: float, *, absent: list[str]) -> Finding:
+    name, counters = reading.port.name, reading.counters
+    values: dict[str, Any] = {"days": round(days, 2), **counters}
+    bad, worst = _excess(reading.port, counters, days)
+    if bad and (worst or not (reading.unread or absent)):
         return (fail if worst else warn)("; ".join(bad), action=_ACTION, device=name, **values)
-    action = f"read {one.port.folder}/counters by hand"
-    if one.unread:
-        reason = "; ".join([f"{', '.join(one.unread)} cannot be read", *bad])
+    action = f"read {reading.port.folder}/counters by hand"
+    if reading.unread:
+        reason = "; ".join([f"{', '.join(reading.unread)} cannot be read", *bad])
         return error(reason, action=action, device=name, **values)
     if absent:
-        what = "no error counters" if not found else f"no {', '.join(absent[:4])}"
+        what = "no error counters" if not counters else f"no {', '.join(absent[:4])}"
         reason = "; ".join([f"it shows {what}, and equal ports do", *bad])
         return error(reason, action=action, device=name, **values)
-    if not found and not one.virtual and (one.driver or "").startswith("mlx"):
+    if not counters and not reading.virtual and (reading.driver or "").startswith("mlx"):
         reason = "it shows no error counter, and every port of its driver has them"
         return error(reason, action=action, device=name, **values)
-    if not found:
-        return skip("it keeps no error counters", proof=f"{one.port.folder} has no error counter", device=name)
-    shown = {key: number for key, number in found.items() if number}
-    told = ", ".join(f"{key} {number}" for key, number in shown.items())
-    return ok(f"no more errors than a sound link has ({told})" if told else "no errors", device=name, **values)
+    if not counters:
+        return skip("it keeps no error counters", proof=f"{reading.port.folder} has no error counter", device=name)
+    shown = {key: number for key, number in counters.items() if number}
+    summary = ", ".join(f"{key} {number}" for key, number in shown.items())
+    return ok(f"no more errors than a sound link has ({summary})" if summary else "no errors", device=name, **values)
 
 
-def _absent(one: Counted, counted: list[Counted]) -> list[str]:
+def _absent(reading: Counted, counted: list[Counted]) -> list[str]:
     """Counters that most ports of the same board and link layer show, and this one does not."""
-    layers = {one.port.link_layer} if one.port.link_layer in _rdma_devices.LAYERS else set(_rdma_devices.LAYERS)
-    equal = [other for other in counted if other.board == one.board and other.port.link_layer in layers]
+    layers = {reading.port.link_layer} if reading.port.link_layer in _rdma_devices.LAYERS else set(_rdma_devices.LAYERS)
+    equal = [other for other in counted if other.board == reading.board and other.port.link_layer in layers]
     usual = Counter(name for other in equal for name in (*other.counters, *other.unread))
     return sorted(
         name
         for name, count in usual.items()
-        if 2 * count > len(equal) and name not in one.counters and name not in one.unread
+        if 2 * count > len(equal) and name not in reading.counters and name not in reading.unread
     )
 
 
-def _excess(port: _rdma_devices.Port, found: dict[str, int], days: float) -> tuple[list[str], bool]:
+def _excess(port: _rdma_devices.Port, counters: dict[str, int], days: float) -> tuple[list[str], bool]:
     """Sentences for excessive counters, and whether they are a failure."""
     bad: list[str] = []
     worst = False
-    flaps = found.get("link_downed", 0)
+    flaps = counters.get("link_downed", 0)
     if flaps > FLAPS_FREE + FLAPS_WARN_PER_DAY * days:
         bad.append(f"the link went down {flaps} times in {days:.3g} days (link_downed)")
         worst = flaps > FLAPS_FREE + FLAPS_PER_DAY * days
-    symbols = found.get("symbol_error", 0)
+    symbols = counters.get("symbol_error", 0)
     ber = symbols / ((port.rate_gbps or 100.0) * 1e9 * days * DAY_S)
     if symbols > LEAST_SYMBOL_ERRORS and ber > WARN_BER:
         bad.append(f"{symbols} bit errors in {days:.3g} days, one in {1 / ber:.0e} bits (symbol_error)")
         worst = worst or ber > FAIL_BER
     for name, rule in RULES.items():
-        if found.get(name, 0) > rule.per_day * days:
-            rate = found[name] / (days * DAY_S)
-            bad.append(f"{rule.meaning} {found[name]:,} times in {days:.3g} days, {rate:.3g} a second ({name})")
-            worst = worst or (rule.grave is not None and found[name] > rule.grave * rule.per_day * days)
+        if counters.get(name, 0) > rule.per_day * days:
+            rate = counters[name] / (days * DAY_S)
+            bad.append(f"{rule.meaning} {counters[name]:,} times in {days:.3g} days, {rate:.3g} a second ({name})")
+            worst = worst or (rule.grave is not None and counters[name] > rule.grave * rule.per_day * days)
     for name, most in FULL.items():
-        if found.get(name) == most and not any(f"({name})" in words for words in bad):
+        if counters.get(name) == most and not any(f"({name})" in words for words in bad):
             bad.append(f"{most:,} or more errors: the counter is full ({name})")
-    return bad, worst or found.get("link_downed") == FULL["link_downed"]
+    return bad, worst or counters.get("link_downed") == FULL["link_downed"]
 
 
 def _count(host: Host, port: _rdma_devices.Port, device: _rdma_devices.Device) -> Counted:

@@ -55,12 +55,12 @@ class Ports:
 
 def read(host: Host) -> Ports:
     devices = _rdma_devices.read(host)
-    found = _rdma_devices.ports(devices)
+    port_list = _rdma_devices.ports(devices)
     adapters = _adapters.read(host, devices)
     second, trouble = None, None
     # A RoCE node may do without the module that ibstat needs.
-    if any(port.link_layer == "InfiniBand" for port in found):
-        second, trouble = _ask_ibstat(host, found)
+    if any(port.link_layer == "InfiniBand" for port in port_list):
+        second, trouble = _run_ibstat(host, port_list)
     return Ports(
         devices=devices,
         adapters=adapters,
@@ -72,7 +72,7 @@ def read(host: Host) -> Ports:
 
 
 def judge(ports: Ports, expect: Expect) -> list[Finding]:
-    found = [_take_lower_rate(port, ports.second) for port in _rdma_devices.ports(ports.devices)]
+    port_list = [_take_lower_rate(port, ports.second) for port in _rdma_devices.ports(ports.devices)]
     if expect.ib_ports == 0 and (implied := implies_rdma(expect)):
         action = "state the number of ports, or leave the other expectation out"
         return [error(f"ib_ports=0 and {implied[0]} are expected: both cannot hold", action=action)]
@@ -80,12 +80,12 @@ def judge(ports: Ports, expect: Expect) -> list[Finding]:
         return [skip("the profile expects no InfiniBand port", proof="ib_ports=0 is stated")]
     stated = expect.ib_ports is not None or expect.ib_rate_gbps is not None or expect.ib_link_layer is not None
     stated = stated or expect.transport == "IB"
-    findings = _judge_ports(ports, found, expect, stated=stated) if found else []
+    findings = _judge_ports(ports, port_list, expect, stated=stated) if port_list else []
     findings += _judge_adapters(ports, stated=stated)
     if ports.trouble is not None:
         action = "run `ibstat` by hand; load ib_umad, and give the container /dev/infiniband"
         findings.append(error(f"ibstat cannot confirm the ports: {ports.trouble}", action=action))
-    if not found and stated:
+    if not port_list and stated:
         reason = f"0 of {expect.ib_ports or 'the expected'} ports: there is no InfiniBand or RoCE device"
         action = "use a node with that fabric, or give the container its RDMA devices"
         findings.insert(0, fail(reason, action=action))
@@ -95,27 +95,27 @@ def judge(ports: Ports, expect: Expect) -> list[Finding]:
     return findings
 
 
-def _judge_ports(ports: Ports, found: list[_rdma_devices.Port], expect: Expect, *, stated: bool) -> list[Finding]:
-    wrong = {port.name: why for port in found if (why := _wrong(port, ports, expect, found))}
-    fit = len(found) - len(wrong)
-    values: dict[str, Any] = {"ports": len(found), "fit": fit, "up": sum(port.up for port in found)}
+def _judge_ports(ports: Ports, port_list: list[_rdma_devices.Port], expect: Expect, *, stated: bool) -> list[Finding]:
+    faults = {port.name: why for port in port_list if (why := _find_fault(port, ports, expect, port_list))}
+    fit = len(port_list) - len(faults)
+    values: dict[str, Any] = {"ports": len(port_list), "fit": fit, "up": sum(port.up for port in port_list)}
     if expect.ib_ports is not None and fit >= expect.ib_ports:
         # More ports than expected (storage, spares): those that do not fit are listed and are no fault.
         proof = f"{fit} of {expect.ib_ports} expected ports are up without it"
-        spare = [skip(f"{why}; not one of those expected", proof=proof, device=name) for name, why in wrong.items()]
+        spare = [skip(f"{why}; not one of those expected", proof=proof, device=name) for name, why in faults.items()]
         return [ok(f"{fit} of {expect.ib_ports} expected ports are up", **values), *spare]
-    findings = [_judge_port(port, wrong.get(port.name), ports, found, stated=stated) for port in found]
+    findings = [_judge_port(port, faults.get(port.name), ports, port_list, stated=stated) for port in port_list]
     if expect.ib_ports is None:
         # The numbers of the node, for the comparison of nodes: a port that is missing has no finding of its own.
-        reason = f"{values['up']} of {len(found)} ports are up"
+        reason = f"{values['up']} of {len(port_list)} ports are up"
         if all(finding.verdict is Verdict.SKIP for finding in findings):
             node = skip(reason, proof="no link of them is intended", **values)
         else:
             node = ok(reason, **values) if values["up"] else warn(reason, action="mend the ports named here", **values)
         findings.insert(0, node)
     else:
-        reason = f"{fit} of {expect.ib_ports} ports fit: {', '.join(wrong) or 'the rest are not there'}"
-        absent = expect.ib_ports - len(found)
+        reason = f"{fit} of {expect.ib_ports} ports fit: {', '.join(faults) or 'the rest are not there'}"
+        absent = expect.ib_ports - len(port_list)
         action = f"find the {absent} ports that are not there" if absent > 0 else "mend the ports named here"
         findings.insert(0, fail(reason, action=action, **values))
     return findings
@@ -145,14 +145,16 @@ def _judge_adapters(ports: Ports, *, stated: bool) -> list[Finding]:
     return findings
 
 
-def _wrong(port: _rdma_devices.Port, ports: Ports, expect: Expect, found: list[_rdma_devices.Port]) -> str | None:
+def _find_fault(
+    port: _rdma_devices.Port, ports: Ports, expect: Expect, port_list: list[_rdma_devices.Port]
+) -> str | None:
     """Fault of a port as a sentence; None if it fits."""
     if expect.ib_link_layer is not None and port.link_layer != expect.ib_link_layer:
         return f"link layer {port.link_layer}, not {expect.ib_link_layer}"
-    if expect.ib_link_layer is None and (odd := _odd_layer(port, ports, found)):
+    if expect.ib_link_layer is None and (odd := _odd_layer(port, ports, port_list)):
         return odd
-    rails, lit = _count_rails(port, ports, found)
-    if not port.up and ports.gpus and rails >= RAILS and not _card_up(port, ports, found):
+    rails, lit = _count_rails(port, ports, port_list)
+    if not port.up and ports.gpus and rails >= RAILS and not _card_up(port, ports, port_list):
         state = f"{port.state or 'no state'} and {port.physical_state or 'no physical state'}"
         return f"{state}, where {lit} of {rails} equal adapters have a link"
     if not port.up:
@@ -165,7 +167,7 @@ def _wrong(port: _rdma_devices.Port, ports: Ports, expect: Expect, found: list[_
     least = expect.ib_rate_gbps
     if least is not None and port.rate_gbps < least:
         return f"{port.rate_gbps:g} of {least:g} Gb/s"
-    usual = _usual_rate(port, ports.devices, found)[0] if least is None else None
+    usual = _usual_rate(port, ports.devices, port_list)[0] if least is None else None
     if usual is not None and port.rate_gbps < usual:
         return f"{port.rate_gbps:g} Gb/s, where other ports of this board run at {usual:g}"
     if least is None and port.link_layer == "InfiniBand" and port.lanes == 1:
@@ -174,7 +176,7 @@ def _wrong(port: _rdma_devices.Port, ports: Ports, expect: Expect, found: list[_
 
 
 def _judge_port(
-    port: _rdma_devices.Port, wrong: str | None, ports: Ports, found: list[_rdma_devices.Port], *, stated: bool
+    port: _rdma_devices.Port, fault: str | None, ports: Ports, port_list: list[_rdma_devices.Port], *, stated: bool
 ) -> Finding:
     values: dict[str, Any] = {
         "state": port.state,
@@ -187,18 +189,18 @@ def _judge_port(
         return error("its state or link layer cannot be read", action=action, device=port.name, **values)
     if port.up and port.rate_gbps is None:
         return error("up, but its rate cannot be read", action=f"read {port.folder}/rate", device=port.name, **values)
-    if wrong is None and port.lanes is None and any(other.lanes is not None for other in found):
+    if fault is None and port.lanes is None and any(other.lanes is not None for other in port_list):
         reason = "up, but its width cannot be read; other ports show theirs"
         return error(reason, action=f"read {port.folder}/rate", device=port.name, **values)
-    if wrong is None:
+    if fault is None:
         return ok(f"up, {port.rate_gbps:g} Gb/s, {port.link_layer}", device=port.name, **values)
     contradiction = _contradiction(port, ports)
-    if wrong == contradiction:
+    if fault == contradiction:
         action = "run `ibstat` and read /sys again; see the counters of the port, and reset it if they still differ"
-        return error(wrong, action=action, device=port.name, **values)
-    lit = any(_is_up(other, ports) for other in found)
-    rail = ports.gpus and not _card_up(port, ports, found) and _count_rails(port, ports, found)[0] >= RAILS
-    rail = rail or (ports.gpus and _odd_layer(port, ports, found) is not None)
+        return error(fault, action=action, device=port.name, **values)
+    lit = any(_is_up(other, ports) for other in port_list)
+    rail = ports.gpus and not _card_up(port, ports, port_list) and _count_rails(port, ports, port_list)[0] >= RAILS
+    rail = rail or (ports.gpus and _odd_layer(port, ports, port_list) is not None)
     # A training node with adapters of which none has a link is no node of a cluster.
     dark = ports.gpus and not lit and port.link_layer == "InfiniBand"
     off = port.device in ports.idle or (not _interfaces(port, ports) and port.physical_state == "Disabled")
@@ -210,15 +212,15 @@ def _judge_port(
         and (lit or not ports.gpus)
     ):
         proof = "its network interface is switched off" if port.device in ports.idle else "the port is Disabled"
-        return skip(f"{wrong}: no link is intended", proof=proof, device=port.name, **values)
-    usual, certain = _usual_rate(port, ports.devices, found)
+        return skip(f"{fault}: no link is intended", proof=proof, device=port.name, **values)
+    usual, certain = _usual_rate(port, ports.devices, port_list)
     slow = port.up and certain and usual is not None and (port.rate_gbps or 0) < usual
-    rail = rail or (slow and ports.gpus and _count_rails(port, ports, found)[0] >= RAILS)
+    rail = rail or (slow and ports.gpus and _count_rails(port, ports, port_list)[0] >= RAILS)
     action = _ACTIONS.get(port.physical_state or "") or _ACTIONS.get(port.state or "") or _CABLE
-    if "link layer" in wrong:
+    if "link layer" in fault:
         action = "set the port's type with `mlxconfig set LINK_TYPE_P1=1` (InfiniBand) or 2 (Ethernet), then reboot"
-    wrong += f" ({contradiction})" if port.up and contradiction else ""
-    return (fail if stated or rail or dark else warn)(wrong, action=action, device=port.name, **values)
+    fault += f" ({contradiction})" if port.up and contradiction else ""
+    return (fail if stated or rail or dark else warn)(fault, action=action, device=port.name, **values)
 
 
 def _is_up(port: _rdma_devices.Port, ports: Ports) -> bool:
@@ -232,30 +234,32 @@ def _card(port: _rdma_devices.Port, ports: Ports) -> str:
     return port.device if address is None else _adapters.card_of(address)
 
 
-def _card_up(port: _rdma_devices.Port, ports: Ports, found: list[_rdma_devices.Port]) -> bool:
+def _card_up(port: _rdma_devices.Port, ports: Ports, port_list: list[_rdma_devices.Port]) -> bool:
     """Whether its card has a link: then this port may be a second one without a cable."""
     card = _card(port, ports)
-    return any(_is_up(other, ports) for other in found if _card(other, ports) == card)
+    return any(_is_up(other, ports) for other in port_list if _card(other, ports) == card)
 
 
-def _count_rails(port: _rdma_devices.Port, ports: Ports, found: list[_rdma_devices.Port]) -> tuple[int, int]:
+def _count_rails(port: _rdma_devices.Port, ports: Ports, port_list: list[_rdma_devices.Port]) -> tuple[int, int]:
     """Number of cards of this board and link layer, and how many of them have a link."""
     board = {device.name: device.board for device in ports.devices}
     equal = [
-        other for other in found if board[other.device] == board[port.device] and other.link_layer == port.link_layer
+        other
+        for other in port_list
+        if board[other.device] == board[port.device] and other.link_layer == port.link_layer
     ]
     lit = {_card(other, ports) for other in equal if _is_up(other, ports)}
     return len({_card(other, ports) for other in equal}), len(lit)
 
 
-def _odd_layer(port: _rdma_devices.Port, ports: Ports, found: list[_rdma_devices.Port]) -> str | None:
+def _odd_layer(port: _rdma_devices.Port, ports: Ports, port_list: list[_rdma_devices.Port]) -> str | None:
     """The link layer of a port, where its board is a rail of another layer; None if it is as it should be.
 
     Rails are 4, 8 or 16: seven adapters of InfiniBand and an equal one of Ethernet lack a rail, eight and one do not.
     """
     board = {device.name: device.board for device in ports.devices}
     layers: dict[str, set[str]] = {}
-    for other in found:
+    for other in port_list:
         if board[other.device] == board[port.device]:
             layers.setdefault(other.link_layer, set()).add(_card(other, ports))
     usual = max(layers, key=lambda layer: len(layers[layer]))
@@ -272,13 +276,13 @@ def _interfaces(port: _rdma_devices.Port, ports: Ports) -> tuple[str, ...]:
 
 
 def _usual_rate(
-    port: _rdma_devices.Port, devices: tuple[_rdma_devices.Device, ...], found: list[_rdma_devices.Port]
+    port: _rdma_devices.Port, devices: tuple[_rdma_devices.Device, ...], port_list: list[_rdma_devices.Port]
 ) -> tuple[float | None, bool]:
     """Rate of most ports with the same board and link layer, and whether most have it: of halves, the faster one."""
     board = {device.name: device.board for device in devices}
     rates = Counter(
         other.rate_gbps
-        for other in found
+        for other in port_list
         if other.up
         and other.rate_gbps
         and other.link_layer == port.link_layer
@@ -290,16 +294,16 @@ def _usual_rate(
     return most, 2 * rates[most] > rates.total()
 
 
-def _second(port: _rdma_devices.Port, told: ibstat.Ibstat | None) -> ibstat.Port | None:
-    for adapter in told.adapters if told else ():
+def _second(port: _rdma_devices.Port, answer: ibstat.Ibstat | None) -> ibstat.Port | None:
+    for adapter in answer.adapters if answer else ():
         if adapter.name == port.device:
             return next((other for other in adapter.ports if other.number == port.number), None)
     return None
 
 
-def _take_lower_rate(port: _rdma_devices.Port, told: ibstat.Ibstat | None) -> _rdma_devices.Port:
+def _take_lower_rate(port: _rdma_devices.Port, answer: ibstat.Ibstat | None) -> _rdma_devices.Port:
     """The port with the lower rate of /sys and ibstat, which prints whole Gb/s."""
-    second = _second(port, told)
+    second = _second(port, answer)
     if port.rate_gbps is None or second is None or second.rate_gbps is None:
         return port
     return replace(port, rate_gbps=second.rate_gbps) if second.rate_gbps < int(port.rate_gbps) else port
@@ -308,7 +312,7 @@ def _take_lower_rate(port: _rdma_devices.Port, told: ibstat.Ibstat | None) -> _r
 def _contradiction(port: _rdma_devices.Port, ports: Ports) -> str | None:
     """Rate or link layer of which /sys and ibstat report different values; None: they agree, or ibstat is absent."""
     second = _second(port, ports.second)
-    first = next(one for one in _rdma_devices.ports(ports.devices) if one.name == port.name)
+    first = next(other for other in _rdma_devices.ports(ports.devices) if other.name == port.name)
     if second is None or second.rate_gbps is None or first.rate_gbps is None:
         return None
     if int(first.rate_gbps) != int(second.rate_gbps):
@@ -318,23 +322,23 @@ def _contradiction(port: _rdma_devices.Port, ports: Ports) -> str | None:
     return None
 
 
-def _ask_ibstat(host: Host, found: list[_rdma_devices.Port]) -> tuple[ibstat.Ibstat | None, str | None]:
+def _run_ibstat(host: Host, port_list: list[_rdma_devices.Port]) -> tuple[ibstat.Ibstat | None, str | None]:
     try:
-        ran = host.run("ibstat")
+        result = host.run("ibstat")
     except CommandMissing:
         return None, None
     try:
-        told = ibstat.parse(ran.stdout + ran.stderr)
-    except ParseError as wrong:
-        return None, str(wrong)
-    listed = {(adapter.name, one.number) for adapter in told.adapters for one in adapter.ports}
+        answer = ibstat.parse(result.stdout + result.stderr)
+    except ParseError as error:
+        return None, str(error)
+    listed = {(adapter.name, port.number) for adapter in answer.adapters for port in adapter.ports}
     absent = [
-        port.name for port in found if port.link_layer == "InfiniBand" and (port.device, port.number) not in listed
+        port.name for port in port_list if port.link_layer == "InfiniBand" and (port.device, port.number) not in listed
     ]
-    problems = [*told.errors, *told.faults, *(f"it does not list {name}" for name in absent)] or (
-        [f"it ended with {ran.exit_code}"] if ran.exit_code else []
+    problems = [*answer.errors, *answer.faults, *(f"it does not list {name}" for name in absent)] or (
+        [f"it ended with {result.exit_code}"] if result.exit_code else []
     )
-    return told, "; ".join(problems[:3]) or None
+    return answer, "; ".join(problems[:3]) or None
 
 
 def _switched_off(host: Host, device: _rdma_devices.Device) -> bool:

@@ -30,7 +30,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class NcclSetup:
     """Settings, and the hardware they apply to."""
 
     settings: dict[str, Setting]
@@ -48,7 +48,7 @@ class Scene:
 class Rule:
     """When a value does harm and why. `grave`: a failure if the profile expects what it breaks."""
 
-    harms: Callable[[str, Scene], bool]
+    harms: Callable[[str, NcclSetup], bool]
     reason: str
     action: str
     grave: Literal["fabric", "links"] | None = None
@@ -58,7 +58,7 @@ def _on(value: str) -> bool:
     return value.strip().lower() not in ("", "0", "false", "no", "n")
 
 
-def _takes_no_port(value: str, scene: Scene) -> bool:
+def _takes_no_port(value: str, setup: NcclSetup) -> bool:
     """NCCL_IB_HCA: prefixes of devices, exact after `=`, all others after `^`, each with or without a port."""
     other, names = value.startswith("^"), value.removeprefix("^")
     exact, names = names.startswith("="), names.removeprefix("=")
@@ -71,12 +71,12 @@ def _takes_no_port(value: str, scene: Scene) -> bool:
                 return True
         return False
 
-    return bool(scene.ports) and not any(hit(port) != other for port in scene.ports)
+    return bool(setup.ports) and not any(hit(port) != other for port in setup.ports)
 
 
 RULES: dict[str, Rule] = {
     "NCCL_IB_DISABLE": Rule(
-        harms=lambda value, scene: _on(value) and bool(scene.ports),
+        harms=lambda value, setup: _on(value) and bool(setup.ports),
         reason="switches off the InfiniBand or RoCE ports that are up; all traffic goes over TCP",
         action="unset it",
         grave="fabric",
@@ -88,83 +88,83 @@ RULES: dict[str, Rule] = {
         grave="fabric",
     ),
     "NCCL_NET": Rule(
-        harms=lambda value, scene: (
-            (value.lower() == "socket" and scene.fabric)
-            or (value.lower() == "ib" and scene.efa > 0 and not scene.ports)
+        harms=lambda value, setup: (
+            (value.lower() == "socket" and setup.fabric)
+            or (value.lower() == "ib" and setup.efa > 0 and not setup.ports)
         ),
         reason="keeps NCCL from the fabric that is here",
         action="unset it",
         grave="fabric",
     ),
     "NCCL_NET_PLUGIN": Rule(
-        harms=lambda value, scene: value.lower() == "none" and scene.efa > 0,
+        harms=lambda value, setup: value.lower() == "none" and setup.efa > 0,
         reason="keeps NCCL from loading the plugin that speaks EFA",
         action="unset it",
         grave="fabric",
     ),
     "FI_PROVIDER": Rule(
-        harms=lambda value, scene: scene.efa > 0 and "efa" not in value.split(","),
+        harms=lambda value, setup: setup.efa > 0 and "efa" not in value.split(","),
         reason="makes libfabric use another provider than efa",
         action="set FI_PROVIDER=efa, or unset it",
         grave="fabric",
     ),
     "FI_EFA_USE_DEVICE_RDMA": Rule(
-        harms=lambda value, scene: scene.efa > 0 and not _on(value),
+        harms=lambda value, setup: setup.efa > 0 and not _on(value),
         reason="switches off EFA's RDMA reads, and with them GPUDirect",
         action="unset it",
     ),
     "NCCL_P2P_DISABLE": Rule(
-        harms=lambda value, scene: _on(value) and scene.gpus > 1,
+        harms=lambda value, setup: _on(value) and setup.gpus > 1,
         reason="sends the traffic between this node's GPUs through the CPU's memory instead of NVLink",
         action="unset it",
         grave="links",
     ),
     "NCCL_P2P_LEVEL": Rule(
-        harms=lambda value, scene: value.upper() in ("LOC", "0") and scene.gpus > 1,
+        harms=lambda value, setup: value.upper() in ("LOC", "0") and setup.gpus > 1,
         reason="forbids GPUs to reach each other, as NCCL_P2P_DISABLE does",
         action="unset it",
         grave="links",
     ),
     "NCCL_SHM_DISABLE": Rule(
-        harms=lambda value, scene: _on(value) and scene.gpus > 1,
+        harms=lambda value, setup: _on(value) and setup.gpus > 1,
         reason="sends what shared memory would carry over the network",
         action="unset it, and give the container a larger /dev/shm if that was the reason",
     ),
     "NCCL_NET_GDR_LEVEL": Rule(
-        harms=lambda value, scene: value.upper() in ("LOC", "0") and scene.fabric and scene.gpus > 0,
+        harms=lambda value, setup: value.upper() in ("LOC", "0") and setup.fabric and setup.gpus > 0,
         reason="switches off GPUDirect RDMA; every byte goes through the CPU's memory",
         action="unset it",
     ),
     "NCCL_NVLS_ENABLE": Rule(
         # 8 × H200: 482 GB/s with NVLink SHARP, 367 as a ring (stas00/ml-engineering, network).
-        harms=lambda value, scene: value.strip() == "0" and scene.gpus >= 8,
+        harms=lambda value, setup: value.strip() == "0" and setup.gpus >= 8,
         reason="switches off NVLink SHARP, a quarter of the all_reduce bandwidth of 8 GPUs that have it",
         action="unset it",
     ),
     "NCCL_ALGO": Rule(
-        harms=lambda _value, scene: scene.gpus > 0,
+        harms=lambda _value, setup: setup.gpus > 0,
         reason="fixes the algorithm for every message size; NCCL knows better for most",
         action="unset it after measuring",
     ),
     "NCCL_PROTO": Rule(
         # Old images for EFA set `simple`, which was right for their plugin.
-        harms=lambda value, scene: scene.gpus > 0 and not (scene.efa and value.lower() == "simple"),
+        harms=lambda value, setup: setup.gpus > 0 and not (setup.efa and value.lower() == "simple"),
         reason="fixes the protocol for every message size; small messages lose most",
         action="unset it after measuring",
     ),
     "NCCL_MAX_NCHANNELS": Rule(
-        harms=lambda value, scene: value.isdecimal() and int(value) < 4 and scene.gpus > 1,
+        harms=lambda value, setup: value.isdecimal() and int(value) < 4 and setup.gpus > 1,
         reason="leaves NCCL too few channels to fill NVLink or the network",
         action="unset it",
     ),
     "NCCL_IB_TIMEOUT": Rule(
         # 4.096 µs × 2^14 is 67 ms: shorter than a switch needs to reroute. NCCL's own is 20.
-        harms=lambda value, scene: value.isdecimal() and 0 < int(value) < 14 and bool(scene.ports),
+        harms=lambda value, setup: value.isdecimal() and 0 < int(value) < 14 and bool(setup.ports),
         reason="gives up on a packet sooner than a switch can reroute it",
         action="unset it: NCCL's own is 20",
     ),
     "NCCL_TOPO_FILE": Rule(
-        harms=lambda _value, scene: not scene.topology,
+        harms=lambda _value, setup: not setup.topology,
         reason="names a file that is not there; NCCL guesses the topology",
         action="name the file of this instance type, or unset it",
     ),
@@ -174,23 +174,23 @@ RULES: dict[str, Rule] = {
         action="use NCCL_DEBUG=WARN, or INFO for one run",
     ),
     "CUDA_LAUNCH_BLOCKING": Rule(
-        harms=lambda value, scene: _on(value) and scene.gpus > 0,
+        harms=lambda value, setup: _on(value) and setup.gpus > 0,
         reason="makes every kernel wait for the one before to end",
         action="unset it",
     ),
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": Rule(
-        harms=lambda value, scene: value.strip() == "0" and scene.gpus > 0,
+        harms=lambda value, setup: value.strip() == "0" and setup.gpus > 0,
         reason="lets a collective that lost a peer hang for ever",
         action="unset it",
     ),
 }
 
 
-def read(host: Host) -> Scene:
+def read(host: Host) -> NcclSetup:
     devices = _rdma_devices.read(host)
     settings = _settings(host)
     topology = settings.get("NCCL_TOPO_FILE")
-    return Scene(
+    return NcclSetup(
         settings=settings,
         gpus=sum(bool(re.fullmatch(r"nvidia\d+", name)) for name in system_files.list_devices(host)),
         ports=tuple(port.name for port in _rdma_devices.ports(devices) if port.up),
@@ -199,34 +199,34 @@ def read(host: Host) -> Scene:
     )
 
 
-def judge(scene: Scene, expect: Expect) -> list[Finding]:
+def judge(setup: NcclSetup, expect: Expect) -> list[Finding]:
     findings = []
     expected = {"fabric": bool(expect.ib_ports or expect.efa_devices), "links": bool(expect.nvlinks)}
-    for name, setting in scene.settings.items():
+    for name, setting in setup.settings.items():
         rule = RULES[name]
-        if not rule.harms(setting.value, scene):
+        if not rule.harms(setting.value, setup):
             continue
         verdict = fail if rule.grave is not None and expected[rule.grave] else warn
         reason = f"{name}={setting.value} ({setting.where}) {rule.reason}"
         findings.append(verdict(reason, action=rule.action, device=name, value=setting.value))
     if findings:
         return findings
-    told = ", ".join(f"{name}={setting.value}" for name, setting in scene.settings.items())
-    return [ok(f"nothing harmful in {told}" if told else "no variable is set that could slow NCCL down")]
+    summary = ", ".join(f"{name}={setting.value}" for name, setting in setup.settings.items())
+    return [ok(f"nothing harmful in {summary}" if summary else "no variable is set that could slow NCCL down")]
 
 
 def _settings(host: Host) -> dict[str, Setting]:
     """Settings by precedence: the environment, the user's file, the system's file."""
     home = host.env("HOME")
     files = [path for path in (home and f"{home}/.nccl.conf", "/etc/nccl.conf") if path and path.startswith("/")]
-    told = [(path, _conf(system_files.read_optional(host, path) or "")) for path in files]
-    found: dict[str, Setting] = {}
+    files_read = [(path, _conf(system_files.read_optional(host, path) or "")) for path in files]
+    settings: dict[str, Setting] = {}
     for name in RULES:
-        sources = [("the environment", host.env(name)), *((path, conf.get(name)) for path, conf in told)]
+        sources = [("the environment", host.env(name)), *((path, conf.get(name)) for path, conf in files_read)]
         first = next(((value, where) for where, value in sources if value), None)
         if first is not None:
-            found[name] = Setting(value=first[0], where=first[1])
-    return found
+            settings[name] = Setting(value=first[0], where=first[1])
+    return settings
 
 
 def _conf(text: str) -> dict[str, str]:

@@ -60,7 +60,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interfaces:
-    found: tuple[Interface, ...]
+    listed: tuple[Interface, ...]
     nccl: str | None
     gloo: str | None
     gpus: bool
@@ -71,7 +71,7 @@ class Interfaces:
 def read(host: Host) -> Interfaces:
     rows = _read_rows(host)
     addressed = _addressed(host, rows)
-    found = []
+    interfaces = []
     for name in host.list(NET):
         if name == "bonding_masters":
             continue  # a file among the folders
@@ -83,9 +83,9 @@ def read(host: Host) -> Interfaces:
             raise HostError(f"the state of {name} is {state[:20]!r}")
         # Loopback and tunnels report the state unknown; administratively up is enough for them.
         up = bool(flags & 1) and state in ("up", "unknown")
-        found.append(Interface(name=name, index=index, up=up, addressed=name in addressed or name == "lo"))
+        interfaces.append(Interface(name=name, index=index, up=up, addressed=name in addressed or name == "lo"))
     return Interfaces(
-        found=tuple(sorted(found, key=lambda interface: interface.index)),
+        listed=tuple(sorted(interfaces, key=lambda interface: interface.index)),
         nccl=host.env(VARIABLE),
         gloo=host.env("GLOO_SOCKET_IFNAME"),
         gpus=system_files.has_gpus(host),
@@ -100,7 +100,7 @@ def judge(interfaces: Interfaces, expect: Expect) -> list[Finding]:
     if unreachable is not None:
         findings.append(unreachable)
     if interfaces.gloo:
-        missing = set(interfaces.gloo.split(",")) - {item.name for item in interfaces.found}
+        missing = set(interfaces.gloo.split(",")) - {item.name for item in interfaces.listed}
         if missing:
             reason = f"GLOO_SOCKET_IFNAME names {', '.join(sorted(missing))}; {_there(interfaces)}"
             findings.append(fail(reason, action="name an interface that is there", device="GLOO_SOCKET_IFNAME"))
@@ -117,7 +117,7 @@ def matches(names: str, interface: str) -> bool:
 
 def _judge_named(interfaces: Interfaces) -> Finding:
     names = interfaces.nccl or ""
-    taken = [item for item in interfaces.found if matches(names, item.name)]
+    taken = [item for item in interfaces.listed if matches(names, item.name)]
     action = f"name an interface that is up on every node, or unset {VARIABLE}"
     if not taken:
         reason = f"{VARIABLE}={names} fits no interface; {_there(interfaces)}"
@@ -133,7 +133,7 @@ def _judge_named(interfaces: Interfaces) -> Finding:
 def _judge_master(interfaces: Interfaces) -> Finding | None:
     """Fault of the way to MASTER_ADDR; None: there is one. A name is resolved by the check hostname."""
     master = interfaces.master or ""
-    usable = {item.name for item in interfaces.found if item.usable and item.name != "lo"}
+    usable = {item.name for item in interfaces.listed if item.usable and item.name != "lo"}
     if not usable:
         reason = f"{MASTER}={master} is another machine, and no interface but loopback is up and has an address"
         return fail(reason, action="bring up the network of this node", device=MASTER, value=master)
@@ -141,10 +141,10 @@ def _judge_master(interfaces: Interfaces) -> Finding | None:
         address = ipaddress.IPv4Address(master)
     except ValueError:
         return None  # a name, or IPv6
-    ways = [route for route in interfaces.routes if address in route.network]
-    if not ways:
+    routes = [route for route in interfaces.routes if address in route.network]
+    if not routes:
         return fail(f"there is no route to {MASTER}={master}", action="add the route", device=MASTER, value=master)
-    best = max(ways, key=lambda route: route.network.prefixlen)
+    best = max(routes, key=lambda route: route.network.prefixlen)
     if best.interface not in usable:
         reason = f"the route to {MASTER}={master} leads through {best.interface}, which is down"
         return fail(reason, action=f"bring up {best.interface}, or mend the route", device=MASTER, value=master)
@@ -152,19 +152,19 @@ def _judge_master(interfaces: Interfaces) -> Finding | None:
 
 
 def _judge_found(interfaces: Interfaces, expect: Expect) -> Finding:
-    usable = [item.name for item in interfaces.found if item.usable and item.name != "lo"]
+    usable = [item.name for item in interfaces.listed if item.usable and item.name != "lo"]
     # NCCL prefers IP over InfiniBand, and uses Docker interfaces only if there is no other.
     usable = [name for name in usable if name.startswith("ib")] or [
         name for name in usable if not name.startswith("docker")
     ]
-    inside = [item for item in interfaces.found if _INWARD.fullmatch(item.name) or _MADE.fullmatch(item.name)]
-    shut = [item for item in interfaces.found if item.name != "lo" and item not in inside]
+    inside = [item for item in interfaces.listed if _INWARD.fullmatch(item.name) or _MADE.fullmatch(item.name)]
+    shut = [item for item in interfaces.listed if item.name != "lo" and item not in inside]
     if not usable and shut and (interfaces.gpus or expect.transport):
         state = ", ".join(f"{item.name} {'has no address' if item.up else 'is down'}" for item in shut[:8])
         reason = f"no other machine can be reached: {state}"
         return fail(reason, action="bring up the interface, or give it an address", device=shut[0].name)
     if not usable:
-        proof = f"{len(interfaces.found)} interfaces, none but loopback up and with an address"
+        proof = f"{len(interfaces.listed)} interfaces, none but loopback up and with an address"
         return skip("this node can only work alone", proof=proof)
     values: dict[str, Any] = {"interfaces": usable}
     outward = [name for name in usable if not _INWARD.fullmatch(name)]
@@ -175,7 +175,7 @@ def _judge_found(interfaces: Interfaces, expect: Expect) -> Finding:
 
 
 def _there(interfaces: Interfaces) -> str:
-    return f"there are {', '.join(item.name for item in interfaces.found)}"
+    return f"there are {', '.join(item.name for item in interfaces.listed)}"
 
 
 def _read_master(host: Host) -> str | None:

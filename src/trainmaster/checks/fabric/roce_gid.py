@@ -83,15 +83,15 @@ def _judge_port(name: str, table: tuple[Gid, ...], index: str | None) -> Finding
 
 
 def _table(host: Host, port: _rdma_devices.Port) -> tuple[Gid, ...]:
-    found = []
+    gids = []
     for index in range(PLACES):
         shown = system_files.read_optional(host, f"{port.folder}/gids/{index}")
         text = (shown or "").strip()
         if shown is not None and not re.fullmatch(r"(?:[0-9a-f]{4}:){7}[0-9a-f]{4}", text, re.IGNORECASE):
             raise HostError(f"GID {index} of {port.name} is {text[:40]!r}")
         if text.replace(":", "").strip("0"):  # an empty entry is all zeros
-            found.append(Gid(index=index, address=text, kind=_kind(host, port, index)))
-    return tuple(found)
+            gids.append(Gid(index=index, address=text, kind=_kind(host, port, index)))
+    return tuple(gids)
 
 
 def _kind(host: Host, port: _rdma_devices.Port, index: int) -> str | None:

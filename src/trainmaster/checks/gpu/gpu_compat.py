@@ -38,16 +38,16 @@ class Versions:
 def read(host: Host) -> Versions:
     gpus = nvidia.read(host)
     try:
-        ran = host.run("python3", "-c", SCRIPT)
+        result = host.run("python3", "-c", SCRIPT)
     except CommandMissing:
         return Versions(gpus=gpus, torch="no torch")
-    except HostError as wrong:
-        return Versions(gpus=gpus, torch=None, trouble=str(wrong))
-    if ran.exit_code:
+    except HostError as error:
+        return Versions(gpus=gpus, torch=None, trouble=str(error))
+    if result.exit_code:
         return Versions(
-            gpus=gpus, torch=None, trouble=f"python3 ended with {ran.exit_code}: {ran.stderr.strip()[-200:]}"
+            gpus=gpus, torch=None, trouble=f"python3 ended with {result.exit_code}: {result.stderr.strip()[-200:]}"
         )
-    return Versions(gpus=gpus, torch=ran.stdout)
+    return Versions(gpus=gpus, torch=result.stdout)
 
 
 def judge(versions: Versions, expect: Expect) -> list[Finding]:
@@ -117,8 +117,8 @@ def _judge_chip(gpu: nvidia.Gpu, device: str, versions: Versions) -> Finding:
 
 def _torch_cuda(text: str) -> tuple[int, ...] | None:
     """torch/version.py says `cuda: Optional[str] = '13.0'`."""
-    found = re.search(r"^cuda\b[^=\n]*=\s*['\"](\d+\.\d+)['\"]", text, flags=re.MULTILINE | re.ASCII)
-    return _numbers(found[1]) if found else None
+    match = re.search(r"^cuda\b[^=\n]*=\s*['\"](\d+\.\d+)['\"]", text, flags=re.MULTILINE | re.ASCII)
+    return _numbers(match[1]) if match else None
 
 
 def _numbers(version: str | None) -> tuple[int, ...]:

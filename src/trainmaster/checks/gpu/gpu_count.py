@@ -39,14 +39,14 @@ def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
         return lost or [refused]
     assert gpus.smi is not None
     count, listed = nvidia.expected(gpus, expect), len(gpus.smi.gpus)
-    found = [_present(slot.gpu, slot.device) if slot.gpu else _missing(slot) for slot in nvidia.slots(gpus, count)]
-    found += [*lost, *nvidia.ended_badly(gpus)]
+    findings = [_present(slot.gpu, slot.device) if slot.gpu else _missing(slot) for slot in nvidia.slots(gpus, count)]
+    findings += [*lost, *nvidia.ended_badly(gpus)]
     strangers = [gpu.bus for gpu in gpus.smi.gpus if gpus.bus and gpu.bus not in gpus.bus]
     if strangers:
         reason = f"nvidia-smi lists a GPU at {strangers[0]}, which the PCI bus does not show"
-        found.append(error(reason, action="read the PCI bus again; reboot the node if it stays"))
+        findings.append(error(reason, action="read the PCI bus again; reboot the node if it stays"))
     if listed == count and gpus.smi.attached == listed:
-        return [ok(f"{listed} of {count} GPUs", listed=listed, expected=count), *found]
+        return [ok(f"{listed} of {count} GPUs", listed=listed, expected=count), *findings]
     shown = f"{listed} of {count} GPUs: nvidia-smi lists {listed} and counts {gpus.smi.attached}, "
     return [
         fail(
@@ -57,7 +57,7 @@ def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
             on_bus=len(gpus.bus),
             expected=count,
         ),
-        *found,
+        *findings,
     ]
 
 

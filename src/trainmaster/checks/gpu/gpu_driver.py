@@ -31,8 +31,8 @@ def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
     # What it prints beside its answer is evidence too. gpu_count and gpu_vbios judge the warnings that they know.
     warnings = [line for line in gpus.warnings if not _KNOWN.search(line)]
     action = "run nvidia-smi by hand, and see the kernel log"
-    found = [warn(f"nvidia-smi warns: {line[:160]}", action=action) for line in warnings[:5]]
-    return [_judge_version(gpus, expect), *found]
+    findings = [warn(f"nvidia-smi warns: {line[:160]}", action=action) for line in warnings[:5]]
+    return [_judge_version(gpus, expect), *findings]
 
 
 def _judge_version(gpus: nvidia.Gpus, expect: Expect) -> Finding:

@@ -49,9 +49,9 @@ def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
 def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus, wanted: bool | None) -> Finding:
     counts, unread = _counts(gpu)
     # Errors that were counted are judged first: no missing value hides them.
-    found = _judge_errors(gpu, device, counts)
-    if found is not None and found.verdict is not Verdict.WARN:
-        return found
+    finding = _judge_errors(gpu, device, counts)
+    if finding is not None and finding.verdict is not Verdict.WARN:
+        return finding
     mode = _judge_mode(gpu, device, gpus, wanted)
     if mode is not None and mode.verdict is not Verdict.WARN:
         return mode
@@ -59,14 +59,14 @@ def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus, wanted: bool | N
     missing = [
         kinds[0] for kinds in MUST_TELL if not any(f"volatile {kind}" in name for name in counts for kind in kinds)
     ]
-    in_mig = bool(gpu.mig_devices) and all(MIG_COUNT in told for told in gpu.mig_devices)
+    in_mig = bool(gpu.mig_devices) and all(MIG_COUNT in mig_device for mig_device in gpu.mig_devices)
     if unread or (missing and not (nvidia.mig_on(gpu) and in_mig)):
         if nvidia.mig_on(gpu) and not gpu.mig_devices and not unread:
             return skip("no MIG device counts errors", proof="MIG is Enabled and mig_devices is empty", device=device)
         what = f"it does not report {unread[0] if unread else f'volatile {missing[0]}'.replace('_', ' ')}"
         return error(f"ECC: {what}", action="reset the GPU or reboot the node", device=device)
     now = {name: count for name, count in counts.items() if name.startswith("volatile") and count}
-    return found or mode or ok("ECC is on, no uncorrectable error", device=device, ecc=True, **now)
+    return finding or mode or ok("ECC is on, no uncorrectable error", device=device, ecc=True, **now)
 
 
 def _judge_mode(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus, wanted: bool | None) -> Finding | None:
@@ -127,19 +127,19 @@ def _counts(gpu: nvidia.Gpu) -> tuple[dict[str, int], list[str]]:
         name = path.removeprefix("ecc_errors/").replace("/", " ")
         try:
             counts[name] = int(gpu.number("", path))
-        except nvidia.NotTold as wrong:
-            if wrong.applies or not _may_be_absent(gpu, path):
+        except nvidia.NotTold as error:
+            if error.applies or not _may_be_absent(gpu, path):
                 unread.append(name.replace("_", " "))
     unread += [
         flag.rpartition("/")[2].replace("_", " ")
         for flag in FLAGS
         if gpu.said(flag) and gpu.said(flag) not in ("Yes", "No") and not _may_be_absent(gpu, flag)
     ]
-    for number, told in enumerate(gpu.mig_devices):
-        said = told.get(MIG_COUNT, "")
-        if said.isascii() and said.isdigit():
-            counts[f"volatile mig{number} sram_uncorrectable"] = int(said)
-        elif said:
+    for number, mig_device in enumerate(gpu.mig_devices):
+        text = mig_device.get(MIG_COUNT, "")
+        if text.isascii() and text.isdigit():
+            counts[f"volatile mig{number} sram_uncorrectable"] = int(text)
+        elif text:
             unread.append(f"sram uncorrectable of MIG device {number}")
     return counts, unread
 

@@ -64,23 +64,23 @@ def read(host: Host) -> Evidence:
 
 
 def judge(evidence: Evidence, expect: Expect) -> list[Finding]:
-    found = nvidia.judge_each(evidence.gpus, expect, lambda gpu, device: _judge_one(gpu, device, evidence, expect))
+    findings = nvidia.judge_each(evidence.gpus, expect, lambda gpu, device: _judge_one(gpu, device, evidence, expect))
     if evidence.gpus.smi is not None:
-        found += _judge_node(evidence, evidence.gpus.smi)
-    return found
+        findings += _judge_node(evidence, evidence.gpus.smi)
+    return findings
 
 
 def _judge_node(evidence: Evidence, smi: nvidia.Smi) -> list[Finding]:
     """Faults of the node: versions that differ, IMEX that does not run."""
-    found = []
+    findings = []
     if evidence.manager is not None and smi.driver is not None and evidence.manager != smi.driver:
         reason = f"Fabric Manager {evidence.manager} does not match driver {smi.driver}"
-        found.append(fail(reason, action=f"install Fabric Manager {smi.driver}, then restart it"))
+        findings.append(fail(reason, action=f"install Fabric Manager {smi.driver}, then restart it"))
     if evidence.imex in ("failed", "inactive", "deactivating"):
         say = fail if evidence.imex == "failed" else warn
         reason = f"the IMEX service is {evidence.imex}: GPUs of other nodes in the NVLink domain cannot be reached"
-        found.append(say(reason, action=f"start it: systemctl restart {IMEX}, and see its log"))
-    return found
+        findings.append(say(reason, action=f"start it: systemctl restart {IMEX}, and see its log"))
+    return findings
 
 
 def _judge_one(gpu: nvidia.Gpu, device: str, evidence: Evidence, expect: Expect) -> Finding:
@@ -92,28 +92,28 @@ def _judge_one(gpu: nvidia.Gpu, device: str, evidence: Evidence, expect: Expect)
         return fail(f"its fabric state is {state[:40]}", action=START, device=device, **values)
     if gpu.tells(STATUS) and gpu.word(STATUS) != "Success":
         return fail(f"its fabric status is {status[:40]}", action=RESET, device=device, **values)
-    told = {name: gpu.said(f"fabric/health/{name}") for name in HEALTHY if gpu.tells(f"fabric/health/{name}")}
+    health = {name: gpu.said(f"fabric/health/{name}") for name in HEALTHY if gpu.tells(f"fabric/health/{name}")}
     for name, good in HEALTHY.items():
-        if name in told and told[name] not in good:
-            reason = f"its fabric is not healthy: {name.replace('_', ' ')} {told[name][:40]}"
+        if name in health and health[name] not in good:
+            reason = f"its fabric is not healthy: {name.replace('_', ' ')} {health[name][:40]}"
             return fail(reason, action=RESET, device=device, **values)
     for name in DOMAIN:
-        told_by = [_domain(other, name) for other in (evidence.gpus.smi.gpus if evidence.gpus.smi else ())]
-        usual, count = Counter(filter(None, told_by)).most_common(1)[0] if any(told_by) else ("", 0)
+        domains = [_domain(other, name) for other in (evidence.gpus.smi.gpus if evidence.gpus.smi else ())]
+        usual, count = Counter(filter(None, domains)).most_common(1)[0] if any(domains) else ("", 0)
         mine = _domain(gpu, name)
-        if mine and mine != usual and count * 2 >= len(list(filter(None, told_by))):
+        if mine and mine != usual and count * 2 >= len(list(filter(None, domains))):
             reason = f"its {name} is {mine[:60]}, and {usual[:60]} on {count} other GPUs of this node"
             return fail(reason, action=RESET, device=device, **values)
     gpu.word(STATUS)
     for name in HEALTHY:
         path = f"fabric/health/{name}"
-        if name not in told and nvidia.most_tell(evidence.gpus, gpu, path):
+        if name not in health and nvidia.most_tell(evidence.gpus, gpu, path):
             gpu.word(path)  # what most equal GPUs report it must report too
     for name, paths in DOMAIN.items():
         if gpu.tells(*paths) or nvidia.most_tell(evidence.gpus, gpu, *paths):
-            said = gpu.word(*paths)
-            if not _DOMAIN_FORMS[name].fullmatch(said):
-                raise nvidia.NotTold(paths[0], said, applies=True)
+            text = gpu.word(*paths)
+            if not _DOMAIN_FORMS[name].fullmatch(text):
+                raise nvidia.NotTold(paths[0], text, applies=True)
     domain = {"clique": _domain(gpu, "clique") or None, "cluster_uuid": _domain(gpu, "cluster UUID") or None}
     return ok("registered with the fabric", device=device, **values, **domain)
 
@@ -159,8 +159,8 @@ def _service(host: Host, name: str) -> str | None:
 def _version(host: Host) -> str | None:
     """Version of the installed fabric manager: `Fabric Manager version is : 535.104.05`."""
     try:
-        ran = host.run("nv-fabricmanager", "--version")
+        result = host.run("nv-fabricmanager", "--version")
     except HostError:
         return None
-    found = re.search(r"version is\s*:\s*(\d{3}\.[\d.]{2,12})", ran.stdout, re.IGNORECASE | re.ASCII)
-    return found[1].rstrip(".") if found else None
+    match = re.search(r"version is\s*:\s*(\d{3}\.[\d.]{2,12})", result.stdout, re.IGNORECASE | re.ASCII)
+    return match[1].rstrip(".") if match else None

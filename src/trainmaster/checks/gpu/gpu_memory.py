@@ -28,8 +28,8 @@ def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
 
 def _judge_one(gpu: nvidia.Gpu, device: str, wanted_gib: float | None) -> Finding:
     if not gpu.memory_total_mib:
-        told = f"it reports no memory size: total {gpu.texts['memory_total']}, used {gpu.texts['memory_used']}"
-        return error(told, action="reset the GPU or reboot the node", device=device)
+        reason = f"it reports no memory size: total {gpu.texts['memory_total']}, used {gpu.texts['memory_used']}"
+        return error(reason, action="reset the GPU or reboot the node", device=device)
     small = _judge_size(gpu, device, wanted_gib)
     if small is not None:
         return small

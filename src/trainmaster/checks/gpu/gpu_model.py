@@ -30,12 +30,12 @@ def read(host: Host) -> nvidia.Gpus:
 
 
 def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
-    found = nvidia.judge_each(gpus, expect, lambda gpu, device: _judge_one(gpu, device, expect.gpu_model))
+    findings = nvidia.judge_each(gpus, expect, lambda gpu, device: _judge_one(gpu, device, expect.gpu_model))
     models = {gpu.name for gpu in gpus.smi.gpus if gpu.name} if gpus.smi else set()
     if len(models) > 1:
         reason = f"the GPUs differ: {', '.join(sorted(models))}"
-        found.append(warn(reason, action="train on GPUs of one model, or state the model: --expect gpu_model=NAME"))
-    return found
+        findings.append(warn(reason, action="train on GPUs of one model, or state the model: --expect gpu_model=NAME"))
+    return findings
 
 
 def _judge_one(gpu: nvidia.Gpu, device: str, wanted: str | None) -> Finding:

@@ -38,14 +38,14 @@ def _judge_one(gpu: nvidia.Gpu, device: str, expect: Expect, gpus: nvidia.Gpus) 
         "compute": gpu.said("compute_mode"),
         "persistence": gpu.said("persistence_mode"),
     }
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for part in (_compute(modes["compute"], device), _mig(gpu, device, expect), _persistence(gpu, device, expect)):
         try:
-            found += part
-        except nvidia.NotTold as wrong:  # one mode that is not reported hides no fault of another
-            found.append(error(str(wrong), action="reset the GPU or reboot the node", device=device))
-    if found:
-        return found
+            findings += part
+        except nvidia.NotTold as exc:  # one mode that is not reported hides no fault of another
+            findings.append(error(str(exc), action="reset the GPU or reboot the node", device=device))
+    if findings:
+        return findings
     if not gpu.tells(nvidia.MIG) and (expect.mig or nvidia.peers_tell(gpus, gpu, nvidia.MIG) or _has_mig(gpu)):
         gpu.yes(nvidia.MIG)  # it must report its mode; N/A is no answer
     return [

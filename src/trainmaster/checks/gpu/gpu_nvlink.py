@@ -62,16 +62,16 @@ def read(host: Host) -> Evidence:
     texts, troubles = [], []
     for option in ("-s", "-e"):
         try:
-            ran = host.run("nvidia-smi", "nvlink", option, timeout_s=nvidia.SMI_TIMEOUT_S)
-        except HostError as wrong:
-            troubles.append(str(wrong))
+            result = host.run("nvidia-smi", "nvlink", option, timeout_s=nvidia.SMI_TIMEOUT_S)
+        except HostError as error:
+            troubles.append(str(error))
             continue
-        if ran.exit_code:
-            said = " ".join((ran.stdout + " " + ran.stderr).split())[:200]
-            troubles.append(f"nvidia-smi nvlink {option} ended with {ran.exit_code}: {said}")
-        elif printed := [line for line in map(str.strip, ran.stderr.splitlines()) if _is_trouble(line)]:
+        if result.exit_code:
+            output = " ".join((result.stdout + " " + result.stderr).split())[:200]
+            troubles.append(f"nvidia-smi nvlink {option} ended with {result.exit_code}: {output}")
+        elif printed := [line for line in map(str.strip, result.stderr.splitlines()) if _is_trouble(line)]:
             troubles.append(f"nvidia-smi nvlink {option} printed: {printed[0][:200]}")
-        texts.append(ran.stdout)
+        texts.append(result.stdout)
     # What one of the two answered counts, whatever became of the other.
     return Evidence(gpus=gpus, links=parse("\n".join(texts)), trouble="; ".join(troubles) or None)
 
@@ -106,12 +106,12 @@ def _judge_one(gpu: nvidia.Gpu, device: str, evidence: Evidence, expect: Expect)
         why = evidence.trouble or "nvidia-smi nvlink does not list its links"
         of = f"its {wanted} NVLinks are" if wanted else "its NVLinks are"
         return error(f"{of} not known: {why}", action="update the NVIDIA driver", device=device, **values)
-    found = _judge_links(links, device, gpu, evidence, values)
-    if found.verdict is Verdict.PASS and links.down and expect.nvlinks is None and not _may_be_inactive(gpu, links):
+    finding = _judge_links(links, device, gpu, evidence, values)
+    if finding.verdict is Verdict.PASS and links.down and expect.nvlinks is None and not _may_be_inactive(gpu, links):
         action = "compare with another machine of this model; state nvlinks=N if so many are meant to be up"
         reason = f"{len(links.down)} of {len(links.down) + len(links.up)} NVLinks are inactive on this model"
         return warn(reason, action=action, device=device, **values)
-    return found
+    return finding
 
 
 def _judge_links(links: Links, device: str, gpu: nvidia.Gpu, evidence: Evidence, values: Mapping[str, Any]) -> Finding:
@@ -244,16 +244,16 @@ _NONE = re.compile(r"NVML: Unable to retrieve NVLink information as all links ar
 
 def parse(text: str) -> dict[str, Links]:
     """Links from `nvidia-smi nvlink -s` and `-e`, one after the other. A line of no known form is kept as such."""
-    found: dict[str, Links] = {}
+    links: dict[str, Links] = {}
     uuid = None
     for line in (raw.strip() for raw in text.splitlines()):
         head = _GPU.fullmatch(line)
         if head is not None:
             uuid = head["uuid"]
-            found.setdefault(uuid, Links())
+            links.setdefault(uuid, Links())
         elif line and uuid is not None:
-            found[uuid] = _add(found[uuid], line)
-    return found
+            links[uuid] = _add(links[uuid], line)
+    return links
 
 
 def _add(links: Links, line: str) -> Links:

@@ -96,11 +96,11 @@ def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus) -> Finding:
 
 def _judge_limit(gpu: nvidia.Gpu, peers: list[nvidia.Gpu], limit: Limit) -> str | None:
     """How a number is lower than that of the peers; None: it is not, or neither reports it."""
-    told = [value for peer in peers if (value := _number(peer, limit)) is not None]
-    if not told and not gpu.tells(*limit.paths):
+    values = [value for peer in peers if (value := _number(peer, limit)) is not None]
+    if not values and not gpu.tells(*limit.paths):
         return None
     mine = gpu.number(limit.unit, *limit.paths)
-    usual = _usual(told)
+    usual = _usual(values)
     if usual is None or mine >= usual * SHARE:
         return None
     return f"its {limit.meaning} is {mine:g}{limit.unit}, where equal GPUs have {usual:g}{limit.unit}"
@@ -113,19 +113,20 @@ def _number(gpu: nvidia.Gpu, limit: Limit) -> float | None:
         return None
 
 
-def _usual(told: list[float]) -> float | None:
+def _usual(values: list[float]) -> float | None:
     """Value of most peers; the highest where they are divided."""
-    if not told:
+    if not values:
         return None
-    value, count = Counter(told).most_common(1)[0]
-    return value if 2 * count > len(told) else max(told)
+    value, count = Counter(values).most_common(1)[0]
+    return value if 2 * count > len(values) else max(values)
 
 
 def _judge_board(gpu: nvidia.Gpu, peers: list[nvidia.Gpu], path: str, meaning: str) -> str | None:
-    told = Counter(peer.said(path) for peer in peers if peer.tells(path))
-    if not told or gpu.said(path) in told:
+    reported = Counter(peer.said(path) for peer in peers if peer.tells(path))
+    if not reported or gpu.said(path) in reported:
         return None
-    return f"its {meaning} is {gpu.said(path)[:40] or '(none)'}, where equal GPUs have {told.most_common(1)[0][0][:40]}"
+    usual, _ = reported.most_common(1)[0]
+    return f"its {meaning} is {gpu.said(path)[:40] or '(none)'}, where equal GPUs have {usual[:40]}"
 
 
 def _absent(gpu: nvidia.Gpu, peers: list[nvidia.Gpu]) -> list[str]:

@@ -38,15 +38,15 @@ def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
 
 def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus) -> Finding:
     flags = {path.rpartition("/")[2]: gpu.said(path) for path in FLAGS if gpu.tells(path)}
-    raised = [name for name, said in flags.items() if said == "Yes"]
+    raised = [name for name, word in flags.items() if word == "Yes"]
     if raised:
         action = "drain the node and reset the GPU"
         return fail(f"the driver reports {' and '.join(raised)}", action=action, device=device, **flags)
-    unknown = [f"{name} is {said[:40]}" for name, said in flags.items() if said != "No"]
+    unknown = [f"{name} is {word[:40]}" for name, word in flags.items() if word != "No"]
     if unknown:
         return error(f"{', '.join(unknown)}", action="reset the GPU or reboot the node", device=device)
-    told = (PATH,) if nvidia.peers_tell(gpus, gpu, PATH) else FLAGS
-    silent = [path for path in told if not gpu.tells(path) and nvidia.peers_tell(gpus, gpu, path)]
+    paths = (PATH,) if nvidia.peers_tell(gpus, gpu, PATH) else FLAGS
+    silent = [path for path in paths if not gpu.tells(path) and nvidia.peers_tell(gpus, gpu, path)]
     if silent:
         reason = f"nvidia-smi reports no {silent[0].rpartition('/')[2]} of this GPU, but of its equal ones"
         return error(reason, action="reset the GPU or reboot the node", device=device)
@@ -57,12 +57,12 @@ def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus) -> Finding:
         # Without it the kernel log (Xid 154) is the evidence.
         proof = f"nvidia-smi -q of driver {driver} has no gpu_recovery_action"
         return skip("this driver has no recovery action", proof=proof, device=device)
-    said = gpu.word(PATH)
-    if said == "None":
-        return ok("no recovery action", device=device, recovery=said)
+    recovery = gpu.word(PATH)
+    if recovery == "None":
+        return ok("no recovery action", device=device, recovery=recovery)
     # A word that is not known is still something the driver wants done.
-    action = ACTIONS.get(said.lower(), f"do what the driver asks for: {said[:60]}")
-    return fail(f"the driver asks for: {said[:60]}", action=action, device=device, recovery=said)
+    action = ACTIONS.get(recovery.lower(), f"do what the driver asks for: {recovery[:60]}")
+    return fail(f"the driver asks for: {recovery[:60]}", action=action, device=device, recovery=recovery)
 
 
 def _major(driver: str) -> int:

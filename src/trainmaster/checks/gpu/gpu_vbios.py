@@ -21,21 +21,21 @@ def read(host: Host) -> nvidia.Gpus:
 
 
 def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
-    found = nvidia.judge_each(gpus, expect, lambda gpu, device: _judge_one(gpu, device, gpus, expect.vbios))
+    findings = nvidia.judge_each(gpus, expect, lambda gpu, device: _judge_one(gpu, device, gpus, expect.vbios))
     known = gpus.smi.broken_inforom if gpus.smi else ()
     corrupted = [line for line in gpus.warnings if "inforom is corrupted" in line.lower()]
     if len(corrupted) > len(known):
         # A warning whose address cannot be read still is about one of the GPUs.
         action = "run nvidia-smi by hand; take the GPU that it names out of service"
-        found.append(fail(f"the infoROM of a GPU is corrupted: {corrupted[0][:120]}", action=action))
+        findings.append(fail(f"the infoROM of a GPU is corrupted: {corrupted[0][:120]}", action=action))
     versions: dict[str | None, set[str]] = {}
     for gpu in gpus.smi.gpus if gpus.smi else ():
         versions.setdefault(gpu.name, set()).add(gpu.said("vbios_version"))
     if expect.vbios is None and any(len(of_model) > 1 for of_model in versions.values()):
         mixed = sorted(version for of_model in versions.values() if len(of_model) > 1 for version in of_model)
         action = "bring every GPU to the same firmware"
-        found.append(warn(f"GPUs of one model have different VBIOS: {', '.join(mixed)}", action=action))
-    return found
+        findings.append(warn(f"GPUs of one model have different VBIOS: {', '.join(mixed)}", action=action))
+    return findings
 
 
 def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus, wanted: str | None) -> Finding:

@@ -71,12 +71,16 @@ def read(host: Host) -> Evidence:
 
 def judge(evidence: Evidence, expect: Expect) -> list[Finding]:
     """Findings of the log, and the faults of each log that proves nothing by its silence."""
-    found = _judge_log(evidence, expect)
+    findings = _judge_log(evidence, expect)
     for name, log in evidence.others:
-        told = {_event(finding) for finding in found}
+        known = {_event(finding) for finding in findings}
         beside = _judge_log(replace(evidence, source=name, log=log, whole=False, others=()), expect)
-        found += [one for one in beside if one.verdict in (Verdict.WARN, Verdict.FAIL) and _event(one) not in told]
-    return found
+        findings += [
+            finding
+            for finding in beside
+            if finding.verdict in (Verdict.WARN, Verdict.FAIL) and _event(finding) not in known
+        ]
+    return findings
 
 
 def _event(finding: Finding) -> tuple[object, ...]:
@@ -96,8 +100,8 @@ def _judge_log(evidence: Evidence, expect: Expect) -> list[Finding]:
         return [unread] if without is None else [without, unread]
     try:
         catalog = _catalog(evidence.site, expect)
-    except ParseError as wrong:
-        return [error(str(wrong), action=f"mend {SITE} or --expect xids=")]
+    except ParseError as exc:
+        return [error(str(exc), action=f"mend {SITE} or --expect xids=")]
     if without is not None:
         return [without, *_judge_host(evidence, evidence.log, catalog, expect)]
     return list(_judge(evidence, evidence.log, catalog, expect))
@@ -109,11 +113,11 @@ def _judge_host(evidence: Evidence, log: KernelLog, catalog: Catalog, expect: Ex
         yield from (_judge_xid(xid, catalog.of_xid(xid), xid.device, log) for xid in log.xids)
         yield from (_judge_sxid(sxid, catalog.of_sxid(sxid)) for sxid in log.sxids)
     events = [event for event in log.events if expect.gpus != 0 or event.kind not in _kernel_rules.OF_GPUS]
-    found = [one for event in events if (one := _judge_event(event, event.device, log)) is not None]
-    yield from found
+    findings = [finding for event in events if (finding := _judge_event(event, event.device, log)) is not None]
+    yield from findings
     if log.faults and expect.gpus != 0:
         yield error(log.faults[0], action=f"read the kernel log by hand: {evidence.source}")
-    if not found and evidence.whole and not log.lost:
+    if not findings and evidence.whole and not log.lost:
         yield ok(f"no fault of this machine since boot ({evidence.source})", lines=log.lines)
 
 
@@ -126,10 +130,10 @@ def _judge(evidence: Evidence, log: KernelLog, catalog: Catalog, expect: Expect)
         left = [xid for xid in left if xid not in own]
         mine = [event for event in events if slot.bus is not None and _same(event.device, slot.bus)]
         events = [event for event in events if event not in mine]
-        found = [_judge_xid(xid, catalog.of_xid(xid), slot.device, log) for xid in own]
-        found += [one for event in mine if (one := _judge_event(event, slot.device, log)) is not None]
-        if found:
-            yield from found
+        findings = [_judge_xid(xid, catalog.of_xid(xid), slot.device, log) for xid in own]
+        findings += [finding for event in mine if (finding := _judge_event(event, slot.device, log)) is not None]
+        if findings:
+            yield from findings
         elif slot.bus is None:
             yield nvidia.missing_gpu(slot)
         else:
@@ -141,8 +145,8 @@ def _judge(evidence: Evidence, log: KernelLog, catalog: Catalog, expect: Expect)
     for sxid in log.sxids:
         yield _judge_sxid(sxid, catalog.of_sxid(sxid))
     for event in events:
-        if (one := _judge_event(event, event.device, log)) is not None:
-            yield one
+        if (finding := _judge_event(event, event.device, log)) is not None:
+            yield finding
     if log.faults:
         yield error(log.faults[0], action=f"read the kernel log by hand: {evidence.source}")
 
@@ -237,18 +241,18 @@ def _read_log(host: Host) -> tuple[str, str, str, bool, list[tuple[str, str]]]:
     late: list[tuple[str, str]] = []
     damaged: list[tuple[str, str]] = []
     troubles, closed = [], True
-    for name, ask in _sources(host):
+    for name, read_log in _sources(host):
         raw = ""
         try:
-            raw = ask()
+            raw = read_log()
             if raw and not raw.endswith("\n"):
                 raise HostError(f"{name} was cut short")  # what followed may be the fault
             text = _since_boot(raw)
             if text.startswith("[") and (line := _TIMELESS.search(text)):
                 raise HostError(f"{name} holds a damaged line: {line[0]}")
-        except HostError as wrong:
-            troubles.append(str(wrong))
-            closed = closed and _is_closed(wrong)
+        except HostError as error:
+            troubles.append(str(error))
+            closed = closed and _is_closed(error)
             damaged += [(name, _since_boot(raw))] if raw else []
             continue
         if not text:
@@ -262,19 +266,21 @@ def _read_log(host: Host) -> tuple[str, str, str, bool, list[tuple[str, str]]]:
     return name, text, "; ".join(troubles), closed, [*late[1:], *damaged]
 
 
-def _is_closed(wrong: HostError) -> bool:
+def _is_closed(failure: HostError) -> bool:
     """Whether a log is not there or is kept from this user."""
-    refused = isinstance(wrong, (CommandMissing, FileMissing, FileUnreadable)) and not isinstance(wrong, NotCaptured)
-    return refused or re.search(r"not permitted|denied", str(wrong), re.IGNORECASE) is not None
+    refused = isinstance(failure, (CommandMissing, FileMissing, FileUnreadable)) and not isinstance(
+        failure, NotCaptured
+    )
+    return refused or re.search(r"not permitted|denied", str(failure), re.IGNORECASE) is not None
 
 
 def _sources(host: Host) -> Iterator[tuple[str, Callable[[], str]]]:
     def run(argv: tuple[str, ...]) -> str:
-        ran = host.run(*argv)
-        if ran.exit_code:
-            said = " ".join((ran.stderr or ran.stdout).split())[:120]
-            raise HostError(f"{argv[0]} ended with {ran.exit_code}: {said}")
-        return ran.stdout
+        result = host.run(*argv)
+        if result.exit_code:
+            output = " ".join((result.stderr or result.stdout).split())[:120]
+            raise HostError(f"{argv[0]} ended with {result.exit_code}: {output}")
+        return result.stdout
 
     for argv in _COMMANDS:
         yield argv[0], functools.partial(run, argv)

@@ -49,12 +49,12 @@ def read(host: Host) -> Clock:
         (("ntpq", "-c", "rv"), parse_ntpq),
         (("timedatectl", "show"), parse_timedatectl),
     ):
-        text = _ask(host, *argv)
-        told = parse(text) if text is not None else None
-        if text is not None and told is None:
+        text = _run_tool(host, *argv)
+        state = parse(text) if text is not None else None
+        if text is not None and state is None:
             return Clock(kernel=kernel, service=None, synchronised=None, offset_s=None, unread=argv[0])
-        if told is not None:
-            return Clock(kernel=kernel, service=argv[0], synchronised=told[0], offset_s=told[1])
+        if state is not None:
+            return Clock(kernel=kernel, service=argv[0], synchronised=state[0], offset_s=state[1])
     return Clock(kernel=kernel, service=None, synchronised=None, offset_s=None)
 
 
@@ -76,8 +76,8 @@ def judge(clock: Clock, expect: Expect) -> Finding:
                     reason, proof="chronyc, ntpq and timedatectl are not installed or have no service", **values
                 )
             return error(f"{reason}: its offset cannot be known", action=_ACTION, **values)
-        told = f"{clock.service} says that the clock is not synchronised"
-        return (warn if expect.clock_offset_s is None else fail)(told, action=_ACTION, **values)
+        reason = f"{clock.service} says that the clock is not synchronised"
+        return (warn if expect.clock_offset_s is None else fail)(reason, action=_ACTION, **values)
     if expect.clock_offset_s is None:
         return _judge_offset(clock.offset_s, values)
     # Without a measured offset the kernel's bound may still prove it small enough.
@@ -93,17 +93,17 @@ def _judge_offset(offset_s: float | None, values: dict[str, Any]) -> Finding:
     """The offset where no limit is stated."""
     if offset_s is None:
         return ok("synchronised", **values)
-    told = f"synchronised, {abs(offset_s):.6f} s off"
+    summary = f"synchronised, {abs(offset_s):.6f} s off"
     if abs(offset_s) > WARN_S:
         # A service that is still steering it back, or cannot.
-        return (fail if abs(offset_s) > FAIL_S else warn)(told, action="step it: `chronyc makestep`", **values)
-    return ok(told, **values)
+        return (fail if abs(offset_s) > FAIL_S else warn)(summary, action="step it: `chronyc makestep`", **values)
+    return ok(summary, **values)
 
 
-Told = tuple[bool, float | None] | None
+ServiceState = tuple[bool, float | None] | None
 
 
-def parse_chronyc(text: str) -> Told:
+def parse_chronyc(text: str) -> ServiceState:
     """`chronyc -c tracking`: comma-separated; field 5 is the clock's offset in seconds, field 14 the leap status."""
     fields = text.strip().split(",")
     offset = _seconds(fields[4]) if len(fields) == 14 else None
@@ -112,28 +112,28 @@ def parse_chronyc(text: str) -> Told:
     return (False, None) if fields[13] == "Not synchronised" else (True, offset)
 
 
-def parse_ntpq(text: str) -> Told:
+def parse_ntpq(text: str) -> ServiceState:
     """`ntpq -c rv`: name=value pairs; offset in milliseconds, stratum 16 is "not synchronised"."""
-    found = dict(re.findall(r"\b(stratum|offset)=([-+.\d]+)", text))
-    if "stratum" not in found:
+    fields = dict(re.findall(r"\b(stratum|offset)=([-+.\d]+)", text))
+    if "stratum" not in fields:
         return None
-    offset_ms = _seconds(found.get("offset", ""))
-    return (False, None) if found["stratum"] == "16" else (True, None if offset_ms is None else offset_ms / 1000)
+    offset_ms = _seconds(fields.get("offset", ""))
+    return (False, None) if fields["stratum"] == "16" else (True, None if offset_ms is None else offset_ms / 1000)
 
 
-def parse_timedatectl(text: str) -> Told:
+def parse_timedatectl(text: str) -> ServiceState:
     """`timedatectl show`: NTPSynchronized is the kernel's flag; it knows no offset."""
     match = re.search(r"^NTPSynchronized=(yes|no)$", text, flags=re.MULTILINE)
     return (match[1] == "yes", None) if match else None
 
 
-def _ask(host: Host, *argv: str) -> str | None:
+def _run_tool(host: Host, *argv: str) -> str | None:
     """What a service's tool prints; None where there is no tool or no service behind it."""
     try:
-        ran = host.run(*argv, timeout_s=10.0)
+        result = host.run(*argv, timeout_s=10.0)
     except CommandMissing:
         return None
-    return ran.stdout if ran.exit_code == 0 else None
+    return result.stdout if result.exit_code == 0 else None
 
 
 def _seconds(text: str) -> float | None:

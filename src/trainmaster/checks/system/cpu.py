@@ -35,16 +35,16 @@ def read(host: Host) -> Cpus:
 
 
 def judge(cpus: Cpus, expect: Expect) -> Finding:
-    told = f"{cpus.usable:g} CPUs usable"
+    summary = f"{cpus.usable:g} CPUs usable"
     if cpus.quota is not None and cpus.quota < cpus.schedulable:
-        told += f" (a quota on {cpus.schedulable})"
+        summary += f" (a quota on {cpus.schedulable})"
     values: dict[str, Any] = {"usable": cpus.usable, "schedulable": cpus.schedulable, "quota": cpus.quota}
     if cpus.schedulable < 1:
         return fail("no CPU that this process may use is online", action="widen its CPU affinity", **values)
     if expect.cpus is not None and cpus.usable < expect.cpus:
         action = "ask for more CPUs, or widen the container's quota or the process's affinity"
-        return fail(f"{told}, not {expect.cpus}", action=action, **values)
+        return fail(f"{summary}, not {expect.cpus}", action=action, **values)
     if expect.cpus is None and cpus.usable < 1:
         # Python, the data loader and a collective's progress thread then wait for each other's time slices.
-        return warn(f"{told}: less than one", action="give the container at least one CPU", **values)
-    return ok(told, **values)
+        return warn(f"{summary}: less than one", action="give the container at least one CPU", **values)
+    return ok(summary, **values)

@@ -73,21 +73,21 @@ def judge(policies: list[Policy], expect: Expect) -> Finding:
         # A virtual machine: its hypervisor steers the frequency, and nothing in here can.
         return skip("the kernel does not control the CPU frequency here", proof=f"{FOLDER} has no policy")
     counts = Counter(policy.governor for policy in policies)
-    told = ", ".join(f"{count} × {governor}" for governor, count in counts.most_common())
+    summary = ", ".join(f"{count} × {governor}" for governor, count in counts.most_common())
     values: dict[str, Any] = {"governors": dict(counts), "driver": policies[0].driver}
     if expect.governor is not None:
         other = [policy.name for policy in policies if policy.governor != expect.governor]
         if other:
-            reason = f"{len(other)} of {len(policies)} CPU groups are not {expect.governor}: {told}"
+            reason = f"{len(other)} of {len(policies)} CPU groups are not {expect.governor}: {summary}"
             return fail(reason, action=_ACTION, first=other[0], **values)
-        return ok(told, **values)
+        return ok(summary, **values)
     slow = [policy for policy in policies if _saves(policy)]
     if slow:
         first = slow[0]
         how = f"{first.governor} with {first.driver}" + (f", preference {first.preference}" if first.preference else "")
         reason = f"{len(slow)} of {len(policies)} CPU groups are held back ({how})"
         return warn(reason, action=_ACTION, first=first.name, **values)
-    return ok(told, **values)
+    return ok(summary, **values)
 
 
 def _known(policy: Policy) -> bool:

@@ -50,13 +50,13 @@ def read(host: Host) -> Load:
 
 def _read_usage(host: Host) -> float | None:
     try:
-        ran = host.run(*USAGE)
+        result = host.run(*USAGE)
     except HostError:
         return None
-    rows = [re.fullmatch(r"cpu +((?:\d{1,20} ?){8,10})", line, flags=re.ASCII) for line in ran.stdout.splitlines()]
+    rows = [re.fullmatch(r"cpu +((?:\d{1,20} ?){8,10})", line, flags=re.ASCII) for line in result.stdout.splitlines()]
     times = [[int(word) for word in row[1].split()] for row in rows if row is not None]
     if len(times) != 2 or len(rows) != 2 or len(times[0]) != len(times[1]):
-        raise HostError(f"the CPU times of /proc/stat cannot be understood: {ran.stdout.strip()[:80]!r}")
+        raise HostError(f"the CPU times of /proc/stat cannot be understood: {result.stdout.strip()[:80]!r}")
     # Guest time (the last two) is counted in user time already.
     spent = [after - before for before, after in zip(*times, strict=True)][:8]
     total, idle = sum(spent), spent[3] + spent[4]
@@ -66,16 +66,16 @@ def _read_usage(host: Host) -> float | None:
 def judge(load: Load, expect: Expect) -> Finding:
     # The smaller one: neither a burst of this minute nor a job that has just ended is foreign load.
     steady = min(load.one_minute, load.five_minutes)
-    told = f"load {steady:g} on {load.cpus} CPUs"
+    summary = f"load {steady:g} on {load.cpus} CPUs"
     values: dict[str, Any] = {"load_1m": load.one_minute, "load_5m": load.five_minutes, "cpus": load.cpus}
     values["usage_percent"] = load.usage_percent
     action = "end what else runs here (`top`), or give the job a node of its own"
     if expect.load_per_cpu is not None:
         if steady > expect.load_per_cpu * load.cpus:
-            return fail(f"{told}, more than {expect.load_per_cpu:g} per CPU", action=action, **values)
-        return ok(told, **values)
+            return fail(f"{summary}, more than {expect.load_per_cpu:g} per CPU", action=action, **values)
+        return ok(summary, **values)
     if not load.gpus:
-        return skip(f"{told}; no GPU here and no limit is stated", proof="/dev has no nvidia device", **values)
+        return skip(f"{summary}; no GPU here and no limit is stated", proof="/dev has no nvidia device", **values)
     if steady > WARN_PER_CPU * load.cpus:
-        return warn(f"{told} before the work starts", action=action, **values)
-    return ok(told, **values)
+        return warn(f"{summary} before the work starts", action=action, **values)
+    return ok(summary, **values)

@@ -39,25 +39,25 @@ class Rates:
 def read(host: Host) -> Rates:
     path = host.env(CHECKPOINTS_VARIABLE) or "."
     try:
-        ran = host.run("python", "-m", "trainmaster.node.probe_disk", path, timeout_s=PROBE_TIMEOUT_S)
+        result = host.run("python", "-m", "trainmaster.node.probe_disk", path, timeout_s=PROBE_TIMEOUT_S)
     except CommandTimedOut:
         return Rates(path=path, trouble=f"it did not finish in {PROBE_TIMEOUT_S:g} s")
     try:
-        found = load_json(ran.stdout)
-        if "error" in found:
-            return Rates(path=path, trouble=str(found["error"]))
-        if ran.exit_code:
-            raise ValueError(f"it ended with {ran.exit_code}")
+        report = load_json(result.stdout)
+        if "error" in report:
+            return Rates(path=path, trouble=str(report["error"]))
+        if result.exit_code:
+            raise ValueError(f"it ended with {result.exit_code}")
         return Rates(
             path=path,
-            intact=found["intact"] is True,
-            mib=_positive(found["mib"]),
-            write_mib_s=_positive(found["write_mib_s"]),
-            read_mib_s=_positive(found["read_mib_s"]),
+            intact=report["intact"] is True,
+            mib=_positive(report["mib"]),
+            write_mib_s=_positive(report["write_mib_s"]),
+            read_mib_s=_positive(report["read_mib_s"]),
         )
-    except (ValueError, KeyError, TypeError) as wrong:
-        said = " ".join((ran.stdout + " " + ran.stderr).split())[-200:]
-        raise HostError(f"the disk probe cannot be understood ({wrong}): {said}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        output = " ".join((result.stdout + " " + result.stderr).split())[-200:]
+        raise HostError(f"the disk probe cannot be understood ({error}): {output}") from None
 
 
 def judge(rates: Rates, expect: Expect) -> Finding:
@@ -76,19 +76,19 @@ def judge(rates: Rates, expect: Expect) -> Finding:
             f"what was read from {where} is not what was written", action="replace the disk; trust no data on it",
             **values,
         )  # fmt: skip
-    told = f"{rates.write_mib_s:.0f} MiB/s written and {rates.read_mib_s:.0f} read at {where}"
+    summary = f"{rates.write_mib_s:.0f} MiB/s written and {rates.read_mib_s:.0f} read at {where}"
     action = "see what else uses that disk (`iostat -x 1`), or put checkpoints on a faster one"
     for rate, least, word in (
         (rates.write_mib_s, expect.disk_write_mib_s, "write"),
         (rates.read_mib_s, expect.disk_read_mib_s, "read"),
     ):
         if least is not None and rate < least:
-            return fail(f"{told}; at least {least:g} to {word} is expected", action=action, **values)
+            return fail(f"{summary}; at least {least:g} to {word} is expected", action=action, **values)
     slow_write = expect.disk_write_mib_s is None and rates.write_mib_s < WARN_WRITE_MIB_S
     slow_read = expect.disk_read_mib_s is None and rates.read_mib_s < WARN_READ_MIB_S
     if slow_write or slow_read:
-        return warn(told, action=action, **values)
-    return ok(told, **values)
+        return warn(summary, action=action, **values)
+    return ok(summary, **values)
 
 
 def _positive(value: object) -> float:

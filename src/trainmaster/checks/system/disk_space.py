@@ -46,14 +46,14 @@ def read(host: Host) -> Place:
 def judge(place: Place, expect: Expect) -> Finding:
     total, free = place.disk.total_bytes / GIB, place.disk.free_bytes / GIB
     where = "the working folder" if place.path == "." else place.path
-    told = f"{free:.1f} of {total:.1f} GiB free for {where}"
+    summary = f"{free:.1f} of {total:.1f} GiB free for {where}"
     action = "free space there, or put checkpoints on a larger disk"
     values: dict[str, Any] = {"path": place.path, "free_gib": round(free, 2), "total_gib": round(total, 2)}
     if place.disk.free_files == 0:
         return fail(f"no file can be made for {where}: the disk is out of inodes", action=action, **values)
     if free < (FAIL_GIB if expect.disk_free_gib is None else expect.disk_free_gib):
         wanted = "" if expect.disk_free_gib is None else f", not {expect.disk_free_gib:g}"
-        return fail(told + wanted, action=action, **values)
+        return fail(summary + wanted, action=action, **values)
     if expect.disk_free_gib is None and free < max(WARN_GIB, min(total * WARN_SHARE, WARN_SHARE_MOST_GIB)):
-        return warn(told, action=action, **values)
-    return ok(told, **values)
+        return warn(summary, action=action, **values)
+    return ok(summary, **values)

@@ -40,7 +40,7 @@ def read(host: Host) -> list[Name]:
     if not own:
         raise HostError("this machine has no name")
     peers = [name for name in _peers(host) if name != own]
-    return [_ask(host, own, own=True), *(_ask(host, name, own=False) for name in peers[:MOST_ASKED])]
+    return [_resolve(host, own, own=True), *(_resolve(host, name, own=False) for name in peers[:MOST_ASKED])]
 
 
 def judge(names: list[Name], expect: Expect) -> list[Finding]:  # noqa: ARG001 (the launcher names the peers)
@@ -71,24 +71,26 @@ def _judge_peer(peer: Name) -> Finding:
     return ok(f"{peer.name} is {', '.join(peer.addresses)}", device=peer.name, addresses=list(peer.addresses))
 
 
-def _ask(host: Host, name: str, *, own: bool) -> Name:
+def _resolve(host: Host, name: str, *, own: bool) -> Name:
     """getent asks as every program does: /etc/hosts, then DNS, in the order of nsswitch.conf."""
     if re.fullmatch(r"[\d.]+|[0-9a-fA-F:]*:[0-9a-fA-F:.]*", name):
         return Name(name=name, addresses=(name,), trouble=None, own=own)  # an address needs no resolver
     try:
-        ran = host.run("getent", "ahosts", name, timeout_s=ASK_TIMEOUT_S)
+        result = host.run("getent", "ahosts", name, timeout_s=ASK_TIMEOUT_S)
     except CommandMissing:
         return Name(name=name, addresses=(), trouble=NO_TOOL, own=own)
     except CommandTimedOut:
         return Name(name=name, addresses=(), trouble=None, own=own)
-    if ran.exit_code not in (0, 2):  # 2: the name is not known
-        return Name(name=name, addresses=(), trouble=f"getent ended with {ran.exit_code}", own=own)
-    found = dict.fromkeys(line.split()[0] for line in ran.stdout.splitlines() if line.strip())
-    wrong = [text for text in found if not re.fullmatch(r"[\d.]{7,15}|[0-9a-fA-F:.%\w]*:[0-9a-fA-F:.%\w]*", text)]
-    if wrong or (found and not ran.stdout.endswith("\n")):
-        why = f"getent gives no whole answer: {(wrong or list(found))[0]!r:.40}"
+    if result.exit_code not in (0, 2):  # 2: the name is not known
+        return Name(name=name, addresses=(), trouble=f"getent ended with {result.exit_code}", own=own)
+    addresses = dict.fromkeys(line.split()[0] for line in result.stdout.splitlines() if line.strip())
+    unreadable = [
+        text for text in addresses if not re.fullmatch(r"[\d.]{7,15}|[0-9a-fA-F:.%\w]*:[0-9a-fA-F:.%\w]*", text)
+    ]
+    if unreadable or (addresses and not result.stdout.endswith("\n")):
+        why = f"getent gives no whole answer: {(unreadable or list(addresses))[0]!r:.40}"
         return Name(name=name, addresses=(), trouble=why, own=own)
-    return Name(name=name, addresses=tuple(found), trouble=None, own=own)
+    return Name(name=name, addresses=tuple(addresses), trouble=None, own=own)
 
 
 def _unasked(name: Name) -> Finding:
@@ -103,8 +105,8 @@ def _unasked(name: Name) -> Finding:
 def _peers(host: Host) -> list[str]:
     names = [host.env("MASTER_ADDR") or "", *(host.env(PEERS_VARIABLE) or "").split(",")]
     try:
-        told = json.loads(host.env("SM_HOSTS") or "[]")
+        hosts = json.loads(host.env("SM_HOSTS") or "[]")
     except ValueError:
-        told = []
-    names += [name for name in told if isinstance(name, str)] if isinstance(told, list) else []
+        hosts = []
+    names += [name for name in hosts if isinstance(name, str)] if isinstance(hosts, list) else []
     return list(dict.fromkeys(name.strip() for name in names if name.strip()))

@@ -56,13 +56,13 @@ def judge(pages: Pages | None, expect: Expect) -> Finding:
         "size_kib": pages.size_kib,
         "transparent": pages.transparent,
     }
-    told = f"{pages.free} of {pages.total} huge pages of {pages.size_kib} kB free"
+    summary = f"{pages.free} of {pages.total} huge pages of {pages.size_kib} kB free"
     if pages.free < wanted:
-        return fail(f"{told}, not {wanted}", action=action, **values)
+        return fail(f"{summary}, not {wanted}", action=action, **values)
     if not pages.total:
         return skip("no huge pages are reserved and none are expected", proof="HugePages_Total is 0", **values)
     share = pages.free * pages.size_kib / max(pages.ram_kib, 1)
     if share > WARN_SHARE:
-        reason = f"{told}: {share:.0%} of the memory is set aside and unused"
+        reason = f"{summary}: {share:.0%} of the memory is set aside and unused"
         return warn(reason, action="lower vm.nr_hugepages to what the work uses", **values)
-    return ok(told, **values)
+    return ok(summary, **values)

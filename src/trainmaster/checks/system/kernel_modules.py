@@ -59,9 +59,9 @@ def _judge_missing(name: str, modules: Modules, *, stated: bool) -> Finding:
     reason = f"the kernel module {name} is not loaded"
     if not modules.loadable and modules.loaded is not None:
         # Its devices work or their own checks fail; this one cannot tell.
-        told = f"this kernel has no loadable modules and does not show {name}"
+        unknown = f"this kernel has no loadable modules and does not show {name}"
         if not stated:
-            return skip(told, proof="/proc/modules does not exist: modules are built in", device=name)
-        return error(told, action="see that the kernel was built with it", device=name)
+            return skip(unknown, proof="/proc/modules does not exist: modules are built in", device=name)
+        return error(unknown, action="see that the kernel was built with it", device=name)
     # The driver's helper loads nvidia_uvm when CUDA first starts; after a boot it may not have been needed yet.
     return (fail if stated or name != "nvidia_uvm" else warn)(reason, action=action, device=name)

@@ -34,12 +34,12 @@ def judge(lock: Lock, expect: Expect) -> Finding:
     if lock.limit_bytes is None:
         return ok("unlimited", limit_gib=None)
     limit = lock.limit_bytes / GIB
-    told = f"{limit:g} GiB may be locked" if limit >= 1 else f"{limit * 1024:g} MiB may be locked"
+    summary = f"{limit:g} GiB may be locked" if limit >= 1 else f"{limit * 1024:g} MiB may be locked"
     action = "set `* - memlock unlimited` in /etc/security/limits.conf, or start the container with --ulimit memlock=-1"
     if expect.memlock_gib is not None:
         if limit < expect.memlock_gib:
-            return fail(f"{told}, not {expect.memlock_gib:g} GiB", action=action, limit_gib=limit)
-        return ok(told, limit_gib=limit)
+            return fail(f"{summary}, not {expect.memlock_gib:g} GiB", action=action, limit_gib=limit)
+        return ok(summary, limit_gib=limit)
     if lock.rdma:
-        return warn(f"{told}, and {', '.join(lock.rdma)} want it unlimited", action=action, limit_gib=limit)
-    return ok(f"{told}; no RDMA device needs more", limit_gib=limit)
+        return warn(f"{summary}, and {', '.join(lock.rdma)} want it unlimited", action=action, limit_gib=limit)
+    return ok(f"{summary}; no RDMA device needs more", limit_gib=limit)

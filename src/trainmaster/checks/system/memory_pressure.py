@@ -35,14 +35,14 @@ def read(host: Host) -> Pressure | None:
         text = host.read("/proc/pressure/memory")
     except FileMissing:
         return None
-    except FileUnreadable as wrong:
-        if "not supported" in str(wrong):  # built in, but switched off (psi=0)
+    except FileUnreadable as error:
+        if "not supported" in str(error):  # built in, but switched off (psi=0)
             return None
         raise
-    found = dict(re.findall(r"^(some|full) .*\bavg60=(\d+\.\d+) ", text, flags=re.MULTILINE | re.ASCII))
-    if set(found) != {"some", "full"}:
+    averages = dict(re.findall(r"^(some|full) .*\bavg60=(\d+\.\d+) ", text, flags=re.MULTILINE | re.ASCII))
+    if set(averages) != {"some", "full"}:
         raise HostError(f"/proc/pressure/memory cannot be understood: {text[:80]!r}")
-    return Pressure(some=float(found["some"]), full=float(found["full"]))
+    return Pressure(some=float(averages["some"]), full=float(averages["full"]))
 
 
 def judge(pressure: Pressure | None, expect: Expect) -> Finding:
@@ -50,11 +50,11 @@ def judge(pressure: Pressure | None, expect: Expect) -> Finding:
         if expect.memory_pressure is not None:
             return error("this kernel does not measure memory pressure", action="boot it with psi=1")
         return skip("this kernel does not measure memory pressure", proof="/proc/pressure/memory is not there")
-    told = f"processes stood still for memory {pressure.some:g} % of the last minute"
+    summary = f"processes stood still for memory {pressure.some:g} % of the last minute"
     values: dict[str, Any] = {"some_percent": pressure.some, "full_percent": pressure.full}
     action = "find who fills the memory (`ps aux --sort=-rss`) and end it, then rerun"
     if expect.memory_pressure is not None and pressure.some > expect.memory_pressure:
-        return fail(f"{told}, more than {expect.memory_pressure:g} %", action=action, **values)
+        return fail(f"{summary}, more than {expect.memory_pressure:g} %", action=action, **values)
     if expect.memory_pressure is None and (pressure.some > WARN_SOME or pressure.full > WARN_FULL):
-        return warn(told, action=action, **values)
-    return ok(told, **values)
+        return warn(summary, action=action, **values)
+    return ok(summary, **values)

@@ -25,7 +25,7 @@ COMPARES = ()
 METRICS: dict[str, str] = {}
 TIMEOUT_S = 150.0
 ASK_TIMEOUT_S = 5.0  # a server across the data centre answers in milliseconds
-MOST_ASKED = 16  # each that hangs costs its timeout; the rest are errors, not passes
+MOST_QUERIED = 16  # each that hangs costs its timeout; the rest are errors, not passes
 _NETWORK = re.compile(
     r"nfs\d?|lustre|ceph|cifs|smb3|gpfs|beegfs\w*|wekafs|panfs|glusterfs|9p|afs|vastnfs|fuse\.(?!lxcfs|gvfsd|portal).*"
 )
@@ -39,18 +39,18 @@ class Mount:
     kind: str  # ext4, nfs4, lustre
     source: str
     trouble: str | None = None  # why it does not answer
-    asked: bool = True  # False: a network mount beyond the number that is asked
+    queried: bool = True  # False: a network mount beyond the number that is queried
     frozen: bool = False  # mounted to be written, and made read-only by the kernel
 
 
 def read(host: Host) -> list[Mount]:
-    found = parse(host.read("/proc/self/mountinfo"))
-    asked = 0
-    for number, mount in enumerate(found):
+    mounts = parse(host.read("/proc/self/mountinfo"))
+    queried = 0
+    for number, mount in enumerate(mounts):
         if _NETWORK.fullmatch(mount.kind):
-            asked += 1
-            found[number] = _ask(host, mount) if asked <= MOST_ASKED else _unasked(mount)
-    return found
+            queried += 1
+            mounts[number] = _query(host, mount) if queried <= MOST_QUERIED else _unqueried(mount)
+    return mounts
 
 
 def judge(mounts: list[Mount], expect: Expect) -> list[Finding]:
@@ -64,17 +64,17 @@ def judge(mounts: list[Mount], expect: Expect) -> list[Finding]:
         if mount.trouble is not None:
             action = f"bring its server back, or take it away (`umount -f -l {mount.path}`)"
             findings.append(warn(_told(mount), action=action, device=mount.path, **_values(mount)))
-        elif mount.asked:
+        elif mount.queried:
             findings.append(ok(f"{mount.kind} answers", device=mount.path, **_values(mount)))
         else:
-            findings.append(_not_asked(mount))
+            findings.append(_judge_unqueried(mount))
     proof = f"none of {len(mounts)} mounts is a network file system"
     return findings or [skip("no network file system is mounted and no mount is expected", proof=proof)]
 
 
 def parse(text: str) -> list[Mount]:
     """/proc/self/mountinfo: one mount per path, the one on top where several are stacked."""
-    found: dict[str, Mount] = {}
+    mounts: dict[str, Mount] = {}
     for line in text.splitlines():
         left, _, right = line.partition(" - ")
         fields, kind = left.split(), right.split()
@@ -86,10 +86,10 @@ def parse(text: str) -> list[Mount]:
         disk = _DISK.fullmatch(kind[0]) or (kind[1].startswith("/dev/") and not _READ_ONLY.fullmatch(kind[0]))
         frozen = bool(disk) and options == "rw" and disk_options == "ro"
         path = _plain(fields[4])
-        found[path] = Mount(path=path, kind=kind[0], source=_plain(kind[1]), frozen=frozen)
-    if not found or not text.endswith("\n"):
+        mounts[path] = Mount(path=path, kind=kind[0], source=_plain(kind[1]), frozen=frozen)
+    if not mounts or not text.endswith("\n"):
         raise HostError("/proc/self/mountinfo shows no mount, or was cut short")
-    return list(found.values())
+    return list(mounts.values())
 
 
 def _judge_wanted(path: str, kind: str | None, mount: Mount | None) -> Finding:
@@ -105,8 +105,8 @@ def _judge_wanted(path: str, kind: str | None, mount: Mount | None) -> Finding:
         return fail(_told(mount), action=action, device=path, **_values(mount))
     if mount.frozen:
         return _frozen(mount)
-    if not mount.asked:
-        return _not_asked(mount)
+    if not mount.queried:
+        return _judge_unqueried(mount)
     return ok(f"{mount.kind} from {mount.source}", device=path, **_values(mount))
 
 
@@ -116,23 +116,23 @@ def _frozen(mount: Mount) -> Finding:
     return fail(reason, action=action, device=mount.path, **_values(mount))
 
 
-def _ask(host: Host, mount: Mount) -> Mount:
+def _query(host: Host, mount: Mount) -> Mount:
     trouble = None
     try:
-        ran = host.run("stat", "-f", "-c", "%T", mount.path, timeout_s=ASK_TIMEOUT_S)
-        if ran.exit_code:
-            trouble = f"gives an error: {ran.stderr.strip()[:200] or ran.exit_code}"
+        result = host.run("stat", "-f", "-c", "%T", mount.path, timeout_s=ASK_TIMEOUT_S)
+        if result.exit_code:
+            trouble = f"gives an error: {result.stderr.strip()[:200] or result.exit_code}"
     except CommandTimedOut:
         trouble = f"does not answer in {ASK_TIMEOUT_S:g} s"
     return replace(mount, trouble=trouble)
 
 
-def _unasked(mount: Mount) -> Mount:
-    return replace(mount, asked=False)
+def _unqueried(mount: Mount) -> Mount:
+    return replace(mount, queried=False)
 
 
-def _not_asked(mount: Mount) -> Finding:
-    reason = f"{mount.path} is one of more than {MOST_ASKED} network mounts, and was not asked"
+def _judge_unqueried(mount: Mount) -> Finding:
+    reason = f"{mount.path} is one of more than {MOST_QUERIED} network mounts, and was not asked"
     return error(reason, action=f"ask it by hand: `stat -f {mount.path}`", device=mount.path)
 
 

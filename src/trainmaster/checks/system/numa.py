@@ -86,8 +86,8 @@ def judge(numa: Numa | None, expect: Expect) -> list[Finding]:
             for number, (bus, node) in enumerate(numa.gpus.items())
             if node < 0
         ]
-    told = f"{len(homes)} NUMA node{'s' if len(homes) != 1 else ''} with CPUs and memory"
-    return findings or [ok(told, **values)]
+    summary = f"{len(homes)} NUMA node{'s' if len(homes) != 1 else ''} with CPUs and memory"
+    return findings or [ok(summary, **values)]
 
 
 def _memory(text: str) -> int:

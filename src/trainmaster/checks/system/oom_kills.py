@@ -74,17 +74,19 @@ def judge(kills: Kills, expect: Expect) -> Finding:
     if unexplained > 0 and kills.contained:
         reason = f"{kills.machine} kills on this machine since boot, and its kernel log does not explain them"
         return skip(reason, proof=f"this container's own counter is {kills.ours}", **values)
-    told = "all at a container's own limit" if unexplained <= 0 else "none of them known to be the machine's fault"
-    return ok(f"{kills.machine} since boot, {told}", **values)
+    explanation = (
+        "all at a container's own limit" if unexplained <= 0 else "none of them known to be the machine's fault"
+    )
+    return ok(f"{kills.machine} since boot, {explanation}", **values)
 
 
 def _logged(host: Host) -> tuple[kernel_log.OomKill, ...] | None:
     try:
-        ran = host.run("dmesg")
+        result = host.run("dmesg")
     except NotCaptured:
         raise
     except HostError:
         return None
-    if ran.exit_code or not ran.stdout.strip() or not ran.stdout.endswith("\n"):
+    if result.exit_code or not result.stdout.strip() or not result.stdout.endswith("\n"):
         return None
-    return kernel_log.parse(ran.stdout).oom_kills
+    return kernel_log.parse(result.stdout).oom_kills

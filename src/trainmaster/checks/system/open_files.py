@@ -32,13 +32,13 @@ def read(host: Host) -> Files:
 def judge(files: Files, expect: Expect) -> Finding:
     if files.limit is None:
         return ok("unlimited", limit=None)
-    told = f"{files.limit} files may be open"
+    summary = f"{files.limit} files may be open"
     action = "set `* - nofile 1048576` in /etc/security/limits.conf, or give the container --ulimit nofile=1048576"
     if expect.open_files is not None:
         if files.limit < expect.open_files:
-            return fail(f"{told}, not {expect.open_files}", action=action, limit=files.limit)
-        return ok(told, limit=files.limit)
+            return fail(f"{summary}, not {expect.open_files}", action=action, limit=files.limit)
+        return ok(summary, limit=files.limit)
     # Without a GPU the shell's default is what everybody has, and what small work on a CPU gets by with.
     if files.gpus and files.limit < WARN_BELOW:
-        return warn(told, action=action, limit=files.limit)
-    return ok(told, limit=files.limit)
+        return warn(summary, action=action, limit=files.limit)
+    return ok(summary, limit=files.limit)

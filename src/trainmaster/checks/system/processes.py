@@ -37,7 +37,7 @@ def judge(limits: Limits, expect: Expect) -> Finding:
     if left is None:
         return ok("as many as the machine can hold", **values)
     by_group = left == room
-    told = f"{left} more may be started" + (" in this container" if by_group else " by this user")
+    summary = f"{left} more may be started" + (" in this container" if by_group else " by this user")
     action = (
         "start the container with --pids-limit=-1 (Kubernetes: raise podPidsLimit of the kubelet)"
         if by_group
@@ -45,6 +45,6 @@ def judge(limits: Limits, expect: Expect) -> Finding:
     )
     if expect.processes is not None:
         if left < expect.processes:
-            return fail(f"{told}, not {expect.processes}", action=action, **values)
-        return ok(told, **values)
-    return warn(told, action=action, **values) if left < WARN_BELOW else ok(told, **values)
+            return fail(f"{summary}, not {expect.processes}", action=action, **values)
+        return ok(summary, **values)
+    return warn(summary, action=action, **values) if left < WARN_BELOW else ok(summary, **values)

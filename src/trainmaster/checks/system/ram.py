@@ -43,17 +43,17 @@ def read(host: Host) -> Memory:
 def judge(memory: Memory, expect: Expect) -> Finding:
     total, free = memory.total_bytes / GIB, memory.free_bytes / GIB
     whose = " in this container" if memory.limited else ""
-    told = f"{free:.1f} of {total:.1f} GiB free{whose}"
+    summary = f"{free:.1f} of {total:.1f} GiB free{whose}"
     values: dict[str, Any] = {"total_gib": round(total, 2), "free_gib": round(free, 2), "limited": memory.limited}
     if expect.ram_gib is not None and total < expect.ram_gib:
         reason = f"{total:.1f} GiB{whose}, not {expect.ram_gib:g} GiB"
         return fail(reason, action="use a larger node, or raise the container's memory limit", **values)
     action = "end what else runs here (`ps aux --sort=-rss`), then rerun"
     if free < (FREE_FAIL_GIB if expect.ram_free_gib is None else expect.ram_free_gib):
-        return fail(told, action=action, **values)
+        return fail(summary, action=action, **values)
     if expect.ram_free_gib is None and free < FREE_WARN_GIB:
-        return warn(told, action=action, **values)
-    return ok(told, **values)
+        return warn(summary, action=action, **values)
+    return ok(summary, **values)
 
 
 def _field(text: str, name: str) -> int:

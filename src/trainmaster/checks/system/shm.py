@@ -30,12 +30,12 @@ def judge(shm: Disk | None, expect: Expect) -> Finding:
     if shm is None:
         return fail("there is no /dev/shm", action=action)
     total, free = shm.total_bytes / GIB, shm.free_bytes / GIB
-    told = f"{free:.2f} of {total:.2f} GiB free"
+    summary = f"{free:.2f} of {total:.2f} GiB free"
     values: dict[str, Any] = {"total_gib": round(total, 3), "free_gib": round(free, 3)}
     if expect.shm_gib is not None and total < expect.shm_gib:
         return fail(f"{total:.2f} GiB, not {expect.shm_gib:g} GiB", action=action, **values)
     if free < WARN_GIB:
         if total >= WARN_GIB:
             action = "remove what earlier processes left in /dev/shm"
-        return warn(told, action=action, **values)
-    return ok(told, **values)
+        return warn(summary, action=action, **values)
+    return ok(summary, **values)

@@ -41,11 +41,11 @@ def judge(swap: Swap, expect: Expect) -> Finding:
     values: dict[str, Any] = {"used_gib": round(swap.used_gib, 2), "total_gib": round(swap.total_gib, 2)}
     if swap.total_gib == 0:
         return skip("this machine has no swap", proof="SwapTotal is 0", **values)
-    told = f"{swap.used_gib:.1f} of {swap.total_gib:.1f} GiB of swap in use"
+    summary = f"{swap.used_gib:.1f} of {swap.total_gib:.1f} GiB of swap in use"
     action = "end what filled the memory, then bring it back with `swapoff -a && swapon -a`"
     if expect.swap_used_gib is not None:
         if swap.used_gib > expect.swap_used_gib:
-            return fail(f"{told}, more than {expect.swap_used_gib:g}", action=action, **values)
+            return fail(f"{summary}, more than {expect.swap_used_gib:g}", action=action, **values)
     elif swap.used_gib > max(WARN_GIB, WARN_SHARE_OF_RAM * swap.ram_gib):
-        return warn(told, action=action, **values)
-    return ok(told, **values)
+        return warn(summary, action=action, **values)
+    return ok(summary, **values)

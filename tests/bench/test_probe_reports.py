@@ -19,7 +19,7 @@ from trainmaster.checks import nvidia
 from trainmaster.checks.active import _probe, p2p
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Verdict
-from trainmaster.node.host import Ran
+from trainmaster.node.host import CommandResult
 from trainmaster.node.parse.nvidia_smi import parse
 
 SRC = Path(__file__).parents[2] / "src"
@@ -35,19 +35,19 @@ def start(name: str, *options: str) -> subprocess.Popen[str]:
 
 
 @pytest.fixture(scope="module")
-def printed(programs: ForkServer) -> dict[str, Ran]:
+def printed(programs: ForkServer) -> dict[str, CommandResult]:
     """What each probe prints, and corruption a second time."""
     found = {}
     for name in [*probe.names(), "again"]:
         real = "corruption" if name == "again" else name
         words = (real, "--device", "cpu", *EXTRA.get(real, ()))
         ran = programs.run("trainmaster.bench.probe", *words, env=dict(os.environ), timeout=120)
-        found[name] = Ran(argv=(), exit_code=ran.returncode, stdout=ran.stdout, stderr=ran.stderr, took_s=1.0)
+        found[name] = CommandResult(argv=(), exit_code=ran.returncode, stdout=ran.stdout, stderr=ran.stderr, took_s=1.0)
     return found
 
 
 @pytest.mark.parametrize("name", probe.names())
-def test_a_probe_prints_one_object_and_ends_well(printed: dict[str, Ran], name: str) -> None:
+def test_a_probe_prints_one_object_and_ends_well(printed: dict[str, CommandResult], name: str) -> None:
     ran = printed[name]
     assert ran.exit_code == 0, ran.stderr
     document = _probe.parse(ran.stdout, name)
@@ -56,14 +56,14 @@ def test_a_probe_prints_one_object_and_ends_well(printed: dict[str, Ran], name: 
     assert ran.stdout.count("\n") == 1
 
 
-def as_of_a_gpu(ran: Ran, uuid: str) -> Ran:
+def as_of_a_gpu(ran: CommandResult, uuid: str) -> CommandResult:
     """The same report, had it come from a GPU that nobody has a baseline for."""
     document = json.loads(ran.stdout)
     gpu = {"type": "cuda", "uuid": uuid, "name": "NVIDIA Mystery 9000"}
     document["device"].update(gpu)
     for entry in document["results"].get("gpus", []):
         entry.update(gpu)
-    return Ran(argv=(), exit_code=0, stdout=json.dumps(document), stderr="", took_s=1.0)
+    return CommandResult(argv=(), exit_code=0, stdout=json.dumps(document), stderr="", took_s=1.0)
 
 
 def one_gpu() -> tuple[nvidia.Gpus, str]:
@@ -72,13 +72,13 @@ def one_gpu() -> tuple[nvidia.Gpus, str]:
     return gpus, str(smi.gpus[0].uuid)
 
 
-def probed(ran: Ran) -> _probe.Probed:
+def probed(ran: CommandResult) -> _probe.Probed:
     gpus, uuid = one_gpu()
     return _probe.Probed(gpus=gpus, visible=None, hidden=frozenset(), answers={uuid: ran})
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_its_check_understands_what_it_really_prints(printed: dict[str, Ran], name: str) -> None:
+def test_its_check_understands_what_it_really_prints(printed: dict[str, CommandResult], name: str) -> None:
     _, uuid = one_gpu()
     (finding,) = checks.load(name).judge(probed(as_of_a_gpu(printed[name], uuid)), Expect())
     # A rate of an unknown GPU is compared with nothing; everything else is judged, and well.
@@ -88,7 +88,7 @@ def test_its_check_understands_what_it_really_prints(printed: dict[str, Ran], na
     json.dumps(dict(finding.values), allow_nan=False)
 
 
-def test_the_exchange_check_understands_what_the_probe_really_prints(printed: dict[str, Ran]) -> None:
+def test_the_exchange_check_understands_what_the_probe_really_prints(printed: dict[str, CommandResult]) -> None:
     results = json.loads(as_of_a_gpu(printed["p2p"], "GPU-1").stdout)["results"]
     ways = p2p._transfers(results, ("GPU-1",) * 3, ["gpu0", "gpu1", "gpu2"])
     assert len(ways) == 6
@@ -96,13 +96,13 @@ def test_the_exchange_check_understands_what_the_probe_really_prints(printed: di
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_a_run_on_the_cpu_is_not_taken_for_one_on_the_gpu(printed: dict[str, Ran], name: str) -> None:
+def test_a_run_on_the_cpu_is_not_taken_for_one_on_the_gpu(printed: dict[str, CommandResult], name: str) -> None:
     (finding,) = checks.load(name).judge(probed(printed[name]), Expect())
     assert finding.verdict is Verdict.ERROR
 
 
-def test_digests_are_the_same_in_another_process(printed: dict[str, Ran]) -> None:
-    def digests(ran: Ran) -> dict[str, Any]:
+def test_digests_are_the_same_in_another_process(printed: dict[str, CommandResult]) -> None:
+    def digests(ran: CommandResult) -> dict[str, Any]:
         return {name: told["digest"] for name, told in json.loads(ran.stdout)["results"]["work"].items()}
 
     assert digests(printed["corruption"]) == digests(printed["again"])

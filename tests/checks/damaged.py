@@ -12,7 +12,7 @@ from trainmaster.checks.whole_files import WholeFiles
 from trainmaster.core.errors import FileUnreadable, HostError
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, Verdict, error
-from trainmaster.node.host import Disk, Host, KernelClock, Ran
+from trainmaster.node.host import CommandResult, Disk, Host, KernelClock
 
 Question = tuple[str, Any]  # ("run", argv), ("read", path), ("list", path)
 _WEIGHT = {Verdict.SKIP: 0, Verdict.PASS: 1, Verdict.WARN: 2, Verdict.ERROR: 3, Verdict.FAIL: 4}
@@ -27,8 +27,8 @@ class DamagedHost(Host):
         self._inner, self._changes = inner, dict(changes or {})
         self.asked: dict[Question, Any] = {}
 
-    def run(self, *argv: str, timeout_s: float = 30.0) -> Ran:
-        found: Ran = self._answer(("run", argv), lambda: self._inner.run(*argv, timeout_s=timeout_s))
+    def run(self, *argv: str, timeout_s: float = 30.0) -> CommandResult:
+        found: CommandResult = self._answer(("run", argv), lambda: self._inner.run(*argv, timeout_s=timeout_s))
         return found
 
     def read(self, path: str) -> str:
@@ -74,7 +74,7 @@ def worst(findings: list[Finding]) -> Verdict:
 def damages(answer: Any) -> Iterator[tuple[str, Any]]:
     """The answer emptied, cut, with N/A for its values, and refused."""
     yield "refused", FileUnreadable("permission denied")
-    if isinstance(answer, Ran):
+    if isinstance(answer, CommandResult):
         yield from ((how, replace(answer, stdout=text)) for how, text in damage_text(answer.stdout))
         yield "nothing at all", replace(answer, stdout="", stderr="")
     elif isinstance(answer, str):

@@ -87,9 +87,9 @@ def test_later_words_win() -> None:
 
 
 def test_every_fault_is_told_at_once() -> None:
-    with pytest.raises(SpecError) as wrong:
+    with pytest.raises(SpecError) as refused:
         profiles.resolve(["ml.p5.48xlrge", "gpus=x", "nonsense", "gpu=8"])
-    text = str(wrong.value)
+    text = str(refused.value)
     assert "did you mean ml.p5.48xlarge?" in text
     assert "nonsense" in text
     assert "expected" in text

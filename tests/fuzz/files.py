@@ -68,8 +68,8 @@ def run_file(rng: random.Random, scene: FileScene, damage: Callable[[random.Rand
     assert scene.overall is Overall.PASS, f"{scene.name}: {scene.overall} became PASS"
     try:
         lost = list(differences(scene.data, nccl_tests.parse(damaged)))
-    except ParseError as wrong:
-        raise AssertionError(f"{scene.name}: judged PASS and not parsed: {wrong}") from None
+    except ParseError as error:
+        raise AssertionError(f"{scene.name}: judged PASS and not parsed: {error}") from None
     telling = [path for path in lost if not _INERT.fullmatch(path)]
     assert not telling, f"{scene.name}: judged PASS without {', '.join(telling[:3])}"
     return "inert" if lost else "unread"

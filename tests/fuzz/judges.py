@@ -26,7 +26,7 @@ from fuzz.scenes import Node, Reading, Scene, read, scenes
 from damaged import DamagedHost, Question, opened, worst  # isort: skip  # found by fuzz.scenes
 from trainmaster import checks
 from trainmaster.core.results import Finding, Verdict
-from trainmaster.node.host import Ran
+from trainmaster.node.host import CommandResult
 
 NAME = "judges"
 WORDS = ("N/A", "[N/A]", "ERR!", "[Unknown Error]", "", "?", "\ufffd\ufffd", "~^~")
@@ -57,11 +57,11 @@ def run(field: Field, seed: int) -> str:
         return run_file(rng, rng.choice(field.files), damage)
     scene = rng.choice(field.scenes)
     question, answer = rng.choice(scene.answers)
-    text = answer.stdout if isinstance(answer, Ran) else answer
+    text = answer.stdout if isinstance(answer, CommandResult) else answer
     damaged = damage(rng, text)
     if damaged == text:
         return "unchanged"
-    changed = replace(answer, stdout=damaged) if isinstance(answer, Ran) else damaged
+    changed = replace(answer, stdout=damaged) if isinstance(answer, CommandResult) else damaged
     before = scene.node.reading(scene.check)
     after = read(scene.check, DamagedHost(scene.node.host, {question: changed}), scene.node.expect)
     kind, defect = classify(scene, question, changed, before, after)

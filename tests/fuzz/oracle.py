@@ -99,6 +99,6 @@ def _take(rng: random.Random, document: Any, path: tuple[str | int, ...]) -> Non
 def _parse(target: Target, raw: str | bytes) -> Any:
     try:
         return target.parse(raw)
-    except ParseError as wrong:
-        assert str(wrong), "an error without a sentence"
+    except ParseError as error:
+        assert str(error), "an error without a sentence"
         return None

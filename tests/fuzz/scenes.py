@@ -21,7 +21,7 @@ from trainmaster import checks  # noqa: E402
 from trainmaster.checks.whole_files import WholeFiles  # noqa: E402
 from trainmaster.core.expect import Expect  # noqa: E402
 from trainmaster.core.results import Finding, error  # noqa: E402
-from trainmaster.node.host import Host, Ran, Snapshot  # noqa: E402
+from trainmaster.node.host import CommandResult, Host, Snapshot  # noqa: E402
 
 # Settings of the user: without one the machine is another, healthy machine.
 _SETTINGS = ("nccl.conf", "xid.toml", "/sys/module", "LD_LIBRARY")
@@ -67,8 +67,8 @@ def read(check: str, host: DamagedHost, expect: Expect) -> Reading:
     try:
         data = module.read(WholeFiles(host))
         found = module.judge(data, expect)
-    except Exception as wrong:  # the runner makes an error of each
-        found = error(f"{type(wrong).__name__}: {wrong}", action="")
+    except Exception as exc:  # the runner makes an error of each
+        found = error(f"{type(exc).__name__}: {exc}", action="")
     return Reading(data=data, findings=found if isinstance(found, list) else [found], asked=host.asked)
 
 
@@ -106,7 +106,9 @@ def _both(first: Callable[[Machine], None], second: Callable[[Machine], None]) -
 
 
 def _is_text(answer: Any) -> bool:
-    return bool(answer.stdout if isinstance(answer, Ran) else answer) and isinstance(answer, (Ran, str))
+    return bool(answer.stdout if isinstance(answer, CommandResult) else answer) and isinstance(
+        answer, (CommandResult, str)
+    )
 
 
 def _is_setting(question: Question) -> bool:

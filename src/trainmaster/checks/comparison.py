@@ -13,7 +13,7 @@ from trainmaster.core.results import Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Same:
+class EqualValue:
     """A value that is equal on equal nodes. `alike`: only nodes with the same GPUs are compared."""
 
     name: str
@@ -69,33 +69,35 @@ class Peer:
         return abs(far) >= (self.fail_far * abs(median) if self.share else self.fail_far)
 
 
-Rule = Same | Peer
+Rule = EqualValue | Peer
 
 
-def software(name: str, words: str) -> Same:
+def software(name: str, words: str) -> EqualValue:
     # All ranks of a job need the same software: NCCL refuses or hangs across versions, and another driver makes a node
     # choose other transports than its peers.
     action = f"install the same {words} on this node as on the others"
-    return Same(name=name, words=words, verdict=Verdict.FAIL, action=action, everywhere=True)
+    return EqualValue(name=name, words=words, verdict=Verdict.FAIL, action=action, everywhere=True)
 
 
-def firmware(name: str, words: str) -> Same:
+def firmware(name: str, words: str) -> EqualValue:
     action = "bring its firmware to the others' version"
-    return Same(name=name, words=words, verdict=Verdict.WARN, action=action, alike=True, everywhere=True)
+    return EqualValue(name=name, words=words, verdict=Verdict.WARN, action=action, alike=True, everywhere=True)
 
 
-def setting(name: str, words: str, *, alike: bool = False, none: str = "", unit: str = "") -> Same:
+def setting(name: str, words: str, *, alike: bool = False, none: str = "", unit: str = "") -> EqualValue:
     action = "set it on this node as it is on the others"
-    return Same(name=name, words=words, verdict=Verdict.WARN, action=action, alike=alike, none=none, unit=unit)
+    return EqualValue(name=name, words=words, verdict=Verdict.WARN, action=action, alike=alike, none=none, unit=unit)
 
 
-def part(name: str, words: str, action: str, *, tolerance: float = 0.0, unit: str = "") -> Same:
-    return Same(name=name, words=words, verdict=Verdict.WARN, action=action, alike=True, tolerance=tolerance, unit=unit)
+def part(name: str, words: str, action: str, *, tolerance: float = 0.0, unit: str = "") -> EqualValue:
+    return EqualValue(
+        name=name, words=words, verdict=Verdict.WARN, action=action, alike=True, tolerance=tolerance, unit=unit
+    )
 
 
-def hardware(name: str, words: str, action: str, *, tolerance: float = 0.0, unit: str = "") -> Same:
+def hardware(name: str, words: str, action: str, *, tolerance: float = 0.0, unit: str = "") -> EqualValue:
     # The GPUs of a node agree with each other, so no check of the node sees it; the slowest node sets the pace of all.
-    return Same(
+    return EqualValue(
         name=name,
         words=words,
         verdict=Verdict.WARN,
@@ -107,7 +109,7 @@ def hardware(name: str, words: str, action: str, *, tolerance: float = 0.0, unit
     )
 
 
-def adapters(name: str, words: str) -> Same:
+def adapters(name: str, words: str) -> EqualValue:
     # A rail that one node lacks slows every collective of the job; one too many may serve storage.
     return hardware(name, words, "look for a missing network card; in a container, give it the devices")
 

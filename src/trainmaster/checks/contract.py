@@ -18,7 +18,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-from trainmaster.checks.comparison import Peer, Rule, Same
+from trainmaster.checks.comparison import EqualValue, Peer, Rule
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding
 from trainmaster.node.host import Host
@@ -61,7 +61,9 @@ def _faults(facts: Mapping[str, Any]) -> Iterator[str]:
         yield "EXPECTS is no tuple; write () where it measures no expectation"
     elif unknown := [name for name in facts["EXPECTS"] if name not in _EXPECTATIONS]:
         yield f"EXPECTS names {', '.join(map(str, unknown))}, which is no field of Expect"
-    if not isinstance(facts["COMPARES"], tuple) or not all(isinstance(r, (Same, Peer)) for r in facts["COMPARES"]):
+    if not isinstance(facts["COMPARES"], tuple) or not all(
+        isinstance(r, (EqualValue, Peer)) for r in facts["COMPARES"]
+    ):
         yield "COMPARES is no tuple of rules (checks/comparison.py); write () where nothing is compared"
     metrics = facts["METRICS"]
     if not isinstance(metrics, Mapping) or not all(isinstance(word, str) for item in metrics.items() for word in item):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trainmaster.checks import registry
-from trainmaster.checks.comparison import Peer, Rule, Same
+from trainmaster.checks.comparison import EqualValue, Peer, Rule
 from trainmaster.checks.contract import Check
 
 
@@ -22,7 +22,7 @@ class Facts:
     of_gpus: frozenset[str]  # checks of a GPU itself
     measured_by: Mapping[str, str]  # expectation → check
     rules: Mapping[tuple[str, str], Rule]  # (check, value) → rule
-    same: Mapping[str, Same]  # value → rule that holds everywhere
+    same: Mapping[str, EqualValue]  # value → rule that holds everywhere
     peers: Mapping[str, Peer]
     metrics: Mapping[str, Mapping[str, str]]  # metric → check → name of the value
 
@@ -51,7 +51,7 @@ def gather(checks: Mapping[str, Check]) -> Facts:
         of_gpus=frozenset(name for name, check in checks.items() if check.GPU),
         measured_by={field: name for name, check in checks.items() for field in check.EXPECTS},
         rules={(name, rule.name): rule for name, check in checks.items() for rule in check.COMPARES},
-        same={rule.name: rule for rule in everywhere if isinstance(rule, Same)},
+        same={rule.name: rule for rule in everywhere if isinstance(rule, EqualValue)},
         peers={rule.name: rule for rule in everywhere if isinstance(rule, Peer)},
         metrics=metrics,
     )

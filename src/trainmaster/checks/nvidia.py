@@ -21,9 +21,9 @@ from trainmaster.core.expect import Expect, implies_gpu
 from trainmaster.core.gpus import of_gpu
 from trainmaster.core.results import Finding, error, fail, skip
 from trainmaster.node.host import Host
-from trainmaster.node.parse.nvidia_smi import Gpu, NotTold, Smi, find_broken_inforom, parse
+from trainmaster.node.parse.nvidia_smi import Gpu, NotReported, Smi, find_broken_inforom, parse
 
-__all__ = ["Gpu", "NotTold", "Smi"]  # the parser's types, for the checks of this folder
+__all__ = ["Gpu", "NotReported", "Smi"]  # the parser's types, for the checks of this folder
 
 PCI = "/sys/bus/pci/devices"
 NVIDIA, AMD = "0x10de", "0x1002"
@@ -161,15 +161,15 @@ def same_model(gpus: Gpus, gpu: Gpu) -> list[Gpu]:
     return [other for other in others if other is not gpu and other.name == gpu.name and other.lost is None]
 
 
-def peers_tell(gpus: Gpus, gpu: Gpu, *paths: str) -> bool:
+def peers_report(gpus: Gpus, gpu: Gpu, *paths: str) -> bool:
     """Whether an equal GPU of the node reports what this one does not."""
-    return any(other.tells(*paths) for other in same_model(gpus, gpu))
+    return any(other.reports(*paths) for other in same_model(gpus, gpu))
 
 
-def most_tell(gpus: Gpus, gpu: Gpu, *paths: str) -> bool:
+def most_report(gpus: Gpus, gpu: Gpu, *paths: str) -> bool:
     """Whether more than half of the node's GPUs of this model report it."""
     equal = [gpu, *same_model(gpus, gpu)]
-    return sum(other.tells(*paths) for other in equal) * 2 > len(equal)
+    return sum(other.reports(*paths) for other in equal) * 2 > len(equal)
 
 
 def generation(gpu: Gpu) -> str | None:
@@ -177,12 +177,12 @@ def generation(gpu: Gpu) -> str | None:
     model = of_gpu(gpu.name)
     if model is not None and model.generation is not None:
         return model.generation
-    return gpu.said("product_architecture") if gpu.tells("product_architecture") else None
+    return gpu.text("product_architecture") if gpu.reports("product_architecture") else None
 
 
 def is_desktop(gpu: Gpu) -> bool:
     """Whether a GPU of no known model is a desktop or workstation board."""
-    return of_gpu(gpu.name) is None and DESKTOP.search(f"{gpu.said('product_brand')} {gpu.name}") is not None
+    return of_gpu(gpu.name) is None and DESKTOP.search(f"{gpu.text('product_brand')} {gpu.name}") is not None
 
 
 def has_uuid(gpu: Gpu) -> bool:
@@ -192,7 +192,7 @@ def has_uuid(gpu: Gpu) -> bool:
 
 def mig_on(gpu: Gpu) -> bool:
     """Whether the GPU is divided into MIG devices."""
-    return gpu.said(MIG) == "Enabled"
+    return gpu.text(MIG) == "Enabled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,7 +240,7 @@ def _judge_slot(slot: Slot, judge_one: Callable[[Gpu, str], Finding | list[Findi
         return missing_gpu(slot)
     try:
         return judge_one(slot.gpu, slot.device)
-    except NotTold as exc:
+    except NotReported as exc:
         return error(str(exc), action="reset the GPU or reboot the node", device=slot.device)
 
 

@@ -7,7 +7,7 @@ bytes is a failed read; taken for an answer, it could hide the fault that it wou
 from __future__ import annotations
 
 from trainmaster.core.errors import HostError
-from trainmaster.node.host import Disk, Host, KernelClock, Ran
+from trainmaster.node.host import CommandResult, Disk, Host, KernelClock
 
 # Empty where there is nothing to list: a kernel without modules, a network without IPv6.
 MAY_BE_EMPTY = ("/proc/modules", "/proc/net/if_inet6")
@@ -20,7 +20,7 @@ class WholeFiles(Host):
         super().__init__({})
         self._inner = inner
 
-    def run(self, *argv: str, timeout_s: float = 30.0) -> Ran:
+    def run(self, *argv: str, timeout_s: float = 30.0) -> CommandResult:
         return self._inner.run(*argv, timeout_s=timeout_s)
 
     def read(self, path: str) -> str:

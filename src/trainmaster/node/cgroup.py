@@ -19,7 +19,7 @@ _UNLIMITED = 1 << 60  # v1 writes "no limit" as the largest number of pages
 
 def read_cpu_quota(host: Host) -> float | None:
     """CPUs' worth of time this process may use; None without a limit."""
-    found: list[float] = []
+    quotas: list[float] = []
     for version, folder in _folders(host, "cpu"):
         if version == 2:
             words = _read(host, f"{folder}/cpu.max").split()
@@ -28,17 +28,17 @@ def read_cpu_quota(host: Host) -> float | None:
             if words and not re.fullmatch(r"(max|\d{1,18}) [1-9]\d{0,17}", " ".join(words), flags=re.ASCII):
                 raise HostError(f"{folder}/cpu.max cannot be understood: {' '.join(words)[:40]!r}")
             if words and words[0] != "max":
-                found.append(int(words[0]) / int(words[1]))
+                quotas.append(int(words[0]) / int(words[1]))
         else:
             quota, period = _number(host, f"{folder}/cpu.cfs_quota_us"), _number(host, f"{folder}/cpu.cfs_period_us")
             if quota is not None and quota > 0 and period:
-                found.append(quota / period)
-    return min(found, default=None)
+                quotas.append(quota / period)
+    return min(quotas, default=None)
 
 
 def read_memory(host: Host) -> tuple[int, int] | None:
     """The tightest limit in bytes and its unused part; None without a limit."""
-    found: list[tuple[int, int]] = []
+    limits: list[tuple[int, int]] = []
     for version, folder in _folders(host, "memory"):
         names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
         limit = _number(host, f"{folder}/{names[0]}")
@@ -47,20 +47,20 @@ def read_memory(host: Host) -> tuple[int, int] | None:
         used = _number(host, f"{folder}/{names[1]}")
         if used is None or used < 0:  # a group with a limit counts what it uses
             raise HostError(f"{folder} has a memory limit and no usage")
-        found.append((limit, max(0, limit - used + _cache(host, folder))))
-    if not found:
+        limits.append((limit, max(0, limit - used + _cache(host, folder))))
+    if not limits:
         return None
-    return min(limit for limit, _ in found), min(free for _, free in found)
+    return min(limit for limit, _ in limits), min(free for _, free in limits)
 
 
 def read_pids(host: Host) -> tuple[int, int] | None:
     """The tightest limit on processes and threads and its unused part; None without a limit."""
-    found: list[tuple[int, int]] = []
+    limits: list[tuple[int, int]] = []
     for _, folder in _folders(host, "pids"):
         limit = _number(host, f"{folder}/pids.max")
         if limit is not None:
-            found.append((limit, max(0, limit - (_number(host, f"{folder}/pids.current") or 0))))
-    return min(found, key=lambda pair: pair[1], default=None)
+            limits.append((limit, max(0, limit - (_number(host, f"{folder}/pids.current") or 0))))
+    return min(limits, key=lambda pair: pair[1], default=None)
 
 
 def read_oom_kills(host: Host) -> tuple[int | None, bool]:

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
+class CommandResult:
     """Result of a command that ended by itself."""
 
     argv: tuple[str, ...]
@@ -67,7 +67,7 @@ class Host:
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
         self._env = {**os.environ, **(env or {})}
 
-    def run(self, *argv: str, timeout_s: float = 30.0) -> Ran:
+    def run(self, *argv: str, timeout_s: float = 30.0) -> CommandResult:
         """Run a program to its end. A non-zero exit is an answer; a timeout kills its process group and raises.
 
         `python` stands for the current interpreter, so that a probe is recorded under one name on every machine.
@@ -84,23 +84,23 @@ class Host:
                     raw += bite
                     if len(raw) > MAX_FILE_BYTES:
                         raise FileUnreadable(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB")
-        except OSError as wrong:
-            raise _unreadable(path, wrong) from None
+        except OSError as error:
+            raise _unreadable(path, error) from None
         return raw.decode("utf-8", errors="replace")
 
     def list(self, path: str) -> tuple[str, ...]:
         """The names in a folder, sorted."""
         try:
             return tuple(sorted(entry.name for entry in Path(path).iterdir()))
-        except OSError as wrong:
-            raise _unreadable(path, wrong) from None
+        except OSError as error:
+            raise _unreadable(path, error) from None
 
     def disk(self, path: str) -> Disk:
         """Usage of the file system of an existing path."""
         try:
             stat = os.statvfs(path)
-        except OSError as wrong:
-            raise _unreadable(path, wrong) from None
+        except OSError as error:
+            raise _unreadable(path, error) from None
         return Disk(
             total_bytes=stat.f_blocks * stat.f_frsize,
             free_bytes=stat.f_bavail * stat.f_frsize,
@@ -141,7 +141,7 @@ class Snapshot(Host):
         self._locks: dict[Hashable, threading.Lock] = {}
         self._answers: dict[Hashable, Any] = {}
 
-    def run(self, *argv: str, timeout_s: float = 30.0) -> Ran:
+    def run(self, *argv: str, timeout_s: float = 30.0) -> CommandResult:
         return self._once("run", argv, lambda: self._inner.run(*argv, timeout_s=timeout_s))
 
     def read(self, path: str) -> str:
@@ -159,16 +159,16 @@ class Snapshot(Host):
     def kernel_clock(self) -> KernelClock:
         return self._once("clock", "", self._inner.kernel_clock)
 
-    def _once(self, kind: str, key: Any, ask: Callable[[], T]) -> T:
+    def _once(self, kind: str, key: Any, read: Callable[[], T]) -> T:
         with self._mutex:
             lock = self._locks.setdefault((kind, key), threading.Lock())
         with lock:
             if (kind, key) not in self._answers:
                 answer: T | HostError
                 try:
-                    answer = ask()
-                except HostError as wrong:
-                    answer = wrong
+                    answer = read()
+                except HostError as error:
+                    answer = error
                 self._keep(kind, key, answer)
                 self._answers[kind, key] = answer
             held: T | HostError = self._answers[kind, key]
@@ -180,7 +180,7 @@ class Snapshot(Host):
         """Hook for a capture to record the answer."""
 
 
-def _run(argv: tuple[str, ...], timeout_s: float, env: Mapping[str, str]) -> Ran:
+def _run(argv: tuple[str, ...], timeout_s: float, env: Mapping[str, str]) -> CommandResult:
     started = time.monotonic()
     try:
         process = subprocess.Popen(
@@ -193,8 +193,8 @@ def _run(argv: tuple[str, ...], timeout_s: float, env: Mapping[str, str]) -> Ran
         )
     except FileNotFoundError:
         raise CommandMissing(f"{argv[0]} is not on this machine") from None
-    except (OSError, ValueError) as wrong:
-        raise HostError(f"{argv[0]} could not be started: {wrong}") from None
+    except (OSError, ValueError) as error:
+        raise HostError(f"{argv[0]} could not be started: {error}") from None
     try:
         out, err = _collect(process, started + timeout_s)
     except TimeoutError:
@@ -203,7 +203,7 @@ def _run(argv: tuple[str, ...], timeout_s: float, env: Mapping[str, str]) -> Ran
         raise HostError(f"{_show(argv)} wrote more than {MAX_OUTPUT_BYTES >> 20} MiB and was killed") from None
     finally:
         _end(process)
-    return Ran(
+    return CommandResult(
         argv=argv,
         exit_code=process.returncode,
         stdout=out.decode("utf-8", errors="replace"),
@@ -268,10 +268,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait(timeout=_REAP_S)
 
 
-def _unreadable(path: str, wrong: OSError) -> FileUnreadable:
-    if wrong.errno in (errno.ENOENT, errno.ENOTDIR):
+def _unreadable(path: str, error: OSError) -> FileUnreadable:
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return FileMissing(f"{path} is not there")
-    return FileUnreadable(f"{path} cannot be read: {wrong.strerror or wrong}")
+    return FileUnreadable(f"{path} cannot be read: {error.strerror or error}")
 
 
 def _show(argv: tuple[str, ...]) -> str:
@@ -291,11 +291,11 @@ def _numbers(text: str) -> set[int]:
     part = r"\d{1,6}(-\d{1,6})?"
     if not re.fullmatch(rf"{part}(,{part})*", text.strip(), flags=re.ASCII):
         raise HostError(f"{text.strip()[:80]!r} is not a list of CPUs")
-    found: set[int] = set()
+    numbers: set[int] = set()
     for piece in text.strip().split(","):
         first, _, last = piece.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return found
+        numbers.update(range(int(first), int(last or first) + 1))
+    return numbers
 
 
 class _Timex(ctypes.Structure):

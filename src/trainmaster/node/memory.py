@@ -11,9 +11,9 @@ from trainmaster.node.host import Host
 
 def free_bytes(host: Host) -> int:
     """Bytes usable without swapping, within the container's limit."""
-    found = re.search(r"^MemAvailable:\s+(\d{1,15}) kB$", host.read("/proc/meminfo"), flags=re.MULTILINE | re.ASCII)
-    if found is None:
+    match = re.search(r"^MemAvailable:\s+(\d{1,15}) kB$", host.read("/proc/meminfo"), flags=re.MULTILINE | re.ASCII)
+    if match is None:
         raise HostError("/proc/meminfo has no MemAvailable")
     limit = cgroup.read_memory(host)
-    free = int(found[1]) * 1024
+    free = int(match[1]) * 1024
     return free if limit is None else min(free, limit[1])

@@ -90,8 +90,8 @@ def main(words: list[str]) -> int:
         return 2
     try:
         answer = probe(Path(words[0]))
-    except OSError as wrong:
-        answer = {"error": str(wrong)}
+    except OSError as error:
+        answer = {"error": str(error)}
     sys.stdout.write(json.dumps(answer) + "\n")
     return 1 if "error" in answer else 0
 

@@ -26,7 +26,7 @@ from trainmaster.core.sagemaker_hosts import list_hosts, read_hosts, read_port
 
 Launcher = Literal[
     "torchrun", "mpi", "mpich", "mvapich", "jsrun", "flux", "slurm", "pet", "kubeflow", "sagemaker", "single"
-]  # fmt: skip
+]
 Env = Mapping[str, str]
 
 DEFAULT_PORT = 29500  # torchrun's
@@ -57,28 +57,28 @@ def detect(env: Env) -> Ranks:
     Launchers nest (torchrun inside a Slurm task inside a pod), so the innermost is asked first. LOCAL_RANK is what
     tells a rank of torchrun from a Kubeflow pod: both have RANK and WORLD_SIZE, but the pod's count pods.
     """
-    family = next((one for one in _MPI_FAMILIES if any(name in env for name in one.names[:2])), None)
+    family = next((candidate for candidate in _MPI_FAMILIES if any(name in env for name in candidate.names[:2])), None)
     if "LOCAL_RANK" in env:
-        found = _torchrun(env)
+        ranks = _torchrun(env)
     elif family is not None and (family.own_local_rank or "MPI_LOCALRANKID" in env):
-        found = _mpi(env, family)
+        ranks = _mpi(env, family)
     elif "FLUX_TASK_RANK" in env:
-        found = _flux(env)
+        ranks = _flux(env)
     elif "SLURM_PROCID" in env and _is_slurm_task(env):
-        found = _slurm(env)
+        ranks = _slurm(env)
     elif family is not None:
-        found = _mpi(env, family)
+        ranks = _mpi(env, family)
     elif "PET_NNODES" in env or "PET_NODE_RANK" in env:
-        found = _pet(env)
+        ranks = _pet(env)
     elif "RANK" in env and "WORLD_SIZE" in env and "MASTER_ADDR" in env:
-        found = _kubeflow(env)
+        ranks = _kubeflow(env)
     elif "RANK" in env or "WORLD_SIZE" in env:
-        found = _torchrun(env)
+        ranks = _torchrun(env)
     elif any(name in env for name in SAGEMAKER_NAMES):
-        found = _sagemaker(env)
+        ranks = _sagemaker(env)
     else:
-        found = _single(env)
-    return _checked(found)
+        ranks = _single(env)
+    return _checked(ranks)
 
 
 def _torchrun(env: Env) -> Ranks:
@@ -257,8 +257,8 @@ def _sagemaker(env: Env) -> Ranks:
     """A host of a SageMaker job. Without SM_NUM_GPUS the number of ranks on it is not known yet."""
     try:
         job = read_hosts(env)
-    except UsageError as wrong:
-        _refuse(str(wrong))
+    except UsageError as error:
+        _refuse(str(error))
     # An instance without GPUs runs one process.
     per_node = max(1, _count(env, "SM_NUM_GPUS")) if "SM_NUM_GPUS" in env else None
     address, port = _master(env, needed=False)
@@ -309,7 +309,7 @@ def expand_hosts(text: str, *, name: str = "SLURM_NODELIST") -> list[str]:
 
 
 def _range(text: str, name: str) -> list[str]:
-    found: list[str] = []
+    numbers: list[str] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", part, flags=re.ASCII)
         if not match:
@@ -318,26 +318,26 @@ def _range(text: str, name: str) -> list[str]:
         if int(last) < int(first) or int(last) - int(first) > _MAX_HOSTS:
             _refuse(f"{name}: [{text}] is not a range of numbers")
         # Zeros in front are part of the name: 07 is not 7.
-        found += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
-    return found
+        numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    return numbers
 
 
 def _tasks(text: str, *, name: str) -> list[int]:
     """Slurm's tasks per node: `2(x3),1` is 2 2 2 1."""
-    found: list[int] = []
+    counts: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d{1,18})(?:\(x(\d{1,18})\))?", part, flags=re.ASCII)
         if not match or int(match[2] or 1) > _MAX_HOSTS:
             _refuse(f"{name}={text:.80} is not a list such as 2(x3),1")
-        found += [int(match[1])] * int(match[2] or 1)
-    return found
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
 
 
 def _block(rank: int, local_rank: int, local_world: int, *names: str) -> int:
     """The node of a rank where each node holds a block of ranks that follow each other."""
     if not local_world or rank % local_world != local_rank:
-        told = ", ".join(f"{name}={value}" for name, value in zip(names, (rank, local_rank, local_world), strict=True))
-        _refuse(f"{told}: ranks do not follow each other on each node, so the node is not known; set GROUP_RANK")
+        shown = ", ".join(f"{name}={value}" for name, value in zip(names, (rank, local_rank, local_world), strict=True))
+        _refuse(f"{shown}: ranks do not follow each other on each node, so the node is not known; set GROUP_RANK")
     return rank // local_world
 
 
@@ -352,8 +352,8 @@ def _master_or_local(env: Env, *, world: int, nodes: int) -> tuple[str | None, i
     if world > 1 and "MASTER_ADDR" not in env and ("SM_MASTER_ADDR" in env or "SM_HOSTS" in env):
         try:
             return env.get("SM_MASTER_ADDR") or list_hosts(env)[0], read_port(env)
-        except UsageError as wrong:
-            _refuse(str(wrong))
+        except UsageError as error:
+            _refuse(str(error))
     address, port = _master(env, needed=nodes > 1)
     if world == 1:
         return address, port

@@ -22,7 +22,7 @@ from typing import Any
 from trainmaster.core import errors
 from trainmaster.core.errors import HostError, NotCaptured, UsageError
 from trainmaster.core.files import write_whole
-from trainmaster.node.host import Disk, Host, KernelClock, Ran, Snapshot
+from trainmaster.node.host import CommandResult, Disk, Host, KernelClock, Snapshot
 
 ANSWERS = "answers.json"
 _VERSION = 1
@@ -54,7 +54,7 @@ class CapturingHost(Snapshot):
         """Entry for answers.json; long text goes into a file beside it."""
         if isinstance(answer, HostError):
             return {"error": type(answer).__name__, "message": str(answer)}
-        if isinstance(answer, Ran):
+        if isinstance(answer, CommandResult):
             stem = f"commands/{re.sub(r'[^A-Za-z0-9.-]+', '_', name)[:80]}"
             while any(stem == other.get("text") for other in self._written.get("run", {}).values()):
                 stem += "_"
@@ -89,21 +89,21 @@ class RecordedHost(Host):
             answers = json.loads((folder / ANSWERS).read_text(encoding="utf-8"))
         except OSError:
             raise UsageError(f"{folder} holds no captured machine: there is no {ANSWERS} in it") from None
-        except (ValueError, RecursionError) as wrong:
-            raise UsageError(f"{folder / ANSWERS} is not JSON: {wrong}") from None
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{folder / ANSWERS} is not JSON: {error}") from None
         if not isinstance(answers, dict) or answers.get("v") != _VERSION:
             raise UsageError(f"{folder / ANSWERS} is not a capture of version {_VERSION}")
         self._answers: dict[str, Any] = answers
 
-    def run(self, *argv: str, timeout_s: float = 30.0) -> Ran:  # noqa: ARG002 (the answer is already there)
+    def run(self, *argv: str, timeout_s: float = 30.0) -> CommandResult:  # noqa: ARG002 (the answer is already there)
         name = shlex.join(argv)
-        found = self._mapping("run", name)
-        return Ran(
+        answer = self._mapping("run", name)
+        return CommandResult(
             argv=argv,
-            exit_code=int(found["exit_code"]),
-            stdout=self._text(f"{found['text']}.out", name),
-            stderr=self._text(f"{found['text']}.err", name),
-            took_s=float(found["took_s"]),
+            exit_code=int(answer["exit_code"]),
+            stdout=self._text(f"{answer['text']}.out", name),
+            stderr=self._text(f"{answer['text']}.err", name),
+            took_s=float(answer["took_s"]),
         )
 
     def read(self, path: str) -> str:
@@ -139,15 +139,15 @@ class RecordedHost(Host):
             raise HostError(f"{self._folder / ANSWERS}: {kind} {name!r} is not a mapping")
         return answer
 
-    def _text(self, name: str, asked: str) -> str:
+    def _text(self, name: str, key: str) -> str:
         place = self._folder / name
         # A capture may come from an untrusted machine: paths outside it are refused.
         if not place.resolve().is_relative_to(self._folder.resolve()):
-            raise self._nothing("read", asked)
+            raise self._nothing("read", key)
         try:
             return place.read_bytes().decode("utf-8", errors="replace")
         except OSError:
-            raise self._nothing("read", asked) from None
+            raise self._nothing("read", key) from None
 
     def _nothing(self, kind: str, name: str) -> NotCaptured:
         return NotCaptured(f"the captured machine {self._folder.name} does not hold {kind} {name}".rstrip())
@@ -161,8 +161,12 @@ def _inside(path: str) -> str:
 
 
 def _refusal(kind: str, message: str) -> HostError:
-    found = getattr(errors, kind, HostError)
-    return found(message) if isinstance(found, type) and issubclass(found, HostError) else HostError(message)
+    error_type = getattr(errors, kind, HostError)
+    return (
+        error_type(message)
+        if isinstance(error_type, type) and issubclass(error_type, HostError)
+        else HostError(message)
+    )
 
 
 def open_host(*, replay: Path | None = None, capture: Path | None = None) -> Host:

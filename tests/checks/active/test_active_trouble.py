@@ -19,7 +19,7 @@ from trainmaster import checks
 from trainmaster.checks.active import _probe, gemm
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Verdict
-from trainmaster.node.host import Host, Ran
+from trainmaster.node.host import CommandResult, Host
 from trainmaster.node.recorded import CapturingHost, RecordedHost
 
 ACTIVE = ("cuda_init", "gemm", "hbm", "pcie_copy", "memory_pattern", "memory_whole", "corruption", "burn")
@@ -57,7 +57,7 @@ class HangsOnOne(Host):
         super().__init__()
         self._recorded = machine.host
 
-    def run(self, *argv: str, timeout_s: float = 30.0) -> Ran:
+    def run(self, *argv: str, timeout_s: float = 30.0) -> CommandResult:
         if uuid(1) in argv:
             return super().run("sleep", "600", timeout_s=timeout_s)
         return self._recorded.run(*argv)
@@ -236,7 +236,7 @@ def test_damage_never_raises_and_never_touches_the_others(
             place[key] = data.draw(JUNK)
             break
         place = inner
-    ran = Ran(argv=(), exit_code=0, stdout=json.dumps(document), stderr="", took_s=1.0)
+    ran = CommandResult(argv=(), exit_code=0, stdout=json.dumps(document), stderr="", took_s=1.0)
     probed = replace(healthy[check], answers={**healthy[check].answers, uuid(1): ran})
     found = {finding.device: finding for finding in checks.load(check).judge(probed, Expect())}
     assert list(found) == ["gpu0", "gpu1", "gpu2"]

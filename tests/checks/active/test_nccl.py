@@ -18,15 +18,15 @@ from trainmaster.core.errors import CommandTimedOut
 from trainmaster.core.expect import Expect
 from trainmaster.core.links import Link, find_node_link
 from trainmaster.core.results import Finding, Verdict
-from trainmaster.node.host import Host, Ran
+from trainmaster.node.host import CommandResult, Host
 
 SLOW_LINK = Link(kind="pcie", gbps=0.2, words="a link of 0.2 GB/s")
 NVLINK = find_node_link("H200")
 HERE = Path(nccl.__file__).parents[3]
 
 
-def ran(stdout: str, *, exit_code: int = 0, stderr: str = "") -> Ran:
-    return Ran(argv=("python",), exit_code=exit_code, stdout=stdout, stderr=stderr, took_s=1.0)
+def ran(stdout: str, *, exit_code: int = 0, stderr: str = "") -> CommandResult:
+    return CommandResult(argv=("python",), exit_code=exit_code, stdout=stdout, stderr=stderr, took_s=1.0)
 
 
 def report(ranks: int = 8, gbps: float = 380.0, **changes: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from trainmaster.checks import nvidia
 from trainmaster.core.errors import CommandMissing, HostError
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, Verdict, error, fail, ok, skip, warn
-from trainmaster.node.host import Host, Ran
+from trainmaster.node.host import CommandResult, Host
 from trainmaster.node.parse import ParseError, dcgm, shorten
 
 _ISOLATE = "take the GPU out of service and have it replaced"
@@ -30,7 +30,7 @@ class Evidence:
 
     gpus: nvidia.Gpus
     level: int
-    result: Ran | None
+    result: CommandResult | None
     trouble: str | None
 
 
@@ -66,7 +66,7 @@ def judge(evidence: Evidence, expect: Expect) -> list[Finding]:
     return [*findings, *_judge_run(evidence, diag, meant, findings)]
 
 
-def _nothing(result: Ran, meant: dcgm.ExitCode, why: str) -> Finding:
+def _nothing(result: CommandResult, meant: dcgm.ExitCode, why: str) -> Finding:
     """The one finding of a run that tested nothing."""
     if meant.isolate:
         return fail(f"dcgmi: {meant.meaning}", action=_ISOLATE, exit_code=result.exit_code)

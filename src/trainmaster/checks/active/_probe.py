@@ -21,7 +21,7 @@ from trainmaster.checks.active import _cuda_errors
 from trainmaster.core.errors import CommandTimedOut, HostError
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, Verdict, error, skip
-from trainmaster.node.host import Host, Ran
+from trainmaster.node.host import CommandResult, Host
 
 # Above every probe's own deadline (a test holds that): only the probe itself can report the step at which it hung.
 TIMEOUT_S = 130.0
@@ -29,7 +29,7 @@ CHECK_TIMEOUT_S = TIMEOUT_S + nvidia.CHECK_TIMEOUT_S
 TAIL = 300  # characters of a dead probe's last words
 FOREIGN_BYTES = 2 << 30  # of memory in use before we came; a context of our own takes half a GiB
 
-Answer = Ran | HostError
+Answer = CommandResult | HostError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +203,7 @@ def parse(text: str, probe: str) -> dict[str, Any]:
 
 def results_of(answer: Answer | None, probe: str) -> dict[str, Any]:
     """Results of a probe, also of one that failed later. ValueError if there are none."""
-    if not isinstance(answer, Ran):
+    if not isinstance(answer, CommandResult):
         raise ValueError("there is no report")
     results: dict[str, Any] = parse(answer.stdout, probe)["results"]
     return results
@@ -231,7 +231,7 @@ def foreign(report: Report) -> str:
     return f"; something else held {gib:.1f} GiB of its memory" if gib * (1 << 30) > FOREIGN_BYTES else ""
 
 
-def _judge_reported_error(failure: Mapping[str, Any], answer: Ran, device: str) -> Finding:
+def _judge_reported_error(failure: Mapping[str, Any], answer: CommandResult, device: str) -> Finding:
     """Finding for an error that the probe itself reported."""
     kind, message, step = (str(failure.get(name, "")) for name in ("kind", "message", "step"))
     values = {"exit_code": answer.exit_code, "error": kind, "message": message[:TAIL], "step": step}
@@ -268,7 +268,7 @@ def _hung(message: str, step: str, device: str, values: Mapping[str, Any]) -> Fi
     )
 
 
-def _crashed(answer: Ran, why: str, device: str) -> Finding:
+def _crashed(answer: CommandResult, why: str, device: str) -> Finding:
     """Finding for a probe that ended without a report."""
     values = {"exit_code": answer.exit_code, "last_words": _last_words(answer)}
     known = _cuda_errors.find(answer.stderr[-2000:])
@@ -291,7 +291,7 @@ def _rubbish(why: str, device: str) -> Finding:
     return error(f"its probe's report cannot be understood: {why[:TAIL]}", action=action, device=device)
 
 
-def _last_words(answer: Ran) -> str:
+def _last_words(answer: CommandResult) -> str:
     return " ".join((answer.stderr or answer.stdout).split())[-TAIL:] or "no output"
 
 

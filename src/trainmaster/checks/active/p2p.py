@@ -207,7 +207,7 @@ def _odd_transfers(
 def _symmetric(model: str | None, gpus: nvidia.Gpus) -> bool:
     """Whether all pairs are alike by design: behind NVSwitches, or on an SXM board from Ampere on."""
     listed = gpus.smi.gpus if gpus.smi else ()
-    if gpus.switches or any(gpu.tells("fabric/state") for gpu in listed if gpu.name == model):
+    if gpus.switches or any(gpu.reports("fabric/state") for gpu in listed if gpu.name == model):
         return True
     known = profiles.of_gpu(model)
     return known is not None and bool(known.nvlinks) and known.generation not in nvidia.RETIRES_PAGES

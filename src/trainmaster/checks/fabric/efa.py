@@ -106,8 +106,10 @@ def _judge_rates(efa: Efa) -> list[Finding]:
     if len(silent) == len(efa.devices):
         return []
     action = "read its /sys/class/infiniband/*/ports/*/rate by hand"
-    return [error("its rate cannot be read; other EFA devices show theirs", action=action, device=device.name)
-            for device in silent]  # fmt: skip
+    return [
+        error("its rate cannot be read; other EFA devices show theirs", action=action, device=device.name)
+        for device in silent
+    ]
 
 
 def _judge_provider(efa: Efa, names: list[str], values: dict[str, Any]) -> list[Finding]:

@@ -101,7 +101,7 @@ def read(host: Host) -> tuple[list[Counted], float]:
     counted = [_count(host, port, by_name[port.device]) for port in _rdma_devices.ports(devices)]
     match = re.match(r"(\d+\.\d+) ", host.read("/proc/uptime"), flags=re.ASCII) if counted else None
     if counted and not match:
-        raise HostError("/proc/uptime cannot be understood")
+        raise HostError("/proc/uptime does not begin with the seconds since boot")
     return counted, float(match[1]) / DAY_S if match else 0.0
 
 

@@ -36,7 +36,7 @@ def _judge_one(gpu: nvidia.Gpu, device: str, wanted: float | None) -> Finding:
     if (allowed is None) != (usual is None) and not nvidia.is_desktop(gpu):
         # One alone cannot show that the clock was lowered.
         path = "applications_clocks" if allowed is None else "default_applications_clocks"
-        raise nvidia.NotTold(f"{path}/graphics_clock", gpu.said(f"{path}/graphics_clock"), applies=True)
+        raise nvidia.NotReported(f"{path}/graphics_clock", gpu.text(f"{path}/graphics_clock"), applies=True)
     reach = min(most, allowed if allowed is not None else most)
     values = {"now_mhz": now, "max_mhz": most, "allowed_mhz": allowed, "default_mhz": usual}
     if wanted is not None and reach < wanted:
@@ -45,7 +45,7 @@ def _judge_one(gpu: nvidia.Gpu, device: str, wanted: float | None) -> Finding:
     if allowed is not None and usual is not None and allowed < usual:
         reason = f"its clock is limited to {allowed:g} MHz; the default is {usual:g}"
         return warn(reason, action="reset its clocks: nvidia-smi -rac", device=device, **values)
-    busy = gpu.tells(UTIL) and gpu.number(" %", UTIL) >= BUSY_PERCENT
+    busy = gpu.reports(UTIL) and gpu.number(" %", UTIL) >= BUSY_PERCENT
     if busy and now < most * SLOW_SHARE:
         reason = f"{now:g} of {most:g} MHz while it is busy"
         return warn(
@@ -57,6 +57,6 @@ def _judge_one(gpu: nvidia.Gpu, device: str, wanted: float | None) -> Finding:
 def _set(gpu: nvidia.Gpu, name: str) -> float | None:
     """Configured clock. None where the driver has retired the setting (nvidia-smi of driver 580 and later)."""
     path = f"{name}/graphics_clock"
-    if not gpu.said(path) or "deprecated" in gpu.said(path) or nvidia.is_desktop(gpu):
-        return gpu.number(" MHz", path) if gpu.tells(path) else None
+    if not gpu.text(path) or "deprecated" in gpu.text(path) or nvidia.is_desktop(gpu):
+        return gpu.number(" MHz", path) if gpu.reports(path) else None
     return gpu.number(" MHz", path)

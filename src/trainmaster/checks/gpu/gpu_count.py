@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from trainmaster.checks import nvidia
-from trainmaster.checks.comparison import Same
+from trainmaster.checks.comparison import EqualValue
 from trainmaster.checks.contract import VERDICT
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, Verdict, error, fail, ok
@@ -15,7 +15,9 @@ LEVEL = 1
 GPU = True
 EXPECTS = ("gpus",)
 COMPARES = (
-    Same(name="listed", words="GPU count", verdict=Verdict.FAIL, action="see gpu_count on this node", everywhere=True),
+    EqualValue(
+        name="listed", words="GPU count", verdict=Verdict.FAIL, action="see gpu_count on this node", everywhere=True
+    ),
 )
 METRICS = {
     "summary.test_results.gpu_detection": VERDICT,

@@ -71,22 +71,22 @@ def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus, wanted: bool | N
 
 def _judge_mode(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus, wanted: bool | None) -> Finding | None:
     """Finding about the mode: off, about to be off, or not reported. None: it is on."""
-    known = profiles.of_gpu(gpu.name) is not None or nvidia.peers_tell(gpus, gpu, CURRENT)
-    if not gpu.tells(CURRENT):
-        if wanted and gpu.said(CURRENT) and nvidia.is_desktop(gpu):
+    known = profiles.of_gpu(gpu.name) is not None or nvidia.peers_report(gpus, gpu, CURRENT)
+    if not gpu.reports(CURRENT):
+        if wanted and gpu.text(CURRENT) and nvidia.is_desktop(gpu):
             return fail("it has no ECC", action="use a GPU with ECC", device=device)
-        if not known and not wanted and gpu.said(CURRENT) and nvidia.is_desktop(gpu):
-            proof = f"it is a {gpu.name}, and its ECC mode is {gpu.said(CURRENT)}"
+        if not known and not wanted and gpu.text(CURRENT) and nvidia.is_desktop(gpu):
+            proof = f"it is a {gpu.name}, and its ECC mode is {gpu.text(CURRENT)}"
             return skip("a desktop board without ECC", proof=proof, device=device)
     on = gpu.yes(CURRENT)
-    others = [other for other in nvidia.same_model(gpus, gpu) if other.said(CURRENT) == "Enabled"]
+    others = [other for other in nvidia.same_model(gpus, gpu) if other.text(CURRENT) == "Enabled"]
     if not on:
         if wanted is False or (wanted is None and not others and nvidia.is_desktop(gpu)):
             return ok("ECC is off, and nothing requires it", device=device, ecc=False)
         say = fail if wanted or others else warn
         beside = f", and on in {len(others)} equal GPUs" if others else ""
         return say(f"ECC is off{beside}", action=TURN_ON, device=device, ecc=False)
-    if wanted is not False and gpu.said(PENDING) == "Disabled":
+    if wanted is not False and gpu.text(PENDING) == "Disabled":
         say = fail if wanted else warn
         return say(
             "ECC will be off after the next reset", action="keep it on: nvidia-smi -e 1", device=device, ecc=True
@@ -98,7 +98,7 @@ def _judge_mode(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus, wanted: bool | 
 def _judge_errors(gpu: nvidia.Gpu, device: str, counts: dict[str, int]) -> Finding | None:
     """Finding about counted errors and the flags of the driver. None: there are none."""
     for flag, (meaning, action) in FLAGS.items():
-        if gpu.said(flag) == "Yes":
+        if gpu.text(flag) == "Yes":
             return fail(meaning, action=action, device=device)
     now = {name: count for name, count in counts.items() if name.startswith("volatile") and count}
     hard = {name: count for name, count in now.items() if _is_hard(name)}
@@ -127,13 +127,13 @@ def _counts(gpu: nvidia.Gpu) -> tuple[dict[str, int], list[str]]:
         name = path.removeprefix("ecc_errors/").replace("/", " ")
         try:
             counts[name] = int(gpu.number("", path))
-        except nvidia.NotTold as error:
+        except nvidia.NotReported as error:
             if error.applies or not _may_be_absent(gpu, path):
                 unread.append(name.replace("_", " "))
     unread += [
         flag.rpartition("/")[2].replace("_", " ")
         for flag in FLAGS
-        if gpu.said(flag) and gpu.said(flag) not in ("Yes", "No") and not _may_be_absent(gpu, flag)
+        if gpu.text(flag) and gpu.text(flag) not in ("Yes", "No") and not _may_be_absent(gpu, flag)
     ]
     for number, mig_device in enumerate(gpu.mig_devices):
         text = mig_device.get(MIG_COUNT, "")
@@ -148,7 +148,7 @@ def _only_of_peers(gpu: nvidia.Gpu, gpus: nvidia.Gpus) -> list[str]:
     """Flags and counters that an equal GPU reports and that are absent here. With MIG they stand elsewhere."""
     peers = nvidia.same_model(gpus, gpu)
     paths = dict.fromkeys(path for peer in peers for path in peer.leaves if path in FLAGS or _is_counter(path))
-    absent = [path for path in paths if not gpu.said(path) and nvidia.peers_tell(gpus, gpu, path)]
+    absent = [path for path in paths if not gpu.text(path) and nvidia.peers_report(gpus, gpu, path)]
     if absent and nvidia.mig_on(gpu):
         return []
     return [path.removeprefix("ecc_errors/").replace("/", " ").replace("_", " ") for path in absent]
@@ -181,7 +181,7 @@ def _is_counter(path: str) -> bool:
 
 def _may_be_absent(gpu: nvidia.Gpu, path: str) -> bool:
     """Whether N/A is normal here: while ECC is off or in MIG mode, for page-retiring GPUs and desktop boards."""
-    if gpu.said(CURRENT) != "Enabled" or nvidia.mig_on(gpu) or nvidia.is_desktop(gpu):
+    if gpu.text(CURRENT) != "Enabled" or nvidia.mig_on(gpu) or nvidia.is_desktop(gpu):
         return True
     model = profiles.of_gpu(gpu.name)
     if model is None:

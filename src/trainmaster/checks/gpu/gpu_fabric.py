@@ -55,7 +55,7 @@ def read(host: Host) -> Evidence:
     gpus = nvidia.read(host)
     service = manager = imex = None
     listed = gpus.smi.gpus if gpus.smi else ()
-    if gpus.switches or any(gpu.tells(STATE) for gpu in listed):
+    if gpus.switches or any(gpu.reports(STATE) for gpu in listed):
         service = _service(host, SERVICE)
         manager = _version(host)
     if any(_domain(gpu, "cluster UUID").strip("0-") for gpu in listed):  # NVLink between nodes
@@ -84,15 +84,15 @@ def _judge_node(evidence: Evidence, smi: nvidia.Smi) -> list[Finding]:
 
 
 def _judge_one(gpu: nvidia.Gpu, device: str, evidence: Evidence, expect: Expect) -> Finding:
-    if not gpu.tells(STATE):
+    if not gpu.reports(STATE):
         return _judge_unreported(gpu, device, evidence, expect)
-    state, status = gpu.word(STATE), gpu.said(STATUS)
+    state, status = gpu.word(STATE), gpu.text(STATUS)
     values = {"state": state, "status": status}
     if state != "Completed":
         return fail(f"its fabric state is {state[:40]}", action=START, device=device, **values)
-    if gpu.tells(STATUS) and gpu.word(STATUS) != "Success":
+    if gpu.reports(STATUS) and gpu.word(STATUS) != "Success":
         return fail(f"its fabric status is {status[:40]}", action=RESET, device=device, **values)
-    health = {name: gpu.said(f"fabric/health/{name}") for name in HEALTHY if gpu.tells(f"fabric/health/{name}")}
+    health = {name: gpu.text(f"fabric/health/{name}") for name in HEALTHY if gpu.reports(f"fabric/health/{name}")}
     for name, good in HEALTHY.items():
         if name in health and health[name] not in good:
             reason = f"its fabric is not healthy: {name.replace('_', ' ')} {health[name][:40]}"
@@ -107,13 +107,13 @@ def _judge_one(gpu: nvidia.Gpu, device: str, evidence: Evidence, expect: Expect)
     gpu.word(STATUS)
     for name in HEALTHY:
         path = f"fabric/health/{name}"
-        if name not in health and nvidia.most_tell(evidence.gpus, gpu, path):
+        if name not in health and nvidia.most_report(evidence.gpus, gpu, path):
             gpu.word(path)  # what most equal GPUs report it must report too
     for name, paths in DOMAIN.items():
-        if gpu.tells(*paths) or nvidia.most_tell(evidence.gpus, gpu, *paths):
+        if gpu.reports(*paths) or nvidia.most_report(evidence.gpus, gpu, *paths):
             text = gpu.word(*paths)
             if not _DOMAIN_FORMS[name].fullmatch(text):
-                raise nvidia.NotTold(paths[0], text, applies=True)
+                raise nvidia.NotReported(paths[0], text, applies=True)
     domain = {"clique": _domain(gpu, "clique") or None, "cluster_uuid": _domain(gpu, "cluster UUID") or None}
     return ok("registered with the fabric", device=device, **values, **domain)
 
@@ -127,12 +127,12 @@ def _judge_unreported(gpu: nvidia.Gpu, device: str, evidence: Evidence, expect: 
     reports = nvidia.generation(gpu) not in (*nvidia.RETIRES_PAGES, "Ampere", "Ada Lovelace", None)
     alone = nvidia.expected(gpus, expect) == 1
     must = expect.fabric or (gpus.switches and reports) or (model is not None and model.fabric and not alone)
-    if must or nvidia.peers_tell(gpus, gpu, STATE):
+    if must or nvidia.peers_report(gpus, gpu, STATE):
         if expect.fabric and not gpus.switches and not reports and service != "active":
             return fail("it is behind no NVSwitch", action="use a node with NVSwitches", device=device, service=service)
         if service == "active" and not reports:
             return ok("the fabric manager runs", device=device, service=service)
-        reason = f"it reports no fabric state: {gpu.said(STATE) or 'nothing'}"
+        reason = f"it reports no fabric state: {gpu.text(STATE) or 'nothing'}"
         return error(reason, action="restart the fabric manager, or update the NVIDIA driver", device=device)
     if service == "active":
         return ok("the fabric manager runs", device=device, service=service)
@@ -140,13 +140,13 @@ def _judge_unreported(gpu: nvidia.Gpu, device: str, evidence: Evidence, expect: 
         reason = "the node has NVSwitches and the state of the fabric manager is unknown"
         return error(reason, action=f"read it: systemctl is-active {SERVICE}", device=device)
     proof = (
-        f"the PCI bus shows no NVSwitch, and no GPU of the node reports a fabric state ({gpu.said(STATE) or 'absent'})"
+        f"the PCI bus shows no NVSwitch, and no GPU of the node reports a fabric state ({gpu.text(STATE) or 'absent'})"
     )
     return skip("it is behind no NVSwitch", proof=proof, device=device)
 
 
 def _domain(gpu: nvidia.Gpu, name: str) -> str:
-    return gpu.said(*DOMAIN[name]) if gpu.tells(*DOMAIN[name]) else ""
+    return gpu.text(*DOMAIN[name]) if gpu.reports(*DOMAIN[name]) else ""
 
 
 def _service(host: Host, name: str) -> str | None:

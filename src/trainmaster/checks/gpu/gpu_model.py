@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainmaster.checks import nvidia, profiles
-from trainmaster.checks.comparison import Same
+from trainmaster.checks.comparison import EqualValue
 from trainmaster.checks.contract import VERDICT
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, Verdict, error, fail, ok, warn
@@ -13,7 +13,7 @@ LEVEL = 1
 GPU = True
 EXPECTS = ("gpu_model",)
 COMPARES = (
-    Same(
+    EqualValue(
         name="model",
         words="GPU model",
         verdict=Verdict.FAIL,
@@ -43,7 +43,7 @@ def _judge_one(gpu: nvidia.Gpu, device: str, wanted: str | None) -> Finding:
         return error("it reports no product name", action="reset the GPU or reboot the node", device=device)
     if not nvidia.has_uuid(gpu):
         return error("it has no readable UUID", action="reset the GPU or reboot the node", device=device)
-    values = {"model": gpu.name, "uuid": gpu.uuid, "bus": gpu.bus, "serial": gpu.said("serial")}
+    values = {"model": gpu.name, "uuid": gpu.uuid, "bus": gpu.bus, "serial": gpu.text("serial")}
     if wanted is not None and not profiles.is_model(gpu.name, wanted):
         return fail(f"{gpu.name}, not {wanted}", action="use a node of the right type", device=device, **values)
     return ok(gpu.name, device=device, **values)

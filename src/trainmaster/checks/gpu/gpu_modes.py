@@ -34,19 +34,19 @@ def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
 
 def _judge_one(gpu: nvidia.Gpu, device: str, expect: Expect, gpus: nvidia.Gpus) -> list[Finding]:
     modes = {
-        "mig": gpu.said(MIG) or "N/A",
-        "compute": gpu.said("compute_mode"),
-        "persistence": gpu.said("persistence_mode"),
+        "mig": gpu.text(MIG) or "N/A",
+        "compute": gpu.text("compute_mode"),
+        "persistence": gpu.text("persistence_mode"),
     }
     findings: list[Finding] = []
     for part in (_compute(modes["compute"], device), _mig(gpu, device, expect), _persistence(gpu, device, expect)):
         try:
             findings += part
-        except nvidia.NotTold as exc:  # one mode that is not reported hides no fault of another
+        except nvidia.NotReported as exc:  # one mode that is not reported hides no fault of another
             findings.append(error(str(exc), action="reset the GPU or reboot the node", device=device))
     if findings:
         return findings
-    if not gpu.tells(nvidia.MIG) and (expect.mig or nvidia.peers_tell(gpus, gpu, nvidia.MIG) or _has_mig(gpu)):
+    if not gpu.reports(nvidia.MIG) and (expect.mig or nvidia.peers_report(gpus, gpu, nvidia.MIG) or _has_mig(gpu)):
         gpu.yes(nvidia.MIG)  # it must report its mode; N/A is no answer
     return [
         ok(
@@ -81,7 +81,7 @@ def _has_mig(gpu: nvidia.Gpu) -> bool:
 
 
 def _mig(gpu: nvidia.Gpu, device: str, expect: Expect) -> Iterator[Finding]:
-    if not gpu.tells(MIG):
+    if not gpu.reports(MIG):
         return
     on = gpu.yes(MIG)
     if on != bool(expect.mig):

@@ -201,7 +201,7 @@ def _in_mig(gpu: nvidia.Gpu, expect: Expect) -> bool:
 
 def _on_fabric(gpu: nvidia.Gpu, evidence: Evidence) -> bool:
     """Whether the GPU is behind NVSwitches, by the driver's word or by the bus."""
-    return gpu.tells("fabric/state") or bool(evidence.gpus.switches)
+    return gpu.reports("fabric/state") or bool(evidence.gpus.switches)
 
 
 def _shows_state(links: Links) -> bool:

@@ -35,11 +35,11 @@ def read(host: Host) -> nvidia.Gpus:
 def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
     peers: dict[str | None, float] = {}
     for gpu in gpus.smi.gpus if gpus.smi else ():
-        with contextlib.suppress(nvidia.NotTold):
+        with contextlib.suppress(nvidia.NotReported):
             peers[gpu.name] = max(peers.get(gpu.name, 0), gpu.number("x", WIDTH))
     newest: dict[str | None, float] = {}
     for gpu in gpus.smi.gpus if gpus.smi else ():
-        with contextlib.suppress(nvidia.NotTold):
+        with contextlib.suppress(nvidia.NotReported):
             newest[gpu.name] = max(newest.get(gpu.name, 0), gpu.number("", MAX_GEN))
 
     def judge_one(gpu: nvidia.Gpu, device: str) -> Finding:
@@ -51,12 +51,12 @@ def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
 def _judge_one(gpu: nvidia.Gpu, device: str, expect: Expect, *, widest: float, newest: float) -> Finding:
     model = profiles.of_gpu(gpu.name)
     if (
-        not gpu.tells(WIDTH)
+        not gpu.reports(WIDTH)
         and model is not None
         and model.c2c
         and not (expect.pcie_width or expect.pcie_gen or widest)
     ):
-        proof = f"a {model.name} is joined to its CPU by NVLink-C2C; its PCIe width is {gpu.said(WIDTH) or 'absent'}"
+        proof = f"a {model.name} is joined to its CPU by NVLink-C2C; its PCIe width is {gpu.text(WIDTH) or 'absent'}"
         return skip("it is not on a PCIe link", proof=proof, device=device)
     width = gpu.number("x", WIDTH)
     # Without a statement or a model that is known, the GPUs of the node are compared with each other: some boards and
@@ -91,7 +91,7 @@ def _judge_one(gpu: nvidia.Gpu, device: str, expect: Expect, *, widest: float, n
     if replays is None and not nvidia.is_desktop(gpu):
         gpu.number("", REPLAYS)  # it must report them; N/A is no answer
     # An idle GPU lowers its generation to save power; only a busy one must use all of it.
-    busy = (gpu.tells(UTIL) or not nvidia.mig_on(gpu)) and gpu.number(" %", UTIL) >= BUSY_PERCENT
+    busy = (gpu.reports(UTIL) or not nvidia.mig_on(gpu)) and gpu.number(" %", UTIL) >= BUSY_PERCENT
     if busy and gen < most_gen:
         action = "reseat the GPU or its riser; power-cycle the node, then test again"
         return warn(f"PCIe generation {gen:g} of {most_gen:g} while busy", action=action, device=device, **values)
@@ -100,11 +100,11 @@ def _judge_one(gpu: nvidia.Gpu, device: str, expect: Expect, *, widest: float, n
 
 def _replays(gpu: nvidia.Gpu, *, certain: bool) -> int | None:
     """Packets sent again because of damage on the link; None: not reported. `certain`: both counters must be read."""
-    if not gpu.tells(REPLAYS):
+    if not gpu.reports(REPLAYS):
         return None
     try:
         rollovers = int(gpu.number("", ROLLOVERS))
-    except nvidia.NotTold:
+    except nvidia.NotReported:
         if certain:
             raise
         rollovers = 0

@@ -73,7 +73,7 @@ def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus) -> Finding:
     # A GPU in MIG mode reports other values; gpu_modes judges the mode.
     peers = [other for other in nvidia.same_model(gpus, gpu) if nvidia.mig_on(other) == nvidia.mig_on(gpu)]
     if not peers:
-        proof = f"it is the only {gpu.name} of the node in its MIG mode ({gpu.said(nvidia.MIG) or 'none'})"
+        proof = f"it is the only {gpu.name} of the node in its MIG mode ({gpu.text(nvidia.MIG) or 'none'})"
         return skip("no equal GPU to compare with", proof=proof, device=device)
     lower = [(limit, why) for limit in LIMITS if (why := _judge_limit(gpu, peers, limit))]
     grave = [pair for pair in lower if not pair[0].is_setting and len(peers) > 1]
@@ -97,7 +97,7 @@ def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus) -> Finding:
 def _judge_limit(gpu: nvidia.Gpu, peers: list[nvidia.Gpu], limit: Limit) -> str | None:
     """How a number is lower than that of the peers; None: it is not, or neither reports it."""
     values = [value for peer in peers if (value := _number(peer, limit)) is not None]
-    if not values and not gpu.tells(*limit.paths):
+    if not values and not gpu.reports(*limit.paths):
         return None
     mine = gpu.number(limit.unit, *limit.paths)
     usual = _usual(values)
@@ -109,7 +109,7 @@ def _judge_limit(gpu: nvidia.Gpu, peers: list[nvidia.Gpu], limit: Limit) -> str 
 def _number(gpu: nvidia.Gpu, limit: Limit) -> float | None:
     try:
         return gpu.number(limit.unit, *limit.paths)
-    except nvidia.NotTold:
+    except nvidia.NotReported:
         return None
 
 
@@ -122,16 +122,16 @@ def _usual(values: list[float]) -> float | None:
 
 
 def _judge_board(gpu: nvidia.Gpu, peers: list[nvidia.Gpu], path: str, meaning: str) -> str | None:
-    reported = Counter(peer.said(path) for peer in peers if peer.tells(path))
-    if not reported or gpu.said(path) in reported:
+    reported = Counter(peer.text(path) for peer in peers if peer.reports(path))
+    if not reported or gpu.text(path) in reported:
         return None
     usual, _ = reported.most_common(1)[0]
-    return f"its {meaning} is {gpu.said(path)[:40] or '(none)'}, where equal GPUs have {usual[:40]}"
+    return f"its {meaning} is {gpu.text(path)[:40] or '(none)'}, where equal GPUs have {usual[:40]}"
 
 
 def _absent(gpu: nvidia.Gpu, peers: list[nvidia.Gpu]) -> list[str]:
     """Values that every equal GPU reports and this one does not. One peer alone is no rule."""
     if len(peers) < 2:
         return []
-    common = frozenset.intersection(*(peer.told() for peer in peers))
-    return sorted(path for path in common - gpu.told() if not path.startswith(_VARYING))
+    common = frozenset.intersection(*(peer.reported_paths() for peer in peers))
+    return sorted(path for path in common - gpu.reported_paths() if not path.startswith(_VARYING))

@@ -37,7 +37,7 @@ def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
 
 
 def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus) -> Finding:
-    flags = {path.rpartition("/")[2]: gpu.said(path) for path in FLAGS if gpu.tells(path)}
+    flags = {path.rpartition("/")[2]: gpu.text(path) for path in FLAGS if gpu.reports(path)}
     raised = [name for name, word in flags.items() if word == "Yes"]
     if raised:
         action = "drain the node and reset the GPU"
@@ -45,15 +45,15 @@ def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus) -> Finding:
     unknown = [f"{name} is {word[:40]}" for name, word in flags.items() if word != "No"]
     if unknown:
         return error(f"{', '.join(unknown)}", action="reset the GPU or reboot the node", device=device)
-    paths = (PATH,) if nvidia.peers_tell(gpus, gpu, PATH) else FLAGS
-    silent = [path for path in paths if not gpu.tells(path) and nvidia.peers_tell(gpus, gpu, path)]
+    paths = (PATH,) if nvidia.peers_report(gpus, gpu, PATH) else FLAGS
+    silent = [path for path in paths if not gpu.reports(path) and nvidia.peers_report(gpus, gpu, path)]
     if silent:
         reason = f"nvidia-smi reports no {silent[0].rpartition('/')[2]} of this GPU, but of its equal ones"
         return error(reason, action="reset the GPU or reboot the node", device=device)
-    if flags and not gpu.tells(PATH):
+    if flags and not gpu.reports(PATH):
         return ok("no reset required", device=device, **flags)
     driver = gpus.smi.driver if gpus.smi else None
-    if not gpu.said(PATH) and driver is not None and _major(driver) < SINCE:
+    if not gpu.text(PATH) and driver is not None and _major(driver) < SINCE:
         # Without it the kernel log (Xid 154) is the evidence.
         proof = f"nvidia-smi -q of driver {driver} has no gpu_recovery_action"
         return skip("this driver has no recovery action", proof=proof, device=device)

@@ -32,10 +32,10 @@ def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
 
 def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus) -> Finding:
     # A fault is judged before a value that is missing.
-    if gpu.said(FAILURE) == "Yes":
+    if gpu.text(FAILURE) == "Yes":
         action = "take the GPU out of service and have it replaced"
         return fail("a memory row could not be remapped", action=action, device=device, failed=True)
-    if gpu.said(PENDING) == "Yes":
+    if gpu.text(PENDING) == "Yes":
         return fail(
             "a memory row is pending a remap", action="drain the node and reset the GPU", device=device, pending=True
         )
@@ -48,7 +48,7 @@ def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus) -> Finding:
     if sum(known) >= MOST_ROWS:
         reason = f"{sum(known):g} rows are remapped, and a GPU can remap {MOST_ROWS}"
         return warn(reason, action="plan to have the GPU replaced", device=device)
-    if not gpu.tells(PENDING) and not nvidia.peers_tell(gpus, gpu, PENDING):
+    if not gpu.reports(PENDING) and not nvidia.peers_report(gpus, gpu, PENDING):
         proof = _no_rows(gpu)
         if proof is not None:
             return skip("it does not remap rows", proof=proof, device=device)
@@ -56,7 +56,7 @@ def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus) -> Finding:
     corrected, hard = (int(gpu.number("", f"remapped_rows/remapped_row_{name}")) for name in ("corr", "unc"))
     values = {"pending": pending, "failed": failed, "corrected": corrected, "uncorrectable": hard}
     for path in (SPENT, LOW):
-        if gpu.said(path) or any(leaf.startswith(HISTOGRAM) for leaf in gpu.leaves):
+        if gpu.text(path) or any(leaf.startswith(HISTOGRAM) for leaf in gpu.leaves):
             gpu.number(" bank(s)", path)  # the banks are counted together: one without the others is damage
     return ok(f"no remap is pending; {corrected + hard} rows are remapped", device=device, **values)
 
@@ -65,7 +65,7 @@ def _count(gpu: nvidia.Gpu, path: str, unit: str) -> float | None:
     """Number under a path; None: none is readable there."""
     try:
         return gpu.number(unit, path)
-    except nvidia.NotTold:
+    except nvidia.NotReported:
         return None
 
 
@@ -74,8 +74,8 @@ def _no_rows(gpu: nvidia.Gpu) -> str | None:
     generation = nvidia.generation(gpu)
     if generation in nvidia.RETIRES_PAGES:
         return f"its generation is {generation}"
-    if gpu.tells(*PAGES):
-        return f"it retires pages instead: pending {gpu.said(*PAGES)}"
-    if nvidia.mig_on(gpu) and gpu.said(PENDING) in ("", "N/A"):
+    if gpu.reports(*PAGES):
+        return f"it retires pages instead: pending {gpu.text(*PAGES)}"
+    if nvidia.mig_on(gpu) and gpu.text(PENDING) in ("", "N/A"):
         return "MIG is Enabled, and the driver reports remapped rows of whole GPUs only"
     return f"it is a {gpu.name}" if nvidia.is_desktop(gpu) else None

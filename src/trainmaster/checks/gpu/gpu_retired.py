@@ -29,17 +29,17 @@ def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
 
 def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus) -> Finding:
     generation = nvidia.generation(gpu)
-    if not gpu.tells(*PENDING) and generation is not None and generation not in nvidia.RETIRES_PAGES:
+    if not gpu.reports(*PENDING) and generation is not None and generation not in nvidia.RETIRES_PAGES:
         return skip("it remaps rows instead of retiring pages", proof=f"its generation is {generation}", device=device)
-    if not gpu.tells(*PENDING) and not nvidia.peers_tell(gpus, gpu, *PENDING):
-        if gpu.tells(ROWS):
-            proof = f"it reports remapped rows: pending {gpu.said(ROWS)}"
+    if not gpu.reports(*PENDING) and not nvidia.peers_report(gpus, gpu, *PENDING):
+        if gpu.reports(ROWS):
+            proof = f"it reports remapped rows: pending {gpu.text(ROWS)}"
             return skip("it remaps rows instead of retiring pages", proof=proof, device=device)
         if nvidia.is_desktop(gpu):
             return skip("a desktop board retires no pages", proof=f"it is a {gpu.name}", device=device)
     counts = {kind: _count(gpu, kind) for kind in KINDS}
     known = {kind: count for kind, count in counts.items() if isinstance(count, int)}
-    pending = gpu.yes(*PENDING) if gpu.tells(*PENDING) else None
+    pending = gpu.yes(*PENDING) if gpu.reports(*PENDING) else None
     values = {"pending": pending, "single_bit": counts[KINDS[0]], "double_bit": counts[KINDS[1]]}
     if pending:
         action = "drain the node and reset the GPU"
@@ -56,5 +56,5 @@ def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus) -> Finding:
 def _count(gpu: nvidia.Gpu, kind: str) -> int | None:
     try:
         return int(gpu.number("", f"retired_pages/{kind}_retirement/retired_count"))
-    except nvidia.NotTold:
+    except nvidia.NotReported:
         return None

@@ -55,10 +55,10 @@ def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus, limit_c: float |
         reason = f"it reports no temperature: {gpu.texts['temperature']}"
         return error(reason, action="reset the GPU or reboot the node", device=device)
     if memory is None and _must_tell_memory(gpu, gpus):
-        reason = f"it reports no memory temperature: {gpu.said(MEMORY) or 'nothing'}"
+        reason = f"it reports no memory temperature: {gpu.text(MEMORY) or 'nothing'}"
         return error(reason, action="reset the GPU or reboot the node", device=device)
     if gpu.headroom_c is None and _celsius(gpu, SLOWDOWN) is None and not nvidia.is_desktop(gpu):
-        reason = f"it reports no temperature limit: {gpu.said(HEADROOM, SLOWDOWN) or 'nothing'}"
+        reason = f"it reports no temperature limit: {gpu.text(HEADROOM, SLOWDOWN) or 'nothing'}"
         return error(reason, action="reset the GPU or reboot the node", device=device)
     if limit_c is None and now > WARN_C:
         return warn(f"{now:g} °C before the work starts", action=ACTION, device=device, **values)
@@ -87,11 +87,11 @@ def _must_tell_memory(gpu: nvidia.Gpu, gpus: nvidia.Gpus) -> bool:
     model = profiles.of_gpu(gpu.name)
     if model is not None and model.memory_kind is not None:
         return model.memory_kind.startswith("HBM")
-    return nvidia.peers_tell(gpus, gpu, MEMORY)
+    return nvidia.peers_report(gpus, gpu, MEMORY)
 
 
 def _celsius(gpu: nvidia.Gpu, path: str) -> float | None:
     try:
         return gpu.number(" C", path)
-    except nvidia.NotTold:
+    except nvidia.NotReported:
         return None

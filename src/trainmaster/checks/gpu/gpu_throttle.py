@@ -42,7 +42,7 @@ def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
 
 def _judge_one(gpu: nvidia.Gpu, device: str) -> Finding:
     # A reason that is active is judged before one that is not reported.
-    active = [name for name in REASONS if gpu.said(*_paths(name)) == "Active"]
+    active = [name for name in REASONS if gpu.text(*_paths(name)) == "Active"]
     hard = [name for name in active if name != "sw_thermal_slowdown"]
     if hard:
         reason = f"throttled now: {', '.join(REASONS[name] for name in hard)}"
@@ -51,7 +51,7 @@ def _judge_one(gpu: nvidia.Gpu, device: str) -> Finding:
         return warn(f"throttled now: {REASONS[active[0]]}", action=ACTION, device=device, active=active)
     spent_s = {}
     for name in COUNTERS:
-        with contextlib.suppress(nvidia.NotTold):
+        with contextlib.suppress(nvidia.NotReported):
             spent_s[name] = _spent_s(gpu, name)
     values = {"active": active, "spent_s": {name: spent for name, spent in spent_s.items() if spent is not None}}
     past = {name: spent for name, spent in spent_s.items() if spent is not None and spent >= WARN_S}

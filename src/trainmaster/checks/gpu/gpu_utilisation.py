@@ -25,7 +25,7 @@ def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
 
 
 def _judge_one(gpu: nvidia.Gpu, device: str) -> Finding:
-    if not gpu.tells("utilization/gpu_util") and nvidia.mig_on(gpu):
+    if not gpu.reports("utilization/gpu_util") and nvidia.mig_on(gpu):
         return skip("a GPU in MIG mode reports no utilisation", proof="its MIG mode is Enabled", device=device)
     busy = gpu.number(" %", "utilization/gpu_util")
     if busy > WARN_PERCENT:

@@ -30,7 +30,7 @@ def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
         findings.append(fail(f"the infoROM of a GPU is corrupted: {corrupted[0][:120]}", action=action))
     versions: dict[str | None, set[str]] = {}
     for gpu in gpus.smi.gpus if gpus.smi else ():
-        versions.setdefault(gpu.name, set()).add(gpu.said("vbios_version"))
+        versions.setdefault(gpu.name, set()).add(gpu.text("vbios_version"))
     if expect.vbios is None and any(len(of_model) > 1 for of_model in versions.values()):
         mixed = sorted(version for of_model in versions.values() if len(of_model) > 1 for version in of_model)
         action = "bring every GPU to the same firmware"
@@ -40,9 +40,9 @@ def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
 
 def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus, wanted: str | None) -> Finding:
     values = {
-        "vbios": gpu.said("vbios_version"),
-        "inforom": gpu.said("inforom_version/img_version"),
-        "gsp": gpu.said("gsp_firmware_version"),
+        "vbios": gpu.text("vbios_version"),
+        "inforom": gpu.text("inforom_version/img_version"),
+        "gsp": gpu.text("gsp_firmware_version"),
     }
     assert gpus.smi is not None
     if gpu.bus in gpus.smi.broken_inforom:
@@ -54,7 +54,7 @@ def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus, wanted: str | No
     if wanted is not None and version.lower() != wanted.lower():
         return fail(f"VBIOS {version}, not {wanted}", action=f"update it to {wanted}", device=device, **values)
     gsp = values["gsp"]
-    if gpu.tells("gsp_firmware_version") and gpus.smi.driver is not None and gsp != gpus.smi.driver:
+    if gpu.reports("gsp_firmware_version") and gpus.smi.driver is not None and gsp != gpus.smi.driver:
         reason = f"its GSP firmware {gsp} is not the driver's {gpus.smi.driver}"
         return warn(reason, action="reboot the node so that driver and firmware match", device=device, **values)
     return ok(f"VBIOS {version}", device=device, **values)

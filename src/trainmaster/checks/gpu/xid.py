@@ -21,7 +21,7 @@ from trainmaster.node.host import Host
 from trainmaster.node.parse import ParseError, kernel_log, xid_catalog
 from trainmaster.node.parse.kernel_events import KernelEvent
 from trainmaster.node.parse.kernel_log import KernelLog, Sxid, Xid
-from trainmaster.node.parse.xid_catalog import Catalog, Meaning, Severity
+from trainmaster.node.parse.xid_catalog import Catalog, Severity, XidEntry
 
 LEVEL = 1
 GPU = True
@@ -163,7 +163,7 @@ def _judge_quiet(evidence: Evidence, log: KernelLog, device: str) -> Finding:
     return ok(f"no Xid since boot ({evidence.source})", device=device, lines=log.lines)
 
 
-def _judge_xid(xid: Xid, meaning: Meaning, device: str, log: KernelLog) -> Finding:
+def _judge_xid(xid: Xid, meaning: XidEntry, device: str, log: KernelLog) -> Finding:
     values = {"xid": xid.code, "count": xid.count, "first": xid.first, "last": xid.last, "source": meaning.source}
     values |= {"text": xid.text, "pid": xid.pid, "process": xid.process}
     times = f" {xid.count} times" if xid.count > 1 else ""
@@ -204,14 +204,14 @@ def _same(device: str | None, bus: str) -> bool:
     return device is not None and (device == bus or bus.startswith(f"{device}."))
 
 
-def _judge_sxid(sxid: Sxid, meaning: Meaning) -> Finding:
+def _judge_sxid(sxid: Sxid, meaning: XidEntry) -> Finding:
     values = {"sxid": sxid.code, "count": sxid.count, "first": sxid.first, "last": sxid.last, "source": meaning.source}
     values |= {"text": sxid.text, "link": sxid.link}
     times = f" {sxid.count} times" if sxid.count > 1 else ""
     return _finding(f"SXid {sxid.code}{times}: {meaning.meaning}", meaning, f"nvswitch {sxid.device}", values)
 
 
-def _finding(reason: str, meaning: Meaning, device: str, values: Mapping[str, object]) -> Finding:
+def _finding(reason: str, meaning: XidEntry, device: str, values: Mapping[str, object]) -> Finding:
     if meaning.severity == "info":
         return ok(f"{reason} (noted)", device=device, **values)
     say = fail if meaning.severity == "fail" else warn
@@ -228,7 +228,7 @@ def _catalog(site: str | None, expect: Expect) -> Catalog:
         code, colon, severity = word.partition(":")
         if not colon or not re.fullmatch(r"\d{1,6}", code, flags=re.ASCII) or severity not in get_args(Severity):
             raise ParseError(f"{word[:40]!r} is no Xid with its severity; write for example 63:fail")
-        unknown = Meaning(meaning="named by the profile", severity="warn", action="look it up", source="the profile")
+        unknown = XidEntry(meaning="named by the profile", severity="warn", action="look it up", source="the profile")
         rows[int(code)] = replace(rows.get(int(code), unknown), severity=cast(Severity, severity))
     return Catalog(xids=rows, sxids=catalog.sxids)
 

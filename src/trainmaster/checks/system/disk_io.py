@@ -73,9 +73,10 @@ def judge(rates: Rates, expect: Expect) -> Finding:
     }
     if not rates.intact:
         return fail(
-            f"what was read from {where} is not what was written", action="replace the disk; trust no data on it",
+            f"what was read from {where} is not what was written",
+            action="replace the disk; trust no data on it",
             **values,
-        )  # fmt: skip
+        )
     summary = f"{rates.write_mib_s:.0f} MiB/s written and {rates.read_mib_s:.0f} read at {where}"
     action = "see what else uses that disk (`iostat -x 1`), or put checkpoints on a faster one"
     for rate, least, word in (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from trainmaster.checks.comparison import Same
+from trainmaster.checks.comparison import EqualValue
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, Verdict, error, ok
 from trainmaster.node.host import Host
@@ -13,7 +13,7 @@ LEVEL = 1
 GPU = False
 EXPECTS = ()
 COMPARES = (
-    Same(
+    EqualValue(
         name="kernel",
         words="kernel",
         verdict=Verdict.WARN,

@@ -58,8 +58,10 @@ def judge(kills: Kills, expect: Expect) -> Finding:
         count = sum(kill.count for kill in by_machine)
         return warn(
             f"the machine ran out of memory and killed {count} processes, last {last.process}",
-            action=action, process=last.process, **values,
-        )  # fmt: skip
+            action=action,
+            process=last.process,
+            **values,
+        )
     if kills.ours and expect.oom_kills is None:
         return warn(
             f"{kills.ours} processes of this container were killed at its memory limit",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 
-from trainmaster.checks.comparison import Same
+from trainmaster.checks.comparison import EqualValue
 from trainmaster.cluster.health.compared_values import SOFTWARE, same
 from trainmaster.cluster.health.facts import COUNTS, Fact, collect, group, is_number
 from trainmaster.cluster.health.gaps import find_domains, find_unreported
@@ -120,7 +120,7 @@ def _skipped_alone(nodes: Sequence[NodeHealth]) -> list[Finding]:
     return found
 
 
-def _per_node(told: Sequence[Fact], rule: Same) -> dict[str, Hashable]:
+def _per_node(told: Sequence[Fact], rule: EqualValue) -> dict[str, Hashable]:
     """One comparable value per node: the value shared by its devices, or the set of their values."""
     found: dict[str, Hashable] = {}
     for node, facts in group(told, lambda fact: fact.node).items():
@@ -144,7 +144,7 @@ def _groups(values: Mapping[str, Hashable], tolerance: float) -> list[tuple[Hash
     return sorted(groups.items(), key=lambda group: (-len(group[1]), _order(group[0])))
 
 
-def _odd_devices(told: Sequence[Fact], node: str, common: Hashable, rule: Same) -> str:
+def _odd_devices(told: Sequence[Fact], node: str, common: Hashable, rule: EqualValue) -> str:
     """` on gpu3`, where only some of the node's devices are different."""
     of_node = [fact for fact in told if fact.node == node and fact.device]
     odd = [fact for fact in of_node if _hashable(fact.value) != common]
@@ -217,7 +217,7 @@ def _plain(value: object) -> object:
     return sorted(value, key=repr) if isinstance(value, frozenset) else value
 
 
-def _show(value: object, rule: Same) -> str:
+def _show(value: object, rule: EqualValue) -> str:
     if isinstance(value, (frozenset, tuple)):
         return " and ".join(_show(item, rule) for item in (sorted(value, key=repr)))
     if value is None:

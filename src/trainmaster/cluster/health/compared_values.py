@@ -6,16 +6,16 @@ import functools
 from dataclasses import replace
 
 from trainmaster.checks import facts, registry
-from trainmaster.checks.comparison import Peer, Rule, Same
+from trainmaster.checks.comparison import EqualValue, Peer, Rule
 
 # Software that selects kernels: digests are comparable only where it is equal.
 SOFTWARE = frozenset({"driver", "cuda", "torch", "torch_cuda"})
 
 
-def same(check: str, name: str) -> Same | None:
+def same(check: str, name: str) -> EqualValue | None:
     """The rule for a value that should be equal, if there is one."""
     rule = _find(registry.paths(), check, name)
-    return rule if isinstance(rule, Same) else None
+    return rule if isinstance(rule, EqualValue) else None
 
 
 def peer(check: str, name: str) -> Peer | None:

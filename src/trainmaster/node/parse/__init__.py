@@ -44,8 +44,8 @@ def load_json(text: str) -> Any:
         raise ParseError("the JSON is nested too deeply to be a report") from None
     except ParseError:
         raise
-    except ValueError as wrong:
-        raise ParseError(f"not valid JSON: {shorten(str(wrong))}") from None
+    except ValueError as error:
+        raise ParseError(f"not valid JSON: {shorten(str(error))}") from None
 
 
 def read_int(value: object) -> int | None:

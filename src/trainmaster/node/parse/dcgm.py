@@ -48,10 +48,10 @@ def parse(raw: str | bytes) -> Diag:
 def worst(diag: Diag, gpu: int | None = None) -> Status:
     """The worst that is known of a GPU, or of the whole run. PASS only if nothing is missing and all was read."""
     statuses = [status for test in diag.tests for status in _statuses(test, gpu)]
-    found = max(statuses, key=WEIGHT.__getitem__, default=Status.UNKNOWN)
+    known = max(statuses, key=WEIGHT.__getitem__, default=Status.UNKNOWN)
     absent = [where for _, where in diag.missing() if gpu in (None, where)]
     unsure = diag.faults or diag.runtime_error or absent or (gpu is not None and gpu not in diag.gpus)
-    return max(found, Status.UNKNOWN, key=WEIGHT.__getitem__) if unsure else found
+    return max(known, Status.UNKNOWN, key=WEIGHT.__getitem__) if unsure else known
 
 
 def missing_tests(diag: Diag, level: int) -> tuple[str, ...]:

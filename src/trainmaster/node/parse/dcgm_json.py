@@ -135,12 +135,12 @@ def _who(row: dict[str, Any], draft: Draft) -> tuple[list[int | None], str | Non
             draft.faults.append("a result names an entity that cannot be read")
             return [None], None
         return ([number], None) if group == "GPU" else ([None], f"{group}{number}")
-    told = row.get("gpu_id", row.get("gpu_ids"))
-    if told is None and "gpu_id" not in row and "gpu_ids" not in row:
+    gpu_ids = row.get("gpu_id", row.get("gpu_ids"))
+    if gpu_ids is None and "gpu_id" not in row and "gpu_ids" not in row:
         return [None], None
-    numbers = [read_int(piece) for piece in (told.split(",") if isinstance(told, str) else [told])]
+    numbers = [read_int(piece) for piece in (gpu_ids.split(",") if isinstance(gpu_ids, str) else [gpu_ids])]
     if not numbers or any(number is None or number < 0 for number in numbers):
-        draft.faults.append(f"a result names the GPU {shorten(str(told))!r}, which is no number")
+        draft.faults.append(f"a result names the GPU {shorten(str(gpu_ids))!r}, which is no number")
         return [None], None
     return list(numbers), None
 
@@ -165,18 +165,18 @@ def _detected(run: dict[str, Any], draft: Draft) -> tuple[set[int], int | None]:
     """The numbers of the GPUs, where the JSON lists them, and how many there are."""
     if "entity_groups" in run:
         ids: set[int] = set()
-        found = False
+        listed = False
         for group in _list(run, "entity_groups", draft):
             if group.get("entity_group") != "GPU":
                 continue
-            found = True
+            listed = True
             for entity in _list(group, "entities", draft):
                 number = read_int(entity.get("entity_id"))
                 if number is None or number < 0 or number in ids:
                     draft.faults.append("the list of GPUs holds a number that cannot be read or comes twice")
                 else:
                     ids.add(number)
-        return ids, len(ids) if found else None
+        return ids, len(ids) if listed else None
     devices, serials = run.get("GPU Device IDs"), run.get("GPU Device Serials")
     count = len(devices) if isinstance(devices, list) else None
     numbers = {read_int(key) for key in serials} if isinstance(serials, dict) else set()

@@ -166,7 +166,7 @@ class _Reader:
 def parse_table(text: str) -> Diag:
     """One table, or one per iteration; DCGM's own words of failure instead of a table are its runtime error."""
     reader = _Reader()
-    said = None
+    runtime_error = None
     lines = split_lines(text)
     inside = [i for i, line in enumerate(lines) if line.lstrip()[:1] in ("|", "+")]
     first, last = (inside[0], inside[-1]) if inside else (0, -1)
@@ -175,11 +175,11 @@ def parse_table(text: str) -> Diag:
             if line.strip() and not _between(line):
                 reader.read(line, number)
         elif _ERROR.match(line):
-            said = said or shorten(line)
-    if not reader.rows and said is None:
+            runtime_error = runtime_error or shorten(line)
+    if not reader.rows and runtime_error is None:
         raise ParseError("neither a table nor an error of dcgmi diag")
     draft = reader.draft
-    draft.runtime_error = said
+    draft.runtime_error = runtime_error
     if reader.rows and not reader.ended:
         draft.faults.append("the table ends without its last line: the output may have been cut off")
     ids = reader.meta.get("GPU Device IDs Detected")

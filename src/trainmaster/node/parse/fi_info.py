@@ -74,10 +74,10 @@ def parse(raw: str | bytes) -> FiInfo:
     faults: list[str] = []
     error, error_text = None, ""
     for line in split_lines(raw):
-        wrong = _ERROR.fullmatch(line)
+        failure = _ERROR.fullmatch(line)
         item = _FIELD.fullmatch(line)
-        if wrong:
-            error, error_text = int(wrong["code"]), wrong["text"].strip(" ()")
+        if failure:
+            error, error_text = int(failure["code"]), failure["text"].strip(" ()")
         elif item:
             _take(item["name"], item["value"].strip(), drafts, faults)
         elif line.strip():

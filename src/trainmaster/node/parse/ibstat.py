@@ -115,20 +115,20 @@ def parse_counter(raw: str | bytes) -> int | None:
 
 def parse_state(raw: str | bytes) -> str | None:
     """The word of /sys/class/infiniband/*/ports/*/state and phys_state: `4: ACTIVE`, `5: LinkUp`."""
-    found = re.fullmatch(r"\d{1,2}: (?P<word>[A-Za-z<>_ ]{1,40})", as_text(raw).strip())
-    return found["word"] if found else None
+    match = re.fullmatch(r"\d{1,2}: (?P<word>[A-Za-z<>_ ]{1,40})", as_text(raw).strip())
+    return match["word"] if match else None
 
 
 def parse_rate(raw: str | bytes) -> float | None:
     """Gb/s of /sys/class/infiniband/*/ports/*/rate: `400 Gb/sec (4X NDR)`."""
-    found = re.fullmatch(r"(?P<rate>\d{1,6}(?:\.\d{1,3})?) Gb/sec(?: \([\w ]{1,20}\))?", as_text(raw).strip())
-    return float(found["rate"]) if found else None
+    match = re.fullmatch(r"(?P<rate>\d{1,6}(?:\.\d{1,3})?) Gb/sec(?: \([\w ]{1,20}\))?", as_text(raw).strip())
+    return float(match["rate"]) if match else None
 
 
 def parse_width(raw: str | bytes) -> int | None:
     """Lanes of /sys/class/infiniband/*/ports/*/rate: 4 of `400 Gb/sec (4X NDR)`."""
-    found = re.search(r"\((?P<lanes>\d{1,2})X\b", as_text(raw))
-    return int(found["lanes"]) if found else None
+    match = re.search(r"\((?P<lanes>\d{1,2})X\b", as_text(raw))
+    return int(match["lanes"]) if match else None
 
 
 def _read(text: str, drafts: list[_Draft], faults: list[str]) -> bool:

@@ -298,12 +298,12 @@ _RULES = (
 def read_events(line: str, number: int) -> Iterator[KernelEvent]:
     """The fault that a line reports, if any. Times are filled in by the caller."""
     for rule in _RULES:
-        found = rule.pattern.search(line) if any(word in line for word in rule.words) else None
-        if found is not None:
+        match = rule.pattern.search(line) if any(word in line for word in rule.words) else None
+        if match is not None:
             yield KernelEvent(
                 kind=rule.kind,
-                device=_device(rule, found, line),
-                fatal=rule.fatal if rule.fatal is not None else _fatal(found, line),
+                device=_device(rule, match, line),
+                fatal=rule.fatal if rule.fatal is not None else _fatal(match, line),
                 count=1,
                 first=None,
                 last=None,
@@ -322,18 +322,18 @@ _RECOVERED = (
 def read_recovery(line: str) -> tuple[Kind, str] | None:
     """Kind and device of a fault whose end a line reports."""
     for pattern in _RECOVERED:
-        if (found := pattern.search(line)) is not None:
-            return "storage_lost", shorten(found.group(1))
+        if (match := pattern.search(line)) is not None:
+            return "storage_lost", shorten(match.group(1))
     return None
 
 
 def read_address(line: str) -> str | None:
     """The first PCI address in a line, in the kernel's spelling; with its function where the line has one."""
-    found = _ADDRESS.search(line)
-    return None if found is None else _spell(found)
+    match = _ADDRESS.search(line)
+    return None if match is None else _spell(match)
 
 
-def _device(rule: _Rule, found: re.Match[str], line: str) -> str | None:
+def _device(rule: _Rule, match: re.Match[str], line: str) -> str | None:
     if rule.device == "pci":
         source = _SOURCE.search(line)
         short = _SHORT.search(line)
@@ -342,14 +342,14 @@ def _device(rule: _Rule, found: re.Match[str], line: str) -> str | None:
         return _spell(source) if source is not None else read_address(line)
     if rule.device is None:
         return None
-    groups = found.groupdict()
+    groups = match.groupdict()
     name = next((groups[name] for name in _NAMES if groups.get(name)), None)
     return None if name is None else shorten(re.sub(r"^(?:CPU#|cpu )", "CPU ", name.strip()))
 
 
-def _fatal(found: re.Match[str], line: str) -> bool | None:
+def _fatal(match: re.Match[str], line: str) -> bool | None:
     """What the groups of a pattern tell about severity."""
-    groups = found.groupdict()
+    groups = match.groupdict()
     if groups.get("status"):
         return bool(int(groups["status"], 16) & _UNCORRECTED)
     if groups.get("bad") or groups.get("uncorrected") or groups.get("fatal") is not None:
@@ -361,9 +361,9 @@ def _fatal(found: re.Match[str], line: str) -> bool | None:
     return None
 
 
-def _spell(found: re.Match[str]) -> str:
-    function = f".{found['function']}" if found["function"] else ""
-    return f"{int(found['domain'], 16):04x}:{found['bus'].lower()}:{found['slot'].lower()}{function}"
+def _spell(match: re.Match[str]) -> str:
+    function = f".{match['function']}" if match["function"] else ""
+    return f"{int(match['domain'], 16):04x}:{match['bus'].lower()}:{match['slot'].lower()}{function}"
 
 
 def _message(line: str) -> str:

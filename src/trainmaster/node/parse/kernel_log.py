@@ -187,12 +187,12 @@ def is_boot(line: str) -> bool:
 
 def read_time(line: str) -> str | None:
     """The timestamp of a line, as written; seconds since boot for the forms that count from there."""
-    found = _STAMPS.match(line)
-    if found is None:
+    match = _STAMPS.match(line)
+    if match is None:
         return None
-    if found["kmsg"]:
-        return f"{int(found['kmsg']) / 1e6:.6f}"
-    return found["up"] or found["human"] or found["iso"] or found["old"]
+    if match["kmsg"]:
+        return f"{int(match['kmsg']) / 1e6:.6f}"
+    return match["up"] or match["human"] or match["iso"] or match["old"]
 
 
 @dataclass(slots=True)
@@ -234,19 +234,19 @@ class _Reader:
             repeat.count, repeat.last, repeat.line = repeat.count + 1, line, self.lines
             return
         # More than one event can share a line that lost its end; none of them may be lost with it.
-        found = [self._xid(match, line) for match in _XID.finditer(line)]
-        found += [self._sxid(match, line) for match in _SXID.finditer(line)]
-        if not found and _NEARLY.search(line):
+        xids = [self._xid(match, line) for match in _XID.finditer(line)]
+        xids += [self._sxid(match, line) for match in _SXID.finditer(line)]
+        if not xids and _NEARLY.search(line):
             self.unread += 1
             self.unread_first = self.unread_first or shorten(line)
-        if not found:
+        if not xids:
             self._fallen(line)
             for event in read_events(line, self.lines):
                 self._count(self.events, (event.kind, event.device, event.fatal), event, line)
         self._oom(line)
         self._state(line)
-        if len(found) == 1 and found[0] is not None and at >= 0 and len(self.repeats) < _MOST:
-            self.repeats[line[at:]] = found[0]
+        if len(xids) == 1 and xids[0] is not None and at >= 0 and len(self.repeats) < _MOST:
+            self.repeats[line[at:]] = xids[0]
 
     def _fallen(self, line: str) -> None:
         """A GPU that fell off the bus. The driver's sentence has three lines and names the GPU in the first."""
@@ -255,7 +255,7 @@ class _Reader:
             self.announced.append((_device(announced), self.lines))
         if bus is None and not _FALLEN.search(line):
             return
-        self.announced = [one for one in self.announced if self.lines - one[1] <= _NEAR]
+        self.announced = [announcement for announcement in self.announced if self.lines - announcement[1] <= _NEAR]
         if bus is not None:
             device = _device(bus)
         elif self.announced:
@@ -336,10 +336,10 @@ class _Reader:
     def _oom(self, line: str) -> None:
         self.invoked += bool(_INVOKED.search(line))
         kill, task = _KILL.search(line), _TASK.search(line)
-        for found, where in ((kill, self.kills), (task, self.tasks)):
-            if found is not None:
-                cgroup = bool(found["cgroup"]) if where is self.kills else found["how"] == "MEMCG"
-                name = shorten(found["name"])
+        for match, where in ((kill, self.kills), (task, self.tasks)):
+            if match is not None:
+                cgroup = bool(match["cgroup"]) if where is self.kills else match["how"] == "MEMCG"
+                name = shorten(match["name"])
                 self._count(where, (name, cgroup), OomKill(process=name, cgroup=cgroup, count=1, last=None), line)
 
     def end(self) -> KernelLog:
@@ -392,14 +392,14 @@ def _device(match: re.Match[str]) -> str:
 
 
 def _read_nvlink(text: str) -> Nvlink | None:
-    found = _NVLINK.search(text)
-    if found is None:
+    match = _NVLINK.search(text)
+    if match is None:
         return None
-    link = int(found["link"])
+    link = int(match["link"])
     return Nvlink(
-        unit=found["unit"],
-        fatal=found["how"] == "Fatal",
+        unit=match["unit"],
+        fatal=match["how"] == "Fatal",
         link=link if link >= 0 else None,
-        intr_info=int(found["intr"], 16),
-        error_status=int(found["status"], 16),
+        intr_info=int(match["intr"], 16),
+        error_status=int(match["status"], 16),
     )

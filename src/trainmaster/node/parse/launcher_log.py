@@ -79,14 +79,14 @@ def reports_death(line: str) -> bool:
 
 def released_job(line: str) -> str | None:
     """Number of the Slurm job that `salloc` gives back in this line."""
-    found = _RELEASE.search(line)
-    return found[1] if found else None
+    match = _RELEASE.search(line)
+    return match[1] if match else None
 
 
 def revoked_job(line: str) -> str | None:
     """Number of the Slurm job that was revoked, by its user, its time limit, or after it was given back."""
-    found = _REVOKE.search(line)
-    return found[1] if found else None
+    match = _REVOKE.search(line)
+    return match[1] if match else None
 
 
 def _unstamp(line: str) -> str:

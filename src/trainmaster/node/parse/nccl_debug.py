@@ -194,9 +194,9 @@ class _Reader:
         elif " - Init " in text:
             self._count(self.faults, f"the line of a rank cannot be read: {shorten(text)}")
         for pattern, where in ((_NETWORK, self.networks), (_PROVIDER, self.providers), (_PLUGIN, self.plugins)):
-            found = pattern.search(text)
-            if found:
-                self._name(where, found["name"].strip())
+            match = pattern.search(text)
+            if match:
+                self._name(where, match["name"].strip())
         version = _VERSION.search(text)
         if version:
             self.version = self.version or version["version"]

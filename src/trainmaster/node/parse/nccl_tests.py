@@ -167,33 +167,33 @@ class _Draft:
         return True
 
     def _sizes(self, line: str) -> None:
-        found = _SIZES.match(line)
-        if found is None:
+        match = _SIZES.match(line)
+        if match is None:
             self.faults.append(f"the line of parameters cannot be read: {shorten(line)}")
             return
-        step, factor = int(found["step"]), found["how"] == "factor"
+        step, factor = int(match["step"]), match["how"] == "factor"
         self.sizes = expected_sizes(
-            int(found["min"]), int(found["max"]), factor=step if factor else None, step=None if factor else step
+            int(match["min"]), int(match["max"]), factor=step if factor else None, step=None if factor else step
         )
         if self.sizes is None:
             self.faults.append(f"the sizes asked for make no sense: {shorten(line)}")
-        self.expected_ranks = int(found["threads"]) * int(found["gpus"])
-        self.validated = found["check"] != "0" if found["check"] else None
+        self.expected_ranks = int(match["threads"]) * int(match["gpus"])
+        self.validated = match["check"] != "0" if match["check"] else None
 
     def _rank(self, line: str) -> None:
-        found = _RANK.fullmatch(line)
-        if found is None:
+        match = _RANK.fullmatch(line)
+        if match is None:
             self.faults.append(f"the line of a rank cannot be read: {shorten(line)}")
             return
         self.devices.append(
             Device(
-                rank=int(found["rank"]),
-                host=found["host"],
-                device=int(found["device"]),
-                bus_id=found["bus"],
-                name=found["name"].strip(),
-                pid=int(found["pid"]),
-                group=read_int(found["group"]),
+                rank=int(match["rank"]),
+                host=match["host"],
+                device=int(match["device"]),
+                bus_id=match["bus"],
+                name=match["name"].strip(),
+                pid=int(match["pid"]),
+                group=read_int(match["group"]),
             )
         )
 
@@ -241,16 +241,16 @@ class _Draft:
         )
 
     def _side(self, size: int, cells: dict[str, str]) -> Measure:
-        told = cells.get("wrong")
-        wrong = read_float(told)
-        if told not in (None, "N/A") and (wrong is None or wrong < 0):
-            self.faults.append(f"the row of {size} bytes has {shorten(told or '')!r} wrong values")
-        self.corrupt |= bool(wrong)
+        printed = cells.get("wrong")
+        wrong_values = read_float(printed)
+        if printed not in (None, "N/A") and (wrong_values is None or wrong_values < 0):
+            self.faults.append(f"the row of {size} bytes has {shorten(printed or '')!r} wrong values")
+        self.corrupt |= bool(wrong_values)
         side, whole = measure(
             time=cells.get("time", cells.get("cputime", "")),
             algbw=cells["algbw"],
             busbw=cells["busbw"],
-            wrong=None if wrong is None else math.ceil(wrong),
+            wrong=None if wrong_values is None else math.ceil(wrong_values),
             delta=read_float(cells.get("delta")),
         )
         if not whole or any(read_float(cell) is None for name, cell in cells.items() if name not in ("wrong", "delta")):

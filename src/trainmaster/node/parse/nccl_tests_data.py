@@ -128,9 +128,9 @@ def contradicts(size_bytes: int, side: Measure) -> bool:
     """Whether time and bandwidth of a side cannot both be right."""
     if side.time_us is None or side.algbw_gbps is None or side.time_us <= 0:
         return side.time_us is not None and side.time_us <= 0
-    told = size_bytes / side.time_us / 1e3
+    implied = size_bytes / side.time_us / 1e3
     # Two decimals of a small number are coarse: 0.005 either way, and 0.05 us of a short time.
-    return abs(told - side.algbw_gbps) > 0.0051 + told * (_SLACK + 0.051 / side.time_us)
+    return abs(implied - side.algbw_gbps) > 0.0051 + implied * (_SLACK + 0.051 / side.time_us)
 
 
 def proven_ranks(rows: tuple[Row, ...], collective: str | None) -> tuple[int, int | None] | None:
@@ -192,8 +192,8 @@ def expected_sizes(low: int | None, high: int | None, *, factor: int | None, ste
         while sizes[-1] * factor <= high:
             sizes.append(sizes[-1] * factor)
         return sizes
-    found = range(low, high + 1, step) if step is not None and step > 0 else None
-    return found if found is not None and len(found) <= _MOST_SIZES else None
+    linear = range(low, high + 1, step) if step is not None and step > 0 else None
+    return linear if linear is not None and len(linear) <= _MOST_SIZES else None
 
 
 def find_lost_sizes(rows: Sequence[Row], sizes: Sequence[int], collective: str | None, ranks: int) -> str | None:

@@ -29,7 +29,7 @@ _JOINT = re.compile(r"(?<=[}\]])\s*(?=[{\[])")  # end of a document and start of
 
 def parse_documents(text: str) -> tuple[Run, ...]:
     """The runs of one report, of several that were joined, or of a list of them."""
-    found: list[Any] = []
+    reports: list[Any] = []
     try:
         documents = [load_json(text)]
     except ParseError:
@@ -38,10 +38,10 @@ def parse_documents(text: str) -> tuple[Run, ...]:
             raise
         documents = [load_json(part) for part in parts]
     for document in documents:
-        found += document if isinstance(document, list) else [document]
-    if not found:
+        reports += document if isinstance(document, list) else [document]
+    if not reports:
         raise ParseError("the JSON holds no report of nccl-tests")
-    return tuple(parse_json(document) for document in found)
+    return tuple(parse_json(document) for document in reports)
 
 
 def parse_json(document: Any) -> Run:
@@ -122,15 +122,15 @@ def _side(cells: Any, size: int, name: str, collective: str | None, faults: list
     if not isinstance(cells, dict):
         faults.append(f"the row of {size} bytes has no {name} result")
         return None
-    told = cells.get("nwrong")
-    wrong = read_float(told)
-    if "nwrong" not in cells or (told is not None and (wrong is None or wrong < 0)):
+    printed = cells.get("nwrong")
+    wrong_values = read_float(printed)
+    if "nwrong" not in cells or (printed is not None and (wrong_values is None or wrong_values < 0)):
         faults.append(f"the row of {size} bytes does not say how many values were wrong")
     side, whole = measure(
         time=_text(cells.get("time", cells.get("cpu_time"))),
         algbw=_text(cells.get("alg_bw")),
         busbw=_text(cells.get("bus_bw")),
-        wrong=None if wrong is None else int(wrong + 0.999),
+        wrong=None if wrong_values is None else int(wrong_values + 0.999),
     )
     if not whole:
         faults.append(f"the row of {size} bytes holds something that is no number")
@@ -158,7 +158,7 @@ def _process_ranks(config: dict[str, Any], faults: list[str]) -> int:
 
 def _devices(config: dict[str, Any], process_ranks: int, faults: list[str]) -> tuple[Device, ...]:
     """The first device of each process, which is all that the file lists."""
-    found: list[Device] = []
+    devices: list[Device] = []
     items = config.get("devices")
     for item in items if isinstance(items, list) else []:
         rank, device = (
@@ -167,7 +167,7 @@ def _devices(config: dict[str, Any], process_ranks: int, faults: list[str]) -> t
         if rank is None or device is None or not isinstance(item.get("hostname"), str):
             faults.append("a device of the report cannot be read")
             continue
-        found.append(
+        devices.append(
             Device(
                 rank=rank,
                 host=item["hostname"],
@@ -178,16 +178,16 @@ def _devices(config: dict[str, Any], process_ranks: int, faults: list[str]) -> t
                 group=read_int(item.get("group")),
             )
         )
-    if not found:
+    if not devices:
         faults.append("the report lists no device")
-    ranks = sorted(device.rank for device in found)
+    ranks = sorted(device.rank for device in devices)
     if len(set(ranks)) < len(ranks):
         faults.append("the report lists a rank twice")
     elif ranks != list(range(0, len(ranks) * process_ranks, process_ranks)):
         faults.append(f"the ranks listed are {shorten(str(ranks))}: some processes are missing")
-    shared = find_shared_gpu(found)
+    shared = find_shared_gpu(devices)
     faults += [] if shared is None else [shared]
-    return tuple(found)
+    return tuple(devices)
 
 
 def _match_sizes(

@@ -15,11 +15,11 @@ from trainmaster.node.parse import ParseError, as_text, shorten
 from trainmaster.node.parse.nvidia_smi_text import is_text, to_xml
 
 
-class NotTold(Exception):
+class NotReported(Exception):
     """nvidia-smi gives no value. `applies`: it should have; otherwise the GPU has no such thing (N/A)."""
 
-    def __init__(self, path: str, said: str, *, applies: bool) -> None:
-        super().__init__(f"it does not tell {path.replace('/', ' ').replace('_', ' ')}: {shorten(said) or 'nothing'}")
+    def __init__(self, path: str, text: str, *, applies: bool) -> None:
+        super().__init__(f"it does not tell {path.replace('/', ' ').replace('_', ' ')}: {shorten(text) or 'nothing'}")
         self.applies = applies
 
 
@@ -50,49 +50,49 @@ class Gpu:
     lost: str | None = None  # the driver's words for a GPU that it cannot reach: "GPU is lost"
     mig_devices: tuple[Mapping[str, str], ...] = ()  # the texts of each MIG device by their paths
 
-    def said(self, *paths: str) -> str:
+    def text(self, *paths: str) -> str:
         """What is written at the first of these paths that has more than N/A, or above it; empty where nothing is.
 
         Schemas rename things, so a check names the newest path first. A whole part can be N/A.
         """
-        found = [said for said in map(self._at, paths) if said]
-        return next((said for said in found if not _NOT_HERE.fullmatch(said)), found[0] if found else "")
+        texts = [text for text in map(self._at, paths) if text]
+        return next((text for text in texts if not _NOT_HERE.fullmatch(text)), texts[0] if texts else "")
 
     def _at(self, path: str) -> str:
         while path and path not in self.leaves:
             path = path.rpartition("/")[0]
         return self.leaves.get(path, "")
 
-    def tells(self, *paths: str) -> bool:
+    def reports(self, *paths: str) -> bool:
         """Whether there is anything but N/A; a damaged value is something."""
-        said = self.said(*paths)
-        return bool(said) and _NOT_HERE.fullmatch(said) is None
+        text = self.text(*paths)
+        return bool(text) and _NOT_HERE.fullmatch(text) is None
 
-    def told(self) -> frozenset[str]:
+    def reported_paths(self) -> frozenset[str]:
         """Paths that hold a value."""
-        return frozenset(path for path, said in self.leaves.items() if not _NO_VALUE.fullmatch(said))
+        return frozenset(path for path, text in self.leaves.items() if not _NO_VALUE.fullmatch(text))
 
     def word(self, *paths: str) -> str:
-        """What is said there, or NotTold."""
-        said = self.said(*paths)
-        if not said or _NO_VALUE.fullmatch(said):
-            raise NotTold(paths[0], said, applies=not said or _NOT_HERE.fullmatch(said) is None)
-        return said
+        """The text there, or NotReported."""
+        text = self.text(*paths)
+        if not text or _NO_VALUE.fullmatch(text):
+            raise NotReported(paths[0], text, applies=not text or _NOT_HERE.fullmatch(text) is None)
+        return text
 
     def number(self, unit: str, *paths: str) -> float:
-        """A number that ends in its unit (" W", "x", "" for a count), or NotTold. Only temperatures may be negative."""
-        said = self.word(*paths)
-        match = re.fullmatch(rf"(-?\d{{1,15}}(?:\.\d{{1,9}})?){re.escape(unit)}", said, flags=re.ASCII)
+        """A number that ends in its unit (" W", "x", "" for a count), or NotReported. Temperatures may be negative."""
+        text = self.word(*paths)
+        match = re.fullmatch(rf"(-?\d{{1,15}}(?:\.\d{{1,9}})?){re.escape(unit)}", text, flags=re.ASCII)
         if match is None or (match[1].startswith("-") and unit != " C"):
-            raise NotTold(paths[0], said, applies=True)
+            raise NotReported(paths[0], text, applies=True)
         return float(match[1])
 
     def yes(self, *paths: str) -> bool:
-        """Yes or No, On or Off, or NotTold: any other word is neither."""
-        said = self.word(*paths)
-        if said not in _ANSWERS:
-            raise NotTold(paths[0], said, applies=True)
-        return _ANSWERS[said]
+        """Yes or No, On or Off, or NotReported: any other word is neither."""
+        text = self.word(*paths)
+        if text not in _ANSWERS:
+            raise NotReported(paths[0], text, applies=True)
+        return _ANSWERS[text]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +132,8 @@ def parse(raw: str | bytes) -> Smi:
     body, end, after = text[start:].partition(_END)
     try:
         root = ET.fromstring(body + end)  # noqa: S314 (expat refuses external entities; the text comes from our own machine)
-    except (ET.ParseError, ValueError, LookupError) as wrong:  # the last two: characters and encodings expat refuses
-        raise ParseError(f"not whole XML: {wrong}") from None
+    except (ET.ParseError, ValueError, LookupError) as error:  # the last two: characters and encodings expat refuses
+        raise ParseError(f"not whole XML: {error}") from None
     if root.tag != "nvidia_smi_log":
         raise ParseError(f"its root is {root.tag!r:.40}, not nvidia_smi_log")
     remarks = [*_lines(text[:start]), *_between(root), *_lines(after)]
@@ -173,10 +173,10 @@ def _between(node: ET.Element) -> list[str]:
     """Text between the elements below a node: no schema has any, so it is a warning that nvidia-smi printed there."""
     if not len(node):
         return []
-    found = _lines(node.text or "")
+    lines = _lines(node.text or "")
     for child in node:
-        found += [*_between(child), *_lines(child.tail or "")]
-    return found
+        lines += [*_between(child), *_lines(child.tail or "")]
+    return lines
 
 
 def _gpu(node: ET.Element) -> Gpu:
@@ -184,20 +184,20 @@ def _gpu(node: ET.Element) -> Gpu:
     inner = _only(node, "pci/pci_bus_id")
     if inner and parse_address(inner) != address:
         raise ParseError(f"a GPU is at {address} and at {inner}")
-    uuid, said = _word(node, "uuid"), _only(node, "uuid")
+    uuid, shown = _word(node, "uuid"), _only(node, "uuid")
     leaves = _leaves(node)
     lost = next((text for text in leaves.values() if _LOST.fullmatch(text)), None)
-    if uuid is None and _NO_VALUE.fullmatch(said) and not _NOT_HERE.fullmatch(said):
-        lost = lost or said
+    if uuid is None and _NO_VALUE.fullmatch(shown) and not _NOT_HERE.fullmatch(shown):
+        lost = lost or shown
     if uuid is None and lost is None:
         # Every GPU that the driver can talk to has one; without it the entry describes nothing.
         raise ParseError(f"the GPU at {address} has no uuid")
     texts: dict[str, str] = {}
 
     def number(name: str, path: str, unit: str) -> float | None:
-        said = _only(node, path)
-        texts[name] = said or "nothing"
-        match = re.fullmatch(rf"(-?\d{{1,9}}(?:\.\d+)?) {unit}", said, flags=re.ASCII)
+        shown = _only(node, path)
+        texts[name] = shown or "nothing"
+        match = re.fullmatch(rf"(-?\d{{1,9}}(?:\.\d+)?) {unit}", shown, flags=re.ASCII)
         return float(match[1]) if match else None
 
     return Gpu(
@@ -218,15 +218,15 @@ def _gpu(node: ET.Element) -> Gpu:
 
 def _leaves(node: ET.Element, path: str = "") -> dict[str, str]:
     """Every text below a node by its path. What is said twice is kept as both, which is then no value at all."""
-    found: dict[str, str] = {}
+    leaves: dict[str, str] = {}
     for child in node:
         if child.tag in _LISTS or path.count("/") > _DEEPEST:
             continue
         place = f"{path}/{child.tag}" if path else child.tag
         inner = _leaves(child, place) if len(child) else {place: (child.text or "").strip() or _EMPTY}
-        for name, said in inner.items():
-            found[name] = f"{found[name]} and {said}" if name in found else said
-    return found
+        for name, text in inner.items():
+            leaves[name] = f"{leaves[name]} and {text}" if name in leaves else text
+    return leaves
 
 
 def _process(node: ET.Element) -> Process:
@@ -237,16 +237,16 @@ def _process(node: ET.Element) -> Process:
 
 
 def _word(node: ET.Element, path: str) -> str | None:
-    said = _only(node, path)
-    return None if not said or _NO_VALUE.fullmatch(said) else said
+    text = _only(node, path)
+    return None if not text or _NO_VALUE.fullmatch(text) else text
 
 
 def _only(node: ET.Element, path: str) -> str:
     """The text at a path. Two of them are damage: one may be the value of another GPU whose frame is gone."""
-    found = node.findall(path)
-    if len(found) > 1:
-        raise ParseError(f"{path} is there {len(found)} times")
-    return (found[0].text or "").strip() if found else ""
+    nodes = node.findall(path)
+    if len(nodes) > 1:
+        raise ParseError(f"{path} is there {len(nodes)} times")
+    return (nodes[0].text or "").strip() if nodes else ""
 
 
 def parse_address(text: str) -> str:

@@ -61,11 +61,11 @@ def to_xml(text: str) -> str:
             continue
         pair = _PAIR.fullmatch(line)
         section = None if pair else _SECTION.fullmatch(line)
-        found = pair or section
-        if found is None:
+        match = pair or section
+        if match is None:
             root.append(_remark(line))
             continue
-        indent, key = len(found["indent"]), found["key"].lower()
+        indent, key = len(match["indent"]), match["key"].lower()
         while len(stack) > 1 and stack[-1][0] >= indent and stack[-1][1] != "gpu":
             stack.pop()
         if indent == 0:

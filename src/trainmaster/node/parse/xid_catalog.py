@@ -32,7 +32,7 @@ _RECOVERY: dict[str, tuple[Severity, str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meaning:
+class XidEntry:
     """One row of the catalog. One action, not a list."""
 
     meaning: str
@@ -45,18 +45,18 @@ class Meaning:
 class Catalog:
     """Both tables."""
 
-    xids: Mapping[int, Meaning]
-    sxids: Mapping[int, Meaning]
+    xids: Mapping[int, XidEntry]
+    sxids: Mapping[int, XidEntry]
 
     def overlay(self, other: Catalog) -> Catalog:
         """This catalog with the rows of another laid over it."""
         return Catalog(xids={**self.xids, **other.xids}, sxids={**self.sxids, **other.sxids})
 
-    def of_xid(self, xid: Xid) -> Meaning:
+    def of_xid(self, xid: Xid) -> XidEntry:
         """What this event means; the text of codes 144–150 and 154 weighs more than the code."""
         row = self.xids.get(xid.code)
         if row is None:
-            return Meaning(
+            return XidEntry(
                 meaning=f"unknown XID {xid.code}",
                 severity="warn",
                 action="look the code up in NVIDIA's XID catalog",
@@ -64,21 +64,21 @@ class Catalog:
             )
         if xid.code in NVLINK5 and xid.nvlink is not None:
             where = "the whole GPU" if xid.nvlink.link is None else f"link {xid.nvlink.link}"
-            said = f"{row.meaning}: {xid.nvlink.unit} on {where}"
+            meaning = f"{row.meaning}: {xid.nvlink.unit} on {where}"
             if xid.nvlink.fatal:
-                return replace(row, meaning=f"{said}, fatal", severity="fail", action="reset the GPU")
-            return replace(row, meaning=f"{said}, not fatal", severity="warn")
+                return replace(row, meaning=f"{meaning}, fatal", severity="fail", action="reset the GPU")
+            return replace(row, meaning=f"{meaning}, not fatal", severity="warn")
         if xid.code == RECOVERY and xid.recovery is not None:
             known = _RECOVERY.get(xid.recovery.strip().lower())
             severity, action = known or ("fail", f"do what the driver asks for: {shorten(xid.recovery)}")
             return replace(row, meaning=f"the driver asks for: {xid.recovery}", severity=severity, action=action)
         return row
 
-    def of_sxid(self, sxid: Sxid) -> Meaning:
+    def of_sxid(self, sxid: Sxid) -> XidEntry:
         """What this event means. A line that says Fatal is fatal, whatever the table says of its code."""
         row = self.sxids.get(sxid.code)
         if row is None:
-            row = Meaning(
+            row = XidEntry(
                 meaning=f"unknown SXID {sxid.code}",
                 severity="warn",
                 action="look the code up in the guide of the fabric manager",
@@ -98,8 +98,8 @@ def parse(text: str) -> Catalog:
     """A catalog in TOML: `[xid.79]` and `[sxid.20034]`, each with meaning, severity, action and source."""
     try:
         document = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as wrong:
-        raise ParseError(f"the XID catalog is no valid TOML: {shorten(str(wrong))}") from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ParseError(f"the XID catalog is no valid TOML: {shorten(str(error))}") from None
     for name in document:
         if name not in ("xid", "sxid", "source"):
             raise ParseError(f"the XID catalog has `{shorten(name)}`; it may have xid, sxid and source")
@@ -107,11 +107,11 @@ def parse(text: str) -> Catalog:
     return Catalog(xids=_table(document, "xid", sources), sxids=_table(document, "sxid", sources))
 
 
-def _table(document: Mapping[str, Any], name: str, sources: Any) -> dict[int, Meaning]:
+def _table(document: Mapping[str, Any], name: str, sources: Any) -> dict[int, XidEntry]:
     table = document.get(name, {})
     if not isinstance(table, dict) or not isinstance(sources, dict):
         raise ParseError(f"`{name}` of the XID catalog is no table")
-    rows: dict[int, Meaning] = {}
+    rows: dict[int, XidEntry] = {}
     for key, row in table.items():
         where = f"{name}.{shorten(key)} of the XID catalog"
         if not key.isascii() or not key.isdigit() or len(key) > 6:
@@ -123,5 +123,5 @@ def _table(document: Mapping[str, Any], name: str, sources: Any) -> dict[int, Me
             raise ParseError(f"{where} has the severity {row['severity']!r}; use info, warn or fail")
         # A short name stands for a source that many rows share.
         source = sources.get(row["source"], row["source"])
-        rows[int(key)] = Meaning(**{**row, "source": str(source)})
+        rows[int(key)] = XidEntry(**{**row, "source": str(source)})
     return rows

@@ -133,16 +133,18 @@ def _grid(box: _Box, x_name: str, axis: Axis) -> Markup:
     parts = []
     for y in ticks(box.bottom, box.top):
         parts.append(
-            Markup('<line class="grid" x1="0" x2="100%" y1="{y}" y2="{y}"/><text class="y" x="-8" y="{y}">{t}</text>')
-            .format(y=box.down(y), t=_tick(y))
-        )  # fmt: skip
+            Markup(
+                '<line class="grid" x1="0" x2="100%" y1="{y}" y2="{y}"/><text class="y" x="-8" y="{y}">{t}</text>'
+            ).format(y=box.down(y), t=_tick(y))
+        )
     shown = ticks(box.left, box.right, most=8) if axis.ticks is None else axis.ticks
     for place, x in enumerate(shown):
         alternate = " alt" if place % 2 else ""
         parts.append(
-            Markup('<text class="x{alt}" x="{x}" y="100%" dy="18">{t}</text>')
-            .format(alt=alternate, x=box.across(x), t=axis.tell(x))
-        )  # fmt: skip
+            Markup('<text class="x{alt}" x="{x}" y="100%" dy="18">{t}</text>').format(
+                alt=alternate, x=box.across(x), t=axis.tell(x)
+            )
+        )
     parts.append(Markup('<text class="name" x="100%" y="100%" dy="34">{}</text>').format(x_name))
     return Markup("").join(parts)
 

@@ -75,7 +75,7 @@ def read_folder(folder: Path, *, now: datetime | None = None) -> JobPage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
+class _AttemptFiles:
     """The contents of one attempt's folder."""
 
     job_id: str
@@ -88,19 +88,19 @@ class _Found:
 def _places(folder: Path) -> list[Path]:
     inside = folder / "attempts"
     numbered = [place for place in inside.iterdir() if place.name.isdigit()] if inside.is_dir() else []
-    found = [place for place in sorted(numbered, key=lambda place: int(place.name)) if _events_file(place)]
-    if not found and _events_file(folder):
-        found = [folder]
-    if not found:
+    places = [place for place in sorted(numbered, key=lambda place: int(place.name)) if _events_file(place)]
+    if not places and _events_file(folder):
+        places = [folder]
+    if not places:
         raise UsageError(f"{folder}: there is no {EVENTS_FILE} in it; give an attempt's or a job's folder")
-    return found
+    return places
 
 
 def _events_file(folder: Path) -> Path | None:
     return next((folder / name for name in _NAMES if (folder / name).is_file()), None)
 
 
-def _load(folder: Path, number: int, summary: RunSummary) -> _Found:
+def _load(folder: Path, number: int, summary: RunSummary) -> _AttemptFiles:
     plan, record = _plan(folder / PLAN_FILE), _exit(folder / EXIT_FILE)
     path = _events_file(folder)
     assert path is not None, "only folders with an event file come here"
@@ -111,7 +111,7 @@ def _load(folder: Path, number: int, summary: RunSummary) -> _Found:
         when = line.event.ts if line.event else None
         first, last = first or when, when or last
     ended = parse_time(record.ended_at, zone=UTC) if record else None
-    return _Found(
+    return _AttemptFiles(
         job_id=plan.attempt.rpartition(".")[0] if plan else folder.absolute().name,
         spec=plan.spec if plan else None,
         exit=record,
@@ -120,19 +120,21 @@ def _load(folder: Path, number: int, summary: RunSummary) -> _Found:
     )
 
 
-def _iterations(places: Sequence[Path], found: Sequence[_Found], now: datetime) -> tuple[IterationSummary, ...]:
+def _iterations(
+    places: Sequence[Path], records: Sequence[_AttemptFiles], now: datetime
+) -> tuple[IterationSummary, ...]:
     """Iterations as the database would derive them, in a database that lives as long as this call."""
     with tempfile.TemporaryDirectory(prefix="trainmaster-") as folder:
         db = open_database(Path(folder) / "records.db")
         try:
             with db.write() as conn:
                 jobs.insert_job(conn, _RECORDS, _UNKNOWN, at=now)
-                for number, (place, one) in enumerate(zip(places, found, strict=True), start=1):
+                for number, (place, record) in enumerate(zip(places, records, strict=True), start=1):
                     attempt = insert_attempt(conn, _RECORDS, number, handle=None, at=now)
                     path = _events_file(place)
                     assert path is not None, "it was read before"
-                    zone = zone_of(one.spec or _UNKNOWN, path.name)
-                    lines = _lines(path, over=one.exit is not None, zone=zone)
+                    zone = zone_of(record.spec or _UNKNOWN, path.name)
+                    lines = _lines(path, over=record.exit is not None, zone=zone)
                     while some := list(itertools.islice(lines, _LINES)):
                         project(conn, attempt, EVENTS_FILE, some, job_id=_RECORDS)
             return iteration_summary.read(db, _RECORDS)
@@ -198,18 +200,18 @@ def _judge(record: ExitRecord | None) -> tuple[Status, Reason | None, str]:
     return Status.CANCELLED if cancelled else Status.FAILED, record.reason, record.message
 
 
-def _row(found: _Found, number: int) -> AttemptRow:
-    record = found.exit
+def _row(attempt: _AttemptFiles, number: int) -> AttemptRow:
+    record = attempt.exit
     return AttemptRow(
-        id=f"{found.job_id}.{number}",
-        job_id=found.job_id,
+        id=f"{attempt.job_id}.{number}",
+        job_id=attempt.job_id,
         number=number,
         handle=None,
         report=None if record is None else TargetState.SUCCEEDED if record.ok else TargetState.FAILED,
         reason=record.reason if record else None,
         message=record.message if record else "",
         exit=record,
-        created_at=found.started_at or datetime.fromtimestamp(0, UTC),
-        started_at=found.started_at,
-        ended_at=found.ended_at if record else None,
+        created_at=attempt.started_at or datetime.fromtimestamp(0, UTC),
+        started_at=attempt.started_at,
+        ended_at=attempt.ended_at if record else None,
     )

@@ -107,7 +107,11 @@ def _charts(page: JobPage) -> dict[str, object]:
     loss = [chart.Line(name="training", points=curves.loss)]
     if curves.eval_loss:
         loss.append(chart.Line(name="held-out", points=curves.eval_loss, dots=True))
-    saved = [one.step for one in page.run.checkpoints if one.event == "saved" and one.step is not None]
+    saved = [
+        checkpoint.step
+        for checkpoint in page.run.checkpoints
+        if checkpoint.event == "saved" and checkpoint.step is not None
+    ]
     marks = [chart.Mark(x=step, label="checkpoint") for step in saved]
     side = (
         ("rate", "Tokens per second", "tokens/s", curves.tokens_per_s, True),
@@ -122,7 +126,7 @@ def _charts(page: JobPage) -> dict[str, object]:
     ]
     return {
         "loss": chart.render(key="loss", title="Loss", x_name="step", lines=loss, marks=marks),
-        "side": [one for one in drawn if one],
+        "side": [svg for svg in drawn if svg],
     }
 
 

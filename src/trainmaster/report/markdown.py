@@ -50,13 +50,13 @@ def _preflight(page: JobPage) -> Iterator[str]:
     for row in preflight.checks:
         if row.verdict is Verdict.SKIP:
             continue
-        found = escape(row.reason) + (f" → {escape(row.action)}" if row.action else "")
+        reason = escape(row.reason) + (f" → {escape(row.action)}" if row.action else "")
         values = ", ".join(
             f"{escape(name)}={escape(phrases.value_text(value))}"
             for name, value in row.values.items()
             if value is not None
         )
-        yield f"| {escape(row.check)} | {row.verdict.value} | {escape(row.device or '')} | {found} | {values} |"
+        yield f"| {escape(row.check)} | {row.verdict.value} | {escape(row.device or '')} | {reason} | {values} |"
     if names := list(dict.fromkeys(skipped)):
         many = f"{len(names)} {'check does' if len(names) == 1 else 'checks do'} not apply here"
         yield f"\n{many}: {', '.join(map(escape, names))}."
@@ -67,17 +67,20 @@ def _iterations(page: JobPage) -> Iterator[str]:
     if not page.run.iterations:
         return
     yield "## Iterations\n\n| Iteration | Took | Phases | Epochs and their loss | Evaluations |\n|---|---|---|---|---|"
-    for one in page.run.iterations:
-        took = duration(one.seconds) if one.seconds is not None else ""
-        phases = ", ".join(escape(phase.kind) for phase in one.phases)
+    for iteration in page.run.iterations:
+        took = duration(iteration.seconds) if iteration.seconds is not None else ""
+        phases = ", ".join(escape(phase.kind) for phase in iteration.phases)
         losses = ", ".join(
-            f"{epoch.number}: {short(epoch.avg_loss)}" for epoch in one.newest_epochs if epoch.avg_loss is not None
+            f"{epoch.number}: {short(epoch.avg_loss)}"
+            for epoch in iteration.newest_epochs
+            if epoch.avg_loss is not None
         )
-        found = "; ".join(
+        evaluations = "; ".join(
             escape(f"{result.model_id or ''} {phrases.metrics_text(result.metrics)}".strip())
-            for result in one.evaluations
+            for result in iteration.evaluations
         )
-        yield f"| {one.number} | {took} | {phases} | {count(one.epochs)}{f': {losses}' if losses else ''} | {found} |"
+        epochs = count(iteration.epochs) + (f": {losses}" if losses else "")
+        yield f"| {iteration.number} | {took} | {phases} | {epochs} | {evaluations} |"
     yield ""
 
 

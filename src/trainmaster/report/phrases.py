@@ -151,7 +151,7 @@ def _figures(page: JobPage) -> Iterator[Figure]:
 
 def _checkpoint_figures(page: JobPage) -> Iterator[Figure]:
     run = page.run
-    saved = [one for one in run.checkpoints if one.event == "saved"]
+    saved = [checkpoint for checkpoint in run.checkpoints if checkpoint.event == "saved"]
     if run.checkpoints:
         events = run.checkpoint_events
         bad = events.get("failed", 0) + events.get("rejected", 0)
@@ -173,7 +173,7 @@ def is_kept(page: JobPage, checkpoint: Checkpoint) -> bool:
     keep, every = config.get("keep"), config.get("keep_every_steps")
     if keep is None or checkpoint.event != "saved" or checkpoint.step is None:
         return True
-    steps = sorted({one.step for one in page.run.checkpoints if one.event == "saved" and one.step is not None})
+    steps = sorted({other.step for other in page.run.checkpoints if other.event == "saved" and other.step is not None})
     return checkpoint.step in steps[-keep:] or bool(every and checkpoint.step % every == 0)
 
 

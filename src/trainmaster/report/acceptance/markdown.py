@@ -29,9 +29,9 @@ def _lines(view: View) -> Iterator[str]:
     yield ""
     if view.problems:
         yield "## What is wrong\n\n| Verdict | Part | Check | Where | What was found |\n|---|---|---|---|---|"
-        for one in view.problems:
-            act = f" → {escape(one.action)}" if one.action else ""
-            cells = (one.verdict.value, one.part, one.check, one.where, one.reason)
+        for problem in view.problems:
+            act = f" → {escape(problem.action)}" if problem.action else ""
+            cells = (problem.verdict.value, problem.part, problem.check, problem.where, problem.reason)
             yield f"| {' | '.join(map(escape, cells))}{act} |"
         yield ""
     yield from _section("What was not measured", view.not_measured)
@@ -47,10 +47,17 @@ def _measurements(view: View) -> Iterator[str]:
     if not view.measurements:
         return
     yield "## Measurements\n\n| What | Measured | Baseline | Share | Verdict | Source |\n|---|---|---|---|---|---|"
-    for one in view.measurements:
-        baseline = f"{short(one.baseline)} {one.unit}" if one.baseline is not None else "–"
-        measured = f"{short(one.measured)} {one.unit}"
-        cells = (one.name, measured, baseline, percent(one.share), one.verdict.value, one.source)
+    for measurement in view.measurements:
+        baseline = f"{short(measurement.baseline)} {measurement.unit}" if measurement.baseline is not None else "–"
+        measured = f"{short(measurement.measured)} {measurement.unit}"
+        cells = (
+            measurement.name,
+            measured,
+            baseline,
+            percent(measurement.share),
+            measurement.verdict.value,
+            measurement.source,
+        )
         yield f"| {' | '.join(map(escape, cells))} |"
     yield ""
 

@@ -107,9 +107,9 @@ def build(document: Mapping[str, Any]) -> View:
     """The view of a suite's document. Names and reasons come from nodes: without characters that act on a reader."""
     document = sanitise.plain(document)
     parts, overall = document["parts"], Overall(document["overall"])
-    trained = [one for one in parts if one["kind"] == "training" and _ran(one, "ranks")]
+    trained = [part for part in parts if part["kind"] == "training" and _ran(part, "ranks")]
     problems = [problem for part in parts for problem in _problems(part)]
-    resumed = [one["title"] for one in parts if one["name"] in document["resumed"]]
+    resumed = [part["title"] for part in parts if part["name"] in document["resumed"]]
     where = document["on"] or document["host"]
     return View(
         overall=overall,
@@ -120,13 +120,16 @@ def build(document: Mapping[str, Any]) -> View:
         version=document["trainmaster"],
         resumed=resumed,
         runs=len(document["runs"]),
-        parts=[_part(one, document["resumed"]) for one in parts],
-        measurements=[*(_throughput(one) for one in trained), *(row for one in parts for row in _bandwidth(one))],
-        problems=[one for one in problems if one.verdict is not Verdict.ERROR],
-        not_measured=[*_not_measured(parts), *(_say(one) for one in problems if one.verdict is Verdict.ERROR)],
+        parts=[_part(part, document["resumed"]) for part in parts],
+        measurements=[*(_throughput(part) for part in trained), *(row for part in parts for row in _bandwidth(part))],
+        problems=[problem for problem in problems if problem.verdict is not Verdict.ERROR],
+        not_measured=[
+            *_not_measured(parts),
+            *(_say(problem) for problem in problems if problem.verdict is Verdict.ERROR),
+        ],
         nodes=_nodes(trained),
-        trainings=[one["name"] for one in trained],
-        curves=[curve for one in parts for curve in _curves(one)],
+        trainings=[part["name"] for part in trained],
+        curves=[curve for part in parts for curve in _curves(part)],
         versions=_versions(parts),
         recommendations=_recommendations(trained),
     )
@@ -134,11 +137,11 @@ def build(document: Mapping[str, Any]) -> View:
 
 def _recommendations(trained: Sequence[Mapping[str, Any]]) -> list[str]:
     """Each sentence once; with the trainings that it is of, unless it is of all."""
-    told: dict[str, list[str]] = {}
-    for one in trained:
-        for line in one["document"]["recommendations"]:
-            told.setdefault(line, []).append(str(one["title"]))
-    return [line if len(of) == len(trained) else f"{', '.join(of)}: {line}" for line, of in told.items()]
+    titles: dict[str, list[str]] = {}
+    for part in trained:
+        for line in part["document"]["recommendations"]:
+            titles.setdefault(line, []).append(str(part["title"]))
+    return [line if len(of) == len(trained) else f"{', '.join(of)}: {line}" for line, of in titles.items()]
 
 
 def _ran(part: Mapping[str, Any], field: str) -> bool:
@@ -149,21 +152,24 @@ def _part(part: Mapping[str, Any], resumed: Sequence[str]) -> PartRow:
     note = part.get("skipped") or part.get("reason") or ""
     overall = Overall(part["overall"]) if part["overall"] is not None else None
     return PartRow(
-        title=part["title"], overall=overall, note=str(note).strip().splitlines()[-1] if note else "",
-        took_s=part.get("took_s"), resumed=part["name"] in resumed,
-    )  # fmt: skip
+        title=part["title"],
+        overall=overall,
+        note=str(note).strip().splitlines()[-1] if note else "",
+        took_s=part.get("took_s"),
+        resumed=part["name"] in resumed,
+    )
 
 
 def _sentence(overall: Overall, parts: Sequence[Mapping[str, Any]], problems: Sequence[Problem]) -> str:
-    measured = [one for one in parts if one["overall"] is not None]
-    bad = [one["title"] for one in measured if one["overall"] in ("FAIL", "INCOMPLETE")]
+    measured = [part for part in parts if part["overall"] is not None]
+    bad = [part["title"] for part in measured if part["overall"] in ("FAIL", "INCOMPLETE")]
     count = f"{len(measured)} of {len(parts)} parts were measured"
     if overall is Overall.PASS:
         return f"{count}, and every finding passed."
     if overall is Overall.WARN:
         return f"{count}; {len(problems)} findings are warnings."
     if overall is Overall.FAIL:
-        first = next((one for one in problems if one.verdict is Verdict.FAIL), None)
+        first = next((problem for problem in problems if problem.verdict is Verdict.FAIL), None)
         why = f" First: {first.where + ': ' if first.where else ''}{first.reason}." if first else ""
         return f"{count}; not accepted: {', '.join(bad)}.{why}"
     return f"{count}; no verdict is possible on: {', '.join(bad) or 'anything'}. Not measured is not a pass."
@@ -182,19 +188,19 @@ def _checks(part: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, An
 
 
 def _problems(part: Mapping[str, Any]) -> list[Problem]:
-    found = []
+    problems = []
     for check, node, finding in _checks(part):
         verdict = Verdict(finding["verdict"])
         if verdict in _BAD:
             host = str(finding.get("values", {}).get("host") or node)
             where = " ".join(filter(None, (host, finding.get("device") or "")))
-            found.append(
+            problems.append(
                 Problem(
                     part=part["title"], check=check, verdict=verdict, where=where, reason=finding["reason"],
                     action=finding.get("action") or "",
                 )
             )  # fmt: skip
-    return sorted(found, key=lambda one: _BAD.index(one.verdict))
+    return sorted(problems, key=lambda problem: _BAD.index(problem.verdict))
 
 
 def _say(problem: Problem) -> str:
@@ -203,23 +209,24 @@ def _say(problem: Problem) -> str:
 
 
 def _not_measured(parts: Sequence[Mapping[str, Any]]) -> list[str]:
-    found = [f"{one['title']}: {one['skipped']}" for one in parts if one.get("skipped")]
-    for one in parts:
-        if only := [name for word, name in pairwise(one.get("words") or ()) if word == "--only"]:
-            found.append(f"{one['title']}: all but {', '.join(only)} (--only)")
-        silent = (one.get("document") or {}).get("silent")
+    sentences = [f"{part['title']}: {part['skipped']}" for part in parts if part.get("skipped")]
+    for part in parts:
+        if only := [name for word, name in pairwise(part.get("words") or ()) if word == "--only"]:
+            sentences.append(f"{part['title']}: all but {', '.join(only)} (--only)")
+        silent = (part.get("document") or {}).get("silent")
         for node in silent if isinstance(silent, list) else ():
-            found.append(f"{one['title']}: {node.get('node')} did not answer: {node.get('reason')}")
-        if one["overall"] is not None and not one.get("document"):
-            last = str(one.get("reason") or "").strip().splitlines()[-1:] or ["it printed nothing"]
-            found.append(f"{one['title']}: ended with {one['exit_code']} and no result: {last[0]}")
-    return found
+            sentences.append(f"{part['title']}: {node.get('node')} did not answer: {node.get('reason')}")
+        if part["overall"] is not None and not part.get("document"):
+            last = str(part.get("reason") or "").strip().splitlines()[-1:] or ["it printed nothing"]
+            sentences.append(f"{part['title']}: ended with {part['exit_code']} and no result: {last[0]}")
+    return sentences
 
 
 def _throughput(part: Mapping[str, Any]) -> Measurement:
     document = part["document"]
     verdict = next(
-        (Verdict(one["verdict"]) for check, _, one in _checks(part) if check == "accept_throughput"), Verdict.ERROR
+        (Verdict(finding["verdict"]) for check, _, finding in _checks(part) if check == "accept_throughput"),
+        Verdict.ERROR,
     )
     baseline, floor = document["baseline"], document["options"].get("min_throughput")
     if floor is not None:
@@ -239,26 +246,29 @@ def _throughput(part: Mapping[str, Any]) -> Measurement:
 def _bandwidth(part: Mapping[str, Any]) -> list[Measurement]:
     if part["kind"] != "bandwidth" or not _ran(part, "rows"):
         return []
-    found = []
+    measurements = []
     for check, _, finding in _checks(part):
         values = finding.get("values") or {}
         if check != "collective_bandwidth" or not isinstance(values.get("busbw_gbps"), Mapping):
             continue
         size, rate = max(((int(size), rate) for size, rate in values["busbw_gbps"].items()), key=lambda pair: pair[0])
-        compared = [one for one in values.get("compared") or () if isinstance(one, Mapping)]
+        compared = [baseline for baseline in values.get("compared") or () if isinstance(baseline, Mapping)]
         last = compared[-1] if compared else {}
         if last.get("size_bytes") in (None, size) or str(last.get("size_bytes")) not in values["busbw_gbps"]:
             at = size
         else:
             at, rate = int(last["size_bytes"]), values["busbw_gbps"][str(last["size_bytes"])]
-        found.append(
+        measurements.append(
             Measurement(
-                name=f"{part['title']}: {values.get('collective')} at {at:,} bytes", measured=rate, unit="GB/s",
-                baseline=last.get("baseline_gbps"), source=str(last.get("source") or finding["reason"]),
+                name=f"{part['title']}: {values.get('collective')} at {at:,} bytes",
+                measured=rate,
+                unit="GB/s",
+                baseline=last.get("baseline_gbps"),
+                source=str(last.get("source") or finding["reason"]),
                 verdict=Verdict(finding["verdict"]),
             )
-        )  # fmt: skip
-    return found
+        )
+    return measurements
 
 
 def _curves(part: Mapping[str, Any]) -> list[Curve]:
@@ -270,39 +280,44 @@ def _curves(part: Mapping[str, Any]) -> list[Curve]:
     compared: dict[str, list[tuple[float, float]]] = {}
     for _, _, finding in _checks(part):
         values = finding.get("values") or {}
-        for one in values.get("compared") or ():
-            if isinstance(one, Mapping) and one.get("baseline_gbps") and one.get("size_bytes"):
-                compared.setdefault(str(values.get("collective")), []).append((one["size_bytes"], one["baseline_gbps"]))
+        for baseline in values.get("compared") or ():
+            if isinstance(baseline, Mapping) and baseline.get("baseline_gbps") and baseline.get("size_bytes"):
+                compared.setdefault(str(values.get("collective")), []).append(
+                    (baseline["size_bytes"], baseline["baseline_gbps"])
+                )
     return [
         Curve(title=f"{part['title']}: {name}, GB/s", points=points, baseline=compared.get(name, ()))
-        for name, points in rows.items() if len(points) > 1
-    ]  # fmt: skip
+        for name, points in rows.items()
+        if len(points) > 1
+    ]
 
 
 def _nodes(trained: Sequence[Mapping[str, Any]]) -> list[NodeRow]:
     nodes: dict[str, dict[str, list[Cell]]] = {}
     for part in trained:
         ranks = part["document"]["ranks"]
-        usual = median_low([one["alone_s"]["p50"] for one in ranks])
-        for one in ranks:
-            over = one["alone_s"]["p50"] / usual - 1
+        usual = median_low([rank["alone_s"]["p50"] for rank in ranks])
+        for rank in ranks:
+            over = rank["alone_s"]["p50"] / usual - 1
             verdict = Verdict.FAIL if over >= SLOW_FAIL else Verdict.WARN if over >= SLOW_WARN else Verdict.PASS
-            name = f"{one['host']}" if part["document"]["nodes"] == len({r["host"] for r in ranks}) else (
-                f"{one['host']} (node {one['node']})"
-            )  # fmt: skip
+            name = (
+                f"{rank['host']}"
+                if part["document"]["nodes"] == len({r["host"] for r in ranks})
+                else (f"{rank['host']} (node {rank['node']})")
+            )
             cells = nodes.setdefault(name, {}).setdefault(part["name"], [])
-            cells.append(Cell(label=f"rank {one['rank']}", over=over, verdict=verdict))
+            cells.append(Cell(label=f"rank {rank['rank']}", over=over, verdict=verdict))
     return [NodeRow(name=name, cells=cells) for name, cells in nodes.items()]
 
 
 def _versions(parts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for part in parts:
         document = part.get("document") or {}
         if isinstance(document.get("versions"), Mapping):
-            found.update({str(name): str(value) for name, value in document["versions"].items()})
+            versions.update({str(name): str(value) for name, value in document["versions"].items()})
         for check, _, finding in _checks(part):
             kernel = (finding.get("values") or {}).get("kernel") if check == "kernel" else None
             if kernel:
-                found.setdefault("kernel", str(kernel))
-    return dict(sorted(found.items()))
+                versions.setdefault("kernel", str(kernel))
+    return dict(sorted(versions.items()))

@@ -42,11 +42,11 @@ def estimate(health: ClusterHealth, prices: Prices | None) -> Cost:
     known = sum(priced.values())
     common = {"nodes": len(names), "nodes_priced": known, "assumed_hours": prices.assumed_hours}
     if not known:
-        told = (
+        sentence = (
             "The price of these nodes is not known, so nothing is said of what a failed run would waste. "
             f"This check took {duration(health.took_s)}."
         )
-        return Cost(lines=(told,), usd_per_hour=None, wasted_usd=None, check_usd=None, **common)  # type: ignore[arg-type]
+        return Cost(lines=(sentence,), usd_per_hour=None, wasted_usd=None, check_usd=None, **common)  # type: ignore[arg-type]
     per_hour = sum(rate * count for (_, rate), count in priced.items())
     wasted, spent = per_hour * prices.assumed_hours, per_hour * max(0.0, health.took_s) / 3600
     parts = " + ".join(f"{count} × {name} at {_usd(rate)} per hour" for (name, rate), count in sorted(priced.items()))

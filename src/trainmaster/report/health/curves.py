@@ -56,13 +56,13 @@ class Curve:
 
 def find(rows: Iterable[Row]) -> list[Curve]:
     """Every curve in the findings, in order."""
-    found = []
+    curves = []
     for row in rows:
         points = _first(row, _POINTS)
         if not points:
             continue
         ranks = sanitise.number(row.values.get("ranks", row.values.get("world_size")))
-        found.append(
+        curves.append(
             Curve(
                 collective=str(row.values.get("collective") or row.check),
                 where=row.where,
@@ -73,11 +73,11 @@ def find(rows: Iterable[Row]) -> list[Curve]:
                 row=row,
             )
         )
-    return found
+    return curves
 
 
 def _first(row: Row, names: tuple[str, ...]) -> tuple[Point, ...]:
-    return next((found for name in names if (found := _points(row.values.get(name)))), ())
+    return next((points for name in names if (points := _points(row.values.get(name)))), ())
 
 
 def _points(value: object) -> tuple[Point, ...]:
@@ -88,8 +88,8 @@ def _points(value: object) -> tuple[Point, ...]:
             if re.fullmatch(r"\d{1,18}", size, flags=re.ASCII)
         ]
     items = value if isinstance(value, list) else []
-    found = [point for item in items if isinstance(item, Mapping) and (point := _point(item)) is not None]
-    return tuple(sorted(found, key=lambda point: point.size_bytes))
+    points = [point for item in items if isinstance(item, Mapping) and (point := _point(item)) is not None]
+    return tuple(sorted(points, key=lambda point: point.size_bytes))
 
 
 def _point(item: Mapping[str, Any]) -> Point | None:

@@ -82,7 +82,7 @@ def _bands(nodes: Sequence[Node]) -> list[_Band]:
     groups: dict[tuple[tuple[str, Verdict], ...], list[Node]] = {}
     for node in nodes:
         checks = dict.fromkeys(row.check for row in node.rows)
-        key = tuple(sorted((check, found) for check in checks if (found := node.worst(check)) is not None))
+        key = tuple(sorted((check, verdict) for check in checks if (verdict := node.worst(check)) is not None))
         groups.setdefault(key, []).append(node)
     return [
         _Band(
@@ -113,9 +113,9 @@ def _band(band: _Band, checks: Sequence[str], left: float, y: float) -> Markup:
             rows.setdefault(row.check, []).append(row)
     for index, check in enumerate(checks):
         # A silent node: a question mark for every check.
-        told = list(band.nodes[0].rows) if band.nodes[0].silent else rows.get(check)
-        if told:
-            parts.append(_square(left + index * _CELL, y, band.label, told))
+        shown = list(band.nodes[0].rows) if band.nodes[0].silent else rows.get(check)
+        if shown:
+            parts.append(_square(left + index * _CELL, y, band.label, shown))
     return Markup("").join(parts)
 
 
@@ -123,10 +123,10 @@ def _square(x: float, y: float, label: str, rows: list[Row]) -> Markup:
     verdict = worst(row.verdict for row in rows)
     assert verdict is not None
     worst_first = [row for row in rows if row.verdict is verdict]
-    told = [f"{row.where}: {row.reason}"[:_TITLE_CHARS] for row in worst_first[:_TITLE_ROWS]]
+    lines = [f"{row.where}: {row.reason}"[:_TITLE_CHARS] for row in worst_first[:_TITLE_ROWS]]
     if len(worst_first) > _TITLE_ROWS:
-        told.append(f"and {len(worst_first) - _TITLE_ROWS} more")
-    title = "\n".join([f"{label} · {rows[0].check}: {WORDS[verdict]}", *told])
+        lines.append(f"and {len(worst_first) - _TITLE_ROWS} more")
+    title = "\n".join([f"{label} · {rows[0].check}: {WORDS[verdict]}", *lines])
     return Markup(
         '<g class="v-{v}"><title>{title}</title><rect x="{x:.1f}" y="{y:.1f}" width="{s}" height="{s}" rx="3"/>'
         '<text x="{cx:.1f}" y="{cy:.1f}">{sign}</text></g>'

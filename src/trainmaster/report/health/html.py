@@ -26,7 +26,7 @@ MOST_ROWS = 20_000
 def render(view: View) -> str:
     """The complete file: inline style, no script, no external address, and a strict content security policy."""
     style = asset("style.css") + asset("health/health.css")
-    found = curves.find(view.rows)
+    curve_list = curves.find(view.rows)
     return (
         environment()
         .get_template("health.html")
@@ -37,8 +37,8 @@ def render(view: View) -> str:
             policy=f"default-src 'none'; style-src '{_hash(style)}'; base-uri 'none'; form-action 'none'",
             heat=heatmap.render(view),
             figures=_figures(view),
-            charts=[_chart(index, curve) for index, curve in enumerate(found[:MOST_CURVES])],
-            more_charts=max(0, len(found) - MOST_CURVES),
+            charts=[_chart(index, curve) for index, curve in enumerate(curve_list[:MOST_CURVES])],
+            more_charts=max(0, len(curve_list) - MOST_CURVES),
             shown=_shown(view),
             counts=_counts,
             signs=heatmap.SIGNS,
@@ -50,7 +50,7 @@ def render(view: View) -> str:
 
 def _figures(view: View) -> list[Figure]:
     covered, cost = view.coverage, view.cost
-    found = [
+    figures = [
         Figure(
             name="Nodes that answered",
             value=f"{covered.nodes_heard} / {covered.nodes_asked}",
@@ -72,9 +72,9 @@ def _figures(view: View) -> list[Figure]:
     ]
     if cost.wasted_usd is not None and cost.check_usd is not None:
         note = f"{formats.trim(f'{cost.assumed_hours:.1f}')} h of {cost.nodes_priced} nodes"
-        found.append(Figure(name="A lost run would waste", value=_usd(cost.wasted_usd), note=note))
-        found.append(Figure(name="This check cost", value=_usd(cost.check_usd), note="at the same price"))
-    return found
+        figures.append(Figure(name="A lost run would waste", value=_usd(cost.wasted_usd), note=note))
+        figures.append(Figure(name="This check cost", value=_usd(cost.check_usd), note="at the same price"))
+    return figures
 
 
 def _usd(amount: float) -> str:

@@ -38,16 +38,16 @@ def render(view: View) -> str:
 def _case(suite: str, row: Row) -> ET.Element:
     name = f"{row.check}[{row.device}]" if row.device else row.check
     case = ET.Element("testcase", classname=f"trainmaster.{suite}", name=name, time=f"{row.took_s:.3f}")
-    told = row.reason + (f"\nfollows from: {row.cause}" if row.cause else "")
-    told += f"\nwhat to do: {row.action}" if row.action else ""
+    text = row.reason + (f"\nfollows from: {row.cause}" if row.cause else "")
+    text += f"\nwhat to do: {row.action}" if row.action else ""
     tag = _TAGS.get(row.verdict)
     if tag is not None:
         inner = ET.SubElement(case, tag, message=row.reason)
         if row.verdict is not Verdict.SKIP:
             inner.set("type", str(row.verdict))
-            inner.text = told
+            inner.text = text
     else:
-        ET.SubElement(case, "system-out").text = f"{row.verdict}: {told}"
+        ET.SubElement(case, "system-out").text = f"{row.verdict}: {text}"
     return case
 
 

@@ -31,8 +31,8 @@ def _lines(view: View) -> Iterator[str]:
         yield ""
     if view.actions:
         yield "## What to do, in this order\n"
-        for index, one in enumerate(view.actions, 1):
-            yield f"{index}. {escape(one.action)} ({one.verdict}: {_locations(one.locations)})"
+        for index, action in enumerate(view.actions, 1):
+            yield f"{index}. {escape(action.action)} ({action.verdict}: {_locations(action.locations)})"
         yield ""
     yield from _wrong(view)
     yield from _collectives(view)
@@ -76,11 +76,11 @@ def _fold(rows: list[Row]) -> list[tuple[Row, str]]:
 
 
 def _collectives(view: View) -> Iterator[str]:
-    found = curves.find(view.rows)
-    if not found:
+    curve_list = curves.find(view.rows)
+    if not curve_list:
         return
     yield "## Collectives\n\n| Collective | Where | Peak GB/s | at | Verdict |\n|---|---|---|---|---|"
-    for curve in found:
+    for curve in curve_list:
         rate, at = short(curve.peak.gbps), size(curve.peak.size_bytes)
         yield f"| {escape(curve.collective)} | {escape(curve.where)} | {rate} | {at} | {curve.row.verdict} |"
     yield ""

@@ -29,12 +29,12 @@ def render(view: View) -> str:
 
 def document(view: View) -> dict[str, Any]:
     rows = list(view.rows)
-    found = curves.find(rows)
+    curve_list = curves.find(rows)
     gpus = [gpus_expected(node) for node in view.nodes]
     # One number only where all nodes agree; a mean of 8 and 7 describes no node.
     same = gpus[0] if gpus and len(set(gpus)) == 1 else None
     whole = view.coverage.nodes_heard == view.coverage.nodes_asked and not view.coverage.not_measured
-    ranks = max((curve.ranks for curve in found if curve.ranks and curve.node is None), default=None)
+    ranks = max((curve.ranks for curve in curve_list if curve.ranks and curve.node is None), default=None)
     nodes = len(view.nodes)
     each = {processes_per_node(node) for node in view.nodes}
     processes = ranks // nodes if ranks and nodes and ranks % nodes == 0 else None
@@ -79,13 +79,13 @@ def _ours(view: View, rows: list[Row]) -> dict[str, Any]:
         ],
         "recommendations": [
             {
-                "action": one.action,
-                "verdict": str(one.verdict),
-                "nodes": list(one.nodes),
-                "places": list(one.locations),
-                "checks": list(one.checks),
+                "action": action.action,
+                "verdict": str(action.verdict),
+                "nodes": list(action.nodes),
+                "places": list(action.locations),
+                "checks": list(action.checks),
             }
-            for one in view.actions
+            for action in view.actions
         ],
         "training_readiness": {
             "ready": {Overall.FAIL: False, Overall.INCOMPLETE: None}.get(view.overall, True),

@@ -95,10 +95,10 @@ def _room(rows: list[Row], section: str, free_name: str) -> dict[str, float | No
 
 
 def _network(rows: list[Row]) -> dict[str, Any]:
-    ran = [row for row in rows if row.verdict is not Verdict.SKIP]
-    plugin = next(_stating(ran, "network.aws_ofi_nccl_plugin.installed"), None)
-    devices = next((value for value in _values(ran, "network.efa_providers") if isinstance(value, list)), None)
-    efa = worst(row.verdict for row in _stating(ran, "network.efa_available"))
+    measured = [row for row in rows if row.verdict is not Verdict.SKIP]
+    plugin = next(_stating(measured, "network.aws_ofi_nccl_plugin.installed"), None)
+    devices = next((value for value in _values(measured, "network.efa_providers") if isinstance(value, list)), None)
+    efa = worst(row.verdict for row in _stating(measured, "network.efa_available"))
     pinged = [row for row in rows if row.check == _PING]
     ping = next((row.values for row in pinged if row.verdict is not Verdict.SKIP), {})
     return {
@@ -118,12 +118,12 @@ def _network(rows: list[Row]) -> dict[str, Any]:
     }
 
 
-def _nccl(rows: list[Row], found: list[curves.Curve], job: Mapping[str, Any]) -> dict[str, Any]:
+def _nccl(rows: list[Row], curve_list: list[curves.Curve], job: Mapping[str, Any]) -> dict[str, Any]:
     of = _rows_of_test(rows, "nccl_communication")
-    ran = any(row.verdict in (Verdict.PASS, Verdict.WARN, Verdict.FAIL) for row in of)
+    measured = any(row.verdict in (Verdict.PASS, Verdict.WARN, Verdict.FAIL) for row in of)
     installed = job.get("nccl_tests_installed")
     return {
-        "nccl_tests_available": installed if isinstance(installed, bool) else ran or None,
+        "nccl_tests_available": installed if isinstance(installed, bool) else measured or None,
         "communication_tests": {
             f"{'single_node' if _is_inside(curve) else 'distributed'}_{curve.collective}": {
                 "success": curve.row.verdict in (Verdict.PASS, Verdict.WARN),
@@ -139,16 +139,16 @@ def _nccl(rows: list[Row], found: list[curves.Curve], job: Mapping[str, Any]) ->
                 ],
                 "peak_bandwidth_gbps": curve.peak.gbps,
             }
-            for curve in found
+            for curve in curve_list
         },
     }
 
 
 def _dcgm(rows: list[Row], job: Mapping[str, Any]) -> dict[str, Any]:
     of = [row for test in ("dcgm_basic", "dcgm_extended") for row in _rows_of_test(rows, test)]
-    ran = [row for row in of if row.verdict is not Verdict.SKIP]
+    measured = [row for row in of if row.verdict is not Verdict.SKIP]
     return {
-        "dcgm_available": bool(ran) if of else None,
+        "dcgm_available": bool(measured) if of else None,
         "diagnostics": {
             "basic": _diagnosis(rows, job, "dcgm_basic"),
             "extended": _diagnosis(rows, job, "dcgm_extended"),
@@ -161,18 +161,18 @@ def _diagnosis(all_rows: list[Row], job: Mapping[str, Any], test: str) -> dict[s
     verdict = worst(row.verdict for row in rows)
     # The longest diagnostic that the job kept the output of.
     names = sorted(_sources(f"summary.test_results.{test}"), key=registry.level_of, reverse=True)
-    ran = next((name for name in names if f"{name}_raw_output" in job), None)
-    told = job if ran is not None else {}
-    ids = told.get("gpu_device_ids") or next(
+    source = next((name for name in names if f"{name}_raw_output" in job), None)
+    kept = job if source is not None else {}
+    ids = kept.get("gpu_device_ids") or next(
         (row.values["gpu_device_ids"] for row in rows if "gpu_device_ids" in row.values), None
     )
     return {
         "success": _KNOWN.get(verdict) if verdict else None,
         "parsed_output": {
-            "dcgm_version": _first_text(rows, "dcgm_version", "version") or _string(told, "dcgm_version"),
-            "driver_version": _first_text(rows, "driver_version", "driver") or _string(told, "driver_version"),
+            "dcgm_version": _first_text(rows, "dcgm_version", "version") or _string(kept, "dcgm_version"),
+            "driver_version": _first_text(rows, "driver_version", "driver") or _string(kept, "driver_version"),
             "gpu_device_ids": ids,
-            "test_results": told.get(f"{ran}_tests") or {},
+            "test_results": kept.get(f"{source}_tests") or {},
             "findings": [
                 {
                     "device": row.device,
@@ -184,7 +184,7 @@ def _diagnosis(all_rows: list[Row], job: Mapping[str, Any], test: str) -> dict[s
             ],
             "overall_status": _test(rows),
         },
-        "raw_output": _string(told, f"{ran}_raw_output"),
+        "raw_output": _string(kept, f"{source}_raw_output"),
     }
 
 
@@ -199,13 +199,13 @@ def _job(rows: list[Row]) -> Mapping[str, Any]:
 
 
 def _number(values: Mapping[str, Any], name: str) -> int | None:
-    found = sanitise.number(values.get(name))
-    return int(found) if found is not None else None
+    number = sanitise.number(values.get(name))
+    return int(number) if number is not None else None
 
 
 def _string(values: Mapping[str, Any], name: str) -> str | None:
-    found = values.get(name)
-    return found if isinstance(found, str) else None
+    text = values.get(name)
+    return text if isinstance(text, str) else None
 
 
 def _sources(metric: str) -> Mapping[str, str]:
@@ -251,8 +251,8 @@ def _is_inside(curve: curves.Curve) -> bool:
 
 
 def _mib(gib: float | None) -> int | None:
-    found = sanitise.number(gib * 1024) if gib is not None else None
-    return round(found) if found is not None else None
+    mib = sanitise.number(gib * 1024) if gib is not None else None
+    return round(mib) if mib is not None else None
 
 
 def bad_rows(rows: Iterable[Row]) -> list[Row]:
@@ -268,11 +268,13 @@ def issue_text(row: Row) -> str:
 def summarise(
     overall: Overall, rows: list[Row], issues: list[str], view: View | None = None, between: Sequence[Row] = ()
 ) -> dict[str, Any]:
-    found = [curve for curve in curves.find([*between, *rows]) if "all_reduce" in curve.collective.replace("-", "_")]
-    inside = [curve.peak.gbps for curve in found if _is_inside(curve)]
-    across = [curve.peak.gbps for curve in found if not _is_inside(curve)]
+    curve_list = [
+        curve for curve in curves.find([*between, *rows]) if "all_reduce" in curve.collective.replace("-", "_")
+    ]
+    inside = [curve.peak.gbps for curve in curve_list if _is_inside(curve)]
+    across = [curve.peak.gbps for curve in curve_list if not _is_inside(curve)]
     if view is not None:
-        actions = [one.action for one in view.actions]
+        actions = [action.action for action in view.actions]
     else:
         actions = list(dict.fromkeys(row.action for row in bad_rows(rows) if row.action and row.cause is None))
     return {
@@ -292,5 +294,5 @@ def summarise(
 
 
 def _test(rows: Iterable[Row]) -> str:
-    found = worst(row.verdict for row in rows)
-    return _WORDS.get(found, NOT_MEASURED) if found is not None else NOT_MEASURED
+    verdict = worst(row.verdict for row in rows)
+    return _WORDS.get(verdict, NOT_MEASURED) if verdict is not None else NOT_MEASURED

@@ -57,9 +57,9 @@ def _families(view: View) -> Iterator[str]:
             measured = sanitise.number(value)
             if measured is not None:
                 values[(*labels, ("name", name))] = measured
-    told = {labels: float(VERDICTS[verdict]) for labels, verdict in worst.items()}
+    verdicts = {labels: float(VERDICTS[verdict]) for labels, verdict in worst.items()}
     yield _family(
-        "trainmaster_check_verdict", "-1 skip, 0 pass, 1 warn, 2 fail, 3 error (could not be measured).", told
+        "trainmaster_check_verdict", "-1 skip, 0 pass, 1 warn, 2 fail, 3 error (could not be measured).", verdicts
     )
     yield _family("trainmaster_check_value", "Each number that a finding holds, by its name.", values)
     yield _family("trainmaster_check_seconds", "How long the check took on the node.", seconds)
@@ -74,7 +74,7 @@ def _family(name: str, text: str, series: Mapping[Labels, float]) -> str:
         return ""
     lines = [f"# HELP {name} {text}", f"# TYPE {name} gauge"]
     for labels, value in series.items():
-        inner = ",".join(f'{key}="{_escape(said)}"' for key, said in labels)
+        inner = ",".join(f'{key}="{_escape(word)}"' for key, word in labels)
         lines.append(f"{name}{{{inner}}} {value!r}" if inner else f"{name} {value!r}")
     return "\n".join(lines) + "\n"
 

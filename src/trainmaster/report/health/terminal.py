@@ -19,10 +19,10 @@ def _lines(view: View) -> Iterator[str]:
     yield f"{view.overall}  {view.title}. {view.sentence}"
     for node in view.silent:
         yield f"  no answer  {node.name}: {node.rows[0].reason}"
-    for index, one in enumerate(view.actions[:MOST], 1):
-        more = f" and {len(one.locations) - MOST} more" if len(one.locations) > MOST else ""
-        yield f"  {index}. {one.action}"
-        yield f"     {one.verdict}: {', '.join(one.locations[:MOST])}{more}: {one.reason}"
+    for index, action in enumerate(view.actions[:MOST], 1):
+        more = f" and {len(action.locations) - MOST} more" if len(action.locations) > MOST else ""
+        yield f"  {index}. {action.action}"
+        yield f"     {action.verdict}: {', '.join(action.locations[:MOST])}{more}: {action.reason}"
     if len(view.actions) > MOST:
         yield f"  … and {len(view.actions) - MOST} more things to do; the report has them all"
     covered = view.coverage

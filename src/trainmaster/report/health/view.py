@@ -248,12 +248,12 @@ def _missing(node: str | None, check: str, reason: str, action: str, took_s: flo
 
 def _between(health: ClusterHealth, names: set[str]) -> tuple[Row, ...]:
     """Rows of comparisons and collectives. Their device is a node; the device on it is the value `on`."""
-    found = []
+    rows = []
     for row in _rows(None, health.cluster):
         on = row.values.get("on")
         device = sanitise.line(on) or None if isinstance(on, str) else None
-        found.append(dataclasses.replace(row, node=row.device, device=device) if row.device in names else row)
-    return tuple(found)
+        rows.append(dataclasses.replace(row, node=row.device, device=device) if row.device in names else row)
+    return tuple(rows)
 
 
 _SEE = re.compile(r"see (\w+)\b")
@@ -261,15 +261,15 @@ _SEE = re.compile(r"see (\w+)\b")
 
 def _with_causes(rows: list[Row]) -> list[Row]:
     """Add causes: a finding with the action "see CHECK" follows from that check's worst finding on its device."""
-    found = []
+    explained = []
     for row in rows:
         match = _SEE.match(row.action or "")
         causes = [other for other in rows if match and other.check == match[1] and other.verdict in BAD]
         same = [other for other in causes if other.device == row.device] or causes
         cause = max(same, key=lambda other: WEIGHT[other.verdict], default=None)
         follows = cause is not None and cause is not row and row.verdict in BAD
-        found.append(dataclasses.replace(row, cause=f"{cause.check}: {cause.reason}") if follows and cause else row)
-    return found
+        explained.append(dataclasses.replace(row, cause=f"{cause.check}: {cause.reason}") if follows and cause else row)
+    return explained
 
 
 # --- what to do, and how much is known -----------------------------------------------------------------------------
@@ -281,13 +281,13 @@ def _actions(rows: Iterable[Row]) -> tuple[Action, ...]:
     for row in rows:
         if row.verdict in BAD and row.action and row.cause is None:
             groups.setdefault(row.action, []).append(row)
-    found = []
+    actions = []
     findings: dict[str, int] = {}  # of each action: more findings of one verdict are a graver fault
     for action, members in groups.items():
         findings[action] = len(members)
         top = worst(row.verdict for row in members)
         assert top is not None
-        found.append(
+        actions.append(
             Action(
                 action=action,
                 verdict=top,
@@ -299,13 +299,13 @@ def _actions(rows: Iterable[Row]) -> tuple[Action, ...]:
         )
     return tuple(
         sorted(
-            found,
-            key=lambda one: (
-                -WEIGHT[one.verdict],
-                -len(one.nodes),
-                -findings[one.action],
-                -len(one.locations),
-                one.action,
+            actions,
+            key=lambda item: (
+                -WEIGHT[item.verdict],
+                -len(item.nodes),
+                -findings[item.action],
+                -len(item.locations),
+                item.action,
             ),
         )
     )
@@ -344,29 +344,33 @@ _TITLES = {
 
 def _sentence(overall: Overall, nodes: list[Node], rows: list[Row], coverage: Coverage) -> str:
     many = len(nodes)
-    said = []
+    sentences = []
     failures = [row for row in rows if row.verdict is Verdict.FAIL]
     if failures:
         failed = sum(any(row.verdict is Verdict.FAIL for row in node.rows) for node in nodes)
-        said.append(f"{failed} of {_count(many, 'node')} failed." if failed else "The nodes failed together.")
-        said.append(f"First: {_told(_gravest(failures))}")
+        sentences.append(f"{failed} of {_count(many, 'node')} failed." if failed else "The nodes failed together.")
+        sentences.append(f"First: {_phrase(_gravest(failures))}")
     silent = [node.name for node in nodes if node.silent]
     if silent:
-        said.append(f"{_count(len(silent), 'node')} gave no answer: {_list(silent)}.")
+        sentences.append(f"{_count(len(silent), 'node')} gave no answer: {_list(silent)}.")
     errors = [row for row in rows if row.verdict is Verdict.ERROR and row.check != _ANSWER]
     if errors:
-        said.append(f"{_count(len(errors), 'planned measurement')} could not be made, first {_told(_gravest(errors))}")
+        sentences.append(
+            f"{_count(len(errors), 'planned measurement')} could not be made, first {_phrase(_gravest(errors))}"
+        )
     warned = [row for row in rows if row.verdict is Verdict.WARN]
     if overall is Overall.WARN:
-        said.append(
-            f"{_count(many, 'node')} answered, {_count(len(warned), 'warning')}, first {_told(_gravest(warned))}"
+        sentences.append(
+            f"{_count(many, 'node')} answered, {_count(len(warned), 'warning')}, first {_phrase(_gravest(warned))}"
         )
     if overall is Overall.PASS:
-        said.append(f"{_count(many, 'node')} answered, {_count(coverage.measured, 'measurement')}, nothing is wrong.")
-    found = [row.verdict for row in rows if row.check == "gpu_count"]
-    if overall in (Overall.PASS, Overall.WARN) and found and set(found) == {Verdict.SKIP}:
-        said.append("No GPU was checked: none found and none expected.")
-    return " ".join(said)
+        sentences.append(
+            f"{_count(many, 'node')} answered, {_count(coverage.measured, 'measurement')}, nothing is wrong."
+        )
+    gpu_verdicts = [row.verdict for row in rows if row.check == "gpu_count"]
+    if overall in (Overall.PASS, Overall.WARN) and gpu_verdicts and set(gpu_verdicts) == {Verdict.SKIP}:
+        sentences.append("No GPU was checked: none found and none expected.")
+    return " ".join(sentences)
 
 
 def _gravest(rows: list[Row]) -> Row:
@@ -375,10 +379,10 @@ def _gravest(rows: list[Row]) -> Row:
     return max(rows, key=lambda row: reasons[row.reason, row.action])
 
 
-def _told(row: Row) -> str:
+def _phrase(row: Row) -> str:
     """A finding as part of a sentence."""
-    said = f"{row.where}, {row.check}: {row.reason}".rstrip(" :")
-    return said if said.endswith((".", "!", "?", "…")) else f"{said}."
+    phrase = f"{row.where}, {row.check}: {row.reason}".rstrip(" :")
+    return phrase if phrase.endswith((".", "!", "?", "…")) else f"{phrase}."
 
 
 def _count(many: int, word: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainmaster.bench.collectives import COLLECTIVES, Report, Row, Sweep, measure
-from trainmaster.bench.collectives.drive import document
+from trainmaster.bench.collectives.run_sweep import document
 from trainmaster.bench.collectives.sweep import Point, cut, parse_collectives, points, repeats
 from trainmaster.core import schema
 from trainmaster.core.errors import UsageError

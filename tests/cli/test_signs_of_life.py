@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from trainmaster.bench import accept
-from trainmaster.bench.collectives import drive
+from trainmaster.bench.collectives import run_sweep
 from trainmaster.cli.main import build
 from trainmaster.core.errors import TrainmasterError
 
@@ -17,8 +17,8 @@ from trainmaster.core.errors import TrainmasterError
 @pytest.mark.parametrize(
     ("words", "where", "said"),
     [
-        ("bandwidth", (drive, "drive"), "starting the ranks"),
-        ("bandwidth --json", (drive, "drive"), "starting the ranks"),
+        ("bandwidth", (run_sweep, "run_sweep"), "starting the ranks"),
+        ("bandwidth --json", (run_sweep, "run_sweep"), "starting the ranks"),
         ("accept", (accept, "run"), "starting the ranks"),
         ("accept --suite quick", (accept, "count_gpus"), "suite quick in "),
     ],

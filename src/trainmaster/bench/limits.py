@@ -138,8 +138,9 @@ def judge(
         sizes = ", ".join(sorted({render_size(base.size_bytes or 0) for base in sized}))
         return error(
             f"{collective}: the baseline of {key} is for {sizes}, and none of these was measured",
-            action=f"run again with --max {_word(min(base.size_bytes or 0 for base in sized))} or more", **values,
-        )  # fmt: skip
+            action=f"run again with --max {_word(min(base.size_bytes or 0 for base in sized))} or more",
+            **values,
+        )
     compared = [_compare(base, seen[base.size_bytes or 0]) for base in at]
     worst = min(compared, key=lambda item: item[0])
     reasons = "; ".join(reason for _, reason in compared)

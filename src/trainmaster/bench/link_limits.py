@@ -44,8 +44,8 @@ def parse_site(text: str) -> dict[str, dict[int, float]]:
         return {
             name: {parse_size(size): _figure(gbps) for size, gbps in rows.items()} for name, rows in document.items()
         }
-    except (tomllib.TOMLDecodeError, AttributeError, TypeError, ValueError) as wrong:
-        raise UsageError(f'--baseline: write [all_reduce] and below it "1G" = 85.0 ({wrong})') from None
+    except (tomllib.TOMLDecodeError, AttributeError, TypeError, ValueError) as error:
+        raise UsageError(f'--baseline: write [all_reduce] and below it "1G" = 85.0 ({error})') from None
 
 
 def _figure(gbps: object) -> float:
@@ -106,7 +106,10 @@ def _among(
     values = {**finding.values, "peers": len(peers), "median_gbps": round(middle, 3)}
     judged = [_verdict(share, _PEER_SHARES, reason, values), _by_link(finding, link)]
     order = (Verdict.FAIL, Verdict.WARN, Verdict.PASS)
-    return min((one for one in judged if one is not None), key=lambda one: order.index(one.verdict))
+    return min(
+        (candidate for candidate in judged if candidate is not None),
+        key=lambda candidate: order.index(candidate.verdict),
+    )
 
 
 def _judge(finding: Finding, link: Link | None, site: Mapping[str, Mapping[int, float]]) -> Finding:

@@ -76,20 +76,20 @@ def _run_one(
     for folder in FOLDERS:
         argv = [*launcher, *plan(name, gpus=gpus, max_size=max_size, folder=folder)]
         try:
-            ran = host.run(*argv, timeout_s=timeout_s)
+            result = host.run(*argv, timeout_s=timeout_s)
         except CommandMissing:
             continue
-        except HostError as wrong:
-            return error(f"{name}: {wrong}", action="run `trainmaster bandwidth` to see which rank hangs")
+        except HostError as exc:
+            return error(f"{name}: {exc}", action="run `trainmaster bandwidth` to see which rank hangs")
         # Warnings of NCCL, and reports of dead processes, are on standard error.
-        output = f"{ran.stdout.rstrip()}\n{ran.stderr}"
-        if ran.exit_code and _not_started(ran.exit_code, output):
-            reason = f"{name}: nccl-tests could not be started (exit code {ran.exit_code}): {_last(output)}"
+        output = f"{result.stdout.rstrip()}\n{result.stderr}"
+        if result.exit_code and _not_started(result.exit_code, output):
+            reason = f"{name}: nccl-tests could not be started (exit code {result.exit_code}): {_last(output)}"
             return error(reason, action="install it with the libraries it was built for (MPI, NCCL, CUDA)")
-        if ran.exit_code:
+        if result.exit_code:
             # What it printed until then may name a fault; its exit code is one by itself.
             return fail(
-                f"{name}: nccl-tests ended with exit code {ran.exit_code}: {_last(output)}",
+                f"{name}: nccl-tests ended with exit code {result.exit_code}: {_last(output)}",
                 action="read its output with NCCL_DEBUG=INFO",
             )
         return output
@@ -122,15 +122,15 @@ def judge(
         return _result([error(reason, action="state a bandwidth above 0 with --min-busbw")])
     try:
         output = nccl_tests.parse(raw)
-    except ParseError as wrong:
-        return _result([error(f"this is no output of nccl-tests: {wrong}", action="give its whole standard output")])
+    except ParseError as exc:
+        return _result([error(f"this is no output of nccl-tests: {exc}", action="give its whole standard output")])
     findings = [*_met(output, ranks), *_reported(output)]
     proof = _prove(raw, output, expected)
     fabric = proof.fabric if proof is not None else None
     findings += [proof.finding] if proof is not None else []
     known = limits.load() if baselines is None else baselines
-    speeds = [_speed(one, fabric, collective, least_gbps, known) for one in output.runs]
-    findings += [finding for one in output.runs for finding in (*_data(one), *_uneven(one))] + speeds
+    speeds = [_speed(run, fabric, collective, least_gbps, known) for run in output.runs]
+    findings += [finding for run in output.runs for finding in (*_data(run), *_uneven(run))] + speeds
     if unjudged := [str(speed.values.get("collective")) for speed in speeds if speed.verdict is Verdict.SKIP]:
         words = f"measured, not judged: there is no baseline for {', '.join(dict.fromkeys(unjudged))}"
         findings.append(error(words, action="state what you expect with --min-busbw GB/s"))
@@ -146,8 +146,8 @@ def _prove(raw: str | bytes, output: Output, expected: Expected | None) -> Proof
     # With NCCL_DEBUG=WARN or VERSION there are lines of NCCL and no channel among them: no proof was asked for.
     if expected is None and (log is None or not log.carried):
         return None
-    hosts = {host for one in output.runs for host in one.hosts}
-    return prove_nccl(log, expected, nodes=len(hosts) or 1, world=sum(one.ranks for one in output.runs))
+    hosts = {host for run in output.runs for host in run.hosts}
+    return prove_nccl(log, expected, nodes=len(hosts) or 1, world=sum(run.ranks for run in output.runs))
 
 
 def _met(output: Output, ranks: int | None) -> list[Finding]:
@@ -246,47 +246,51 @@ def _count(run: Run) -> int | None:
 def _reported(output: Output) -> list[Finding]:
     """Failures and warnings in words: of the tool, of its launcher, of NCCL."""
     action = "read its output with NCCL_DEBUG=INFO"
-    found = [fail(f"nccl-tests reports: {words}", action=action) for words in output.errors]
-    found += [
+    findings = [fail(f"nccl-tests reports: {words}", action=action) for words in output.errors]
+    findings += [
         fail(f"a process of the run died, or its launcher failed: {words}", action="find its cause, then run again")
         for words in output.deaths[:_SHOWN]
     ]
-    found += [warn(f"NCCL warned: {words}", action=action) for words in output.warnings[:_SHOWN]]
-    return found + [error(f"the output is damaged: {words}", action="run it again") for words in output.faults]
+    findings += [warn(f"NCCL warned: {words}", action=action) for words in output.warnings[:_SHOWN]]
+    return findings + [error(f"the output is damaged: {words}", action="run it again") for words in output.faults]
 
 
 def _data(run: Run) -> list[Finding]:
     if run.corrupt:
         sides = [side for row in run.rows for side in (row.out_of_place, row.in_place) if side is not None]
-        wrong = sum(side.wrong or 0 for side in sides)
+        count = sum(side.wrong or 0 for side in sides)
         return [
             fail(
-                f"{run.collective or 'the run'}: wrong data arrived ({wrong or run.out_of_bounds or 'some'} elements)",
+                f"{run.collective or 'the run'}: wrong data arrived ({count or run.out_of_bounds or 'some'} elements)",
                 action="run `trainmaster bandwidth` to see which rank receives it",
             )
         ]
-    found = [error(f"the output is damaged: {words}", action="run it again") for words in run.faults]
+    findings = [error(f"the output is damaged: {words}", action="run it again") for words in run.faults]
     if run.validated is False:
-        found.append(error("it ran with -c 0: the data was not verified", action="run it again with -c 1"))
+        findings.append(error("it ran with -c 0: the data was not verified", action="run it again with -c 1"))
     elif unchecked := [row.size_bytes for row in run.rows if not _verified(row)]:
         sizes = ", ".join(map(limits.render_size, unchecked[:_SHOWN]))
         reason = f"the data was not verified at {sizes}: the number of wrong values is N/A or absent"
-        found.append(error(reason, action="run it again with -c 1"))
-    return found
+        findings.append(error(reason, action="run it again with -c 1"))
+    return findings
 
 
 def _uneven(run: Run) -> list[Finding]:
     """Warnings of a run over unequal nodes: its bandwidth is that of the weakest, and no baseline describes it."""
     models = Counter(device.name for device in run.devices)
     each = Counter(device.host for device in run.devices)
-    found = []
+    findings = []
     if len(models) > 1:
         words = ", ".join(f"{count} × {name}" for name, count in sorted(models.items()))
-        found.append(warn(f"ranks ran on different GPUs: {words}", action="use nodes of one type, or test each alone"))
+        findings.append(
+            warn(f"ranks ran on different GPUs: {words}", action="use nodes of one type, or test each alone")
+        )
     if len(set(each.values())) > 1:
         words = ", ".join(f"{count} on {host}" for host, count in sorted(each.items())[:_SHOWN])
-        found.append(warn(f"nodes gave different numbers of ranks: {words}", action="start one rank per GPU on each"))
-    return found
+        findings.append(
+            warn(f"nodes gave different numbers of ranks: {words}", action="start one rank per GPU on each")
+        )
+    return findings
 
 
 def _verified(row: Row) -> bool:
@@ -316,8 +320,8 @@ def _speed(
         for side in (row.out_of_place, row.in_place):
             if side is not None and side.busbw_gbps is not None:
                 seen[row.size_bytes] = min(side.busbw_gbps, seen.get(row.size_bytes, side.busbw_gbps))
-    found = limits.judge(_key(run, fabric, name), seen, baselines=baselines, least_gbps=least_gbps, collective=name)
-    return replace(found, values={**found.values, "ranks": run.ranks}) if run.devices else found
+    finding = limits.judge(_key(run, fabric, name), seen, baselines=baselines, least_gbps=least_gbps, collective=name)
+    return replace(finding, values={**finding.values, "ranks": run.ranks}) if run.devices else finding
 
 
 def _key(run: Run, fabric: str | None, name: str) -> limits.Key | None:
@@ -327,18 +331,16 @@ def _key(run: Run, fabric: str | None, name: str) -> limits.Key | None:
     joined = fabric or ("nvlink" if nodes == 1 else None)
     if len(models) != 1 or not nodes or run.ranks % nodes or joined is None:
         return None
-    return limits.Key(
-        gpu=models.pop(), nodes=nodes, gpus_per_node=run.ranks // nodes, fabric=joined, collective=name
-    )  # fmt: skip
+    return limits.Key(gpu=models.pop(), nodes=nodes, gpus_per_node=run.ranks // nodes, fabric=joined, collective=name)
 
 
 def count_gpus(host: Host) -> int:
     """GPUs that `nvidia-smi -L` lists; 0 where it does not answer."""
     try:
-        ran = host.run("nvidia-smi", "-L", timeout_s=30.0)
+        result = host.run("nvidia-smi", "-L", timeout_s=30.0)
     except HostError:
         return 0
-    return len(re.findall(r"^GPU \d+:", ran.stdout, flags=re.MULTILINE)) if ran.exit_code == 0 else 0
+    return len(re.findall(r"^GPU \d+:", result.stdout, flags=re.MULTILINE)) if result.exit_code == 0 else 0
 
 
 def _last(text: str) -> str:

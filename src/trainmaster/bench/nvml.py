@@ -40,12 +40,12 @@ class Sensor:
 
     def sample(self) -> dict[str, Any]:
         """Everything now. Takes about a millisecond."""
-        reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", ctypes.c_ulonglong)
-        power = self._ask("nvmlDeviceGetPowerUsage", ctypes.c_uint)
+        reasons = self._query("nvmlDeviceGetCurrentClocksThrottleReasons", ctypes.c_ulonglong)
+        power = self._query("nvmlDeviceGetPowerUsage", ctypes.c_uint)
         return {
-            "sm_mhz": self._ask("nvmlDeviceGetClockInfo", ctypes.c_uint, _SM),
-            "memory_mhz": self._ask("nvmlDeviceGetClockInfo", ctypes.c_uint, _MEMORY),
-            "temperature_c": self._ask("nvmlDeviceGetTemperature", ctypes.c_uint, 0),
+            "sm_mhz": self._query("nvmlDeviceGetClockInfo", ctypes.c_uint, _SM),
+            "memory_mhz": self._query("nvmlDeviceGetClockInfo", ctypes.c_uint, _MEMORY),
+            "temperature_c": self._query("nvmlDeviceGetTemperature", ctypes.c_uint, 0),
             "power_w": None if power is None else round(power / 1000, 1),
             "throttle": None if reasons is None else name_reasons(reasons),
         }
@@ -61,13 +61,13 @@ class Sensor:
 
     def memory_errors(self) -> dict[str, int | None]:
         """ECC errors since the driver was loaded."""
-        ask = "nvmlDeviceGetTotalEccErrors"
+        function = "nvmlDeviceGetTotalEccErrors"
         return {
-            "corrected": self._ask(ask, ctypes.c_ulonglong, _CORRECTED, _SINCE_BOOT),
-            "uncorrected": self._ask(ask, ctypes.c_ulonglong, _UNCORRECTED, _SINCE_BOOT),
+            "corrected": self._query(function, ctypes.c_ulonglong, _CORRECTED, _SINCE_BOOT),
+            "uncorrected": self._query(function, ctypes.c_ulonglong, _UNCORRECTED, _SINCE_BOOT),
         }
 
-    def _ask(self, function: str, kind: type[Any], *arguments: int) -> int | None:
+    def _query(self, function: str, kind: type[Any], *arguments: int) -> int | None:
         answer = kind()
         try:
             status = getattr(self._library, function)(self._handle, *arguments, ctypes.byref(answer))

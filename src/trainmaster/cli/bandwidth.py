@@ -118,13 +118,13 @@ def _measure(
     sweep: Sweep, *, out: Path | None, expected: Expected | None, least_gbps: float | None, as_json: bool, strict: bool
 ) -> NoReturn:
     """Run the sweep on every rank, print and save its report, and exit with its verdict."""
-    from trainmaster.bench.collectives.drive import document, drive, save
+    from trainmaster.bench.collectives.run_sweep import document, run_sweep, save
     from trainmaster.node.ranks import detect
 
     show = _Table(quiet=as_json)
     if detect(os.environ).launcher == "single":  # of the ranks of another launcher, each would print it
         _console.note("starting the ranks; torch is loaded first")
-    found = drive(sweep, env=os.environ, out=out, expected=expected, least_gbps=least_gbps, on_row=show.row)
+    found = run_sweep(sweep, env=os.environ, out=out, expected=expected, least_gbps=least_gbps, on_row=show.row)
     if isinstance(found, int):
         _leave(found)
     if out is not None:
@@ -150,7 +150,7 @@ def _measure_nodes(
     strict: bool,
 ) -> NoReturn:
     """Run the sweep on every node of a target, print and save its report, and exit with its verdict."""
-    from trainmaster.bench.collectives.drive import document, save
+    from trainmaster.bench.collectives.run_sweep import document, save
     from trainmaster.cli._documents.hosts_file import load_nodes
     from trainmaster.cluster.collectives.bandwidth import Request, measure
 

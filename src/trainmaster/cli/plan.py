@@ -61,7 +61,7 @@ def plan(
 
       trainmaster plan llama.yaml parallel.recompute=full --gpu H100-SXM --gpus 16 --price 2.5 --json
     """
-    from trainmaster.bench import bus
+    from trainmaster.bench import bus_baselines
     from trainmaster.cli._views import plan_table
     from trainmaster.estimate import answer as _plan_answer
 
@@ -76,7 +76,7 @@ def plan(
     answer = _plan_answer.answer(
         wanted,
         cluster,
-        find_bus=bus.find,
+        find_bus=bus_baselines.find,
         words=[str(config), *words],
         tokens=_count(tokens),
         usd_per_gpu_hour=price if price is not None else _list_price(machine),
@@ -120,7 +120,7 @@ def _model(named: str | None, of_instance: str | None) -> GpuModel | None:
 
 def _cluster(model: GpuModel | None, *, gpus: int | None, nodes: int | None, machine: Any) -> Cluster:
     """As many GPUs as were asked for, spread evenly over the machines."""
-    from trainmaster.bench import bus as _bus
+    from trainmaster.bench import bus_baselines as _bus
     from trainmaster.estimate import Cluster
 
     each = machine.gpus if machine is not None else None

@@ -8,7 +8,7 @@ speed         seconds of a step, kind of work by kind of work
 calibration   measured figures for what cannot be derived
 choose        the fastest setting that fits, and which GPUs would do
 
-Published bandwidths between GPUs belong to the benchmarks (bench/bus.py); the caller passes them in.
+Published bandwidths between GPUs belong to the benchmarks (bench/bus_baselines.py); the caller passes them in.
 """
 
 from __future__ import annotations

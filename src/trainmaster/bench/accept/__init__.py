@@ -86,8 +86,8 @@ def _document(options: Options, records: Sequence[RankRecord]) -> dict[str, Any]
     flops = workload.flops_per_sample(options)
     checks = judge.judge(options, records, flops=flops)
     overall = judge_overall(checks, planned=judge.CHECKS)
-    found = results.build(options, records, checks, overall, flops=flops)
-    return {**found, "transport": _transport(options, records)}
+    document = results.build(options, records, checks, overall, flops=flops)
+    return {**document, "transport": _transport(options, records)}
 
 
 def _transport(options: Options, records: Sequence[RankRecord]) -> str | None:
@@ -97,5 +97,5 @@ def _transport(options: Options, records: Sequence[RankRecord]) -> str | None:
     logs = list(Path(options.log_dir).glob("nccl-*.log")) if options.log_dir is not None else []
     if not logs or records[0].backend != "nccl" or len(records) == 1:
         return None
-    nodes = len({one.node for one in records})
+    nodes = len({record.node for record in records})
     return prove_nccl(read_logs(logs), None, nodes=nodes, world=len(records)).words

@@ -19,7 +19,7 @@ from trainmaster.bench.accept.judge import DATA_MARK
 from trainmaster.bench.accept.launch import PARENT_VARIABLE
 from trainmaster.bench.accept.options import Options, option, read, table
 from trainmaster.bench.accept.results import save
-from trainmaster.bench.parent import die_with
+from trainmaster.bench.parent_death import die_with
 from trainmaster.core import schema
 from trainmaster.core.errors import DataError, TrainmasterError
 from trainmaster.core.results import Overall, exit_code
@@ -29,13 +29,13 @@ def main() -> int:
     options, out, folder = _options()
     if folder is not None:
         return _rank_of(folder)
-    found = run(options, env=os.environ, show=lambda text: _print(sys.stderr, text))
-    if found is None:
+    results = run(options, env=os.environ, show=lambda text: _print(sys.stderr, text))
+    if results is None:
         return 0
     if str(out) != "-":
-        save(found, out)
-    _print(sys.stdout, json.dumps(found))
-    return int(found["exit_code"])
+        save(results, out)
+    _print(sys.stdout, json.dumps(results))
+    return int(results["exit_code"])
 
 
 def _rank_of(folder: Path) -> int:
@@ -77,10 +77,10 @@ def _options() -> tuple[Options, Path, Path | None]:
 if __name__ == "__main__":
     try:
         code = main()
-    except DataError as wrong:
-        sys.stderr.write(f"error {DATA_MARK}{wrong}\n")
+    except DataError as error:
+        sys.stderr.write(f"error {DATA_MARK}{error}\n")
         code = exit_code(Overall.INCOMPLETE)
-    except TrainmasterError as wrong:
-        sys.stderr.write(f"error {wrong}\n")
-        code = wrong.exit_code
+    except TrainmasterError as error:
+        sys.stderr.write(f"error {error}\n")
+        code = error.exit_code
     sys.exit(code)

@@ -20,13 +20,13 @@ _SHARED_MEMORY_GB = 8.0  # least room in /dev/shm of a pod: NCCL's buffers betwe
 
 def recommend(options: Options, records: Sequence[RankRecord]) -> list[str]:
     """Sentences for people who size jobs on these machines."""
-    found = [*_memory(options, records), *_exchange(options, records), *_data(records)]
-    return [*found, _pod(options, records)]
+    sentences = [*_memory(options, records), *_exchange(options, records), *_data(records)]
+    return [*sentences, _pod(options, records)]
 
 
 def _memory(options: Options, records: Sequence[RankRecord]) -> list[str]:
     gpu = of_gpu(records[0].device.removeprefix("NVIDIA "))
-    used = [one.memory_bytes for one in records if one.memory_bytes is not None]
+    used = [record.memory_bytes for record in records if record.memory_bytes is not None]
     if gpu is None or gpu.memory_gb is None or not used:
         return []
     share = max(used) / (gpu.memory_gb * 1e9)
@@ -38,10 +38,10 @@ def _memory(options: Options, records: Sequence[RankRecord]) -> list[str]:
 def _exchange(options: Options, records: Sequence[RankRecord]) -> list[str]:
     if len(records) == 1:
         return []
-    step_s, alone_s = (median(median(getattr(one, name)) for one in records) for name in ("steps_s", "alone_s"))
+    step_s, alone_s = (median(median(getattr(record, name)) for record in records) for name in ("steps_s", "alone_s"))
     share = max(0.0, 1 - alone_s / step_s)
     together = total_samples(options, records) / total_s(records)
-    alone = sum(options.samples_per_step / median(one.alone_s) for one in records)
+    alone = sum(options.samples_per_step / median(record.alone_s) for record in records)
     scaling = f"{len(records)} ranks reach {together / alone:.0%} of the sum of single ranks"
     if share < _EXCHANGE:
         return [f"{scaling}: more ranks of this kind are worth their price"]
@@ -52,7 +52,7 @@ def _exchange(options: Options, records: Sequence[RankRecord]) -> list[str]:
 
 
 def _data(records: Sequence[RankRecord]) -> list[str]:
-    waits = [one.waited_s for one in records if one.waited_s is not None]
+    waits = [record.waited_s for record in records if record.waited_s is not None]
     share = max(waits) / total_s(records) if waits else 0.0
     if share < _WAIT:
         return []
@@ -62,7 +62,7 @@ def _data(records: Sequence[RankRecord]) -> list[str]:
 
 def _pod(options: Options, records: Sequence[RankRecord]) -> str:
     """Resources of one worker with as many ranks as the largest node here had."""
-    ranks = max(Counter(one.node for one in records).values())
+    ranks = max(Counter(record.node for record in records).values())
     workers = records[0].workers or 0
     batches = ranks * workers * 2 * options.samples_per_step * options.channels * options.pixels**2 / 1e9
     shared_gb = math.ceil(max(_SHARED_MEMORY_GB if ranks > 1 else 1.0, 2 * batches))

@@ -80,15 +80,15 @@ def load() -> tuple[Baseline, ...]:
 
 def find(options: Options, records: Sequence[RankRecord]) -> list[Baseline]:
     """Shipped baselines of this configuration, the highest that judges first."""
-    known = [one for one in load() if _matches(one, options, records)]
-    return sorted(known, key=lambda one: (not one.judges, -one.samples_per_s))
+    known = [baseline for baseline in load() if _matches(baseline, options, records)]
+    return sorted(known, key=lambda baseline: (not baseline.judges, -baseline.samples_per_s))
 
 
-def _matches(one: Baseline, options: Options, records: Sequence[RankRecord]) -> bool:
+def _matches(baseline: Baseline, options: Options, records: Sequence[RankRecord]) -> bool:
     gpu = of_gpu(device_of(records).removeprefix("NVIDIA "))
-    same = (one.model, one.world_size) == (options.model, len(records))
-    alike = one.precision in (None, records[0].precision) and one.batch_size in (None, options.batch_size)
-    return gpu is not None and one.gpu == gpu.name and same and alike and _standard(options)
+    same = (baseline.model, baseline.world_size) == (options.model, len(records))
+    alike = baseline.precision in (None, records[0].precision) and baseline.batch_size in (None, options.batch_size)
+    return gpu is not None and baseline.gpu == gpu.name and same and alike and _standard(options)
 
 
 def _standard(options: Options) -> bool:
@@ -107,21 +107,24 @@ def find_golden(options: Options, records: Sequence[RankRecord]) -> Golden | Non
 
 def newest(known: Sequence[Golden], key: Mapping[str, Any]) -> Golden | None:
     """The last golden run with this key."""
-    return next((one for one in reversed(known) if one.key == key), None)
+    return next((golden for golden in reversed(known) if golden.key == key), None)
 
 
 def device_of(records: Sequence[RankRecord]) -> str:
     """The device of all ranks; where they differ, all of them: no baseline of one of them fits."""
-    return " + ".join(dict.fromkeys(one.device for one in records))
+    return " + ".join(dict.fromkeys(record.device for record in records))
 
 
 def key_of(options: Options, records: Sequence[RankRecord]) -> dict[str, Any]:
     """The configuration of a run."""
     first = records[0]
     results = {
-        "device": device_of(records), "precision": first.precision, "world_size": len(records),
-        "nodes": len({one.node for one in records}), "backend": first.backend,
-    }  # fmt: skip
+        "device": device_of(records),
+        "precision": first.precision,
+        "world_size": len(records),
+        "nodes": len({record.node for record in records}),
+        "backend": first.backend,
+    }
     return _key({name: getattr(options, name) for name in _KEY_OPTIONS}, results, options.pixels)
 
 
@@ -140,8 +143,8 @@ def load_golden(path: Path) -> list[Golden]:
         return [_read(row) for row in rows]
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as wrong:
-        raise UsageError(f"{path}: not a file of golden runs: {type(wrong).__name__}: {wrong}") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UsageError(f"{path}: not a file of golden runs: {type(error).__name__}: {error}") from None
 
 
 def _read(row: Mapping[str, Any]) -> Golden:
@@ -174,38 +177,42 @@ def _text(row: Mapping[str, Any], name: str) -> str:
 def figures(options: Options, records: Sequence[RankRecord]) -> Golden:
     """The figures of this run, to be compared with a golden one."""
     return Golden(
-        name="this run", recorded_at="", key=key_of(options, records),
+        name="this run",
+        recorded_at="",
+        key=key_of(options, records),
         samples_per_s=total_samples(options, records) / total_s(records),
-        step_p99_s=max(percentile(one.steps_s, 0.99) for one in records), scaling_efficiency=None,
-        alone_s={one.gpu or f"rank{one.rank}": percentile(one.alone_s, 0.5) for one in records},
-    )  # fmt: skip
+        step_p99_s=max(percentile(record.steps_s, 0.99) for record in records),
+        scaling_efficiency=None,
+        alone_s={record.gpu or f"rank{record.rank}": percentile(record.alone_s, 0.5) for record in records},
+    )
 
 
 def golden_of(document: Mapping[str, Any], *, name: str) -> Golden:
     """A golden run from results.json. UsageError for a run that failed or measured nothing."""
     if document.get("overall") == "FAIL":
         raise UsageError("this run ended with FAIL: a golden run must not have failed")
-    found = figures_of(document, name=name)
+    golden = figures_of(document, name=name)
     if document["options"].get("fault") is not None:
         raise UsageError("this run had a fault on purpose (--inject): it is no measure for others")
     limit = document.get("limit_samples_per_second")
-    if isinstance(limit, int | float) and found.samples_per_s > limit:
+    if isinstance(limit, int | float) and golden.samples_per_s > limit:
         raise UsageError("this run was faster than the datasheet's peak allows: its clock cannot be trusted")
     if unknown := _unknown(document):
         raise UsageError(f"this run could not measure {', '.join(unknown)}: run it again")
-    return found
+    return golden
 
 
 def _unknown(document: Mapping[str, Any]) -> list[str]:
     """Checks that could not be measured; without a baseline throughput is one of them, and no reason against a run."""
     try:
         return [
-            str(one["check"])
-            for one in document["checks"]
-            if one["check"] != "accept_throughput" and any(found["verdict"] == "error" for found in one["findings"])
+            str(check["check"])
+            for check in document["checks"]
+            if check["check"] != "accept_throughput"
+            and any(finding["verdict"] == "error" for finding in check["findings"])
         ]
-    except (KeyError, TypeError) as wrong:
-        raise UsageError(f"not a whole results.json: {type(wrong).__name__}: {wrong}") from None
+    except (KeyError, TypeError) as error:
+        raise UsageError(f"not a whole results.json: {type(error).__name__}: {error}") from None
 
 
 def figures_of(document: Mapping[str, Any], *, name: str) -> Golden:
@@ -214,13 +221,13 @@ def figures_of(document: Mapping[str, Any], *, name: str) -> Golden:
         raise UsageError(f"this run ended with {document.get('overall')} and measured nothing")
     try:
         return _figures_of(document, name)
-    except (KeyError, TypeError, ValueError, AttributeError) as wrong:
-        raise UsageError(f"not a whole results.json: {type(wrong).__name__}: {wrong}") from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(f"not a whole results.json: {type(error).__name__}: {error}") from None
 
 
 def _figures_of(document: Mapping[str, Any], name: str) -> Golden:
     options, ranks = document["options"], document["ranks"]
-    if [one["rank"] for one in ranks] != list(range(document["world_size"])):
+    if [rank["rank"] for rank in ranks] != list(range(document["world_size"])):
         raise ValueError(f"world_size is {document['world_size']}, and `ranks` does not have each of them once")
     pixels = Options(data_mode=options["data_mode"], image_size=options["image_size"]).pixels
     share = document["scaling_efficiency"]
@@ -229,9 +236,9 @@ def _figures_of(document: Mapping[str, Any], name: str) -> Golden:
         recorded_at=_text(document, "finished_at"),
         key=_key(options, document, pixels),
         samples_per_s=_number(document, "throughput_samples_per_second"),
-        step_p99_s=max(_number(one["step_s"], "p99") for one in ranks),
+        step_p99_s=max(_number(rank["step_s"], "p99") for rank in ranks),
         scaling_efficiency=_number(document, "scaling_efficiency") if share is not None else None,
-        alone_s={one["gpu"] or f"rank{one['rank']}": _number(one["alone_s"], "p50") for one in ranks},
+        alone_s={rank["gpu"] or f"rank{rank['rank']}": _number(rank["alone_s"], "p50") for rank in ranks},
     )
 
 

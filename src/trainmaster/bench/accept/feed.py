@@ -58,11 +58,11 @@ class Feed:
     def next(self) -> Batch:
         """The next batch, normalised and scaled on the device."""
         begun = time.perf_counter()
-        found = next(self._batches)
+        batch = next(self._batches)
         self.waited_s += time.perf_counter() - begun
-        if isinstance(found, str):
-            raise DataError(found)
-        images, labels = (one.to(self._device, non_blocking=True) for one in found)
+        if isinstance(batch, str):
+            raise DataError(batch)
+        images, labels = (tensor.to(self._device, non_blocking=True) for tensor in batch)
         inputs: Tensor = (images.float() / 255 - self._mean) / self._deviation
         if self._pixels != self._images.size:
             inputs = torch.nn.functional.interpolate(inputs, size=(self._pixels, self._pixels), mode="bilinear")
@@ -83,8 +83,8 @@ def check_shared_memory(images: Images, options: Options, workers: int, *, place
     needed = workers * _PREFETCH * options.samples_per_step * images.channels * images.size**2
     if not needed or not place.exists():
         return
-    found = os.statvfs(place)
-    free = found.f_bavail * found.f_frsize
+    usage = os.statvfs(place)
+    free = usage.f_bavail * usage.f_frsize
     if free < needed:
         raise DataError(
             f"{place}: {free / 1e6:,.0f} MB free, and {workers} workers of this node need {needed / 1e6:,.0f} MB; "
@@ -104,8 +104,8 @@ class _Guarded:
     def __getitems__(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor] | str:
         try:
             return self._images.__getitems__(numbers)
-        except DataError as wrong:
-            return str(wrong)
+        except DataError as error:
+            return str(error)
 
 
 class _Shares:

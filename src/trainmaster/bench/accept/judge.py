@@ -28,7 +28,7 @@ _REPLACE = "run `trainmaster check --level 2` on {host}, and replace the GPU if 
 
 def judge(options: Options, records: Sequence[RankRecord], *, flops: int) -> list[CheckResult]:
     """Every check of a run that came to its end."""
-    found: Mapping[str, list[Finding]] = {
+    findings: Mapping[str, list[Finding]] = {
         "accept_ranks": _ranks(records),
         "accept_parameters": _parameters(records),
         "accept_gradients": _gradients(records),
@@ -37,7 +37,7 @@ def judge(options: Options, records: Sequence[RankRecord], *, flops: int) -> lis
         "accept_throughput": [_throughput(options, records, flops)],
         "accept_regression": _regression(options, records),
     }
-    return [CheckResult(check=name, findings=tuple(found[name]), took_s=0.0) for name in CHECKS]
+    return [CheckResult(check=name, findings=tuple(findings[name]), took_s=0.0) for name in CHECKS]
 
 
 def judge_lost(lost: Mapping[int, str]) -> list[CheckResult]:
@@ -61,7 +61,7 @@ def _ranks(records: Sequence[RankRecord]) -> list[Finding]:
     """Every rank once, and the same number of steps on each: otherwise samples are missing or counted twice."""
     steps = {len(record.steps_s) for record in records}
     if [record.rank for record in records] != list(range(len(records))) or len(steps) != 1:
-        numbers = ", ".join(f"{one.rank} ({len(one.steps_s)} steps)" for one in records)
+        numbers = ", ".join(f"{record.rank} ({len(record.steps_s)} steps)" for record in records)
         return [error(f"a rank is missing, doubled or has other steps: {numbers}", action="run again")]
     return [ok(f"all {len(records)} ranks finished {len(records[0].steps_s)} steps")]
 
@@ -74,14 +74,17 @@ def _parameters(records: Sequence[RankRecord]) -> list[Finding]:
     if 2 * count <= len(records):
         reason = f"parameters differ between ranks, and no value has a majority of {len(records)}"
         return [fail(reason, action="run again with more ranks, or with each GPU alone, to find the wrong one")]
-    wrong = [record for record in records if record.parameters_digest != usual]
+    differing = [record for record in records if record.parameters_digest != usual]
     return [
         fail(
             f"parameters differ from those of {count} other ranks",
-            action=_REPLACE.format(host=one.host), device=f"rank{one.rank}", host=one.host, gpu=one.gpu,
+            action=_REPLACE.format(host=record.host),
+            device=f"rank{record.rank}",
+            host=record.host,
+            gpu=record.gpu,
         )
-        for one in wrong
-    ] or [ok(f"parameters of all {len(records)} ranks are the same bits", digest=usual)]  # fmt: skip
+        for record in differing
+    ] or [ok(f"parameters of all {len(records)} ranks are the same bits", digest=usual)]
 
 
 def _gradients(records: Sequence[RankRecord]) -> list[Finding]:
@@ -89,18 +92,20 @@ def _gradients(records: Sequence[RankRecord]) -> list[Finding]:
     findings = [
         fail(
             "the same batch gave other gradients the second time",
-            action=_REPLACE.format(host=one.host), device=f"rank{one.rank}", host=one.host, gpu=one.gpu,
+            action=_REPLACE.format(host=record.host), device=f"rank{record.rank}", host=record.host, gpu=record.gpu,
         )
-        for one in records if one.gradients_digest != one.gradients_again
+        for record in records if record.gradients_digest != record.gradients_again
     ]  # fmt: skip
     for device in sorted({record.device for record in records}):
         same = [record for record in records if record.device == device]
         usual, count = Counter(record.gradients_digest for record in same).most_common(1)[0]
-        for one in same:
-            if one.gradients_digest != usual and 2 * count > len(same):
+        for record in same:
+            if record.gradients_digest != usual and 2 * count > len(same):
                 reason = f"gradients of one batch differ from those of {count} equal devices"
-                action = _REPLACE.format(host=one.host)
-                findings.append(fail(reason, action=action, device=f"rank{one.rank}", host=one.host, gpu=one.gpu))
+                action = _REPLACE.format(host=record.host)
+                findings.append(
+                    fail(reason, action=action, device=f"rank{record.rank}", host=record.host, gpu=record.gpu)
+                )
         if 2 * count <= len(same) and len(same) > 1:
             reason = f"gradients of one batch differ between {len(same)} devices of {device}, without a majority"
             findings.append(fail(reason, action="run each GPU alone to find the wrong one"))
@@ -110,12 +115,15 @@ def _gradients(records: Sequence[RankRecord]) -> list[Finding]:
 def _losses(records: Sequence[RankRecord]) -> list[Finding]:
     findings = [
         fail(
-            f"the loss became {next(loss for loss in one.losses if not math.isfinite(loss))} at step "
-            f"{next(number for number, loss in enumerate(one.losses, 1) if not math.isfinite(loss))}",
-            action=_REPLACE.format(host=one.host), device=f"rank{one.rank}", host=one.host,
+            f"the loss became {next(loss for loss in record.losses if not math.isfinite(loss))} at step "
+            f"{next(number for number, loss in enumerate(record.losses, 1) if not math.isfinite(loss))}",
+            action=_REPLACE.format(host=record.host),
+            device=f"rank{record.rank}",
+            host=record.host,
         )
-        for one in records if not all(math.isfinite(loss) for loss in one.losses)
-    ]  # fmt: skip
+        for record in records
+        if not all(math.isfinite(loss) for loss in record.losses)
+    ]
     if findings:
         return findings
     first, last = _ends(records[0].losses)
@@ -138,13 +146,15 @@ def _stragglers(records: Sequence[RankRecord]) -> list[Finding]:
     own = {record.rank: median_low(record.alone_s) for record in records}
     usual = median_low(own.values())
     findings = []
-    for one in records:
-        over = own[one.rank] / usual - 1
+    for record in records:
+        over = own[record.rank] / usual - 1
         if over >= SLOW_WARN:
             say = fail if over >= SLOW_FAIL else warn
-            reason = f"{own[one.rank] * 1e3:.1f} ms a step by itself, {over:.0%} more than the median of the ranks"
-            action = f"look at clocks, power and temperature on {one.host} (`trainmaster check`), and at its other jobs"
-            findings.append(say(reason, action=action, device=f"rank{one.rank}", host=one.host, node=one.node))
+            reason = f"{own[record.rank] * 1e3:.1f} ms a step by itself, {over:.0%} more than the median of the ranks"
+            action = (
+                f"look at clocks, power and temperature on {record.host} (`trainmaster check`), and at its other jobs"
+            )
+            findings.append(say(reason, action=action, device=f"rank{record.rank}", host=record.host, node=record.node))
     worst = max(own.values()) / usual - 1
     return findings or [ok(f"the slowest of {len(records)} ranks takes {worst:.1%} more than the median")]
 
@@ -168,7 +178,7 @@ def _throughput(options: Options, records: Sequence[RankRecord], flops: int) -> 
     golden = baselines.find_golden(options, records)
     if golden is not None:
         return against_golden(golden, measured, values)
-    beside = "".join(f"; beside it: {one.samples_per_s:,.0f} ({one.source})" for one in known)
+    beside = "".join(f"; beside it: {baseline.samples_per_s:,.0f} ({baseline.source})" for baseline in known)
     device = baselines.device_of(records)
     where = f"{options.model}, batch {options.batch_size}, {records[0].precision}, {len(records)}× {device}"
     of_limit = f", {measured / limit:.1%} of the datasheet's peak" if limit is not None else ""
@@ -184,7 +194,7 @@ def _regression(options: Options, records: Sequence[RankRecord]) -> list[Finding
         where = options.baselines or "no --baselines file"
         return [skip("no golden run of this configuration", proof=f"{where}: none with the same key")]
     now = baselines.figures(options, records)
-    names = {one.gpu or f"rank{one.rank}": (f"rank{one.rank}", one.host) for one in records}
+    names = {record.gpu or f"rank{record.rank}": (f"rank{record.rank}", record.host) for record in records}
     return judge_golden(golden, now, names)
 
 

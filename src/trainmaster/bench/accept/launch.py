@@ -122,8 +122,8 @@ def _lost(codes: dict[int, int | None], folder: Path) -> dict[int, str]:
 
 def _in_vain(words: Iterable[str]) -> bool:
     """Whether a rank gave up waiting for another one, and none had a fault of its own."""
-    found = list(words)
-    return any(map(_timed_out, found)) and all(_timed_out(text) or _broken_by_peer(text) for text in found)
+    messages = list(words)
+    return any(map(_timed_out, messages)) and all(_timed_out(text) or _broken_by_peer(text) for text in messages)
 
 
 def _timed_out(text: str) -> bool:

@@ -93,10 +93,10 @@ def keep_nccl_log(options: Options, rank: int) -> None:
 def _find_machine(info: RankInfo, device: torch.device) -> RankInfo:
     machines: list[Any] = [None] * info.world_size
     dist.all_gather_object(machines, identity.read_machine())
-    found = identity.place(info, machines)
+    placed = identity.place(info, machines)
     if device.type == "cpu":
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // found.local_world_size))
-    return found
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // placed.local_world_size))
+    return placed
 
 
 @dataclass(slots=True, kw_only=True)
@@ -162,7 +162,7 @@ class _RankRun:
             gpu=str(torch.cuda.get_device_properties(self._device).uuid) if cuda else None,
             precision=self._precision,
             backend="nccl" if cuda else "gloo",
-            parameters=sum(one.numel() for one in self._model.parameters()),
+            parameters=sum(parameter.numel() for parameter in self._model.parameters()),
             repeats_s=timed.repeats_s,
             steps_s=timed.steps_s,
             alone_s=alone_s,
@@ -196,7 +196,7 @@ class _RankRun:
         return max(1, math.ceil(self._options.duration_s / float(slowest)))
 
     def _repeat(self, count: int, timed: _Timed) -> None:
-        self._meet()
+        self._barrier()
         self._show(BEGIN)
         begun = time.perf_counter()
         seconds = self._loop(count, losses=timed.losses, name="active")
@@ -246,14 +246,18 @@ class _RankRun:
         with sdpa_kernel([SDPBackend.MATH]):  # the backward pass of the others adds in any order
             loss = workload.loss_of(self._model, batch, autocast=self._precision == "bf16")
             loss.backward()  # type: ignore[no-untyped-call]
-        gradients = [one.grad for one in workload.repeatable(self._options, self._model) if one.grad is not None]
+        gradients = [
+            parameter.grad
+            for parameter in workload.repeatable(self._options, self._model)
+            if parameter.grad is not None
+        ]
         if self._has("flip"):
             flip_bit(gradients[0])
-        found = digest(gradients)
+        gradients_digest = digest(gradients)
         buckets.sync, torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = kept
-        return found
+        return gradients_digest
 
-    def _meet(self) -> None:
+    def _barrier(self) -> None:
         _finish(self._device)
         if self._info.world_size > 1:
             dist.barrier()
@@ -266,11 +270,11 @@ def _finish(device: torch.device) -> None:
 
 
 def _versions(device: torch.device) -> dict[str, str]:
-    found = {"torch": torch.__version__, "python": sys.version.split()[0]}
+    versions = {"torch": torch.__version__, "python": sys.version.split()[0]}
     if device.type == "cuda":
-        found["cuda"] = str(torch.version.cuda)
-        found["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
-        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+        versions["cuda"] = str(torch.version.cuda)
+        versions["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
+        versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
         with contextlib.suppress(OSError):
-            found["driver"] = _DRIVER.read_text().splitlines()[0].removeprefix("NVRM version: ")
-    return found
+            versions["driver"] = _DRIVER.read_text().splitlines()[0].removeprefix("NVRM version: ")
+    return versions

@@ -47,7 +47,7 @@ def repeat_rates(options: Options, records: Sequence[RankRecord]) -> list[float]
     """Samples per second of each repeat: samples of all ranks, each counted once, over the time of the slowest."""
     steps = len(records[0].steps_s) / len(records[0].repeats_s)
     samples = options.samples_per_step * len(records) * steps
-    return [samples / max(times) for times in zip(*(one.repeats_s for one in records), strict=True)]
+    return [samples / max(times) for times in zip(*(record.repeats_s for record in records), strict=True)]
 
 
 def total_samples(options: Options, records: Sequence[RankRecord]) -> int:
@@ -57,7 +57,7 @@ def total_samples(options: Options, records: Sequence[RankRecord]) -> int:
 
 def total_s(records: Sequence[RankRecord]) -> float:
     """Time of all repeats, each as long as its slowest rank took."""
-    return math.fsum(max(times) for times in zip(*(one.repeats_s for one in records), strict=True))
+    return math.fsum(max(times) for times in zip(*(record.repeats_s for record in records), strict=True))
 
 
 def percentile(seconds: Sequence[float], share: float) -> float:

@@ -115,9 +115,9 @@ def _baseline(options: Options, records: Sequence[RankRecord]) -> dict[str, Any]
 
 def _limit(checks: Sequence[CheckResult]) -> float | None:
     """Samples/s at the datasheet's peak."""
-    values = [one.values for check in checks if check.check == "accept_throughput" for one in check.findings]
-    found = values[0].get("limit_samples_per_s") if values else None
-    return float(found) if found is not None else None
+    values = [finding.values for check in checks if check.check == "accept_throughput" for finding in check.findings]
+    limit = values[0].get("limit_samples_per_s") if values else None
+    return float(limit) if limit is not None else None
 
 
 def _efficiency(options: Options, records: Sequence[RankRecord], measured: float) -> float:
@@ -132,11 +132,16 @@ def _waited(records: Sequence[RankRecord], elapsed_s: float) -> float | None:
 
 
 def _stragglers(checks: Sequence[CheckResult]) -> list[dict[str, Any]]:
+    findings = [finding for check in checks if check.check == "accept_stragglers" for finding in check.findings]
     return [
-        {"rank": int(one.device.removeprefix("rank")), "host": one.values.get("host"), "node": one.values.get("node")}
-        for check in checks if check.check == "accept_stragglers" for one in check.findings
-        if one.device is not None and one.verdict in (Verdict.FAIL, Verdict.WARN)
-    ]  # fmt: skip
+        {
+            "rank": int(finding.device.removeprefix("rank")),
+            "host": finding.values.get("host"),
+            "node": finding.values.get("node"),
+        }
+        for finding in findings
+        if finding.device is not None and finding.verdict in (Verdict.FAIL, Verdict.WARN)
+    ]
 
 
 def percentiles(seconds: Sequence[float]) -> Mapping[str, float]:

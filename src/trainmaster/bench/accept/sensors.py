@@ -31,7 +31,7 @@ class Sampler:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, wrong: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._thread is not None:
             self._stop.set()
@@ -55,8 +55,8 @@ def summarise(samples: list[dict[str, Any]]) -> dict[str, Any] | None:
     def values(name: str) -> list[float]:
         return [sample[name] for sample in samples if sample.get(name) is not None]
 
-    def over(found: list[float], of: Any) -> float | None:
-        return round(float(of(found)), 1) if found else None
+    def over(numbers: list[float], of: Any) -> float | None:
+        return round(float(of(numbers)), 1) if numbers else None
 
     reasons = [reason for sample in samples for reason in sample.get("throttle") or ()]
     return {

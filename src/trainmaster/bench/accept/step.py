@@ -43,8 +43,8 @@ class Buckets:
 
     def begin(self) -> None:
         """Drop the gradients of the last step."""
-        for one in self._parameters:
-            one.grad = None
+        for parameter in self._parameters:
+            parameter.grad = None
         self._left = [len(members) for members in self._members]
 
     def wait(self) -> None:
@@ -57,12 +57,12 @@ class Buckets:
 
     def _add(self, members: Sequence[nn.Parameter]) -> None:
         number, first = len(self._buffers), members[0]
-        buffer = torch.zeros(sum(one.numel() for one in members), dtype=first.dtype, device=first.device)
+        buffer = torch.zeros(sum(parameter.numel() for parameter in members), dtype=first.dtype, device=first.device)
         views, offset = [], 0
-        for one in members:
-            views.append(buffer[offset : offset + one.numel()].as_strided(one.size(), one.stride()))
-            offset += one.numel()
-            one.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+        for parameter in members:
+            views.append(buffer[offset : offset + parameter.numel()].as_strided(parameter.size(), parameter.stride()))
+            offset += parameter.numel()
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 lambda _, number=number: self._arrived(number)
             )
         self._buffers.append(buffer)
@@ -79,9 +79,9 @@ class Buckets:
     @torch.no_grad()
     def _exchange(self, number: int) -> None:
         members, views = self._members[number], self._views[number]
-        torch._foreach_copy_(views, [one.grad for one in members if one.grad is not None])
-        for one, view in zip(members, views, strict=True):
-            one.grad = view
+        torch._foreach_copy_(views, [parameter.grad for parameter in members if parameter.grad is not None])
+        for parameter, view in zip(members, views, strict=True):
+            parameter.grad = view
         op = self._average or dist.ReduceOp.SUM
         self._works.append(dist.all_reduce(self._buffers[number], op=op, async_op=True))
 
@@ -168,10 +168,10 @@ class Step:
     def _try(self, name: str, act: Callable[[], None], *, forced: bool) -> None:
         try:
             act()
-        except Exception as wrong:
+        except Exception as error:
             if forced:
                 raise
-            self.notes.append(f"{name}: {type(wrong).__name__}: {wrong}"[:300])
+            self.notes.append(f"{name}: {type(error).__name__}: {error}"[:300])
             self._forward = self.model if name == "compile" else self._forward
             self._graphs = {}
 
@@ -204,10 +204,10 @@ def _cut(parameters: Sequence[nn.Parameter], size: float) -> list[list[nn.Parame
     """Parameters in their order, in lists of about `size` bytes."""
     lists: list[list[nn.Parameter]] = [[]]
     held = 0
-    for one in parameters:
-        if lists[-1] and held + one.numel() * one.element_size() > size:
+    for parameter in parameters:
+        if lists[-1] and held + parameter.numel() * parameter.element_size() > size:
             lists.append([])
             held = 0
-        lists[-1].append(one)
-        held += one.numel() * one.element_size()
+        lists[-1].append(parameter)
+        held += parameter.numel() * parameter.element_size()
     return lists

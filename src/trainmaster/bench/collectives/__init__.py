@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trainmaster.bench import limits
-from trainmaster.bench.collectives.gather import Told
+from trainmaster.bench.collectives.gather import RunOutcome
 from trainmaster.bench.collectives.judge import judge
 from trainmaster.bench.collectives.launch import PROGRAM, launch
 from trainmaster.bench.collectives.result import Lost, Member, Report, Row, Timing, Wrong
@@ -50,11 +50,11 @@ def measure(
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="trainmaster-bandwidth-") as own:
         where = folder if folder is not None else Path(own)
-        told = launch(sweep, backend, processes, where, on_row=on_row, program=program, env=env)
+        outcome = launch(sweep, backend, processes, where, on_row=on_row, program=program, env=env)
         log = read_logs(where.glob("nccl-*.log")) if backend == "nccl" else None
     return report(
         sweep,
-        told,
+        outcome,
         backend=backend,
         world=processes,
         nodes=1,
@@ -91,7 +91,7 @@ def choose(sweep: Sweep) -> tuple[Backend, int]:
 
 def report(
     sweep: Sweep,
-    told: Told,
+    outcome: RunOutcome,
     *,
     backend: Backend,
     world: int,
@@ -104,49 +104,49 @@ def report(
 ) -> Report:
     """The judged report of the ranks' measurements."""
     proof = prove_gloo(expected, nodes) if backend == "gloo" else prove_nccl(log, expected, nodes=nodes, world=world)
-    found = Report(
+    measured = Report(
         sweep=sweep,
         backend=backend,
         world=world,
         nodes=nodes,
-        members=told.members,
-        rows=told.rows,
-        partial=told.partial,
-        lost=told.lost,
+        members=outcome.members,
+        rows=outcome.rows,
+        partial=outcome.partial,
+        lost=outcome.lost,
         transport=proof.words,
-        notes=told.notes,
-        timings=told.timings,
+        notes=outcome.notes,
+        timings=outcome.timings,
         took_s=took_s,
     )
     results = judge(
-        members=told.members,
-        rows=told.rows,
-        partial=told.partial,
-        lost=told.lost,
-        planned=told.planned,
+        members=outcome.members,
+        rows=outcome.rows,
+        partial=outcome.partial,
+        lost=outcome.lost,
+        planned=outcome.planned,
         world=world,
         nodes=nodes,
         proof=proof,
-        keys=_keys(found, proof, log),
+        keys=_keys(measured, proof, log),
         baselines=baselines,
         least_gbps=least_gbps,
     )
-    return replace(found, results=results)
+    return replace(measured, results=results)
 
 
-def _keys(found: Report, proof: Proof, log: NcclLog | None) -> dict[str, limits.Key]:
+def _keys(measured: Report, proof: Proof, log: NcclLog | None) -> dict[str, limits.Key]:
     """Keys of applicable baselines; none on CPUs, on mixed GPUs, and where the fabric is unproven."""
-    if found.gpu is None or proof.fabric is None or found.world % found.nodes:
+    if measured.gpu is None or proof.fabric is None or measured.world % measured.nodes:
         return {}
     in_switch = log is not None and Transport.COLLNET in log.transports()
     return {
         name: limits.Key(
-            gpu=limits.gpu_model(found.gpu),
-            nodes=found.nodes,
-            gpus_per_node=found.world // found.nodes,
+            gpu=limits.gpu_model(measured.gpu),
+            nodes=measured.nodes,
+            gpus_per_node=measured.world // measured.nodes,
             fabric=proof.fabric,
             collective=name,
             algorithm=limits.algorithm(os.environ, in_switch=in_switch),
         )
-        for name in found.sweep.collectives
+        for name in measured.sweep.collectives
     }

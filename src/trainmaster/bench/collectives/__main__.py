@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from trainmaster.bench.collectives.drive import document, drive, save
+from trainmaster.bench.collectives.run_sweep import document, run_sweep, save
 from trainmaster.bench.collectives.sweep import Sweep, parse_collectives
 from trainmaster.bench.collectives.transport import parse_expected
 from trainmaster.bench.limits import parse_size
@@ -31,7 +31,7 @@ def main() -> int:
         timeout_s=options.timeout,
         start_timeout_s=options.start_timeout,
     )
-    found = drive(
+    report = run_sweep(
         sweep,
         env={} if options.local else os.environ,
         out=options.out,
@@ -39,13 +39,13 @@ def main() -> int:
         least_gbps=options.min_busbw,
         on_row=lambda row: _print({"row": schema.to_plain(row)}),
     )
-    if isinstance(found, int):
-        return found
+    if isinstance(report, int):
+        return report
     if options.out is not None:
-        save(found, options.out)
-    told = document(found)
-    _print({"report": told})
-    return int(str(told["exit_code"]))
+        save(report, options.out)
+    plain = document(report)
+    _print({"report": plain})
+    return int(str(plain["exit_code"]))
 
 
 def _options() -> argparse.Namespace:
@@ -74,9 +74,9 @@ def _print(value: object) -> None:
 if __name__ == "__main__":
     try:
         code = main()
-    except TrainmasterError as wrong:
-        sys.stderr.write(f"error {wrong}\n")
-        code = wrong.exit_code
+    except TrainmasterError as error:
+        sys.stderr.write(f"error {error}\n")
+        code = error.exit_code
     sys.stdout.flush()
     sys.stderr.flush()
     # Not sys.exit: after a loss a thread is still in its collective, and taking the backend down would wait for it.

@@ -22,18 +22,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m trainmaster.bench.collectives.capabilities", description=__doc__)
     parser.add_argument("--ports", type=int, default=1)
     options = parser.parse_args()
-    told = {"host": socket.gethostname(), "address": _address(), "ports": free_ports(options.ports), **_torch()}
-    sys.stdout.write(json.dumps(told) + "\n")
+    capabilities = {"host": socket.gethostname(), "address": _address(), "ports": free_ports(options.ports), **_torch()}
+    sys.stdout.write(json.dumps(capabilities) + "\n")
 
 
 def _torch() -> dict[str, object]:
     try:
         torch = importlib.import_module("torch")
-    except ModuleNotFoundError as wrong:
-        why = "torch is not installed" if wrong.name == "torch" else f"torch cannot be imported: {wrong}"
+    except ModuleNotFoundError as error:
+        why = "torch is not installed" if error.name == "torch" else f"torch cannot be imported: {error}"
         return {"torch": None, "gpus": 0, "why": why}
-    except Exception as wrong:  # a library that is missing or damaged
-        return {"torch": None, "gpus": 0, "why": f"torch cannot be imported: {type(wrong).__name__}: {wrong}"[:300]}
+    except Exception as error:  # a library that is missing or damaged
+        return {"torch": None, "gpus": 0, "why": f"torch cannot be imported: {type(error).__name__}: {error}"[:300]}
     return {"torch": str(torch.__version__), "gpus": int(torch.cuda.device_count()), "why": ""}
 
 
@@ -47,15 +47,15 @@ def _address() -> str | None:
 def free_ports(count: int) -> list[int]:
     """Free ports."""
     with contextlib.ExitStack() as held:  # all held at once, so that no two are equal
-        found: list[int] = []
+        ports: list[int] = []
         for port in random.sample(_PORTS, len(_PORTS)):
-            if len(found) == count:
+            if len(ports) == count:
                 break
             probe = held.enter_context(socket.socket())
             with contextlib.suppress(OSError):
                 probe.bind(("", port))
-                found.append(port)
-        return found
+                ports.append(port)
+        return ports
 
 
 if __name__ == "__main__":

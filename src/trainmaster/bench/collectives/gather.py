@@ -13,7 +13,7 @@ from trainmaster.core.errors import SpecError
 
 
 @dataclass(slots=True)
-class Heard:
+class RankRecords:
     """Records of one rank so far."""
 
     rank: int
@@ -49,7 +49,7 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class RunOutcome:
     """Outcome of all ranks of a run."""
 
     members: tuple[Member, ...]
@@ -63,42 +63,42 @@ class Told:
 
 def row_of(point: Point, timings: Iterable[Timing], world: int) -> Row:
     """The row of a point; its times are those of the slowest rank."""
-    told = sorted(timings, key=lambda timing: timing.rank)
-    slowest = max(told, key=lambda timing: timing.mean_us)
+    ordered = sorted(timings, key=lambda timing: timing.rank)
+    slowest = max(ordered, key=lambda timing: timing.mean_us)
     algbw = slowest.bytes / slowest.mean_us / 1e3  # bytes per µs is MB/s
     return Row(
         seq=point.seq,
         collective=point.collective,
         size_bytes=point.size_bytes,
         ranks=world,
-        heard=tuple(timing.rank for timing in told),
+        heard=tuple(timing.rank for timing in ordered),
         repeats=slowest.repeats,
         time_us=slowest.mean_us,
         algbw_gbps=algbw,
         busbw_gbps=algbw * FACTORS[point.collective](world),
-        median_us=max(timing.median_us for timing in told),
-        p95_us=max(timing.p95_us for timing in told),
+        median_us=max(timing.median_us for timing in ordered),
+        p95_us=max(timing.p95_us for timing in ordered),
         slowest_rank=slowest.rank,
-        wrong=tuple(timing.wrong for timing in told if timing.wrong is not None),
+        wrong=tuple(timing.wrong for timing in ordered if timing.wrong is not None),
     )
 
 
-def sum_up(heard: Sequence[Heard], points: Sequence[Point], lost: Sequence[Lost]) -> Told:
+def sum_up(ranks: Sequence[RankRecords], points: Sequence[Point], lost: Sequence[Lost]) -> RunOutcome:
     """Summary of all ranks: points finished by all, and points finished by some."""
     whole: list[Row] = []
     partial: list[Row] = []
     timings: list[Timing] = []
     for point in points:
-        told = tuple(rank.timings[point.seq] for rank in heard if point.seq in rank.timings)
-        if told:
-            (whole if len(told) == len(heard) else partial).append(row_of(point, told, len(heard)))
-            timings += told
-    return Told(
-        members=tuple(rank.member for rank in heard if rank.member is not None),
+        finished = tuple(rank.timings[point.seq] for rank in ranks if point.seq in rank.timings)
+        if finished:
+            (whole if len(finished) == len(ranks) else partial).append(row_of(point, finished, len(ranks)))
+            timings += finished
+    return RunOutcome(
+        members=tuple(rank.member for rank in ranks if rank.member is not None),
         rows=tuple(whole),
         partial=tuple(partial),
         lost=tuple(lost),
         planned=len(points),
-        notes=tuple(dict.fromkeys(rank.note for rank in heard if rank.note)),
+        notes=tuple(dict.fromkeys(rank.note for rank in ranks if rank.note)),
         timings=tuple(timings),
     )

@@ -50,9 +50,9 @@ def find_lost_ranks(views: Sequence[RankView], points: Sequence[Point], *, waite
         Rung(judge=lambda view: "failed" if view is first else None, may_be_all=True),
         Rung(judge=lambda view: "is behind" if view.progress.position == least != furthest else None),
     ]
-    found = hang_ladder.climb(left, rungs)
-    if found:
-        return [_lost(view, points, waited_s=waited_s) for view, _ in sorted(found, key=lambda item: item[0].rank)]
+    suspects = hang_ladder.climb(left, rungs)
+    if suspects:
+        return [_lost(view, points, waited_s=waited_s) for view, _ in sorted(suspects, key=lambda item: item[0].rank)]
     where = _where(left[0], points)
     hosts = ", ".join(dict.fromkeys(view.host for view in left))
     return [

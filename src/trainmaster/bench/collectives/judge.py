@@ -37,8 +37,8 @@ def judge(
         else [error("one rank sends nothing to anybody", action="run with two ranks or more")],
     )
     return tuple(
-        CheckResult(check=check, findings=tuple(found), took_s=0.0)
-        for check, found in zip(PLANNED, findings, strict=True)
+        CheckResult(check=check, findings=tuple(check_findings), took_s=0.0)
+        for check, check_findings in zip(PLANNED, findings, strict=True)
     )
 
 
@@ -65,24 +65,24 @@ def _to_do(lost: Lost) -> str:
 
 def _data(rows: Sequence[Row], partial: Sequence[Row], members: Sequence[Member], world: int) -> list[Finding]:
     hosts = {member.rank: member.host for member in members}
-    wrong = [(row, item) for row in (*rows, *partial) for item in row.wrong]
+    items = [(row, item) for row in (*rows, *partial) for item in row.wrong]
     first: dict[int, tuple[Row, Wrong]] = {}
-    for row, item in wrong:
+    for row, item in items:
         first.setdefault(item.rank, (row, item))
     if first:
-        found = [
+        findings = [
             fail(
                 f"rank {rank} on {hosts.get(rank, 'an unknown host')} received wrong data in {row.collective} of "
                 f"{limits.render_size(row.size_bytes)} {item.when}: element {item.index} is 0x{item.got:08x}, expected "
-                f"0x{item.expected:08x}; {item.count:,} wrong there, {sum(w.rank == rank for _, w in wrong)} points",
+                f"0x{item.expected:08x}; {item.count:,} wrong there, {sum(w.rank == rank for _, w in items)} points",
                 action="take the node out of use and run the silent-corruption test on each of its GPUs",
                 device=hosts.get(rank), rank=rank, index=item.index, expected=item.expected, got=item.got,
             )
             for rank, (row, item) in sorted(first.items())[:_SHOWN]
         ]  # fmt: skip
         if len(first) > _SHOWN:
-            found.append(fail(f"and {len(first) - _SHOWN} more ranks", action="see --json for all of them"))
-        return found
+            findings.append(fail(f"and {len(first) - _SHOWN} more ranks", action="see --json for all of them"))
+        return findings
     if not rows:
         return [error("no point was finished by every rank, so no data was verified", action="run it again")]
     return [ok(f"every element of {len(rows)} points was right on all {world} ranks, before and after timing")]
@@ -95,7 +95,7 @@ def _bandwidth(
     baselines: Sequence[limits.Baseline],
     least_gbps: float | None,
 ) -> list[Finding]:
-    found = [
+    findings = [
         limits.judge(
             keys.get(name),
             {row.size_bytes: row.busbw_gbps for row in rows if row.collective == name},
@@ -105,10 +105,10 @@ def _bandwidth(
         )
         for name in names
     ]
-    if all(finding.verdict is Verdict.SKIP for finding in found):
+    if all(finding.verdict is Verdict.SKIP for finding in findings):
         # Measured is not judged: a PASS would claim a comparison that was not made.
-        words = "measured, not judged: there is no baseline for any of it" if found else "nothing was measured"
-        found.append(
+        words = "measured, not judged: there is no baseline for any of it" if findings else "nothing was measured"
+        findings.append(
             error(words, action="state what you expect with --min-busbw GB/s, or compare with a run you trust")
         )
-    return found
+    return findings

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from trainmaster.bench.collectives.gather import Heard, Told, row_of, sum_up
+from trainmaster.bench.collectives.gather import RankRecords, RunOutcome, row_of, sum_up
 from trainmaster.bench.collectives.hang import RankView, find_lost_ranks
 from trainmaster.bench.collectives.progress import ProgressReader
 from trainmaster.bench.collectives.result import Row
@@ -24,7 +24,7 @@ from trainmaster.core import schema
 from trainmaster.train.watch.hang_ladder import read_state
 
 PROGRAM = (sys.executable, "-m", "trainmaster.bench.collectives.rank")
-_LOOK_S = 0.05
+_POLL_S = 0.05
 # After one rank ended: time for the others' ends to show. Two may fail at once, and both are named.
 _GRACE_S = 1.5
 _REAP_S = 5.0
@@ -39,7 +39,7 @@ def launch(
     on_row: Callable[[Row], None] = lambda _: None,
     program: Sequence[str] = PROGRAM,
     env: Mapping[str, str] | None = None,
-) -> Told:
+) -> RunOutcome:
     """Run the sweep with local ranks; `folder` keeps their progress files and output."""
     _clear(folder)
     plain = schema.to_plain(sweep)
@@ -114,36 +114,38 @@ class _Watch:
     ) -> None:
         self._sweep, self._backend, self._running, self._on_row = sweep, backend, running, on_row
         self._readers = [ProgressReader(folder, rank) for rank in range(len(running))]
-        self._heard = [Heard(rank=rank) for rank in range(len(running))]
+        self._records = [RankRecords(rank=rank) for rank in range(len(running))]
         self._folder = folder
         self._points: list[Point] = points(sweep, backend)
         self._shown = 0
 
-    def until_the_end(self) -> Told:
+    def until_the_end(self) -> RunOutcome:
         signs: object = None
         since = time.monotonic()
         ended: float | None = None  # when a rank was first seen to have ended too early
         while True:
-            self._look()
+            self._poll()
             now = time.monotonic()
-            if all(heard.done for heard in self._heard):
+            if all(records.done for records in self._records):
                 self._let_go()
-                return sum_up(self._heard, self._points, [])
+                return sum_up(self._records, self._points, [])
             if (seen := self._signs()) != signs:
                 signs, since = seen, now
             early = [
                 process
-                for process, heard in zip(self._running, self._heard, strict=True)
-                if process.poll() is not None and not heard.done
+                for process, records in zip(self._running, self._records, strict=True)
+                if process.poll() is not None and not records.done
             ]
             if early and ended is None:
                 ended = now
-            limit = self._sweep.timeout_s if all(heard.met for heard in self._heard) else self._sweep.start_timeout_s
+            limit = (
+                self._sweep.timeout_s if all(records.met for records in self._records) else self._sweep.start_timeout_s
+            )
             if (ended is not None and now - ended > _GRACE_S) or now - since > limit:
-                self._look()
+                self._poll()
                 views = [self._view(rank) for rank in range(len(self._running))]
-                return sum_up(self._heard, self._points, find_lost_ranks(views, self._points, waited_s=now - since))
-            time.sleep(_LOOK_S)
+                return sum_up(self._records, self._points, find_lost_ranks(views, self._points, waited_s=now - since))
+            time.sleep(_POLL_S)
 
     def _let_go(self) -> None:
         """Grace period: killing a rank while it closes a device can upset the driver."""
@@ -152,40 +154,40 @@ class _Watch:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=max(deadline - time.monotonic(), 0.1))
 
-    def _look(self) -> None:
-        for reader, heard in zip(self._readers, self._heard, strict=True):
+    def _poll(self) -> None:
+        for reader, records in zip(self._readers, self._records, strict=True):
             for line in reader.lines():
-                heard.take(line)
-        planned = next((heard.points for heard in self._heard if heard.points is not None), None)
+                records.take(line)
+        planned = next((records.points for records in self._records if records.points is not None), None)
         if planned is not None and planned != len(self._points):
             self._points = cut(self._sweep, self._points, planned)
         while self._shown < len(self._points):
             point = self._points[self._shown]
-            told = [heard.timings[point.seq] for heard in self._heard if point.seq in heard.timings]
-            if len(told) < len(self._heard):
+            finished = [records.timings[point.seq] for records in self._records if point.seq in records.timings]
+            if len(finished) < len(self._records):
                 return
-            self._on_row(row_of(point, told, len(self._heard)))
+            self._on_row(row_of(point, finished, len(self._records)))
             self._shown += 1
 
     def _signs(self) -> object:
-        return [(reader.progress().beats, len(heard.timings), heard.met) for reader, heard in self._both()]
+        return [(reader.progress().beats, len(records.timings), records.met) for reader, records in self._both()]
 
-    def _both(self) -> list[tuple[ProgressReader, Heard]]:
-        return list(zip(self._readers, self._heard, strict=True))
+    def _both(self) -> list[tuple[ProgressReader, RankRecords]]:
+        return list(zip(self._readers, self._records, strict=True))
 
     def _view(self, rank: int) -> RankView:
-        heard, process = self._heard[rank], self._running[rank]
+        records, process = self._records[rank], self._running[rank]
         code = process.poll()
         return RankView(
             rank=rank,
-            host=heard.member.host if heard.member else os.uname().nodename,
+            host=records.member.host if records.member else os.uname().nodename,
             pid=process.pid,
             progress=self._readers[rank].progress(),
             exit_code=code,
             state=read_state(process.pid),
-            error=heard.error or (_last_words(self._folder, rank) if code is not None and code > 0 else None),
-            failed_at=heard.failed_at,
-            done=heard.done,
+            error=records.error or (_last_words(self._folder, rank) if code is not None and code > 0 else None),
+            failed_at=records.failed_at,
+            done=records.done,
         )
 
 

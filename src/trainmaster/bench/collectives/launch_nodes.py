@@ -25,7 +25,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from trainmaster.bench.collectives import rank as worker
 from trainmaster.bench.collectives import report
-from trainmaster.bench.collectives.gather import Heard, Told, row_of, sum_up
+from trainmaster.bench.collectives.gather import RankRecords, RunOutcome, row_of, sum_up
 from trainmaster.bench.collectives.hang import RankView, find_lost_ranks
 from trainmaster.bench.collectives.launch import NCCL_DEBUG
 from trainmaster.bench.collectives.progress import Progress, pack, unpack
@@ -84,7 +84,7 @@ def take_part(
         os.environ.update({**NCCL_DEBUG, "NCCL_DEBUG_FILE": str(log)})
     elif rank_info.nodes > 1 and rank_info.master is not None:
         lead_gloo(os.environ, rank_info.master[0])
-    store = _meet(sweep, rank_info)
+    store = _connect_store(sweep, rank_info)
     memory = _Memory()
     config = worker.RankConfig(
         rank=rank_info.rank,
@@ -99,10 +99,10 @@ def take_part(
     main = _MainThread(sweep, config, own, memory, log)
     if rank_info.rank != 0:
         return main.publish_until_verdict()
-    told, logs, hosts = main.judge(on_row)
-    found = report(
+    outcome, logs, hosts = main.judge(on_row)
+    judged = report(
         sweep,
-        told,
+        outcome,
         backend=backend,
         world=rank_info.world_size,
         nodes=max(hosts, rank_info.nodes),  # includes hosts that never published
@@ -111,21 +111,21 @@ def take_part(
         least_gbps=least_gbps,
         took_s=time.monotonic() - begun,
     )
-    main.dismiss(found)
-    return found
+    main.dismiss(judged)
+    return judged
 
 
-def _meet(sweep: Sweep, rank_info: RankInfo) -> Any:
+def _connect_store(sweep: Sweep, rank_info: RankInfo) -> Any:
     """The store shared by all ranks. (torch types neither `clone` nor values that are bytes.)"""
     if rank_info.master is not None:
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = rank_info.master[0], str(rank_info.master[1])
     timeout = datetime.timedelta(seconds=sweep.start_timeout_s)
     try:
         met = next(iter(rendezvous("env://", rank=rank_info.rank, world_size=rank_info.world_size, timeout=timeout)))
-    except RuntimeError as wrong:
+    except RuntimeError as error:
         raise TrainmasterError(
             f"rank {rank_info.rank} on {socket.gethostname()} cannot reach rank 0 at {rank_info.master}: "
-            f"{str(wrong).splitlines()[0][:300]}"
+            f"{str(error).splitlines()[0][:300]}"
         ) from None
     return PrefixStore("trainmaster-bandwidth", met[0])
 
@@ -133,15 +133,15 @@ def _meet(sweep: Sweep, rank_info: RankInfo) -> Any:
 def _work(sweep: Sweep, config: worker.RankConfig, store: Store, memory: _Memory) -> None:
     try:
         worker.run(sweep, config, store, memory)
-    except Exception as wrong:
-        memory.record("failed", why=f"{type(wrong).__name__}: {wrong}"[:2000])
+    except Exception as error:
+        memory.record("failed", why=f"{type(error).__name__}: {error}"[:2000])
 
 
 @dataclass(slots=True)
 class _Seen:
     """State of one rank as rank 0 sees it."""
 
-    heard: Heard
+    records: RankRecords
     lines: int = 0
     beat: int = -1  # of its main thread
     changed: float = field(default_factory=time.monotonic)
@@ -167,12 +167,12 @@ class _MainThread:
                 quiet = None
                 if self._store.check(["verdict"]):
                     return int(self._store.get("verdict"))
-            except RuntimeError as wrong:  # torch's DistError and its kin
+            except RuntimeError as error:  # torch's DistError and its kin
                 quiet = quiet or time.monotonic()
                 if time.monotonic() - quiet > _SILENT_S:
                     raise TrainmasterError(
                         f"rank 0, which judges, does not answer rank {self._config.rank} on {socket.gethostname()}: "
-                        f"it is gone or cut off ({str(wrong).splitlines()[0][:200]})"
+                        f"it is gone or cut off ({str(error).splitlines()[0][:200]})"
                     ) from None
             time.sleep(_PUBLISH_S)
 
@@ -188,9 +188,9 @@ class _MainThread:
         head = json.dumps({"beat": self._beat, "lines": self._sent, "host": socket.gethostname(), "pid": os.getpid()})
         self._store.set(f"pulse/{rank}", pack(self._memory.now) + head.encode())
 
-    def judge(self, on_row: Callable[[Row], None]) -> tuple[Told, NcclLog | None, int]:
+    def judge(self, on_row: Callable[[Row], None]) -> tuple[RunOutcome, NcclLog | None, int]:
         world = self._config.world
-        seen = [_Seen(heard=Heard(rank=rank)) for rank in range(world)]
+        seen = [_Seen(records=RankRecords(rank=rank)) for rank in range(world)]
         plan, shown = points(self._sweep, self._backend), 0
         signs: object = None
         since = time.monotonic()
@@ -199,24 +199,24 @@ class _MainThread:
             self._publish()
             self._listen(seen)
             now = time.monotonic()
-            planned = next((item.heard.points for item in seen if item.heard.points is not None), None)
+            planned = next((item.records.points for item in seen if item.records.points is not None), None)
             if planned is not None and planned != len(plan):
                 plan = cut(self._sweep, plan, planned)
             shown = _show(seen, plan, shown, on_row)
-            if (new := [(item.progress.beats, len(item.heard.timings)) for item in seen]) != signs:
+            if (new := [(item.progress.beats, len(item.records.timings)) for item in seen]) != signs:
                 signs, since = new, now
             lost: list[Lost] = []
-            if not all(item.heard.done for item in seen):
-                if any(item.heard.error for item in seen) and broken is None:
+            if not all(item.records.done for item in seen):
+                if any(item.records.error for item in seen) and broken is None:
                     broken = now
-                limit = self._sweep.timeout_s if all(i.heard.met for i in seen) else self._sweep.start_timeout_s
+                limit = self._sweep.timeout_s if all(i.records.met for i in seen) else self._sweep.start_timeout_s
                 if now - since <= limit and (broken is None or now - broken <= _GRACE_S):
                     time.sleep(_PUBLISH_S)
                     continue
                 lost = find_lost_ranks([_view(item, now) for item in seen], plan, waited_s=now - since)
-            told = sum_up([item.heard for item in seen], plan, lost)
+            outcome = sum_up([item.records for item in seen], plan, lost)
             hosts = {item.host for item in seen if item.beat >= 0}
-            return told, self._logs(seen), len(hosts)
+            return outcome, self._logs(seen), len(hosts)
 
     def _listen(self, seen: list[_Seen]) -> None:
         for rank, item in enumerate(seen):
@@ -229,7 +229,7 @@ class _MainThread:
             if head["beat"] != item.beat:
                 item.beat, item.changed = head["beat"], time.monotonic()
             for number in range(item.lines, int(head["lines"])):
-                item.heard.take(json.loads(self._store.get(f"line/{rank}/{number}")))
+                item.records.take(json.loads(self._store.get(f"line/{rank}/{number}")))
                 item.lines = number + 1
 
     def _logs(self, seen: list[_Seen]) -> NcclLog | None:
@@ -247,21 +247,21 @@ class _MainThread:
         except ParseError:
             return None
 
-    def dismiss(self, found: Report) -> None:
+    def dismiss(self, judged: Report) -> None:
         """Publish the verdict, and stay until the living ranks have had time to read it."""
         from trainmaster.core.results import exit_code
 
         with contextlib.suppress(RuntimeError):
-            self._store.set("verdict", str(exit_code(found.overall)))
+            self._store.set("verdict", str(exit_code(judged.overall)))
             time.sleep(3 * _PUBLISH_S)
 
 
 def _show(seen: list[_Seen], plan: list[Point], shown: int, on_row: Callable[[Row], None]) -> int:
     while shown < len(plan):
-        told = [item.heard.timings[shown] for item in seen if shown in item.heard.timings]
-        if len(told) < len(seen):
+        finished = [item.records.timings[shown] for item in seen if shown in item.records.timings]
+        if len(finished) < len(seen):
             break
-        on_row(row_of(plan[shown], told, len(seen)))
+        on_row(row_of(plan[shown], finished, len(seen)))
         shown += 1
     return shown
 
@@ -269,13 +269,13 @@ def _show(seen: list[_Seen], plan: list[Point], shown: int, on_row: Callable[[Ro
 def _view(item: _Seen, now: float) -> RankView:
     quiet = now - item.changed
     return RankView(
-        rank=item.heard.rank,
+        rank=item.records.rank,
         host=item.host,
         pid=item.pid,
         progress=item.progress,
-        error=item.heard.error,
-        failed_at=item.heard.failed_at,
-        done=item.heard.done,
+        error=item.records.error,
+        failed_at=item.records.failed_at,
+        done=item.records.done,
         silent_s=quiet if quiet > _SILENT_S else None,
     )
 

@@ -92,11 +92,11 @@ def measure_round(
         for number, (a, b) in enumerate(pairs)
     ]  # fmt: skip
     with ThreadPoolExecutor(max_workers=2 * len(plans)) as pool:
-        asked = [[pool.submit(_ask, run, command) for command in plan] for plan in plans]
-        return [read_pair(first.result()) if second.result() is not None else None for first, second in asked]
+        futures = [[pool.submit(_run_or_empty, run, command) for command in plan] for plan in plans]
+        return [read_pair(first.result()) if second.result() is not None else None for first, second in futures]
 
 
-def _ask(run: Run, command: Command) -> str:
+def _run_or_empty(run: Run, command: Command) -> str:
     try:
         return run(command)
     except TrainmasterError:

@@ -84,15 +84,15 @@ class ProgressReader:
             return []
         whole = raw[: raw.rfind(b"\n") + 1]
         self._offset += len(whole)
-        found = []
+        records = []
         for line in whole.splitlines():
             try:
                 value = json.loads(line)
             except ValueError:
                 continue
             if isinstance(value, dict):
-                found.append(value)
-        return found
+                records.append(value)
+        return records
 
     def progress(self) -> Progress:
         try:

@@ -36,7 +36,7 @@ from trainmaster.bench.collectives.sweep import (
     seconds_of,
     warmups,
 )
-from trainmaster.bench.parent import die_with
+from trainmaster.bench.parent_death import die_with
 from trainmaster.core import schema
 
 PARENT_VARIABLE = "TRAINMASTER_BANDWIDTH_PARENT"  # the launcher's process number; ranks die with it
@@ -74,9 +74,9 @@ def main() -> None:
     progress.advance(-1, 0, inside=False)
     try:
         run(sweep, config, store, progress)
-    except Exception as wrong:
+    except Exception as error:
         # Recorded before anything else can hang: the launcher must tell the first failure from its consequences.
-        progress.record("failed", why=f"{type(wrong).__name__}: {wrong}"[:2000])
+        progress.record("failed", why=f"{type(error).__name__}: {error}"[:2000])
         raise
     progress.close()
 
@@ -138,7 +138,7 @@ class _PointRun:
 
     def take(self) -> Timing:
         begun = time.perf_counter()
-        wrong, first_s = self._verify("before timing", 2 * self.point.seq)
+        first, first_s = self._verify("before timing", 2 * self.point.seq)
         took = self._warm_up()
         count = self._agree_on_repeats(took)
         samples = self._time(count)
@@ -153,7 +153,7 @@ class _PointRun:
             bytes=self.operation.bytes,
             verify_s=first_s + last_s,
             took_s=time.perf_counter() - begun,
-            wrong=wrong or last,
+            wrong=first or last,
         )
 
     def _once(self) -> None:
@@ -170,19 +170,19 @@ class _PointRun:
         self._once()
         self._wait()
         arrived = time.perf_counter()
-        found = self.ruler.compare(self.operation.result, self.operation.incoming(salt))
+        mismatch = self.ruler.compare(self.operation.result, self.operation.incoming(salt))
         took = time.perf_counter() - arrived + drawn - begun
-        if found is None:
+        if mismatch is None:
             return None, took
-        wrong = Wrong(
+        wrong_data = Wrong(
             rank=self.config.rank,
             when=when,
-            index=found.index,
-            expected=found.expected,
-            got=found.got,
-            count=found.count,
+            index=mismatch.index,
+            expected=mismatch.expected,
+            got=mismatch.got,
+            count=mismatch.count,
         )
-        return wrong, took
+        return wrong_data, took
 
     def _warm_up(self) -> float:
         """Seconds of the quickest round, without the first, which may open connections."""

@@ -32,6 +32,6 @@ def interface_to(address: str, port: int = 9) -> str | None:
 
 def _address_of(probe: socket.socket, name: str) -> str | None:
     with contextlib.suppress(OSError):  # one without an address
-        told = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-        return socket.inet_ntoa(told[20:24])
+        reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+        return socket.inet_ntoa(reply[20:24])
     return None

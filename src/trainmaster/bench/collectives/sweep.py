@@ -64,8 +64,8 @@ class Sweep:
             yield f"--timeout {self.timeout_s}: more than 0 seconds"
 
     def checked(self) -> Sweep:
-        if wrong := list(self.faults()):
-            raise UsageError("; ".join(wrong))
+        if faults := list(self.faults()):
+            raise UsageError("; ".join(faults))
         return self
 
 

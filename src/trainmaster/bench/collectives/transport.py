@@ -77,26 +77,31 @@ def prove_gloo(expected: Expected | None, nodes: int) -> Proof:
 def prove_nccl(log: NcclLog | None, expected: Expected | None, *, nodes: int, world: int) -> Proof:
     """Proof for NCCL. Fails closed: without a complete log nothing is proven."""
     if log is None:
-        return Proof(words="unknown: NCCL left no log", fabric=None, finding=error(
-            "NCCL left no log, so the transport is unknown", action=_RUN_AGAIN))  # fmt: skip
+        return Proof(
+            words="unknown: NCCL left no log",
+            fabric=None,
+            finding=error("NCCL left no log, so the transport is unknown", action=_RUN_AGAIN),
+        )
     fabric, words = _fabric(log, nodes), _words(log)
     spoke = sum(rank.ready for rank in log.ranks)
     values: dict[str, Any] = {"carried": words, "providers": list(log.providers), "hosts": len(log.hosts)}
-    if wrong := _contradiction(log, expected, nodes):
+    if contradiction := _contradiction(log, expected, nodes):
         to_do = _TO_DO[expected or ("IB" if nodes > 1 else "P2P")]
-        found = fail(wrong, action=to_do, **values) if expected else warn(wrong, action=to_do, **values)
+        finding = (
+            fail(contradiction, action=to_do, **values) if expected else warn(contradiction, action=to_do, **values)
+        )
     elif log.faults or spoke < world or (world > 1 and not log.carried) or (nodes > 1 and not _between(log)):
         kinds = f"{len(log.carried)} kinds of channels, {len(_between(log))} of them between nodes"
         why = log.faults[0] if log.faults else f"{spoke} of {world} ranks are in it, {kinds}"
-        found = error(f"the log of NCCL is not whole: {why}", action=_RUN_AGAIN, **values)
+        finding = error(f"the log of NCCL is not whole: {why}", action=_RUN_AGAIN, **values)
     elif expected in _WANTED and nodes == 1:
-        found = error(
+        finding = error(
             f"{expected} was expected, but all ranks are on one node and nothing left it",
             action="run on two nodes or more, or expect NVLS or P2P",
         )
     else:
-        found = ok(f"carried by {words}", **values)
-    return Proof(words=words, fabric=fabric, finding=found)
+        finding = ok(f"carried by {words}", **values)
+    return Proof(words=words, fabric=fabric, finding=finding)
 
 
 def _contradiction(log: NcclLog, expected: Expected | None, nodes: int) -> str | None:
@@ -116,8 +121,8 @@ def _contradiction(log: NcclLog, expected: Expected | None, nodes: int) -> str |
                 names = " and ".join(sorted(str(name).upper() for name in slow))
                 return f"{expected} was expected, but {names} carried traffic inside a node: through host memory"
             if expected == "NVLS" and log.nvls is not True:
-                said = "reports that it is not available" if log.nvls is False else "does not mention it"
-                return f"NVLS was expected, but NCCL {said}"
+                state = "reports that it is not available" if log.nvls is False else "does not mention it"
+                return f"NVLS was expected, but NCCL {state}"
             return None
         case "EFA" | "IB" | "gIB" | "FasTrak":
             wanted = _WANTED[expected]
@@ -165,10 +170,10 @@ def _words(log: NcclLog) -> str:
         key = (item.word, str(item.scope), item.gdr)
         parts[key] = parts.get(key, 0) + item.channels
     scopes = {"inter": "between nodes", "intra": "inside a node", "unknown": "somewhere"}
-    told = [
+    channels = [
         f"{word} {scopes[scope]} ({count} channel ends{', GPU memory direct' if gdr else ''})"
         for (word, scope, gdr), count in sorted(parts.items(), key=lambda part: -part[1])
     ]
     nvls = "; NVLS is available" if log.nvls else ""
     provider = f"; libfabric provider {', '.join(log.providers)}" if log.providers else ""
-    return (", ".join(told) or "no channel was logged") + provider + nvls
+    return (", ".join(channels) or "no channel was logged") + provider + nvls

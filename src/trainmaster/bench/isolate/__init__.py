@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 
 from trainmaster.bench.isolate import rounds
-from trainmaster.bench.isolate.diagnose import REPEATED_PAIRS, diagnose, stand, suspect
+from trainmaster.bench.isolate.diagnose import REPEATED_PAIRS, assess_search, diagnose, suspect
 from trainmaster.bench.isolate.judge import Explanation, explain
 from trainmaster.bench.isolate.parts import Pair, Part, Route, Topology, path
 from trainmaster.bench.isolate.record import Record
@@ -55,9 +55,9 @@ def isolate(
     rng = random.Random(f"isolate {seed}")  # noqa: S311 (repeatable pairings, no secret)
     known = topology.known(rng)
     expected = (expected_gbps, expected_cross_gbps or expected_gbps) if expected_gbps is not None else None
-    record, explanation, standing = Record(topology), None, None
+    record, explanation, search = Record(topology), None, None
     for number in range(1, max_rounds + 1):
-        doubts: Mapping[Part, float] = standing.doubts if standing is not None else {}
+        doubts: Mapping[Part, float] = search.doubts if search is not None else {}
         suspects, repeats = _in_doubt(record, explanation, doubts, rng)
         pairs, purpose = rounds.plan(number, record, doubts, suspects=suspects, repeats=repeats, rng=rng)
         results = measure(pairs)
@@ -66,11 +66,11 @@ def isolate(
         for pair, gbps in zip(pairs, results, strict=True):
             record.add(number, pair, gbps)
         explanation = explain(record, expected)
-        standing = stand(explanation, known) if explanation is not None else None
+        search = assess_search(explanation, known) if explanation is not None else None
         progress(_report(number, purpose, len(pairs), explanation))
-        if standing is not None and standing.settled and number >= _LEAST_ROUNDS and len(record) >= _LEAST_RESULTS:
+        if search is not None and search.settled and number >= _LEAST_ROUNDS and len(record) >= _LEAST_RESULTS:
             break
-    return diagnose(record, explanation, standing, expected)
+    return diagnose(record, explanation, search, expected)
 
 
 def _in_doubt(

@@ -21,13 +21,13 @@ _MAD = 1.4826  # median absolute deviation → sigma, for a normal distribution
 def crowds(values: Sequence[float]) -> list[tuple[float, float]]:
     """Candidate healthy crowds as (centre, sigma) of the given logarithms, likeliest first."""
     ordered = sorted(values)
-    found: list[tuple[float, float]] = []
+    candidates: list[tuple[float, float]] = []
     # Among few results the crowd may be a single one: two of three pairs of three nodes are slow with one of them.
     for start in _STARTS if len(ordered) > _FEW else (*_STARTS, 1.0):
         centre, sigma = _settle(ordered, ordered[int(start * (len(ordered) - 1))])
-        if all(abs(centre - other) > sigma for other, _ in found):
-            found.append((centre, sigma))
-    return found
+        if all(abs(centre - other) > sigma for other, _ in candidates):
+            candidates.append((centre, sigma))
+    return candidates
 
 
 def spread(residuals: Sequence[float]) -> float:

@@ -27,7 +27,7 @@ _UNSTEADY = 0.02  # share of slow results without an explanation from which the 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class SearchState:
     """State of the search after a round."""
 
     open: tuple[Part, ...]  # neither named nor cleared, and more rounds may tell
@@ -37,15 +37,15 @@ class Standing:
     settled: bool
 
 
-def stand(explanation: Explanation, known: Sequence[Part]) -> Standing:
+def assess_search(explanation: Explanation, known: Sequence[Part]) -> SearchState:
     """Weigh every known part against the best explanation."""
     named = {fault.part.identity for fault in explanation.faults}
     slow_paths = [path(pair) for pair in _still_slow(explanation)]
     parts = [part for part in dict.fromkeys([*known, *slow_paths]) if part.identity not in named]
-    found = gains(explanation, parts)
-    hidden = tuple(part for part, gain in found.items() if gain is None and _veiled(explanation, part))
-    left = tuple(p for p, gain in found.items() if p not in hidden and (gain is None or gain > _CLEARED))
-    doubts = {p: _chance(gain, p.prior) for p, gain in found.items() if p in set(left)}
+    by_part = gains(explanation, parts)
+    hidden = tuple(part for part, gain in by_part.items() if gain is None and _veiled(explanation, part))
+    left = tuple(p for p, gain in by_part.items() if p not in hidden and (gain is None or gain > _CLEARED))
+    doubts = {p: _chance(gain, p.prior) for p, gain in by_part.items() if p in set(left)}
     sure = len(explanation.too_fast()) <= _TOO_FAST * len(explanation.ys)
     for fault in explanation.faults:
         confidence = explanation.confidence(fault)
@@ -54,7 +54,7 @@ def stand(explanation: Explanation, known: Sequence[Part]) -> Standing:
         for part, share in explanation.rivals[fault.part]:
             doubts[part] = max(doubts.get(part, 0.0), share)
     cleared = len({part.identity for part in known} - named - {part.identity for part in (*left, *hidden)})
-    return Standing(open=left, hidden=hidden, cleared=cleared, doubts=doubts, settled=sure and not left)
+    return SearchState(open=left, hidden=hidden, cleared=cleared, doubts=doubts, settled=sure and not left)
 
 
 def _veiled(explanation: Explanation, part: Part) -> bool:
@@ -90,11 +90,11 @@ def suspect(explanation: Explanation, fault: Score, confidence: float | None = N
 def diagnose(
     record: Record,
     explanation: Explanation | None,
-    standing: Standing | None,
+    search: SearchState | None,
     expected: tuple[float, float] | None,
 ) -> Diagnosis:
     """The verdict. Fails closed: too few measurements are never a pass."""
-    if explanation is None or standing is None:
+    if explanation is None or search is None:
         return Diagnosis(
             verdict=Overall.INCOMPLETE, suspects=(), candidates=(), cleared=0,
             not_cleared=tuple(f"node {node}" for node in record.topology.nodes),
@@ -105,21 +105,21 @@ def diagnose(
             healthy_gbps=None, noise=None,
         )  # fmt: skip
     named, groups = _name(explanation)
-    notes = _notes(record, explanation, standing, expected)
-    whole = not (groups or standing.open or notes)
+    notes = _notes(record, explanation, search, expected)
+    whole = not (groups or search.open or notes)
     verdict = Overall.FAIL if named else Overall.PASS if whole else Overall.INCOMPLETE
-    told = {(candidate.kind, candidate.name) for group in groups for candidate in group}
+    candidates_named = {(candidate.kind, candidate.name) for group in groups for candidate in group}
     uncleared = dict.fromkeys(
-        f"{part.kind} {part.name}" for part in (*standing.open, *standing.hidden) if part.identity not in told
+        f"{part.kind} {part.name}" for part in (*search.open, *search.hidden) if part.identity not in candidates_named
     )
     return Diagnosis(
         verdict=verdict,
         suspects=named,
         candidates=groups,
-        cleared=standing.cleared,
+        cleared=search.cleared,
         not_cleared=tuple(uncleared),
         notes=notes,
-        action=_action(named, groups, notes, standing),
+        action=_action(named, groups, notes, search),
         rounds=max(record.rounds),
         measurements=len(record),
         pairs_tested=len(record.by_pair),
@@ -132,10 +132,10 @@ def diagnose(
 def _name(explanation: Explanation) -> tuple[tuple[Suspect, ...], tuple[tuple[Suspect, ...], ...]]:
     named, groups = [], []
     for fault in explanation.faults:
-        told = suspect(explanation, fault)
+        candidate = suspect(explanation, fault)
         repeated = fault.part.scope != "some" or explanation.confirmed(fault) >= _REPEATS
-        if told.confidence >= _NAMED and told.slow >= _REPEATS and repeated and told.name != ANY_SWITCH:
-            named.append(told)
+        if candidate.confidence >= _NAMED and candidate.slow >= _REPEATS and repeated and candidate.name != ANY_SWITCH:
+            named.append(candidate)
         else:
             groups.append(_group(explanation, fault))
     if explanation.record.topology.racks is None and len(named) > _SHARED:
@@ -159,7 +159,7 @@ def _group(explanation: Explanation, fault: Score) -> tuple[Suspect, ...]:
 
 
 def _notes(
-    record: Record, explanation: Explanation, standing: Standing, expected: tuple[float, float] | None
+    record: Record, explanation: Explanation, search: SearchState, expected: tuple[float, float] | None
 ) -> tuple[str, ...]:
     """Obstacles to a pass other than faults."""
     notes, (inside, between) = [], explanation.centres
@@ -189,18 +189,18 @@ def _notes(
         notes.append(f"{odd} of {len(record)} results are slow and no part explains them: congestion, or other jobs")
     if record.topology.racks is None and sum(fault.part.kind == "node" for fault in explanation.faults) > _SHARED:
         notes.append("many nodes are slow at once and racks are not known: they may share a switch; give the racks")
-    if standing.open:
-        notes.append(f"{len(standing.open)} parts were not measured enough to be cleared")
+    if search.open:
+        notes.append(f"{len(search.open)} parts were not measured enough to be cleared")
     return tuple(notes)
 
 
 def _action(
-    named: Sequence[Suspect], groups: Sequence[Sequence[Suspect]], notes: Sequence[str], standing: Standing
+    named: Sequence[Suspect], groups: Sequence[Sequence[Suspect]], notes: Sequence[str], search: SearchState
 ) -> str:
     """The one most useful action."""
     if named:
         worst = max(named, key=lambda s: (s.kind == "switch", s.confidence))
-        again = ", then run this again" if len({s.kind for s in named}) > 1 or groups or standing.hidden else ""
+        again = ", then run this again" if len({s.kind for s in named}) > 1 or groups or search.hidden else ""
         match worst.kind:
             case "node":
                 names = ", ".join(s.name for s in named if s.kind == "node")

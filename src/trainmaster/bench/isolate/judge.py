@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from trainmaster.bench.isolate import baseline
-from trainmaster.bench.isolate.likelihood import LEAST_DROP, Weather, log_sum, looks_slow, read_weather
+from trainmaster.bench.isolate.likelihood import LEAST_DROP, NoiseModel, fit_noise, log_sum, looks_slow
 from trainmaster.bench.isolate.parts import Part
 from trainmaster.bench.isolate.record import Record
 from trainmaster.bench.isolate.view import Score, View
@@ -21,7 +21,7 @@ from trainmaster.bench.isolate.view import Score, View
 _MOST_FAULTS = 24  # more than this is no fault but a state of the fabric
 _PASSES = 3
 _ROUGH = 0.01  # share of slow results from which congestion is tried as an explanation …
-_WEATHER = 0.01  # … and how often it is one, before anything is measured: an assumption
+_CONGESTION_PRIOR = 0.01  # … and how often it is one, before anything is measured: an assumption
 _RIVALS_GROWN, _GROWN_TO = 3, 4  # rivals that are also tried together with further ones, and up to how many
 
 
@@ -33,14 +33,14 @@ class Explanation:
     ys: list[float | None]  # ln(measured / healthy)
     centres: tuple[float, float]  # ln of healthy GB/s inside a rack and between racks
     sigma: float
-    weather: Weather | None = None  # congestion, where that is part of it
+    congestion: NoiseModel | None = None  # where that is part of it
     faults: list[Score] = field(default_factory=list)
     rivals: dict[Part, list[tuple[Part, float]]] = field(default_factory=dict)  # shares of the posterior, by fault
     total: float = 0.0  # ln of the posterior, up to a constant
     agreement: dict[tuple[str, str], float] = field(default_factory=dict)  # see _agreement
 
     def view(self) -> View:
-        return View(self.record, self.ys, self.sigma, self.faults, self.weather)
+        return View(self.record, self.ys, self.sigma, self.faults, self.congestion)
 
     def unexplained(self) -> list[int]:
         """Results that neither noise nor a fault of the set explains."""
@@ -69,15 +69,15 @@ class Explanation:
 
 def explain(record: Record, expected: tuple[float, float] | None) -> Explanation | None:
     """The best explanation of all results; None where nothing answered. `expected`: GB/s in and between racks."""
-    found = [
+    explanations = [
         _refine(record, centres, sigma, fixed=expected is not None) for centres, sigma in _starts(record, expected)
     ]
-    found += [_rough(calm) for calm in found if _many_slow(calm)]
-    if not found:
+    explanations += [_rough(calm) for calm in explanations if _many_slow(calm)]
+    if not explanations:
         return None
-    best = max(found, key=lambda explanation: explanation.total)
+    best = max(explanations, key=lambda explanation: explanation.total)
     _weigh_rivals(best)
-    best.agreement = _agreement(found)
+    best.agreement = _agreement(explanations)
     return best
 
 
@@ -85,22 +85,22 @@ def gains(explanation: Explanation, parts: Iterable[Part]) -> dict[Part, float |
     """ln of the Bayes factor for each part being bad as well; None where nothing tells: untested, or hidden behind
     the known faults."""
     view, cover = explanation.view(), explanation.record.cover
-    found: dict[Part, float | None] = {}
+    by_part: dict[Part, float | None] = {}
     for part in parts:
         indexes = cover.get(part, [])
         free = sum(view.worst[i] == 0.0 for i in indexes)
         hidden = free == 0 or (free < 2 and free < len(indexes))
         # Results too few for their noise cannot show the least loss at three sigma: they speak for nobody.
         weak = math.sqrt(free) * -LEAST_DROP < 3 * explanation.sigma
-        found[part] = None if hidden or weak else view.score(part).gain
-    return found
+        by_part[part] = None if hidden or weak else view.score(part).gain
+    return by_part
 
 
-def _agreement(found: Sequence[Explanation]) -> dict[tuple[str, str], float]:
+def _agreement(explanations: Sequence[Explanation]) -> dict[tuple[str, str], float]:
     """How far explanations from different baselines agree on a part: the posterior share of those that call it bad."""
-    whole = log_sum([explanation.total for explanation in found])
+    whole = log_sum([explanation.total for explanation in explanations])
     shares: dict[tuple[str, str], float] = {}
-    for explanation in found:
+    for explanation in explanations:
         for identity in {fault.part.identity for fault in explanation.faults}:
             shares[identity] = shares.get(identity, 0.0) + math.exp(explanation.total - whole)
     return shares
@@ -171,10 +171,12 @@ def _many_slow(explanation: Explanation) -> bool:
 def _rough(calm: Explanation) -> Explanation:
     """The same results with congestion for a rival: it slows as many results, but neither the same pairs again nor
     all of one part."""
-    weather = read_weather(calm.ys, calm.sigma)
-    explanation = Explanation(record=calm.record, ys=calm.ys, centres=calm.centres, sigma=calm.sigma, weather=weather)
+    congestion = fit_noise(calm.ys, calm.sigma)
+    explanation = Explanation(
+        record=calm.record, ys=calm.ys, centres=calm.centres, sigma=calm.sigma, congestion=congestion
+    )
     _search(explanation)
-    explanation.total += math.log(_WEATHER)
+    explanation.total += math.log(_CONGESTION_PRIOR)
     return explanation
 
 
@@ -185,7 +187,7 @@ def _search(explanation: Explanation) -> None:
         _revise(explanation)
         if [fault.part for fault in explanation.faults] == before:
             break
-    view = View(explanation.record, explanation.ys, explanation.sigma, (), explanation.weather)
+    view = View(explanation.record, explanation.ys, explanation.sigma, (), explanation.congestion)
     explanation.total = sum(view.now)
     for fault in explanation.faults:
         score = view.score(fault.part)
@@ -217,12 +219,12 @@ def _weigh_rivals(explanation: Explanation) -> None:
     """For each fault: the share of the posterior of every part that may stand in its place."""
     for at, fault in enumerate(list(explanation.faults)):
         explanation.faults.pop(at)
-        found = _alternatives(explanation, fault)
+        alternatives = _alternatives(explanation, fault)
         explanation.faults.insert(at, fault)
-        odds = [_joint_odds(scores) for scores in found]
+        odds = [_joint_odds(scores) for scores in alternatives]
         whole = log_sum([0.0, *odds])  # 0: no fault at all
         shares: dict[Part, float] = {}
-        for scores, share in zip(found, odds, strict=True):
+        for scores, share in zip(alternatives, odds, strict=True):
             for score in scores:
                 shares[score.part] = shares.get(score.part, 0.0) + math.exp(share - whole)
         explanation.rivals[fault.part] = list(shares.items())
@@ -233,7 +235,7 @@ def _alternatives(explanation: Explanation, fault: Score) -> list[tuple[Score, .
     among them, and the likeliest others together with what they leave unexplained."""
     view = explanation.view()
     singles = sorted(view.scores(_touched(explanation, fault.shows)), key=_odds, reverse=True)
-    found: dict[frozenset[Part], tuple[Score, ...]] = {frozenset({score.part}): (score,) for score in singles}
+    by_parts: dict[frozenset[Part], tuple[Score, ...]] = {frozenset({score.part}): (score,) for score in singles}
     # A node is the smallest part: what it explains, several others together explain worse.
     others = [s for s in singles if s.part.identity != fault.part.identity] if fault.part.kind != "node" else []
     for first in others[:_RIVALS_GROWN]:
@@ -248,8 +250,8 @@ def _alternatives(explanation: Explanation, fault: Score) -> list[tuple[Score, .
                 break
             joint.append(best)
             grown.apply(best)
-        found.setdefault(frozenset(score.part for score in joint), tuple(joint))
-    return list(found.values())
+        by_parts.setdefault(frozenset(score.part for score in joint), tuple(joint))
+    return list(by_parts.values())
 
 
 def _joint_odds(scores: Sequence[Score]) -> float:
@@ -260,8 +262,8 @@ def _touched(explanation: Explanation, indexes: Iterable[int]) -> list[Part]:
     """Parts these results went through, less those already called bad. One result never outweighs the prior of a
     single pair's path, so that paths are looked at from two on."""
     taken, cover = {fault.part.identity for fault in explanation.faults}, explanation.record.cover
-    found = dict.fromkeys(part for i in indexes for part in explanation.record.parts[i])
-    return [part for part in found if part.identity not in taken and not (part.is_path and len(cover[part]) < 2)]
+    parts = dict.fromkeys(part for i in indexes for part in explanation.record.parts[i])
+    return [part for part in parts if part.identity not in taken and not (part.is_path and len(cover[part]) < 2)]
 
 
 def _odds(score: Score) -> float:

@@ -41,7 +41,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Weather:
+class NoiseModel:
     """Congestion: the share of results it slows, and the density with which it gives each one."""
 
     share: float
@@ -56,11 +56,11 @@ def healthy(y: float | None, sigma: float) -> float:
 
 
 def congested(y: float | None, sigma: float, share: float, density: float) -> float:
-    """ln of the likelihood on a healthy path through weather."""
+    """ln of the likelihood on a healthy path through congestion."""
     return math.log((1 - share) * math.exp(healthy(y, sigma)) + share * density)
 
 
-def read_weather(ys: Sequence[float | None], sigma: float) -> Weather:
+def fit_noise(ys: Sequence[float | None], sigma: float) -> NoiseModel:
     """Congestion as the sole cause of all slow results: their share and their speeds.
 
     A bad part must explain more than that: that it is these pairs, and these again.
@@ -73,7 +73,7 @@ def read_weather(ys: Sequence[float | None], sigma: float) -> Weather:
             return 0.0
         return bins[None] / len(slow) if y is None else bins[round(y / width)] / len(slow) / width
 
-    return Weather(min(len(slow) / len(ys), 0.99), tuple(density(y) for y in ys))
+    return NoiseModel(min(len(slow) / len(ys), 0.99), tuple(density(y) for y in ys))
 
 
 def bad(y: float | None, state: State, sigma: float) -> float:
@@ -97,16 +97,16 @@ def states(ys: Sequence[float | None], sigma: float) -> list[tuple[State, float]
     width of the prior (Laplace's approximation), so that a free level never wins by being free.
     """
     answered = [y for y in ys if y is not None]
-    found: list[tuple[State, float]] = []
+    candidates: list[tuple[State, float]] = []
     if answered:
         level = min(max(median(answered), _DEEPEST), LEAST_DROP)
         width = _ROOT * _WIDER * sigma / math.sqrt(len(answered))
         weight = min(width / (LEAST_DROP - _DEEPEST), 1.0)
-        found.append((State("slow", level), math.log(weight / 2)))
+        candidates.append((State("slow", level), math.log(weight / 2)))
     if len(answered) < len(ys):
-        found.append((State("dead"), math.log(1 / 3)))
-        found.append((State("flaky"), math.log(1 / 6)))
-    return found
+        candidates.append((State("dead"), math.log(1 / 3)))
+        candidates.append((State("flaky"), math.log(1 / 6)))
+    return candidates
 
 
 def looks_slow(y: float | None) -> bool:

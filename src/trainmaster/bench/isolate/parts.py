@@ -76,35 +76,35 @@ class Topology:
     def parts(self, pair: Pair) -> list[Part]:
         """Every part whose fault this pair would, or might, show."""
         a, b = pair
-        found = [Part("node", a), Part("node", b), path(pair)]
+        crossed = [Part("node", a), Part("node", b), path(pair)]
         if self.racks is None:
             # Nothing is known of the switches: "some pairs are slow, whoever takes part" is all that can be said.
-            return [*found, Part("switch", ANY_SWITCH, "some")]
+            return [*crossed, Part("switch", ANY_SWITCH, "some")]
         if not self.crosses_racks(pair):
             # With one rack its switch takes part in every flow: that is the baseline, not a hypothesis.
-            return [*found, Part("switch", self.racks[a])] if self.many_racks else found
+            return [*crossed, Part("switch", self.racks[a])] if self.many_racks else crossed
         leaves = (self.racks[a], self.racks[b])
-        found += [Part("switch", leaf, scope) for leaf in leaves for scope in ("all", "cross")]
+        crossed += [Part("switch", leaf, scope) for leaf in leaves for scope in ("all", "cross")]
         if self.route is not None:
-            return found + [Part(kind, name) for kind, name in dict.fromkeys(self.route(a, b))]
-        found += [Part("link", leaf + ANY_UPLINK, "some") for leaf in leaves]
-        return [*found, Part("switch", ANY_SPINE, "some")]
+            return crossed + [Part(kind, name) for kind, name in dict.fromkeys(self.route(a, b))]
+        crossed += [Part("link", leaf + ANY_UPLINK, "some") for leaf in leaves]
+        return [*crossed, Part("switch", ANY_SPINE, "some")]
 
     def known(self, rng: random.Random) -> list[Part]:
         """Every candidate part; paths of single pairs only once they were slow."""
-        found = [Part("node", node) for node in self.nodes]
+        parts = [Part("node", node) for node in self.nodes]
         if self.racks is None:
-            return [*found, Part("switch", ANY_SWITCH, "some")]
+            return [*parts, Part("switch", ANY_SWITCH, "some")]
         if not self.many_racks:
-            return found
-        found += [Part("switch", leaf, scope) for leaf in self.members for scope in ("all", "cross")]
+            return parts
+        parts += [Part("switch", leaf, scope) for leaf in self.members for scope in ("all", "cross")]
         if self.route is None:
-            found += [Part("link", leaf + ANY_UPLINK, "some") for leaf in self.members]
-            return [*found, Part("switch", ANY_SPINE, "some")]
+            parts += [Part("link", leaf + ANY_UPLINK, "some") for leaf in self.members]
+            return [*parts, Part("switch", ANY_SPINE, "some")]
         pairs = [pair for pair in combinations(self.nodes, 2) if self.crosses_racks(pair)]
         if len(pairs) > _PAIRS_ASKED:  # links repeat long before pairs do
             pairs = rng.sample(pairs, _PAIRS_ASKED)
-        return found + [Part(kind, name) for kind, name in dict.fromkeys(p for a, b in pairs for p in self.route(a, b))]
+        return parts + [Part(kind, name) for kind, name in dict.fromkeys(p for a, b in pairs for p in self.route(a, b))]
 
     def shares(self, part: Part) -> tuple[float, ...]:
         """Shares of flows that one uplink or spine may carry: a half, a quarter …

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from trainmaster.bench.isolate.likelihood import State, Weather, bad, congested, healthy, log_sum, looks_slow, states
+from trainmaster.bench.isolate.likelihood import NoiseModel, State, bad, congested, healthy, log_sum, looks_slow, states
 from trainmaster.bench.isolate.parts import Part
 from trainmaster.bench.isolate.record import Record
 
@@ -35,14 +35,14 @@ class View:
         ys: Sequence[float | None],
         sigma: float,
         faults: Iterable[Score],
-        weather: Weather | None = None,
+        congestion: NoiseModel | None = None,
     ) -> None:
         self.record, self.ys, self.sigma = record, ys, sigma
-        if weather is None:
+        if congestion is None:
             self.now = [healthy(y, sigma) for y in ys]
         else:
-            both = zip(ys, weather.density, strict=True)
-            self.now = [congested(y, sigma, weather.share, density) for y, density in both]
+            both = zip(ys, congestion.density, strict=True)
+            self.now = [congested(y, sigma, congestion.share, density) for y, density in both]
         self.worst = [0.0] * len(ys)  # ln(speed) the set allows each result; -inf: none expected
         for fault in faults:
             self.apply(fault)

@@ -60,9 +60,9 @@ class _Report:
             deadline = options.deadline or module.DEADLINE_S + (options.seconds or 0.0)
             self._watch(max(0.0, deadline - (time.monotonic() - self._started)))
             self._measure(module, options)
-        except Exception as wrong:
+        except Exception as exc:
             traceback.print_exc()
-            error = _error(wrong, self._step())
+            error = _error(exc, self._step())
         self._print(error)
         return 1 if error else 0
 
@@ -124,10 +124,10 @@ def _finite(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _error(wrong: Exception, step: str) -> dict[str, Any]:
-    found = {"kind": type(wrong).__name__, "message": str(wrong)[:2000], "step": step}
-    code = getattr(wrong, "error_code", None)  # of torch.AcceleratorError: CUDA's number
-    return {**found, "code": code} if isinstance(code, int) else found
+def _error(failure: Exception, step: str) -> dict[str, Any]:
+    details = {"kind": type(failure).__name__, "message": str(failure)[:2000], "step": step}
+    code = getattr(failure, "error_code", None)  # of torch.AcceleratorError: CUDA's number
+    return {**details, "code": code} if isinstance(code, int) else details
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -53,16 +53,16 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
 
 
-def count_different(one: torch.Tensor, other: torch.Tensor) -> int:
+def count_different(tensor: torch.Tensor, other: torch.Tensor) -> int:
     """How many elements differ in any bit; counted on the device."""
-    return int((bits(one) != bits(other)).sum().item())
+    return int((bits(tensor) != bits(other)).sum().item())
 
 
 def digest(*tensors: torch.Tensor) -> str:
     """SHA-256 over the bytes of the tensors, computed by the CPU: the suspect does not vouch for itself."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for tensor in tensors:
         here = tensor.detach().contiguous().cpu()
         size = here.numel() * here.element_size()
-        found.update((ctypes.c_char * size).from_address(here.data_ptr()) if size else b"")
-    return found.hexdigest()[:32]
+        hasher.update((ctypes.c_char * size).from_address(here.data_ptr()) if size else b"")
+    return hasher.hexdigest()[:32]

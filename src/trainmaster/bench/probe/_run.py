@@ -60,14 +60,14 @@ def wait(device: torch.device) -> None:
 
 def describe(device: torch.device) -> dict[str, Any]:
     """Who this device is: enough to prove that the right GPU was measured, and by which software."""
-    found: dict[str, Any] = {"type": device.type, "torch": str(torch.__version__), "cuda": torch.version.cuda}
+    identity: dict[str, Any] = {"type": device.type, "torch": str(torch.__version__), "cuda": torch.version.cuda}
     if device.type != "cuda":
-        return {**found, "name": "cpu", "uuid": None}
+        return {**identity, "name": "cpu", "uuid": None}
     properties = torch.cuda.get_device_properties(device)
     free, total = torch.cuda.mem_get_info(device)
     uuid = getattr(properties, "uuid", None)
     return {
-        **found,
+        **identity,
         "name": properties.name,
         # torch prints it without its prefix; nvidia-smi with.
         "uuid": None if uuid is None else f"GPU-{str(uuid).removeprefix('GPU-')}",

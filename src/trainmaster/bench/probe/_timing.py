@@ -30,22 +30,22 @@ def time_rounds(device: torch.device, works: Mapping[str, Callable[[], object]])
     """Seconds of every repeat: by work, by round."""
     budget_s = 1.0 if device.type == "cuda" else 0.05  # a CPU only shows that the code runs
     repeats = {name: _repeats(_warm_up(device, work, WARM_UP_S * budget_s), budget_s) for name, work in works.items()}
-    found: dict[str, list[list[float]]] = {name: [] for name in works}
+    seconds: dict[str, list[list[float]]] = {name: [] for name in works}
     for _ in range(ROUNDS):
         for name, work in works.items():
-            found[name].append(time_each(device, work, repeats[name]))
-    return found
+            seconds[name].append(time_each(device, work, repeats[name]))
+    return seconds
 
 
 def time_bursts(device: torch.device, work: Callable[[], object]) -> list[list[float]]:
     """Seconds of every repeat in short bursts with a rest before each: what the chip can do, not what it can hold."""
-    found = []
+    seconds = []
     for _ in range(ROUNDS):
         wait(device)
         if device.type == "cuda":
             time.sleep(BURST_REST_S)
-        found.append(time_each(device, work, BURST_FIRST + BURST_REPEATS)[BURST_FIRST:])
-    return found
+        seconds.append(time_each(device, work, BURST_FIRST + BURST_REPEATS)[BURST_FIRST:])
+    return seconds
 
 
 def time_each(device: torch.device, work: Callable[[], object], count: int) -> list[float]:
@@ -95,10 +95,10 @@ def _warm_up(device: torch.device, work: Callable[[], object], seconds: float) -
     work()
     wait(device)
     started = time.perf_counter()
-    one = 0.0
+    call_s = 0.0
     while time.perf_counter() - started < seconds:
-        one = min(time_each(device, work, 3))
-    return one or min(time_each(device, work, 3))
+        call_s = min(time_each(device, work, 3))
+    return call_s or min(time_each(device, work, 3))
 
 
 def _repeats(one_s: float, budget_s: float) -> int:

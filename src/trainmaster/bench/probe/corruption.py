@@ -40,7 +40,9 @@ def measure(run: Run) -> None:
         for number in range(repeats):
             run.step(f"{name}: repeat {number + 1} of {repeats}")
             again = work()
-            different = sum(_bits.count_different(one, other) for one, other in zip(first, again, strict=True))
+            different = sum(
+                _bits.count_different(expected, other) for expected, other in zip(first, again, strict=True)
+            )
             results[name]["repeats"] += 1
             results[name]["different_repeats"] += different > 0
             results[name]["different"] += different
@@ -91,8 +93,8 @@ def _first_that_works(attend: Callable[[SDPBackend], object]) -> SDPBackend:
     for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
         try:
             attend(backend)
-        except RuntimeError as wrong:
-            if "CUDA error" in str(wrong):
+        except RuntimeError as error:
+            if "CUDA error" in str(error):
                 raise
             continue
         return backend

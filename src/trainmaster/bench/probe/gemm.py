@@ -38,14 +38,14 @@ def measure(run: Run) -> None:
     draw = torch.randn(2, size, size, generator=generator, device=run.device)
     run.results["size"] = size
     # Here already, so that a probe that hangs later does not look as if a precision had never been thought of.
-    found: dict[str, object] = {}
-    run.results["precisions"] = found
+    precisions: dict[str, object] = {}
+    run.results["precisions"] = precisions
     products: dict[str, Product] = {}
     for name, make in _MAKERS.items():
         run.step(f"{name} product of {size}")
         made = make(run, draw)
         if isinstance(made, str):
-            found[name] = {"available": False, "why": made}
+            precisions[name] = {"available": False, "why": made}
         else:
             products[name] = made
     errors = {}
@@ -61,7 +61,7 @@ def measure(run: Run) -> None:
     timed = time_rounds(run.device, {name: product.work for name, product in products.items()})
     run.results["after"] = sensor.sample() if sensor else None
     for name, rounds in timed.items():
-        found[name] = {"available": True, **rates(rounds, 2 * size**3 / 1e12), "relative_error": errors[name]}
+        precisions[name] = {"available": True, **rates(rounds, 2 * size**3 / 1e12), "relative_error": errors[name]}
 
 
 def pick_size(run: Run) -> int:
@@ -97,20 +97,20 @@ def _fp8(run: Run, draw: torch.Tensor) -> Product | str:
     try:
         left = draw[0].to(torch.float8_e4m3fn)
         right = draw[1].to(torch.float8_e4m3fn).t()  # column-major, as the matrix units want it
-        one = torch.ones((), device=run.device)
+        scale = torch.ones((), device=run.device)
 
         def work() -> torch.Tensor:
             return torch._scaled_mm(
-                left, right, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+                left, right, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16, use_fast_accum=True
             )
 
         work()
-    except (AttributeError, NotImplementedError, TypeError, ValueError) as wrong:
-        return f"this torch cannot: {str(wrong)[:200]}"
-    except RuntimeError as wrong:
-        if "CUDA error" in str(wrong) or isinstance(wrong, torch.OutOfMemoryError):
+    except (AttributeError, NotImplementedError, TypeError, ValueError) as error:
+        return f"this torch cannot: {str(error)[:200]}"
+    except RuntimeError as error:
+        if "CUDA error" in str(error) or isinstance(error, torch.OutOfMemoryError):
             raise  # the device failed, or another process has its memory; that is no matter of what it offers
-        return f"this torch cannot: {str(wrong)[:200]}"
+        return f"this torch cannot: {str(error)[:200]}"
     return Product(work=work, left=left.float(), right=right.float())
 
 

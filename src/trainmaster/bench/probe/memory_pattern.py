@@ -40,9 +40,9 @@ def measure(run: Run) -> None:
     sensor = nvml.open_sensor(run.device)
     run.results["ecc_before"] = sensor.memory_errors() if sensor else None
     scratch = torch.empty_like(chunks[0])
-    wrong: list[dict[str, Any]] = []
+    mismatches: list[dict[str, Any]] = []
     done: list[str] = []
-    run.results.update(patterns=done, wrong_words=0, wrong=wrong)
+    run.results.update(patterns=done, wrong_words=0, wrong=mismatches)
     started = time.perf_counter()
     for name, fill in patterns(run.whole).items():
         run.step(f"pattern {name}")
@@ -57,7 +57,9 @@ def measure(run: Run) -> None:
             count = int((chunk != expected).sum().item())
             if count:
                 run.results["wrong_words"] += count
-                wrong.append({"pattern": name, "chunk": number, "words": count, **_look(chunk, expected)})
+                mismatches.append(
+                    {"pattern": name, "chunk": number, "words": count, **_describe_mismatch(chunk, expected)}
+                )
             first += len(chunk)
         done.append(name)
         run.results["seconds"] = round(time.perf_counter() - started, 3)
@@ -67,15 +69,15 @@ def measure(run: Run) -> None:
 def patterns(whole: bool) -> dict[str, Fill]:
     """By name, in the order they are written."""
     constants = {"zeros": 0, "ones": -1, "0x55": 0x5555555555555555, "0xaa": -0x5555555555555556}
-    found: dict[str, Fill] = {name: _constant(value) for name, value in constants.items()}
-    found["address"] = _address
-    found["address_inverted"] = lambda chunk, first: _address(chunk, first).bitwise_not_()
+    fills: dict[str, Fill] = {name: _constant(value) for name, value in constants.items()}
+    fills["address"] = _address
+    fills["address_inverted"] = lambda chunk, first: _address(chunk, first).bitwise_not_()
     for start in WHOLE_WALKS if whole else WALKS:
-        found[f"walking_one_{start}"] = _walking(start)
+        fills[f"walking_one_{start}"] = _walking(start)
     for start in WHOLE_WALKS if whole else WALKS[:1]:
-        one = _walking(start)
-        found[f"walking_zero_{start}"] = lambda chunk, first, one=one: one(chunk, first).bitwise_not_()  # type: ignore[misc]
-    return found
+        walk = _walking(start)
+        fills[f"walking_zero_{start}"] = lambda chunk, first, walk=walk: walk(chunk, first).bitwise_not_()  # type: ignore[misc]
+    return fills
 
 
 def _constant(value: int) -> Fill:
@@ -89,9 +91,9 @@ def _address(chunk: torch.Tensor, first: int) -> torch.Tensor:
 
 def _walking(start: int) -> Fill:
     def fill(chunk: torch.Tensor, first: int) -> torch.Tensor:
-        one = torch.ones((), dtype=torch.int64, device=chunk.device)
+        unit = torch.ones((), dtype=torch.int64, device=chunk.device)
         torch.arange(first + start, first + start + len(chunk), out=chunk)
-        return torch.bitwise_left_shift(one, chunk.bitwise_and_(63), out=chunk)
+        return torch.bitwise_left_shift(unit, chunk.bitwise_and_(63), out=chunk)
 
     return fill
 
@@ -110,7 +112,7 @@ def _allocate(run: Run) -> list[torch.Tensor]:
     return [torch.empty(chunk // 8, dtype=torch.int64, device=run.device) for _ in range(count)]
 
 
-def _look(chunk: torch.Tensor, expected: torch.Tensor) -> dict[str, Any]:
+def _describe_mismatch(chunk: torch.Tensor, expected: torch.Tensor) -> dict[str, Any]:
     """The first wrong words, and whether they read the same again: a bad cell stays, a bad transfer passes."""
     places = (chunk != expected).nonzero().flatten()
     shown = [

@@ -36,9 +36,9 @@ def measure(run: Run) -> None:
     pairs: list[dict[str, Any]] = []
     run.results["pairs"] = pairs
     for number, pairing in enumerate(pair_up(count)):
-        for way in (pairing, [(b, a) for a, b in pairing]):
-            run.step(f"round {number}: " + " ".join(f"{a}->{b}" for a, b in way))
-            pairs.extend(_exchange(run, way, sources, targets, size))
+        for directed in (pairing, [(b, a) for a, b in pairing]):
+            run.step(f"round {number}: " + " ".join(f"{a}->{b}" for a, b in directed))
+            pairs.extend(_exchange(run, directed, sources, targets, size))
 
 
 def pair_up(count: int) -> list[list[Pair]]:
@@ -59,45 +59,47 @@ def _content(sender: int, size: int, device: torch.device) -> torch.Tensor:
 
 
 def _exchange(
-    run: Run, way: list[Pair], sources: list[torch.Tensor], targets: list[torch.Tensor], size: int
+    run: Run, directed: list[Pair], sources: list[torch.Tensor], targets: list[torch.Tensor], size: int
 ) -> list[dict[str, Any]]:
-    for _, b in way:
+    for _, b in directed:
         targets[b].zero_()
-    rounds: dict[Pair, list[float]] = {pair: [] for pair in way}
+    rounds: dict[Pair, list[float]] = {pair: [] for pair in directed}
     for number in range(ROUNDS + 1):  # the first opens the way between the two and is not counted
-        seconds = _time(run, way, sources, targets)
+        seconds = _time(run, directed, sources, targets)
         if number:
-            for pair in way:
+            for pair in directed:
                 rounds[pair].append(size * REPEATS / 1e9 / seconds[pair])
-    found = []
-    for a, b in way:
-        wrong = int((targets[b] != _content(a, size, run.devices[b])).sum().item())
+    results = []
+    for a, b in directed:
+        wrong_bytes = int((targets[b] != _content(a, size, run.devices[b])).sum().item())
         rates = [float(f"{rate:.4g}") for rate in rounds[a, b]]
-        found.append(
+        results.append(
             {
                 "from": a,
                 "to": b,
                 "direct": run.on_gpu and torch.cuda.can_device_access_peer(run.devices[a], run.devices[b]),
                 "gbps": statistics.median(rates),
                 "rounds": rates,
-                "wrong": wrong,
+                "wrong": wrong_bytes,
             }
         )
-    return found
+    return results
 
 
-def _time(run: Run, way: list[Pair], sources: list[torch.Tensor], targets: list[torch.Tensor]) -> dict[Pair, float]:
+def _time(
+    run: Run, directed: list[Pair], sources: list[torch.Tensor], targets: list[torch.Tensor]
+) -> dict[Pair, float]:
     """Seconds of all repeats of each pair, while the other pairs are at work too."""
     if not run.on_gpu:
-        found = {}
-        for a, b in way:
+        seconds = {}
+        for a, b in directed:
             started = time.perf_counter()
             for _ in range(REPEATS):
                 targets[b].copy_(sources[a])
-            found[a, b] = time.perf_counter() - started
-        return found
+            seconds[a, b] = time.perf_counter() - started
+        return seconds
     events = {}
-    for a, b in way:
+    for a, b in directed:
         with torch.cuda.device(run.devices[a]):  # torch copies on the sender's stream
             before, after = stamp(), stamp()
             before.record()

@@ -37,8 +37,8 @@ def measure(run: Run) -> None:
     there = torch.zeros(size, dtype=torch.uint8, device=run.device)
     away = torch.zeros(size, dtype=torch.uint8, device=run.device)
     run.results["buffer_bytes"] = size
-    ways = _ways(run, sent, back, there, away)
-    for work in ways.values():  # the first copy maps the buffers
+    copies = _copies(run, sent, back, there, away)
+    for work in copies.values():  # the first copy maps the buffers
         work()
         wait(run.device)
     budget_s = 1.0 if run.on_gpu else 0.02
@@ -46,7 +46,7 @@ def measure(run: Run) -> None:
     with turn("pcie", alone=False), run.within(TURN_S):
         run.step("copying together with the other GPUs")
         began = time.time()
-        seconds = {name: _repeat(run, work, TOGETHER_S * budget_s / 3) for name, work in ways.items()}
+        seconds = {name: _repeat(run, work, TOGETHER_S * budget_s / 3) for name, work in copies.items()}
         run.results["together"] = {
             **{name: round(_bytes(name, size) / 1e9 * len(each) / sum(each), 2) for name, each in seconds.items()},
             "began": round(began, 3),
@@ -55,9 +55,9 @@ def measure(run: Run) -> None:
     run.step("waiting for its turn to copy alone")
     with turn("pcie", alone=True), run.within(TURN_S):
         run.step("copying alone")
-        rounds: dict[str, list[list[float]]] = {name: [] for name in ways}
+        rounds: dict[str, list[list[float]]] = {name: [] for name in copies}
         for _ in range(ROUNDS):
-            for name, work in ways.items():
+            for name, work in copies.items():
                 rounds[name].append(_repeat(run, work, ALONE_S * budget_s))
     for name, each in rounds.items():
         run.results[name] = rates(each, _bytes(name, size) / 1e9)
@@ -68,7 +68,7 @@ def measure(run: Run) -> None:
     run.results["wrong"] = int((back != sent).sum().item())
 
 
-def _ways(
+def _copies(
     run: Run, sent: torch.Tensor, back: torch.Tensor, there: torch.Tensor, away: torch.Tensor
 ) -> dict[str, Callable[[], None]]:
     def h2d() -> None:
@@ -94,20 +94,20 @@ def _ways(
     return {"h2d": h2d, "d2h": d2h, "both": both}
 
 
-def _bytes(way: str, size: int) -> int:
-    return 2 * size if way == "both" else size
+def _bytes(direction: str, size: int) -> int:
+    return 2 * size if direction == "both" else size
 
 
 def _repeat(run: Run, work: Callable[[], None], seconds: float) -> list[float]:
     """Seconds of each copy, waited for with the host's clock: two streams have no common event, and 5 ms are long."""
-    found: list[float] = []
+    times: list[float] = []
     until = time.perf_counter() + seconds
-    while len(found) < 4 or time.perf_counter() < until:
+    while len(times) < 4 or time.perf_counter() < until:
         started = time.perf_counter()
         work()
         wait(run.device)
-        found.append(time.perf_counter() - started)
-    return found
+        times.append(time.perf_counter() - started)
+    return times
 
 
 def _move_near(device: torch.device) -> str | None:

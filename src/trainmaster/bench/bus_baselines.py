@@ -12,14 +12,14 @@ _LEAST_BYTES = 1 << 30  # smaller messages measure latency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bus:
+class BusBaseline:
     """One published figure."""
 
     gbps: float
     source: str
 
 
-def find(gpu: GpuModel, *, nodes: int, fabric: str | None = None) -> Bus | None:
+def find(gpu: GpuModel, *, nodes: int, fabric: str | None = None) -> BusBaseline | None:
     """All-reduce bandwidth over 8 GPUs a node; of several nodes, at the nearest number of them, the slowest fabric.
 
     None where none is published: PCIe boards, and GPUs that are sold in pairs.
@@ -43,4 +43,4 @@ def find(gpu: GpuModel, *, nodes: int, fabric: str | None = None) -> Bus | None:
         (base for base in fit if abs(math.log(base.key.nodes / nodes)) == near), key=lambda base: base.busbw_gbps
     )
     size = limits.render_size(base.size_bytes or 0)
-    return Bus(gbps=base.busbw_gbps, source=f"{base.key}, {size}: {base.busbw_gbps:g} GB/s ({base.source})")
+    return BusBaseline(gbps=base.busbw_gbps, source=f"{base.key}, {size}: {base.busbw_gbps:g} GB/s ({base.source})")

@@ -18,7 +18,7 @@ from trainmaster.core.results import exit_code
 from trainmaster.node.ranks import detect
 
 
-def drive(
+def run_sweep(
     sweep: Sweep,
     *,
     env: Mapping[str, str],

@@ -5,15 +5,16 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from trainmaster import checks
-from trainmaster.checks.comparison import software
-from trainmaster.checks.contract import find_faults
-from trainmaster.checks.facts import find_conflicts
+from trainmaster.checks.comparison import Rule, software
+from trainmaster.checks.contract import Check, find_faults
+from trainmaster.checks.facts import gather
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Verdict
 from trainmaster.core.schema import to_plain
@@ -37,6 +38,25 @@ def test_a_check_keeps_the_contract(name: str) -> None:
 
 def test_no_two_checks_state_one_fact_differently() -> None:
     assert find_conflicts({name: checks.load(name) for name in checks.names()}) == []
+
+
+def find_conflicts(stating: Mapping[str, Check]) -> list[str]:
+    """What two checks state differently: an expectation has one check, and a name that holds everywhere one rule."""
+    stated = gather(stating)
+    rules: dict[str, Rule] = {**stated.same, **stated.peers}
+    conflicts = []
+    for name, check in stating.items():
+        conflicts += [
+            f"{name}: EXPECTS names {field}, which {stated.measured_by[field]} measures"
+            for field in check.EXPECTS
+            if stated.measured_by[field] != name
+        ]
+        conflicts += [
+            f"{name}: COMPARES has another rule for {rule.name} everywhere than another check"
+            for rule in check.COMPARES
+            if rule.everywhere and rules[rule.name] != rule
+        ]
+    return conflicts
 
 
 SOUND = {"LEVEL": 1, "GPU": False, "EXPECTS": (), "COMPARES": (), "METRICS": {}}

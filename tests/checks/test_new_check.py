@@ -109,8 +109,8 @@ def test_a_node_that_failed_it_takes_no_part_in_collectives() -> None:
 def test_its_metrics_are_in_both_files() -> None:
     health = cluster(node("n1"), node("broken", "blue 0"))
     series = 'trainmaster_check_value{node="n1",check="toy",device="",name="turns"} 100.0'
-    assert series in health_report.render_prometheus(health).splitlines()
-    nodes = json.loads(health_report.render_metrics(health))["nodes"]
+    assert series in health_report.FILES["metrics.prom"](health_report.build(health)).splitlines()
+    nodes = json.loads(health_report.FILES["health_check_metrics.json"](health_report.build(health)))["nodes"]
     assert nodes["node_0"]["system"]["cpu"]["usage_percent"] == 100.0
     assert [nodes[f"node_{n}"]["summary"]["test_results"]["gpu_detection"] for n in (0, 1)] == ["PASS", "FAIL"]
 

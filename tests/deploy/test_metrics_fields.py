@@ -21,7 +21,8 @@ from trainmaster.core.health import ClusterHealth
 from trainmaster.core.prices import Prices, Rate
 from trainmaster.core.results import CheckResult, ok
 from trainmaster.node.host import Host
-from trainmaster.report.health import render_metrics
+from trainmaster.report.health import build
+from trainmaster.report.health.metrics import render as render_metrics
 
 SAMPLES = Path(__file__).parents[1] / "node" / "parse" / "samples"
 SCHEMA = json.loads((resources.files("trainmaster.report.health") / "metrics.schema.json").read_text())
@@ -67,7 +68,7 @@ def measured(machine: Machine) -> dict[str, Any]:
         started_at="2026-03-01T12:00:00+00:00",
     )  # fmt: skip
     cost = Prices(by_profile={"ml.p5.48xlarge": Rate(usd_per_hour=55.04, source="AWS price list")})
-    found: dict[str, Any] = json.loads(render_metrics(cluster, cost=cost))
+    found: dict[str, Any] = json.loads(render_metrics(build(cluster, cost)))
     return found
 
 
@@ -108,7 +109,7 @@ def test_no_field_is_null_where_its_value_was_measured(machine: Machine) -> None
 
 def test_a_plain_check_tells_the_use_of_the_cpus(machine: Machine) -> None:
     health = document.measure(machine.host, Expect(), level=1, only=["cpu", "cpu_load"], node="n1")
-    metrics = json.loads(render_metrics(ClusterHealth(asked=("n1",), nodes=(health,))))
+    metrics = json.loads(render_metrics(build(ClusterHealth(asked=("n1",), nodes=(health,)))))
     assert metrics["nodes"]["node_0"]["system"]["cpu"] == {"usage_percent": 3.0, "count": 16.0}
 
 

@@ -150,7 +150,8 @@ def _nccl_tests_samples() -> tuple[Sample, ...]:
 
 
 def _nccl_debug_healthy(log: nccl_debug.NcclLog) -> frozenset[str]:
-    if log.faults or log.missing_ranks():
+    ready = {(rank.comm, rank.rank) for rank in log.ranks if rank.ready}
+    if log.faults or any((rank.comm, number) not in ready for rank in log.ranks for number in range(rank.ranks)):
         return frozenset()
     fast = log.transports(nccl_debug.Scope.INTER)
     carried = {"fabric"} if fast and fast <= {nccl_debug.Transport.IB, nccl_debug.Transport.OFI} else set()

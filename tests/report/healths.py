@@ -8,9 +8,15 @@ from hypothesis import strategies as st
 
 from trainmaster.core.health import ClusterHealth, NodeHealth, Silent
 from trainmaster.core.results import CheckResult, Finding, Verdict, error, fail, ok, skip, warn
+from trainmaster.report.health import FILES, build
 
 AT = "2026-03-01T12:00:00+00:00"
 SIZES = [1 << power for power in range(13, 34)]
+
+
+def render(name: str, health: ClusterHealth) -> str:
+    """One file of a health report."""
+    return FILES[name](build(health))
 
 
 def result(check: str, *findings: Finding, took_s: float = 0.2) -> CheckResult:

@@ -107,7 +107,7 @@ def test_lines_for_a_terminal_hold_no_control_character() -> None:
 
 
 def test_the_page_allows_its_own_style_and_nothing_else() -> None:
-    page = report.render_html(healths.mixed())
+    page = healths.render("report.html", healths.mixed())
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
     assert policy is not None
     assert "script-src" not in policy[1]

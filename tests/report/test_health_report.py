@@ -22,7 +22,7 @@ PRICES = Prices(by_profile={"p5.48xlarge": Rate(usd_per_hour=55.04, source="AWS 
 
 
 def test_the_published_example_fails_and_names_gpu_1() -> None:
-    told = json.loads(report.render_metrics(healths.published_example()))
+    told = json.loads(healths.render("health_check_metrics.json", healths.published_example()))
     summary = told["cluster_summary"]
     assert summary["overall_status"] == "FAIL"
     assert summary["test_results"] == {
@@ -41,7 +41,7 @@ def test_the_published_example_fails_and_names_gpu_1() -> None:
 
 
 def test_the_metrics_file_has_the_seeds_names() -> None:
-    told = json.loads(report.render_metrics(healths.mixed()))
+    told = json.loads(healths.render("health_check_metrics.json", healths.mixed()))
     assert list(told)[:4] == ["timestamp", "cluster_info", "cluster_summary", "nodes"]
     assert list(told["cluster_info"]) == ["data_completeness", "note", "expected_total_gpus", "cluster_topology"]
     node = next(node for node in told["nodes"].values() if node["node_info"]["hostname"] == "n1")
@@ -60,7 +60,7 @@ def test_the_metrics_file_has_the_seeds_names() -> None:
 
 def test_what_was_not_measured_is_null_and_not_a_pass() -> None:
     bare = ClusterHealth(asked=("n1",), nodes=(healths.node("n1", healths.result("cpu", healths.ok("8 CPUs"))),))
-    told = json.loads(report.render_metrics(bare))
+    told = json.loads(healths.render("health_check_metrics.json", bare))
     assert set(told["cluster_summary"]["test_results"].values()) == {"NOT_MEASURED"}
     node = told["nodes"]["node_0"]
     assert node["network"]["efa_available"] is None
@@ -70,7 +70,7 @@ def test_what_was_not_measured_is_null_and_not_a_pass() -> None:
 
 
 def test_a_consequence_names_its_root_cause_and_asks_for_nothing() -> None:
-    told = json.loads(report.render_metrics(healths.mixed()))
+    told = json.loads(healths.render("health_check_metrics.json", healths.mixed()))
     missing = next(one for one in told["issues"] if one["check"] == "gpu_memory")
     assert missing["root_cause"] == "gpu_count: not there"
     assert "see gpu_count" not in [one["action"] for one in told["recommendations"]]
@@ -126,7 +126,7 @@ def test_a_finding_between_nodes_belongs_to_its_node() -> None:
 
 
 def test_junit_has_a_case_per_node_check_and_device() -> None:
-    root = ET.fromstring(report.render_junit(healths.mixed()).encode())
+    root = ET.fromstring(healths.render("junit.xml", healths.mixed()).encode())
     cases = {(case.get("classname"), case.get("name")): case for case in root.iter("testcase")}
     failure = cases["trainmaster.n2", "gpu_count[gpu3]"].find("failure")
     assert failure is not None
@@ -140,7 +140,7 @@ def test_junit_has_a_case_per_node_check_and_device() -> None:
 
 
 def test_prometheus_counts_what_is_wrong_above_zero() -> None:
-    text = report.render_prometheus(healths.mixed())
+    text = healths.render("metrics.prom", healths.mixed())
     assert 'trainmaster_check_verdict{node="n2",check="gpu_count",device="gpu3"} 2.0' in text
     assert 'trainmaster_check_verdict{node="n1",check="ib_ports",device=""} -1.0' in text
     assert 'trainmaster_check_value{node="n1",check="gpu_temperature",device="gpu7",name="celsius"} 31.0' in text
@@ -195,7 +195,7 @@ def test_of_a_silent_node_the_map_knows_nothing() -> None:
 
 
 def test_the_bandwidth_curve_stands_beside_its_baseline() -> None:
-    page = report.render_html(healths.mixed())
+    page = healths.render("report.html", healths.mixed())
     assert "all_reduce, GB/s (cluster)" in page
     assert page.count('data-name="measured"') == page.count('data-name="baseline"') == 1
     assert re.search(r"<title>baseline 487 at 16 GiB</title>", page)
@@ -210,10 +210,10 @@ def test_a_curve_by_size_as_the_collectives_tell_it() -> None:
     run = ClusterHealth(
         asked=("n1",), nodes=(healths.healthy("n1"),), cluster=(healths.result("collective_bandwidth", slow),)
     )
-    page = report.render_html(run)
+    page = healths.render("report.html", run)
     assert "<title>measured 3.8 at 1 GiB</title>" in page
     assert "<title>baseline 481 at 1 GiB</title>" in page
-    summary = json.loads(report.render_metrics(run))["cluster_summary"]
+    summary = json.loads(healths.render("health_check_metrics.json", run))["cluster_summary"]
     assert summary["test_results"]["nccl_communication"] == "FAIL"
     assert summary["performance_summary"] == {
         "distributed_all_reduce_bandwidth_gbps": 3.8, "single_node_all_reduce_bandwidth_gbps": None,
@@ -222,7 +222,7 @@ def test_a_curve_by_size_as_the_collectives_tell_it() -> None:
 
 @pytest.mark.slow
 def test_a_large_cluster_stays_a_small_file() -> None:
-    assert len(report.render_html(healths.cluster_of(256))) < 8_000_000
+    assert len(healths.render("report.html", healths.cluster_of(256))) < 8_000_000
 
 
 def test_a_bundle_is_written_whole_and_uploaded(tmp_path: Path) -> None:

@@ -55,22 +55,3 @@ def gather(checks: Mapping[str, Check]) -> Facts:
         peers={rule.name: rule for rule in everywhere if isinstance(rule, Peer)},
         metrics=metrics,
     )
-
-
-def find_conflicts(checks: Mapping[str, Check]) -> list[str]:
-    """What two checks state differently: an expectation has one check, and a name that holds everywhere one rule."""
-    stated = gather(checks)
-    rules: dict[str, Rule] = {**stated.same, **stated.peers}
-    conflicts = []
-    for name, check in checks.items():
-        conflicts += [
-            f"{name}: EXPECTS names {field}, which {stated.measured_by[field]} measures"
-            for field in check.EXPECTS
-            if stated.measured_by[field] != name
-        ]
-        conflicts += [
-            f"{name}: COMPARES has another rule for {rule.name} everywhere than another check"
-            for rule in check.COMPARES
-            if rule.everywhere and rules[rule.name] != rule
-        ]
-    return conflicts

@@ -7,11 +7,8 @@ that hangs costs its own timeout and no other result. The caller brings the comm
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import dataclass
-
-from trainmaster.core.errors import TrainmasterError
 
 _SIZE = "64M"  # long enough for a link's bandwidth to show, short enough for a slow one to answer in time
 
@@ -23,9 +20,6 @@ class Command:
     node: str
     argv: tuple[str, ...]
     env: Mapping[str, str]
-
-
-Run = Callable[[Command], str]  # its standard output; TrainmasterError where the node cannot be asked
 
 
 def plan_pair(
@@ -68,36 +62,3 @@ def read_pair(output: str) -> float | None:
         except (ValueError, KeyError, TypeError):
             continue
     return None
-
-
-def measure_round(
-    pairs: Sequence[tuple[str, str]],
-    run: Run,
-    *,
-    address: Callable[[str], str],
-    first_port: int = 29_600,
-    timeout_s: float = 30.0,
-    gpu: int = 0,
-    backend: str | None = None,
-    python: str = "python3",
-) -> list[float | None]:
-    """One round, all pairs at once: a `measure` for `isolate`."""
-    if not pairs:
-        return []
-    plans = [
-        plan_pair(
-            a, b, address=address(a), port=first_port + number, timeout_s=timeout_s, gpu=gpu, backend=backend,
-            python=python,
-        )
-        for number, (a, b) in enumerate(pairs)
-    ]  # fmt: skip
-    with ThreadPoolExecutor(max_workers=2 * len(plans)) as pool:
-        futures = [[pool.submit(_run_or_empty, run, command) for command in plan] for plan in plans]
-        return [read_pair(first.result()) if second.result() is not None else None for first, second in futures]
-
-
-def _run_or_empty(run: Run, command: Command) -> str:
-    try:
-        return run(command)
-    except TrainmasterError:
-        return ""  # no answer is no measurement

@@ -15,7 +15,6 @@ GPU = False
 EXPECTS = ("huge_pages",)
 COMPARES = ()
 METRICS: dict[str, str] = {}
-GIB_IN_KIB = 1 << 20
 WARN_SHARE = 0.5  # of the memory; ordinary allocations cannot use what is reserved
 
 

@@ -86,12 +86,6 @@ class NcclLog:
             item.transport for item in self.carried if scope is None or item.scope in (scope, Scope.UNKNOWN)
         )
 
-    def missing_ranks(self) -> tuple[tuple[str, int], ...]:
-        """(communicator, rank) of each expected rank without a completed initialisation."""
-        sizes = {rank.comm: rank.ranks for rank in self.ranks}
-        ready = {(rank.comm, rank.rank) for rank in self.ranks if rank.ready}
-        return tuple((comm, n) for comm, size in sizes.items() for n in range(size) if (comm, n) not in ready)
-
 
 _LINE = re.compile(
     r"(?:^|(?<=[\s:>\]]))(?P<host>[A-Za-z0-9._-]{1,255}):(?P<pid>\d{1,9}):(?P<tid>\d{1,9}) \[(?P<dev>-?\d{1,4})\]"

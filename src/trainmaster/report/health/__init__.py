@@ -1,7 +1,7 @@
 """Health reports in every format: HTML, Markdown, JUnit XML, Prometheus text, metrics JSON, terminal lines.
 
     write_bundle(health, folder, cost=Prices(…))     all files of an evidence bundle, beside health.json
-    render_html(health), render_markdown(health) …   one of them, as text
+    FILES["report.md"](build(health))                one of them, as text
 
 All formats render one `view.View`, so no two can disagree. Pure: the same health gives the same bytes.
 """
@@ -20,11 +20,6 @@ from trainmaster.report.health.view import View, build
 __all__ = [
     "FILES",
     "build",
-    "render_html",
-    "render_junit",
-    "render_markdown",
-    "render_metrics",
-    "render_prometheus",
     "render_terminal",
     "write_bundle",
 ]
@@ -60,26 +55,6 @@ def write_bundle(health: ClusterHealth, folder: Path, *, cost: Prices | None = N
             continue
         written.append(write_whole(folder / name, text, durable=False))
     return written
-
-
-def render_html(health: ClusterHealth, *, cost: Prices | None = None) -> str:
-    return _html(build(health, cost))
-
-
-def render_markdown(health: ClusterHealth, *, cost: Prices | None = None) -> str:
-    return markdown.render(build(health, cost))
-
-
-def render_junit(health: ClusterHealth, *, cost: Prices | None = None) -> str:
-    return junit.render(build(health, cost))
-
-
-def render_prometheus(health: ClusterHealth, *, cost: Prices | None = None) -> str:
-    return prometheus.render(build(health, cost))
-
-
-def render_metrics(health: ClusterHealth, *, cost: Prices | None = None) -> str:
-    return metrics.render(build(health, cost))
 
 
 def render_terminal(health: ClusterHealth, *, cost: Prices | None = None) -> list[str]:

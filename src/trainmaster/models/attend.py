@@ -45,12 +45,12 @@ def look_back(tokens: Tensor, documents: Tensor | None, *, window: int | None, i
     if window is None and documents is None:
         return None
 
-    def may_look(row: Tensor, _: Tensor, one: Tensor, other: Tensor) -> Tensor:
-        seen = one >= other
+    def may_look(row: Tensor, _: Tensor, query_index: Tensor, key_index: Tensor) -> Tensor:
+        seen = query_index >= key_index
         if window is not None:
-            seen = seen & (one - other < window)
+            seen = seen & (query_index - key_index < window)
         if documents is not None:
-            seen = seen & (documents[row, one] == documents[row, other])
+            seen = seen & (documents[row, query_index] == documents[row, key_index])
         return seen
 
     separate = rows if documents is not None else None  # one mask for all rows where they do not differ

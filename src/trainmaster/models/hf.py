@@ -53,7 +53,7 @@ class HfFolder:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, wrong: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._open.close()
 
     def read(self, name: str) -> Tensor:
@@ -67,8 +67,8 @@ class HfFolder:
         for file in _files(self.folder):
             try:
                 opened = self._open.enter_context(safe_open(self.folder / file, framework="pt"))
-            except Exception as wrong:  # its error type is not exported by every version
-                raise UsageError(f"{self.folder / file}: cannot be read: {wrong}") from None
+            except Exception as error:  # its error type is not exported by every version
+                raise UsageError(f"{self.folder / file}: cannot be read: {error}") from None
             holder.update(dict.fromkeys(opened.keys(), opened))
         return holder
 
@@ -200,8 +200,8 @@ def _files(folder: Path) -> list[str]:
 def _json(path: Path) -> dict[str, Any]:
     try:
         plain = json.loads(path.read_bytes())
-    except (OSError, ValueError) as wrong:
-        raise UsageError(f"{path}: cannot be read: {wrong}") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: cannot be read: {error}") from None
     if not isinstance(plain, dict):
         raise UsageError(f"{path}: expected an object")
     return plain

@@ -60,9 +60,9 @@ class _HalvingMaxPool(torch.autograd.Function):
         taken = torch.zeros_like(best, dtype=torch.int8)
         for number in range(1, 9):
             row, column = divmod(number, 3)
-            one = padded[:, :, row : row + height : 2, column : column + width : 2]
-            better = (one > best) | one.isnan()
-            best = torch.where(better, one, best)
+            window = padded[:, :, row : row + height : 2, column : column + width : 2]
+            better = (window > best) | window.isnan()
+            best = torch.where(better, window, best)
             taken = torch.where(better, number, taken)
         ctx.save_for_backward(taken.to(torch.int8))
         return best
@@ -75,13 +75,13 @@ class _HalvingMaxPool(torch.autograd.Function):
         def of(number: int) -> Tensor:
             return torch.where(taken == number, gradient, 0)
 
-        found = gradient.new_empty((*gradient.shape[:2], 2 * gradient.shape[2], 2 * gradient.shape[3]))
-        found = found.contiguous(memory_format=torch.channels_last)
-        found[:, :, 0::2, 0::2] = of(4)
-        found[:, :, 0::2, 1::2] = of(5) + _from_right(of(3))
-        found[:, :, 1::2, 0::2] = of(7) + _from_below(of(1))
-        found[:, :, 1::2, 1::2] = of(8) + _from_right(of(6)) + _from_below(of(2) + _from_right(of(0)))
-        return found
+        input_gradient = gradient.new_empty((*gradient.shape[:2], 2 * gradient.shape[2], 2 * gradient.shape[3]))
+        input_gradient = input_gradient.contiguous(memory_format=torch.channels_last)
+        input_gradient[:, :, 0::2, 0::2] = of(4)
+        input_gradient[:, :, 0::2, 1::2] = of(5) + _from_right(of(3))
+        input_gradient[:, :, 1::2, 0::2] = of(7) + _from_below(of(1))
+        input_gradient[:, :, 1::2, 1::2] = of(8) + _from_right(of(6)) + _from_below(of(2) + _from_right(of(0)))
+        return input_gradient
 
 
 def _from_right(x: Tensor) -> Tensor:

@@ -32,8 +32,8 @@ class FolderStore:
                     out.write(data)
                 else:
                     _write_sparse(out, data)
-        except OSError as wrong:
-            raise _error(f"{place} cannot be written", wrong) from None
+        except OSError as error:
+            raise _error(f"{place} cannot be written", error) from None
 
     def put_new(self, path: str, data: bytes) -> bool:
         place = self._place(path)
@@ -43,8 +43,8 @@ class FolderStore:
             write_whole(place, data, durable=True, replace=False)
         except FileExistsError:
             return False
-        except OSError as wrong:
-            raise _error(f"{place} cannot be written", wrong) from None
+        except OSError as error:
+            raise _error(f"{place} cannot be written", error) from None
         return True
 
     def get(self, path: str) -> bytes:
@@ -53,8 +53,8 @@ class FolderStore:
             return place.read_bytes()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             raise ObjectMissing(f"there is no {path} in {self._root}") from None
-        except OSError as wrong:
-            raise _error(f"{place} cannot be read", wrong) from None
+        except OSError as error:
+            raise _error(f"{place} cannot be read", error) from None
 
     def read(self, path: str, *, start: int, size: int) -> bytes:
         place = self._place(path)
@@ -66,8 +66,8 @@ class FolderStore:
                 data = file.read(size)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             raise ObjectMissing(f"there is no {path} in {self._root}") from None
-        except OSError as wrong:
-            raise _error(f"{place} cannot be read", wrong) from None
+        except OSError as error:
+            raise _error(f"{place} cannot be read", error) from None
         if len(data) != size:
             raise StorageError(f"{place} ends before byte {start + size}")
         return data
@@ -76,13 +76,13 @@ class FolderStore:
         start = self._place(prefix.rstrip("/")) if prefix.rstrip("/") else self._root
         try:
             files = [path for path in start.rglob("*") if path.is_file() and not path.name.startswith(DRAFT_PREFIX)]
-            found = [
+            objects = [
                 Stored(path=place.relative_to(self._root).as_posix(), size_bytes=place.stat().st_size)
                 for place in files
             ]
-        except OSError as wrong:
-            raise _error(f"{start} cannot be listed", wrong) from None
-        return sorted(found, key=lambda item: item.path)
+        except OSError as error:
+            raise _error(f"{start} cannot be listed", error) from None
+        return sorted(objects, key=lambda item: item.path)
 
     def delete(self, path: str) -> None:
         place = self._place(path)
@@ -90,8 +90,8 @@ class FolderStore:
             place.unlink(missing_ok=True)
         except NotADirectoryError:
             return
-        except OSError as wrong:
-            raise _error(f"{place} cannot be removed", wrong) from None
+        except OSError as error:
+            raise _error(f"{place} cannot be removed", error) from None
 
     def exists(self, path: str) -> bool:
         place = self._place(path)
@@ -100,8 +100,8 @@ class FolderStore:
             return place.is_file()
         except (FileNotFoundError, NotADirectoryError):
             return False
-        except OSError as wrong:
-            raise _error(f"cannot tell whether {place} is there", wrong) from None
+        except OSError as error:
+            raise _error(f"cannot tell whether {place} is there", error) from None
 
     def stat(self, path: str) -> Stored:
         place = self._place(path)
@@ -109,8 +109,8 @@ class FolderStore:
             facts = place.stat()
         except (FileNotFoundError, NotADirectoryError):
             raise ObjectMissing(f"there is no {path} in {self._root}") from None
-        except OSError as wrong:
-            raise _error(f"{place} cannot be looked at", wrong) from None
+        except OSError as error:
+            raise _error(f"{place} cannot be looked at", error) from None
         if not place.is_file():
             raise ObjectMissing(f"there is no {path} in {self._root}")
         # Every put makes a new file: the number of a removed one may come again, its time of writing does not.
@@ -139,6 +139,6 @@ def _write_sparse(out: BinaryIO, pieces: Iterator[bytes]) -> None:
     out.truncate()  # a hole at the end counts too
 
 
-def _error(what: str, wrong: OSError) -> StorageError:
-    kind = AccessDenied if isinstance(wrong, PermissionError) else StorageError
-    return kind(f"{what}: {wrong.strerror or wrong}")
+def _error(what: str, error: OSError) -> StorageError:
+    kind = AccessDenied if isinstance(error, PermissionError) else StorageError
+    return kind(f"{what}: {error.strerror or error}")

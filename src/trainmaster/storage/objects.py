@@ -42,7 +42,7 @@ class ObjectStore:
                 client["allow_http"] = endpoint.startswith("http://")
             if not os.environ.get("AWS_REGION") and not os.environ.get("AWS_DEFAULT_REGION"):
                 config["region"] = "us-east-1"  # a signature needs one; servers of one's own accept any
-        self._store: Any = self._ask(
+        self._store: Any = self._run(
             lambda: store.from_url(url, config=config or None, client_options=client, retry_config=_RETRY)  # type: ignore[call-overload]
         )
 
@@ -53,7 +53,7 @@ class ObjectStore:
         # What is larger than one part goes up in parts, and becomes an object when the last of them is there. Pieces
         # do not say how many they are: more than 80 GiB are put as a file.
         part = part_bytes(data.stat().st_size) if isinstance(data, Path) else _PART
-        self._ask(lambda: self._store.put(path, data, chunk_size=part, max_concurrency=_AT_ONCE), path)
+        self._run(lambda: self._store.put(path, data, chunk_size=part, max_concurrency=_AT_ONCE), path)
 
     def put_new(self, path: str, data: bytes) -> bool:
         from obstore import exceptions
@@ -68,44 +68,44 @@ class ObjectStore:
                 return False
             return True
 
-        return self._ask(put, path)
+        return self._run(put, path)
 
     def get(self, path: str) -> bytes:
         check_path(path)
-        return bytes(self._ask(lambda: self._store.get(path).bytes(), path))
+        return bytes(self._run(lambda: self._store.get(path).bytes(), path))
 
     def read(self, path: str, *, start: int, size: int) -> bytes:
         check_path(path)
         if size == 0:
             return b""  # HTTP has no word for an empty range
-        data = bytes(self._ask(lambda: self._store.get_range(path, start=start, length=size), path))
+        data = bytes(self._run(lambda: self._store.get_range(path, start=start, length=size), path))
         if len(data) != size:
             raise StorageError(f"{self.url}/{path} ends before byte {start + size}")
         return data
 
     def list(self, prefix: str = "") -> list[Stored]:
         under = check_path(prefix.rstrip("/")) if prefix.rstrip("/") else None
-        rows = self._ask(lambda: self._store.list(prefix=under).collect())
+        rows = self._run(lambda: self._store.list(prefix=under).collect())
         return sorted((Stored(path=row["path"], size_bytes=row["size"]) for row in rows), key=lambda item: item.path)
 
     def delete(self, path: str) -> None:
         check_path(path)
         try:
-            self._ask(lambda: self._store.delete(path), path)
+            self._run(lambda: self._store.delete(path), path)
         except ObjectMissing:
             return
 
     def exists(self, path: str) -> bool:
         check_path(path)
         try:
-            self._ask(lambda: self._store.head(path), path)
+            self._run(lambda: self._store.head(path), path)
         except ObjectMissing:
             return False
         return True
 
     def stat(self, path: str) -> Stored:
         check_path(path)
-        facts = self._ask(lambda: self._store.head(path), path)
+        facts = self._run(lambda: self._store.head(path), path)
         # Where a server has no tag, the time: to the second on S3, which is better than nothing.
         return Stored(path=path, size_bytes=facts["size"], version=facts["e_tag"] or str(facts["last_modified"]))
 
@@ -114,27 +114,27 @@ class ObjectStore:
 
         check_path(path)
         good_for = timedelta(seconds=check_expiry(expires_s))
-        return str(self._ask(lambda: obstore.sign(self._store, method, path, good_for), path))
+        return str(self._run(lambda: obstore.sign(self._store, method, path, good_for), path))
 
-    def _ask(self, question: Callable[[], T], path: str = "") -> T:
+    def _run(self, request: Callable[[], T], path: str = "") -> T:
         from obstore import exceptions
 
         where = f"{self.url}/{path}".rstrip("/")
         try:
-            return question()
+            return request()
         except (exceptions.NotFoundError, FileNotFoundError):
             raise ObjectMissing(f"there is no {where}") from None
-        except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as wrong:
-            raise _denied(where, str(wrong)) from None
-        except exceptions.BaseError as wrong:
-            said = str(wrong)
-            if _REFUSED.search(said) or _NO_CREDENTIALS.search(said):
-                raise _denied(where, said) from None
-            if _NO_ANSWER.search(said):
+        except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
+            raise _denied(where, str(error)) from None
+        except exceptions.BaseError as error:
+            message = str(error)
+            if _REFUSED.search(message) or _NO_CREDENTIALS.search(message):
+                raise _denied(where, message) from None
+            if _NO_ANSWER.search(message):
                 raise StorageUnreachable(
-                    f"{where}: no answer; look at the network and AWS_ENDPOINT_URL ({_short(said)})"
+                    f"{where}: no answer; look at the network and AWS_ENDPOINT_URL ({_short(message)})"
                 ) from None
-            raise StorageError(f"{where}: {_short(said)}") from None
+            raise StorageError(f"{where}: {_short(message)}") from None
 
 
 def part_bytes(size: int) -> int:
@@ -142,11 +142,11 @@ def part_bytes(size: int) -> int:
     return max(_PART, -(-size // _PARTS))
 
 
-def _denied(where: str, said: str) -> AccessDenied:
-    return AccessDenied(f"{where}: credentials in the environment are missing, wrong or not enough ({_short(said)})")
+def _denied(where: str, message: str) -> AccessDenied:
+    return AccessDenied(f"{where}: credentials in the environment are missing, wrong or not enough ({_short(message)})")
 
 
-def _short(said: str) -> str:
+def _short(message: str) -> str:
     """The server's own word, else the first line: the rest is the library's insides and whole requests."""
-    code = re.search(r"<Code>(\w+)</Code>", said)
-    return code[1] if code else " ".join(said.partition("\n")[0].split())[:200]
+    code = re.search(r"<Code>(\w+)</Code>", message)
+    return code[1] if code else " ".join(message.partition("\n")[0].split())[:200]

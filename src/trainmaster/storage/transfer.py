@@ -43,10 +43,10 @@ def upload(store: Store, path: str, data: bytes | Path | Iterator[bytes]) -> Rec
 
 def verify(store: Store, path: str, receipt: Receipt) -> None:
     """Read an object through and compare it with what is known of it: Damaged, or ObjectMissing."""
-    found, digest = store.stat(path), _Digest()
-    if found.size_bytes == receipt.size_bytes:
-        for start in range(0, found.size_bytes, CHUNK):
-            digest.update(store.read(path, start=start, size=min(CHUNK, found.size_bytes - start)))
+    stored, digest = store.stat(path), _Digest()
+    if stored.size_bytes == receipt.size_bytes:
+        for start in range(0, stored.size_bytes, CHUNK):
+            digest.update(store.read(path, start=start, size=min(CHUNK, stored.size_bytes - start)))
         if digest.receipt() == receipt:
             return
     raise Damaged(f"{store.url}/{path} does not hold the {receipt.size_bytes} bytes that were stored; store it again")
@@ -58,29 +58,29 @@ def download(store: Store, path: str, to: Path, *, sha256: str | None = None, ch
     What came is kept beside it until then: a download that was cut off goes on there, in any later process, as long as
     the object is still the same one.
     """
-    found = store.stat(path)
-    part = _part(to, found.version)
+    stored = store.stat(path)
+    part = _part(to, stored.version)
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
         _remove_parts(to, but=part)  # of an object that was replaced
         with part.open("ab") as out:
-            for start in range(out.tell(), found.size_bytes, chunk):
-                out.write(store.read(path, start=start, size=min(chunk, found.size_bytes - start)))
+            for start in range(out.tell(), stored.size_bytes, chunk):
+                out.write(store.read(path, start=start, size=min(chunk, stored.size_bytes - start)))
                 out.flush()
             os.fsync(out.fileno())
         receipt = _of_file(part)
-        if store.stat(path).version != found.version:
+        if store.stat(path).version != stored.version:
             part.unlink()
             raise StorageError(f"{store.url}/{path} was replaced while it was read; fetch it again")
-        if receipt.size_bytes != found.size_bytes or sha256 not in (None, receipt.sha256):
+        if receipt.size_bytes != stored.size_bytes or sha256 not in (None, receipt.sha256):
             part.unlink()  # going on from wrong bytes would never end
             raise Damaged(f"{store.url}/{path} is not what was stored: {receipt.sha256}, expected {sha256}")
         part.replace(to)
     except ObjectMissing:
         part.unlink(missing_ok=True)  # removed while it was read
         raise
-    except OSError as wrong:
-        raise StorageError(f"{to} cannot be written: {wrong.strerror or wrong}") from None
+    except OSError as error:
+        raise StorageError(f"{to} cannot be written: {error.strerror or error}") from None
     return receipt
 
 
@@ -121,6 +121,6 @@ def _of_file(path: Path) -> Receipt:
         with path.open("rb") as file:
             while piece := file.read(CHUNK):
                 digest.update(piece)
-    except OSError as wrong:
-        raise StorageError(f"{path} cannot be read: {wrong.strerror or wrong}") from None
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror or error}") from None
     return digest.receipt()

@@ -32,8 +32,8 @@ def main(words: Sequence[str]) -> int:
     args = parser.parse_args(words)
     try:
         plan = load_plan(args.plan)
-    except SpecError as wrong:
-        for fault in wrong.faults:
+    except SpecError as error:
+        for fault in error.faults:
             _say(f"{args.plan}: {fault}")
         return 2
     if args.kill:
@@ -54,9 +54,9 @@ def load_plan(path: Path) -> Plan:
         plan = Plan.from_json(path.read_text())
     except SpecError:
         raise
-    except (OSError, ValueError, RecursionError) as wrong:
-        kind = "not JSON: " if isinstance(wrong, json.JSONDecodeError) else ""
-        raise SpecError([Fault(path="", message=f"{kind}{wrong}")]) from wrong
+    except (OSError, ValueError, RecursionError) as error:
+        kind = "not JSON: " if isinstance(error, json.JSONDecodeError) else ""
+        raise SpecError([Fault(path="", message=f"{kind}{error}")]) from error
     faults = []
     if plan.v != 1:
         faults.append(Fault(path="v", message=f"{plan.v} is not a version this agent reads; use 1"))
@@ -80,9 +80,9 @@ def _run(plan: Plan, *, ready_fd: int | None) -> int:
     folder = AttemptFolder(plan.folder)
     try:
         folder.begin()
-    except (Refused, OSError) as wrong:
-        _say(str(wrong))
-        _answer(ready_fd, str(wrong).encode())
+    except (Refused, OSError) as error:
+        _say(str(error))
+        _answer(ready_fd, str(error).encode())
         return 1
     _answer(ready_fd, AGENT_BEGUN)
     record = attempt.run(plan, folder, signals)
@@ -116,8 +116,8 @@ def _detach(plan: Plan, path: Path) -> int:
                 start_new_session=True,
                 pass_fds=(theirs,),
             )
-    except OSError as wrong:
-        _say(str(wrong))
+    except OSError as error:
+        _say(str(error))
         return 1
     os.close(theirs)
     with open(ours, "rb") as answers:  # noqa: PTH123 (a pipe has no path)
@@ -143,8 +143,8 @@ def _kill(plan: Plan) -> int:
             # Fenced after the killing and then looked at again: an agent may have been about to begin.
             if not left and fence(Path(plan.folder)) and not processes.living(plan.mark):
                 return 0
-        except OSError as wrong:
-            _say(str(wrong))
+        except OSError as error:
+            _say(str(error))
             return 1
         if time.monotonic() > end:
             _say(f"{plan.attempt}: still there after {_KILL_S:g} s: {sorted(left) or 'an agent that cannot be seen'}")

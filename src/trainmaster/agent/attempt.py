@@ -30,9 +30,9 @@ def run(plan: Plan, folder: AttemptFolder, signals: Signals) -> ExitRecord:
         watch = Watch(plan, folder, events, signals)
         try:
             outcome = _run(plan, folder, events, watch)
-        except Exception as wrong:  # the record must be written whatever happened
+        except Exception as error:  # the record must be written whatever happened
             folder.log(mask(f"the agent failed\n{traceback.format_exc()}", (os.environ, plan.spec.env)))
-            outcome = _own_failure(wrong)
+            outcome = _own_failure(error)
         container.remove(plan)  # before its processes are killed: the engine would keep it as a broken one
         left = processes.kill_all(plan.mark, within_s=_SWEEP_S)
         if left:
@@ -70,10 +70,10 @@ def _nothing_to_resume(plan: Plan) -> Outcome | None:
     return Outcome(reason=Reason.BAD_CHECKPOINT, message=f"{message}; for a new run, submit without resume_from")
 
 
-def _own_failure(wrong: Exception) -> Outcome:
-    full = isinstance(wrong, OSError) and wrong.errno in (errno.ENOSPC, errno.EDQUOT)
-    evidence = {"last_lines": traceback.format_exception(wrong)[-1:]}
-    message = f"the agent failed: {type(wrong).__name__}: {wrong}"[:500]
+def _own_failure(error: Exception) -> Outcome:
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    evidence = {"last_lines": traceback.format_exception(error)[-1:]}
+    message = f"the agent failed: {type(error).__name__}: {error}"[:500]
     return Outcome(reason=Reason.DISK_FULL if full else Reason.TARGET_ERROR, message=message, evidence=evidence)
 
 

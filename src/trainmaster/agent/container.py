@@ -29,7 +29,7 @@ from trainmaster.core.states import Reason
 _AUTH_FOLDER = "registry"  # in the attempt's folder, while the image is pulled
 _ENGINE_LOG = "engine.log"  # in the attempt's folder, while the engine logs in or pulls
 _REMOVE_S = 60.0
-_TOLD_CHARACTERS = 300
+_SHOWN_CHARACTERS = 300
 _NVIDIA = Path("/dev/nvidiactl")
 _ENGINE_FAILED = 125  # exit code of `docker run` where the engine itself failed
 # Variables of the agent that mean nothing, or something else, inside an image.
@@ -70,10 +70,10 @@ def prepare(plan: Plan, folder: AttemptFolder, work: Path, watch: Watch) -> Outc
             _drop_secrets(folder.path)
     except _Stopped as asked:
         return Outcome(reason=asked.stop.reason, message=f"{asked.stop.message}; stopped before the start")
-    except _Failed as wrong:
-        return Outcome(reason=Reason.IMAGE_ERROR, message=str(wrong))
-    except OSError as wrong:
-        return Outcome(reason=Reason.TARGET_ERROR, message=f"the container could not be prepared: {wrong}")
+    except _Failed as error:
+        return Outcome(reason=Reason.IMAGE_ERROR, message=str(error))
+    except OSError as error:
+        return Outcome(reason=Reason.TARGET_ERROR, message=f"the container could not be prepared: {error}")
     return None
 
 
@@ -117,11 +117,8 @@ def remove(plan: Plan) -> None:
         if shutil.which(engine) is None:
             continue
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            label = f"label=trainmaster.attempt={plan.mark}"
-            listed = subprocess.run(
-                [engine, "ps", "--all", "--quiet", "--filter", label],
-                check=False, capture_output=True, text=True, timeout=_REMOVE_S,
-            )  # fmt: skip
+            command = [engine, "ps", "--all", "--quiet", "--filter", f"label=trainmaster.attempt={plan.mark}"]
+            listed = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_REMOVE_S)
             if ids := listed.stdout.split():
                 command = [engine, "rm", "--force", *ids]
                 subprocess.run(command, check=False, capture_output=True, timeout=_REMOVE_S)
@@ -132,8 +129,8 @@ def explain(outcome: Outcome) -> Outcome:
     if outcome.evidence.get("exit_code") != _ENGINE_FAILED:
         return outcome
     lines = [line for line in outcome.evidence.get("last_lines", []) if line.strip()]
-    told = lines[-1][:_TOLD_CHARACTERS] if lines else "it printed nothing"
-    return Outcome(reason=Reason.IMAGE_ERROR, message=f"the container did not start: {told}", evidence=outcome.evidence)
+    last = lines[-1][:_SHOWN_CHARACTERS] if lines else "it printed nothing"
+    return Outcome(reason=Reason.IMAGE_ERROR, message=f"the container did not start: {last}", evidence=outcome.evidence)
 
 
 def find_engine(container: Container) -> str:
@@ -182,9 +179,14 @@ def _has_image(engine: str, container: Container, environment: Mapping[str, str]
 
 
 def _call(
-    words: Sequence[str], environment: Mapping[str, str], folder: AttemptFolder, watch: Watch, *, stdin: str = "",
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    folder: AttemptFolder,
+    watch: Watch,
+    *,
+    stdin: str = "",
     hide: str = "",
-) -> None:  # fmt: skip
+) -> None:
     """Run the engine to its end; its output goes to agent.log, without the text to hide, which a registry may repeat.
 
     _Failed with its last line, _Stopped on request.
@@ -192,9 +194,14 @@ def _call(
     output = folder.path / _ENGINE_LOG
     with output.open("w+") as log:
         process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, env=environment, text=True,
+            words,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            text=True,
             start_new_session=True,
-        )  # fmt: skip
+        )
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(stdin)
@@ -212,10 +219,10 @@ def _call(
     output.unlink()
     what = f"{words[0]} {words[1]}"
     for line in lines[-20:]:
-        folder.log(f"{what}: {line[:_TOLD_CHARACTERS]}")
+        folder.log(f"{what}: {line[:_SHOWN_CHARACTERS]}")
     if process.returncode != 0:
-        told = next((line for line in reversed(lines) if "rror" in line), lines[-1] if lines else "it printed nothing")
-        raise _Failed(f"{what} {words[-1]} ended with {process.returncode}: {told[:_TOLD_CHARACTERS]}")
+        last = next((line for line in reversed(lines) if "rror" in line), lines[-1] if lines else "it printed nothing")
+        raise _Failed(f"{what} {words[-1]} ended with {process.returncode}: {last[:_SHOWN_CHARACTERS]}")
 
 
 def _hidden(text: str, password: str) -> str:

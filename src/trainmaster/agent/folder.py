@@ -122,8 +122,8 @@ def fence(path: Path) -> bool:
         fd = os.open(path / LOCK_FILE, flags, 0o644)
     except FileNotFoundError:
         return True  # without its folder nothing can begin
-    except OSError as wrong:
-        if wrong.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
             raise
         return True  # the workload put a link or a folder there; an agent cannot begin with it either
     try:

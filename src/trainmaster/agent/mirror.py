@@ -42,7 +42,7 @@ class Mirror:
             self._sent[stream] = offset
 
     def _names(self, *, last: bool) -> Iterator[str]:
-        for entry in sorted(os.scandir(self._folder), key=lambda one: one.name):
+        for entry in sorted(os.scandir(self._folder), key=lambda item: item.name):
             if _LIVE.fullmatch(entry.name):
                 yield entry.name
         if last:
@@ -50,9 +50,9 @@ class Mirror:
 
     def _outputs(self) -> Iterator[str]:
         """Files below the outputs folder, smallest first, as long as they fit; the others are named."""
-        found = sorted(list_tree(self._folder, OUTPUTS_FOLDER), key=lambda file: (file.size_bytes, file.name))
-        left, uncopied = MAX_OUTPUT_BYTES, [(file.name, file.fault) for file in found if file.fault]
-        for file in found:
+        files = sorted(list_tree(self._folder, OUTPUTS_FOLDER), key=lambda file: (file.size_bytes, file.name))
+        left, uncopied = MAX_OUTPUT_BYTES, [(file.name, file.fault) for file in files if file.fault]
+        for file in files:
             if file.fault:
                 continue
             left -= file.size_bytes
@@ -103,4 +103,4 @@ def _render(uncopied: Sequence[tuple[str, str]]) -> bytes:
     shown = list(uncopied[:_UNCOPIED])
     if len(uncopied) > _UNCOPIED:
         shown.append((OUTPUTS_FOLDER, f"{len(uncopied) - _UNCOPIED} more were not copied"))
-    return "".join(json.dumps(one) + "\n" for one in shown).encode()
+    return "".join(json.dumps(row) + "\n" for row in shown).encode()

@@ -63,9 +63,9 @@ def main(words: Sequence[str]) -> int:
     plan = Plan.from_json(path.read_text())
     try:
         plan = locate(plan, os.environ) if not launcher else plan
-    except UsageError as wrong:
-        _put_message(_record(plan, Reason.TARGET_ERROR, str(wrong)))
-        sys.stderr.write(f"{wrong}\n")
+    except UsageError as error:
+        _put_message(_record(plan, Reason.TARGET_ERROR, str(error)))
+        sys.stderr.write(f"{error}\n")
         return 2
     plan = replace(plan, folder=str(_make_folder(Path(plan.folder).parent)))
     _unpack(path.with_name(WORK_ARCHIVE), Path(plan.folder).parent.parent / WORK_FOLDER)
@@ -82,13 +82,13 @@ def locate(plan: Plan, env: Mapping[str, str]) -> Plan:
         return replace(plan, node_rank=0, master_addr="127.0.0.1", master_port=None)
     if INDEX_VARIABLE in env:
         return replace(plan, node_rank=int(env[INDEX_VARIABLE]))
-    found = ranks.detect(env)
-    if found.nodes != nodes or found.master_addr is None:
+    layout = ranks.detect(env)
+    if layout.nodes != nodes or layout.master_addr is None:
         raise UsageError(
-            f"the plan has {nodes} nodes, the pod's environment {found.nodes}; a Job needs Kubernetes 1.24 or newer "
+            f"the plan has {nodes} nodes, the pod's environment {layout.nodes}; a Job needs Kubernetes 1.24 or newer "
             "(completionMode Indexed), other kinds their operator"
         )
-    return replace(plan, node_rank=found.node_rank, master_addr=found.master_addr, master_port=found.master_port)
+    return replace(plan, node_rank=layout.node_rank, master_addr=layout.master_addr, master_port=layout.master_port)
 
 
 def _run(plan: Plan, command: Sequence[str], *, launched: bool) -> int:
@@ -143,10 +143,10 @@ def _end(plan: Plan, code: int, *, launched: bool) -> ExitRecord:
         record = replace(_record(plan, Reason.PREEMPTED, "stopped to be resumed"), resumable=True)
     else:
         lines = mask(read_tail(Path(plan.folder) / AGENT_LOG), (os.environ, plan.spec.env))
-        found = judge(rank=0, ranks=plan.spec.resources.ranks, code=code, lines=lines, oom_kills=0, full=None)
+        outcome = judge(rank=0, ranks=plan.spec.resources.ranks, code=code, lines=lines, oom_kills=0, full=None)
         who = "the launcher" if launched else "the agent"
-        text = f"{who} ended with {code}: {found.message}"
-        record = replace(_record(plan, found.reason, text), evidence=found.evidence)
+        text = f"{who} ended with {code}: {outcome.message}"
+        record = replace(_record(plan, outcome.reason, text), evidence=outcome.evidence)
     if launched:
         path.write_text(record.to_json() + "\n")
     return record
@@ -171,7 +171,7 @@ def _put_message(record: ExitRecord) -> None:
 def _variables(plan: Plan) -> dict[str, str]:
     """Environment of ranks that another launcher starts."""
     folder = Path(plan.folder)
-    found = {
+    paths = {
         EVENTS_VARIABLE: folder / EVENTS_FILE,
         CHECKPOINTS_VARIABLE: plan.checkpoints,
         STOP_VARIABLE: folder / STOP_FILE,
@@ -180,7 +180,7 @@ def _variables(plan: Plan) -> dict[str, str]:
     }
     (folder / OUTPUTS_FOLDER).mkdir(exist_ok=True)
     Path(plan.checkpoints).mkdir(parents=True, exist_ok=True)
-    return {**plan.spec.env, **{name: str(value) for name, value in found.items()}}
+    return {**plan.spec.env, **{name: str(value) for name, value in paths.items()}}
 
 
 def _work(plan: Plan) -> Path:
@@ -192,7 +192,7 @@ def _work(plan: Plan) -> Path:
 def _make_folder(attempts: Path) -> Path:
     """A folder of its own for each start of the container: an agent never begins twice in one."""
     attempts.mkdir(parents=True, exist_ok=True)
-    number = 1 + max((int(one.name) for one in attempts.iterdir() if one.name.isdecimal()), default=0)
+    number = 1 + max((int(entry.name) for entry in attempts.iterdir() if entry.name.isdecimal()), default=0)
     folder = attempts / str(number)
     folder.mkdir()
     return folder

@@ -32,8 +32,8 @@ def run(plan: Plan, events: Emitter, watch: Watch) -> Outcome | None:
     try:
         planned = checks.plan(spec.level, (), spec.skip)
         profiles.resolve(_expected(spec))  # an unknown profile is refused before anything is measured
-    except TrainmasterError as wrong:
-        return Outcome(reason=Reason.CHECK_INCOMPLETE, message=f"the pre-flight could not be planned: {wrong}")
+    except TrainmasterError as error:
+        return Outcome(reason=Reason.CHECK_INCOMPLETE, message=f"the pre-flight could not be planned: {error}")
     events.emit("PREFLIGHT", "start", planned=planned)
     results, stopped = _collect(plan, events, watch)
     if stopped is not None:
@@ -65,8 +65,8 @@ def _collect(plan: Plan, events: Emitter, watch: Watch) -> tuple[list[CheckResul
             expect = profiles.resolve(_expected(spec), host).expect
             checks.run(host, expect, level=spec.level, skip=spec.skip, on_result=put)
             put(None)
-        except BaseException as wrong:  # raised again by the reader below
-            put(wrong)
+        except BaseException as error:  # raised again by the reader below
+            put(error)
 
     # A daemon thread: on a stop it is abandoned, and its probes are killed with the other processes of the attempt.
     worker = threading.Thread(target=work, name="checks", daemon=True)

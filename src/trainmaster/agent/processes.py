@@ -53,10 +53,10 @@ def living(attempt: str) -> set[int]:
     """Every live process of an attempt but this one: those that carry its name, and all below them."""
     mark = f"{ATTEMPT_VARIABLE}={attempt}".encode()
     parents = _parents()
-    found = {pid for pid in parents if mark in _environment(pid)}
-    while below := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= below
-    return found - {os.getpid()}
+    members = {pid for pid in parents if mark in _environment(pid)}
+    while below := {pid for pid, parent in parents.items() if parent in members} - members:
+        members |= below
+    return members - {os.getpid()}
 
 
 def kill_all(attempt: str, *, within_s: float) -> set[int]:
@@ -93,9 +93,9 @@ def _send(pids: Collection[int], number: signal.Signals) -> None:
 
 def _parents(*, dead: bool = False) -> dict[int, int]:
     """Each live (or each dead and not yet collected) process and its parent."""
-    found: dict[int, int] = {}
+    parents: dict[int, int] = {}
     if not _PROC.is_dir():
-        return found
+        return parents
     for entry in _PROC.iterdir():
         if not entry.name.isdecimal():
             continue
@@ -105,8 +105,8 @@ def _parents(*, dead: bool = False) -> dict[int, int]:
         except (OSError, ValueError):
             continue
         if (state in "ZX") == dead:
-            found[int(entry.name)] = int(parent)
-    return found
+            parents[int(entry.name)] = int(parent)
+    return parents
 
 
 def _environment(pid: int) -> list[bytes]:

@@ -86,8 +86,8 @@ class Watch:
         self._next_beat = time.monotonic() + HEARTBEAT_S
         try:
             self._events.emit("HEARTBEAT", "alive", ranks=ranks)
-        except OSError as wrong:  # a full disk is the workload's to report; it may free some yet
-            self._folder.log(f"heartbeat not written: {wrong}")
+        except OSError as error:  # a full disk is the workload's to report; it may free some yet
+            self._folder.log(f"heartbeat not written: {error}")
         return True
 
     def asked(self) -> Stop | None:

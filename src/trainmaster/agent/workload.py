@@ -73,8 +73,8 @@ def run(plan: Plan, watch: Watch) -> Outcome:
     (folder / OUTPUTS_FOLDER).mkdir(exist_ok=True)
     try:
         work = workfolder.make(plan)
-    except OSError as wrong:
-        return Outcome(reason=Reason.SCRIPT_FAILED, message=f"the working folder cannot be made: {wrong}")
+    except OSError as error:
+        return Outcome(reason=Reason.SCRIPT_FAILED, message=f"the working folder cannot be made: {error}")
     if plan.spec.container is not None:
         refusal = container.prepare(plan, AttemptFolder(folder), work, watch)
         if refusal is not None:
@@ -87,8 +87,8 @@ def run(plan: Plan, watch: Watch) -> Outcome:
         try:
             environment = shared | _rank_environment(number, local)
             ranks.append(_start(argv, environment, folder / rank_log(number), number, work))
-        except OSError as wrong:
-            return _not_started(wrong, number, plan, folder)
+        except OSError as error:
+            return _not_started(error, number, plan, folder)
     stopping = _supervise(ranks, plan, watch, written)
     written.copy(last=True)
     codes = {str(rank.number): rank.process.returncode for rank in ranks}
@@ -176,12 +176,12 @@ def _first_failure(failed: Sequence[_Rank], plan: Plan, oom_kills: int) -> Outco
     return min(outcomes, key=lambda outcome: outcome.reason in SYMPTOMS)
 
 
-def _not_started(wrong: OSError, number: int, plan: Plan, folder: Path) -> Outcome:
+def _not_started(error: OSError, number: int, plan: Plan, folder: Path) -> Outcome:
     """The program is not there or may not be run; what a shell would call 127 or 126. The sweep ends its peers."""
-    message = f"rank {number} of {plan.spec.resources.ranks} could not start: {wrong}"
+    message = f"rank {number} of {plan.spec.resources.ranks} could not start: {error}"
     with contextlib.suppress(OSError), (folder / rank_log(number)).open("a") as log:
         log.write(message + "\n")
-    code = 127 if isinstance(wrong, FileNotFoundError) else 126
+    code = 127 if isinstance(error, FileNotFoundError) else 126
     return Outcome(reason=Reason.SCRIPT_FAILED, message=message, exit_codes={str(number): code})
 
 

@@ -69,9 +69,15 @@ def write_report(
     if options.level >= 2 and not options.alone:
         if len(job.hosts) > 1:
             efa = sagemaker_node.ping(
-                host, job, store, provider=options.efa_provider, address=None, wait_s=options.wait,
-                devices=_efa_devices(job, options), run=job_name(),
-            )  # fmt: skip
+                host,
+                job,
+                store,
+                provider=options.efa_provider,
+                address=None,
+                wait_s=options.wait,
+                devices=_efa_devices(job, options),
+                run=job_name(),
+            )
         max_size = options.max_size or sagemaker.scale(ranks=gpus, hosts=1).max_size
         nccl = sagemaker_node.run_nccl_tests(host, gpus, max_size=max_size)
     host_report = HostReport(host=job.here, facts=facts, efa=tuple(efa), nccl=tuple(nccl))

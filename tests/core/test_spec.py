@@ -160,7 +160,7 @@ json_values = st.recursive(
 def test_any_mapping_is_taken_or_refused_with_faults(mapping: dict[str, Any]) -> None:
     try:
         spec = parse_spec(mapping)
-    except SpecError as wrong:
-        assert wrong.faults and all(fault.message for fault in wrong.faults)
+    except SpecError as error:
+        assert error.faults and all(fault.message for fault in error.faults)
     else:
         assert parse_spec(to_plain(spec)) == spec

@@ -13,7 +13,7 @@ from trainmaster.core.gpus import find_gpu, gpus
 from trainmaster.core.schema import build
 from trainmaster.core.train_config import TrainConfig
 from trainmaster.estimate import Cluster, calibration, choose, estimate, gpu_bytes, memory, speed
-from trainmaster.estimate.setting import setting_of
+from trainmaster.estimate.layout import setting_of
 
 H200 = find_gpu("H200")
 assert H200 is not None

@@ -14,7 +14,7 @@ from trainmaster.core import presets
 from trainmaster.core.schema import build
 from trainmaster.core.train_config import ModelConfig, TrainConfig
 from trainmaster.estimate import memory, shapes
-from trainmaster.estimate.setting import setting_of
+from trainmaster.estimate.layout import setting_of
 from trainmaster.models import family, rope
 from trainmaster.models.decoder import count_parameters
 from trainmaster.train.optimizer import build_optimizer

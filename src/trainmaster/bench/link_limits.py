@@ -17,7 +17,7 @@ from typing import Any
 
 from trainmaster.bench.limits import FAIL_BELOW, WARN_BELOW, parse_size, render_size
 from trainmaster.core.errors import UsageError
-from trainmaster.core.links import LATENCY_BOUND, SHARES, Link, find_node_link
+from trainmaster.core.node_links import LATENCY_BOUND, SHARES, Link, find_node_link
 from trainmaster.core.results import Finding, Verdict, fail, ok, warn
 
 _LEAST_PEERS = 3

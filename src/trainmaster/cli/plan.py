@@ -63,7 +63,7 @@ def plan(
     """
     from trainmaster.bench import bus_baselines
     from trainmaster.cli._views import plan_table
-    from trainmaster.estimate import answer as _plan_answer
+    from trainmaster.estimate import plan_report
 
     words = values or []
     document = yaml_file.load(config)
@@ -73,7 +73,7 @@ def plan(
     model = _model(gpu, machine.gpu if machine is not None else None)
     cluster = _cluster(model, gpus=gpus, nodes=nodes, machine=machine)
     _must_divide(wanted, cluster)
-    answer = _plan_answer.answer(
+    answer = plan_report.build(
         wanted,
         cluster,
         find_bus=bus_baselines.find,

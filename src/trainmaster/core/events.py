@@ -92,12 +92,12 @@ def parse(raw: bytes, *, zone: tzinfo) -> tuple[Event | None, str | None]:
 def _parse(raw: bytes, *, zone: tzinfo, plain: bool) -> tuple[Event | None, str | None]:
     try:
         line = _decode_plain(raw.decode("utf-8")) if plain else _DECODER.decode(raw.decode("utf-8"))
-    except UnicodeDecodeError as wrong:
-        return None, f"not UTF-8 at byte {wrong.start}"
+    except UnicodeDecodeError as error:
+        return None, f"not UTF-8 at byte {error.start}"
     except RecursionError:
         return None, _TOO_DEEP
-    except ValueError as wrong:
-        return None, f"not JSON: {str(wrong)[:_MAX_TEXT]}"
+    except ValueError as error:
+        return None, f"not JSON: {str(error)[:_MAX_TEXT]}"
     if not isinstance(line, dict):
         return None, f"not a JSON object but {type(line).__name__}"
     if not plain:
@@ -114,14 +114,14 @@ def _parse(raw: bytes, *, zone: tzinfo, plain: bool) -> tuple[Event | None, str 
     extra = {}
     if get("v") != 1 or not _FIELDS.issuperset(line):
         extra = {key: value for key, value in line.items() if key not in _FIELDS or (key == "v" and value != 1)}
-    said, seq, iteration, epoch, data = get("ts"), get("seq"), get("iteration"), get("epoch"), get("data")
-    if said is None and extra and parse_time(extra.get("timestamp"), zone=zone) is not None:
-        said = extra.pop("timestamp")  # another program's word for `ts`
-    ts = None if said is None else parse_time(said, zone=zone)
+    stamp, seq, iteration, epoch, data = get("ts"), get("seq"), get("iteration"), get("epoch"), get("data")
+    if stamp is None and extra and parse_time(extra.get("timestamp"), zone=zone) is not None:
+        stamp = extra.pop("timestamp")  # another program's word for `ts`
+    ts = None if stamp is None else parse_time(stamp, zone=zone)
     fault = None
     # Nearly every line is right. What is wrong with the others is found out in a second look.
     if not (
-        (ts is not None or said is None)
+        (ts is not None or stamp is None)
         and (seq is None or _is_count(seq))
         and (iteration is None or _is_count(iteration))
         and (epoch is None or _is_count(epoch))

@@ -88,24 +88,24 @@ OF_COLLECTIVES = ("collectives", "busbw_gbps", "transport")
 
 def implies_gpu(expect: Expect) -> list[str]:
     """Stated expectations (`gpu_model=H200`) that only a machine with a GPU can meet."""
-    found = {name: getattr(expect, name) for name in _OF_GPUS}
+    stated = {name: getattr(expect, name) for name in _OF_GPUS}
     if expect.transport in ("NVLS", "P2P"):  # carried by GPUs alone
-        found["transport"] = expect.transport
-    return [f"{name}={_show(value)}" for name, value in found.items() if value]
+        stated["transport"] = expect.transport
+    return [f"{name}={_show(value)}" for name, value in stated.items() if value]
 
 
 def implies_rdma(expect: Expect) -> list[str]:
     """Stated expectations that only a machine with InfiniBand or RoCE can meet."""
-    found: dict[str, object] = {name: getattr(expect, name) for name in ("ib_ports", "ib_rate_gbps", "ib_link_layer")}
+    stated: dict[str, object] = {name: getattr(expect, name) for name in ("ib_ports", "ib_rate_gbps", "ib_link_layer")}
     if expect.transport == "IB":
-        found["transport"] = expect.transport
-    return [f"{name}={_show(value)}" for name, value in found.items() if value]
+        stated["transport"] = expect.transport
+    return [f"{name}={_show(value)}" for name, value in stated.items() if value]
 
 
 def implies_efa(expect: Expect) -> list[str]:
     """Stated expectations that only a machine with EFA can meet."""
-    found = {"efa_devices": expect.efa_devices, "transport": expect.transport if expect.transport == "EFA" else None}
-    return [f"{name}={_show(value)}" for name, value in found.items() if value]
+    stated = {"efa_devices": expect.efa_devices, "transport": expect.transport if expect.transport == "EFA" else None}
+    return [f"{name}={_show(value)}" for name, value in stated.items() if value]
 
 
 def implies_collectives(expect: Expect) -> list[str]:
@@ -125,8 +125,8 @@ def parse_expect(words: Sequence[str]) -> Expect:
         try:
             name, value = parse_word(word)
             mapping[name] = value
-        except SpecError as wrong:
-            faults.extend(wrong.faults)
+        except SpecError as error:
+            faults.extend(error.faults)
     return build_expect(mapping, faults)
 
 
@@ -140,13 +140,13 @@ def parse_word(word: str) -> tuple[str, object]:
 
 def build_expect(mapping: Mapping[str, object], faults: Sequence[Fault] = ()) -> Expect:
     """Expect from a mapping; its faults are raised together with the given ones."""
-    found = list(faults)
+    every_fault = list(faults)
     try:
         expect = build(Expect, mapping)
-    except SpecError as wrong:
-        found.extend(Fault(path=f"--expect {fault.path}", message=fault.message) for fault in wrong.faults)
-    if found:
-        raise SpecError(found)
+    except SpecError as error:
+        every_fault.extend(Fault(path=f"--expect {fault.path}", message=fault.message) for fault in error.faults)
+    if every_fault:
+        raise SpecError(every_fault)
     return expect
 
 

@@ -82,8 +82,8 @@ def is_hole(fd: int, start: int, size_bytes: int) -> bool:
         return False
     try:
         return os.lseek(fd, start, os.SEEK_DATA) >= start + size_bytes
-    except OSError as wrong:
-        return wrong.errno == errno.ENXIO  # no data up to the end; other errors: the file system cannot tell
+    except OSError as error:
+        return error.errno == errno.ENXIO  # no data up to the end; other errors: the file system cannot tell
 
 
 def list_tree(root: Path, name: str) -> Iterator[Listed]:
@@ -100,8 +100,8 @@ def list_tree(root: Path, name: str) -> Iterator[Listed]:
         try:
             facts = (root / above).lstat()
             entries = list(os.scandir(root / above)) if stat.S_ISDIR(facts.st_mode) else None
-        except OSError as wrong:
-            yield Listed(name=above, fault=_text(wrong))
+        except OSError as error:
+            yield Listed(name=above, fault=_text(error))
             continue
         if entries is None:  # the first one, or a folder that was replaced meanwhile
             yield Listed(name=above, fault=_describe(facts))
@@ -110,8 +110,8 @@ def list_tree(root: Path, name: str) -> Iterator[Listed]:
             inner = f"{above}/{entry.name}"
             try:
                 facts = entry.stat(follow_symlinks=False)
-            except OSError as wrong:
-                yield Listed(name=inner, fault=_text(wrong))
+            except OSError as error:
+                yield Listed(name=inner, fault=_text(error))
                 continue
             if stat.S_ISDIR(facts.st_mode):
                 waiting.append((inner, depth + 1))
@@ -126,5 +126,5 @@ def _describe(facts: os.stat_result) -> str:
     return f"{kind}, not a plain file" if kind else "not a folder"
 
 
-def _text(wrong: OSError) -> str:
-    return wrong.strerror or type(wrong).__name__
+def _text(error: OSError) -> str:
+    return error.strerror or type(error).__name__

@@ -67,13 +67,13 @@ class ClusterHealth:
     def overall(self) -> Overall:
         """The worst verdict; a planned node that is neither in `nodes` nor in `silent` makes it INCOMPLETE."""
         heard = {node.node for node in self.nodes} | {node.node for node in self.silent}
-        found = [node.overall for node in self.nodes]
+        verdicts = [node.overall for node in self.nodes]
         # Comparisons that do not apply (too few nodes) do not lower the verdict.
         if any(result.verdict is not Verdict.SKIP for result in self.cluster):
-            found.append(judge_overall(self.cluster, planned=[result.check for result in self.cluster]))
+            verdicts.append(judge_overall(self.cluster, planned=[result.check for result in self.cluster]))
         if self.silent or not self.nodes or not set(self.asked) <= heard:
-            found.append(Overall.INCOMPLETE)
-        return min(found, key=_WORST.index)
+            verdicts.append(Overall.INCOMPLETE)
+        return min(verdicts, key=_WORST.index)
 
     def to_plain(self) -> dict[str, Any]:
         return {**schema.to_plain(self), "overall": str(self.overall)}

@@ -58,20 +58,20 @@ def words(beat: Beat) -> str:
 
 def parse(line: str) -> Beat | None:
     """Parse a heartbeat line; None for any other line."""
-    found = PATTERN.match(line)
-    if found is None:
+    match = PATTERN.match(line)
+    if match is None:
         return None
     try:
         return Beat(
-            rank=int(found["rank"]),
-            node=int(found["node"]),
-            step=int(found["step"]),
-            steps=int(found["steps"]),
-            loss=float(found["loss"]),
-            grad_norm=float(found["grad_norm"]),
-            tokens_per_s=float(found["tokens_per_s"]),
-            step_s=float(found["step_s"]),
-            at=found["at"],  # type: ignore[arg-type]  # the pattern holds it to the four words
+            rank=int(match["rank"]),
+            node=int(match["node"]),
+            step=int(match["step"]),
+            steps=int(match["steps"]),
+            loss=float(match["loss"]),
+            grad_norm=float(match["grad_norm"]),
+            tokens_per_s=float(match["tokens_per_s"]),
+            step_s=float(match["step_s"]),
+            at=match["at"],  # type: ignore[arg-type]  # the pattern holds it to the four words
         )
     except ValueError:
         return None

@@ -57,8 +57,8 @@ def find_operation(method: str, path: str) -> Operation | None:
 
 def schema(name: str) -> Schema:
     """One of the vendor's named schemas (`Instance`, `InstanceStatus`, …)."""
-    found: Schema = _document()["schemas"][name]
-    return found
+    named: Schema = _document()["schemas"][name]
+    return named
 
 
 def statuses() -> tuple[str, ...]:
@@ -94,28 +94,28 @@ def find_faults(wanted: Schema, value: object, path: str = "") -> list[Fault]:
 
 
 def _string_faults(wanted: Schema, value: str, path: str) -> list[Fault]:
-    found = []
+    faults = []
     if len(value) < wanted.get("minLength", 0):
-        found.append(Fault(path=path, message=f"shorter than {wanted['minLength']} characters"))
+        faults.append(Fault(path=path, message=f"shorter than {wanted['minLength']} characters"))
     if len(value) > wanted.get("maxLength", len(value)):
-        found.append(Fault(path=path, message=f"longer than {wanted['maxLength']} characters"))
+        faults.append(Fault(path=path, message=f"longer than {wanted['maxLength']} characters"))
     if "pattern" in wanted and not re.search(_python_pattern(wanted["pattern"]), value):
-        found.append(Fault(path=path, message=f"does not match {wanted['pattern']}"))
-    return found
+        faults.append(Fault(path=path, message=f"does not match {wanted['pattern']}"))
+    return faults
 
 
 def _object_faults(wanted: Schema, value: Mapping[str, object], path: str) -> list[Fault]:
     at = f"{path}." if path else ""
-    found = [Fault(path=f"{at}{name}", message="missing") for name in wanted.get("required", ()) if name not in value]
+    faults = [Fault(path=f"{at}{name}", message="missing") for name in wanted.get("required", ()) if name not in value]
     known, others = wanted.get("properties", {}), wanted.get("additionalProperties", True)
     for name, part in value.items():
         if name in known:
-            found += find_faults(known[name], part, f"{at}{name}")
+            faults += find_faults(known[name], part, f"{at}{name}")
         elif others is False:
-            found.append(Fault(path=f"{at}{name}", message="unknown field"))
+            faults.append(Fault(path=f"{at}{name}", message="unknown field"))
         elif isinstance(others, Mapping):
-            found += find_faults(others, part, f"{at}{name}")
-    return found
+            faults += find_faults(others, part, f"{at}{name}")
+    return faults
 
 
 def _has_type(wanted: str | None, value: object) -> bool:

@@ -51,8 +51,8 @@ def largest_divisor(number: int, *, most: int) -> int:
     """Largest divisor of `number` that is at most `most`, for advice; at a cost of the square root of the number."""
     if number <= most:
         return number
-    found = 1
+    largest = 1
     for small in range(1, math.isqrt(number) + 1):
         if number % small == 0:
-            found = max(found, *(one for one in (small, number // small) if one <= most), 1)
-    return found
+            largest = max(largest, *(divisor for divisor in (small, number // small) if divisor <= most), 1)
+    return largest

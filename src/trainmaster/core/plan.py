@@ -119,8 +119,8 @@ class ExitRecord:
         """The record in a file. A file that holds none is described by a record of its own: the attempt is over."""
         try:
             return cls.from_json(raw.decode("utf-8", errors="replace"))
-        except (ValueError, RecursionError, SpecError) as wrong:
-            words = str(wrong).partition("\n")[0][:300]
+        except (ValueError, RecursionError, SpecError) as error:
+            words = str(error).partition("\n")[0][:300]
             message = f"the agent's exit record cannot be read: {words}"
             ended_at = datetime.now(UTC).isoformat(timespec="microseconds")
             return cls(attempt=attempt, ok=False, ended_at=ended_at, reason=Reason.TARGET_ERROR, message=message)

@@ -79,12 +79,12 @@ def to_stated(value: object) -> Any:
     A null that was stated where the default is a value stays.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        found: dict[str, Any] = {}
+        stated: dict[str, Any] = {}
         for item in dataclasses.fields(value):
             plain = to_stated(getattr(value, item.name))
             if plain not in (None, [], {}) or not _is_default(item, getattr(value, item.name)):
-                found[item.name] = plain
-        return found
+                stated[item.name] = plain
+        return stated
     if isinstance(value, Mapping):
         return {str(key): to_stated(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -170,8 +170,8 @@ def _expand(cls: type[Any], mapping: Mapping[Any, object], path: str, faults: li
         return mapping
     try:
         return typing.cast(Mapping[Any, object], cls.expand(mapping))
-    except SpecError as wrong:
-        faults.extend(Fault(path=_join(path, fault.path), message=fault.message) for fault in wrong.faults)
+    except SpecError as error:
+        faults.extend(Fault(path=_join(path, fault.path), message=fault.message) for fault in error.faults)
         return mapping  # the rest of it may be wrong too, and every fault is named at once
 
 

@@ -68,8 +68,8 @@ def recognise(text: str) -> str | None:
             return what
     if _ASSIGNED.search(text) or _LONG_ASSIGNED.search(text) or _OPTION_IN_TEXT.search(text):
         return "a secret"
-    keys = (found for found in HEX_40.finditer(text) if not _FOLDER.match(text, found.start()))
-    if any(not COMMIT.search(text[: found.start()]) for found in keys):
+    keys = (match for match in HEX_40.finditer(text) if not _FOLDER.match(text, match.start()))
+    if any(not COMMIT.search(text[: match.start()]) for match in keys):
         return "a key of 40 hexadecimal digits"
     return None
 
@@ -78,4 +78,4 @@ def hide(text: str) -> str:
     """The text with every secret in it replaced: a message must not repeat one."""
     for shape in (*_SECRETS.values(), _ASSIGNED, _LONG_ASSIGNED, _OPTION_IN_TEXT):
         text = shape.sub(HIDDEN, text)
-    return HEX_40.sub(lambda found: found[0] if COMMIT.search(text[: found.start()]) else HIDDEN, text)
+    return HEX_40.sub(lambda match: match[0] if COMMIT.search(text[: match.start()]) else HIDDEN, text)

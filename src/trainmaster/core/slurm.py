@@ -35,35 +35,53 @@ class SlurmOptions:
     constraint: str | None = field(default=None, pattern=_WORD, example="h100&ib", doc="features that nodes must have")
     reservation: str | None = field(default=None, pattern=_WORD, example="maintenance", doc="reservation to run in")
     gpus_per_node: int | None = field(
-        default=None, ge=0, le=1024, doc="GPUs of each node, as GRES",
+        default=None,
+        ge=0,
+        le=1024,
+        doc="GPUs of each node, as GRES",
         default_text="resources.processes_per_node for `train` on a GPU, else 0",
-    )  # fmt: skip
+    )
     gpu_type: str | None = field(default=None, pattern=_WORD, example="h100", doc="type of the GPU GRES; default: any")
     cpus_per_node: int | None = field(default=None, ge=1, le=65_536, doc="CPUs of each node; default: Slurm's")
     memory_gib: float | None = field(default=None, gt=0, doc="memory of each node; default: Slurm's")
     exclusive: bool | None = field(default=None, doc="whole nodes, shared with no other job")
     time_minutes: float | None = field(
-        default=None, gt=0, le=525_600, doc="time limit of the Slurm job",
+        default=None,
+        gt=0,
+        le=525_600,
+        doc="time limit of the Slurm job",
         default_text="limits.timeout_s with grace, else the partition's",
-    )  # fmt: skip
+    )
     nodelist: tuple[str, ...] = field(default=(), doc="nodes that must be among those of the job, as [n1, 'n[3-4]']")
     exclude: tuple[str, ...] = field(default=(), doc="nodes that must not be used; added to those of the cluster file")
     array: str | None = field(
-        default=None, pattern=r"[0-9]+(-[0-9]+(:[0-9]+)?)?(,[0-9]+(-[0-9]+(:[0-9]+)?)?)*(%[0-9]+)?", example="0-7%2",
+        default=None,
+        pattern=r"[0-9]+(-[0-9]+(:[0-9]+)?)?(,[0-9]+(-[0-9]+(:[0-9]+)?)?)*(%[0-9]+)?",
+        example="0-7%2",
         doc="run one task for each of these numbers, found in SLURM_ARRAY_TASK_ID; %2: two at once",
-    )  # fmt: skip
+    )
     requeue: bool | None = field(
-        default=None, doc="let Slurm start the same job again after a lost node or a preemption; it resumes",
-    )  # fmt: skip
+        default=None, doc="let Slurm start the same job again after a lost node or a preemption; it resumes"
+    )
     container_runtime: Runtime | None = field(
-        default=None, doc="how `container` runs: pyxis, apptainer and singularity hold the whole node program; engine: "
-        "docker or podman", default_text="engine",
-    )  # fmt: skip
+        default=None,
+        doc="how `container` runs: pyxis, apptainer and singularity hold the whole node program; engine: "
+        "docker or podman",
+        default_text="engine",
+    )
     mounts: tuple[str, ...] = field(default=(), doc="folders to mount into the container, as [/data, '/scratch:/s:ro']")
-    task_prolog: str | None = field(default=None, pattern=r"/[^\s'\"$`\\]+", example="/opt/prolog.sh",
-                                    doc="program of each node before the checks (srun --task-prolog)")  # fmt: skip
-    task_epilog: str | None = field(default=None, pattern=r"/[^\s'\"$`\\]+", example="/opt/epilog.sh",
-                                    doc="program of each node after the end (srun --task-epilog)")  # fmt: skip
+    task_prolog: str | None = field(
+        default=None,
+        pattern=r"/[^\s'\"$`\\]+",
+        example="/opt/prolog.sh",
+        doc="program of each node before the checks (srun --task-prolog)",
+    )
+    task_epilog: str | None = field(
+        default=None,
+        pattern=r"/[^\s'\"$`\\]+",
+        example="/opt/epilog.sh",
+        doc="program of each node after the end (srun --task-epilog)",
+    )
     options: tuple[str, ...] = field(default=(), doc="further options of sbatch, as [--licenses=matlab, --nice=100]")
 
     def faults(self) -> Iterator[Fault]:
@@ -75,21 +93,21 @@ class SlurmOptions:
             if not _MOUNT.fullmatch(word):
                 yield Fault(path=f"mounts[{number}]", message=f"{word!r:.80} is no mount; write /data or /data:/d:ro")
         for number, word in enumerate(self.options):
-            found = _OPTION.fullmatch(word)
-            if found is None:
+            match = _OPTION.fullmatch(word)
+            if match is None:
                 message = f"{word!r:.80} is no option of sbatch without spaces; write for example --nice=100"
                 yield Fault(path=f"options[{number}]", message=message)
-            elif found[1] not in _OTHER and any(own.startswith(found[1]) for own in _OWN):  # sbatch takes beginnings
-                message = f"--{found[1]} is set by Trainmaster; use the field of `slurm:` or `resources:`"
+            elif match[1] not in _OTHER and any(own.startswith(match[1]) for own in _OWN):  # sbatch takes beginnings
+                message = f"--{match[1]} is set by Trainmaster; use the field of `slurm:` or `resources:`"
                 yield Fault(path=f"options[{number}]", message=message)
 
     def over(self, defaults: SlurmOptions) -> SlurmOptions:
         """These options, with `defaults` where nothing is stated. Excluded nodes and further options are joined."""
         merged: dict[str, Any] = {}
-        for one in fields(self):
-            mine, other = getattr(self, one.name), getattr(defaults, one.name)
-            if one.name in ("exclude", "options", "mounts"):
-                merged[one.name] = tuple(dict.fromkeys((*other, *mine)))
+        for item in fields(self):
+            mine, other = getattr(self, item.name), getattr(defaults, item.name)
+            if item.name in ("exclude", "options", "mounts"):
+                merged[item.name] = tuple(dict.fromkeys((*other, *mine)))
             else:
-                merged[one.name] = other if mine is None or mine == () else mine
+                merged[item.name] = other if mine is None or mine == () else mine
         return SlurmOptions(**merged)

@@ -209,27 +209,27 @@ def parse_spec(mapping: object) -> JobSpec:
     """
     try:
         spec = build(JobSpec, mapping)
-    except SpecError as wrong:
-        raise SpecError([*wrong.faults, *_faults_between(mapping, wrong.faults)]) from None
+    except SpecError as error:
+        raise SpecError([*error.faults, *_faults_between(mapping, error.faults)]) from None
     if spec.limits.grace_s > MAX_GRACE_S:
         message = f"{spec.limits.grace_s:g} is more than {MAX_GRACE_S:g} s, the longest time to save"
         raise SpecError([Fault(path="limits.grace_s", message=message)])
     return spec
 
 
-def _faults_between(mapping: object, found: Sequence[Fault]) -> Iterator[Fault]:
+def _faults_between(mapping: object, faults: Sequence[Fault]) -> Iterator[Fault]:
     """Faults that `build` did not look for because single fields are wrong: it is run again on the sound fields."""
-    if not isinstance(mapping, Mapping) or any(fault.path in ("", "train") for fault in found):
+    if not isinstance(mapping, Mapping) or any(fault.path in ("", "train") for fault in faults):
         return
-    wrong = {re.split(r"[.\[]", fault.path)[0] for fault in found}
+    faulty = {re.split(r"[.\[]", fault.path)[0] for fault in faults}
     own = mapping.get("command") is not None or mapping.get("container") is not None
     if (mapping.get("train") is None) != own:
         yield Fault(path="train", message=_EXACTLY_ONE)
-    sound = {name: value for name, value in mapping.items() if name not in wrong}
+    sound = {name: value for name, value in mapping.items() if name not in faulty}
     if sound.get("train") is None and sound.get("command") is None and sound.get("container") is None:
         sound["command"] = ["x"]  # stands for the one that is wrong or missing
     try:
         build(JobSpec, {"name": "x", **sound})
     except SpecError as more:
-        told = {(fault.path, fault.message) for fault in found}
-        yield from (fault for fault in more.faults if fault.path != "train" and (fault.path, fault.message) not in told)
+        seen = {(fault.path, fault.message) for fault in faults}
+        yield from (fault for fault in more.faults if fault.path != "train" and (fault.path, fault.message) not in seen)

@@ -13,10 +13,10 @@ from typing import ClassVar, Literal
 from trainmaster.core import presets
 from trainmaster.core.checkpoint_config import CheckpointConfig
 from trainmaster.core.data_config import DataConfig
+from trainmaster.core.default_lr import with_rates
 from trainmaster.core.errors import Fault, SpecError
 from trainmaster.core.optimizer_config import OptimizerConfig
 from trainmaster.core.parallel_config import ParallelConfig, largest_divisor
-from trainmaster.core.rates import with_rates
 from trainmaster.core.schema import build, field
 from trainmaster.core.timeout_config import TimeoutConfig
 from trainmaster.core.watch_config import WatchConfig

@@ -111,8 +111,8 @@ def parse_manifest(raw: bytes) -> Manifest:
     """A manifest from its bytes; SpecError with every fault."""
     try:
         value = json.loads(raw)
-    except (ValueError, RecursionError) as wrong:
-        raise SpecError([Fault(path="", message=f"the manifest is not JSON: {wrong}")]) from wrong
+    except (ValueError, RecursionError) as error:
+        raise SpecError([Fault(path="", message=f"the manifest is not JSON: {error}")]) from error
     return build(Manifest, value)
 
 

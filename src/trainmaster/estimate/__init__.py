@@ -1,8 +1,8 @@
 """Memory, speed, duration and cost of a run: arithmetic over a config and the facts of a GPU. No torch, no GPU.
 
-answer        everything that `trainmaster plan` prints, as one mapping
+plan_report   everything that `trainmaster plan` prints, as one mapping
 shapes        every weight of a model, counted
-setting       what one rank holds and computes
+layout        what one rank holds and computes
 memory        the fullest moment of a step, tensor by tensor
 speed         seconds of a step, kind of work by kind of work
 calibration   measured figures for what cannot be derived
@@ -20,8 +20,8 @@ from trainmaster.core.train_config import TrainConfig
 from trainmaster.estimate import memory as memories
 from trainmaster.estimate import speed as speeds
 from trainmaster.estimate.calibration import MemoryFacts, load
+from trainmaster.estimate.layout import Setting, faults_on, setting_of
 from trainmaster.estimate.memory import Memory
-from trainmaster.estimate.setting import Setting, faults_on, setting_of
 from trainmaster.estimate.speed import Speed
 
 __all__ = ["Cluster", "Estimate", "Memory", "Setting", "Speed", "estimate", "faults_on", "gpu_bytes"]

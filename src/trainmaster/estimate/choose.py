@@ -42,9 +42,9 @@ def fastest(config: TrainConfig, cluster: Cluster) -> Choice | None:
 def fewest(config: TrainConfig, clusters: Sequence[Cluster]) -> tuple[Cluster, Choice] | None:
     """The first of these clusters that it fits on, smallest first, with its fastest setting there."""
     for cluster in sorted(clusters, key=lambda cluster: cluster.gpus):
-        found = fastest(config, cluster)
-        if found is not None:
-            return cluster, found
+        choice = fastest(config, cluster)
+        if choice is not None:
+            return cluster, choice
     return None
 
 

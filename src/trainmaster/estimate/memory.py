@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from trainmaster.core.train_config import ModelConfig
 from trainmaster.estimate.calibration import MemoryFacts
-from trainmaster.estimate.setting import Setting
+from trainmaster.estimate.layout import Setting
 from trainmaster.estimate.shapes import Counts, count
 from trainmaster.models import family
 
@@ -80,8 +80,8 @@ def _moments(model: ModelConfig, setting: Setting, counts: Counts, facts: Memory
     if setting.passes > 1:
         early = _FLOAT32 * counts.all if setting.reduce_once and not setting.alone else held
     stream = size * model.width * setting.tokens
-    activations, one = kept_bytes(model, setting), block_bytes(model, setting)
-    working = _backward_bytes(model, setting) + (one if setting.recompute != "none" else 0)
+    activations, block_activations = kept_bytes(model, setting), block_bytes(model, setting)
+    working = _backward_bytes(model, setting) + (block_activations if setting.recompute != "none" else 0)
     head = model.vocab * model.width
     root, block = _gathered(setting, counts)
     share = -(-counts.root // ranks)  # of the root's gradients
@@ -105,7 +105,7 @@ def _moments(model: ModelConfig, setting: Setting, counts: Counts, facts: Memory
         "backward of the first block": always
         | {
             "gradients": blocks + size * head + (0 if setting.alone else reducing),
-            "activations": one + working + stream,
+            "activations": block_activations + working + stream,
             "gathered": root + block,
         },
         "gradients of the root": always | {"gradients": blocks + _root_gradients(model, setting, counts, share)},

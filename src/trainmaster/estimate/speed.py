@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from trainmaster.core.gpus import GpuModel
 from trainmaster.core.train_config import ModelConfig
 from trainmaster.estimate.calibration import SpeedFacts
-from trainmaster.estimate.setting import Setting
+from trainmaster.estimate.layout import Setting
 from trainmaster.estimate.shapes import count
 from trainmaster.models import family
 from trainmaster.models.family import BlockCost

@@ -16,7 +16,7 @@ from machines import Machine
 from trainmaster.checks.active import nccl
 from trainmaster.core.errors import CommandTimedOut
 from trainmaster.core.expect import Expect
-from trainmaster.core.links import Link, find_node_link
+from trainmaster.core.node_links import Link, find_node_link
 from trainmaster.core.results import Finding, Verdict
 from trainmaster.node.host import CommandResult, Host
 

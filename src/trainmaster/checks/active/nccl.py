@@ -19,7 +19,7 @@ from trainmaster.checks.contract import VERDICT
 from trainmaster.core import schema
 from trainmaster.core.errors import CommandTimedOut, HostError, SpecError
 from trainmaster.core.expect import Expect
-from trainmaster.core.links import SHARES, Link, find_node_link
+from trainmaster.core.node_links import SHARES, Link, find_node_link
 from trainmaster.core.results import CheckResult, Finding, Verdict, error, fail, ok, skip, warn
 from trainmaster.node.host import Host
 

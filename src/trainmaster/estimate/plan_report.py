@@ -1,4 +1,4 @@
-"""The answer of `trainmaster plan`: one mapping, printed as JSON or as tables. docs/how/plan.md has its fields."""
+"""The report of `trainmaster plan`: one mapping, printed as JSON or as tables. docs/how/plan.md has its fields."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from trainmaster.core import gpus, rates
+from trainmaster.core import default_lr, gpus
 from trainmaster.core.gpus import GpuModel
 from trainmaster.core.schedule import learning_rate
 from trainmaster.core.train_config import TrainConfig
@@ -31,7 +31,7 @@ class FindBus(Protocol):
     def __call__(self, gpu: GpuModel, *, nodes: int) -> Bus | None: ...
 
 
-def answer(
+def build(
     config: TrainConfig,
     cluster: Cluster,
     *,
@@ -43,11 +43,11 @@ def answer(
     disk_gbps: float | None,
 ) -> dict[str, Any]:
     """The whole plan of a config on a cluster. `words` are the config's arguments on a command line."""
-    found = estimate(config, cluster)
+    result = estimate(config, cluster)
     counts = shapes.count(config.model)
     step_tokens = config.batch_sequences * config.sequence_tokens
     steps = -(-tokens // step_tokens) if tokens is not None else config.steps
-    checkpoint = _checkpoint(config, cluster, found, disk_gbps=disk_gbps)
+    checkpoint = _checkpoint(config, cluster, result, disk_gbps=disk_gbps)
     return {
         "model": config.model.name,
         "parameters": counts.all,
@@ -62,24 +62,24 @@ def answer(
         "gpus": cluster.gpus,
         "nodes": cluster.nodes,
         "instance": instance,
-        "setting": _setting(found),
-        "memory": _memory(found),
-        "fits": found.fits,
-        "speed": _speed(found),
-        "speed_unknown": found.speed_unknown,
-        "run": _run(config, found, steps=steps, step_tokens=step_tokens, usd_per_gpu_hour=usd_per_gpu_hour),
+        "setting": _setting(result),
+        "memory": _memory(result),
+        "fits": result.fits,
+        "speed": _speed(result),
+        "speed_unknown": result.speed_unknown,
+        "run": _run(config, result, steps=steps, step_tokens=step_tokens, usd_per_gpu_hour=usd_per_gpu_hour),
         "checkpoint": checkpoint,
         "suggestion": _suggestion(config, cluster, words),
-        "would_fit": _would_fit(config, cluster, find_bus) if found.fits is False else [],
+        "would_fit": _would_fit(config, cluster, find_bus) if result.fits is False else [],
         "table": _table(config, find_bus),
         "peak_learning_rate": config.optimizer.lr,
         "learning_rates": _learning_rates(config, steps),
-        "notes": _notes(config, cluster, found, checkpoint, find_bus),
+        "notes": _notes(config, cluster, result, checkpoint, find_bus),
     }
 
 
-def _setting(found: Estimate) -> dict[str, Any]:
-    setting = found.setting
+def _setting(result: Estimate) -> dict[str, Any]:
+    setting = result.setting
     return {
         "shard_ranks": setting.shard_ranks,
         "micro_sequences": setting.micro_sequences,
@@ -93,50 +93,50 @@ def _setting(found: Estimate) -> dict[str, Any]:
     }
 
 
-def _memory(found: Estimate) -> dict[str, Any]:
-    memory = found.memory
+def _memory(result: Estimate) -> dict[str, Any]:
+    memory = result.memory
     return {
         "moment": memory.moment,
         "parts_bytes": dict(memory.parts),
         "peak_bytes": memory.peak,
         "reserve_bytes": memory.reserve,
         "needed_bytes": memory.needed,
-        "gpu_bytes": found.gpu_bytes,
+        "gpu_bytes": result.gpu_bytes,
         "host_pinned_bytes": memory.host_pinned,
     }
 
 
-def _speed(found: Estimate) -> dict[str, Any] | None:
-    if found.speed is None:
+def _speed(result: Estimate) -> dict[str, Any] | None:
+    if result.speed is None:
         return None
     return {
-        "tokens_per_s": found.speed.tokens_per_s,
-        "tokens_per_s_per_gpu": found.speed.tokens_per_s / found.setting.ranks,
-        "mfu": found.speed.mfu,
-        "step_s": found.speed.step_s,
-        "parts_s": dict(found.speed.parts),
+        "tokens_per_s": result.speed.tokens_per_s,
+        "tokens_per_s_per_gpu": result.speed.tokens_per_s / result.setting.ranks,
+        "mfu": result.speed.mfu,
+        "step_s": result.speed.step_s,
+        "parts_s": dict(result.speed.parts),
     }
 
 
 def _run(
-    config: TrainConfig, found: Estimate, *, steps: int, step_tokens: int, usd_per_gpu_hour: float | None
+    config: TrainConfig, result: Estimate, *, steps: int, step_tokens: int, usd_per_gpu_hour: float | None
 ) -> dict[str, Any]:
     """The whole run: its steps, and its evaluations at a third of a step's cost a token (no backward pass)."""
     row: dict[str, Any] = {"steps": steps, "tokens": steps * step_tokens, "usd_per_gpu_hour": usd_per_gpu_hour}
-    if found.speed is None:
+    if result.speed is None:
         return row | {"seconds": None, "days": None, "gpu_hours": None, "usd": None}
     evaluated = -(-steps // config.epoch_steps) * config.eval_sequences * config.sequence_tokens
-    seconds = steps * found.speed.step_s + evaluated / (3 * found.speed.tokens_per_s)
-    hours = seconds / 3600 * found.setting.ranks
+    seconds = steps * result.speed.step_s + evaluated / (3 * result.speed.tokens_per_s)
+    hours = seconds / 3600 * result.setting.ranks
     usd = hours * usd_per_gpu_hour if usd_per_gpu_hour is not None else None
     return row | {"seconds": seconds, "days": seconds / 86400, "gpu_hours": hours, "usd": usd}
 
 
-def _checkpoint(config: TrainConfig, cluster: Cluster, found: Estimate, *, disk_gbps: float | None) -> dict[str, Any]:
-    size, per_node = found.memory.checkpoint, disk_gbps or calibration.load().save_gbps
+def _checkpoint(config: TrainConfig, cluster: Cluster, result: Estimate, *, disk_gbps: float | None) -> dict[str, Any]:
+    size, per_node = result.memory.checkpoint, disk_gbps or calibration.load().save_gbps
     link = cluster.gpu.d2h_gbps if cluster.gpu is not None else None
     write_s = size / (1e9 * per_node * cluster.nodes)
-    step_s = found.speed.step_s if found.speed is not None else None
+    step_s = result.speed.step_s if result.speed is not None else None
     return {
         "bytes": size,
         "kept_bytes": size * (config.checkpoint.keep + 1),  # one more while it is written
@@ -149,19 +149,21 @@ def _checkpoint(config: TrainConfig, cluster: Cluster, found: Estimate, *, disk_
 
 
 def _suggestion(config: TrainConfig, cluster: Cluster, words: Sequence[str]) -> dict[str, Any] | None:
-    found = choose.fastest(config, cluster) if cluster.gpu is not None else None
-    if found is None:
+    choice = choose.fastest(config, cluster) if cluster.gpu is not None else None
+    if choice is None:
         return None
-    fast, memory = found.estimate.speed, found.estimate.memory
-    named = [word for word in words if not word.startswith(tuple(f"{item.split('=')[0]}=" for item in found.overrides))]
+    fast, memory = choice.estimate.speed, choice.estimate.memory
+    named = [
+        word for word in words if not word.startswith(tuple(f"{item.split('=')[0]}=" for item in choice.overrides))
+    ]
     return {
-        "overrides": list(found.overrides),
-        "command": " ".join(["trainmaster train", *named, *found.overrides]),
+        "overrides": list(choice.overrides),
+        "command": " ".join(["trainmaster train", *named, *choice.overrides]),
         "tokens_per_s": fast.tokens_per_s if fast is not None else None,
         "mfu": fast.mfu if fast is not None else None,
         "needed_bytes": memory.needed,
-        "micro_sequences": found.estimate.setting.micro_sequences,
-        "recompute": found.estimate.setting.recompute,
+        "micro_sequences": choice.estimate.setting.micro_sequences,
+        "recompute": choice.estimate.setting.recompute,
     }
 
 
@@ -170,9 +172,9 @@ def _would_fit(config: TrainConfig, cluster: Cluster, find_bus: FindBus) -> list
     ways = []
     if cluster.gpu is not None:
         more = [item for item in _sizes(config, cluster.gpu, find_bus) if item.gpus > cluster.gpus]
-        found = choose.fewest(config, more)
-        if found is not None:
-            ways.append(f"{found[0].gpus} × {cluster.gpu.name}{_with(found[1].overrides)}")
+        smallest = choose.fewest(config, more)
+        if smallest is not None:
+            ways.append(f"{smallest[0].gpus} × {cluster.gpu.name}{_with(smallest[1].overrides)}")
     larger = sorted(gpus.gpus().values(), key=lambda gpu: gpu.memory_gb)
     for gpu in larger:
         if cluster.gpu is None or gpu.memory_gb <= cluster.gpu.memory_gb or gpu.bf16_tflops is None:
@@ -202,14 +204,14 @@ def _table(config: TrainConfig, find_bus: FindBus) -> list[dict[str, Any]]:
             continue  # T4, V100: no bfloat16
         cells = []
         for cluster in _sizes(config, gpu, find_bus):
-            found = choose.fastest(config, cluster)
-            speed = found.estimate.speed if found is not None else None
+            choice = choose.fastest(config, cluster)
+            speed = choice.estimate.speed if choice is not None else None
             cells.append(
                 {
                     "gpus": cluster.gpus,
-                    "fits": found is not None,
-                    "overrides": list(found.overrides) if found is not None else None,
-                    "needed_bytes": found.estimate.memory.needed if found is not None else None,
+                    "fits": choice is not None,
+                    "overrides": list(choice.overrides) if choice is not None else None,
+                    "needed_bytes": choice.estimate.memory.needed if choice is not None else None,
                     "tokens_per_s": speed.tokens_per_s if speed is not None else None,
                     "bus_known": cluster.gpus == 1 or cluster.bus_gbps is not None,
                 }
@@ -236,7 +238,7 @@ def _learning_rates(config: TrainConfig, steps: int) -> list[list[float]]:
 
 
 def _notes(
-    config: TrainConfig, cluster: Cluster, found: Estimate, checkpoint: dict[str, Any], find_bus: FindBus
+    config: TrainConfig, cluster: Cluster, result: Estimate, checkpoint: dict[str, Any], find_bus: FindBus
 ) -> list[str]:
     """Limits of the figures that a reader must know."""
     notes, facts = [], calibration.load()
@@ -250,8 +252,8 @@ def _notes(
             notes.append(f"between GPUs: {bus.source}; several GPUs were never measured here")
     if config.model.experts is not None:
         notes.append("mixtures of experts were never measured here; experts are taken as evenly used")
-    expected = rates.expected_lr(config.model.name, config.model.width)
-    if config.optimizer.lr > rates.FAR_ABOVE * expected:
+    expected = default_lr.expected_lr(config.model.name, config.model.width)
+    if config.optimizer.lr > default_lr.FAR_ABOVE * expected:
         notes.append(
             f"optimizer.lr {config.optimizer.lr:g} is {config.optimizer.lr / expected:.0f} times what suits this model "
             f"({expected:g}); it may diverge: leave lr out, or lower it"
@@ -264,7 +266,7 @@ def _notes(
             f"a save takes {checkpoint['write_s']:.0f} s to write, longer than {config.checkpoint.every_steps} steps; "
             f"use checkpoint.every_steps={least:.0f} or more, or a faster disk (--disk)"
         )
-    if found.setting.cpu_offload:
+    if result.setting.cpu_offload:
         notes.append("cpu_offload: the host's part of a step was never measured here")
     return notes
 

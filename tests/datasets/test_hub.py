@@ -100,8 +100,8 @@ assert bytes(held_out[0]).decode("latin-1").startswith("<9"), "of its own split"
 before = len(hub.asked)
 try:
     hub_files.commit_of("me/nothing", "main")
-except DataError as wrong:
-    assert "me/nothing" in str(wrong) and len(hub.asked) == before + 1, "said at once, not tried again"
+except DataError as error:
+    assert "me/nothing" in str(error) and len(hub.asked) == before + 1, "said at once, not tried again"
 else:
     raise AssertionError("found what is not there")
 print("as it should be")

@@ -16,7 +16,7 @@ from trainmaster.core.errors import DataError, UsageError
 from trainmaster.datasets.corpus import files as _files
 from trainmaster.datasets.corpus import index as _index
 from trainmaster.datasets.corpus import prepare as _prepare
-from trainmaster.datasets.corpus.files import Manner
+from trainmaster.datasets.corpus.files import TextLocation
 from trainmaster.datasets.corpus.prepare import Recipe, prepare
 
 
@@ -42,8 +42,8 @@ def test_every_line_comes_once_however_a_file_is_cut(tmp_path: Path, monkeypatch
     for size in (1, 37, 1000, 10**6):
         monkeypatch.setattr(_files, "BLOCK_BYTES", size)
         jsonl = _files.format_of("jsonl")
-        blocks = list(jsonl.cut(path, Manner()))
-        assert [d.text for block in blocks for d in jsonl.documents(block, Manner())] == texts(60)
+        blocks = list(jsonl.cut(path, TextLocation()))
+        assert [d.text for block in blocks for d in jsonl.documents(block, TextLocation())] == texts(60)
 
 
 def test_many_processes_write_the_bytes_of_one(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_text_files_are_cut_as_asked(tmp_path: Path) -> None:
         ("paragraph", ["one\ntwo\n", "three\n"]),
         ("line", ["one", "two", "three"]),
     ):
-        recipe = Recipe(manner=Manner(text_unit=unit), held_out_share=0)
+        recipe = Recipe(manner=TextLocation(text_unit=unit), held_out_share=0)
         prepare([path], tmp_path / unit, recipe, processes=1, source={}, stamps=[])
         assert documents_in(tmp_path / unit) == wanted
 
@@ -135,7 +135,7 @@ def test_parquet_is_read_by_row_group_and_its_damage_named(tmp_path: Path) -> No
     index = prepare([path], tmp_path / "out", recipe, processes=1, source={}, stamps=[])
     assert len(index.train) == 3 and index.skipped == 1 and documents_in(tmp_path / "out") == texts(50)
     with pytest.raises(DataError, match="has no column 'body'; it has text, id"):
-        wrong = Recipe(manner=Manner(text_field="body"))
+        wrong = Recipe(manner=TextLocation(text_field="body"))
         prepare([path], tmp_path / "column", wrong, processes=1, source={}, stamps=[])
     path.write_bytes(path.read_bytes()[:-50])
     with pytest.raises(DataError, match=r"a\.parquet is damaged or no Parquet file"):

@@ -167,10 +167,10 @@ def validate(
 
 
 def _recipe(tokenizer: str, end_token: str | None, text_field: str, text_unit: TextUnit) -> Recipe:
-    from trainmaster.datasets.corpus.files import Manner
+    from trainmaster.datasets.corpus.files import TextLocation
     from trainmaster.datasets.corpus.prepare import Recipe
 
-    manner = Manner(text_field=text_field, text_unit=text_unit.value)
+    manner = TextLocation(text_field=text_field, text_unit=text_unit.value)
     return Recipe(tokenizer=tokenizer, end_token=end_token, manner=manner)
 
 

@@ -97,15 +97,17 @@ def stack(rows: Iterable[Rows]) -> Rows:
     """Concatenate rows into one batch. A row without document numbers is one document."""
     import torch
 
-    found = list(rows)
-    if all(row.documents is None for row in found):
+    parts = list(rows)
+    if all(row.documents is None for row in parts):
         documents = None
     else:
         documents = torch.cat(
-            [torch.zeros_like(row.tokens, dtype=torch.int32) if row.documents is None else row.documents
-             for row in found]
-        )  # fmt: skip
-    tokens, targets = (torch.cat([getattr(row, name) for row in found]) for name in ("tokens", "targets"))
+            [
+                torch.zeros_like(row.tokens, dtype=torch.int32) if row.documents is None else row.documents
+                for row in parts
+            ]
+        )
+    tokens, targets = (torch.cat([getattr(row, name) for row in parts]) for name in ("tokens", "targets"))
     return Rows(tokens=tokens, targets=targets, documents=documents)
 
 

@@ -29,10 +29,10 @@ def create(config: DataConfig, shape: Shape) -> Source:
     other = tokenised(config, config.held_out_path, held_out_share=0) if config.held_out_path else None
     try:
         return Prepared(config, shape, folder, other)
-    except DataError as wrong:
+    except DataError as error:
         # The files that the user wrote, not their entries in the cache.
-        text = str(wrong).replace(str(other), str(config.held_out_path)).replace(str(folder), config.path)
-        raise DataError(text) from wrong
+        text = str(error).replace(str(other), str(config.held_out_path)).replace(str(folder), config.path)
+        raise DataError(text) from error
 
 
 def tokenised(config: DataConfig, pattern: str, *, held_out_share: float) -> Path:
@@ -41,7 +41,7 @@ def tokenised(config: DataConfig, pattern: str, *, held_out_share: float) -> Pat
     recipe = Recipe(
         tokenizer=config.tokenizer,
         end_token=config.end_token,
-        manner=_files.Manner(text_field=config.text_field, text_unit=config.text_unit),
+        manner=_files.TextLocation(text_field=config.text_field, text_unit=config.text_unit),
         held_out_share=held_out_share,
     )
     cache = _files.cache_folder(config.cache)
@@ -63,17 +63,17 @@ def _hashes(cache: Path, files: list[Path]) -> list[str]:
         known = json.loads(known_at.read_bytes())
     except (OSError, ValueError):
         known = {}
-    found, new = [], False
+    hashes, new = [], False
     for path in files:
         stat = path.stat()
         name = f"{path.absolute()} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino}"
         if name not in known:
             known[name], new = index.hash_file(path), True
-        found.append(known[name])
+        hashes.append(known[name])
     if new:
         try:
             cache.mkdir(parents=True, exist_ok=True)
             index.write_json(known_at, known)
-        except OSError as wrong:
-            raise UsageError(f"the cache folder {cache} cannot be written: {wrong.strerror}; set data.cache") from None
-    return found
+        except OSError as error:
+            raise UsageError(f"the cache folder {cache} cannot be written: {error.strerror}; set data.cache") from None
+    return hashes

@@ -98,12 +98,12 @@ class _PackedShard:
             return [(int(self._starts[self._long[row]]) + int(self._turn[row]) * self._length, self._length)]
         packed = row - len(self._long)
         span = slice(self._first[packed], self._first[packed + 1])
-        found = []
+        pieces = []
         for start, length in zip(self._starts[span].tolist(), self._lengths[span].tolist(), strict=True):
             rows, rest = divmod(max(0, length - 1), self._length)
             if rest:
-                found.append((start + rows * self._length, rest))
-        return found
+                pieces.append((start + rows * self._length, rest))
+        return pieces
 
 
 def _next_fit(rests: Tensor, length: int) -> list[int]:

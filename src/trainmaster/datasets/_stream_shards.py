@@ -257,7 +257,7 @@ class _Reader:
         self._ahead: list[tuple[Position, list[int]]] = []  # documents tokenised: where each is, and its tokens
         self._tail = (turn, place, document)  # what is read after them
         self._texts: Iterator[str] | None = None
-        self._found = True  # whether the pass has given any document; assumed of a pass entered in the middle
+        self._gave_any = True  # whether the pass has given any document; assumed of a pass entered in the middle
 
     def row(self) -> Rows:
         return self._packed() if self._pack else self._concat()
@@ -314,11 +314,11 @@ class _Reader:
         turn, place, document = self._tail
         lane, lanes, seed = self._files
         count = self._documents.files
-        found = self._found
+        gave_any = self._gave_any
         if lane + place * lanes >= count:
-            if not found:
+            if not gave_any:
                 raise DataError(f"a whole pass over lane {lane} gave no document; is the field the right one?")
-            turn, place, document, found = turn + 1, 0, 0, False
+            turn, place, document, gave_any = turn + 1, 0, 0, False
         file = lane + place * lanes
         if seed is not None:
             file = shuffled(file, count, seed=seed, turn=turn)
@@ -335,7 +335,7 @@ class _Reader:
         if ended:
             self._texts = None
         self._tail = (turn, place + 1, 0) if ended else (turn, place, document + len(texts))
-        self._found = found or bool(mine)
+        self._gave_any = gave_any or bool(mine)
         for (number, _), tokens in zip(mine, encoded, strict=True):
             self._ahead.append(((turn, place, number, 0), [*tokens, self._encoder.end]))
 

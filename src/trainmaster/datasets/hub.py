@@ -48,9 +48,9 @@ class HubDocuments:
         assert config.dataset is not None
         try:
             return load_dataset(config.dataset, config.subset, split=self._split, revision=self._commit, streaming=True)
-        except (ValueError, FileNotFoundError) as wrong:  # an unknown subset or split
-            if is_final(wrong) or isinstance(wrong, ValueError):
-                raise DataError(f"hub:{config.dataset}: {brief(wrong)}") from None
+        except (ValueError, FileNotFoundError) as error:  # an unknown subset or split
+            if is_final(error) or isinstance(error, ValueError):
+                raise DataError(f"hub:{config.dataset}: {brief(error)}") from None
             raise
 
 

@@ -7,28 +7,28 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainmaster.datasets._cached import create
-from trainmaster.datasets.corpus.files import Block, Document, Manner, cut_lines, lines
+from trainmaster.datasets.corpus.files import Block, Document, TextLocation, cut_lines, lines
 
 __all__ = ["SUFFIXES", "create", "cut", "documents"]
 
 SUFFIXES = (".jsonl", ".ndjson", ".json")
 
 
-def cut(path: Path, manner: Manner) -> Iterator[Block]:  # noqa: ARG001
+def cut(path: Path, location: TextLocation) -> Iterator[Block]:  # noqa: ARG001
     return cut_lines(path)
 
 
-def documents(block: Block, manner: Manner) -> Iterator[Document]:
+def documents(block: Block, location: TextLocation) -> Iterator[Document]:
     for where, line in lines(block):
         if line.strip():
-            yield _document(where, line, manner.text_field)
+            yield _document(where, line, location.text_field)
 
 
 def _document(where: str, line: bytes, field: str) -> Document:
     try:
         value = json.loads(line)
-    except (ValueError, RecursionError) as wrong:
-        return Document(where=where, fault=f"not JSON: {wrong}")
+    except (ValueError, RecursionError) as error:
+        return Document(where=where, fault=f"not JSON: {error}")
     if not isinstance(value, dict):
         return Document(where=where, fault=f"a JSON {type(value).__name__}, not an object; a line is one document")
     text = value.get(field)

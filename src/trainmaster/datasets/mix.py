@@ -83,12 +83,12 @@ class Mix(Source):
 
     def rows(self, numbers: Sequence[int], *, held_out: bool = False) -> Rows:
         places = [self._held_out_place(number) if held_out else self._place(number) for number in numbers]
-        found: dict[tuple[int, int], Rows] = {}
+        by_place: dict[tuple[int, int], Rows] = {}
         for part in {part for part, _ in places}:
             wanted = [local for which, local in places if which == part]
             rows = self._parts[part].rows(wanted, held_out=held_out)
-            found.update(((part, local), _only(rows, place)) for place, local in enumerate(wanted))
-        return stack(found[place] for place in places)
+            by_place.update(((part, local), _only(rows, place)) for place, local in enumerate(wanted))
+        return stack(by_place[place] for place in places)
 
     def state(self, upcoming: Sequence[int]) -> Mapping[str, Any]:
         states = [part.state(self._upcoming(number, upcoming)) for number, part in enumerate(self._parts)]
@@ -158,13 +158,13 @@ def _must_hold_out(parts: Sequence[Source]) -> None:
     """Held-out documents of one part may not be trained on in another; each part compares its own."""
     from trainmaster.datasets.prepared import Prepared
 
-    for (one, source), (two, other) in itertools.permutations(enumerate(parts), 2):
+    for (first, source), (second, other) in itertools.permutations(enumerate(parts), 2):
         if isinstance(source, Prepared) and isinstance(other, Prepared):
             document = source.find_trained_on(other)
             if document is not None:
                 raise DataError(
-                    f"data.parts[{one}]: its held-out document {document} is trained on in data.parts[{two}]; remove "
-                    "it from one of the two"
+                    f"data.parts[{first}]: its held-out document {document} is trained on in data.parts[{second}]; "
+                    "remove it from one of the two"
                 )
 
 

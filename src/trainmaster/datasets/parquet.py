@@ -8,7 +8,7 @@ from typing import Any
 
 from trainmaster.core.errors import DataError, MissingExtra
 from trainmaster.datasets._cached import create
-from trainmaster.datasets.corpus.files import Block, Document, Manner
+from trainmaster.datasets.corpus.files import Block, Document, TextLocation
 
 __all__ = ["SUFFIXES", "create", "cut", "documents"]
 
@@ -16,26 +16,26 @@ SUFFIXES = (".parquet",)
 _ROWS_AT_ONCE = 1024
 
 
-def cut(path: Path, manner: Manner) -> Iterator[Block]:  # noqa: ARG001
+def cut(path: Path, location: TextLocation) -> Iterator[Block]:  # noqa: ARG001
     with _opened(path) as file:
         for group in range(file.num_row_groups):
             size = file.metadata.row_group(group).total_byte_size
             yield Block(path=str(path), start=group, end=group + 1, size_bytes=size)
 
 
-def documents(block: Block, manner: Manner) -> Iterator[Document]:
+def documents(block: Block, location: TextLocation) -> Iterator[Document]:
     path, groups = Path(block.path), list(range(block.start, block.end))
     with _opened(path) as file:
-        if manner.text_field not in file.schema_arrow.names:
+        if location.text_field not in file.schema_arrow.names:
             names = ", ".join(file.schema_arrow.names)
-            raise DataError(f"{path} has no column {manner.text_field!r}; it has {names}")
+            raise DataError(f"{path} has no column {location.text_field!r}; it has {names}")
         number = sum(file.metadata.row_group(group).num_rows for group in range(block.start))
-        batches = file.iter_batches(batch_size=_ROWS_AT_ONCE, row_groups=groups, columns=[manner.text_field])
+        batches = file.iter_batches(batch_size=_ROWS_AT_ONCE, row_groups=groups, columns=[location.text_field])
         while True:
             try:
                 batch = next(batches, None)
-            except OSError as wrong:  # pyarrow: a page that cannot be decoded
-                raise DataError(f"{path}, row group {block.start} is damaged: {wrong}; fetch it again") from None
+            except OSError as error:  # pyarrow: a page that cannot be decoded
+                raise DataError(f"{path}, row group {block.start} is damaged: {error}; fetch it again") from None
             if batch is None:
                 return
             for text in batch.column(0).to_pylist():
@@ -44,7 +44,7 @@ def documents(block: Block, manner: Manner) -> Iterator[Document]:
                 if isinstance(text, str):
                     yield Document(where=where, text=text)
                 else:
-                    yield Document(where=where, fault=f"column {manner.text_field!r} is {type(text).__name__}")
+                    yield Document(where=where, fault=f"column {location.text_field!r} is {type(text).__name__}")
 
 
 def _opened(path: Path) -> Any:
@@ -55,5 +55,5 @@ def _opened(path: Path) -> Any:
         raise MissingExtra("Parquet", "data") from None
     try:
         return ParquetFile(path)
-    except (OSError, ArrowException) as wrong:
-        raise DataError(f"{path} is damaged or no Parquet file: {wrong}; fetch it again") from None
+    except (OSError, ArrowException) as error:
+        raise DataError(f"{path} is damaged or no Parquet file: {error}; fetch it again") from None

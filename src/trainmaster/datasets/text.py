@@ -7,22 +7,22 @@ from pathlib import Path
 
 from trainmaster.core.errors import DataError
 from trainmaster.datasets._cached import create
-from trainmaster.datasets.corpus.files import Block, Document, Manner, cut_lines, lines, unpacked, whole_file
+from trainmaster.datasets.corpus.files import Block, Document, TextLocation, cut_lines, lines, unpacked, whole_file
 
 __all__ = ["SUFFIXES", "create", "cut", "documents"]
 
 SUFFIXES = (".txt", ".text", ".md")
 
 
-def cut(path: Path, manner: Manner) -> Iterator[Block]:
-    return cut_lines(path) if manner.text_unit == "line" else iter([whole_file(path)])
+def cut(path: Path, location: TextLocation) -> Iterator[Block]:
+    return cut_lines(path) if location.text_unit == "line" else iter([whole_file(path)])
 
 
-def documents(block: Block, manner: Manner) -> Iterator[Document]:
-    if manner.text_unit == "line":
+def documents(block: Block, location: TextLocation) -> Iterator[Document]:
+    if location.text_unit == "line":
         for where, line in lines(block):
             yield _document(where, line.rstrip(b"\r\n"))
-    elif manner.text_unit == "paragraph":
+    elif location.text_unit == "paragraph":
         paragraph: list[bytes] = []
         where = ""
         for here, line in lines(block):
@@ -39,12 +39,12 @@ def documents(block: Block, manner: Manner) -> Iterator[Document]:
         try:
             with unpacked(path) as file:
                 yield _document(path.name, file.read())
-        except (EOFError, OSError) as wrong:
-            raise DataError(f"{path} is damaged or cannot be read: {wrong}") from None
+        except (EOFError, OSError) as error:
+            raise DataError(f"{path} is damaged or cannot be read: {error}") from None
 
 
 def _document(where: str, raw: bytes) -> Document:
     try:
         return Document(where=where, text=raw.decode("utf-8-sig"))
-    except UnicodeDecodeError as wrong:
-        return Document(where=where, fault=f"not UTF-8: {wrong.reason} at byte {wrong.start}")
+    except UnicodeDecodeError as error:
+        return Document(where=where, fault=f"not UTF-8: {error.reason} at byte {error.start}")

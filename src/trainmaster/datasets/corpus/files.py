@@ -22,7 +22,7 @@ BLOCK_BYTES = 16 << 20  # what one process reads at a time of a file that can be
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manner:
+class TextLocation:
     """Location of the text in a file."""
 
     text_field: str = "text"
@@ -53,9 +53,9 @@ class Format(Protocol):
 
     SUFFIXES: tuple[str, ...]
 
-    def cut(self, path: Path, manner: Manner) -> Iterator[Block]: ...
+    def cut(self, path: Path, location: TextLocation) -> Iterator[Block]: ...
 
-    def documents(self, block: Block, manner: Manner) -> Iterator[Document]: ...
+    def documents(self, block: Block, location: TextLocation) -> Iterator[Document]: ...
 
 
 def format_of(name: str) -> Format:
@@ -76,18 +76,18 @@ def find(pattern: str, *, wanted: str | None = None) -> list[Path]:
     if place.is_file():
         return [place]
     if place.is_dir():
-        found = [path for path in place.rglob("*") if path.is_file() and guess(path) is not None]
+        files = [path for path in place.rglob("*") if path.is_file() and guess(path) is not None]
     else:
-        found = [Path(name) for name in glob.glob(str(place), recursive=True) if Path(name).is_file()]  # noqa: PTH207
+        files = [Path(name) for name in glob.glob(str(place), recursive=True) if Path(name).is_file()]  # noqa: PTH207
     if wanted is not None:
-        found = [path for path in found if guess(path) in (wanted, None)]
-    if not found:
+        files = [path for path in files if guess(path) in (wanted, None)]
+    if not files:
         if not place.exists() and not glob.has_magic(str(place)):
             raise UsageError(f"{pattern}: there is no such file or folder")
         kinds = ", ".join(suffix for known in RAW for suffix in format_of(known).SUFFIXES)
         what = f"of format {wanted}" if wanted else f"with documents ({kinds}; also .gz)"
         raise UsageError(f"{pattern}: no file {what} there")
-    return sorted(found)
+    return sorted(files)
 
 
 def whole_file(path: Path) -> Block:
@@ -114,8 +114,8 @@ def lines(block: Block) -> Iterator[tuple[str, bytes]]:
             try:
                 for number, line in enumerate(file, start=1):
                     yield f"{path.name}:{number}", line
-            except (EOFError, gzip.BadGzipFile, OSError, ValueError) as wrong:
-                raise DataError(f"{path} is damaged or cut off: {wrong}; fetch it again") from None
+            except (EOFError, gzip.BadGzipFile, OSError, ValueError) as error:
+                raise DataError(f"{path} is damaged or cut off: {error}; fetch it again") from None
         return
     with path.open("rb") as file:
         at = block.start

@@ -58,31 +58,31 @@ def listing(dataset: str, revision: str, *, pattern: str | None, subset: str | N
         )
         for item in info.siblings or ()
     ]
-    found = [file for file in every if _wanted(file.name, pattern, subset, split)]
-    if not found:
+    chosen = [file for file in every if _wanted(file.name, pattern, subset, split)]
+    if not chosen:
         shown = ", ".join(file.name for file in every[:8])
         what = f"matches {pattern!r}" if pattern else f"looks like {'/'.join(filter(None, (subset, split)))}"
         raise UsageError(f"hub:{dataset}: none of its {len(every)} files {what} ({shown} …); name them with --files")
-    return Listing(dataset=dataset, commit=str(info.sha), files=tuple(sorted(found, key=lambda file: file.name)))
+    return Listing(dataset=dataset, commit=str(info.sha), files=tuple(sorted(chosen, key=lambda file: file.name)))
 
 
-def fetch(found: Listing, advance: Callable[[int], None]) -> list[Path]:
+def fetch(listing: Listing, advance: Callable[[int], None]) -> list[Path]:
     """Download every file of the listing and verify it; `advance` is called with the bytes done."""
 
-    def one(file: HubFile) -> Path:
-        path = download(found.dataset, file.name, kind="dataset", revision=found.commit)
+    def fetch_file(file: HubFile) -> Path:
+        path = download(listing.dataset, file.name, kind="dataset", revision=listing.commit)
         assert path is not None
         if not _is(path, file):
             # The cache is damaged on disk: download once more. A second mismatch is the Hub's fault.
-            path = download(found.dataset, file.name, kind="dataset", revision=found.commit, again=True)
+            path = download(listing.dataset, file.name, kind="dataset", revision=listing.commit, again=True)
             assert path is not None
             if not _is(path, file):
-                raise DataError(f"hub:{found.dataset}/{file.name} does not match its checksum after two downloads")
+                raise DataError(f"hub:{listing.dataset}/{file.name} does not match its checksum after two downloads")
         advance(file.size_bytes)
         return path
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return list(pool.map(one, found.files))
+        return list(pool.map(fetch_file, listing.files))
 
 
 def download(
@@ -105,10 +105,10 @@ def download(
 
     try:
         return Path(Retry(f"hub:{name}/{file}", tries=_TRIES).call(fetch_it))
-    except Exception as wrong:
-        if missing_ok and is_final(wrong):
+    except Exception as error:
+        if missing_ok and is_final(error):
             return None
-        raise _plain(name, wrong) from wrong
+        raise _plain(name, error) from error
 
 
 def _info(dataset: str, revision: str, retry: Retry | None, *, files: bool) -> Any:
@@ -119,16 +119,16 @@ def _info(dataset: str, revision: str, retry: Retry | None, *, files: bool) -> A
     retry = retry or Retry(f"hub:{dataset}", tries=_TRIES)
     try:
         return retry.call(lambda: HfApi().dataset_info(dataset, revision=revision, files_metadata=files))
-    except Exception as wrong:
-        raise _plain(dataset, wrong) from wrong
+    except Exception as error:
+        raise _plain(dataset, error) from error
 
 
-def _plain(name: str, wrong: Exception) -> Exception:
-    if is_final(wrong):
-        return DataError(f"hub:{name}: {brief(wrong)}; look at its name, and at HF_TOKEN if it is private or gated")
-    if isinstance(wrong, (DataError, MissingExtra)):
-        return wrong
-    return DataError(f"hub:{name} cannot be reached: {brief(wrong)}; run it again, it goes on where it was")
+def _plain(name: str, error: Exception) -> Exception:
+    if is_final(error):
+        return DataError(f"hub:{name}: {brief(error)}; look at its name, and at HF_TOKEN if it is private or gated")
+    if isinstance(error, (DataError, MissingExtra)):
+        return error
+    return DataError(f"hub:{name} cannot be reached: {brief(error)}; run it again, it goes on where it was")
 
 
 def _wanted(name: str, pattern: str | None, subset: str | None, split: str) -> bool:

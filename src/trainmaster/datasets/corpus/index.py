@@ -107,10 +107,10 @@ def read(folder: Path) -> Index:
         raise DataError(f"{folder}: {INDEX} is missing; {missing}") from None
     except NotADirectoryError:
         raise DataError(f"{folder} is a file; source prepared reads a folder, raw files have their own") from None
-    except OSError as wrong:
-        raise DataError(f"{path} cannot be read: {wrong.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, SpecError) as wrong:
-        raise DataError(f"{path} is damaged ({type(wrong).__name__}: {wrong}); prepare the data again") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, SpecError) as error:
+        raise DataError(f"{path} is damaged ({type(error).__name__}: {error}); prepare the data again") from None
     if digest != _digest(plain):
         raise DataError(f"{path} does not match its own digest; prepare the data again")
     return index
@@ -146,8 +146,8 @@ def file_fault(path: Path, file: File, *, deep: bool) -> str | None:
             return "does not match its SHA-256"
     except FileNotFoundError:
         return "is missing"
-    except OSError as wrong:
-        return f"cannot be read: {wrong.strerror}"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
     return None
 
 

@@ -33,8 +33,8 @@ def find_overlap(folder: Path, index: Index, held_out: Path, other: Index, *, sp
     width = 8  # bytes of a token as it is hashed
     same = torch.isin(ours, torch.tensor(sorted({size // width for size, _ in wanted}))).nonzero().flatten()
     for _, document in _documents(folder, index, _spread(same, _READ).tolist()):
-        if (found := wanted.get((len(document), hashlib.sha256(document).digest()))) is not None:
-            return found
+        if (held_out_number := wanted.get((len(document), hashlib.sha256(document).digest()))) is not None:
+            return held_out_number
     return None
 
 

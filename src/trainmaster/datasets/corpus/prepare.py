@@ -26,7 +26,7 @@ from trainmaster.core.files import DRAFT_PREFIX
 from trainmaster.datasets.corpus import files as _files
 from trainmaster.datasets.corpus import index as _index
 from trainmaster.datasets.corpus import tokenizer as _tokenizer
-from trainmaster.datasets.corpus.files import Block, Document, Manner
+from trainmaster.datasets.corpus.files import Block, Document, TextLocation
 from trainmaster.datasets.corpus.index import SPLITS, File, Index, Shard, TokenizerRecord
 
 WORK = "work.json"  # what is being made; gone when the index is there
@@ -42,7 +42,7 @@ class Recipe:
 
     tokenizer: str = "bytes"
     end_token: str | None = None
-    manner: Manner = Manner()
+    manner: TextLocation = TextLocation()  # the name is part of the digest of prepared data
     held_out_share: float = 0.005
     skip_unreadable: bool = False
     shard_bytes: int = SHARD_BYTES

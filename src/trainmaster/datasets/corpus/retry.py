@@ -34,11 +34,11 @@ class Retry:
                 result = action()
             except (TrainmasterError, Closed):
                 raise
-            except Exception as wrong:
+            except Exception as error:
                 tried += 1
-                if is_final(wrong) or tried == self._tries:
+                if is_final(error) or tried == self._tries:
                     raise
-                self.trouble = f"{self._what}: {brief(wrong)} (try {tried})"
+                self.trouble = f"{self._what}: {brief(error)} (try {tried})"
             else:
                 self.trouble = None
                 return result
@@ -49,19 +49,19 @@ class Retry:
         self._closed.set()
 
 
-def is_final(wrong: BaseException) -> bool:
+def is_final(error: BaseException) -> bool:
     """Whether a retry cannot help: not found, or no permission. Judged by class names, as libraries differ."""
-    kinds = [kind.__name__ for kind in type(wrong).__mro__]
+    kinds = [kind.__name__ for kind in type(error).__mro__]
     if "LocalEntryNotFoundError" in kinds:  # huggingface_hub: not in the cache, because the Hub could not be asked
         return False
     final = {
         "RepositoryNotFoundError", "RevisionNotFoundError", "GatedRepoError", "EntryNotFoundError", "DisabledRepoError",
         "DatasetNotFoundError", "DataFilesNotFoundError", "HFValidationError", "PermissionError", "IsADirectoryError",
     }  # fmt: skip
-    return bool(final.intersection(kinds)) or type(wrong) in (TypeError, AttributeError, KeyError, IndexError)
+    return bool(final.intersection(kinds)) or type(error) in (TypeError, AttributeError, KeyError, IndexError)
 
 
-def brief(wrong: BaseException) -> str:
+def brief(error: BaseException) -> str:
     """A library's error in one line."""
-    lines = [line.strip() for line in str(wrong).splitlines() if line.strip()]
-    return f"{type(wrong).__name__}: {(lines or ['no message'])[0][:200]}"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {(lines or ['no message'])[0][:200]}"

@@ -55,10 +55,10 @@ class Trained:
         try:
             raw = path.read_bytes()
             self._library = Library.from_str(raw.decode())
-        except OSError as wrong:
-            raise UsageError(f"tokenizer {name}: {path} cannot be read: {wrong.strerror}") from None
-        except Exception as wrong:  # the library raises bare Exception
-            raise DataError(f"tokenizer {name}: {path} is not a tokenizer.json: {wrong}") from None
+        except OSError as error:
+            raise UsageError(f"tokenizer {name}: {path} cannot be read: {error.strerror}") from None
+        except Exception as error:  # the library raises bare Exception
+            raise DataError(f"tokenizer {name}: {path} is not a tokenizer.json: {error}") from None
         self.name, self.path = name, path
         self.vocab = self._library.get_vocab_size(with_added_tokens=True)
         self.end = self._find_end(path, end_token)
@@ -67,7 +67,7 @@ class Trained:
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
         # Without special tokens: the end is ours to put, once, and a beginning would stand in the middle of rows.
-        return [found.ids for found in self._library.encode_batch_fast(list(texts), add_special_tokens=False)]
+        return [encoding.ids for encoding in self._library.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, tokens: Sequence[int]) -> str:
         text: str = self._library.decode(list(tokens), skip_special_tokens=False)
@@ -75,15 +75,15 @@ class Trained:
 
     def _find_end(self, path: Path, wanted: str | None) -> int:
         words = [wanted] if wanted is not None else [_configured(path.with_name(_SETTINGS)), *_ENDS]
-        found = next(
+        token = next(
             (self._library.token_to_id(word) for word in words if word is not None and self._knows(word)), None
         )
-        if found is None:
+        if token is None:
             asked = (
                 f"it has no token {wanted!r}" if wanted is not None else "it does not say which token ends a document"
             )
             raise UsageError(f"tokenizer {self.name}: {asked}; name one with end_token, for example </s>")
-        return int(found)
+        return int(token)
 
     def _knows(self, word: str) -> bool:
         return self._library.token_to_id(word) is not None
@@ -105,11 +105,11 @@ def load(name: str, *, end_token: str | None = None) -> Tokenizer:
 def _configured(path: Path) -> str | None:
     """End token from tokenizer_config.json, given as text or as an object."""
     try:
-        found: Any = json.loads(path.read_bytes()).get("eos_token")
+        token: Any = json.loads(path.read_bytes()).get("eos_token")
     except (OSError, ValueError, AttributeError):
         return None
-    found = found.get("content") if isinstance(found, dict) else found
-    return found if isinstance(found, str) else None
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else None
 
 
 def _from_hub(name: str) -> Path:

@@ -58,20 +58,20 @@ class Tokens:
         while done < len(buffer):  # a read may end early, at a signal or on a network file system
             try:
                 got = os.preadv(self._open(shard), [view[done:]], first * self._width + done)
-            except OSError as wrong:
+            except OSError as error:
                 self._shut(shard)  # a handle that went stale is no use for the next try
-                raise OSError(wrong.errno, wrong.strerror, str(self._paths[shard])) from wrong
+                raise OSError(error.errno, error.strerror, str(self._paths[shard])) from error
             if got == 0:
                 raise DataError(f"{self._paths[shard]} ends early; run `trainmaster data validate` on its folder")
             done += got
-        found = torch.frombuffer(buffer, dtype=self._dtype).to(torch.int64)
-        if int(found.max()) > self._most[shard]:
+        tokens = torch.frombuffer(buffer, dtype=self._dtype).to(torch.int64)
+        if int(tokens.max()) > self._most[shard]:
             # A model would end on it with an error that names neither file nor cause.
             raise DataError(
-                f"{self._paths[shard]} is damaged: token {int(found.max())}, and its index knows none above "
+                f"{self._paths[shard]} is damaged: token {int(tokens.max())}, and its index knows none above "
                 f"{self._most[shard]}; run `trainmaster data validate` on its folder"
             )
-        return found
+        return tokens
 
     def _shut(self, shard: int) -> None:
         fd = self._files.pop(shard, None)
@@ -96,11 +96,11 @@ def read_lengths(folder: Path, shard: Shard) -> Tensor:
         raise DataError(
             f"{path} has {len(raw)} bytes instead of {shard.documents * LENGTH_BYTES}; prepare the data again"
         )
-    found = torch.frombuffer(raw, dtype=torch.uint32).to(torch.int64) if raw else torch.empty(0, dtype=torch.int64)
-    if (total := int(found.sum())) != shard.tokens:
+    lengths = torch.frombuffer(raw, dtype=torch.uint32).to(torch.int64) if raw else torch.empty(0, dtype=torch.int64)
+    if (total := int(lengths.sum())) != shard.tokens:
         # A row would be read from beyond the last token.
         raise DataError(
             f"{path} is damaged: its documents have {total} tokens, and the shard {shard.tokens}; prepare the data "
             "again"
         )
-    return found
+    return lengths

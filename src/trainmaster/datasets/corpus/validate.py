@@ -49,7 +49,7 @@ class Report:
     def ok(self) -> bool:
         return not self.damaged
 
-    def wrong(self, text: str) -> None:
+    def add_damage(self, text: str) -> None:
         self.damaged += 1
         if len(self.damage) < _SHOWN:
             self.damage.append(text)
@@ -70,8 +70,8 @@ def validate_prepared(
     report = Report(kind="prepared")
     try:
         index = _index.read(folder)
-    except DataError as wrong:
-        report.wrong(str(wrong))
+    except DataError as error:
+        report.add_damage(str(error))
         return report
     report.tokenizer, report.vocab = index.tokenizer.name, index.tokenizer.vocab
     _judge_vocab(report, index.tokenizer.vocab, model_vocab)
@@ -81,12 +81,12 @@ def validate_prepared(
         for shard in index.shards(split):
             try:
                 _shard(folder, index, shard, split=split, report=report, seen=seen)
-            except (OSError, DataError) as wrong:
-                report.wrong(f"{shard.tokens_file.name}: {wrong}")
+            except (OSError, DataError) as error:
+                report.add_damage(f"{shard.tokens_file.name}: {error}")
             advance(shard.tokens_file.size_bytes)
     report.shared = len(seen["train"] & seen["held_out"])
     if report.shared:
-        report.wrong(f"{report.shared} held-out documents are trained on too")
+        report.add_damage(f"{report.shared} held-out documents are trained on too")
     report.samples = list(_samples(folder, index, samples))
     return report
 
@@ -106,7 +106,7 @@ def validate_files(
             for block in form.cut(path, recipe.manner):
                 for document in form.documents(block, recipe.manner):
                     if document.fault is not None:
-                        report.wrong(f"{document.where}: {document.fault}")
+                        report.add_damage(f"{document.where}: {document.fault}")
                         continue
                     if not document.text.strip():
                         report.empty += 1
@@ -117,8 +117,8 @@ def validate_files(
                         text = document.text[:_SAMPLE_CHARACTERS]
                         report.samples.append({"where": document.where, "tokens": len(tokens) + 1, "text": text})
                 advance(block.size_bytes)
-        except (OSError, TrainmasterError) as wrong:
-            report.wrong(str(wrong))
+        except (OSError, TrainmasterError) as error:
+            report.add_damage(str(error))
     return report
 
 
@@ -126,9 +126,9 @@ def _judge_vocab(report: Report, tokens: int, model_vocab: int | None) -> None:
     if model_vocab is None:
         return
     if tokens > model_vocab:
-        report.wrong(f"model.vocab {model_vocab:,} is less than the {tokens:,} tokens of the tokenizer")
+        report.add_damage(f"model.vocab {model_vocab:,} is less than the {tokens:,} tokens of the tokenizer")
     elif model_vocab > max(tokens * _PADDING, tokens + _PADDING_TOKENS):
-        report.wrong(
+        report.add_damage(
             f"model.vocab {model_vocab:,} is made for another tokenizer than {report.tokenizer}, which has {tokens:,} "
             "tokens: the rest would never be trained; prepare the data with the model's own, --tokenizer tokenizer.json"
         )
@@ -143,17 +143,21 @@ def _shard(
         if fault is None and file.size_bytes != size:
             fault = f"has {file.size_bytes} bytes, and the index counts {size}"
         if fault is not None:
-            report.wrong(f"{file.name} {fault}")
+            report.add_damage(f"{file.name} {fault}")
             return
     lengths = memoryview((folder / shard.lengths_file.name).read_bytes()).cast("I").tolist()
     if sum(lengths) != shard.tokens:
-        report.wrong(f"{shard.lengths_file.name}: its documents have {sum(lengths)} tokens, the shard {shard.tokens}")
+        report.add_damage(
+            f"{shard.lengths_file.name}: its documents have {sum(lengths)} tokens, the shard {shard.tokens}"
+        )
         return
     tokens = memoryview((folder / shard.tokens_file.name).read_bytes()).cast(_CODES[index.dtype])
     highest = max(tokens, default=0)
     report.max_token = max(report.max_token or 0, highest)
     if highest >= index.tokenizer.vocab:
-        report.wrong(f"{shard.tokens_file.name}: token {highest} is not below the vocabulary {index.tokenizer.vocab}")
+        report.add_damage(
+            f"{shard.tokens_file.name}: token {highest} is not below the vocabulary {index.tokenizer.vocab}"
+        )
     at = bare = 0
     for length in lengths:
         document = tokens[at : at + length]
@@ -164,7 +168,9 @@ def _shard(
         report.duplicates += mark in seen[split]
         seen[split].add(mark)
     if bare:
-        report.wrong(f"{shard.lengths_file.name}: {bare} documents do not end with the token {index.tokenizer.end}")
+        report.add_damage(
+            f"{shard.lengths_file.name}: {bare} documents do not end with the token {index.tokenizer.end}"
+        )
     if split == "train":
         report.documents, report.tokens = report.documents + len(lengths), report.tokens + shard.tokens
     else:

@@ -61,5 +61,5 @@ def open_images(
     """The training images of a data set below `folder`; `image_size` for sets that have no size of their own."""
     if name not in names():
         raise UsageError(f"data set {name!r}: one of {', '.join(names())}")
-    found: Images = importlib.import_module(f"{__name__}.{name}").load(folder, image_size=image_size, show=show)
-    return found
+    images: Images = importlib.import_module(f"{__name__}.{name}").load(folder, image_size=image_size, show=show)
+    return images

@@ -50,8 +50,8 @@ def _batches(layout: Layout, folder: Path, show: Callable[[str], None]) -> Itera
         for name in layout.batches:
             try:
                 yield str(unpacked / name), (unpacked / name).read_bytes()
-            except OSError as wrong:
-                raise DataError(f"{unpacked / name}: cannot be read: {wrong.strerror or wrong}") from None
+            except OSError as error:
+                raise DataError(f"{unpacked / name}: cannot be read: {error.strerror or error}") from None
         return
     path = fetch(layout.remote, folder, show=show)
     wanted = {f"{layout.folder}/{name}" for name in layout.batches}
@@ -68,8 +68,8 @@ def _batches(layout: Layout, folder: Path, show: Callable[[str], None]) -> Itera
                 yield f"{path}: {member.name}", file.read() if file is not None else b""
             while packed.read(1 << 20):  # gzip compares its checksum at the end of the file only
                 pass
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as wrong:
-        raise DataError(f"{path}: truncated or damaged ({wrong}); remove it and run again to download it") from None
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        raise DataError(f"{path}: truncated or damaged ({error}); remove it and run again to download it") from None
     if wanted - seen:
         raise DataError(f"{path}: without {', '.join(sorted(wanted - seen))}; remove it and run again to download it")
 
@@ -77,15 +77,15 @@ def _batches(layout: Layout, folder: Path, show: Callable[[str], None]) -> Itera
 def _parse(name: str, data: bytes, label_key: bytes, classes: int) -> tuple[ByteArray, list[int]]:
     try:
         content = unpickle(data)
-    except NotPlain as wrong:
-        raise DataError(f"{name}: not a CIFAR batch: {wrong}") from None
+    except NotPlain as error:
+        raise DataError(f"{name}: not a CIFAR batch: {error}") from None
     if not isinstance(content, Mapping):
         raise DataError(f"{name}: not a CIFAR batch: {type(content).__name__} in place of a dict")
     fields: dict[Any, Any] = {key.encode() if isinstance(key, str) else key: value for key, value in content.items()}
     pixels, labels = fields.get(b"data"), fields.get(label_key)
     if not isinstance(pixels, ByteArray) or pixels.shape[1:] != (_ROW,) or not pixels.shape[0]:
         raise DataError(f"{name}: its data is no array of {_ROW:,} bytes for each image")
-    fine = isinstance(labels, list) and all(type(one) is int and 0 <= one < classes for one in labels)
+    fine = isinstance(labels, list) and all(type(label) is int and 0 <= label < classes for label in labels)
     if not fine or len(labels or ()) != pixels.shape[0]:
         raise DataError(
             f"{name}: {label_key.decode()} are not {pixels.shape[0]:,} whole numbers from 0 to {classes - 1}"

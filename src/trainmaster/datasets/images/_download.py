@@ -48,8 +48,8 @@ def fetch(remote: Remote, folder: Path, *, show: Callable[[str], None]) -> Path:
         with _locked(folder / f".{remote.name}.lock"):
             if not path.exists():
                 _download(remote, path, show)
-    except OSError as wrong:
-        raise DataError(f"{path}: cannot be written: {wrong.strerror or wrong}") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written: {error.strerror or error}") from None
     return path
 
 
@@ -69,9 +69,9 @@ def _download(remote: Remote, path: Path, show: Callable[[str], None]) -> None:
     except _Endless:
         part.unlink(missing_ok=True)
         raise DataError(f"{url}: more than {_MOST_BYTES:,} bytes; nothing was kept") from None
-    except (urllib.error.URLError, TimeoutError, ConnectionError, ValueError, http.client.HTTPException) as wrong:
+    except (urllib.error.URLError, TimeoutError, ConnectionError, ValueError, http.client.HTTPException) as error:
         part.unlink(missing_ok=True)
-        reason = getattr(wrong, "reason", wrong)
+        reason = getattr(error, "reason", error)
         raise DataError(
             f"{path}: not there, and {url} cannot be reached ({reason}); copy {remote.name} to {path.parent}, set "
             f"{MIRROR_VARIABLE} to a mirror, or use --data-mode synthetic"

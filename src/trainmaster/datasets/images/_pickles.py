@@ -58,8 +58,8 @@ def load(data: bytes) -> Any:
         return _Unpickler(io.BytesIO(data), encoding="bytes").load()
     except NotPlain:
         raise
-    except Exception as wrong:  # a damaged pickle can raise anything
-        raise NotPlain(f"{type(wrong).__name__}: {wrong}") from None
+    except Exception as error:  # a damaged pickle can raise anything
+        raise NotPlain(f"{type(error).__name__}: {error}") from None
 
 
 def _reconstruct(*_: Any) -> ByteArray:

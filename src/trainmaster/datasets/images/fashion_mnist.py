@@ -75,10 +75,10 @@ def _read(path: Path) -> bytes:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             data = file.read(_MAX_BYTES + 1)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as wrong:
-        raise DataError(f"{path}: truncated or damaged ({wrong}); copy it again") from None
-    except OSError as wrong:
-        raise DataError(f"{path}: cannot be read: {wrong.strerror or wrong}") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path}: truncated or damaged ({error}); copy it again") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
     if len(data) > _MAX_BYTES:
         raise DataError(f"{path}: more than {_MAX_BYTES:,} bytes")
     return data

@@ -47,7 +47,7 @@ def load(folder: Path, *, image_size: int | None, show: Callable[[str], None]) -
     root = folder / "imagenet"
     for place in (root / "train", root / "val", root):
         classes = _subfolders(place)
-        if classes and {one.name for one in classes} - {"train", "val"}:
+        if classes and {entry.name for entry in classes} - {"train", "val"}:
             return _list(place, classes, image_size or _SIZE)
     raise DataError(
         f"{root}: no folders of classes; put one folder per class with JPEG files into it, or use --data-mode synthetic"
@@ -63,8 +63,8 @@ def _subfolders(place: Path) -> list[Path]:
 def _list(place: Path, classes: Sequence[Path], size: int) -> ImageNet:
     files = [
         (entry.path, label)
-        for label, one in enumerate(classes)
-        for entry in sorted(os.scandir(one), key=lambda entry: entry.name)
+        for label, class_folder in enumerate(classes)
+        for entry in sorted(os.scandir(class_folder), key=lambda entry: entry.name)
         if entry.name.lower().endswith(_ENDINGS)
     ]
     if not files:
@@ -90,6 +90,6 @@ def _decode(path: str, size: int) -> Tensor:
             pixels = bytearray(square.tobytes())
     except FileNotFoundError:
         raise DataError(f"{path}: removed while it was being used") from None
-    except (OSError, SyntaxError, ValueError) as wrong:
-        raise DataError(f"{path}: truncated, damaged or no JPEG file: {wrong}") from None
+    except (OSError, SyntaxError, ValueError) as error:
+        raise DataError(f"{path}: truncated, damaged or no JPEG file: {error}") from None
     return torch.frombuffer(pixels, dtype=torch.uint8).view(size, size, 3).permute(2, 0, 1)

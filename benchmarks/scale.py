@@ -43,7 +43,7 @@ from trainmaster.models import family
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.checkpoint.layout import arrange, build_index
 from trainmaster.train.checkpoint.manifest import FileRecord, Manifest
-from trainmaster.train.checkpoint.shares import Entry, Part, Shares
+from trainmaster.train.checkpoint.write_plan import Entry, Part, Shares
 
 LAYERS = 80
 GROUPS = 6  # training, save, load, copy, upload, and one of the device mesh

@@ -59,22 +59,22 @@ def test_too_few_steps_are_refused_with_the_number_to_use() -> None:
 @pytest.mark.parametrize("kills", [1, 2, 4, 9])
 def test_kills_come_in_order_with_room_before_and_after(kills: int, seed: int) -> None:
     plan = make(kills=kills, seed=seed)
-    strikes = [leg.strike for leg in plan.legs if leg.strike]
-    steps = [strike.step for strike in strikes]
-    assert len(strikes) == kills
+    planned = [attempt.kill for attempt in plan.attempts if attempt.kill]
+    steps = [kill.step for kill in planned]
+    assert len(planned) == kills
     assert steps == sorted(steps)
     assert steps[0] > 2 * 5
     assert steps[-1] <= 40 - 5
-    assert {strike.place for strike in strikes} <= set(failpoints.FAILPOINTS)
-    assert strikes[0].place.startswith("save:")
-    assert [leg.ranks for leg in plan.legs] == [4] * kills + [2]
-    assert sum(leg.damage for leg in plan.legs) == 1
-    assert not plan.legs[0].damage
+    assert {kill.place for kill in planned} <= set(failpoints.FAILPOINTS)
+    assert planned[0].place.startswith("save:")
+    assert [attempt.ranks for attempt in plan.attempts] == [4] * kills + [2]
+    assert sum(attempt.damage for attempt in plan.attempts) == 1
+    assert not plan.attempts[0].damage
     assert make(kills=kills, seed=seed) == plan
 
 
 def test_another_seed_strikes_elsewhere() -> None:
-    assert len({make(seed=seed).legs for seed in range(10)}) == 10
+    assert len({make(seed=seed).attempts for seed in range(10)}) == 10
 
 
 def test_the_other_number_of_ranks_must_share_the_batch() -> None:
@@ -82,5 +82,5 @@ def test_the_other_number_of_ranks_must_share_the_batch() -> None:
     assert plans.pick_other(CONFIG, 3, limit=6) == 1
     assert plans.pick_other(CONFIG, 1, limit=2) == 2
     assert plans.pick_other(CONFIG, 1, limit=1) is None  # one GPU: no other number there
-    assert make(other=0).legs[-1].ranks == 4
-    assert make(other=3).legs[-1].ranks == 3
+    assert make(other=0).attempts[-1].ranks == 4
+    assert make(other=3).attempts[-1].ranks == 3

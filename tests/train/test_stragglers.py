@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainmaster.train.watch.stragglers import Own, Persistent, score
+from trainmaster.train.watch.stragglers import Persistent, RankTime, score
 
 
-def own(rank: int, *, compute_s: float | None = 1.0, data_s: float = 0.0, burst_s: float | None = None) -> Own:
-    return Own(rank=rank, node=rank // 4, step_s=2.0, data_s=data_s, compute_s=compute_s, burst_s=burst_s)
+def own(rank: int, *, compute_s: float | None = 1.0, data_s: float = 0.0, burst_s: float | None = None) -> RankTime:
+    return RankTime(rank=rank, node=rank // 4, step_s=2.0, data_s=data_s, compute_s=compute_s, burst_s=burst_s)
 
 
 def test_the_slow_rank_stands_first_with_what_it_is_slow_in() -> None:

@@ -152,7 +152,7 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
 
 
 def _show_plan(plan: DrillPlan) -> None:
-    ranks = plan.legs[0].ranks
+    ranks = plan.attempts[0].ranks
     _console.err.print(
         f"[dim]{plan.config.steps} steps on {ranks} {'rank' if ranks == 1 else 'ranks'}, "
         f"a save every {plan.config.checkpoint.every_steps}, "

@@ -36,7 +36,7 @@ from trainmaster.train.parallel.rank_info import RankInfo, find_rank_info
 from trainmaster.train.run_log import RunLog, flush_output, print_traceback
 from trainmaster.train.watch.oom import explain_memory
 from trainmaster.train.watch.stop import Stop
-from trainmaster.train.watch.watchdog import Watchdog, meet
+from trainmaster.train.watch.watchdog import Watchdog, exchange_ranks
 
 TIMEOUT_VARIABLE = "TRAINMASTER_COLLECTIVE_TIMEOUT_S"
 _BAD_CHECKPOINT = next(code for code, reason in EXIT_REASONS.items() if reason is Reason.BAD_CHECKPOINT)
@@ -53,29 +53,29 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         if faults:
             raise SpecError(faults)
         check_trackers(config.watch)
-    except UsageError as wrong:
-        sys.stderr.write(f"{wrong}\n")
-        return wrong.exit_code
+    except UsageError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
     events = environ.get(EVENTS_VARIABLE) if rank_info.rank == 0 else None
     try:
         run_log = RunLog(rank_info, Emitter(events) if events else None)
-    except OSError as wrong:
-        RunLog(rank_info, None).alarm(f"error: the event file {events} ({EVENTS_VARIABLE}) cannot be opened: {wrong}")
+    except OSError as error:
+        RunLog(rank_info, None).alarm(f"error: the event file {events} ({EVENTS_VARIABLE}) cannot be opened: {error}")
         return 1
     try:
         return train(config, rank_info, environ, stop=stop, run_log=run_log)
-    except CheckpointError as wrong:
-        run_log.alarm(f"checkpoint error: {wrong}")
+    except CheckpointError as error:
+        run_log.alarm(f"checkpoint error: {error}")
         return _BAD_CHECKPOINT
-    except DataError as wrong:
-        run_log.alarm(f"data error: {wrong}")
+    except DataError as error:
+        run_log.alarm(f"data error: {error}")
         return _BAD_DATA
-    except TrainmasterError as wrong:
-        run_log.alarm(f"error: {wrong}")
-        return wrong.exit_code
-    except Exception as wrong:
+    except TrainmasterError as error:
+        run_log.alarm(f"error: {error}")
+        return error.exit_code
+    except Exception as error:
         print_traceback()
-        run_log.alarm(_last_words(wrong))
+        run_log.alarm(_last_words(error))
         return 1
 
 
@@ -88,8 +88,8 @@ def read_config(arguments: Sequence[str]) -> TrainConfig:
         if path.suffix in (".yaml", ".yml"):
             return _read_yaml(path)
         return build(TrainConfig, json.loads(path.read_bytes()))
-    except (OSError, ValueError) as wrong:
-        raise UsageError(f"{path}: {wrong}") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: {error}") from None
     except RecursionError:
         raise UsageError(f"{path}: nested too deep; a config is a page of text") from None
 
@@ -129,32 +129,37 @@ def train(config: TrainConfig, rank_info: RankInfo, environ: Mapping[str, str], 
     config = with_time_limit(config, environ)
     world = shard.join(rank_info, device, timeout_s=config.timeouts.first_step_s)
     watchdog = Watchdog(rank_info, stop=stop, run_log=run_log, timeout_s=config.timeouts.step_s)
-    watchdog.start(*meet(rank_info))
+    watchdog.start(*exchange_ranks(rank_info))
     try:
         outcome = loop.run(
-            config, world, folder=folder, stop=stop, run_log=run_log, watchdog=watchdog,
+            config,
+            world,
+            folder=folder,
+            stop=stop,
+            run_log=run_log,
+            watchdog=watchdog,
             resume_from=environ.get(RESUME_VARIABLE),
-        )  # fmt: skip
+        )
     except TrainmasterError:
         raise
-    except Exception as wrong:
+    except Exception as error:
         watchdog.await_verdict()  # the others may be leaving together, and so should this one
         run_log.close()
         print_traceback()
-        run_log.alarm(explain_memory(wrong, config, world) or _last_words(wrong, watchdog))
+        run_log.alarm(explain_memory(error, config, world) or _last_words(error, watchdog))
         return 1
     watchdog.end()
     shard.leave()
     return RESUMABLE_EXIT if outcome.stopped else 0
 
 
-def _last_words(wrong: Exception, watchdog: Watchdog | None = None) -> str:
-    text = (str(wrong).splitlines() or [""])[0]
+def _last_words(error: Exception, watchdog: Watchdog | None = None) -> str:
+    text = (str(error).splitlines() or [""])[0]
     # torch has no one type for it: gloo raises RuntimeError, the store DistNetworkError, NCCL DistBackendError.
-    if any(word in f"{type(wrong).__name__} {wrong}".lower() for word in ("gloo", "nccl", "distnetwork", "diststore")):
+    if any(word in f"{type(error).__name__} {error}".lower() for word in ("gloo", "nccl", "distnetwork", "diststore")):
         who = watchdog.explain() if watchdog is not None else None
         return f"failed: another rank is gone or hangs, see its log: {f'{who}: ' if who else ''}{text}"
-    return f"failed: {type(wrong).__name__}: {text}"
+    return f"failed: {type(error).__name__}: {text}"
 
 
 if __name__ == "__main__":

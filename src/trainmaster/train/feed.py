@@ -49,7 +49,7 @@ class Feed:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="feed")
         self._name = f"{config.data.source} {config.data.dataset or config.data.path or ''}".strip()
         self._retry = Retry(self._name)
-        self._asked: dict[tuple[bool, int], Future[list[Rows]]] = {}  # (held out, first sample) → its rows to come
+        self._requested: dict[tuple[bool, int], Future[list[Rows]]] = {}  # (held out, first sample) → its rows to come
         self._source: Source | None = None
         self._upto = config.steps * config.batch_sequences  # no sample from here on is ever needed
         self.waited_s = 0.0  # in all, by steps and evaluations, for data that was not there yet
@@ -72,7 +72,7 @@ class Feed:
             self._source = jobs[0].result() if jobs else self._source
         assert self._source is not None
         prints = rank_sync.on_all(lambda: self._source.fingerprint if self._source else "")
-        other = next((rank for rank, found in enumerate(prints) if found != prints[0]), None)
+        other = next((rank for rank, fingerprint in enumerate(prints) if fingerprint != prints[0]), None)
         if other is not None:
             raise DataError(f"rank {other} reads other data than rank 0 ({prints[other]}; {prints[0]}); copy it again")
         self._check(self._source)
@@ -85,24 +85,24 @@ class Feed:
 
         DataError on all ranks after data.wait_s, or when the data cannot be read at all.
         """
-        self._ask_ahead(cursor)
-        return self._wait([self._asked[False, cursor]], what=f"the step at sample {cursor}", limit_s=self._limit_s)
+        self._request_ahead(cursor)
+        return self._wait([self._requested[False, cursor]], what=f"the step at sample {cursor}", limit_s=self._limit_s)
 
     def take(self, cursor: int) -> list[Batch]:
         """This rank's share of the step whose first sample is `cursor`, as passes of micro_sequences each."""
-        self._ask_ahead(cursor)
-        passes = self._result(self._asked.pop((False, cursor)))
+        self._request_ahead(cursor)
+        passes = self._result(self._requested.pop((False, cursor)))
         self._worker.submit(self._opened.forget, self._upcoming(cursor))
         return [self._place_on_device(rows) for rows in passes]
 
     def held_out_ready(self, first: int, count: int) -> bool:
         """The same as `ready`, for held-out samples."""
-        return self._wait([self._ask_held_out(first, count)], what="an evaluation", limit_s=self._limit_s)
+        return self._wait([self._request_held_out(first, count)], what="an evaluation", limit_s=self._limit_s)
 
     def held_out(self, first: int, count: int) -> Batch:
         """Held-out samples, for an evaluation. The training cursor stays where it is."""
-        (rows,) = self._result(self._ask_held_out(first, count))
-        del self._asked[True, first]
+        (rows,) = self._result(self._request_held_out(first, count))
+        del self._requested[True, first]
         return self._place_on_device(rows)
 
     def state(self, cursor: int) -> Mapping[str, Any]:
@@ -114,7 +114,7 @@ class Feed:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a state, on any number of ranks. DataError if the data has changed."""
-        self._forget_asked()
+        self._forget_requested()
         source = self._opened
         if state.get("source"):
             # In the reading thread, behind what it still reads; it may have to open the stream anew.
@@ -128,7 +128,7 @@ class Feed:
 
     def close(self) -> None:
         """Stop reading. Prefetched samples are dropped; the next run reads them again."""
-        self._forget_asked()
+        self._forget_requested()
         self._retry.close()
         if self._source is not None:
             self._source.close()
@@ -165,25 +165,25 @@ class Feed:
         if faults:
             raise SpecError(faults)
 
-    def _ask_ahead(self, cursor: int) -> None:
+    def _request_ahead(self, cursor: int) -> None:
         """Prefetch the steps from `cursor` on, in order; drop what was prefetched for other steps."""
         batch = self._config.batch_sequences
         ahead = [cursor + step * batch for step in range(self._config.data.prefetch_steps + 1)]
         wanted = [first for first in ahead if first < self._upto or first == cursor]
-        for key in [key for key in self._asked if not key[0] and key[1] not in wanted]:
-            self._asked.pop(key).cancel()
+        for key in [key for key in self._requested if not key[0] and key[1] not in wanted]:
+            self._requested.pop(key).cancel()
         mine = self._rank_info.share(batch)
         at_once = self._config.micro_sequences or len(mine)
         for first in wanted:
-            if (False, first) not in self._asked:
+            if (False, first) not in self._requested:
                 parts = [range(first + start, first + start + at_once) for start in mine[::at_once]]
-                self._asked[False, first] = self._worker.submit(self._read, parts, held_out=False)
+                self._requested[False, first] = self._worker.submit(self._read, parts, held_out=False)
 
-    def _ask_held_out(self, first: int, count: int) -> Future[list[Rows]]:
+    def _request_held_out(self, first: int, count: int) -> Future[list[Rows]]:
         key = (True, first)
-        if key not in self._asked:
-            self._asked[key] = self._worker.submit(self._read, [range(first, first + count)], held_out=True)
-        return self._asked[key]
+        if key not in self._requested:
+            self._requested[key] = self._worker.submit(self._read, [range(first, first + count)], held_out=True)
+        return self._requested[key]
 
     def _read(self, parts: Sequence[Sequence[int]], *, held_out: bool) -> list[Rows]:
         # A disk or a network file system may fail now and then, too.
@@ -209,16 +209,16 @@ class Feed:
     def _upcoming(self, cursor: int) -> range:
         return range(cursor, cursor + self._config.batch_sequences)
 
-    def _forget_asked(self) -> None:
-        for future in self._asked.values():
+    def _forget_requested(self) -> None:
+        for future in self._requested.values():
             future.cancel()
-        self._asked.clear()
+        self._requested.clear()
 
     def _result(self, future: Future[list[Rows]]) -> list[Rows]:
         started = time.perf_counter()
-        found = future.result()
+        rows = future.result()
         self.waited_s += time.perf_counter() - started
-        return found
+        return rows
 
     def _wait(
         self, jobs: Sequence[Future[Any]], *, what: str, limit_s: float | None, heed_stop_after_s: float | None = 0
@@ -227,7 +227,7 @@ class Feed:
 
         False on a stop request, which is heeded after `heed_stop_after_s`; None: never.
         """
-        started, told, pause = time.perf_counter(), 0, _FIRST_LOOK_S
+        started, reported, pause = time.perf_counter(), 0, _FIRST_LOOK_S
         stop, ask_stop_at = False, heed_stop_after_s
         own_s = 0.0
         while True:
@@ -245,8 +245,8 @@ class Feed:
                     self.waited_s += time.perf_counter() - started
                 self.own_waited_s += own_s
                 return not stopping
-            if longest >= (told + 1) * _TELL_EVERY_S:
-                told = longest // _TELL_EVERY_S
+            if longest >= (reported + 1) * _TELL_EVERY_S:
+                reported = longest // _TELL_EVERY_S
                 self._tell(what, longest, mine)
             if limit_s is not None and longest >= limit_s:
                 raise DataError(f"no data for {what} after {longest} s: {'; '.join(self._who_waits(mine))}")
@@ -274,25 +274,25 @@ class Feed:
 
     def _fail(self, jobs: Sequence[Future[Any]]) -> None:
         """Raise the failures of all ranks on all of them; UsageError if each one is a wrong config."""
-        wrong = next((job.exception() for job in jobs if job.done() and job.exception()), None)
+        error = next((job.exception() for job in jobs if job.done() and job.exception()), None)
         faults = [
             (f"rank {rank} (node {node}): {text}", usage)
             for rank, (node, text, usage) in enumerate(
-                rank_sync.on_all(lambda: _told(wrong, self._rank_info.node_rank))
+                rank_sync.on_all(lambda: _describe(error, self._rank_info.node_rank))
             )
             if text is not None
         ]
         kind: type[TrainmasterError] = UsageError if all(usage for _, usage in faults) else DataError
-        if isinstance(wrong, kind) and self._rank_info.world_size == 1:
-            raise wrong  # alone: as it was, a config's faults one by one
-        raise kind("; ".join(text for text, _ in faults)) from wrong
+        if isinstance(error, kind) and self._rank_info.world_size == 1:
+            raise error  # alone: as it was, a config's faults one by one
+        raise kind("; ".join(text for text, _ in faults)) from error
 
 
 class StoppedWaiting(TrainmasterError):
     """Stop request before there was anything to save."""
 
 
-def _told(wrong: BaseException | None, node: int) -> tuple[int, str | None, bool]:
-    if wrong is None:
+def _describe(error: BaseException | None, node: int) -> tuple[int, str | None, bool]:
+    if error is None:
         return node, None, False
-    return node, str(wrong) if isinstance(wrong, TrainmasterError) else brief(wrong), isinstance(wrong, UsageError)
+    return node, str(error) if isinstance(error, TrainmasterError) else brief(error), isinstance(error, UsageError)

@@ -269,8 +269,8 @@ class RunLog:
             return
         try:
             self._emitter.emit(phase, event, epoch=epoch, **data)
-        except OSError as wrong:
-            self.alarm(f"event {phase} {event} could not be written: {wrong}")
+        except OSError as error:
+            self.alarm(f"event {phase} {event} could not be written: {error}")
 
     def _track(self, group: str, step: int, data: Mapping[str, Any]) -> None:
         scalars = {f"{group}/{name}": float(value) for name, value in data.items() if value is not None}
@@ -280,9 +280,9 @@ class RunLog:
     def _guarded(self, tracker: Tracker, act: Any) -> None:
         try:
             act()
-        except Exception as wrong:  # a foreign library and a network; training must not end for a chart
+        except Exception as error:  # a foreign library and a network; training must not end for a chart
             self._trackers = [other for other in self._trackers if other is not tracker]
-            self.alarm(f"{tracker.name} is left out from here on: {type(wrong).__name__}: {wrong}", "WARNING")
+            self.alarm(f"{tracker.name} is left out from here on: {type(error).__name__}: {error}", "WARNING")
 
 
 def print_traceback() -> None:

@@ -12,7 +12,7 @@ import os, pickle, sys, torch, torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.tensor import DTensor, Shard
-from trainmaster.train.checkpoint.gathered import GatheredShares
+from trainmaster.train.checkpoint.gathered_plan import GatheredShares
 from trainmaster.train.checkpoint.layout import Layout
 
 dist.init_process_group("gloo")

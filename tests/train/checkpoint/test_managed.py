@@ -214,6 +214,6 @@ def test_the_entry_refuses_with_exit_code_66(
     ],
 )
 def test_a_wrong_section_is_named(changes: dict[str, Any], more: dict[str, Any], fault: str) -> None:
-    with pytest.raises(SpecError) as wrong:
+    with pytest.raises(SpecError) as error:
         tiny(checkpoint={"managed": {"namespace": "a", "s3": "s3://b/p", **changes}, **more})
-    assert fault in str(wrong.value) and "secret" not in str(wrong.value)
+    assert fault in str(error.value) and "secret" not in str(error.value)

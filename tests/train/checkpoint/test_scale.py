@@ -24,8 +24,8 @@ from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.checkpoint.layout import Layout, build_index
 from trainmaster.train.checkpoint.load import _reader
 from trainmaster.train.checkpoint.read import Reader, fill, share_out
-from trainmaster.train.checkpoint.shares import Shares, read_entries
 from trainmaster.train.checkpoint.weights import save_weights
+from trainmaster.train.checkpoint.write_plan import Shares, read_entries
 from trainmaster.train.parallel import shard
 from trainmaster.train.parallel.groups import open_group
 

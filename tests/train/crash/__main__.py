@@ -69,12 +69,12 @@ def live_all(wanted: dict[int, Case], *, jobs: int, keep: bool, seed: int) -> di
         case = wanted[number]
         try:
             outcomes[number] = own.matrix.live(case)
-        except Exception as wrong:
-            outcomes[number] = wrong
-            word = {Broken: "BROKEN", NotReached: "not reached"}.get(type(wrong), "ERROR")
-            print(f"{word}: {case.name}: {wrong}\n    make chaos ARGS='--seed {seed} --case {number}'", flush=True)
+        except Exception as error:
+            outcomes[number] = error
+            word = {Broken: "BROKEN", NotReached: "not reached"}.get(type(error), "ERROR")
+            print(f"{word}: {case.name}: {error}\n    make chaos ARGS='--seed {seed} --case {number}'", flush=True)
             if word == "ERROR":
-                traceback.print_exception(wrong)
+                traceback.print_exception(error)
         if len(outcomes) % 20 == 0:
             print(f"{len(outcomes)} of {len(wanted)} cases", flush=True)
 

@@ -10,7 +10,7 @@ from trainmaster.bench.collectives.progress import Progress
 from trainmaster.bench.collectives.result import Lost
 from trainmaster.bench.collectives.sweep import Point
 from trainmaster.train.watch import hang_ladder
-from trainmaster.train.watch.hang_ladder import Rung
+from trainmaster.train.watch.hang_ladder import Evidence
 
 # Signals by which a rank ends because another one is gone: the backend aborts it.
 _ABORTED_BY_PEER = frozenset({signal.SIGABRT})
@@ -45,12 +45,12 @@ def find_lost_ranks(views: Sequence[RankView], points: Sequence[Point], *, waite
     failed = [view for view in left if view.error is not None or view.exit_code is not None]
     first = min(failed, key=lambda view: view.failed_at or float("inf"), default=None)
     least, furthest = (pick(view.progress.position for view in left) for pick in (min, max))
-    rungs = [
-        Rung(judge=_ended_or_halted, may_be_all=True),
-        Rung(judge=lambda view: "failed" if view is first else None, may_be_all=True),
-        Rung(judge=lambda view: "is behind" if view.progress.position == least != furthest else None),
+    kinds = [
+        Evidence(judge=_ended_or_halted, may_be_all=True),
+        Evidence(judge=lambda view: "failed" if view is first else None, may_be_all=True),
+        Evidence(judge=lambda view: "is behind" if view.progress.position == least != furthest else None),
     ]
-    suspects = hang_ladder.climb(left, rungs)
+    suspects = hang_ladder.climb(left, kinds)
     if suspects:
         return [_lost(view, points, waited_s=waited_s) for view, _ in sorted(suspects, key=lambda item: item[0].rank)]
     where = _where(left[0], points)

@@ -61,14 +61,14 @@ def document(proof: Proof) -> dict[str, Any]:
         "took_s": round(proof.took_s, 1),
         "seed": proof.plan.seed,
         "steps": proof.plan.config.steps,
-        "ranks": proof.plan.legs[0].ranks,
+        "ranks": proof.plan.attempts[0].ranks,
         "other_ranks": proof.plan.other,
         "changes": list(proof.plan.changes),
         "kills": [
             {
-                "place": row.leg.strike.place,
-                "planned_step": row.leg.strike.step,
-                "rank": row.leg.strike.rank,
+                "place": row.planned.kill.place,
+                "planned_step": row.planned.kill.step,
+                "rank": row.planned.kill.rank,
                 "reached": row.reached,
                 "died_at": row.died_at,
                 "lost_steps": row.resume.lost if row.resume and row.resume.began else None,
@@ -78,7 +78,7 @@ def document(proof: Proof) -> dict[str, Any]:
                 "newest_damaged": row.resume.damaged if row.resume else None,
             }
             for row in proof.rows
-            if row.leg.strike is not None
+            if row.planned.kill is not None
         ],
         "claims": [to_plain({"claim": one.check, **to_plain(one.findings[0])}) for one in proof.results],
         "losses": {
@@ -161,18 +161,18 @@ def _rows(proof: Proof) -> list[tuple[str, ...]]:
 
 def _cells(number: int, row: Row) -> tuple[str, ...]:
     if not row.reached:
-        return (str(number), str(row.leg.strike), "not reached", "", "", "")
+        return (str(number), str(row.planned.kill), "not reached", "", "", "")
     resume = row.resume
     # One that died while it resumed has no step of its own: the frontier is that of the attempt before it.
     died = str(resume.died_at if resume else row.died_at)
     if resume is None:
-        return (str(number), str(row.leg.strike), died, "", "", "not resumed")
+        return (str(number), str(row.planned.kill), died, "", "", "not resumed")
     if not resume.began:
-        return (str(number), str(row.leg.strike), died, "", "", "killed again while it resumed")
+        return (str(number), str(row.planned.kill), died, "", "", "killed again while it resumed")
     bound = "not stated" if resume.bound is None else str(resume.bound)
     source = "step 0" if resume.resumed_from is None else f"step {resume.resumed_from}, {resume.tier}"
     hurt = "; the newest was damaged" if resume.damaged else ""
-    return (str(number), str(row.leg.strike), died, str(resume.lost), bound, f"{source}{hurt}")
+    return (str(number), str(row.planned.kill), died, str(resume.lost), bound, f"{source}{hurt}")
 
 
 def _sentence(proof: Proof) -> str:
@@ -186,10 +186,10 @@ def _sentence(proof: Proof) -> str:
 
 def _setting(proof: Proof) -> str:
     plan = proof.plan
-    changed, first = "; ".join(plan.changes) or "nothing", plan.legs[0].ranks
+    changed, first = "; ".join(plan.changes) or "nothing", plan.attempts[0].ranks
     return (
         f"{plan.config.steps} steps on {first} {'rank' if first == 1 else 'ranks'}, "
-        f"the last attempt on {plan.legs[-1].ranks}; a save every {plan.config.checkpoint.every_steps} steps; "
+        f"the last attempt on {plan.attempts[-1].ranks}; a save every {plan.config.checkpoint.every_steps} steps; "
         f"seed {plan.seed}. Changed for the drill: {changed}."
     )
 

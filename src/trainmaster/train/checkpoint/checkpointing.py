@@ -53,7 +53,7 @@ class Checkpointing:
 
     def report_ended(self) -> None:
         """Log the saves that ended since the last call."""
-        self._tell(self._checkpoints.look())
+        self._tell(self._checkpoints.collect_finished())
 
     def hold_bound(self, step: int) -> None:
         """Let no step begin that could make a crash cost more than was said: a save that is late is waited for.
@@ -83,11 +83,11 @@ class Checkpointing:
 
     def _tell(self, ended: list[Ended]) -> None:
         """Say which saves were committed and which failed; after a failure the one before is still there."""
-        for one in ended:
-            if isinstance(one, Saved):
-                self._log_saved(one)
+        for save in ended:
+            if isinstance(save, Saved):
+                self._log_saved(save)
             else:
-                self._log_failed(one)
+                self._log_failed(save)
         bound = self._checkpoints.bound
         if bound is not None and bound.differs(self._bound):
             self._bound = bound

@@ -29,8 +29,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import WriteItemType
 
-from trainmaster.train.checkpoint.gathered import GatheredShares, gather_shares
-from trainmaster.train.checkpoint.shares import Part, Shares, read_entries
+from trainmaster.train.checkpoint.gathered_plan import GatheredShares, gather_shares
+from trainmaster.train.checkpoint.write_plan import Part, Shares, read_entries
 from trainmaster.train.parallel import rank_sync
 
 INDEX = ".metadata"
@@ -94,10 +94,10 @@ class Layout:
 
     def pieces(self, shard: Shard, tensors: Sequence[Tensor], things: Sequence[bytes]) -> list[bytes | memoryview]:
         """The bytes of a file, in order."""
-        found: list[bytes | memoryview] = []
+        pieces: list[bytes | memoryview] = []
         for number, frame in shard.tensors:
-            found += [frame.head, _bytes_of(tensors[number]), frame.tail]
-        return found + list(things) if shard is self.shards[0] else found
+            pieces += [frame.head, _bytes_of(tensors[number]), frame.tail]
+        return pieces + list(things) if shard is self.shards[0] else pieces
 
     def index(self, things: Sequence[bytes]) -> bytes:
         """The index of all files, as torch's reader expects it. On rank 0."""

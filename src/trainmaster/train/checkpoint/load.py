@@ -76,18 +76,18 @@ def load_newest(
     step is in a tier that was not in the nearer ones first, so that is so unless the newest of a nearer one is good.
     """
     started = time.perf_counter()
-    found: list[tuple[int, int]] = []
+    candidates: list[tuple[int, int]] = []
     unread: dict[int, str] = {}
     for number, tier in enumerate(tiers):
         try:
-            found += [(-step, number) for step in tier.list_steps()]
-        except rank_sync.RankError as wrong:
-            unread[number] = f"{tier} cannot be read, so it is not known whether it holds checkpoints: {wrong}"
+            candidates += [(-step, number) for step in tier.list_steps()]
+        except rank_sync.RankError as error:
+            unread[number] = f"{tier} cannot be read, so it is not known whether it holds checkpoints: {error}"
             if len(tiers) > 1:
-                rejected(str(tier), f"cannot be read: {wrong}", tier.name)
+                rejected(str(tier), f"cannot be read: {error}", tier.name)
     reach("load:listed")
     newest_bad = -1
-    for backwards, number in sorted(found):
+    for backwards, number in sorted(candidates):
         step, tier = -backwards, tiers[number]
         if any(other < number or newest_bad > step for other in unread):
             raise CheckpointError(
@@ -103,11 +103,11 @@ def load_newest(
             reach("load:verified")
             _fill(path, manifest, model, optimizer, verify=not tier.verifies, threads=threads, group=group)
             reach("load:filled")
-        except (rank_sync.RankError, CheckpointException, SpecError) as wrong:
-            if LaterVersion.__name__ in getattr(wrong, "kinds", ()):  # whole, and newer: its name must not be reused
-                why = f"{tier.where(step)}: {rank_sync.cause(wrong)}"
+        except (rank_sync.RankError, CheckpointException, SpecError) as error:
+            if LaterVersion.__name__ in getattr(error, "kinds", ()):  # whole, and newer: its name must not be reused
+                why = f"{tier.where(step)}: {rank_sync.cause(error)}"
                 raise CheckpointError(f"{why}, or move it away to go on from an older one") from None
-            rejected(tier.where(step), rank_sync.cause(wrong), tier.name)
+            rejected(tier.where(step), rank_sync.cause(error), tier.name)
             newest_bad = max(newest_bad, step)
             continue
         return Loaded(
@@ -117,11 +117,11 @@ def load_newest(
             feed=manifest.feed,
             tier=tier.name,
         )
-    if found:
+    if candidates:
         where = " and ".join(str(tier) for tier in tiers)
         away = "the folder" if len(tiers) == 1 else "all of them"
         raise CheckpointError(
-            f"none of the {len(found)} checkpoints in {where} can be trusted; restore one, or move {away} away "
+            f"none of the {len(candidates)} checkpoints in {where} can be trusted; restore one, or move {away} away "
             "to start at step 0"
         )
     if unread:
@@ -143,8 +143,8 @@ def load_weights(path: Path, *, config: ModelConfig, model: nn.Module, timeout_s
         weights = get_model_state_dict(model)
         fill({"model": weights}, _reader(path, manifest, verify=True, threads=threads), group=group)
         set_model_state_dict(model, weights)
-    except (rank_sync.RankError, CheckpointException, SpecError) as wrong:
-        raise CheckpointError(f"init_from: {path} cannot be used: {rank_sync.cause(wrong)}") from wrong
+    except (rank_sync.RankError, CheckpointException, SpecError) as error:
+        raise CheckpointError(f"init_from: {path} cannot be used: {rank_sync.cause(error)}") from error
     return time.perf_counter() - started
 
 
@@ -180,10 +180,10 @@ def as_of_today(path: Path | str, saved: Mapping[str, Any]) -> Mapping[str, Any]
     """
     try:
         known = {name: schema.to_plain(schema.build(kind, saved[name])) for name, kind in _SECTIONS.items()}
-    except (SpecError, KeyError) as wrong:
+    except (SpecError, KeyError) as error:
         raise CheckpointError(
-            f"{path} was written by another version of Trainmaster, and is its to read: {wrong}"
-        ) from wrong
+            f"{path} was written by another version of Trainmaster, and is its to read: {error}"
+        ) from error
     return {**saved, **known}
 
 

@@ -158,8 +158,8 @@ class Lock:
         self._store.put(_path(self.number), _render(record))
 
     def _numbers(self) -> list[int]:
-        found = (_NUMBER.fullmatch(item.path) for item in self._store.list(".lock"))
-        return sorted(int(one[1]) for one in found if one)
+        matches = (_NUMBER.fullmatch(item.path) for item in self._store.list(".lock"))
+        return sorted(int(match[1]) for match in matches if match)
 
     def _newest(self) -> tuple[int, _Record | None]:
         """The number that holds the lock and its record; None where there is none, or it cannot be read."""
@@ -186,8 +186,8 @@ class Fence:
             assert self._lock is not None
             try:
                 return self._lock.hold(), None, ""
-            except (LockHeld, LockLost) as wrong:
-                return 0, type(wrong), str(wrong)
+            except (LockHeld, LockLost) as exc:
+                return 0, type(exc), str(exc)
 
         number, error, why = rank_sync.on_first(attempt, group=group)
         if error is not None:

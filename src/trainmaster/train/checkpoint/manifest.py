@@ -68,8 +68,8 @@ def read(checkpoint: Path) -> Manifest:
         return parse((checkpoint / MANIFEST).read_bytes())
     except FileNotFoundError:
         raise CheckpointError(f"{MANIFEST} is missing") from None
-    except OSError as wrong:
-        raise CheckpointError(f"{MANIFEST} cannot be read: {wrong}") from None
+    except OSError as error:
+        raise CheckpointError(f"{MANIFEST} cannot be read: {error}") from None
 
 
 def parse(data: bytes) -> Manifest:
@@ -84,8 +84,8 @@ def parse(data: bytes) -> Manifest:
                 "use the Trainmaster that wrote it"
             )
         return schema.build(Manifest, plain)
-    except (ValueError, KeyError, TypeError, AttributeError, SpecError, RecursionError) as wrong:
-        raise CheckpointError(f"{MANIFEST} is damaged: {type(wrong).__name__}: {wrong}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, SpecError, RecursionError) as error:
+        raise CheckpointError(f"{MANIFEST} is damaged: {type(error).__name__}: {error}") from None
 
 
 def measure(path: Path) -> FileRecord:
@@ -107,8 +107,8 @@ def find_fault(checkpoint: Path, files: Mapping[str, FileRecord], *, deep: bool)
                 return f"{name} does not match its SHA-256"
         except FileNotFoundError:
             return f"{name} is missing"
-        except OSError as wrong:
-            return f"{name} cannot be read: {wrong}"
+        except OSError as error:
+            return f"{name} cannot be read: {error}"
     return None
 
 
@@ -127,7 +127,7 @@ def list_steps(folder: Path) -> list[int]:
         entries = os.listdir(folder)  # noqa: PTH208 (iterdir is lazy: its errors would surface elsewhere)
     except FileNotFoundError:
         return []
-    return sorted((int(found[1]) for name in entries if (found := _COMMITTED.fullmatch(name))), reverse=True)
+    return sorted((int(match[1]) for name in entries if (match := _COMMITTED.fullmatch(name))), reverse=True)
 
 
 def begin(draft: Path) -> None:

@@ -89,7 +89,7 @@ class Checkpoints(Protocol):
     def before_update(self) -> None:
         """Called right before the weights change; orders the update behind the copy of the save under way."""
 
-    def look(self) -> list[Ended]:
+    def collect_finished(self) -> list[Ended]:
         """Saves that ended since the last call. Cheap, called at each step boundary, the same on all ranks."""
 
     def hold(self, least: int) -> list[Ended]:

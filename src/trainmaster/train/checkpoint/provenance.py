@@ -54,7 +54,7 @@ def redact(value: Any) -> Any:
         return {key: redact(item) for key, item in value.items()}
     if isinstance(value, list):
         return [redact(item) for item in value]
-    return _URL.sub(lambda found: _bare(found[0]), value) if isinstance(value, str) else value
+    return _URL.sub(lambda match: _bare(match[0]), value) if isinstance(value, str) else value
 
 
 def _bare(url: str) -> str:
@@ -77,7 +77,7 @@ def _commit(host: Host) -> dict[str, Any] | None:
 
 def _driver(host: Host) -> str | None:
     try:
-        found = re.search(r"Kernel Module\D*([\d.]+)", host.read("/proc/driver/nvidia/version"))
+        match = re.search(r"Kernel Module\D*([\d.]+)", host.read("/proc/driver/nvidia/version"))
     except HostError:
         return None
-    return found[1] if found else None
+    return match[1] if match else None

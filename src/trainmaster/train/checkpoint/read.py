@@ -70,8 +70,8 @@ class Reader(FileSystemReader):
             wanted.setdefault(self.storage_data[item.storage_index].relative_path, []).append(item)
         with ThreadPoolExecutor(self._threads, thread_name_prefix="checkpoint-read") as pool:
             begun = [pool.submit(self._read, name, items, planner) for name, items in wanted.items()]
-            for one in begun:
-                one.result()
+            for reading in begun:
+                reading.result()
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -84,7 +84,7 @@ class Reader(FileSystemReader):
             where = self.storage_data[item.storage_index]
             places.setdefault((where.offset, where.length), []).append(item)
         things: list[tuple[ReadItem, bytes]] = []
-        wrong: Exception | None = None
+        first_error: Exception | None = None
         with (self._folder / name).open("rb", buffering=0) as file:
             stream = _Hashed(file, hashing=record is not None)
             for (offset, length), group in sorted(places.items(), key=lambda place: place[0]):
@@ -99,11 +99,11 @@ class Reader(FileSystemReader):
                     try:
                         _fill(item, self._unwrap(item, blob), planner)
                     except Exception as fault:  # damage, most likely: the hash will tell
-                        wrong = wrong or fault
+                        first_error = first_error or fault
             if record is not None and stream.rest() != record:
                 raise CheckpointError(f"{name} does not match its SHA-256")
-        if wrong is not None:
-            raise wrong
+        if first_error is not None:
+            raise first_error
         # Pickles, which can do anything: not before their bytes are known to be ours.
         for item, pickled in things:
             planner.load_bytes(item, io.BytesIO(pickled))
@@ -148,8 +148,8 @@ class Reader(FileSystemReader):
             shape, dtype = stored
             frame = self._frame(shape, dtype)
             if blob[: len(frame.head)] == frame.head:
-                found = torch.frombuffer(blob, dtype=dtype, count=shape.numel(), offset=len(frame.head))
-                return found.view(shape)
+                values = torch.frombuffer(blob, dtype=dtype, count=shape.numel(), offset=len(frame.head))
+                return values.view(shape)
         loaded: Tensor = torch.load(io.BytesIO(blob), map_location="cpu", weights_only=True)
         return loaded
 
@@ -162,7 +162,7 @@ def share_out(manifest: Manifest, *, rank: int, ranks: int) -> dict[str, FileRec
         if writer and manifest.ranks == ranks and int(writer[1]) < ranks:
             shares[int(writer[1])][name] = record
         else:
-            min(shares, key=lambda share: sum(one.size_bytes for one in share.values()))[name] = record
+            min(shares, key=lambda share: sum(held.size_bytes for held in share.values()))[name] = record
     return shares[rank]
 
 

@@ -96,12 +96,12 @@ class Save:
     def _run(self, work: Callable[[Save], None]) -> None:
         try:
             work(self)
-        except (LockHeld, LockLost) as wrong:
-            self.lost, self.fault = wrong, str(wrong)
-        except SaveError as wrong:
-            self.fault = str(wrong)
-        except Exception as wrong:  # a peer that is gone, mostly: training will find out by itself
-            self.fault = f"{type(wrong).__name__}: {wrong}"
+        except (LockHeld, LockLost) as error:
+            self.lost, self.fault = error, str(error)
+        except SaveError as error:
+            self.fault = str(error)
+        except Exception as error:  # a peer that is gone, mostly: training will find out by itself
+            self.fault = f"{type(error).__name__}: {error}"
         finally:
             self.written.set()
             self.seconds = time.perf_counter() - self.began
@@ -128,10 +128,10 @@ def retry(action: Callable[[], T], retries: Retries) -> T:
     for attempt in range(retries.count + 1):
         try:
             return action()
-        except rank_sync.RankError as wrong:
+        except rank_sync.RankError as error:
             if attempt == retries.count:
                 times = f" ({attempt + 1} attempts)" if attempt else ""
-                raise SaveError(f"{wrong}{times}") from wrong
+                raise SaveError(f"{error}{times}") from error
             time.sleep(backoff_s(attempt + 1, first_s=retries.pause_s, jitter=False))
     raise AssertionError("unreachable")
 
@@ -161,8 +161,8 @@ def prune(
             ),
             group=group,
         )
-    except rank_sync.RankError as wrong:
-        return f"old checkpoints could not be deleted: {wrong}"
+    except rank_sync.RankError as error:
+        return f"old checkpoints could not be deleted: {error}"
     reach("save:pruned")
     return None
 

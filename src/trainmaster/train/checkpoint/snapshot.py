@@ -61,8 +61,8 @@ class Snapshots:
         fault: MemoryError | None = None
         try:
             copies = self._copy.copy(tensors)
-        except MemoryError as wrong:
-            fault = wrong  # perhaps of this rank alone: raised later, where all ranks agree, before anything is written
+        except MemoryError as error:
+            fault = error  # perhaps of this rank alone: raised later, where all ranks agree, before anything is written
 
         def arrived() -> None:
             if fault is not None:

@@ -75,8 +75,8 @@ def find_checkpoint(path: Path) -> tuple[Path, Manifest]:
         raise UsageError(f"{path}: neither a checkpoint (a folder named step-…) nor a folder of them")
     try:
         return path, manifests.read(path)
-    except CheckpointError as wrong:
-        raise CheckpointError(f"{path} cannot be trusted: {wrong}; name an older one to take that instead") from None
+    except CheckpointError as error:
+        raise CheckpointError(f"{path} cannot be trusted: {error}; name an older one to take that instead") from None
 
 
 def save_weights(
@@ -144,5 +144,5 @@ class _Fetching(DefaultSavePlanner):
 def _config_of(path: Path, manifest: Manifest) -> ModelConfig:
     try:
         return build(ModelConfig, manifest.run.get("model"))
-    except SpecError as wrong:
-        raise CheckpointError(f"{path}: its manifest does not name a model of this version: {wrong}") from None
+    except SpecError as error:
+        raise CheckpointError(f"{path}: its manifest does not name a model of this version: {error}") from None

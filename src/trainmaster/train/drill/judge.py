@@ -47,14 +47,14 @@ def list_resumes(attempts: Sequence[Attempt], *, stated: int | None, damaged: Ma
 
     An attempt that died while it loaded has cost nothing of its own: the next one answers for the steps before both.
     """
-    found: list[Resume] = []
+    resumes: list[Resume] = []
     saved: list[int] = []  # acknowledged and not taken back, in order
     reached, bound, hurt = 0, stated, False
     for place, attempt in enumerate(attempts):
         if place:
             if place in damaged:
                 saved, hurt = [step for step in saved if step < damaged[place].step], True
-            found.append(
+            resumes.append(
                 Resume(
                     died_at=reached,
                     resumed_from=attempt.resumed_from,
@@ -72,47 +72,49 @@ def list_resumes(attempts: Sequence[Attempt], *, stated: int | None, damaged: Ma
             reached = attempt.last_step or 0
         saved = sorted({*saved, *attempt.saved})
         bound = attempt.bound_steps or bound
-    return found
+    return resumes
 
 
 def no_silent_start(resumes: Sequence[Resume]) -> Finding:
     """Where anything was ever saved, nothing starts at step 0."""
-    if not (begun := [one for one in resumes if one.began]):
+    if not (begun := [resume for resume in resumes if resume.began]):
         return error("no attempt came as far as resuming", action="raise steps, or lower checkpoint.every_steps")
-    for one in begun:
-        if one.resumed_from is None and one.acknowledged is not None:
-            return fail(f"started at step 0 although step {one.acknowledged} was saved", action=LOOK)
+    for resume in begun:
+        if resume.resumed_from is None and resume.acknowledged is not None:
+            return fail(f"started at step 0 although step {resume.acknowledged} was saved", action=LOOK)
     return ok(f"{len(begun)} resumes, none at step 0 with a checkpoint there")
 
 
 def nothing_acknowledged_is_lost(resumes: Sequence[Resume]) -> Finding:
     """A step that was said to be saved is there to resume from, unless somebody damaged it."""
-    for one in resumes:
-        if one.began and one.acknowledged is not None and (one.resumed_from or 0) < one.acknowledged:
-            return fail(f"step {one.acknowledged} was saved and the run went on from {one.resumed_from}", action=LOOK)
-    if not any(one.began and one.acknowledged is not None for one in resumes):
+    for resume in resumes:
+        if resume.began and resume.acknowledged is not None and (resume.resumed_from or 0) < resume.acknowledged:
+            return fail(
+                f"step {resume.acknowledged} was saved and the run went on from {resume.resumed_from}", action=LOOK
+            )
+    if not any(resume.began and resume.acknowledged is not None for resume in resumes):
         return error("nothing was saved before any kill", action="raise steps, or lower checkpoint.every_steps")
     return ok("every resume went on from the newest step that was said to be saved, or from a newer one")
 
 
 def bounded(resumes: Sequence[Resume], *, every_steps: int) -> Finding:
     """No death cost more than the run had said; where the newest was damaged too, up to two intervals more."""
-    judged = [one for one in resumes if one.began and one.bound is not None]
+    judged = [resume for resume in resumes if resume.began and resume.bound is not None]
     if not judged:
         return error("no bound was stated before any kill", action="raise steps: a run states it after its first saves")
-    for one in judged:
-        most = (one.bound or 0) + (2 * every_steps if one.damaged else 0)
-        if one.lost > most:
-            return fail(f"{one.lost} steps lost at step {one.died_at}, stated were at most {most}", action=LOOK)
-    told = []
-    if sound := [one for one in judged if not one.damaged]:
-        most = max(one.bound or 0 for one in sound)
-        told.append(f"{max(one.lost for one in sound)} steps lost (at most {most} stated)")
-    if hurt := [one for one in judged if one.damaged]:
-        most = max(one.bound or 0 for one in hurt) + 2 * every_steps
+    for resume in judged:
+        most = (resume.bound or 0) + (2 * every_steps if resume.damaged else 0)
+        if resume.lost > most:
+            return fail(f"{resume.lost} steps lost at step {resume.died_at}, stated were at most {most}", action=LOOK)
+    parts = []
+    if sound := [resume for resume in judged if not resume.damaged]:
+        most = max(resume.bound or 0 for resume in sound)
+        parts.append(f"{max(resume.lost for resume in sound)} steps lost (at most {most} stated)")
+    if hurt := [resume for resume in judged if resume.damaged]:
+        most = max(resume.bound or 0 for resume in hurt) + 2 * every_steps
         # No run promises anything of damage: this allowance is the drill's own.
-        told.append(f"{max(one.lost for one in hurt)} with the newest damaged too (at most {most} allowed)")
-    return ok("; ".join(told), lost=max(one.lost for one in judged))
+        parts.append(f"{max(resume.lost for resume in hurt)} with the newest damaged too (at most {most} allowed)")
+    return ok("; ".join(parts), lost=max(resume.lost for resume in judged))
 
 
 def same_losses(reference: Attempt, attempts: Sequence[Attempt]) -> Finding:
@@ -163,7 +165,7 @@ def same_samples(reference: Attempt, attempts: Sequence[Attempt], *, steps: int)
             counts |= {step: samples for step, samples in attempt.samples.items() if step > start}
     got = flatten(counts, 0, steps)
     if got != wanted:
-        where = next((i for i, (one, other) in enumerate(zip(got, wanted, strict=False)) if one != other), None)
+        where = next((i for i, (sample, other) in enumerate(zip(got, wanted, strict=False)) if sample != other), None)
         if where is None:
             return fail(f"{len(got)} samples consumed instead of {len(wanted)}", action=LOOK)
         return fail(f"the {where + 1}th sample was {got[where]}, should have been {wanted[where]}", action=LOOK)
@@ -188,11 +190,11 @@ def rejected(attempts: Sequence[Attempt], damaged: Mapping[int, Damaged]) -> Fin
     if not damaged:
         return skip("no checkpoint was to be damaged", proof="the plan damages no checkpoint")
     words: list[str] = []
-    for place, path in ((place, one.path) for place, one in damaged.items()):
+    for place, path in ((place, damage.path) for place, damage in damaged.items()):
         if place >= len(attempts):
             return error(f"attempt {place + 1} did not happen", action="see the attempts before it")
         # An attempt that died while it loaded leaves the damage to the next one.
-        attempt = next((one for one in attempts[place:] if one.began), attempts[place])
+        attempt = next((later for later in attempts[place:] if later.began), attempts[place])
         loaded = attempt.named("CHECKPOINT", "loaded")
         if path in {str(data.get("path")) for data in loaded}:
             return fail(f"{path} was damaged and has been loaded", action=LOOK)
@@ -205,12 +207,12 @@ def rejected(attempts: Sequence[Attempt], damaged: Mapping[int, Damaged]) -> Fin
 
 
 def _while_ranks(attempts: Sequence[Attempt], ranks: int) -> list[Attempt]:
-    found = []
+    same = []
     for attempt in attempts:
         if attempt.ranks != ranks:
             break
-        found.append(attempt)
-    return found
+        same.append(attempt)
+    return same
 
 
 def as_result(name: str, finding: Finding) -> CheckResult:

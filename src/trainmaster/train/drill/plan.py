@@ -17,7 +17,7 @@ _TRACKERS = ("tensorboard", "wandb_project", "mlflow_uri")  # where people look 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Strike:
+class Kill:
     """SIGKILL to one rank, or to all, when it first reaches the failpoint after `step` steps."""
 
     place: str
@@ -37,21 +37,21 @@ class Strike:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leg:
+class DrillAttempt:
     """One attempt of the run: on how many ranks, how it is to die, and what is done to the checkpoints before it."""
 
     ranks: int
-    strike: Strike | None
+    kill: Kill | None
     damage: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillPlan:
-    """The run and its legs; `changes` says in words what is not as in the user's config."""
+    """The run and its attempts; `changes` says in words what is not as in the user's config."""
 
     config: TrainConfig
     changes: tuple[str, ...]
-    legs: tuple[Leg, ...]
+    attempts: tuple[DrillAttempt, ...]
     other: int | None  # the other number of ranks; None: none was wanted or possible
     other_wanted: bool
     seed: int
@@ -84,7 +84,7 @@ def make(
     return DrillPlan(
         config=short,
         changes=changes,
-        legs=tuple(_legs(short, processes=processes, other=size, kills=kills, dice=dice)),
+        attempts=tuple(_plan_attempts(short, processes=processes, other=size, kills=kills, dice=dice)),
         other=size,
         other_wanted=other != 0,
         seed=seed,
@@ -150,21 +150,23 @@ def pick_other(config: TrainConfig, processes: int, *, limit: int) -> int | None
     return next((count for count in fits if count != processes), None)
 
 
-def _legs(config: TrainConfig, *, processes: int, other: int | None, kills: int, dice: random.Random) -> Sequence[Leg]:
+def _plan_attempts(
+    config: TrainConfig, *, processes: int, other: int | None, kills: int, dice: random.Random
+) -> Sequence[DrillAttempt]:
     """Kills on as many ranks as at the start, then one more start on another number, which runs to the end.
 
     In this order, because from the first step on another number of ranks losses are close and no longer bit-equal.
     """
-    every, legs = config.checkpoint.every_steps, []
+    every, attempts = config.checkpoint.every_steps, []
     first, last = 2 * every + 1, config.steps - every  # two checkpoints to fall back on; room for what follows
     for number, place in enumerate(_places(config, kills, dice)):
         step = first + int((last - first) * (number + dice.uniform(0.1, 0.9)) / kills)
         rank = dice.choice([None, 0] if place in failpoints.FIRST_RANK else [None, *range(processes)])
         # Before the last resume on as many ranks; with one kill, before the only one.
         damage = number == max(1, kills - 1)
-        legs.append(Leg(ranks=processes, strike=Strike(place=place, step=step, rank=rank), damage=damage))
-    legs.append(Leg(ranks=other or processes, strike=None, damage=kills == 1))
-    return legs
+        attempts.append(DrillAttempt(ranks=processes, kill=Kill(place=place, step=step, rank=rank), damage=damage))
+    attempts.append(DrillAttempt(ranks=other or processes, kill=None, damage=kills == 1))
+    return attempts
 
 
 def _places(config: TrainConfig, kills: int, dice: random.Random) -> list[str]:

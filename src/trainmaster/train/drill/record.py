@@ -78,7 +78,7 @@ class Attempt:
 
 def read(events: Path, samples: Path, *, ranks: int, codes: tuple[int, ...]) -> Attempt:
     """Read an attempt from its event file and its sample logs; truncated lines are left out."""
-    found = []
+    objects = []
     try:
         lines = events.read_text(errors="replace").splitlines()
     except FileNotFoundError:
@@ -89,5 +89,5 @@ def read(events: Path, samples: Path, *, ranks: int, codes: tuple[int, ...]) -> 
         except ValueError:
             continue
         if isinstance(item, dict):
-            found.append(item)
-    return Attempt(ranks=ranks, codes=codes, events=tuple(found), samples=sample_log.read(samples))
+            objects.append(item)
+    return Attempt(ranks=ranks, codes=codes, events=tuple(objects), samples=sample_log.read(samples))

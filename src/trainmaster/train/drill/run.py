@@ -24,14 +24,12 @@ from trainmaster.core.train_config import TrainConfig
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.drill import judge, record, sample_log
 from trainmaster.train.drill.judge import Damaged, Resume
-from trainmaster.train.drill.plan import DrillPlan, Leg
+from trainmaster.train.drill.plan import DrillAttempt, DrillPlan
 from trainmaster.train.drill.record import Attempt
 
 _LOOK_S = 0.2
 _GRACE_S = 10.0  # for ranks whose peer was killed: they hold nothing that anybody wants
-CLAIMS = (
-    "strikes", "start", "acknowledged", "bound", "losses", "other ranks", "samples", "damage", "end", "processes"
-)  # fmt: skip
+CLAIMS = ("strikes", "start", "acknowledged", "bound", "losses", "other ranks", "samples", "damage", "end", "processes")
 
 
 class DrillFailed(TrainmasterError):
@@ -42,7 +40,7 @@ class DrillFailed(TrainmasterError):
 class Row:
     """One kill and its consequences."""
 
-    leg: Leg
+    planned: DrillAttempt
     reached: bool
     died_at: int | None
     resume: Resume | None
@@ -97,24 +95,24 @@ class Drill:
     def _undisturbed(self, memory: Path) -> Attempt:
         config = self._config("reference", memory)
         folder = self.folder / "reference" / "attempt-1"
-        found = self._attempt("undisturbed run", folder, config, ranks=self.plan.legs[0].ranks, strike={})
-        if set(found.codes) != {0}:
+        attempt = self._attempt("undisturbed run", folder, config, ranks=self.plan.attempts[0].ranks, variables={})
+        if set(attempt.codes) != {0}:
             raise DrillFailed(f"the undisturbed run failed, so there is nothing to compare with: {_last_words(folder)}")
-        return found
+        return attempt
 
     def _struck(self, memory: Path) -> list[Attempt]:
         config, attempts = self._config("struck", memory), list[Attempt]()
         dice = random.Random(self.plan.seed)  # noqa: S311 (a drill, not a key)
-        for number, leg in enumerate(self.plan.legs):
-            if leg.damage and (done := _damage(Path(str(config.checkpoint.folder)), attempts, dice)):
+        for number, planned in enumerate(self.plan.attempts):
+            if planned.damage and (done := _damage(Path(str(config.checkpoint.folder)), attempts, dice)):
                 self._damaged[number] = done
-            strike = leg.strike.environment if leg.strike else {}
-            what = f"to be killed: {leg.strike}" if leg.strike else "to the end"
-            ranks = "rank" if leg.ranks == 1 else "ranks"
-            label = f"attempt {number + 1} of {len(self.plan.legs)} on {leg.ranks} {ranks}, {what}"
+            variables = planned.kill.environment if planned.kill else {}
+            what = f"to be killed: {planned.kill}" if planned.kill else "to the end"
+            ranks = "rank" if planned.ranks == 1 else "ranks"
+            label = f"attempt {number + 1} of {len(self.plan.attempts)} on {planned.ranks} {ranks}, {what}"
             folder = self.folder / "struck" / f"attempt-{number + 1}"
-            attempts.append(self._attempt(label, folder, config, ranks=leg.ranks, strike=strike))
-            if leg.strike and not attempts[-1].killed:
+            attempts.append(self._attempt(label, folder, config, ranks=planned.ranks, variables=variables))
+            if planned.kill and not attempts[-1].killed:
                 break  # it ended, well or badly, before it could be killed: nothing after this is as planned
         return attempts
 
@@ -135,7 +133,7 @@ class Drill:
         )
 
     def _attempt(
-        self, label: str, folder: Path, config: TrainConfig, *, ranks: int, strike: Mapping[str, str]
+        self, label: str, folder: Path, config: TrainConfig, *, ranks: int, variables: Mapping[str, str]
     ) -> Attempt:
         """One start under the agent, as every job has it; whatever happens here, nothing of it runs on."""
         assert config.checkpoint.folder is not None
@@ -156,7 +154,7 @@ class Drill:
         folder.mkdir(parents=True)
         path = folder / PLAN_FILE
         path.write_text(plan.to_json())
-        environment = {**os.environ, **strike, sample_log.WITNESS_VARIABLE: str(folder / "samples")}
+        environment = {**os.environ, **variables, sample_log.WITNESS_VARIABLE: str(folder / "samples")}
         command = [sys.executable, "-m", "trainmaster.agent", str(path)]
         agent = subprocess.Popen(
             command,
@@ -183,25 +181,25 @@ class Drill:
 
     def _judge(self, reference: Attempt, attempts: list[Attempt]) -> tuple[list[Row], list[CheckResult]]:
         plan = self.plan
-        every, steps, legs = plan.config.checkpoint.every_steps, plan.config.steps, plan.legs
+        every, steps = plan.config.checkpoint.every_steps, plan.config.steps
         # Where training waits for its saves the interval is the bound; otherwise it must be measured and said.
         stated = every if plan.config.checkpoint.mode == "sync" else None
         resumes = judge.list_resumes(attempts, stated=stated, damaged=self._damaged)
         rows = []
-        for number, leg in enumerate(legs):
-            if leg.strike is None:
+        for number, planned in enumerate(plan.attempts):
+            if planned.kill is None:
                 continue
             there = number < len(attempts)
             rows.append(
                 Row(
-                    leg=leg,
+                    planned=planned,
                     reached=there and attempts[number].killed,
                     died_at=attempts[number].last_step if there else None,
                     resume=resumes[number] if number < len(resumes) else None,
                 )
             )
         findings = {
-            "strikes": _strikes(rows),
+            "strikes": _kills_done(rows),
             "start": judge.no_silent_start(resumes),
             "acknowledged": judge.nothing_acknowledged_is_lost(resumes),
             "bound": judge.bounded(resumes, every_steps=every),
@@ -235,8 +233,8 @@ class Drill:
         return ok("nothing of any attempt runs on")
 
 
-def _strikes(rows: list[Row]) -> Finding:
-    missed = [str(row.leg.strike) for row in rows if not row.reached]
+def _kills_done(rows: list[Row]) -> Finding:
+    missed = [str(row.planned.kill) for row in rows if not row.reached]
     if missed:
         return error(f"not killed: {'; '.join(missed)}", action="raise steps, or choose another --seed")
     return ok(f"{len(rows)} kills, each where it was planned")
@@ -285,10 +283,10 @@ def _steps_done(events: Path) -> int:
 
 def _exit_record(folder: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads((folder / EXIT_FILE).read_bytes())
-    except OSError as wrong:
-        raise DrillFailed(f"the agent left no record of an attempt: {wrong}") from None
-    return found
+        content: dict[str, Any] = json.loads((folder / EXIT_FILE).read_bytes())
+    except OSError as error:
+        raise DrillFailed(f"the agent left no record of an attempt: {error}") from None
+    return content
 
 
 def _last_words(folder: Path) -> str:

@@ -52,13 +52,13 @@ def _digests(batch: Batch) -> list[str]:
     # What begins where belongs to a packed sample: the same tokens under another mask are another lesson.
     documents = getattr(batch, "documents", None)
     borders = documents.cpu().numpy() if documents is not None else None
-    found = []
+    digests = []
     for row in range(len(tokens)):
         digest = hashlib.sha256(tokens[row].tobytes() + targets[row].tobytes())
         if borders is not None:
             digest.update(borders[row].tobytes())
-        found.append(digest.hexdigest()[:16])
-    return found
+        digests.append(digest.hexdigest()[:16])
+    return digests
 
 
 def read(folder: Path) -> dict[int, dict[int, str]]:

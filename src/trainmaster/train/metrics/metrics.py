@@ -64,10 +64,10 @@ class Metrics:
         self.beat("train", force=True)
         if self._world.rank_info.rank == 0:
             shares = (("mfu", reading.mfu), ("of measured peak", reading.mfu_measured), ("data", reading.data_share))
-            told = "".join(f" {name} {share:.1%}" for name, share in shares if share is not None)
+            shown = "".join(f" {name} {share:.1%}" for name, share in shares if share is not None)
             self._run_log.line(
                 f"step {flight.step}/{self._config.steps} Loss: {loss:.4f} lr {flight.lr:.1e} gnorm {grad_norm:.2f} "
-                f"{reading.tokens_per_s:,.0f} tok/s{told}"
+                f"{reading.tokens_per_s:,.0f} tok/s{shown}"
             )
         if self._world.rank_info.world_size > 1 and flight.step >= self._exchange_at:
             self._name_stragglers(reading)
@@ -91,10 +91,10 @@ class Metrics:
     def _name_stragglers(self, reading: Reading) -> None:
         everyone = self._exchange.run(reading)
         # From what all ranks know alike, so that they meet at the same step again; their clocks differ.
-        self._exchange_at = self._step + math.ceil(EXCHANGE_S / max(1e-3, min(one.step_s for one in everyone)))
-        for one in self._slow.add(score(everyone)):
+        self._exchange_at = self._step + math.ceil(EXCHANGE_S / max(1e-3, min(rank.step_s for rank in everyone)))
+        for slow in self._slow.add(score(everyone)):
             self._run_log.straggler_found(
-                step=self._step, name=one.name, rank=one.rank, node=one.node, score=one.score, what=one.what
+                step=self._step, name=slow.name, rank=slow.rank, node=slow.node, score=slow.score, what=slow.what
             )
 
 

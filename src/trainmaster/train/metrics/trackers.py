@@ -57,13 +57,13 @@ def open_trackers(config: WatchConfig, settings: Mapping[str, Any], alarm: Calla
         wanted.append(("wandb", lambda: WeightsAndBiases(project, settings)))
     if (uri := config.mlflow_uri) is not None:
         wanted.append(("mlflow", lambda: MLflow(uri, settings)))
-    found = []
+    trackers = []
     for name, begin in wanted:
         try:
-            found.append(begin())
-        except Exception as wrong:  # a foreign library, a network, a folder
-            alarm(f"{name} could not be opened and is left out: {type(wrong).__name__}: {wrong}")
-    return found
+            trackers.append(begin())
+        except Exception as error:  # a foreign library, a network, a folder
+            alarm(f"{name} could not be opened and is left out: {type(error).__name__}: {error}")
+    return trackers
 
 
 class WeightsAndBiases:
@@ -105,7 +105,7 @@ class MLflow:
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found = []
+    pairs = []
     for key, value in settings.items():
-        found += _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [(f"{prefix}{key}", value)]
-    return found
+        pairs += _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [(f"{prefix}{key}", value)]
+    return pairs

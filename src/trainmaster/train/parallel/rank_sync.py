@@ -76,20 +76,20 @@ def on_all(action: Callable[[], T], *, group: dist.ProcessGroup | None = None) -
     return _results(box)
 
 
-def cause(wrong: BaseException) -> str:
+def cause(error: BaseException) -> str:
     """Failure in one line; torch's own has a traceback of every rank."""
-    if isinstance(wrong, CheckpointException):
-        faults = wrong.failures.items()
+    if isinstance(error, CheckpointException):
+        faults = error.failures.items()
         return "; ".join(f"rank {rank}: {type(fault).__name__}: {fault}" for rank, (fault, _) in faults)
-    return str(wrong)
+    return str(error)
 
 
 def _attempt(action: Callable[[], T]) -> tuple[T | None, str | None, str]:
     try:
         return action(), None, ""
-    except Exception as wrong:
-        kind = type(wrong).__name__
-        return None, str(wrong) if isinstance(wrong, TrainmasterError) else f"{kind}: {wrong}", kind
+    except Exception as error:
+        kind = type(error).__name__
+        return None, str(error) if isinstance(error, TrainmasterError) else f"{kind}: {error}", kind
 
 
 def _results(box: list[Any]) -> list[Any]:

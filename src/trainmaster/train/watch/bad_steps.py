@@ -95,9 +95,9 @@ class Range:
 
 def pass_over(cursor: int, samples: int, ranges: tuple[Range, ...]) -> int:
     """First cursor, from `cursor` on, at which a batch of `samples` touches no excluded range."""
-    for one in sorted(ranges, key=lambda item: item.first):
-        if cursor < one.end and one.first < cursor + samples:
-            cursor = one.end
+    for excluded in sorted(ranges, key=lambda item: item.first):
+        if cursor < excluded.end and excluded.first < cursor + samples:
+            cursor = excluded.end
     return cursor
 
 

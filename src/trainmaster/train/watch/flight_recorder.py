@@ -61,13 +61,13 @@ def read() -> Trace:
     import torch.distributed as dist
 
     entries = [entry for dump in _dumps(dist) for entry in dump.get("entries", [])]
-    found = [(entry, collective) for entry in entries if (collective := parse(entry)) is not None]
+    parsed = [(entry, collective) for entry in entries if (collective := parse(entry)) is not None]
     now = time.time()
-    waiting = sorted((one for entry, one in found if _is_open(entry)), key=lambda one: -one.share_waited(now))
+    waiting = sorted((item for entry, item in parsed if _is_open(entry)), key=lambda item: -item.share_waited(now))
     begun: dict[str, Collective] = {}
-    for _, one in found:
-        if one.group not in begun or begun[one.group].seq < one.seq:
-            begun[one.group] = one
+    for _, item in parsed:
+        if item.group not in begun or begun[item.group].seq < item.seq:
+            begun[item.group] = item
     return Trace(waiting=tuple(waiting), begun=tuple(begun.values()))
 
 

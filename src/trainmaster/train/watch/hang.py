@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from trainmaster.train.watch import hang_ladder
 from trainmaster.train.watch.flight_recorder import Collective, Trace
-from trainmaster.train.watch.hang_ladder import Rung
+from trainmaster.train.watch.hang_ladder import Evidence
 
 MARK = "hang:"  # first word of the line; agent/diagnose.py finds it by this
 _NAMED = 4  # ranks named in the line; of more only the number is given
@@ -63,12 +63,12 @@ def attribute(views: Sequence[RankView], mine: Trace, *, step: int, now: float) 
     where = mine.waiting[0] if mine.waiting else None
     waited_s = now - where.since if where else 0.0
     what = f"{where} in step {step + 1}" if where else f"step {step + 1}"
-    rungs = [Rung(judge=_halted), Rung(judge=_silent), Rung(judge=lambda view: _behind(view, where))]
-    found = hang_ladder.climb(views, rungs)
-    if found:
-        names = "; ".join(f"{view.process} {why}{_last_seen(view, where)}" for view, why in found[:_NAMED])
-        more = f"; and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-        others = len(views) - len(found)
+    kinds = [Evidence(judge=_halted), Evidence(judge=_silent), Evidence(judge=lambda view: _behind(view, where))]
+    missing = hang_ladder.climb(views, kinds)
+    if missing:
+        names = "; ".join(f"{view.process} {why}{_last_seen(view, where)}" for view, why in missing[:_NAMED])
+        more = f"; and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+        others = len(views) - len(missing)
         line = f"{MARK} {names}{more}; {others} of {len(views)} ranks wait in {what} since {waited_s:.0f} s"
     else:
         line = (
@@ -76,8 +76,8 @@ def attribute(views: Sequence[RankView], mine: Trace, *, step: int, now: float) 
             f"{hang_ladder.ALL_PRESENT}"
         )
     return Hang(
-        ranks=tuple(view.process.rank for view, _ in found),
-        nodes=tuple(dict.fromkeys(view.process.node for view, _ in found)),
+        ranks=tuple(view.process.rank for view, _ in missing),
+        nodes=tuple(dict.fromkeys(view.process.node for view, _ in missing)),
         collective=str(where or ""),
         line=line,
     )
@@ -98,7 +98,7 @@ def _behind(view: RankView, where: Collective | None) -> str | None:
         return None
     # In a group of some ranks only, a rank that has begun nothing is no member.
     no_member = -1 if ":default_pg." in where.group else where.seq
-    known = next((one.seq for one in view.status.trace.begun if one.group == where.group), no_member)
+    known = next((begun.seq for begun in view.status.trace.begun if begun.group == where.group), no_member)
     if known >= where.seq:
         return None
     activity = _ACTIVITIES.get(view.status.doing, "computes")
@@ -109,14 +109,14 @@ def _last_seen(view: RankView, where: Collective | None) -> str:
     """Clause with the rank's newest collective, unless it is the one that the others wait in."""
     if view.status is None or not view.status.trace.begun:
         return ""
-    last = max(view.status.trace.begun, key=lambda one: one.since)
+    last = max(view.status.trace.begun, key=lambda begun: begun.since)
     if where is not None and (last.group, last.seq) == (where.group, where.seq):
         return ", having entered it"
     return f", last seen in {last}"
 
 
-def render_hang(found: Hang) -> str:
-    return json.dumps(asdict(found), separators=(",", ":"))
+def render_hang(result: Hang) -> str:
+    return json.dumps(asdict(result), separators=(",", ":"))
 
 
 def parse_hang(text: str | bytes) -> Hang | None:

@@ -1,7 +1,7 @@
 """Ladder of evidence for hang attribution, shared by the trainer (hang.py) and the collectives benchmark.
 
 Evidence is tried from the surest to the least sure: a process that is gone or stopped, one that stopped reporting, one
-that is alive but behind. The first rung that applies to any rank names the ranks that keep the others waiting. If none
+that is alive but behind. The first kind that applies to any rank names the ranks that keep the others waiting. If none
 applies, all ranks are in the same collective, and the network or a GPU hangs.
 """
 
@@ -18,19 +18,19 @@ ALL_PRESENT = "no process is stopped or gone, so the network or a GPU hangs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rung(Generic[V]):
+class Evidence(Generic[V]):
     """One kind of evidence. `judge` returns what is wrong with a rank, or None."""
 
     judge: Callable[[V], str | None]
     may_be_all: bool = False  # False: what applies to every rank tells none from the others, and is no evidence
 
 
-def climb(views: Sequence[V], rungs: Sequence[Rung[V]]) -> list[tuple[V, str]]:
-    """The ranks that the first applicable rung names, each with its evidence; empty if none applies."""
-    for rung in rungs:
-        found = [(view, why) for view in views if (why := rung.judge(view))]
-        if found and (rung.may_be_all or len(found) < len(views)):
-            return found
+def climb(views: Sequence[V], kinds: Sequence[Evidence[V]]) -> list[tuple[V, str]]:
+    """The ranks that the first applicable kind of evidence names, each with its evidence; empty if none applies."""
+    for kind in kinds:
+        named = [(view, why) for view in views if (why := kind.judge(view))]
+        if named and (kind.may_be_all or len(named) < len(views)):
+            return named
     return []
 
 

@@ -18,15 +18,15 @@ _GIB = 2**30
 _HOST_WORDS = ("DefaultCPUAllocator: not enough memory", "DefaultCPUAllocator: can't allocate memory")
 
 
-def explain_memory(wrong: BaseException, config: TrainConfig, world: World) -> str | None:
+def explain_memory(error: BaseException, config: TrainConfig, world: World) -> str | None:
     """Explanation of an out-of-memory error; None for any other error."""
     import torch
 
-    on_device = isinstance(wrong, torch.OutOfMemoryError)
-    if not on_device and not isinstance(wrong, MemoryError) and not any(word in str(wrong) for word in _HOST_WORDS):
+    on_device = isinstance(error, torch.OutOfMemoryError)
+    if not on_device and not isinstance(error, MemoryError) and not any(word in str(error) for word in _HOST_WORDS):
         return None
     rank_info = world.rank_info
-    said = (str(wrong).splitlines() or [type(wrong).__name__])[0].split(". GPU ")[0]
+    first_line = (str(error).splitlines() or [type(error).__name__])[0].split(". GPU ")[0]
     held = ""
     if on_device and world.device.type == "cuda":
         parts = hold(config, ranks_sharing(config, rank_info.world_size, rank_info.local_world_size))
@@ -40,7 +40,7 @@ def explain_memory(wrong: BaseException, config: TrainConfig, world: World) -> s
         )
     advice = ", or ".join(change(config, rank_info.world_size)) or "use a larger GPU, or more of them"
     where = f"rank {rank_info.rank} (node {rank_info.node_rank}, {world.device_name})"
-    return f"{MARK} {where}: {said};{held} {advice}"
+    return f"{MARK} {where}: {first_line};{held} {advice}"
 
 
 def hold(config: TrainConfig, sharing: int) -> dict[str, float]:

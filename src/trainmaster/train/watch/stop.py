@@ -24,25 +24,25 @@ class Stop:
     def __init__(self, file: str | Path | None) -> None:
         self._file = Path(file) if file else None
         self._why: str | None = None
-        self._heard: int | None = None  # where the numbers of signals arrive
+        self._signals: int | None = None  # where the numbers of signals arrive
 
     def listen(self) -> None:
         """Install the signal handlers. Called first: a signal during the import of torch counts too."""
         # Python runs its handlers between two lines of the main thread, and a compiler may hold that for a minute. The
         # number of the signal is written here at once, for whichever thread asks.
-        self._heard, inlet = os.pipe()
-        os.set_blocking(self._heard, False)
+        self._signals, inlet = os.pipe()
+        os.set_blocking(self._signals, False)
         os.set_blocking(inlet, False)
         signal.set_wakeup_fd(inlet, warn_on_full_buffer=False)
         for number in SIGNALS:
             if number not in _MAY_BE_IGNORED or signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, self._hear)
+                signal.signal(number, self._on_signal)
 
     def asked(self) -> str | None:
         """Cause of the stop request, or None. Safe from any thread."""
-        if self._why is None and self._heard is not None:
+        if self._why is None and self._signals is not None:
             with contextlib.suppress(BlockingIOError):
-                for number in os.read(self._heard, 64):
+                for number in os.read(self._signals, 64):
                     if number in SIGNALS:
                         self._why = signal.Signals(number).name
         if self._why is None and self._file is not None and self._file.exists():
@@ -53,5 +53,5 @@ class Stop:
         """Record the stop request of another rank."""
         self._why = self._why or why
 
-    def _hear(self, number: int, _: FrameType | None) -> None:
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
         self._why = signal.Signals(number).name

@@ -27,7 +27,7 @@ _LEAST_S = 0.002  # differences below this are no rank's fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Own:
+class RankTime:
     """One rank's own time in a step."""
 
     rank: int
@@ -49,35 +49,36 @@ class Score:
     what: str
 
 
-def score(all_ranks: Sequence[Own]) -> list[Score]:
+def score(all_ranks: Sequence[RankTime]) -> list[Score]:
     """Scores of all ranks, slowest first, preceded by nodes whose ranks are all slow."""
-    step_s = max(statistics.median(one.step_s for one in all_ranks), 1e-9)
-    found = []
-    for one in all_ranks:
+    step_s = max(statistics.median(own.step_s for own in all_ranks), 1e-9)
+    scores = []
+    for own in all_ranks:
         parts = {
-            "data": _excess(one.data_s, [other.data_s for other in all_ranks]) / step_s,
-            "compute": _excess(one.compute_s, [other.compute_s for other in all_ranks]) / step_s,
-            "compute (burst)": _relative(one.burst_s, [other.burst_s for other in all_ranks]),
+            "data": _excess(own.data_s, [other.data_s for other in all_ranks]) / step_s,
+            "compute": _excess(own.compute_s, [other.compute_s for other in all_ranks]) / step_s,
+            "compute (burst)": _relative(own.burst_s, [other.burst_s for other in all_ranks]),
         }
         what = max(parts, key=lambda name: parts[name])
-        name = f"rank {one.rank} (node {one.node})"
-        found.append(Score(name=name, rank=one.rank, node=one.node, score=max(0.0, parts[what]), what=what))
-    found.sort(key=lambda item: -item.score)
-    return [*_nodes(found), *found]
+        name = f"rank {own.rank} (node {own.node})"
+        scores.append(Score(name=name, rank=own.rank, node=own.node, score=max(0.0, parts[what]), what=what))
+    scores.sort(key=lambda item: -item.score)
+    return [*_nodes(scores), *scores]
 
 
 def _nodes(ranks: Sequence[Score]) -> list[Score]:
     nodes: dict[int, list[Score]] = {}
-    for one in ranks:
-        nodes.setdefault(one.node, []).append(one)
+    for rank in ranks:
+        nodes.setdefault(rank.node, []).append(rank)
     if len(nodes) < 2:
         return []
     # Its best rank: a node is slow when all of it is.
-    least = {node: min(members, key=lambda one: one.score) for node, members in nodes.items() if len(members) > 1}
-    found = [
-        Score(name=f"node {node}", rank=None, node=node, score=one.score, what=one.what) for node, one in least.items()
+    least = {node: min(members, key=lambda rank: rank.score) for node, members in nodes.items() if len(members) > 1}
+    scores = [
+        Score(name=f"node {node}", rank=None, node=node, score=rank.score, what=rank.what)
+        for node, rank in least.items()
     ]
-    return sorted((one for one in found if one.score > 0), key=lambda item: -item.score)
+    return sorted((rank for rank in scores if rank.score > 0), key=lambda item: -item.score)
 
 
 def _excess(value: float | None, values: Sequence[float | None]) -> float:
@@ -102,9 +103,9 @@ class Persistent:
 
     def add(self, scores: Sequence[Score]) -> list[Score]:
         """Ranks and nodes that have just become stragglers."""
-        slow = {one.name: one for one in scores if one.score >= self._share}
+        slow = {item.name: item for item in scores if item.score >= self._share}
         self._row = {name: self._row.get(name, 0) + 1 for name in slow}
-        return [one for name, one in slow.items() if self._row[name] == self._readings]
+        return [item for name, item in slow.items() if self._row[name] == self._readings]
 
 
 class Exchange:
@@ -115,7 +116,7 @@ class Exchange:
         self._burst: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
         self._matrix: torch.Tensor | None = None
 
-    def run(self, reading: Reading) -> list[Own]:
+    def run(self, reading: Reading) -> list[RankTime]:
         rank_info = self._world.rank_info
         nan = math.nan
         mine = torch.tensor(
@@ -152,9 +153,9 @@ class Exchange:
         return float(self._burst[0].elapsed_time(self._burst[1])) / 1e3
 
 
-def _own(rank: int, numbers: Sequence[float]) -> Own:
+def _own(rank: int, numbers: Sequence[float]) -> RankTime:
     node, step_s, data_s, compute_s, burst_s = numbers
     known: Mapping[str, float] = {
         name: value for name, value in (("compute_s", compute_s), ("burst_s", burst_s)) if not math.isnan(value)
     }
-    return Own(rank=rank, node=int(node), step_s=step_s, data_s=data_s, **known)
+    return RankTime(rank=rank, node=int(node), step_s=step_s, data_s=data_s, **known)

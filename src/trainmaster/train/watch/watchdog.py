@@ -138,25 +138,25 @@ class Watchdog:
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception as wrong:  # the store went with its keeper, or this torch writes its records otherwise
+        except Exception as error:  # the store went with its keeper, or this torch writes its records otherwise
             if not self._over.is_set():
-                self._run_log.alarm(f"watchdog ended: {type(wrong).__name__}: {(str(wrong).splitlines() or [''])[0]}")
+                self._run_log.alarm(f"watchdog ended: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
 
     def _beat(self) -> None:
         store = self._connect() if self._connect is not None else None
-        told = False
+        passed_on = False
         while not self._over.wait(self._beat_s):
             self._beats += 1
             if store is not None:
                 pulse = RankStatus(beats=self._beats, doing=self.doing, step=self.step, trace=flight_recorder.read())
                 store.set(_key(self._rank_info.rank), hang.render(pulse))
             why = self._stop.asked()
-            if why is not None and store is not None and not told:
+            if why is not None and store is not None and not passed_on:
                 store.set(_STOP, f"{why} on rank {self._rank_info.rank}")
-                told = True
+                passed_on = True
             elif why is None and store is not None and store.check([_STOP]):
                 self._stop.pass_on(store.get(_STOP).decode())
-                told = True
+                passed_on = True
             if self._stop.asked() is not None:
                 self._vote(store, str(self._stop.asked()))
 
@@ -165,21 +165,21 @@ class Watchdog:
     def _watch(self) -> None:
         if self._connect is None:
             return
-        said = False
+        warned = False
         while not self._over.wait(self._beat_s):
             trace, now = flight_recorder.read(), time.time()
             share = trace.waiting[0].share_waited(now) if trace.waiting else 0.0
             if share < _LOOK_AT:
-                self._first, said, self._hang = None, False, None
+                self._first, warned, self._hang = None, False, None
             elif share >= _GIVE_UP_AT:
                 self._give_up(trace)
             elif self._first is None and (self._leads or share >= _ALONE_AT):
                 self._first = time.monotonic(), self._statuses()
-            elif share >= _SAY_AT and not said and (found := self._judge(trace, share)):
-                self._hang = found
+            elif share >= _SAY_AT and not warned and (verdict := self._judge(trace, share)):
+                self._hang = verdict
                 self._tell(self._hang)
                 self._run_log.warning(self._hang.line.replace(hang.MARK, "waiting:", 1))
-                said = True
+                warned = True
 
     @property
     def _leads(self) -> bool:
@@ -188,13 +188,13 @@ class Watchdog:
 
     def _judge(self, trace: flight_recorder.Trace, share: float) -> Hang | None:
         """The missing ranks of the collective that this rank waits in: found here, or published by a leader."""
-        if not self._leads and (found := self._published(trace)) is not None:
-            return found
+        if not self._leads and (verdict := self._published(trace)) is not None:
+            return verdict
         if self._first is None or (not self._leads and share < _ALONE_FIND_AT):
             return None
-        found = self._find(trace, self._first)
-        self._answered(lambda store: store.set(_hang_key(trace), hang.render_hang(found)))
-        return found
+        verdict = self._find(trace, self._first)
+        self._answered(lambda store: store.set(_hang_key(trace), hang.render_hang(verdict)))
+        return verdict
 
     def _published(self, trace: flight_recorder.Trace) -> Hang | None:
         key = _hang_key(trace)
@@ -234,22 +234,24 @@ class Watchdog:
             values = dict(zip(known, store.multi_get(known), strict=True))
             return [values.get(key, b"") for key in keys]
 
-        found: list[bytes] | None = self._answered(read)
-        if found is None:
+        texts: list[bytes] | None = self._answered(read)
+        if texts is None:
             alive = RankStatus(beats=time.monotonic_ns(), doing="train", step=self.step, trace=flight_recorder.read())
             return [None if who.rank == 0 else alive for who in self._everyone]
-        return [hang.parse(value) for value in found]
+        return [hang.parse(value) for value in texts]
 
-    def _tell(self, found: Hang) -> None:
-        self._run_log.hang_found(ranks=found.ranks, nodes=found.nodes, collective=found.collective, why=found.line)
+    def _tell(self, verdict: Hang) -> None:
+        self._run_log.hang_found(
+            ranks=verdict.ranks, nodes=verdict.nodes, collective=verdict.collective, why=verdict.line
+        )
 
     def _give_up(self, trace: flight_recorder.Trace) -> None:
         # Not asked again: another rank may have given up a moment ago and taken the store with it.
-        found = self._hang or self._published(trace)
-        if found is None:
-            found = self._find(trace, self._first or (time.monotonic(), self._statuses()))
-        self._tell(found)
-        self._run_log.alarm(f"{found.line}; gave up after {time.time() - trace.waiting[0].since:.0f} s")
+        verdict = self._hang or self._published(trace)
+        if verdict is None:
+            verdict = self._find(trace, self._first or (time.monotonic(), self._statuses()))
+        self._tell(verdict)
+        self._run_log.alarm(f"{verdict.line}; gave up after {time.time() - trace.waiting[0].since:.0f} s")
         _exit(1)
 
     def explain(self) -> str | None:
@@ -258,11 +260,11 @@ class Watchdog:
             return None
         first = time.monotonic(), self._statuses()
         time.sleep(3 * self._beat_s)
-        found = self._find(flight_recorder.Trace(), first)
-        return found.line.removeprefix(hang.MARK).split("; ")[0].strip() if found.ranks else None
+        verdict = self._find(flight_recorder.Trace(), first)
+        return verdict.line.removeprefix(hang.MARK).split("; ")[0].strip() if verdict.ranks else None
 
 
-def meet(rank_info: RankInfo) -> tuple[list[RankProcess], Callable[[], Store] | None]:
+def exchange_ranks(rank_info: RankInfo) -> tuple[list[RankProcess], Callable[[], Store] | None]:
     """Processes of all ranks, and a function that opens another connection to the rendezvous store."""
     import torch.distributed as dist
 

@@ -94,29 +94,29 @@ class Managed:
         self._ending = False
         self._guard()
         try:
-            found = rank_sync.on_first(lambda: survey(self._records, self._library), group=self._group)
-        except rank_sync.RankError as wrong:
-            raise CheckpointError(f"cannot tell what namespace {self._config.namespace} holds: {wrong}") from wrong
+            result = rank_sync.on_first(lambda: survey(self._records, self._library), group=self._group)
+        except rank_sync.RankError as error:
+            raise CheckpointError(f"cannot tell what namespace {self._config.namespace} holds: {error}") from error
         reach("load:listed")
-        self._records.in_s3 = found.in_s3
-        for where, why in found.remarks:
+        self._records.in_s3 = result.in_s3
+        for where, why in result.remarks:
             self._run.rejected(where, why)
-        for tier, record in found.whole:
+        for tier, record in result.whole:
             where = self._where(tier, record.step)
             must_match(where, as_of_today(where, record.run), self._run.identity)
             try:
                 state = schema.build(State, record.state)
                 self._fill(tier, record)
-            except (rank_sync.RankError, CheckpointException, SpecError, NotSaved) as wrong:
-                self._run.rejected(where, rank_sync.cause(wrong))
+            except (rank_sync.RankError, CheckpointException, SpecError, NotSaved) as error:
+                self._run.rejected(where, rank_sync.cause(error))
                 continue
             reach("load:filled")
             if record.feed is not None:
                 restore_feed(self._run.feed, record.feed)
-            in_s3 = (one.step for kind, one in found.whole if kind == "s3" and one.step <= state.step)
+            in_s3 = (saved.step for kind, saved in result.whole if kind == "s3" and saved.step <= state.step)
             self._s3_step = max(in_s3, default=0)
             return Loaded(state=state, path=where, seconds=time.perf_counter() - started, feed=record.feed, tier=tier)
-        self._refuse(found)
+        self._refuse(result)
         return None
 
     def _fill(self, tier: Tier, record: Record) -> None:
@@ -127,24 +127,24 @@ class Managed:
         weights, moments = get_state_dict(run.model, run.optimizer)
         try:
             load_shards({"model": weights, "optimizer": moments}, storage_reader=reader, process_group=self._group)
-        except CheckpointException as wrong:
+        except CheckpointException as error:
             # Its own words are "read failed"; what was wrong with which part is in the faults.
             seen = sorted({fault for part in rank_sync.on_all(lambda: faults, group=self._group) for fault in part})
-            raise rank_sync.RankError("; ".join(seen) or rank_sync.cause(wrong)) from wrong
+            raise rank_sync.RankError("; ".join(seen) or rank_sync.cause(error)) from error
         set_state_dict(run.model, run.optimizer, model_state_dict=weights, optim_state_dict=moments)
 
-    def _refuse(self, found: Survey) -> None:
+    def _refuse(self, result: Survey) -> None:
         """Raise unless it is certain that there has never been a checkpoint."""
         config = self._config
         another = "or choose another checkpoint.managed.namespace to start at step 0"
-        if found.exist:
+        if result.exist:
             raise CheckpointError(
-                f"namespace {config.namespace} has checkpoints (newest: step {found.newest}) and none can be trusted, "
-                f"in memory or in {config.s3}: {found.unknown or 'see the lines above'}; bring one back, {another}"
+                f"namespace {config.namespace} has checkpoints (newest: step {result.newest}) and none can be trusted, "
+                f"in memory or in {config.s3}: {result.unknown or 'see the lines above'}; bring one back, {another}"
             )
-        if found.unknown:
+        if result.unknown:
             raise CheckpointError(
-                f"cannot tell whether namespace {config.namespace} has checkpoints: {found.unknown}; bring it back, "
+                f"cannot tell whether namespace {config.namespace} has checkpoints: {result.unknown}; bring it back, "
                 f"{another}"
             )
 
@@ -197,7 +197,7 @@ class Managed:
             self._draft.staged.exception()
             self._stall_s += time.perf_counter() - begun
 
-    def look(self) -> list[Ended]:
+    def collect_finished(self) -> list[Ended]:
         if self._saving is not None and not rank_sync.any_rank(not self._saving.done()):
             self._wait()
         ended, self._ended = self._ended, []
@@ -228,10 +228,10 @@ class Managed:
         except TimeoutError:
             return
         self._saving = self._draft = None
-        for one in ended:
-            if isinstance(one, Saved) and one.tier == "s3":
-                self._s3_step = one.step
-            self._ended.append(replace(one, stall_s=self._stall_s) if isinstance(one, Saved) else one)
+        for save in ended:
+            if isinstance(save, Saved) and save.tier == "s3":
+                self._s3_step = save.step
+            self._ended.append(replace(save, stall_s=self._stall_s) if isinstance(save, Saved) else save)
 
     # Saving, in the background
 
@@ -241,7 +241,7 @@ class Managed:
             if number:
                 time.sleep(backoff_s(number, first_s=config.retry_s, jitter=False))
             ended = self._attempt(draft)
-            if any(isinstance(one, Saved) for one in ended):
+            if any(isinstance(save, Saved) for save in ended):
                 break
         return ended
 
@@ -252,8 +252,8 @@ class Managed:
         for to_s3 in (draft.to_s3, not draft.to_s3):
             try:
                 record = self._commit(self._write(draft, to_s3=to_s3))
-            except NotSaved as wrong:
-                ended.append(Failed(step=step, why=str(wrong), tier="s3" if to_s3 else "memory"))
+            except NotSaved as error:
+                ended.append(Failed(step=step, why=str(error), tier="s3" if to_s3 else "memory"))
                 continue
             warning = self._prune(step) if record.s3 else None
             tiers: list[Tier] = [tier for tier in ("memory", "s3") if getattr(record, tier)]
@@ -285,12 +285,12 @@ class Managed:
             staged, (writer, written) = made
             save_shards(staged, storage_writer=writer, process_group=self._group)
             reach("save:shards")
-            told = rank_sync.on_all(lambda: (written.parts, written.refused), group=self._group)
-        except (rank_sync.RankError, CheckpointException) as wrong:
+            per_rank = rank_sync.on_all(lambda: (written.parts, written.refused), group=self._group)
+        except (rank_sync.RankError, CheckpointException) as error:
             # The library's words are "write failed"; why the daemon refused was heard by its client.
             heard = rank_sync.on_all(lambda: made[1][1].refused if len(made) == 2 else [], group=self._group)
             words = sorted({word for part in heard for word in part})
-            raise NotSaved("; ".join([rank_sync.cause(wrong), *words])) from wrong
+            raise NotSaved("; ".join([rank_sync.cause(error), *words])) from error
         finally:
             if len(made) == 2:
                 made[1][1].close()
@@ -298,8 +298,8 @@ class Managed:
             step=draft.state.step,
             namespace=self._library.namespace,
             ranks=dist.get_world_size(),
-            parts={name: part for parts, _ in told for name, part in parts.items()},
-            memory=not any(refused for _, refused in told),
+            parts={name: part for parts, _ in per_rank for name, part in parts.items()},
+            memory=not any(refused for _, refused in per_rank),
             s3=to_s3,
             state=asdict(draft.state),
             run=self._run.identity,
@@ -312,8 +312,8 @@ class Managed:
         """Make it a checkpoint: the record, as far as it was true, in the tiers that took it."""
         try:
             kept = rank_sync.on_first(lambda: self._records.write(record), group=self._group)
-        except rank_sync.RankError as wrong:
-            raise NotSaved(rank_sync.cause(wrong)) from wrong
+        except rank_sync.RankError as error:
+            raise NotSaved(rank_sync.cause(error)) from error
         reach("save:committed")
         return kept
 
@@ -327,8 +327,8 @@ class Managed:
             )
             mine = gone[dist.get_rank() :: dist.get_world_size()]
             rank_sync.on_all(lambda: self._records.delete(mine), group=self._group)
-        except rank_sync.RankError as wrong:
-            return f"old checkpoints could not be deleted: {wrong}"
+        except rank_sync.RankError as error:
+            return f"old checkpoints could not be deleted: {error}"
         reach("save:pruned")
         return None
 

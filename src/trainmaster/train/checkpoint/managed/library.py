@@ -115,17 +115,17 @@ class Library:
         try:
             with urllib.request.urlopen(url, timeout=self._config.timeout_s) as answer:  # noqa: S310 (the config's own)
                 return sorted((int(step) for step in json.load(answer)), reverse=True)
-        except urllib.error.HTTPError as wrong:
-            with wrong:
-                if wrong.code == 404:
+        except urllib.error.HTTPError as error:
+            with error:
+                if error.code == 404:
                     return []
-                raise TierError(f"the memory daemon at {self.daemon} answers with {wrong.code}") from None
-        except (OSError, ValueError, TypeError) as wrong:
-            raise TierError(f"the memory daemon at {self.daemon} does not answer: {wrong}") from None
+                raise TierError(f"the memory daemon at {self.daemon} answers with {error.code}") from None
+        except (OSError, ValueError, TypeError) as error:
+            raise TierError(f"the memory daemon at {self.daemon} does not answer: {error}") from None
 
     def read_record(self, step: int) -> bytes | None:
         """The record of a step from the daemon, or None where it has none."""
-        text: bytes | None = self._asked(lambda client: client.get_checkpoint(step, rank=0))
+        text: bytes | None = self._request(lambda client: client.get_checkpoint(step, rank=0))
         return text
 
     def write_record(self, step: int, text: bytes) -> None:
@@ -133,19 +133,19 @@ class Library:
             client.get_or_create_namespace()
             client.put_checkpoint(step, text, rank=0)
 
-        self._asked(put)
+        self._request(put)
 
     @property
     def records(self) -> str:
         """The namespace of the records: one for all numbers of ranks, so that any number finds them."""
         return f"{self._config.namespace}-records"
 
-    def _asked(self, action: Callable[[Any], Any]) -> Any:
+    def _request(self, action: Callable[[Any], Any]) -> Any:
         client = self._client(self.records, 1, steps_retained=_RECORDS_RETAINED, metadata_file_count=0)
         try:
             return action(client)
-        except Exception as wrong:  # the library raises what it likes, KeyError for a missing header among it
-            raise TierError(f"the memory daemon at {self.daemon}: {_words(wrong)}") from wrong
+        except Exception as error:  # the library raises what it likes, KeyError for a missing header among it
+            raise TierError(f"the memory daemon at {self.daemon}: {_words(error)}") from error
         finally:
             client.close()
 
@@ -181,8 +181,8 @@ class WrittenParts:
         self.parts[INDEX if metadata_index is not None else str(rank)] = self._measure(data)
         try:
             self._client.put_checkpoint(step=step, data=data, metadata_index=metadata_index, rank=rank)
-        except Exception as wrong:
-            self.refused.append(_words(wrong))
+        except Exception as error:
+            self.refused.append(_words(error))
             raise
 
     def close(self) -> None:
@@ -227,10 +227,10 @@ class CheckedS3:
         yield io.BytesIO(data)
 
 
-def _must_be(name: str, found: Part, said: Part) -> None:
-    if found.size_bytes != said.size_bytes:
-        raise TierError(f"{_named(name)} has {found.size_bytes} bytes instead of {said.size_bytes}")
-    if found != said:
+def _must_be(name: str, actual: Part, expected: Part) -> None:
+    if actual.size_bytes != expected.size_bytes:
+        raise TierError(f"{_named(name)} has {actual.size_bytes} bytes instead of {expected.size_bytes}")
+    if actual != expected:
         raise TierError(f"{_named(name)} does not match its checksum")
 
 
@@ -243,12 +243,12 @@ def _noted(faults: list[str]) -> Iterator[None]:
     """Keep the words of an error: the library drops them on the way up."""
     try:
         yield
-    except Exception as wrong:
-        faults.append(_words(wrong))
+    except Exception as error:
+        faults.append(_words(error))
         raise
 
 
-def _words(wrong: BaseException) -> str:
+def _words(error: BaseException) -> str:
     """The error with its cause: the library's own text is "Connection error" alone."""
-    text = str(wrong) if isinstance(wrong, TierError) else f"{type(wrong).__name__}: {wrong}"
-    return f"{text} ({wrong.__cause__})" if wrong.__cause__ is not None else text
+    text = str(error) if isinstance(error, TierError) else f"{type(error).__name__}: {error}"
+    return f"{text} ({error.__cause__})" if error.__cause__ is not None else text

@@ -60,8 +60,8 @@ def parse(text: bytes) -> Record:
         plain = json.loads(text)
         digest = plain.pop("digest")
         record = schema.build(Record, plain)
-    except (ValueError, KeyError, TypeError, AttributeError, SpecError) as wrong:
-        raise CheckpointError(f"its record is damaged: {type(wrong).__name__}: {wrong}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, SpecError) as error:
+        raise CheckpointError(f"its record is damaged: {type(error).__name__}: {error}") from None
     if digest != _digest(plain):
         raise CheckpointError("its record does not match its own digest")
     missing = {INDEX, *map(str, range(record.ranks))} - set(record.parts)

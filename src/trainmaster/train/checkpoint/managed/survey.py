@@ -54,10 +54,10 @@ class Records:
         try:
             self.store.put(_name(record), render(record))
             self.in_s3 = True
-        except StorageError as wrong:
+        except StorageError as error:
             # Without one in S3, a daemon that lost its memory would look like one that never had any.
             if not self.in_s3 or not record.memory:
-                raise CheckpointError(f"its record could not be put into {self.base}: {wrong}") from wrong
+                raise CheckpointError(f"its record could not be put into {self.base}: {error}") from error
             record = replace(record, s3=False)
             self._library.write_record(record.step, render(record))
             return record
@@ -95,13 +95,13 @@ class Records:
             return []  # its parts cannot be located any more
 
     def _list_names(self) -> dict[tuple[int, Tier], str]:
-        found = ((_RECORD.fullmatch(item.path), item.path) for item in self.store.list("records"))
-        return {_key(match): path for match, path in found if match}
+        matches = ((_RECORD.fullmatch(item.path), item.path) for item in self.store.list("records"))
+        return {_key(match): path for match, path in matches if match}
 
     def find_in_s3(self, survey: Survey) -> dict[tuple[Tier, int], Record]:
         """Every record in S3 that can be read; what cannot goes to the survey."""
         paths = [item.path for item in self.store.list()]
-        found: dict[tuple[Tier, int], Record] = {}
+        records: dict[tuple[Tier, int], Record] = {}
         names = sorted(((_key(match), path) for path in paths if (match := _RECORD.fullmatch(path))), reverse=True)
         survey.in_s3 = bool(names)
         for number, ((step, tier), path) in enumerate(names):
@@ -110,15 +110,15 @@ class Records:
                 continue  # its parts have long been replaced
             try:
                 record = parse(self.store.get(path))
-            except (CheckpointError, ObjectMissing) as wrong:
-                survey.remarks.append((f"{self.base}/{path}", str(wrong)))
+            except (CheckpointError, ObjectMissing) as error:
+                survey.remarks.append((f"{self.base}/{path}", str(error)))
                 continue
             if record.s3:
-                found["s3", step] = record
+                records["s3", step] = record
             if record.memory and number < _IN_MEMORY:
-                found["memory", step] = record
+                records["memory", step] = record
         self._find_unfinished(paths, survey)
-        return found
+        return records
 
     def _find_unfinished(self, paths: list[str], survey: Survey) -> None:
         """Steps newer than every record: a rank was lost while they were saved."""
@@ -133,7 +133,7 @@ class Records:
             survey.exist = survey.exist or ("index" in names and survey.newest is None)
 
     def find_in_memory(self, survey: Survey) -> dict[tuple[Tier, int], Record]:
-        found: dict[tuple[Tier, int], Record] = {}
+        records: dict[tuple[Tier, int], Record] = {}
         library = self._library
         for step in library.list_steps(library.records):
             where = f"{library.daemon}/{library.records} step {step}"
@@ -142,37 +142,37 @@ class Records:
                 continue  # replaced since it was listed
             survey.saw(step)
             try:
-                found["memory", step] = parse(text)
-            except CheckpointError as wrong:
-                survey.remarks.append((where, str(wrong)))
-        for namespace in sorted({library.namespace, *(record.namespace for record in found.values())}):
+                records["memory", step] = parse(text)
+            except CheckpointError as error:
+                survey.remarks.append((where, str(error)))
+        for namespace in sorted({library.namespace, *(record.namespace for record in records.values())}):
             for step in library.list_steps(namespace):
                 if survey.newest is None or step > survey.newest:
                     why = "never finished: it has no record"
                     survey.remarks.append((f"{library.daemon}/{namespace} step {step}", why))
-        return found
+        return records
 
 
 def survey(records: Records, library: Library) -> Survey:
     """Survey both tiers. A tier that cannot be read is not an empty one, and is named in `unknown`."""
     result, unknown = Survey(), []
-    found: dict[tuple[Tier, int], Record] = {}
+    by_tier: dict[tuple[Tier, int], Record] = {}
     try:
-        found = records.find_in_s3(result)
-    except StorageError as wrong:
-        unknown.append(str(wrong))
-        result.remarks.append((records.base, f"cannot be asked, only the daemon's memory is: {wrong}"))
+        by_tier = records.find_in_s3(result)
+    except StorageError as error:
+        unknown.append(str(error))
+        result.remarks.append((records.base, f"cannot be asked, only the daemon's memory is: {error}"))
     try:
         # The daemon's own records count for it: S3 may hold the one of an earlier attempt at the same step.
-        found |= records.find_in_memory(result)
-    except TierError as wrong:
-        unknown.append(str(wrong))
-        lost = sorted(step for tier, step in found if tier == "memory")
-        found = {key: record for key, record in found.items() if key[0] != "memory"}
-        said = f"; step {lost[-1]} was saved there" if lost else ""
-        result.remarks.append((library.daemon, f"cannot be asked, only S3 is: {wrong}{said}"))
-    order = sorted(found, key=lambda key: (-key[1], key[0]))  # newest first, and "memory" before "s3"
-    result.whole = [(tier, found[tier, step]) for tier, step in order]
+        by_tier |= records.find_in_memory(result)
+    except TierError as error:
+        unknown.append(str(error))
+        lost = sorted(step for tier, step in by_tier if tier == "memory")
+        by_tier = {key: record for key, record in by_tier.items() if key[0] != "memory"}
+        was_there = f"; step {lost[-1]} was saved there" if lost else ""
+        result.remarks.append((library.daemon, f"cannot be asked, only S3 is: {error}{was_there}"))
+    order = sorted(by_tier, key=lambda key: (-key[1], key[0]))  # newest first, and "memory" before "s3"
+    result.whole = [(tier, by_tier[tier, step]) for tier, step in order]
     result.unknown = "; ".join(unknown)
     return result
 

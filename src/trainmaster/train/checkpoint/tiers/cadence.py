@@ -121,9 +121,9 @@ class Cadence:
             [*measured, *(replace(t, every_steps=max(t.every_steps, measured[-1].every_steps)) for t in waiting)]
         ), bound
 
-    def adopt(self, found: tuple[list[Tier], Bound]) -> None:
+    def adopt(self, reckoned: tuple[list[Tier], Bound]) -> None:
         """Go on with what rank 0 has reckoned."""
-        self._tiers, self.bound = found[0], found[1]
+        self._tiers, self.bound = reckoned[0], reckoned[1]
 
     def _farthest(self, step: int) -> str | None:
         """The farthest tier that is due: a multiple of its interval has been passed since its last save began."""

@@ -41,7 +41,7 @@ class Tier:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class LossBound:
     """What one kind of loss costs at most; no tier: everything."""
 
     tier: str | None
@@ -55,7 +55,7 @@ class Bound:
 
     step_s: float
     every_steps: Mapping[str, int]  # of each tier
-    losses: Mapping[str, Held]  # by the names of LOSSES
+    losses: Mapping[str, LossBound]  # by the names of LOSSES
     limit_steps: int | None  # what was asked for, in steps of today's length
     unmeasured: tuple[str, ...] = ()  # tiers that no save has reached yet: what they would hold is not in here
     missed: str | None = None  # why the limit is not held for a process or a node, and what would hold
@@ -86,17 +86,17 @@ class Bound:
 
     def lines(self) -> list[str]:
         """The same for people: what is lost, most of the time by one tier, in one line."""
-        costs: dict[Held, list[str]] = {}
+        costs: dict[LossBound, list[str]] = {}
         for kind, held in self.losses.items():
             costs.setdefault(held, []).append(LOSSES[kind][0])
         often = ", ".join(f"{name} every {every} steps" for name, every in self.every_steps.items())
-        told = "; ".join(f"{' or '.join(kinds)} costs {_cost(held)}" for held, kinds in costs.items())
+        costs_text = "; ".join(f"{' or '.join(kinds)} costs {_cost(held)}" for held, kinds in costs.items())
         yet = f" ({', '.join(self.unmeasured)}: not measured yet)" if self.unmeasured else ""
-        lines = [f"{told}{yet}; saved to {often}"]
+        lines = [f"{costs_text}{yet}; saved to {often}"]
         return [*lines, f"WARNING: {self.missed}"] if self.missed else lines
 
 
-def _cost(held: Held) -> str:
+def _cost(held: LossBound) -> str:
     if held.lost_steps is None or held.lost_s is None:
         return "the whole run"
     time = f"{held.lost_s:.3g} s" if held.lost_s < 90 else f"{held.lost_s / 60:.1f} min"
@@ -153,7 +153,7 @@ def bound_of(tiers: Sequence[Tier], *, step_s: float, pause_s: float = 0.0, limi
         name = min(left, key=lambda name: lost[name], default=None)
         steps = lost[name] if name is not None else None
         seconds = (steps + 1) * step_s + pause_s if steps is not None else None
-        losses[kind] = Held(tier=name, lost_steps=steps, lost_s=seconds)
+        losses[kind] = LossBound(tier=name, lost_steps=steps, lost_s=seconds)
     return Bound(
         step_s=step_s,
         every_steps={tier.name: tier.every_steps for tier in tiers},
@@ -163,7 +163,9 @@ def bound_of(tiers: Sequence[Tier], *, step_s: float, pause_s: float = 0.0, limi
     )
 
 
-def _missed(tiers: Sequence[Tier], losses: Mapping[str, Held], step_s: float, limit_steps: int | None) -> str | None:
+def _missed(
+    tiers: Sequence[Tier], losses: Mapping[str, LossBound], step_s: float, limit_steps: int | None
+) -> str | None:
     """Why the limit is missed for the loss of a process or a node; farther tiers save as often as they keep up with."""
     if limit_steps is None:
         return None

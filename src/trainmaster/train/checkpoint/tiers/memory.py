@@ -64,16 +64,16 @@ def open_folder(folder: Path) -> str:
 
 def list_steps(folder: Path) -> dict[int, Manifest | str]:
     """What is committed here, or what is wrong with its manifest."""
-    found: dict[int, Manifest | str] = {}
+    steps: dict[int, Manifest | str] = {}
     for step in _steps(folder):
         path = manifests.path_of(folder, step)
         if not (path / MANIFEST).exists():
             continue
         try:
-            found[step] = manifests.read(path)
-        except CheckpointError as wrong:
-            found[step] = str(wrong)
-    return found
+            steps[step] = manifests.read(path)
+        except CheckpointError as error:
+            steps[step] = str(error)
+    return steps
 
 
 def begin(folder: Path, step: int) -> None:
@@ -136,7 +136,7 @@ def drop(folder: Path) -> None:
 def _steps(folder: Path) -> list[int]:
     """Newest first."""
     names = (entry.name for entry in folder.iterdir()) if folder.is_dir() else ()
-    return sorted((int(found[1]) for name in names if (found := _STEP.fullmatch(name))), reverse=True)
+    return sorted((int(match[1]) for name in names if (match := _STEP.fullmatch(name))), reverse=True)
 
 
 def _free(folder: Path) -> int:

@@ -74,8 +74,8 @@ class Remote:
         objects = self._objects(step)
         try:
             rank_sync.on_first(lambda: prune(self._store, keep=keep, newest=step, objects=objects), group=self._uploads)
-        except rank_sync.RankError as wrong:
-            return f"old checkpoints in {self} could not be deleted: {wrong}"
+        except rank_sync.RankError as error:
+            return f"old checkpoints in {self} could not be deleted: {error}"
         return None
 
     def agreed(self, question: Callable[[], bool]) -> bool:
@@ -152,13 +152,13 @@ class Remote:
             there = {item.path: item.size_bytes for item in self._store.list(objects)}
         except ObjectMissing:
             raise
-        except StorageError as wrong:
-            return str(wrong)
+        except StorageError as error:
+            return str(error)
         for name, record in manifest.files.items():
             size = there.get(f"{objects}/{name}")
             if size != record.size_bytes:
-                found = "is missing" if size is None else f"has {size} bytes instead of {record.size_bytes}"
-                raise CheckpointError(f"{name} {found}")
+                fault = "is missing" if size is None else f"has {size} bytes instead of {record.size_bytes}"
+                raise CheckpointError(f"{name} {fault}")
         draft.mkdir(parents=True, exist_ok=True)
         for entry in draft.iterdir():
             if entry.name not in manifest.files:
@@ -172,15 +172,15 @@ class Remote:
                 download(self._store, f"{manifest.objects or _name(manifest.step)}/{name}", draft / name, record)
         except ObjectMissing:
             raise
-        except StorageError as wrong:
-            return str(wrong)
+        except StorageError as error:
+            return str(error)
         return None
 
 
 def list_steps(store: Store) -> list[int]:
     """Every step whose upload was finished, newest first, good or bad."""
-    found = (_FINISHED.fullmatch(item.path) for item in store.list())
-    return sorted((int(one[1]) for one in found if one), reverse=True)
+    matches = (_FINISHED.fullmatch(item.path) for item in store.list())
+    return sorted((int(match[1]) for match in matches if match), reverse=True)
 
 
 def download(store: Store, path: str, to: Path, record: FileRecord) -> None:
@@ -214,12 +214,12 @@ def prune(store: Store, *, keep: int, newest: int, objects: str) -> None:
     """
     kept = [step for step in list_steps(store) if step <= newest][:keep]
     for item in sorted(store.list(), key=lambda item: not item.path.endswith(f"/{MANIFEST}")):
-        found = _STEP.fullmatch(item.path)
+        match = _STEP.fullmatch(item.path)
         # The manifest first: what is half deleted must not look like a damaged checkpoint.
-        if not found or int(found[2]) > newest:
+        if not match or int(match[2]) > newest:
             continue
-        replaced = int(found[2]) == newest and found[1] != objects and found[3] != MANIFEST
-        if replaced or int(found[2]) not in kept:
+        replaced = int(match[2]) == newest and match[1] != objects and match[3] != MANIFEST
+        if replaced or int(match[2]) not in kept:
             store.delete(item.path)
 
 

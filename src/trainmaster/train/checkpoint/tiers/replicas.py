@@ -22,7 +22,7 @@ from trainmaster.train.checkpoint.manifest import FileRecord, Manifest
 from trainmaster.train.checkpoint.protocol import Run
 from trainmaster.train.checkpoint.tiers import memory
 from trainmaster.train.checkpoint.tiers.loss_bound import MEMORY
-from trainmaster.train.checkpoint.tiers.send import Transfer, exchange
+from trainmaster.train.checkpoint.tiers.rank_transfer import Transfer, exchange
 from trainmaster.train.drill.failpoints import reach
 from trainmaster.train.parallel import rank_sync
 
@@ -163,20 +163,20 @@ class Replicas:
 
     def _exchange(self, path: Path, transfers: Sequence[Transfer], group: dist.ProcessGroup | None) -> None:
         faults = rank_sync.on_all(lambda: exchange(path, transfers, group=group), group=group)
-        told = [f"rank {rank}: {fault}" for rank, found in enumerate(faults) for fault in found]
-        if told:
-            raise rank_sync.RankError("; ".join(told))
+        lines = [f"rank {rank}: {fault}" for rank, own_faults in enumerate(faults) for fault in own_faults]
+        if lines:
+            raise rank_sync.RankError("; ".join(lines))
 
     def _inventories(self) -> list[dict[int, Manifest | str]]:
         return rank_sync.on_all(lambda: memory.list_steps(self._folder) if self._leads else {}, group=self._loads)
 
     def _choose(self, step: int) -> Manifest:
         """Of a step that was saved twice, by a run and by one that went back before it, the later."""
-        found = [part[step] for part in self._inventories() if step in part]
-        good = [one for one in found if isinstance(one, Manifest)]
+        entries = [part[step] for part in self._inventories() if step in part]
+        good = [entry for entry in entries if isinstance(entry, Manifest)]
         if not good:
-            raise rank_sync.RankError("; ".join(str(one) for one in found) or "it is gone")
-        return max(good, key=lambda one: one.saved_at)
+            raise rank_sync.RankError("; ".join(str(entry) for entry in entries) or "it is gone")
+        return max(good, key=lambda entry: entry.saved_at)
 
     def _verify(self, path: Path, manifest: Manifest) -> list[set[str]]:
         """Per node, the files there that match the manifest. Read whole, divided among the node's ranks."""
@@ -206,11 +206,13 @@ class Replicas:
                         record=manifest.files[name],
                     )
                 )
-        coming = sum(one.record.size_bytes for one in transfers if self._node_of[one.target] == self._node)
+        coming = sum(
+            transfer.record.size_bytes for transfer in transfers if self._node_of[transfer.target] == self._node
+        )
         rank_sync.on_all(lambda: memory.must_have(self._folder, coming) if self._leads else None, group=self._loads)
         self._exchange(path, transfers, self._loads)
-        for one in transfers:
-            here[self._node_of[one.target]].add(one.name)
+        for transfer in transfers:
+            here[self._node_of[transfer.target]].add(transfer.name)
 
 
 def open_memory(
@@ -231,8 +233,8 @@ def open_memory(
 
     try:
         opened = Replicas(folder, group=group, loads=loads, check=check, needs=lambda path: _find_needed(run, path))
-    except rank_sync.RankError as wrong:
-        run.say(f"no saves to memory, only to {checkpoints}: {wrong}")
+    except rank_sync.RankError as error:
+        run.say(f"no saves to memory, only to {checkpoints}: {error}")
         return None
     if opened.nodes == 1:
         run.say(f"saves to memory ({folder}) have no copy on a second node: they survive processes alone")

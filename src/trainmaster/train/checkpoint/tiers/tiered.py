@@ -28,9 +28,9 @@ from trainmaster.train.checkpoint.lock import Fence
 from trainmaster.train.checkpoint.protocol import Ended, Failed, Loaded, Run, Saved
 from trainmaster.train.checkpoint.save import CannotSave, Save, SaveError, Written, retry
 from trainmaster.train.checkpoint.snapshot import Snapshots, restore_feed
+from trainmaster.train.checkpoint.tiers.background_copy import Follower, Job
 from trainmaster.train.checkpoint.tiers.cadence import Cadence
-from trainmaster.train.checkpoint.tiers.first import FirstTier
-from trainmaster.train.checkpoint.tiers.follower import Follower, Job
+from trainmaster.train.checkpoint.tiers.first_save import FirstTier
 from trainmaster.train.checkpoint.tiers.loss_bound import DISK, MEMORY, REMOTE, Bound
 from trainmaster.train.checkpoint.tiers.memory_to_disk import copy_to_disk
 from trainmaster.train.checkpoint.tiers.remote import Remote
@@ -118,7 +118,7 @@ class Tiered:
         self._is_last = False
         run = self._run
         unlocked = self._lock_disk()
-        found = load_newest(
+        loaded = load_newest(
             self._readable(),
             run=run.identity,
             model=run.model,
@@ -132,18 +132,18 @@ class Tiered:
             raise CannotSave(f"no checkpoint can be saved in {self._disk}: {unlocked}")
         if unlocked is not None:
             run.say(f"{self._disk} cannot be locked, so nothing is saved there until it can: {unlocked}")
-        if found is not None and found.feed is not None:
-            restore_feed(run.feed, found.feed)
-        self._committed = found.state.step if found is not None else 0
+        if loaded is not None and loaded.feed is not None:
+            restore_feed(run.feed, loaded.feed)
+        self._committed = loaded.state.step if loaded is not None else 0
         self._cadence.start(self._committed)
-        if found is not None and found.tier == DISK:
+        if loaded is not None and loaded.tier == DISK:
             if self._disk.fence.number:
                 # Before the first save: a disk that is full of what may go would never take it.
-                warning = self._disk.prune(found.state.step, spare=(), group=self._group)
+                warning = self._disk.prune(loaded.state.step, spare=(), group=self._group)
                 if warning is not None:
                     run.say(warning)
-            self._catch_up(found.state.step)
-        return found
+            self._catch_up(loaded.state.step)
+        return loaded
 
     def save(self, state: State) -> None:
         self._wait()
@@ -165,7 +165,7 @@ class Tiered:
     def before_update(self) -> None:
         self._snapshots.fence()
 
-    def look(self) -> list[Ended]:
+    def collect_finished(self) -> list[Ended]:
         self._cadence.tick()
         current = self._current.save if self._current is not None else None
         flying = [current, self._to_disk.save, self._to_remote.save]
@@ -232,9 +232,9 @@ class Tiered:
                 save.warning = remote.upload(job.step, keep=config.keep)
                 save.result = Written(path=Path(), manifest=job.manifest)
                 return
-            except rank_sync.RankError as wrong:
+            except rank_sync.RankError as error:
                 if attempt + 1 == _UPLOADS or remote.agreed(self._ending.is_set):
-                    raise SaveError(f"{wrong} ({attempt + 1} attempts)") from wrong
+                    raise SaveError(f"{error} ({attempt + 1} attempts)") from error
                 self._ending.wait(backoff_s(attempt + 1, first_s=_UPLOAD_PAUSE_S, jitter=False))
 
     # Collecting finished saves, on the thread that trains
@@ -338,8 +338,8 @@ class Tiered:
         """Claim the lock of the folder; returns why it cannot be claimed now. LockHeld where another run has it."""
         try:
             retry(lambda: self._disk.fence.check(group=self._group), self._disk.retries)
-        except SaveError as wrong:
-            return str(wrong)
+        except SaveError as error:
+            return str(error)
         return None
 
     # Choice of tiers
@@ -354,9 +354,9 @@ class Tiered:
         return Cadence(self._config, names, replicated=self._memory is not None and self._memory.nodes > 1)
 
     def _plan_cadence(self) -> None:
-        found = rank_sync.on_first(self._cadence.reckon)
-        if found is not None:
-            self._cadence.adopt(found)
+        reckoned = rank_sync.on_first(self._cadence.reckon)
+        if reckoned is not None:
+            self._cadence.adopt(reckoned)
 
     def _leave_memory(self) -> None:
         """Stop saving to memory after several refusals in a row, and derive the bound without it."""

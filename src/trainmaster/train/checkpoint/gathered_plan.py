@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 
-from trainmaster.train.checkpoint.shares import Entry, Part
+from trainmaster.train.checkpoint.write_plan import Entry, Part
 
 
 class GatheredShares:

@@ -70,15 +70,15 @@ class Shares:
 
     def of(self, rank: int) -> list[Part]:
         """What this rank writes, in the order of the entries."""
-        found = []
+        parts = []
         for entry in self._entries:
             place = self._places(entry.holders).get(rank)
             if place is None or self._turns[entry.name] % len(entry.holders[place[0]]) != place[1]:
                 continue
             offsets, sizes = entry.part(place[0])
             if sizes.numel() or not entry.size.numel():
-                found.append(Part(entry=entry, offsets=offsets, sizes=sizes))
-        return found
+                parts.append(Part(entry=entry, offsets=offsets, sizes=sizes))
+        return parts
 
     def digest(self) -> str:
         """The same on ranks that see the same tensors on the same mesh."""
@@ -114,7 +114,7 @@ def read_entries(state: Mapping[str, Any], *, rank: int) -> list[Entry] | None:
             entries.append(Entry(name=name, size=value.size(), dtype=value.dtype, dim=0, holders=alone))
             continue
         dims = [item for item, placement in enumerate(value.placements) if type(placement) is Shard]
-        if len(dims) > 1 or any(type(one) not in (Shard, Replicate) for one in value.placements):
+        if len(dims) > 1 or any(type(placement) not in (Shard, Replicate) for placement in value.placements):
             return None
         key = id(value.device_mesh), tuple(map(str, value.placements))
         if key not in meshes:

@@ -56,11 +56,11 @@ def _send(folder: Path, items: Sequence[Transfer], target: int, group: dist.Proc
         try:
             file = path.open("rb", buffering=0)
         except OSError:
-            _say(-1, target, group)  # the receiver has this file down as missing
+            _send_number(-1, target, group)  # the receiver has this file down as missing
             continue
         with file:
             size = path.stat().st_size
-            _say(size, target, group)
+            _send_number(size, target, group)
             for start in range(0, size, PIECE_BYTES):
                 count = min(PIECE_BYTES, size - start)
                 # What cannot be read goes out as it is in the buffer, and fails the hash on the other side.
@@ -75,7 +75,7 @@ def _receive(folder: Path, items: Sequence[Transfer], source: int, group: dist.P
     piece = torch.frombuffer(buffer, dtype=torch.uint8)
     faults = []
     for item in items:
-        size, digest, fault = _hear(source, group), hashlib.sha256(), None
+        size, digest, fault = _receive_number(source, group), hashlib.sha256(), None
         part = folder / f"{item.name}.part"
         if size < 0:
             faults.append(f"{item.name} cannot be read on rank {source}")
@@ -83,8 +83,8 @@ def _receive(folder: Path, items: Sequence[Transfer], source: int, group: dist.P
         with contextlib.ExitStack() as stack:
             try:
                 file = stack.enter_context(part.open("wb", buffering=0))
-            except OSError as wrong:
-                file, fault = None, f"{item.name} cannot be written: {wrong}"
+            except OSError as error:
+                file, fault = None, f"{item.name} cannot be written: {error}"
             for start in range(0, size, PIECE_BYTES):
                 count = min(PIECE_BYTES, size - start)
                 dist.recv(piece[:count], source, group=group)
@@ -93,8 +93,8 @@ def _receive(folder: Path, items: Sequence[Transfer], source: int, group: dist.P
                 digest.update(memoryview(buffer)[:count])
                 try:
                     _write(file, memoryview(buffer)[:count])
-                except OSError as wrong:
-                    fault = f"{item.name} cannot be written: {wrong}"
+                except OSError as error:
+                    fault = f"{item.name} cannot be written: {error}"
         if fault is None and FileRecord(size_bytes=size, sha256=digest.hexdigest()) != item.record:
             fault = f"{item.name} from rank {source} does not match its SHA-256"
         if fault is None:
@@ -119,11 +119,11 @@ def _write(file: io.FileIO, view: memoryview) -> None:
         view = view[file.write(view) :]
 
 
-def _say(number: int, target: int, group: dist.ProcessGroup | None) -> None:
+def _send_number(number: int, target: int, group: dist.ProcessGroup | None) -> None:
     dist.send(torch.tensor([number], dtype=torch.int64), target, group=group)
 
 
-def _hear(source: int, group: dist.ProcessGroup | None) -> int:
+def _receive_number(source: int, group: dist.ProcessGroup | None) -> int:
     word = torch.zeros(1, dtype=torch.int64)
     dist.recv(word, source, group=group)
     return int(word.item())

@@ -36,13 +36,13 @@ class FirstTier:
         self._disk.fence.check(group=self._group)
         try:
             save.result = self._to_memory(self.memory, save, snapshot, copying)
-        except rank_sync.RankError as wrong:
+        except rank_sync.RankError as error:
             step = snapshot.state.step
             if DISK not in meant:
-                raise SaveError(f"{wrong}; the next save to disk is not affected") from wrong
+                raise SaveError(f"{error}; the next save to disk is not affected") from error
             self._to_disk(save, snapshot, uploading)
             self.memory.forget(before=step)  # it would pass for the newest where the disk cannot be read
-            save.warning = f"step {step} went to the disk alone, memory could not take it: {wrong}"
+            save.warning = f"step {step} went to the disk alone, memory could not take it: {error}"
 
     def _to_memory(self, memory: Replicas, save: Save, snapshot: Snapshot, copying: Collection[int]) -> Written:
         def write(path: Path) -> Mapping[str, FileRecord]:

@@ -74,8 +74,8 @@ class Mirror:
                 return
             if last and os.fstat(fd).st_size == 0:
                 self._write(b"".join(encode(Frame(stream=name, offset=0, data=b""))))  # its name is all there is
-            while got := os.pread(fd, _AT_ONCE, self._sent.get(name, 0)):
-                ready = got if last else self._ready(name, got)
+            while chunk := os.pread(fd, _AT_ONCE, self._sent.get(name, 0)):
+                ready = chunk if last else self._ready(name, chunk)
                 if not ready:
                     return
                 offset = self._sent.get(name, 0)
@@ -84,14 +84,14 @@ class Mirror:
         finally:
             os.close(fd)
 
-    def _ready(self, name: str, got: bytes) -> bytes:
+    def _ready(self, name: str, chunk: bytes) -> bytes:
         """Whole lines; a long or old beginning of a line too."""
-        whole = got[: got.rfind(b"\n") + 1]
+        whole = chunk[: chunk.rfind(b"\n") + 1]
         if whole:
             self._since.pop(name, None)
             return whole
         since = self._since.setdefault(name, time.monotonic())
-        return got if len(got) > FRAME_BYTES or time.monotonic() - since > _PARTIAL_S else b""
+        return chunk if len(chunk) > FRAME_BYTES or time.monotonic() - since > _PARTIAL_S else b""
 
     def _write(self, data: bytes) -> None:
         left = memoryview(data)

@@ -105,7 +105,7 @@ def _run(plan: Plan, command: Sequence[str], *, launched: bool) -> int:
             start_new_session=True,
         )
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda got, _frame: child.send_signal(got))
+        signal.signal(number, lambda received, _frame: child.send_signal(received))
     asked: set[str] = set()
     while child.poll() is None:
         _answer(ASK_FOLDER, folder, mirror, asked)

@@ -58,8 +58,8 @@ class GlobalFile:
     def copy(self, *, last: bool = False) -> None:
         """Append what is new; with `last` also a line without its newline. A full disk must not stop the run."""
         with contextlib.suppress(OSError):
-            while got := self._read():
-                self._held += got
+            while chunk := self._read():
+                self._held += chunk
                 *lines, self._held = self._held.split(b"\n")
                 if len(self._held) > _LINE_LIMIT:
                     lines.append(self._held)
@@ -81,9 +81,9 @@ class GlobalFile:
                 return b""
             if facts.st_size < self._offset:  # truncated, or begun anew
                 self._offset, self._held = 0, b""
-            got = os.pread(fd, _AT_ONCE, self._offset)
-            self._offset += len(got)
-            return got
+            chunk = os.pread(fd, _AT_ONCE, self._offset)
+            self._offset += len(chunk)
+            return chunk
         finally:
             os.close(fd)
 

@@ -66,12 +66,12 @@ class ClusterHealth:
     @property
     def overall(self) -> Overall:
         """The worst verdict; a planned node that is neither in `nodes` nor in `silent` makes it INCOMPLETE."""
-        heard = {node.node for node in self.nodes} | {node.node for node in self.silent}
+        accounted = {node.node for node in self.nodes} | {node.node for node in self.silent}
         verdicts = [node.overall for node in self.nodes]
         # Comparisons that do not apply (too few nodes) do not lower the verdict.
         if any(result.verdict is not Verdict.SKIP for result in self.cluster):
             verdicts.append(judge_overall(self.cluster, planned=[result.check for result in self.cluster]))
-        if self.silent or not self.nodes or not set(self.asked) <= heard:
+        if self.silent or not self.nodes or not set(self.asked) <= accounted:
             verdicts.append(Overall.INCOMPLETE)
         return min(verdicts, key=_WORST.index)
 

@@ -57,13 +57,13 @@ class Tokens:
         view, done = memoryview(buffer), 0
         while done < len(buffer):  # a read may end early, at a signal or on a network file system
             try:
-                got = os.preadv(self._open(shard), [view[done:]], first * self._width + done)
+                count_read = os.preadv(self._open(shard), [view[done:]], first * self._width + done)
             except OSError as error:
                 self._shut(shard)  # a handle that went stale is no use for the next try
                 raise OSError(error.errno, error.strerror, str(self._paths[shard])) from error
-            if got == 0:
+            if count_read == 0:
                 raise DataError(f"{self._paths[shard]} ends early; run `trainmaster data validate` on its folder")
-            done += got
+            done += count_read
         tokens = torch.frombuffer(buffer, dtype=self._dtype).to(torch.int64)
         if int(tokens.max()) > self._most[shard]:
             # A model would end on it with an error that names neither file nor cause.

@@ -83,7 +83,7 @@ class Reader(FileSystemReader):
         for item in items:
             where = self.storage_data[item.storage_index]
             places.setdefault((where.offset, where.length), []).append(item)
-        things: list[tuple[ReadItem, bytes]] = []
+        pickles: list[tuple[ReadItem, bytes]] = []
         first_error: Exception | None = None
         with (self._folder / name).open("rb", buffering=0) as file:
             stream = _Hashed(file, hashing=record is not None)
@@ -94,7 +94,7 @@ class Reader(FileSystemReader):
                 blob = stream.take(length)
                 for item in group:
                     if item.type == LoadItemType.BYTE_IO:
-                        things.append((item, bytes(blob)))
+                        pickles.append((item, bytes(blob)))
                         continue
                     try:
                         _fill(item, self._unwrap(item, blob), planner)
@@ -105,7 +105,7 @@ class Reader(FileSystemReader):
         if first_error is not None:
             raise first_error
         # Pickles, which can do anything: not before their bytes are known to be ours.
-        for item, pickled in things:
+        for item, pickled in pickles:
             planner.load_bytes(item, io.BytesIO(pickled))
 
     def _fill_rows(self, item: ReadItem, stream: _Hashed, offset: int, planner: LoadPlanner) -> bool:

@@ -49,11 +49,11 @@ def list_resumes(attempts: Sequence[Attempt], *, stated: int | None, damaged: Ma
     """
     resumes: list[Resume] = []
     saved: list[int] = []  # acknowledged and not taken back, in order
-    reached, bound, hurt = 0, stated, False
+    reached, bound, after_damage = 0, stated, False
     for place, attempt in enumerate(attempts):
         if place:
             if place in damaged:
-                saved, hurt = [step for step in saved if step < damaged[place].step], True
+                saved, after_damage = [step for step in saved if step < damaged[place].step], True
             resumes.append(
                 Resume(
                     died_at=reached,
@@ -62,11 +62,11 @@ def list_resumes(attempts: Sequence[Attempt], *, stated: int | None, damaged: Ma
                     began=attempt.began,
                     tier=attempt.loaded_tier,
                     bound=bound,
-                    damaged=hurt,
+                    damaged=after_damage,
                 )
             )
         if attempt.began:
-            hurt = False
+            after_damage = False
             # Saves above the step it went on from are of a future that did not happen.
             saved = [step for step in saved if step <= (attempt.resumed_from or 0)]
             reached = attempt.last_step or 0
@@ -110,10 +110,12 @@ def bounded(resumes: Sequence[Resume], *, every_steps: int) -> Finding:
     if sound := [resume for resume in judged if not resume.damaged]:
         most = max(resume.bound or 0 for resume in sound)
         parts.append(f"{max(resume.lost for resume in sound)} steps lost (at most {most} stated)")
-    if hurt := [resume for resume in judged if resume.damaged]:
-        most = max(resume.bound or 0 for resume in hurt) + 2 * every_steps
+    if after_damage := [resume for resume in judged if resume.damaged]:
+        most = max(resume.bound or 0 for resume in after_damage) + 2 * every_steps
         # No run promises anything of damage: this allowance is the drill's own.
-        parts.append(f"{max(resume.lost for resume in hurt)} with the newest damaged too (at most {most} allowed)")
+        parts.append(
+            f"{max(resume.lost for resume in after_damage)} with the newest damaged too (at most {most} allowed)"
+        )
     return ok("; ".join(parts), lost=max(resume.lost for resume in judged))
 
 
@@ -163,13 +165,15 @@ def same_samples(reference: Attempt, attempts: Sequence[Attempt], *, steps: int)
             start = attempt.resumed_from or 0
             counts = {step: samples for step, samples in counts.items() if step <= start}
             counts |= {step: samples for step, samples in attempt.samples.items() if step > start}
-    got = flatten(counts, 0, steps)
-    if got != wanted:
-        where = next((i for i, (sample, other) in enumerate(zip(got, wanted, strict=False)) if sample != other), None)
+    consumed = flatten(counts, 0, steps)
+    if consumed != wanted:
+        where = next(
+            (i for i, (sample, other) in enumerate(zip(consumed, wanted, strict=False)) if sample != other), None
+        )
         if where is None:
-            return fail(f"{len(got)} samples consumed instead of {len(wanted)}", action=LOOK)
-        return fail(f"the {where + 1}th sample was {got[where]}, should have been {wanted[where]}", action=LOOK)
-    return ok(f"{len(got)} samples, each once and in order", samples=len(got))
+            return fail(f"{len(consumed)} samples consumed instead of {len(wanted)}", action=LOOK)
+        return fail(f"the {where + 1}th sample was {consumed[where]}, should have been {wanted[where]}", action=LOOK)
+    return ok(f"{len(consumed)} samples, each once and in order", samples=len(consumed))
 
 
 def flatten(samples: Samples, after: int, upto: int) -> list[tuple[int, str]]:

@@ -49,7 +49,7 @@ class Attempt:
 
     @property
     def last_step(self) -> int | None:
-        """The last step it has certainly done: told, or followed by a next one. Numbers are told a step late."""
+        """The last step it has certainly done: reported, or followed by a next one. Numbers come a step late."""
         done = [*self.losses, *(step - 1 for step in self.samples if step > (self.resumed_from or 0) + 1)]
         return max(done, default=self.resumed_from)
 

@@ -189,12 +189,12 @@ class Drill:
         for number, planned in enumerate(plan.attempts):
             if planned.kill is None:
                 continue
-            there = number < len(attempts)
+            happened = number < len(attempts)
             rows.append(
                 Row(
                     planned=planned,
-                    reached=there and attempts[number].killed,
-                    died_at=attempts[number].last_step if there else None,
+                    reached=happened and attempts[number].killed,
+                    died_at=attempts[number].last_step if happened else None,
                     resume=resumes[number] if number < len(resumes) else None,
                 )
             )
@@ -264,7 +264,7 @@ def _damage(folder: Path, attempts: list[Attempt], dice: random.Random) -> Damag
 
 
 def _steps_done(events: Path) -> int:
-    """How far an attempt is: the last step that it told."""
+    """How far an attempt is: the last step that it reported."""
     try:
         with events.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - (1 << 14)))

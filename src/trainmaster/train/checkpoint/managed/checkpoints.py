@@ -287,9 +287,9 @@ class Managed:
             reach("save:shards")
             per_rank = rank_sync.on_all(lambda: (written.parts, written.refused), group=self._group)
         except (rank_sync.RankError, CheckpointException) as error:
-            # The library's words are "write failed"; why the daemon refused was heard by its client.
-            heard = rank_sync.on_all(lambda: made[1][1].refused if len(made) == 2 else [], group=self._group)
-            words = sorted({word for part in heard for word in part})
+            # The library's words are "write failed"; its client holds why the daemon refused.
+            refusals = rank_sync.on_all(lambda: made[1][1].refused if len(made) == 2 else [], group=self._group)
+            words = sorted({word for part in refusals for word in part})
             raise NotSaved("; ".join([rank_sync.cause(error), *words])) from error
         finally:
             if len(made) == 2:

@@ -89,10 +89,10 @@ class Bound:
         costs: dict[LossBound, list[str]] = {}
         for kind, held in self.losses.items():
             costs.setdefault(held, []).append(LOSSES[kind][0])
-        often = ", ".join(f"{name} every {every} steps" for name, every in self.every_steps.items())
+        intervals = ", ".join(f"{name} every {every} steps" for name, every in self.every_steps.items())
         costs_text = "; ".join(f"{' or '.join(kinds)} costs {_cost(held)}" for held, kinds in costs.items())
-        yet = f" ({', '.join(self.unmeasured)}: not measured yet)" if self.unmeasured else ""
-        lines = [f"{costs_text}{yet}; saved to {often}"]
+        unmeasured = f" ({', '.join(self.unmeasured)}: not measured yet)" if self.unmeasured else ""
+        lines = [f"{costs_text}{unmeasured}; saved to {intervals}"]
         return [*lines, f"WARNING: {self.missed}"] if self.missed else lines
 
 

@@ -99,14 +99,14 @@ class Remote:
         """
         final = manifests.path_of(self._disk, step)
         draft = final.with_name(f"{final.name}.tmp")
-        got: tuple[Path, Manifest] | str = ""
+        received: tuple[Path, Manifest] | str = ""
         for pause_s in (*_PAUSES_S, None):
-            got = self._receive(step, draft)
-            if not isinstance(got, str):
-                return got
+            received = self._receive(step, draft)
+            if not isinstance(received, str):
+                return received
             if pause_s is not None:
                 time.sleep(pause_s)
-        raise CheckpointError(f"{self.where(step)} was found, and cannot be downloaded now: {got}")
+        raise CheckpointError(f"{self.where(step)} was found, and cannot be downloaded now: {received}")
 
     def _receive(self, step: int, draft: Path) -> tuple[Path, Manifest] | str:
         """One attempt to download; a text is the reason that the store could not be read."""
@@ -134,9 +134,9 @@ class Remote:
 
     def _commit(self, manifest: Manifest) -> None:
         objects = self._objects(manifest.step)
-        there = {item.path: item.size_bytes for item in self._store.list(objects)}
+        sizes = {item.path: item.size_bytes for item in self._store.list(objects)}
         for name, record in manifest.files.items():
-            size = there.get(f"{objects}/{name}")
+            size = sizes.get(f"{objects}/{name}")
             if size != record.size_bytes:
                 self._sent = (-1, set())  # uploaded files disappear there: begin from the start
                 raise StorageError(f"{self._store.url}/{objects}/{name} has {size} bytes there after its upload")
@@ -149,13 +149,13 @@ class Remote:
         try:
             manifest = manifests.parse(self._store.get(f"{_name(step)}/{MANIFEST}"))
             objects = manifest.objects or _name(step)
-            there = {item.path: item.size_bytes for item in self._store.list(objects)}
+            sizes = {item.path: item.size_bytes for item in self._store.list(objects)}
         except ObjectMissing:
             raise
         except StorageError as error:
             return str(error)
         for name, record in manifest.files.items():
-            size = there.get(f"{objects}/{name}")
+            size = sizes.get(f"{objects}/{name}")
             if size != record.size_bytes:
                 fault = "is missing" if size is None else f"has {size} bytes instead of {record.size_bytes}"
                 raise CheckpointError(f"{name} {fault}")

@@ -158,8 +158,8 @@ class Replicas:
     def _peer(self, rank: int) -> int:
         """The rank on the next node that takes the copies of this one's files."""
         node = self._node_of[rank]
-        there = self._ranks_on[(node + 1) % self.nodes]
-        return there[self._ranks_on[node].index(rank) % len(there)]
+        peers = self._ranks_on[(node + 1) % self.nodes]
+        return peers[self._ranks_on[node].index(rank) % len(peers)]
 
     def _exchange(self, path: Path, transfers: Sequence[Transfer], group: dist.ProcessGroup | None) -> None:
         faults = rank_sync.on_all(lambda: exchange(path, transfers, group=group), group=group)

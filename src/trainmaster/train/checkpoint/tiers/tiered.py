@@ -168,16 +168,16 @@ class Tiered:
     def collect_finished(self) -> list[Ended]:
         self._cadence.tick()
         current = self._current.save if self._current is not None else None
-        flying = [current, self._to_disk.save, self._to_remote.save]
-        if any(save is not None for save in flying):
-            going = rank_sync.any_of([save is not None and not save.done for save in flying])
-            over = [save is not None and not on for save, on in zip(flying, going, strict=True)]
-            if over[0]:
+        saves = [current, self._to_disk.save, self._to_remote.save]
+        if any(save is not None for save in saves):
+            running = rank_sync.any_of([save is not None and not save.done for save in saves])
+            ended = [save is not None and not on for save, on in zip(saves, running, strict=True)]
+            if ended[0]:
                 self._collect()
-            for follower, is_over in zip((self._to_disk, self._to_remote), over[1:], strict=True):
+            for follower, is_over in zip((self._to_disk, self._to_remote), ended[1:], strict=True):
                 if is_over:
                     self._take(follower)
-            if any(over):
+            if any(ended):
                 self._plan_cadence()
         return self._drain_ended()
 

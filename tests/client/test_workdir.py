@@ -61,7 +61,7 @@ def test_an_unchanged_folder_sends_nothing_again_and_a_changed_file_only_its_chu
 def test_progress_counts_the_bytes_to_send(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(os.urandom(CHUNK_BYTES + 7))
     seen: list[tuple[int, int]] = []
-    upload(scan(tmp_path), Memory(), told=lambda sent, total: seen.append((sent, total)))
+    upload(scan(tmp_path), Memory(), on_progress=lambda sent, total: seen.append((sent, total)))
     assert seen == [(CHUNK_BYTES, CHUNK_BYTES + 7), (CHUNK_BYTES + 7, CHUNK_BYTES + 7)]
 
 

@@ -62,13 +62,13 @@ def fetch_checkpoint(jobs: Jobs, job_id: str, folder: Path) -> list[Path]:
     """Download the newest checkpoint into `folder`/step-…; its manifest comes last and marks it as whole."""
     from trainmaster.client import files
 
-    found = jobs.checkpoint(job_id)
+    checkpoint = jobs.checkpoint(job_id)
     written = []
-    with _bar(sum(file.size_bytes for file in found.files)) as (progress, bar):
-        for file in found.files:
-            place = files.place(folder, f"{found.name}/{file.path}")
-            pieces = functools.partial(jobs.checkpoint_pieces, job_id, found.step, file.path)
-            files.download(pieces, file, place, told=functools.partial(progress.advance, bar))
+    with _bar(sum(file.size_bytes for file in checkpoint.files)) as (progress, bar):
+        for file in checkpoint.files:
+            place = files.place(folder, f"{checkpoint.name}/{file.path}")
+            pieces = functools.partial(jobs.checkpoint_pieces, job_id, checkpoint.step, file.path)
+            files.download(pieces, file, place, on_progress=functools.partial(progress.advance, bar))
             written.append(place)
     return written
 
@@ -94,7 +94,7 @@ def _fetch(jobs: Jobs, job_id: str, folder: Path, only: str | None) -> list[Path
             progress.update(bar, description=clean(file.path[-40:]))
             place = files.place(folder, file.path)
             pieces = functools.partial(jobs.pieces, job_id, file.path)
-            files.download(pieces, file, place, told=functools.partial(progress.advance, bar))
+            files.download(pieces, file, place, on_progress=functools.partial(progress.advance, bar))
             written.append(place)
         for path, log in growing.items():
             place = files.place(folder, path)

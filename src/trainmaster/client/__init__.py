@@ -92,7 +92,7 @@ class Client:
 
     def get(self, path: str, **params: Any) -> Any:
         """The parsed JSON of any path."""
-        return self._transport.ask("GET", path, params=params).json()
+        return self._transport.request("GET", path, params=params).json()
 
     # Jobs
 
@@ -100,7 +100,7 @@ class Client:
         """Submit a job. The same `key` and spec return the same job, also from another process. Without a key a random
         one is sent, so that a retry after a lost connection creates nothing twice."""
         sent = {"Idempotency-Key": key or str(uuid.uuid4())}
-        answer = self._transport.ask("POST", JOBS, body=dict(spec), headers=sent)
+        answer = self._transport.request("POST", JOBS, body=dict(spec), headers=sent)
         return decode(Submitted, {**answer.json(), "new": answer.status_code == 201})
 
     def upload(
@@ -110,7 +110,7 @@ class Client:
 
         Only chunks that the project does not have are sent. `told` gets the bytes sent and those to send.
         """
-        return workdir.upload(workdir.scan(Path(folder)), self.receiver(project), told=told)
+        return workdir.upload(workdir.scan(Path(folder)), self.receiver(project), on_progress=told)
 
     def receiver(self, project: str) -> workdir.Receiver:
         """Where snapshots of working folders of a project go."""
@@ -133,18 +133,18 @@ class Client:
 
     def cancel(self, job_id: str) -> Job:
         """Request that a job saves and stops; BadRequest if it has ended."""
-        return decode(Job, self._transport.ask("POST", _job(job_id, "cancel")).json())
+        return decode(Job, self._transport.request("POST", _job(job_id, "cancel")).json())
 
     def resume(self, job_id: str, *, key: str | None = None) -> Submitted:
         """Submit a job that continues from the last checkpoint of an ended one; Conflict while that one runs."""
-        answer = self._transport.ask(
+        answer = self._transport.request(
             "POST", _job(job_id, "resume"), headers={"Idempotency-Key": key or str(uuid.uuid4())}
         )
         return decode(Submitted, {**answer.json(), "new": answer.status_code == 201})
 
     def rerun(self, job_id: str, *, key: str | None = None) -> Submitted:
         """Submit the spec of a job again, from the beginning."""
-        answer = self._transport.ask(
+        answer = self._transport.request(
             "POST", _job(job_id, "rerun"), headers={"Idempotency-Key": key or str(uuid.uuid4())}
         )
         return decode(Submitted, {**answer.json(), "new": answer.status_code == 201})
@@ -162,12 +162,12 @@ class Client:
 
     def epochs(self, job_id: str, iteration: int = 1) -> tuple[Epoch, ...]:
         """All epochs of one iteration; NotFound if the job has no such iteration."""
-        found: list[Epoch] = []
+        epochs: list[Epoch] = []
         while True:
-            page = self.get(_job(job_id, f"iterations/{iteration}/epochs"), offset=len(found))
-            found += [decode(Epoch, item) for item in page["epochs"]]
-            if not page["epochs"] or len(found) >= page["total"]:
-                return tuple(found)
+            page = self.get(_job(job_id, f"iterations/{iteration}/epochs"), offset=len(epochs))
+            epochs += [decode(Epoch, item) for item in page["epochs"]]
+            if not page["epochs"] or len(epochs) >= page["total"]:
+                return tuple(epochs)
 
     def evaluations(
         self,
@@ -194,8 +194,8 @@ class Client:
 
     def deliveries(self, job_id: str, *, failed: bool = False, limit: int = 50) -> tuple[Delivery, ...]:
         """Deliveries of a job's notifications, newest first. Needs an admin token."""
-        found = self.get(_job(job_id, "deliveries"), failed=failed or None, limit=limit)
-        return decode(tuple[Delivery, ...], found["deliveries"])
+        page = self.get(_job(job_id, "deliveries"), failed=failed or None, limit=limit)
+        return decode(tuple[Delivery, ...], page["deliveries"])
 
     # Events and logs
 
@@ -208,8 +208,8 @@ class Client:
         After a lost connection the stream continues behind the last event. `after` is the cursor of an event.
         `node` is the node that wrote them.
         """
-        found = self._follow(job_id, after, node) if follow else self._page_events(job_id, phase, after, node)
-        return (event for event in found if phase is None or event.phase == phase)
+        events = self._follow(job_id, after, node) if follow else self._page_events(job_id, phase, after, node)
+        return (event for event in events if phase is None or event.phase == phase)
 
     def _page_events(self, job_id: str, phase: str | None, after: tuple[int, int] | None, node: int) -> Iterator[Event]:
         while True:
@@ -253,7 +253,7 @@ class Client:
         self, job_id: str, stream: str, attempt: int | None, offset: int, limit: int = _PIECE
     ) -> tuple[bytes, int]:
         params = {"attempt": attempt, "offset": offset, "limit": min(limit, _PIECE)}
-        answer = self._transport.ask("GET", _job(job_id, f"logs/{quote(stream, safe='')}"), params=params)
+        answer = self._transport.request("GET", _job(job_id, f"logs/{quote(stream, safe='')}"), params=params)
         return answer.content, int(answer.headers["Trainmaster-Attempt"])
 
     def follow_logs(
@@ -287,7 +287,7 @@ class Client:
 
         `told` is called with the number of bytes of each piece.
         """
-        files.download(lambda offset: self.pieces(job_id, artifact.path, offset), artifact, to, told=told)
+        files.download(lambda offset: self.pieces(job_id, artifact.path, offset), artifact, to, on_progress=told)
 
     def pieces(self, job_id: str, path: str, offset: int = 0) -> Iterator[bytes]:
         """Bytes of an artifact from an offset, piece by piece. Reconnects at the byte offset."""
@@ -346,26 +346,26 @@ class Client:
     def set_budget(self, project: str, period: str, cap_cents: int) -> Budget:
         """Set the budget of a project; `period` is "total" or "month"."""
         path = f"/v1/budgets/{quote(project, safe='')}/{quote(period, safe='')}"
-        return decode(Budget, self._transport.ask("PUT", path, body={"cap_cents": cap_cents}).json())
+        return decode(Budget, self._transport.request("PUT", path, body={"cap_cents": cap_cents}).json())
 
     def remove_budget(self, project: str, period: str) -> None:
         """Remove a budget. NotFound if there is none."""
-        self._transport.ask("DELETE", f"/v1/budgets/{quote(project, safe='')}/{quote(period, safe='')}")
+        self._transport.request("DELETE", f"/v1/budgets/{quote(project, safe='')}/{quote(period, safe='')}")
 
     def create_token(self, name: str, *, role: str, project: str | None = None) -> str:
         """Create a token; it cannot be read again. Not retried: a second try would find the name taken."""
         wish = {"name": name, "role": role, "project": project}
-        return str(self._transport.ask("POST", "/v1/tokens", body=wish, again=False).json()["token"])
+        return str(self._transport.request("POST", "/v1/tokens", body=wish, again=False).json()["token"])
 
     def tokens(self) -> tuple[Token, ...]:
         return decode(tuple[Token, ...], self.get("/v1/tokens")["tokens"])
 
     def revoke_token(self, name: str) -> None:
-        self._transport.ask("DELETE", f"/v1/tokens/{quote(name, safe='')}")
+        self._transport.request("DELETE", f"/v1/tokens/{quote(name, safe='')}")
 
     def health(self) -> Health:
         """Liveness of the server. An answer of `failing` (503) is returned, not raised."""
-        return decode(Health, self._transport.ask("GET", "/healthz", fine=frozenset({503})).json())
+        return decode(Health, self._transport.request("GET", "/healthz", fine=frozenset({503})).json())
 
 
 class _Receiver:
@@ -375,15 +375,15 @@ class _Receiver:
         self._transport, self._project = transport, project
 
     def find_missing(self, digests: Sequence[str]) -> Sequence[str]:
-        answer = self._transport.ask("POST", chunks(self._project, "missing"), body={"sha256": list(digests)})
+        answer = self._transport.request("POST", chunks(self._project, "missing"), body={"sha256": list(digests)})
         return decode(MissingChunks, answer.json()).missing
 
     def put_chunk(self, sha256: str, data: bytes) -> None:
         sent = {"Content-Type": "application/octet-stream"}
-        self._transport.ask("PUT", chunks(self._project, sha256), content=data, headers=sent)
+        self._transport.request("PUT", chunks(self._project, sha256), content=data, headers=sent)
 
     def put_workdir(self, sha256: str, parts: Sequence[str]) -> Sequence[str]:
-        answer = self._transport.ask("PUT", workdir_path(self._project, sha256), body={"chunks": list(parts)})
+        answer = self._transport.request("PUT", workdir_path(self._project, sha256), body={"chunks": list(parts)})
         return decode(StoredWorkdir, answer.json()).missing
 
 

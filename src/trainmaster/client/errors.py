@@ -39,8 +39,8 @@ class Refusal(ServerError):
 
     def __init__(self, status: int, code: str, message: str, faults: Sequence[Fault] = ()) -> None:
         self.status, self.code, self.message, self.faults = status, code, message, tuple(faults)
-        told = "".join(f"\n  {fault}" for fault in self.faults if str(fault) not in message)
-        super().__init__(f"{message} ({status} {code}){told}")
+        details = "".join(f"\n  {fault}" for fault in self.faults if str(fault) not in message)
+        super().__init__(f"{message} ({status} {code}){details}")
 
 
 class BadRequest(Refusal):

@@ -33,11 +33,11 @@ def place(folder: Path, path: str) -> Path:
 
 
 def download(
-    pieces: Callable[[int], Iterator[bytes]], what: Described, to: Path, *, told: Callable[[int], None]
+    pieces: Callable[[int], Iterator[bytes]], what: Described, to: Path, *, on_progress: Callable[[int], None]
 ) -> None:
     """Write the bytes of `pieces(offset)` to a file and verify them. The next try continues an interrupted part."""
     if to.is_file() and to.stat().st_size == what.size_bytes and _sum(to) == what.sha256:
-        told(what.size_bytes)
+        on_progress(what.size_bytes)
         return
     to.parent.mkdir(parents=True, exist_ok=True)
     part = to.with_name(f".{to.name}.part")
@@ -46,23 +46,23 @@ def download(
         if have > what.size_bytes:
             part.unlink()
             have = 0
-        told(have)
+        on_progress(have)
         with part.open("ab") as file:
             for piece in pieces(have) if have < what.size_bytes else ():
                 file.write(piece)
-                told(len(piece))
+                on_progress(len(piece))
             file.flush()
             os.fsync(file.fileno())
-        size, found = part.stat().st_size, _sum(part)
-        if found == what.sha256 and size == what.size_bytes:
+        size, digest = part.stat().st_size, _sum(part)
+        if digest == what.sha256 and size == what.size_bytes:
             part.replace(to)
             return
         part.unlink()  # the part may be of another file; the second try downloads everything
         if have == 0 or try_:
             break
-        told(-size)
+        on_progress(-size)
     raise Download(
-        f"{what.path}: {size:,} of {what.size_bytes:,} bytes were received, SHA-256 {found[:12]}… does not match"
+        f"{what.path}: {size:,} of {what.size_bytes:,} bytes were received, SHA-256 {digest[:12]}… does not match"
     )
 
 

@@ -56,7 +56,7 @@ class Transport:
     def close(self) -> None:
         self._http.close()
 
-    def ask(
+    def request(
         self,
         method: str,
         path: str,
@@ -79,10 +79,10 @@ class Transport:
                 answer = self._http.request(
                     method, path, params=kept, json=body, content=content, headers=dict(headers or {})
                 )
-            except self._errors as wrong:
-                if last or _is_untrusted(wrong):
-                    raise self._unreachable(wrong) from None
-                self._rest(turn, wrong)
+            except self._errors as error:
+                if last or _is_untrusted(error):
+                    raise self._unreachable(error) from None
+                self._rest(turn, error)
                 continue
             if answer.status_code in _LATER and answer.status_code not in fine and not last:
                 self._rest(turn, refusal(answer.status_code, _json(answer)), asked_s=_asked_rest(answer))
@@ -105,8 +105,8 @@ class Transport:
                     answer.read()
                     raise refusal(answer.status_code, _json(answer))
                 yield answer
-        except self._errors as wrong:
-            reason = self._unreachable(wrong)
+        except self._errors as error:
+            reason = self._unreachable(error)
             raise (reason if isinstance(reason, Untrusted) else Lost(str(reason))) from None
 
     def reopen(self, opened: Callable[[], Generator[T, None, bool]]) -> Iterator[T]:
@@ -123,25 +123,25 @@ class Transport:
             except StopIteration as end:
                 if end.value:
                     return
-            except (Refusal, Lost) as wrong:
-                if turn >= self.retries or not _worth_waiting(wrong):
+            except (Refusal, Lost) as error:
+                if turn >= self.retries or not _worth_waiting(error):
                     raise
-                why = wrong
+                why = error
             finally:
                 stream.close()
             self._rest(turn, why)
             turn += 1
 
-    def _rest(self, turn: int, wrong: Exception, *, asked_s: float = 0.0) -> None:
+    def _rest(self, turn: int, error: Exception, *, asked_s: float = 0.0) -> None:
         """Wait before the next try, and say so where a person would wonder."""
         rest_s = max(backoff_s(turn + 1, first_s=_REST_S, longest_s=_LONGEST_S), asked_s)
         if rest_s > _SAY_S and self._on_wait is not None:
-            self._on_wait(f"{self.url}: {wrong}; trying again in {rest_s:.0f} s ({turn + 1} of {self.retries})")
+            self._on_wait(f"{self.url}: {error}; trying again in {rest_s:.0f} s ({turn + 1} of {self.retries})")
         time.sleep(rest_s)
 
-    def _unreachable(self, wrong: Exception) -> ServerUnreachable:
-        why = str(wrong) or type(wrong).__name__
-        if _is_untrusted(wrong):
+    def _unreachable(self, error: Exception) -> ServerUnreachable:
+        why = str(error) or type(error).__name__
+        if _is_untrusted(error):
             return Untrusted(
                 f"the certificate of {self.url} is not trusted here: {why}; for a certificate of your own set "
                 "SSL_CERT_FILE to the PEM file of the authority that signed it"
@@ -157,13 +157,13 @@ class Lost(ServerUnreachable):
     """A stream broke or could not be opened. It can be reopened."""
 
 
-def _is_untrusted(wrong: Exception) -> bool:
-    return "CERTIFICATE_VERIFY_FAILED" in str(wrong)
+def _is_untrusted(error: Exception) -> bool:
+    return "CERTIFICATE_VERIFY_FAILED" in str(error)
 
 
-def _worth_waiting(wrong: Refusal | Lost) -> bool:
+def _worth_waiting(error: Refusal | Lost) -> bool:
     """Whether a stream that failed like this is reopened."""
-    return isinstance(wrong, Lost) or wrong.status in _LATER
+    return isinstance(error, Lost) or error.status in _LATER
 
 
 def server_sent(lines: Iterator[str]) -> Iterator[tuple[str, str, str]]:

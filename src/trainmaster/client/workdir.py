@@ -88,8 +88,8 @@ def scan(folder: Path, *, apart: Sequence[Path] = (), most_files: int = MOST_FIL
     )
     try:
         _scan_folder(state, "")
-    except OSError as wrong:
-        raise UsageError(f"workdir: {wrong.filename or folder}: {wrong.strerror or wrong}") from wrong
+    except OSError as error:
+        raise UsageError(f"workdir: {error.filename or folder}: {error.strerror or error}") from error
     manifest = Manifest(files=tuple(state.files), links=tuple(state.links))
     return Snapshot(folder=folder, manifest=manifest, left_out=tuple(state.left_out))
 
@@ -188,8 +188,8 @@ def _changed(place: Path) -> UsageError:
     )
 
 
-def upload(snapshot: Snapshot, receiver: Receiver, *, told: Callable[[int, int], None] | None = None) -> str:
-    """Send what the receiver lacks; the snapshot's name. `told` gets the bytes sent and those to send."""
+def upload(snapshot: Snapshot, receiver: Receiver, *, on_progress: Callable[[int, int], None] | None = None) -> str:
+    """Send what the receiver lacks; the snapshot's name. `on_progress` gets the bytes sent and those to send."""
     raw = snapshot.manifest.to_bytes()
     parts = [raw[first : first + CHUNK_BYTES] for first in range(0, len(raw), CHUNK_BYTES)]
     sha256, own = digest_of(raw), {digest_of(part): part for part in parts}
@@ -200,8 +200,8 @@ def upload(snapshot: Snapshot, receiver: Receiver, *, told: Callable[[int, int],
         for digest, data in _read_chunks(snapshot, missing):
             receiver.put_chunk(digest, data)
             sent += len(data)
-            if told is not None:
-                told(sent, total)
+            if on_progress is not None:
+                on_progress(sent, total)
         for digest in missing & own.keys():
             receiver.put_chunk(digest, own[digest])
         if not receiver.put_workdir(sha256, chunks):
@@ -227,8 +227,8 @@ def _read_chunks(snapshot: Snapshot, wanted: set[str]) -> Iterator[tuple[str, by
                 with place.open("rb") as source:
                     source.seek(number * CHUNK_BYTES)
                     data = source.read(CHUNK_BYTES)
-            except OSError as wrong:
-                raise UsageError(f"workdir: {place}: {wrong.strerror or wrong}") from wrong
+            except OSError as error:
+                raise UsageError(f"workdir: {place}: {error.strerror or error}") from error
             if digest_of(data) != digest:
                 raise _changed(place)
             yield digest, data

@@ -45,17 +45,17 @@ def choose(spec: Any, file: Path, option: str | None) -> tuple[Any, Workdir]:
     """
     if not isinstance(spec, Mapping):
         return spec, Workdir(folder=None, stated=True)
-    said = spec.get("workdir")
+    workdir = spec.get("workdir")
     rest = {name: value for name, value in spec.items() if name != "workdir"}
     if option is not None:
         return rest, Workdir(folder=None if option == NONE else Path(option).expanduser(), stated=True)
-    if said is None:
+    if workdir is None:
         return rest, Workdir(folder=file.absolute().parent, stated=False)
-    if not isinstance(said, str) or said.startswith("/") or find_digest(said) is not None:
+    if not isinstance(workdir, str) or workdir.startswith("/") or find_digest(workdir) is not None:
         return spec, Workdir(folder=None, stated=True)
-    if said == NONE:
+    if workdir == NONE:
         return rest, Workdir(folder=None, stated=True)
-    return rest, Workdir(folder=file.absolute().parent / said, stated=True)
+    return rest, Workdir(folder=file.absolute().parent / workdir, stated=True)
 
 
 def send(jobs: Jobs, job: JobSpec, workdir: Workdir, *, home: Path, server: bool) -> JobSpec:
@@ -73,10 +73,10 @@ def send(jobs: Jobs, job: JobSpec, workdir: Workdir, *, home: Path, server: bool
         if not workdir.stated and workdir.folder in (Path.home(), Path("/")):
             raise UsageError(f"workdir: {workdir.folder} is too general to be uploaded; state one: --workdir FOLDER")
         snapshot = snapshots.scan(workdir.folder, apart=[home, *find_token_file()])
-    except UsageError as wrong:
+    except UsageError as error:
         if workdir.stated or server or not targets.traits(job.target).here:
-            raise UsageError(f"{wrong} (without a working folder: --workdir {NONE})") from wrong
-        _console.note(f"{wrong}. Its entries are linked instead: the job sees later changes of them")
+            raise UsageError(f"{error} (without a working folder: --workdir {NONE})") from error
+        _console.note(f"{error}. Its entries are linked instead: the job sees later changes of them")
         return replace(job, workdir=str(workdir.folder))
     if text := snapshots.describe_left_out(snapshot):
         _console.note(text)
@@ -93,12 +93,12 @@ def _upload(jobs: Jobs, project: str, snapshot: Snapshot) -> str:
     with Progress(*columns, console=_console.err, transient=True, disable=not _console.err.is_terminal) as bar:
         task = bar.add_task("uploading", total=None)
 
-        def told(sent: int, total: int) -> None:
+        def on_progress(sent: int, total: int) -> None:
             nonlocal sent_bytes
             sent_bytes = sent
             bar.update(task, completed=sent, total=total)
 
-        name = upload(snapshot, jobs.receiver(project), told=told)
+        name = upload(snapshot, jobs.receiver(project), on_progress=on_progress)
     manifest = snapshot.manifest
     count = len(manifest.files) + len(manifest.links)
     if sent_bytes:

@@ -106,7 +106,7 @@ def list_attempts(db: Database, job_id: str) -> list[AttemptRow]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class HeldResource:
     """An attempt of a job that is over, and what it still holds."""
 
     attempt: str
@@ -116,7 +116,7 @@ class Held:
     what: str
 
 
-def list_held(db: Database) -> list[Held]:
+def list_held(db: Database) -> list[HeldResource]:
     """Attempts that were placed and never released, and instances not confirmed as gone."""
     a, j, i = t.attempts.c, t.jobs.c, t.instances.c
     over, placed = j.stage.is_(None), a.handle.is_not(None)
@@ -131,11 +131,13 @@ def list_held(db: Database) -> list[Held]:
     )
     with db.read() as conn:
         held = [
-            Held(attempt=row[0], target=row[1], handle=row[2], status=row[3], what="never given back")
+            HeldResource(attempt=row[0], target=row[1], handle=row[2], status=row[3], what="never given back")
             for row in conn.execute(unreleased)
         ]
         held += [
-            Held(attempt=row[0], target=row[1], handle=row[2], status=row[3], what=f"machine {row[4] or row[5]}")
+            HeldResource(
+                attempt=row[0], target=row[1], handle=row[2], status=row[3], what=f"machine {row[4] or row[5]}"
+            )
             for row in conn.execute(machines)
         ]
     return held

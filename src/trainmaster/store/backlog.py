@@ -37,18 +37,18 @@ def find_fault(db: Database) -> str | None:
     """Reason why the database cannot be used; None if it can."""
     try:
         with db.read() as conn:
-            found = conn.execute(text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
+            revision = conn.execute(text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
             postgresql = conn.dialect.name == "postgresql"
             if postgresql and conn.execute(text("SHOW transaction_read_only")).scalar_one() == "on":
                 return "the database is read-only: a standby, or default_transaction_read_only is on"
-    except StoreError as wrong:
-        return str(wrong)
-    except GONE as wrong:
-        return f"the database cannot be asked: {type(wrong).__name__}"
-    except Exception as wrong:  # a table that is not there has another error on each database
-        return f"the database has no schema: {type(wrong).__name__}"
-    if found != revisions()[-1]:
-        return f"the schema is {found}, and this server is made for {revisions()[-1]}"
+    except StoreError as error:
+        return str(error)
+    except GONE as error:
+        return f"the database cannot be asked: {type(error).__name__}"
+    except Exception as error:  # a table that is not there has another error on each database
+        return f"the database has no schema: {type(error).__name__}"
+    if revision != revisions()[-1]:
+        return f"the schema is {revision}, and this server is made for {revisions()[-1]}"
     return None
 
 

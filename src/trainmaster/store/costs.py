@@ -100,10 +100,10 @@ def list_charges(
         wanted.append(_END.is_(None) | _rented())
     if not jobs:
         return _charges(conn, wanted)
-    ids, found = sorted(jobs), []
+    ids, charges = sorted(jobs), []
     for first in range(0, len(ids), _AT_ONCE):
-        found += _charges(conn, [*wanted, _JOBS.id.in_(ids[first : first + _AT_ONCE])])
-    return found
+        charges += _charges(conn, [*wanted, _JOBS.id.in_(ids[first : first + _AT_ONCE])])
+    return charges
 
 
 def spent(conn: Connection, project: str, *, now: datetime, window: Window | None = None) -> Amount:
@@ -115,10 +115,10 @@ def spent_by_project(
     conn: Connection, *, project: str | None = None, now: datetime, window: Window | None = None
 ) -> dict[str, Amount]:
     """What each project has spent, or this one; those that were never charged for are not named."""
-    found = sum_closed(conn, project=project, window=window)
+    spent = sum_closed(conn, project=project, window=window)
     for charge in list_charges(conn, project=project, window=window, closed=False):
-        found[charge.project] = found.get(charge.project, Amount()) + add_up(charge.spans, now=now, window=window)
-    return found
+        spent[charge.project] = spent.get(charge.project, Amount()) + add_up(charge.spans, now=now, window=window)
+    return spent
 
 
 def list_unpriced(conn: Connection, *, free: Collection[str], project: str | None = None) -> set[str]:

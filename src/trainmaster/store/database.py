@@ -55,9 +55,9 @@ class Database:
     def _require_file(self) -> None:
         # Open connections would write into a file that is no longer in its folder, lost with this process, and a new
         # one would create an empty database beside it.
-        if self._file is None or (found := _identify(self.engine.url.database)) == self._file:
+        if self._file is None or (identity := _identify(self.engine.url.database)) == self._file:
             return
-        what = "deleted" if found is None else "replaced"
+        what = "deleted" if identity is None else "replaced"
         raise StoreError(
             f"{self.engine.url.database}: was {what} while in use, and nothing is written any more; "
             "restore a backup (trainmaster restore) and start again"
@@ -105,10 +105,10 @@ class Database:
 def _identify(path: str | None) -> tuple[int, int] | None:
     """Device and inode of a file; None where there is none, or it is not on disk."""
     try:
-        found = os.stat(path or "")  # noqa: PTH116 (before every transaction: a Path costs more than the call)
+        stat = os.stat(path or "")  # noqa: PTH116 (before every transaction: a Path costs more than the call)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return found.st_dev, found.st_ino
+    return stat.st_dev, stat.st_ino
 
 
 def connect(where: str | Path) -> Engine:
@@ -183,21 +183,21 @@ def _begin(conn: Connection) -> None:
         conn.connection.cursor().execute("BEGIN")
 
 
-def describe_error(wrong: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """The driver's own first line: the rest is SQL and a link to SQLAlchemy's pages."""
-    return str(getattr(wrong, "orig", None) or wrong).strip().partition("\n")[0]
+    return str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
 
 
-def is_unavailable(wrong: Exception) -> bool:
+def is_unavailable(error: Exception) -> bool:
     """Whether a statement failed because the database is away, full or busy, and not because of its values."""
-    if not isinstance(wrong, DBAPIError):
-        return isinstance(wrong, (PoolTimeout, StoreError))
-    state = getattr(wrong.orig, "sqlstate", None) or ""
+    if not isinstance(error, DBAPIError):
+        return isinstance(error, (PoolTimeout, StoreError))
+    state = getattr(error.orig, "sqlstate", None) or ""
     if state[:2] in _VALUE_STATES:
         return False
     if state == READ_ONLY:
         return True
-    return wrong.connection_invalidated or isinstance(wrong, (OperationalError, InterfaceError))
+    return error.connection_invalidated or isinstance(error, (OperationalError, InterfaceError))
 
 
 READ_ONLY = "25006"  # SQLSTATE of a write on a standby, or where default_transaction_read_only is on

@@ -21,10 +21,10 @@ _ITERATIONS = ("iterations", "num_iterations", "no_iterations", "n_iterations", 
 
 def list_left(db: Database, jobs: Sequence[JobRow], *, now: datetime) -> dict[str, float]:
     """Seconds until the end of each of these jobs whose pace and goal are known; none for one that is over."""
-    found = {job.id: 0.0 for job in jobs if job.stage is None}
+    seconds_left = {job.id: 0.0 for job in jobs if job.stage is None}
     going = {job.id: job for job in jobs if job.stage is not None and job.attempts}
     if not going:
-        return found
+        return seconds_left
     steps, epochs = _steps(db, going), _epochs(db, [job for job in going.values() if job.training_config])
     for job in going.values():
         marks, total = steps.get(job.id, ([], None))
@@ -32,8 +32,8 @@ def list_left(db: Database, jobs: Sequence[JobRow], *, now: datetime) -> dict[st
         if left is None:
             left = left_s(*_whole_way(job, epochs.get(job.id, ())), now=now)
         if left is not None:
-            found[job.id] = left
-    return found
+            seconds_left[job.id] = left
+    return seconds_left
 
 
 def _steps(db: Database, jobs: Iterable[str]) -> dict[str, tuple[list[Mark], float | None]]:
@@ -48,14 +48,14 @@ def _steps(db: Database, jobs: Iterable[str]) -> dict[str, tuple[list[Mark], flo
         .join(e, (e.c.attempt == t.attempts.c.id) & (e.c.stream == EVENTS_FILE) & e.c.offset.in_(ends))
         .where(t.jobs.c.id.in_(list(jobs)))
     )
-    found: dict[str, tuple[list[Mark], float | None]] = {}
+    by_job: dict[str, tuple[list[Mark], float | None]] = {}
     with db.read() as conn:
         for job_id, at, data in conn.execute(query):
             step, total = _count(data, ("step",)), _count(data, ("steps",))
             if step is not None and at is not None:
-                marks, before = found.get(job_id, ([], None))
-                found[job_id] = ([*marks, Mark(at=at, done=step)], total or before)
-    return found
+                marks, before = by_job.get(job_id, ([], None))
+                by_job[job_id] = ([*marks, Mark(at=at, done=step)], total or before)
+    return by_job
 
 
 def _epochs(db: Database, jobs: Sequence[JobRow]) -> dict[str, list[tuple[int, int, datetime]]]:
@@ -68,19 +68,19 @@ def _epochs(db: Database, jobs: Sequence[JobRow]) -> dict[str, list[tuple[int, i
         .where(t.iterations.c.job_id.in_([job.id for job in jobs]), t.epochs.c.at.is_not(None))
         .where(t.epochs.c.attempt.in_([f"{job.id}.{job.attempts}" for job in jobs]))
     )
-    found: dict[str, list[tuple[int, int, datetime]]] = {}
+    by_job: dict[str, list[tuple[int, int, datetime]]] = {}
     with db.read() as conn:
         for job_id, iteration, epoch, at in conn.execute(query):
-            found.setdefault(job_id, []).append((iteration, epoch, at))
-    return found
+            by_job.setdefault(job_id, []).append((iteration, epoch, at))
+    return by_job
 
 
-def _whole_way(job: JobRow, told: Iterable[tuple[int, int, datetime]]) -> tuple[list[Mark], float | None]:
+def _whole_way(job: JobRow, ended_epochs: Iterable[tuple[int, int, datetime]]) -> tuple[list[Mark], float | None]:
     config = job.training_config or {}
     epochs, iterations = _count(config, _EPOCHS), _count(config, _ITERATIONS)
     if epochs is None:
         return [], None
-    marks = [Mark(at=at, done=(iteration - 1) * epochs + epoch) for iteration, epoch, at in told]
+    marks = [Mark(at=at, done=(iteration - 1) * epochs + epoch) for iteration, epoch, at in ended_epochs]
     return marks, epochs * (iterations or 1)
 
 

@@ -72,12 +72,12 @@ def append_chunks(conn: Connection, chunks: Sequence[Chunk]) -> list[bool]:
     on behind it.
     """
     names = list({chunk.attempt: None for chunk in chunks})
-    found = _offsets(conn, names)
-    if new := [{"attempt": c.attempt, "stream": c.stream} for c in chunks if c.key not in found]:
+    offsets = _offsets(conn, names)
+    if new := [{"attempt": c.attempt, "stream": c.stream} for c in chunks if c.key not in offsets]:
         # Two readers may insert the same row: the second waits for the first and then reads its offset.
         conn.execute(upsert(conn.dialect.name, t.streams, ("attempt", "stream")), [{**row, **_UNREAD} for row in new])
-        found = _offsets(conn, names)
-    fresh = [chunk for chunk in chunks if found[chunk.key] == chunk.lines[0].offset]
+        offsets = _offsets(conn, names)
+    fresh = [chunk for chunk in chunks if offsets[chunk.key] == chunk.lines[0].offset]
     if fresh:
         _acknowledge(conn, fresh)
         _insert(conn, fresh)
@@ -140,8 +140,8 @@ def _insert(conn: Connection, chunks: Sequence[Chunk]) -> None:
     try:
         with conn.begin_nested():
             insert_many(conn, [(chunk.attempt, chunk.stream, chunk.lines) for chunk in chunks])
-    except Exception as wrong:
-        if is_unavailable(wrong):
+    except Exception as error:
+        if is_unavailable(error):
             raise
     else:
         return
@@ -154,33 +154,33 @@ def _insert_or_fault(conn: Connection, chunk: Chunk, line: Line) -> None:
     try:
         with conn.begin_nested():
             insert_many(conn, [(chunk.attempt, chunk.stream, [line])])
-    except Exception as wrong:
-        if is_unavailable(wrong):
+    except Exception as error:
+        if is_unavailable(error):
             raise
-        fault = f"could not be stored: {_describe(wrong)}"
+        fault = f"could not be stored: {_describe(error)}"
         refused = Line(offset=line.offset, length=line.length, fault=fault, text=_text_of(line))
         insert_many(conn, [(chunk.attempt, chunk.stream, [refused])])
 
 
 def _project(conn: Connection, chunks: Sequence[Chunk]) -> None:
     """Derive the records of the chunks, together; where one is refused, line by line."""
-    told = [
+    pending = [
         (chunk, [line for line in chunk.lines if line.event is not None and line.event.phase in PHASES])
         for chunk in chunks
     ]
-    told = [(chunk, lines) for chunk, lines in told if lines]
-    if not told:
+    pending = [(chunk, lines) for chunk, lines in pending if lines]
+    if not pending:
         return
     try:
         with conn.begin_nested():
-            for chunk, lines in told:
+            for chunk, lines in pending:
                 project(conn, chunk.attempt, chunk.stream, lines, job_id=chunk.job_id)
-    except Exception as wrong:
-        if is_unavailable(wrong):
+    except Exception as error:
+        if is_unavailable(error):
             raise
     else:
         return
-    for chunk, lines in told:
+    for chunk, lines in pending:
         for line in lines:
             _project_or_fault(conn, chunk, line)
 
@@ -189,18 +189,18 @@ def _project_or_fault(conn: Connection, chunk: Chunk, line: Line) -> None:
     try:
         with conn.begin_nested():
             project(conn, chunk.attempt, chunk.stream, [line], job_id=chunk.job_id)
-    except Exception as wrong:
-        if is_unavailable(wrong):
+    except Exception as error:
+        if is_unavailable(error):
             raise
         e = t.events.c
         this = (e.attempt == chunk.attempt, e.stream == chunk.stream, e.offset == line.offset)
-        fault = f"stored as an event only: {_describe(wrong)}"
+        fault = f"stored as an event only: {_describe(error)}"
         conn.execute(update(t.events).where(*this).values(fault=fault, text=_text_of(line)))
 
 
-def _describe(wrong: Exception) -> str:
-    words = str(getattr(wrong, "orig", None) or wrong).strip().partition("\n")[0]
-    return f"{type(wrong).__name__}: {words}"[:_FAULT_CHARACTERS].replace("\x00", "\ufffd")
+def _describe(error: Exception) -> str:
+    words = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {words}"[:_FAULT_CHARACTERS].replace("\x00", "\ufffd")
 
 
 def _text_of(line: Line) -> str:
@@ -259,16 +259,16 @@ def list_events(
 ) -> list[EventRow]:
     """Events of a job in (attempt, offset) order, those behind `after` (attempt number, offset) where it is given."""
     number, offset = after if after is not None else (0, -1)
-    found: list[EventRow] = []
+    rows: list[EventRow] = []
     query = _EVENTS if phase is None else _EVENTS.where(t.events.c.phase == phase)
     with db.read() as conn:
         # Attempt by attempt, each a walk along the key: a join would sort the whole job to give its first page.
         for attempt, which in conn.execute(_ATTEMPTS_FROM, {"job": job_id, "number": number}).all():
             place = {"attempt": attempt, "stream": stream, "after": offset if which == number else -1}
-            found += [_event(row) for row in conn.execute(query, {**place, "most": limit - len(found)}).mappings()]
-            if len(found) >= limit:
+            rows += [_event(row) for row in conn.execute(query, {**place, "most": limit - len(rows)}).mappings()]
+            if len(rows) >= limit:
                 break
-    return found
+    return rows
 
 
 class ScannedEvent(NamedTuple):
@@ -305,18 +305,18 @@ def scan_events(
 ) -> list[ScannedEvent]:
     """Events of a job in (attempt, offset) order, behind `after`; the same ones as list_events gives."""
     number, offset = after if after is not None else (0, -1)
-    found: list[ScannedEvent] = []
+    scanned: list[ScannedEvent] = []
     query = _AS_VALUES if db.engine.dialect.name == "postgresql" else _AS_TEXT
     with db.read() as conn:
         for attempt, which in conn.execute(_ATTEMPTS_FROM, {"job": job_id, "number": number}).all():
             place = {"attempt": attempt, "stream": stream, "after": offset if which == number else -1}
-            for row in conn.execute(query, {**place, "most": limit - len(found)}):
-                at, phase, event, said, fault, text = row
-                plain = json.loads(said) if isinstance(said, str) else said
-                found.append(ScannedEvent((which, at), phase, event, plain or {}, fault, text))
-            if len(found) >= limit:
+            for row in conn.execute(query, {**place, "most": limit - len(scanned)}):
+                at, phase, event, data, fault, text = row
+                plain = json.loads(data) if isinstance(data, str) else data
+                scanned.append(ScannedEvent((which, at), phase, event, plain or {}, fault, text))
+            if len(scanned) >= limit:
                 break
-    return found
+    return scanned
 
 
 def find_event(db: Database, attempt: str, *, phase: str, event: str, stream: str = EVENTS_FILE) -> EventRow | None:

@@ -70,13 +70,13 @@ def list_of_attempt(db: Database, attempt: str) -> list[InstanceRow]:
 
 def list_by_name(db: Database, names: Collection[str]) -> dict[str, InstanceRow]:
     """Rows of these names."""
-    found: dict[str, InstanceRow] = {}
+    rows: dict[str, InstanceRow] = {}
     ordered = sorted(names)
     with db.read() as conn:
         for first in range(0, len(ordered), _AT_ONCE):
             query = select(t.instances).where(_I.nonce.in_(ordered[first : first + _AT_ONCE]))
-            found |= {row["nonce"]: InstanceRow(**row) for row in conn.execute(query).mappings()}
-    return found
+            rows |= {row["nonce"]: InstanceRow(**row) for row in conn.execute(query).mappings()}
+    return rows
 
 
 def list_open_targets(db: Database) -> set[str]:

@@ -274,7 +274,7 @@ def count_jobs(
 
 def _counts(*wanted: ColumnElement[bool]) -> Select[Any]:
     each = (select(func.count()).select_from(t.jobs).where(t.jobs.c.status == word.value, *wanted) for word in Status)
-    return select(*(one.scalar_subquery() for one in each))
+    return select(*(query.scalar_subquery() for query in each))
 
 
 _COUNTS, _PROJECT_COUNTS = _counts(), _counts(t.jobs.c.project == bindparam("project"))
@@ -325,8 +325,8 @@ def find_resumed(db: Database, first: str) -> str | None:
     """A job that resumed from this one."""
     query = select(t.jobs.c.id).where(t.jobs.c.spec["resume_from"].as_string() == first).limit(1)
     with db.read() as conn:
-        found: str | None = conn.execute(query).scalar_one_or_none()
-    return found
+        job_id: str | None = conn.execute(query).scalar_one_or_none()
+    return job_id
 
 
 def delete_events(db: Database, job_id: str, *, limit: int = 5000) -> int:

@@ -28,9 +28,9 @@ def open_database(where: str | Path) -> Database:
     db = Database(engine)
     try:
         upgrade(db)
-    except SQLAlchemyError as wrong:
+    except SQLAlchemyError as error:
         engine.dispose()
-        raise StoreError(f"{engine.url!r}: cannot be opened: {describe_error(wrong)}") from wrong
+        raise StoreError(f"{engine.url!r}: cannot be opened: {describe_error(error)}") from error
     except StoreError:
         engine.dispose()
         raise
@@ -70,24 +70,24 @@ def _run(db: Database, step: Callable[[Config], None]) -> None:
 
 
 def _is_current(conn: Connection) -> bool:
-    found = _revision(conn)
+    revision = _revision(conn)
     known = revisions()
-    if found is not None and found not in known:
+    if revision is not None and revision not in known:
         raise StoreError(
-            f"{conn.engine.url!r}: its schema {found!r} is newer than this Trainmaster knows; "
+            f"{conn.engine.url!r}: its schema {revision!r} is newer than this Trainmaster knows; "
             "install the newer release again (pip install -U trainmaster), or open another database"
         )
-    return bool(found == known[-1])
+    return bool(revision == known[-1])
 
 
 def _require_utf8(conn: Connection) -> None:
     """Refuse a database that cannot keep every character: a job whose log has another one would never end."""
     if conn.dialect.name != "postgresql":
         return
-    found = conn.execute(text("SHOW server_encoding")).scalar_one()
-    if found != "UTF8":
+    encoding = conn.execute(text("SHOW server_encoding")).scalar_one()
+    if encoding != "UTF8":
         raise StoreError(
-            f"{conn.engine.url!r}: its encoding is {found}, and UTF8 is needed; "
+            f"{conn.engine.url!r}: its encoding is {encoding}, and UTF8 is needed; "
             "create another database: createdb --encoding=UTF8 --template=template0 NAME"
         )
 
@@ -95,8 +95,8 @@ def _require_utf8(conn: Connection) -> None:
 def _revision(conn: Connection) -> str | None:
     if not inspect(conn).has_table("alembic_version"):
         return None
-    found: str | None = conn.execute(text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
-    return found
+    revision: str | None = conn.execute(text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
+    return revision
 
 
 def _rebuild_open(db: Database) -> None:

@@ -79,9 +79,9 @@ def list_nodes(db: Database, *, project: str | None = None, limit: int = 50, off
     rows = rows.join(t.attempts, t.attempts.c.id == c.attempt).join(t.jobs, j.id == t.attempts.c.job_id)
     query = select(c.node, c.attempt, j.id, j.project, c.verdict, c.at).select_from(rows).order_by(c.node, c.id)
     with db.read() as conn:
-        found = conn.execute(query).all()
+        records = conn.execute(query).all()
     nodes: dict[str, list[tuple[str, str, str, str, datetime | None]]] = {}
-    for node, *rest in found:
+    for node, *rest in records:
         nodes.setdefault(node, []).append(tuple(rest))
     return [_node(name, checks) for name, checks in nodes.items()]
 

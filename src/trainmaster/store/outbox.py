@@ -168,13 +168,13 @@ def list_deliveries(
 
 def _list(db: Database, wanted: ColumnElement[bool], *, order: Any, limit: int) -> list[DeliveryRow]:
     query = select(t.deliveries, t.outbox).join(t.outbox, _NEWS.id == _WAYS.outbox_id).where(wanted)
-    ways, told = [column.name for column in t.deliveries.c], [column.name for column in t.outbox.c]
+    delivery_columns, news_columns = [column.name for column in t.deliveries.c], [column.name for column in t.outbox.c]
     with db.read() as conn:
         rows = conn.execute(query.order_by(order).limit(limit)).all()
     return [
         DeliveryRow(
-            **dict(zip(ways, row, strict=False)),
-            news=NewsRow(**dict(zip(told, row[len(ways) :], strict=True))),
+            **dict(zip(delivery_columns, row, strict=False)),
+            news=NewsRow(**dict(zip(news_columns, row[len(delivery_columns) :], strict=True))),
         )
         for row in rows
     ]

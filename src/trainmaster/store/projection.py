@@ -47,13 +47,13 @@ _INDEXED_CHARACTERS = 255
 def project(conn: Connection, attempt: str, stream: str, lines: Iterable[Line], *, job_id: str | None = None) -> None:
     """Merge lines into the records of their job. The lines themselves are in `events` already."""
     phases = PHASES if split_node_file(stream)[0] == 0 else _OF_ANY_NODE
-    told = [(line.offset, line.event) for line in lines if line.event is not None and line.event.phase in phases]
-    if not told:
+    events = [(line.offset, line.event) for line in lines if line.event is not None and line.event.phase in phases]
+    if not events:
         return
     if job_id is None:
         job_id = str(conn.execute(select(t.attempts.c.job_id).where(t.attempts.c.id == attempt)).scalar_one())
     fold = _Fold(conn, job_id, attempt, stream)
-    for offset, event in told:
+    for offset, event in events:
         fold.add(offset, event)
     fold.write()
 

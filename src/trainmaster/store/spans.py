@@ -72,14 +72,14 @@ class Span:
 
     def kept(self) -> dict[str, Any]:
         """What a later merge needs beside the columns of the row."""
-        found: dict[str, Any] = {}
+        state: dict[str, Any] = {}
         if self.ended is not None:
-            found["ended"] = self.ended.isoformat()
+            state["ended"] = self.ended.isoformat()
         if self._config_key is not None:
-            found["config"] = list(self._config_key)
+            state["config"] = list(self._config_key)
         if self._seconds is not None:
-            found |= {"seconds": self._seconds, "seconds_of": list(self._seconds_key or ()), "partials": self._partials}
-        return found
+            state |= {"seconds": self._seconds, "seconds_of": list(self._seconds_key or ()), "partials": self._partials}
+        return state
 
     @property
     def newest_s(self) -> float | None:

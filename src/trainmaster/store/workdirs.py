@@ -39,12 +39,12 @@ class WorkdirRow:
 
 def find_blobs(db: Database, project: str, digests: Collection[str]) -> dict[str, BlobRow]:
     """The chunks of a project among these, by their SHA-256."""
-    found = {}
+    blobs = {}
     with db.read() as conn:
         for some in _slices(digests):
             query = select(_B.sha256, _B.size_bytes, _B.place).where(_B.project == project, _B.sha256.in_(some))
-            found.update({row["sha256"]: BlobRow(**row) for row in conn.execute(query).mappings()})
-    return found
+            blobs.update({row["sha256"]: BlobRow(**row) for row in conn.execute(query).mappings()})
+    return blobs
 
 
 def touch_blobs(conn: Connection, project: str, digests: Collection[str], *, at: datetime) -> int:

@@ -40,7 +40,7 @@ def new_job(db: Database) -> tuple[str, str]:
         return job_id, attempts.insert_attempt(conn, job_id, 1, handle={}, at=datetime.now(UTC))
 
 
-def take_in(db: Database, attempt: str, content: bytes, *, chunk: int = 1 << 20, last: bool = False) -> None:
+def ingest_bytes(db: Database, attempt: str, content: bytes, *, chunk: int = 1 << 20, last: bool = False) -> None:
     """One pass of the ingest over a file that holds this now."""
 
     async def read(offset: int, limit: int) -> bytes:
@@ -53,7 +53,7 @@ def take_in(db: Database, attempt: str, content: bytes, *, chunk: int = 1 << 20,
 def said(db: Database, *lines: bytes) -> str:
     """The id of a new job that wrote these lines."""
     job_id, attempt = new_job(db)
-    take_in(db, attempt, b"".join(lines))
+    ingest_bytes(db, attempt, b"".join(lines))
     return job_id
 
 

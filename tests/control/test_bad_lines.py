@@ -15,7 +15,7 @@ from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.store import events, iterations, nodes
 from trainmaster.store.database import Database
 
-from .lines import line, new_job, records, take_in
+from .lines import ingest_bytes, line, new_job, records
 
 pytestmark = pytest.mark.both_databases
 
@@ -30,7 +30,7 @@ def noise(length: int) -> str:
 
 def test_a_long_model_name_and_node_name_do_not_hold_the_stream_up(db: Database) -> None:
     job_id, attempt = new_job(db)
-    take_in(
+    ingest_bytes(
         db,
         attempt,
         line(0, "EVAL_MODEL", "metrics", data={"model_id": noise(4_000), "f1": 0.5})
@@ -47,7 +47,7 @@ def test_a_long_model_name_and_node_name_do_not_hold_the_stream_up(db: Database)
 
 def test_two_long_names_with_one_beginning_stay_apart(db: Database) -> None:
     job_id, attempt = new_job(db)
-    take_in(db, attempt, b"".join(line(0, "EVAL_MODEL", "metrics", data={"model_id": LONG + end}) for end in "ab"))
+    ingest_bytes(db, attempt, b"".join(line(0, "EVAL_MODEL", "metrics", data={"model_id": LONG + end}) for end in "ab"))
     assert len({row.model_id for row in iterations.list_evals(db, job_id=job_id)}) == 2
 
 
@@ -82,9 +82,9 @@ def test_a_record_that_cannot_be_derived_is_a_fault_of_its_line(db: Database) ->
 def test_a_truncated_or_replaced_file_is_marked_and_read_from_its_start(db: Database, new: bytes) -> None:
     job_id, attempt = new_job(db)
     old = b"".join(line(at, "TRAINING", "epoch_complete", epoch=at, data={"avg_loss": 1.0}) for at in range(1, 9))
-    take_in(db, attempt, old)
-    take_in(db, attempt, new)
-    take_in(db, attempt, new)  # once more: nothing changes
+    ingest_bytes(db, attempt, old)
+    ingest_bytes(db, attempt, new)
+    ingest_bytes(db, attempt, new)  # once more: nothing changes
     rows = events.list_events(db, job_id, limit=10_000)
     marks = [row for row in rows if row.fault is not None]
     assert [row.offset for row in marks] == [len(old)] and "truncated, replaced or removed" in (marks[0].fault or "")
@@ -95,8 +95,8 @@ def test_a_truncated_or_replaced_file_is_marked_and_read_from_its_start(db: Data
 
 def test_a_file_replaced_by_another_of_the_same_size_is_noticed(db: Database) -> None:
     job_id, attempt = new_job(db)
-    take_in(db, attempt, b"".join(line(at, "STEP", "metrics", seq=at) for at in range(5)))
-    take_in(db, attempt, b"".join(line(at, "STEP", "metrics", seq=at + 5) for at in range(5)))
+    ingest_bytes(db, attempt, b"".join(line(at, "STEP", "metrics", seq=at) for at in range(5)))
+    ingest_bytes(db, attempt, b"".join(line(at, "STEP", "metrics", seq=at + 5) for at in range(5)))
     assert [row.seq for row in events.list_events(db, job_id) if row.phase] == list(range(10))
 
 
@@ -138,6 +138,6 @@ def test_records_of_many_iterations_read_in_any_pieces_are_the_same(db: Database
     for size in (len(content), 1_000, 7_777):
         job_id, attempt = new_job(db)
         for end in range(size, len(content) + size, size):
-            take_in(db, attempt, content[:end])
+            ingest_bytes(db, attempt, content[:end])
         found.append(json.dumps(records(db, job_id), default=str, sort_keys=True))
     assert found[0] == found[1] == found[2]

@@ -71,12 +71,12 @@ def told(db: Database) -> list[tuple[str, str]]:
 
 def test_a_job_is_warned_at_four_fifths_and_stopped_at_its_cap(db: Database) -> None:
     job_id = run_since(db, spec(price=6, max_cost=3), NOW, cents=600)
-    assert budget.look(db, now=NOW) == NOW + 0.4 * HOUR, "it knows when to look again"
+    assert budget.enforce(db, now=NOW) == NOW + 0.4 * HOUR, "it knows when to look again"
     assert told(db) == [] and attempt_of(db, job_id).stop_reason is None
-    assert budget.look(db, now=NOW + 0.41 * HOUR) == NOW + 0.5 * HOUR
+    assert budget.enforce(db, now=NOW + 0.41 * HOUR) == NOW + 0.5 * HOUR
     assert told(db) == [("budget.warning", "limits.max_cost is nearly spent: $2.46 of $3.00")]
     for _ in range(2):
-        budget.look(db, now=NOW + 0.5 * HOUR)
+        budget.enforce(db, now=NOW + 0.5 * HOUR)
         assert attempt_of(db, job_id).stop_reason is Reason.OVER_BUDGET
     assert [topic for topic, _ in told(db)] == ["budget.warning", "budget.exceeded"], "each is told once"
 
@@ -84,9 +84,9 @@ def test_a_job_is_warned_at_four_fifths_and_stopped_at_its_cap(db: Database) -> 
 def test_a_cap_counts_the_earlier_jobs_of_a_run(db: Database) -> None:
     first = run_since(db, spec(price=6, max_cost=3), NOW - HOUR, cents=600, released=NOW - 0.6 * HOUR)  # $2.40
     again = run_since(db, replace(spec(price=6, max_cost=3), resume_from=first), NOW, cents=600)
-    budget.look(db, now=NOW + 0.05 * HOUR)
+    budget.enforce(db, now=NOW + 0.05 * HOUR)
     assert attempt_of(db, again).stop_reason is None
-    budget.look(db, now=NOW + 0.11 * HOUR)  # $0.66 more
+    budget.enforce(db, now=NOW + 0.11 * HOUR)  # $0.66 more
     assert attempt_of(db, again).stop_reason is Reason.OVER_BUDGET
     job = jobs.find_job(db, again)
     assert job is not None
@@ -112,10 +112,10 @@ def test_a_project_that_has_spent_its_budget_is_stopped_and_takes_nothing_in(db:
     other = run_since(db, spec("other"), NOW - HOUR, cents=500)
     last_month = run_since(db, spec("lab"), NOW - 40 * 24 * HOUR, cents=400, released=NOW - 40 * 24 * HOUR + HOUR)
     cap(db, "lab", period, 700)
-    budget.look(db, now=NOW)
+    budget.enforce(db, now=NOW)
     stopped = attempt_of(db, paid).stop_reason is Reason.OVER_BUDGET
     assert stopped == (period == "total"), "what was spent in another month counts in the total alone"
-    budget.look(db, now=NOW + HOUR)
+    budget.enforce(db, now=NOW + HOUR)
     assert attempt_of(db, paid).stop_reason is Reason.OVER_BUDGET
     assert [attempt_of(db, job).stop_reason for job in (free, other, last_month)] == [None, None, None]
     assert [topic for topic, _ in told(db)].count("budget.exceeded") == 1
@@ -144,7 +144,7 @@ def test_a_price_that_nobody_knows_makes_a_cost_that_nobody_knows(db: Database) 
     with db.read() as conn:
         whole = money.spent(conn, "lab", now=NOW)
     assert (whole.cents, whole.known_cents, whole.unknown) == (None, 500, 1)
-    budget.look(db, now=NOW)
+    budget.enforce(db, now=NOW)
     assert attempt_of(db, known).stop_reason is None
     row = attempt_of(db, unknown)
     assert row.stop_reason is Reason.OVER_BUDGET and "cannot be held" in row.message, "a cap that cannot be counted"

@@ -215,6 +215,6 @@ def test_a_step_of_the_clock_spends_no_money(db: Database, stepped: bool) -> Non
         machine.set_s += 10 * 3_600
     else:
         machine.steady_s += 10 * 3_600
-    budget.look(db, clock=clock)
+    budget.enforce(db, clock=clock)
     (row,) = attempts.list_attempts(db, job.id)
     assert (row.stop_reason is None) is stepped

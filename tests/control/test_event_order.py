@@ -16,7 +16,7 @@ from trainmaster.store import attempts, events, nodes
 from trainmaster.store.database import Database
 from trainmaster.store.migrate import open_database
 
-from .lines import line, new_job, records, take_in
+from .lines import ingest_bytes, line, new_job, records
 
 pytestmark = pytest.mark.both_databases
 
@@ -65,14 +65,14 @@ def test_any_order_of_lines_reads_and_restarts_gives_the_same_records(
     """Every line of a run has a time of its own; starts, ends, epochs and checks may be told several times."""
     lines = [line(at, phase, event, **more) for at, (phase, event, more) in enumerate(run)]
     job_id, attempt = new_job(shared)
-    take_in(shared, attempt, b"".join(lines))
+    ingest_bytes(shared, attempt, b"".join(lines))
     shuffled = list(lines)
     random.Random(seed).shuffle(shuffled)
     other, attempt = new_job(shared)
     content = b"not an event\n" + b"".join(shuffled)
     for size in sorted(looks):  # each is a restart, at a file that has grown; half a line waits
-        take_in(shared, attempt, content[:size], chunk=97)
-    take_in(shared, attempt, content, last=True)
+        ingest_bytes(shared, attempt, content[:size], chunk=97)
+    ingest_bytes(shared, attempt, content, last=True)
     assert records(shared, other) == records(shared, job_id)
 
 
@@ -84,7 +84,7 @@ def test_lines_of_one_moment_differ_only_in_which_epoch_stands(shared: Database)
     found = []
     for order in ((one, two, *starts), (two, one, *reversed(starts))):
         job_id, attempt = new_job(shared)
-        take_in(shared, attempt, b"".join(order))
+        ingest_bytes(shared, attempt, b"".join(order))
         found.append(records(shared, job_id))
     assert [record["epochs"][0]["avg_loss"] for record in found] == [2.0, 1.0]
     assert found[0]["steps"] == found[1]["steps"]
@@ -95,7 +95,7 @@ def test_a_duration_that_is_none_holds_nothing_up(shared: Database) -> None:
     ends = [
         line(at, "TRAINING", "end", data={"duration": taken}) for at, taken in enumerate((1e308, 1e308, -1.0, True))
     ]
-    take_in(shared, attempt, line(0, "TRAINING", "start") + b"".join(ends))
+    ingest_bytes(shared, attempt, line(0, "TRAINING", "start") + b"".join(ends))
     assert records(shared, job_id)["steps"][0]["step_time"] == 3.0
 
 

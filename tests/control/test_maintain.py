@@ -20,7 +20,7 @@ from trainmaster.store import artifacts, attempts, audit, events, jobs, tables
 from trainmaster.store.database import Database
 from trainmaster.store.migrate import open_database
 
-from .lines import line, new_job, records, take_in
+from .lines import ingest_bytes, line, new_job, records
 
 pytestmark = pytest.mark.both_databases
 
@@ -35,7 +35,7 @@ def final_job(db: Database, home: Path, *, ended: datetime | None = None, resume
     """A completed job with events, a stored object and a folder."""
     job_id, attempt = new_job(db)
     at = ended or datetime.now(UTC)
-    take_in(db, attempt, LINES)
+    ingest_bytes(db, attempt, LINES)
     store = open_store(home / "storage")
     store.put(f"jobs/{job_id}/outputs/model.bin", b"weights")
     (home / "jobs" / job_id / "checkpoints").mkdir(parents=True)
@@ -53,7 +53,7 @@ def final_job(db: Database, home: Path, *, ended: datetime | None = None, resume
 
 def test_records_are_rebuilt_from_events(db: Database) -> None:
     job_id, attempt = new_job(db)
-    take_in(db, attempt, LINES)
+    ingest_bytes(db, attempt, LINES)
     before = records(db, job_id)
     with db.write() as conn:  # as after an upgrade from a database that had no records
         for table in (tables.steps, tables.epochs, tables.iterations):

@@ -131,10 +131,10 @@ def test_an_interrupted_layout_is_made_again(db: Database, storage: Store, folde
     job = submitting.submit(db, JobSpec(name="x", command=("true",), workdir=name))
     place = tmp_path / "home" / "jobs" / job.id
     (place / "work" / "half").mkdir(parents=True)
-    workdir.lay_out(db, storage, job, place)
+    workdir.unpack(db, storage, job, place)
     assert not (place / "work" / "half").exists() and (place / "work" / "train.py").is_file()
     (place / "work" / "train.py").unlink()
-    workdir.lay_out(db, storage, job, place)
+    workdir.unpack(db, storage, job, place)
     assert not (place / "work" / "train.py").exists(), "once laid out, the files are the job's own"
 
 

@@ -92,16 +92,16 @@ async def run(db: Database, *, stop: asyncio.Event, look_s: float = LOOK_S, home
     while not stop.is_set():
         rest_s = look_s
         try:
-            following = await asyncio.to_thread(look, db, clock=clock)
+            following = await asyncio.to_thread(enforce, db, clock=clock)
             if following is not None:
                 rest_s = min(look_s, max(0.05, (following - clock.now()).total_seconds()))
-        except Exception as wrong:  # a database that restarts must not end the watch over the money
-            log_failure(log, "the budgets could not be looked at; trying again", wrong)
+        except Exception as error:  # a database that restarts must not end the watch over the money
+            log_failure(log, "the budgets could not be looked at; trying again", error)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), rest_s)
 
 
-def look(db: Database, *, now: datetime | None = None, clock: Clock | None = None) -> datetime | None:
+def enforce(db: Database, *, now: datetime | None = None, clock: Clock | None = None) -> datetime | None:
     """Ask for a stop where a cap is reached and tell of it; when the next can be, if all goes on as it does."""
     clock = clock if clock is not None else Clock()
     now = now if now is not None else clock.now()
@@ -132,7 +132,7 @@ def _job_limits(conn: Connection, running: list[Spending], now: datetime, clock:
     capped = {job.job_id: job for job in running if job.max_cost is not None}
     # A cap holds for the whole run: what earlier jobs of it cost counts too.
     runs = {job_id: {job_id, *costs.list_run(conn, job.resume_from)} for job_id, job in capped.items()}
-    charges = costs.list_charges(conn, jobs={one for run in runs.values() for one in run}) if capped else []
+    charges = costs.list_charges(conn, jobs={job_id for run in runs.values() for job_id in run}) if capped else []
     spans: dict[str, list[Span]] = {
         job_id: [clock.correct(span, now=now) for c in charges if c.job_id in run for span in c.spans]
         for job_id, run in runs.items()
@@ -191,20 +191,20 @@ def _hold(db: Database, limit: _Limit, now: datetime) -> datetime | None:
 
 
 def _stop(db: Database, limit: _Limit, message: str, now: datetime) -> None:
-    told = _is_told(db, limit, "budget.exceeded") or (limit.budget is not None and limit.spent.known_cents == 0)
+    notified = _is_notified(db, limit, "budget.exceeded") or (limit.budget is not None and limit.spent.known_cents == 0)
     asked = all(job.stopping for job in limit.running)
-    if told and asked:
+    if notified and asked:
         return
     with failpoints.around("commit cap"), db.write() as conn:
         for job in limit.running:
             if attempts.request_stop(conn, job.attempt, reason=Reason.OVER_BUDGET, message=message, at=now):
                 log.warning("job %s is asked to stop: %s", job.job_id, message)
-        if not told:
+        if not notified:
             _tell(conn, limit, "budget.exceeded", message, now)
 
 
 def _warn(db: Database, limit: _Limit, message: str, now: datetime) -> None:
-    if _is_told(db, limit, "budget.warning"):
+    if _is_notified(db, limit, "budget.warning"):
         return
     with failpoints.around("commit warning"), db.write() as conn:
         _tell(conn, limit, "budget.warning", message, now)
@@ -212,7 +212,7 @@ def _warn(db: Database, limit: _Limit, message: str, now: datetime) -> None:
             costs.mark_warned(conn, limit.budget.id, at=now)
 
 
-def _is_told(db: Database, limit: _Limit, topic: str) -> bool:
+def _is_notified(db: Database, limit: _Limit, topic: str) -> bool:
     with db.read() as conn:
         return is_known(conn, _key(limit, topic))
 

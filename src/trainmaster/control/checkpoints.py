@@ -41,10 +41,10 @@ def find_newest(home: Path, job: JobRow) -> CheckpointListing:
     """The newest checkpoint of the job, or UsageError where it has none."""
     folder = _folder(home, job)
     try:
-        found = sorted((int(match[1]), path) for path in folder.iterdir() if (match := _STEP.fullmatch(path.name)))
+        saved = sorted((int(match[1]), path) for path in folder.iterdir() if (match := _STEP.fullmatch(path.name)))
     except OSError:
-        found = []
-    for step, path in reversed(found):
+        saved = []
+    for step, path in reversed(saved):
         try:
             return _read_manifest(path, step)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -66,8 +66,8 @@ def read(listing: CheckpointListing, name: str, *, offset: int, limit: int) -> b
         raise UsageError(f"the checkpoint of step {listing.step} has no file {name!r:.100}")
     try:
         return _read(listing.folder / name, offset, limit)
-    except OSError as wrong:
-        raise UsageError(f"{name}: {wrong.strerror}; the checkpoint may have been replaced, fetch the newest") from None
+    except OSError as error:
+        raise UsageError(f"{name}: {error.strerror}; the checkpoint may have been replaced, fetch the newest") from None
 
 
 def _folder(home: Path, job: JobRow) -> Path:

@@ -130,8 +130,8 @@ def escape(name: str) -> str:
 _ESCAPED = re.compile("[\x00-\x1f\\\\\x7f\ud800-\udfff]|%(?=[0-9A-F]{2})")
 
 
-def _percent(found: re.Match[str]) -> str:
-    return "".join(f"%{byte:02X}" for byte in found[0].encode("utf-8", errors="surrogateescape"))
+def _percent(match: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in match[0].encode("utf-8", errors="surrogateescape"))
 
 
 def _shorten(part: str, limit: int) -> str:

@@ -50,13 +50,13 @@ def backoff_after(reason: Reason, attempt: int) -> float:
     return backoff_s(attempt, first_s=reason.rule.rest_s, longest_s=_LONGEST_REST_S)
 
 
-def log_failure(log: logging.Logger, what: str, wrong: Exception) -> None:
+def log_failure(log: logging.Logger, what: str, error: Exception) -> None:
     """Log what ended one round of a loop: in one line where the database is away, which may last for hours of rounds;
     anything else may be our own mistake and shows its trace."""
-    if is_unavailable(wrong):
-        log.warning("%s: %s", what, describe_error(wrong))
+    if is_unavailable(error):
+        log.warning("%s: %s", what, describe_error(error))
     else:
-        log.error("%s", what, exc_info=wrong)
+        log.error("%s", what, exc_info=error)
 
 
 def _utc_now() -> datetime:
@@ -84,12 +84,12 @@ class Context:
             failpoints.before(f"call {name}")
         try:
             async with asyncio.timeout(limit):
-                found = await answer
-        except TimeoutError as wrong:
-            raise Unreachable(f"the target did not answer `{name}` within {limit:g} s") from wrong
+                result = await answer
+        except TimeoutError as error:
+            raise Unreachable(f"the target did not answer `{name}` within {limit:g} s") from error
         if name in _EFFECTS:
             failpoints.after(f"call {name}")
-        return found
+        return result
 
     async def apply(self, job_id: str, change: Callable[[Connection], T], *, what: str) -> T:
         """Write for a job, in one transaction that holds only if the job is still ours. `what` names it for drills."""

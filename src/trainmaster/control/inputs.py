@@ -38,8 +38,8 @@ def find_pulls(spec: JobSpec, storage: Store) -> tuple[Pull, ...]:
 
 def _pull(name: str, place: str, spec: JobSpec, storage: Store) -> Pull:
     store, path = _open(name, place, storage)
-    found = store.stat(path)
-    md5 = _MD5.fullmatch(found.version)
+    stat = store.stat(path)
+    md5 = _MD5.fullmatch(stat.version)
     source, url = None, ""
     try:
         url = store.sign(path, expires_s=_VALID_S)
@@ -50,8 +50,8 @@ def _pull(name: str, place: str, spec: JobSpec, storage: Store) -> Pull:
         url=url,
         source=source,
         to=f"{WORK_FOLDER}/{FOLDERS[name]}/{path.rpartition('/')[2]}",
-        size_bytes=found.size_bytes,
-        version=found.version,
+        size_bytes=stat.size_bytes,
+        version=stat.version,
         md5=md5[1] if md5 is not None else None,
         sha256=spec.inputs.sha256.get(name),
         mode=0o755 if name == "script" else 0o644,

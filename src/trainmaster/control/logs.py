@@ -77,27 +77,27 @@ async def list_streams(
 ) -> list[LogStream]:
     """Every stream of a job: what is kept, and what the newest attempt has written so far."""
     rows = await asyncio.to_thread(artifacts.list_artifacts, db, job.id)
-    found: dict[tuple[int, str], LogStream] = {}
+    streams: dict[tuple[int, str], LogStream] = {}
     for row in rows:
         match = re.fullmatch(rf"attempts/(\d+)/({STREAM})", row.path)
         if match:
             number, stream = int(match[1]), match[2]
-            found[number, stream] = LogStream(attempt=number, stream=stream, size_bytes=row.size_bytes, stored=True)
+            streams[number, stream] = LogStream(attempt=number, stream=stream, size_bytes=row.size_bytes, stored=True)
     for attempt in attempts[-1:]:
-        if attempt.handle is None or (is_over(job, attempt) and any(number == attempt.number for number, _ in found)):
+        if attempt.handle is None or (is_over(job, attempt) and any(number == attempt.number for number, _ in streams)):
             continue
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 files = await load(job.target).list_files(attempt.handle)
-        except TimeoutError as wrong:
-            raise Unreachable(f"the target did not list its files within {_TIMEOUT_S:g} s") from wrong
+        except TimeoutError as error:
+            raise Unreachable(f"the target did not list its files within {_TIMEOUT_S:g} s") from error
         for file in files:
             if re.fullmatch(STREAM, file.name):
                 place = attempt.number, file.name
-                found[place] = LogStream(
+                streams[place] = LogStream(
                     attempt=attempt.number, stream=file.name, size_bytes=file.size_bytes, stored=False
                 )
-    return [found[place] for place in sorted(found)]
+    return [streams[place] for place in sorted(streams)]
 
 
 def is_over(job: JobRow, attempt: AttemptRow) -> bool:
@@ -119,5 +119,5 @@ async def _at_target(
     try:
         async with asyncio.timeout(_TIMEOUT_S):
             return await load(job.target).read(attempt.handle, stream, offset=offset, limit=limit)
-    except TimeoutError as wrong:
-        raise Unreachable(f"the target did not answer within {_TIMEOUT_S:g} s") from wrong
+    except TimeoutError as error:
+        raise Unreachable(f"the target did not answer within {_TIMEOUT_S:g} s") from error

@@ -57,8 +57,8 @@ def back_up(db: Database, home: Path, to: Path) -> list[str]:
         try:
             with contextlib.closing(source), contextlib.closing(sqlite3.connect(draft)) as target:
                 source.backup(target)
-        except sqlite3.Error as wrong:
-            raise StoreError(f"{to / DATABASE_FILE}: cannot be written: {wrong}") from wrong
+        except sqlite3.Error as error:
+            raise StoreError(f"{to / DATABASE_FILE}: cannot be written: {error}") from error
         copied.append(DATABASE_FILE)
     for name in _FILES:
         if (home / name).is_file():
@@ -157,8 +157,8 @@ def _look(db: Database, home: Path, storage: Store) -> None:
             log.info("job %s deleted: it ended more than %g days ago", job_id, days)
         except JobOpen:
             pass  # a later job needs its checkpoints
-        except StorageError as wrong:  # one object that cannot be removed does not keep the other jobs
-            log.warning("job %s is kept, its stored files cannot be removed: %s", job_id, wrong)
+        except StorageError as error:  # one object that cannot be removed does not keep the other jobs
+            log.warning("job %s is kept, its stored files cannot be removed: %s", job_id, error)
 
 
 def read_retention(text: str | None) -> float | None:

@@ -17,7 +17,7 @@ from trainmaster.store.rows import AttemptRow, JobRow
 from trainmaster.targets import Handle, HasNodes
 
 
-async def take_in(
+async def ingest_nodes(
     context: Context, job: JobRow, attempt: AttemptRow, handle: Handle, *, first: int = 0, last: bool = False
 ) -> bool:
     """One pass over the event files of all nodes, from node `first` on. True if each was read to its end.
@@ -27,17 +27,17 @@ async def take_in(
     target = context.load(job.target)
     nodes = target.count_nodes(handle) if isinstance(target, HasNodes) else 1
     passes = [
-        _take_in_one(context, job, attempt, handle, node_file(EVENTS_FILE, node), last=last)
+        _ingest_file(context, job, attempt, handle, node_file(EVENTS_FILE, node), last=last)
         for node in range(first, max(nodes, 1))
     ]
-    found = await asyncio.gather(*passes, return_exceptions=True)
-    for one in found:
-        if isinstance(one, BaseException):
-            raise one
-    return all(found)
+    results = await asyncio.gather(*passes, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return all(results)
 
 
-async def _take_in_one(
+async def _ingest_file(
     context: Context, job: JobRow, attempt: AttemptRow, handle: Handle, stream: str, *, last: bool
 ) -> bool:
     target = context.load(job.target)

@@ -47,20 +47,20 @@ async def find(
     Without a database ownership is unknown: everything that the targets run for this home is listed as ours, with
     `any_home` everything that any home folder started. Machines that Trainmaster did not rent are never ours.
     """
-    found: dict[str, Leftover] = {}
+    leftovers: dict[str, Leftover] = {}
     for word in words:
         target = load(word)
         for owned in await target.list_owned() if isinstance(target, Lists) else ():
             left = _judge(db, home, word, owned, any_home=any_home)
             if left is not None:
-                found[left.attempt] = left
+                leftovers[left.attempt] = left
     for held in attempts.list_held(db) if db is not None else ():
-        known = found.get(held.attempt)
-        found[held.attempt] = Leftover(
+        known = leftovers.get(held.attempt)
+        leftovers[held.attempt] = Leftover(
             attempt=held.attempt, target=held.target, handle=held.handle, ours=True, why=f"its job is {held.status}",
             what=f"{known.what}; {held.what}" if known else held.what,
         )  # fmt: skip
-    return sorted(found.values(), key=lambda left: (not left.ours, left.attempt))
+    return sorted(leftovers.values(), key=lambda left: (not left.ours, left.attempt))
 
 
 async def sweep(db: Database, home: Path, *, load: Callable[[str], Target] = targets.load) -> list[Leftover]:
@@ -78,8 +78,8 @@ async def sweep(db: Database, home: Path, *, load: Callable[[str], Target] = tar
                 if left is not None and left.ours:
                     await target.release(left.handle)
                     ended.append(left)
-        except (TargetError, UsageError) as wrong:
-            log.info("%s could not be swept: %s", word, wrong)
+        except (TargetError, UsageError) as error:
+            log.info("%s could not be swept: %s", word, error)
     return ended
 
 

@@ -118,8 +118,8 @@ async def _loop(
                 renewed = time.monotonic() if renewed_now else renewed
                 if leads is not None:
                     leads.set()
-            except Exception as wrong:  # a full disk or a database that restarts must not end the loop
-                log_failure(log, "the open jobs could not be read; trying again at the next tick", wrong)
+            except Exception as error:  # a full disk or a database that restarts must not end the loop
+                log_failure(log, "the open jobs could not be read; trying again at the next tick", error)
             await _interrupt(context, liveness, working, begun)
             for job_id in due:
                 if job_id not in working:
@@ -128,8 +128,8 @@ async def _loop(
             slices = [rows[first : first + _SLICE] for first in range(0, len(rows), _SLICE)] or [[]]
             for some in slices:
                 for row in some:
-                    look = _tail(tail, row, work)
-                    working[row.job_id] = asyncio.create_task(look, name=f"job {row.job_id}")
+                    visit = _tail(tail, row, work)
+                    working[row.job_id] = asyncio.create_task(visit, name=f"job {row.job_id}")
                 await _wait(stop, tick_s / len(slices), context)
     finally:
         # A moment to finish what is nearly done; then cut off where they are, to be taken up again from the rows.
@@ -162,8 +162,8 @@ async def _interrupt(
         return
     try:
         unwanted = await asyncio.to_thread(leases.list_unwanted, context.db, liveness.token)
-    except Exception as wrong:
-        log_failure(log, "cancelled jobs could not be read; trying again at the next tick", wrong)
+    except Exception as error:
+        log_failure(log, "cancelled jobs could not be read; trying again at the next tick", error)
         return
     for job_id in unwanted:
         if job_id in hung and job_id in working:
@@ -177,8 +177,8 @@ async def _sweep(context: Context) -> None:
         try:
             for left in await reap.sweep(context.db, context.home, load=context.load):
                 log.warning("%s at %s ended: %s (%s)", left.attempt, left.target, left.what, left.why)
-        except Exception as wrong:
-            log_failure(log, "targets could not be swept; trying again later", wrong)
+        except Exception as error:
+            log_failure(log, "targets could not be swept; trying again later", error)
 
 
 async def _sweep_rented(context: Context) -> None:
@@ -187,8 +187,8 @@ async def _sweep_rented(context: Context) -> None:
         rest_s = rented_sweep.BUSY_S
         try:
             rest_s = await rented_sweep.sweep(context)
-        except Exception as wrong:
-            log_failure(log, "rented machines could not be swept; trying again later", wrong)
+        except Exception as error:
+            log_failure(log, "rented machines could not be swept; trying again later", error)
         await asyncio.sleep(rest_s)
 
 
@@ -198,7 +198,7 @@ def _drop(db: Database, token: str) -> None:
 
 
 async def _tail(tail: Tail, row: RunningRow, work: Callable[[str], Awaitable[None]]) -> None:
-    if await tail.look(row):
+    if await tail.poll(row):
         await work(row.job_id)
 
 
@@ -224,26 +224,26 @@ async def _work(
                 )
         except LeaseLost:
             log.info("job %s is another reconciler's now", job_id)
-        except Exception as wrong:
-            if isinstance(wrong, TrainmasterError):  # a target that cannot be asked is daily life
-                log.warning("job %s: %s", job_id, wrong)
+        except Exception as error:
+            if isinstance(error, TrainmasterError):  # a target that cannot be asked is daily life
+                log.warning("job %s: %s", job_id, error)
             else:
-                log_failure(log, f"job {job_id}", wrong)
+                log_failure(log, f"job {job_id}", error)
             if job is not None:
-                await _rest(context, job, wrong, tick_s=tick_s)
+                await _rest(context, job, error, tick_s=tick_s)
         finally:
             begun.pop(job_id, None)
 
 
-async def _rest(context: Context, job: JobRow, wrong: Exception, *, tick_s: float) -> None:
+async def _rest(context: Context, job: JobRow, error: Exception, *, tick_s: float) -> None:
     """Keep what went wrong where the user sees it, and leave the job alone for a while, unless its time is over."""
-    said = describe_error(wrong) if is_unavailable(wrong) else str(wrong)
-    text = said if isinstance(wrong, TrainmasterError) else f"{type(wrong).__name__}: {said}"
+    message = describe_error(error) if is_unavailable(error) else str(error)
+    text = message if isinstance(error, TrainmasterError) else f"{type(error).__name__}: {message}"
     text = text[:_MESSAGE_LIMIT].replace("\x00", "\ufffd")
     longest_s = context.deadlines.longest_rest_s
     until = context.now() + timedelta(seconds=backoff_s(job.tries + 1, first_s=tick_s, longest_s=longest_s))
     try:
-        if not await end_overdue(context, job, wrong):
+        if not await end_overdue(context, job, error):
             await context.apply(
                 job.id,
                 lambda conn: jobs.set_backoff(conn, job.id, until=until, tries=job.tries + 1, message=text),

@@ -41,14 +41,14 @@ async def provision(context: Context, job: JobRow, attempt: AttemptRow, handle: 
         return await _intend(context, job, attempt, handle, rows)
     if intended := [row for row in wanted if row.state == "intended"]:
         return await _launch(context, job, attempt, target, intended[0])
-    ended, found = await _look_up(context, job, attempt, target, wanted)
+    ended, listed = await _look_up(context, job, attempt, target, wanted)
     if ended is not None:
         return ended
-    ready = [one for one in found if one is not None and _is_ready(one)]
+    ready = [instance for instance in listed if instance is not None and _is_ready(instance)]
     if len(ready) < len(wanted):
-        states = ", ".join(one.state if one is not None else "launching" for one in found)
+        states = ", ".join(instance.state if instance is not None else "launching" for instance in listed)
         return await _note(context, job, f"renting {wanted[0].kind} in {wanted[0].region}: {states}")
-    named = [{"id": one.id, "name": row.nonce} for row, one in zip(wanted, ready, strict=True)]
+    named = [{"id": instance.id, "name": row.nonce} for row, instance in zip(wanted, ready, strict=True)]
 
     def change(conn: Connection) -> bool:
         attempts.set_handle(conn, attempt.id, {**handle, "instances": named})
@@ -91,8 +91,8 @@ async def _intend(
         return await abandon(context, job, attempt, Reason.NO_CAPACITY, str(full))
     except Unreachable:
         raise
-    except (TargetError, UsageError) as wrong:
-        return await abandon(context, job, attempt, Reason.TARGET_ERROR, str(wrong))
+    except (TargetError, UsageError) as error:
+        return await abandon(context, job, attempt, Reason.TARGET_ERROR, str(error))
     offer, home = offers[0], str(handle["home"])
     kept = [row for row in rows if row.state in instances.WANTED and _is_of_offer(row, offer)]
     missing = spec.resources.nodes - len(kept)
@@ -133,8 +133,8 @@ async def _launch(context: Context, job: JobRow, attempt: AttemptRow, target: Re
         provider_id = await context.call("launch", target.launch(request))
     except Unreachable:
         raise  # unknown: the row stays `launching`, and the listing decides
-    except (TargetError, UsageError) as wrong:  # a setting that is missing: no request was sent
-        refused = wrong
+    except (TargetError, UsageError) as error:  # a setting that is missing: no request was sent
+        refused = error
         await context.apply(job.id, lambda conn: _refuse(conn, context, row, refused), what="launch refused")
         if isinstance(refused, NotNow):
             raise
@@ -162,9 +162,9 @@ async def _resolve(
 ) -> bool | None:
     """Compare a machine with the listing. None: as it should be, or not there yet; else the handler's return value."""
     assert row.launched_at is not None
-    found = listing.find(row.nonce, provider_id=row.provider_id)
+    instance = listing.find(row.nonce, provider_id=row.provider_id)
     settled = context.deadlines.elapsed_s(row.launched_at, listing.at) > settle_s  # the clock may have been set
-    if found is None and row.provider_id is None:
+    if instance is None and row.provider_id is None:
         if not settled:
             return await _note(context, job, "the launch had no clear answer; the provider's listing will show it")
         launched_at = row.launched_at
@@ -173,27 +173,29 @@ async def _resolve(
             job.id, lambda conn: instances.mark_gone(conn, row.nonce, at=launched_at, why=why), what="launch absent"
         )
         return True
-    if found is None:
+    if instance is None:
         if not settled:
             return None
         return await abandon(context, job, attempt, Reason.NODE_LOST, f"{row.provider_id} is not listed any more")
-    if found.state is InstanceState.PREEMPTED:
-        return await abandon(context, job, attempt, Reason.PREEMPTED, f"{found.id} was taken back while it booted")
-    if found.state.over:
-        return await abandon(context, job, attempt, Reason.NODE_LOST, f"{found.id} is {found.state} while it booted")
-    if found.state is InstanceState.UNHEALTHY:
-        return await abandon(context, job, attempt, Reason.BAD_MACHINE, f"{found.id} came up unhealthy")
-    if row.provider_id is None or (_is_ready(found) and row.state != "active"):
-        ready = _is_ready(found)
+    if instance.state is InstanceState.PREEMPTED:
+        return await abandon(context, job, attempt, Reason.PREEMPTED, f"{instance.id} was taken back while it booted")
+    if instance.state.over:
+        return await abandon(
+            context, job, attempt, Reason.NODE_LOST, f"{instance.id} is {instance.state} while it booted"
+        )
+    if instance.state is InstanceState.UNHEALTHY:
+        return await abandon(context, job, attempt, Reason.BAD_MACHINE, f"{instance.id} came up unhealthy")
+    if row.provider_id is None or (_is_ready(instance) and row.state != "active"):
+        ready = _is_ready(instance)
         await context.apply(
             job.id,
             lambda conn: instances.set_found(
-                conn, row.nonce, provider_id=found.id, address=found.address, active=ready
+                conn, row.nonce, provider_id=instance.id, address=instance.address, active=ready
             ),
             what="machine active" if ready else "machine found",
         )
-    if not _is_ready(found) and _is_overdue(context, job, row.launched_at):
-        text = f"{found.id} did not boot within {job.spec.rent.boot_minutes:g} minutes (it is {found.state})"
+    if not _is_ready(instance) and _is_overdue(context, job, row.launched_at):
+        text = f"{instance.id} did not boot within {job.spec.rent.boot_minutes:g} minutes (it is {instance.state})"
         return await abandon(context, job, attempt, Reason.BAD_MACHINE, text)
     return None
 
@@ -205,22 +207,22 @@ async def connect(context: Context, job: JobRow, attempt: AttemptRow, handle: Ha
         return stopped
     rows = await asyncio.to_thread(instances.list_of_attempt, context.db, attempt.id)
     wanted = [row for row in rows if row.state in instances.WANTED]
-    ended, found = await _look_up(context, job, attempt, target, wanted)
+    ended, listed = await _look_up(context, job, attempt, target, wanted)
     if ended is not None:
         return ended
-    ready = [one for one in found if one is not None and _is_ready(one)]
+    ready = [instance for instance in listed if instance is not None and _is_ready(instance)]
     if len(ready) < len(wanted):
         return False
     try:
         connected = await context.call("connect", target.connect(handle, ready))
-    except Unreachable as wrong:
+    except Unreachable as error:
         first = min(row.launched_at for row in wanted if row.launched_at is not None)
         if not _is_overdue(context, job, first):
             raise
-        text = f"no SSH login within {job.spec.rent.boot_minutes:g} minutes: {wrong}"
+        text = f"no SSH login within {job.spec.rent.boot_minutes:g} minutes: {error}"
         return await abandon(context, job, attempt, Reason.BAD_MACHINE, text)
-    except (TargetError, UsageError) as wrong:
-        return await abandon(context, job, attempt, Reason.TARGET_ERROR, str(wrong))
+    except (TargetError, UsageError) as error:
+        return await abandon(context, job, attempt, Reason.TARGET_ERROR, str(error))
     gpus = [list(item.get("gpus", ())) for item in connected["hosts"]]
     bad = await asyncio.to_thread(instances.list_bad_gpus, context.db)
     known = next((gpu for some in gpus for gpu in some if gpu in bad), None)
@@ -281,8 +283,8 @@ def _target(context: Context, job: JobRow) -> Rents:
     return target
 
 
-def _is_ready(one: Instance) -> bool:
-    return one.state is InstanceState.ACTIVE and one.address is not None
+def _is_ready(instance: Instance) -> bool:
+    return instance.state is InstanceState.ACTIVE and instance.address is not None
 
 
 def _is_of_offer(row: InstanceRow, offer: Offer) -> bool:

@@ -45,42 +45,42 @@ async def sweep(context: Context) -> float:
             if isinstance(target, Rents):
                 rest_s = min(rest_s, target.listing_s()) if word in open_targets else rest_s
                 await _sweep_one(context, word, target)
-        except (TargetError, UsageError) as wrong:
-            log.info("%s could not be swept: %s", word, wrong)
+        except (TargetError, UsageError) as error:
+            log.info("%s could not be swept: %s", word, error)
     return rest_s
 
 
 async def _sweep_one(context: Context, word: str, target: Rents) -> None:
     listing = await target.listing()
     unwanted = await asyncio.to_thread(find_unwanted, context, listing, settle_s=target.settle_s())
-    for one in unwanted:
-        log.warning("%s at %s is terminated: %s", one.instance.id, word, one.why)
-        if one.outlives and one.job is not None:
-            await asyncio.to_thread(_tell, context.db, one)
+    for machine in unwanted:
+        log.warning("%s at %s is terminated: %s", machine.instance.id, word, machine.why)
+        if machine.outlives and machine.job is not None:
+            await asyncio.to_thread(_tell, context.db, machine)
     if unwanted:
-        await target.terminate([one.instance.id for one in unwanted])
+        await target.terminate([machine.instance.id for machine in unwanted])
 
 
 def find_unwanted(context: Context, listing: Listing, *, settle_s: float) -> list[Unwanted]:
     """Machines of ours in a listing that no attempt wants. The rows are read after the listing was requested."""
-    ours = [one for one in listing.instances if one.label is not None and one.state not in _ENDING]
-    rows = instances.list_by_name(context.db, {one.name for one in ours})
+    ours = [instance for instance in listing.instances if instance.label is not None and instance.state not in _ENDING]
+    rows = instances.list_by_name(context.db, {instance.name for instance in ours})
     mark = home_mark(context.home)
-    found = []
-    for one in ours:
-        assert one.label is not None
-        row = rows.get(one.name)
-        job = jobs.find_job(context.db, one.label.attempt.partition(".")[0])
-        if row is None and job is None and one.label.home != mark:
+    unwanted = []
+    for instance in ours:
+        assert instance.label is not None
+        row = rows.get(instance.name)
+        job = jobs.find_job(context.db, instance.label.attempt.partition(".")[0])
+        if row is None and job is None and instance.label.home != mark:
             continue  # of another home: shown by `reap`, left alone
-        why, outlives = _judge(context.db, one, row, job, listing, settle_s=settle_s)
+        why, outlives = _judge(context.db, instance, row, job, listing, settle_s=settle_s)
         if why:
-            found.append(Unwanted(instance=one, why=why, job=job, outlives=outlives))
-    return found
+            unwanted.append(Unwanted(instance=instance, why=why, job=job, outlives=outlives))
+    return unwanted
 
 
 def _judge(
-    db: Database, one: Instance, row: InstanceRow | None, job: JobRow | None, listing: Listing, *, settle_s: float
+    db: Database, instance: Instance, row: InstanceRow | None, job: JobRow | None, listing: Listing, *, settle_s: float
 ) -> tuple[str, bool]:
     """Why a machine is not wanted, and whether it outlives its job; an empty reason where it is wanted."""
     if job is None:
@@ -95,18 +95,18 @@ def _judge(
         return f"attempt {attempt.number} was released", listing.at > attempt.released_at + late
     if row.state not in ("launching", "active"):
         return f"its row is {row.state}", False
-    if row.provider_id not in (None, one.id):
+    if row.provider_id not in (None, instance.id):
         return f"a second machine under the name of {row.provider_id}", False
     return "", False
 
 
-def _tell(db: Database, one: Unwanted) -> None:
+def _tell(db: Database, machine: Unwanted) -> None:
     """Notify once per machine that it outlives its job."""
-    job, label = one.job, one.instance.label
+    job, instance, label = machine.job, machine.instance, machine.instance.label
     assert job is not None and label is not None
-    text = f"{one.instance.id} ({one.instance.kind}) is still listed although {one.why}; it is terminated again"
+    text = f"{instance.id} ({instance.kind}) is still listed although {machine.why}; it is terminated again"
     with db.write() as conn:
-        put_job_news(conn, job, "instance.leaked", about=one.instance.id, message=text, at=_now())
+        put_job_news(conn, job, "instance.leaked", about=instance.id, message=text, at=_now())
 
 
 def _now() -> datetime:

@@ -29,7 +29,7 @@ from trainmaster.control.collect import describe_unstored, store_files, store_pr
 from trainmaster.control.context import Context
 from trainmaster.control.deadlines import StopRequest, find_stop_request
 from trainmaster.control.inputs import find_pulls
-from trainmaster.control.node_events import take_in
+from trainmaster.control.node_events import ingest_nodes
 from trainmaster.control.notify.job_news import put_job_news
 from trainmaster.control.transitions import abandon, end_attempt, end_job, finish_attempt, judge, last_attempt, move
 from trainmaster.core.errors import (
@@ -119,7 +119,7 @@ async def _stage(context: Context, job: JobRow, attempt: AttemptRow, handle: Han
     await store_project(context, job)
     try:
         folder = context.home / "jobs" / job.id
-        await asyncio.to_thread(workdir.lay_out, context.db, context.storage, job, folder)
+        await asyncio.to_thread(workdir.unpack, context.db, context.storage, job, folder)
         planned = replace(context.plan(job, attempt.number), handle=handle)
         target = context.load(job.target)
         if isinstance(target, FetchesInputs):
@@ -165,10 +165,10 @@ async def _watch(context: Context, job: JobRow, attempt: AttemptRow, handle: Han
         if not request and (late := context.deadlines.overdue(job, attempt, context.now())):
             return await context.apply(job.id, lambda conn: _request_stop(conn, attempt, late), what="overdue")
         raise Unreachable(poll.note or "the target cannot be asked now")
-    await take_in(context, job, attempt, handle)
+    await ingest_nodes(context, job, attempt, handle)
     waits = poll.state is TargetState.WAITING
     go = job.stage is Stage.CHECKING and not waits and await asyncio.to_thread(_checked, context.db, job, attempt)
-    if not go and not request and await _object(context, job, attempt):
+    if not go and not request and await _note_overdue_or_stalled(context, job, attempt):
         return True
     note = request.text if request else _silence(job) or poll.note
 
@@ -184,7 +184,7 @@ async def _watch(context: Context, job: JobRow, attempt: AttemptRow, handle: Han
 
 async def _collect(context: Context, job: JobRow, attempt: AttemptRow, handle: Handle) -> bool:
     try:
-        if not await take_in(context, job, attempt, handle):
+        if not await ingest_nodes(context, job, attempt, handle):
             return False
         unstored = describe_unstored(await store_files(context, job, attempt, handle))
     except Unreachable:
@@ -211,7 +211,7 @@ async def _release(context: Context, job: JobRow, attempt: AttemptRow, handle: H
         )
         attempt = await last_attempt(context, job)
     # Only now can nobody write any more: what a lost attempt's last processes wrote, and half a line, are taken here.
-    if not await take_in(context, job, attempt, handle, last=True):
+    if not await ingest_nodes(context, job, attempt, handle, last=True):
         return False
     unstored = describe_unstored(await store_files(context, job, attempt, handle))
     message = "; ".join(text for text in (attempt.message, unstored) if text)
@@ -235,13 +235,13 @@ async def _drain(context: Context, job: JobRow, attempt: AttemptRow, handle: Han
     """Kill the attempt on its machines and store the rest of what it wrote, once, before they are terminated."""
     try:
         await context.call("stop", target.stop(handle))
-        if not await take_in(context, job, attempt, handle, last=True):
+        if not await ingest_nodes(context, job, attempt, handle, last=True):
             return False
         unstored = describe_unstored(await store_files(context, job, attempt, handle))
-    except (TargetError, StorageError, OSError) as wrong:  # also a refusal: its disk may be full or read-only
+    except (TargetError, StorageError, OSError) as error:  # also a refusal: its disk may be full or read-only
         if job.tries < _SALVAGE_TRIES:
             raise
-        unstored = f"the rest could not be read: {wrong}"  # every minute costs: what is stored has to do
+        unstored = f"the rest could not be read: {error}"  # every minute costs: what is stored has to do
     message = "; ".join(text for text in (attempt.message, unstored) if text)
 
     def change(conn: Connection) -> bool:
@@ -267,11 +267,11 @@ _HANDLERS: Mapping[Stage, Callable[[Context, JobRow, AttemptRow, Handle], Awaita
 async def _poll(context: Context, target: Target, handle: Handle) -> Poll:
     try:
         return await context.call("poll", target.poll(handle))
-    except Unreachable as wrong:
-        return Poll(state=TargetState.UNKNOWN, note=str(wrong))
+    except Unreachable as error:
+        return Poll(state=TargetState.UNKNOWN, note=str(error))
 
 
-async def _object(context: Context, job: JobRow, attempt: AttemptRow) -> bool:
+async def _note_overdue_or_stalled(context: Context, job: JobRow, attempt: AttemptRow) -> bool:
     """Note that an attempt takes too long, or that nothing is heard of it. True if that was news."""
     now = context.now()
     if late := context.deadlines.overdue(job, attempt, now):
@@ -307,7 +307,7 @@ async def _ran_unseen(context: Context, job: JobRow, attempt: AttemptRow, handle
     """Whether an attempt that is over came past its checks while nobody looked. The history then says so too: it is
     the same whether we were there or not."""
     with contextlib.suppress(TrainmasterError):  # what cannot be read now is collected later
-        await take_in(context, job, attempt, handle)
+        await ingest_nodes(context, job, attempt, handle)
         return await asyncio.to_thread(_checked, context.db, job, attempt)
     return False
 

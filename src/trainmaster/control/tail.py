@@ -19,7 +19,7 @@ from datetime import tzinfo
 from trainmaster.control import failpoints
 from trainmaster.control.context import Context
 from trainmaster.control.ingest import LINE_LIMIT, cut, tail_of
-from trainmaster.control.node_events import take_in
+from trainmaster.control.node_events import ingest_nodes
 from trainmaster.control.transaction_size import TransactionSize
 from trainmaster.control.transitions import last_attempt
 from trainmaster.core.plan import EVENTS_FILE
@@ -72,15 +72,15 @@ class Tail:
         """Wait for the commit in progress."""
         await self._group_commit.close()
 
-    async def look(self, row: RunningRow) -> bool:
+    async def poll(self, row: RunningRow) -> bool:
         """Ingest new lines of a job. True if it needs its stage handler."""
         try:
             known = self._known.get(row.attempt) or await self._learn(row)
             if known is None or await self._needs_handler(known, row):
                 return True
             return await self._read(known, row) or await self._read_later_nodes(known)
-        except Exception as wrong:
-            log.debug("job %s: %s", row.job_id, wrong)
+        except Exception as error:
+            log.debug("job %s: %s", row.job_id, error)
             return True  # the stage handler meets the same error and handles it
 
     async def _learn(self, row: RunningRow) -> _Known | None:
@@ -133,7 +133,7 @@ class Tail:
         """Ingest new lines of the second and later nodes. True if a stage handler has to."""
         if not known.later_nodes:
             return False
-        return not await take_in(self._context, known.job, known.attempt, known.handle, first=1)
+        return not await ingest_nodes(self._context, known.job, known.attempt, known.handle, first=1)
 
 
 class GroupCommit:
@@ -164,15 +164,15 @@ class GroupCommit:
             batch = self._take_batch()
             try:
                 stored = await asyncio.to_thread(_commit, self._db, [chunk for chunk, _ in batch], self.size)
-            except Exception as wrong:
+            except Exception as error:
                 # Nothing of it was stored, and one chunk may be the cause: each goes through its stage handler.
                 for _, future in batch:
                     if not future.done():
-                        future.set_exception(wrong)
+                        future.set_exception(error)
                 continue
-            for (_, future), one in zip(batch, stored, strict=True):
+            for (_, future), is_stored in zip(batch, stored, strict=True):
                 if not future.done():
-                    future.set_result(one)
+                    future.set_result(is_stored)
 
     def _take_batch(self) -> list[tuple[Chunk, asyncio.Future[bool]]]:
         """The oldest chunks, up to the lines of one transaction."""

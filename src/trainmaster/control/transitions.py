@@ -135,25 +135,25 @@ def move(
     return True
 
 
-async def end_overdue(context: Context, job: JobRow, wrong: Exception) -> bool:
+async def end_overdue(context: Context, job: JobRow, error: Exception) -> bool:
     """After a step that failed: end what has had its time. True if the job moved; releasing is only ever told."""
-    if job.stage in (None, Stage.QUEUED) or isinstance(wrong, NoCapacity):
+    if job.stage in (None, Stage.QUEUED) or isinstance(error, NoCapacity):
         return False
     attempt = await last_attempt(context, job)
     if job.stage is Stage.RELEASING and attempt.released_at is None:
-        await _alarm(context, job, attempt, wrong)
+        await _alarm(context, job, attempt, error)
         return False
     if job.stage in (Stage.CHECKING, Stage.RUNNING):
-        return await _end_unwatched(context, job, attempt, wrong)
+        return await _end_unwatched(context, job, attempt, error)
     rented = job.stage is Stage.COLLECTING and isinstance(context.load(job.target), Rents)
     if not context.deadlines.is_late(job, context.now(), rented=rented):
         if rented:
-            await _tell_of_storing(context, job, attempt, wrong)
+            await _tell_of_storing(context, job, attempt, error)
         return False
     if job.stage in (Stage.PLACING, Stage.PROVISIONING, Stage.CONNECTING, Stage.STAGING):
-        reason = Reason.STORAGE_ERROR if isinstance(wrong, StorageError) else Reason.TARGET_ERROR
-        return await abandon(context, job, attempt, reason, f"{job.stage} did not come to an end: {wrong}")
-    note = f"{attempt.message}; not all that it left could be kept: {wrong}".removeprefix("; ")
+        reason = Reason.STORAGE_ERROR if isinstance(error, StorageError) else Reason.TARGET_ERROR
+        return await abandon(context, job, attempt, reason, f"{job.stage} did not come to an end: {error}")
+    note = f"{attempt.message}; not all that it left could be kept: {error}".removeprefix("; ")
     if job.stage is Stage.RELEASING:
         return await finish_attempt(context, job, attempt, note)
 
@@ -164,25 +164,25 @@ async def end_overdue(context: Context, job: JobRow, wrong: Exception) -> bool:
     return await context.apply(job.id, change, what="leave collecting")
 
 
-async def _end_unwatched(context: Context, job: JobRow, attempt: AttemptRow, wrong: Exception) -> bool:
+async def _end_unwatched(context: Context, job: JobRow, attempt: AttemptRow, error: Exception) -> bool:
     """End an attempt whose handler fails: asked to stop long ago, or not watchable for too long."""
     request = find_stop_request(job, attempt)
     if request is not None and context.deadlines.must_force(job, request, context.now()):
-        message = f"{request.text}; it could not be watched and is ended by force: {wrong}"
+        message = f"{request.text}; it could not be watched and is ended by force: {error}"
         return await end_attempt(context, job, attempt, poll=None, reason=request.reason, message=message)
     if not context.deadlines.is_late(job, context.now()):
         return False
     reason = Reason.CHECK_INCOMPLETE if job.stage is Stage.CHECKING else Reason.NODE_LOST
-    message = f"{job.stage} did not come to an end: {wrong}"
+    message = f"{job.stage} did not come to an end: {error}"
     return await end_attempt(context, job, attempt, poll=None, reason=reason, message=message)
 
 
-async def _alarm(context: Context, job: JobRow, attempt: AttemptRow, wrong: Exception) -> None:
+async def _alarm(context: Context, job: JobRow, attempt: AttemptRow, error: Exception) -> None:
     """Releasing fails. It is tried for ever, but somebody should look: something may be running, and costing."""
     now = context.now()
     times = context.deadlines.leaks(job, now)
     if times:
-        text = f"attempt {attempt.number} could not be released and may still hold what it was given: {wrong}"
+        text = f"attempt {attempt.number} could not be released and may still hold what it was given: {error}"
         about = f"{attempt.number} {times}"
         await context.apply(
             job.id,
@@ -193,12 +193,12 @@ async def _alarm(context: Context, job: JobRow, attempt: AttemptRow, wrong: Exce
         )
 
 
-async def _tell_of_storing(context: Context, job: JobRow, attempt: AttemptRow, wrong: Exception) -> None:
+async def _tell_of_storing(context: Context, job: JobRow, attempt: AttemptRow, error: Exception) -> None:
     """Outputs cannot be stored, and the machine that holds them costs: somebody may mend the storage before it goes."""
     now, minutes = context.now(), job.spec.rent.collect_minutes
     if context.deadlines.failed_s(job, now) > min(context.deadlines.leak_s, minutes * 30):
         limit = f"its machines are returned after {minutes:g} minutes of this (rent.collect_minutes)"
-        text = f"what attempt {attempt.number} left cannot be stored; {limit}: {wrong}"
+        text = f"what attempt {attempt.number} left cannot be stored; {limit}: {error}"
         await context.apply(
             job.id,
             lambda conn: put_job_news(

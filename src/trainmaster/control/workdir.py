@@ -48,8 +48,8 @@ def find_missing(db: Database, project: str, digests: Collection[str]) -> list[s
     _check_digests(digests)
     with db.write() as conn:
         workdirs.touch_blobs(conn, project, digests, at=datetime.now(UTC))
-    found = workdirs.find_blobs(db, project, digests)
-    return sorted(set(digests) - found.keys())
+    blobs = workdirs.find_blobs(db, project, digests)
+    return sorted(set(digests) - blobs.keys())
 
 
 def put_chunk(db: Database, storage: Store, project: str, sha256: str, data: bytes) -> bool:
@@ -92,9 +92,9 @@ def put_workdir(db: Database, storage: Store, project: str, sha256: str, chunks:
     sizes = manifest.chunks()
     if missing := find_missing(db, project, sizes):
         return missing
-    found = workdirs.find_blobs(db, project, sizes)
+    blobs = workdirs.find_blobs(db, project, sizes)
     for file in manifest.files:
-        if any(found[chunk].size_bytes != size for chunk, size in file.chunk_sizes() if chunk in found):
+        if any(blobs[chunk].size_bytes != size for chunk, size in file.chunk_sizes() if chunk in blobs):
             raise SpecError([Fault(path="files", message=f"{file.path!r:.200}: its chunks have other sizes")])
     row = WorkdirRow(
         project=project,
@@ -120,7 +120,7 @@ def check_known(db: Database, project: str, workdir: str | None) -> None:
         raise SpecError([Fault(path="workdir", message=message)])
 
 
-def lay_out(db: Database, storage: Store, job: JobRow, folder: Path) -> None:
+def unpack(db: Database, storage: Store, job: JobRow, folder: Path) -> None:
     """Write the files of a job's snapshot into its working folder, once. May be repeated after an interruption."""
     sha256 = find_digest(job.spec.workdir)
     done = _mark(folder)
@@ -146,7 +146,7 @@ def lay_out(db: Database, storage: Store, job: JobRow, folder: Path) -> None:
 
 
 def forget(folder: Path) -> None:
-    """Remove what `lay_out` keeps beside the folder of a job that is deleted."""
+    """Remove what `unpack` keeps beside the folder of a job that is deleted."""
     _mark(folder).unlink(missing_ok=True)
 
 
@@ -214,5 +214,5 @@ def read_quota_bytes(text: str | None) -> int:
 
 
 def _check_digests(digests: Collection[str]) -> None:
-    if wrong := [text for text in digests if not is_digest(text)]:
-        raise SpecError([Fault(path="sha256", message=f"{wrong[0]!r:.80} is not a SHA-256 in hex")])
+    if malformed := [text for text in digests if not is_digest(text)]:
+        raise SpecError([Fault(path="sha256", message=f"{malformed[0]!r:.80} is not a SHA-256 in hex")])

@@ -113,8 +113,8 @@ class Runner:
             began = time.monotonic()
             try:
                 told = self.live(wanted)
-            except Exception as wrong:
-                return self._say(wanted, f"{type(wrong).__name__}: {wrong}"[:2000], began, ok=False)
+            except Exception as error:
+                return self._say(wanted, f"{type(error).__name__}: {error}"[:2000], began, ok=False)
             with self._lock:
                 self.deaths += told.deaths
             if told.ledger != plain.ledger:

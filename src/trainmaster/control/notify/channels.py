@@ -74,8 +74,8 @@ def load(home: Path, environment: Mapping[str, str] = os.environ) -> Config:
             config = _parse(path, file)
     except FileNotFoundError:
         pass
-    except OSError as wrong:
-        raise UsageError(f"{path}: cannot be read: {wrong}") from wrong
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error}") from error
     for name, channel in config.channels.items():
         unknown = sorted(set(channel.topics) - set(TOPICS))
         if unknown:
@@ -121,6 +121,6 @@ class Watched:
             self._seen = now
             try:
                 self.config = load(self._home)
-            except UsageError as wrong:
-                log.error("the server's notification channels cannot be used: %s", wrong)
+            except UsageError as error:
+                log.error("the server's notification channels cannot be used: %s", error)
         return self.config

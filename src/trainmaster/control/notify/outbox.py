@@ -77,9 +77,9 @@ async def run(db: Database, home: Path, *, stop: asyncio.Event, pace: Pace | Non
     try:
         while not stop.is_set():
             try:
-                await dispatcher.look()
-            except Exception as wrong:  # a database that restarts must not end the dispatcher
-                log_failure(log, "the outbox could not be looked at; trying again", wrong)
+                await dispatcher.poll()
+            except Exception as error:  # a database that restarts must not end the dispatcher
+                log_failure(log, "the outbox could not be looked at; trying again", error)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), dispatcher.pace.tick_s)
     finally:
@@ -95,7 +95,7 @@ class _Dispatcher:
     sending: Counter[str] = field(default_factory=Counter)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Spread what is new, and begin to send what is due."""
         config = await asyncio.to_thread(self.watched.read)
         for delivery, hook in await asyncio.to_thread(self._find, config):
@@ -115,16 +115,16 @@ class _Dispatcher:
             self._spread(config)
         with self.db.read() as conn:
             now = leases.clock(conn)
-        found: list[tuple[DeliveryRow, WebhookRow | None]] = []
+        due: list[tuple[DeliveryRow, WebhookRow | None]] = []
         for channel in outbox.due_channels(self.db, now=now):
             hook = self._find_hook(channel)
             if hook is None and channel not in config.channels:
                 self._forget(channel, now)
                 continue
-            room = min(self.pace.per_channel - self.sending[channel], self.pace.at_once - len(self.tasks) - len(found))
+            room = min(self.pace.per_channel - self.sending[channel], self.pace.at_once - len(self.tasks) - len(due))
             if room > 0:
-                found += [(row, hook) for row in outbox.list_due(self.db, channel, now=now, limit=room)]
-        return found
+                due += [(row, hook) for row in outbox.list_due(self.db, channel, now=now, limit=room)]
+        return due
 
     def _spread(self, config: Config) -> None:
         with failpoints.around("commit spread"), self.db.write() as conn:
@@ -179,8 +179,8 @@ class _Dispatcher:
         body = signing.render_body(message(delivery.news, delivery=name))
         try:
             key = await asyncio.to_thread(signing.signing_key, self.home, hook.id)
-        except (UsageError, OSError) as wrong:
-            return Sent(error=f"cannot be signed: {wrong}")
+        except (UsageError, OSError) as error:
+            return Sent(error=f"cannot be signed: {error}")
         headers = signing.webhook_headers(key, body, topic=delivery.news.topic, delivery=name)
         return await send.send_webhook(
             hook.url, body, headers, allow_hosts=config.allow_hosts, limit_s=self.pace.webhook_s
@@ -221,9 +221,13 @@ def message(row: NewsRow, *, delivery: str) -> dict[str, Any]:
 
 def render(row: NewsRow, *, link: str = "") -> tuple[str, str]:
     """Title and text for people."""
-    said = row.payload
-    name = said.get("name") or row.project
-    lines = [str(said.get("message") or "")]
-    lines += [f"{word}: {said[word]}" for word in ("status", "reason", "action") if said.get(word)]
-    lines += [f"project: {row.project}", f"job: {row.job_id}" if row.job_id else "", f"{link}{said.get('url') or ''}"]
+    payload = row.payload
+    name = payload.get("name") or row.project
+    lines = [str(payload.get("message") or "")]
+    lines += [f"{word}: {payload[word]}" for word in ("status", "reason", "action") if payload.get(word)]
+    lines += [
+        f"project: {row.project}",
+        f"job: {row.job_id}" if row.job_id else "",
+        f"{link}{payload.get('url') or ''}",
+    ]
     return f"{row.topic}: {name}", "\n".join(line for line in lines if line)

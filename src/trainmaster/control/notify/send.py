@@ -59,8 +59,8 @@ def check_url(url: str, *, allow_hosts: Collection[str] = ()) -> SplitResult:
     try:
         parts = urlsplit(url)
         host, _port = parts.hostname or "", parts.port
-    except ValueError as wrong:
-        raise UsageError(f"not a URL: {wrong}") from None
+    except ValueError as error:
+        raise UsageError(f"not a URL: {error}") from None
     if parts.scheme not in ("http", "https") or not host or not url.isascii() or any(c <= " " for c in url):
         raise UsageError("not a web address; write for example https://hooks.example.org/trainmaster")
     if parts.username is not None or parts.password is not None:
@@ -100,8 +100,8 @@ async def send_webhook(
         return Sent(error=f"no answer within {limit_s:g} s")
     except ModuleNotFoundError:
         return Sent(error="webhooks need packages that are not installed; run: pip install 'trainmaster[server]'")
-    except Exception as wrong:  # whatever a resolver, a socket or a library comes up with
-        return Sent(error=f"{type(wrong).__name__}: {wrong}")
+    except Exception as error:  # whatever a resolver, a socket or a library comes up with
+        return Sent(error=f"{type(error).__name__}: {error}")
 
 
 async def _post(
@@ -145,9 +145,9 @@ async def send_apprise(url: str, *, title: str, body: str, limit_s: float = APPR
         return Sent(error=f"the channel was not done within {limit_s:g} s")
     except ModuleNotFoundError:
         return Sent(error="channels need packages that are not installed; run: pip install 'trainmaster[notify]'")
-    except Exception as wrong:
+    except Exception as error:
         # The text may quote the URL, which is a secret.
-        return Sent(error=f"the channel failed: {type(wrong).__name__}")
+        return Sent(error=f"the channel failed: {type(error).__name__}")
 
 
 def _notify(url: str, title: str, body: str) -> Sent:
@@ -170,11 +170,11 @@ async def in_thread(work: Callable[[], T], *, limit_s: float = WEBHOOK_S) -> T:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
-    def finish(result: Any, wrong: BaseException | None) -> None:
+    def finish(result: Any, error: BaseException | None) -> None:
         if done.done():
             return
-        if wrong is not None:
-            done.set_exception(wrong)
+        if error is not None:
+            done.set_exception(error)
         else:
             done.set_result(result)
 
@@ -183,8 +183,8 @@ async def in_thread(work: Callable[[], T], *, limit_s: float = WEBHOOK_S) -> T:
         failed: BaseException | None = None
         try:
             result = work()
-        except BaseException as wrong:
-            failed = wrong
+        except BaseException as error:
+            failed = error
         finally:
             _hanging.release()
         with suppress(RuntimeError):  # the loop has ended: nobody waits for this any more
@@ -214,8 +214,8 @@ def _read_addresses(host: str) -> list[str]:
 
 
 def _addresses(host: str, port: int, *, flags: int = 0) -> list[str]:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
-    addresses = dict.fromkeys(str(entry[4][0]) for entry in found)
+    entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+    addresses = dict.fromkeys(str(entry[4][0]) for entry in entries)
     return sorted(addresses, key=lambda text: ":" in text)
 
 

@@ -123,10 +123,10 @@ def _ask(
 ) -> None:
     try:
         strategy = operation.as_strategy(generation_mode=mode)
-    except Exception as wrong:  # an operation without parameters has nothing that could be wrong
+    except Exception as error:  # an operation without parameters has nothing that could be wrong
         if mode is GenerationMode.POSITIVE:
             raise
-        assert "negat" in f"{type(wrong).__name__} {wrong}".lower(), wrong
+        assert "negat" in f"{type(error).__name__} {error}".lower(), error
         return
 
     @hypothesis.seed(seed)
@@ -150,10 +150,10 @@ def _ask(
         one()
     except hypothesis.errors.Unsatisfiable:
         return
-    except BaseException as wrong:
-        if isinstance(wrong, KeyboardInterrupt):
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
             raise
-        tally.failures.append(f"{operation.label} ({mode.name.lower()}): {_tell(wrong)}")
+        tally.failures.append(f"{operation.label} ({mode.name.lower()}): {_tell(error)}")
 
 
 def _tell(wrong: BaseException) -> str:

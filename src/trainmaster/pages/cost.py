@@ -41,7 +41,7 @@ def read(
     for charge in charges:
         spans.setdefault(charge.job_id, []).extend(charge.spans)
         groups.setdefault(charge.project, {}).setdefault(charge.job_id, []).extend(charge.spans)
-    amounts = {job_id: add_up(found, now=now, window=window) for job_id, found in spans.items()}
+    amounts = {job_id: add_up(job_spans, now=now, window=window) for job_id, job_spans in spans.items()}
     dearest = sorted(amounts, key=lambda job_id: (-amounts[job_id].known_cents, job_id))[: max(1, min(limit, MOST))]
     rows = [row for job_id in dearest if (row := find_job(db, job_id)) is not None]
     left = eta.list_left(db, rows, now=now)
@@ -67,15 +67,15 @@ def figures(db: Database, jobs: Iterable[JobRow], *, now: datetime) -> dict[str,
     # Most jobs are over or cost nothing: their forecast is what they cost, and needs no look at their events.
     going = [row for row in rows if burn(spans[row.id]) > 0]
     left = eta.list_left(db, going, now=now)
-    found: dict[str, tuple[int | None, int | None]] = {}
+    by_job: dict[str, tuple[int | None, int | None]] = {}
     for row in rows:
         if is_unpriced(row, spans[row.id]):
-            found[row.id] = (None, None)
+            by_job[row.id] = (None, None)
             continue
         amount, per_hour = add_up(spans[row.id], now=now), burn(spans[row.id])
         seconds = left.get(row.id) if per_hour > 0 else 0.0
-        found[row.id] = (cents(amount.cents), cents(forecast(amount, cents_per_hour=per_hour, left_s=seconds)))
-    return found
+        by_job[row.id] = (cents(amount.cents), cents(forecast(amount, cents_per_hour=per_hour, left_s=seconds)))
+    return by_job
 
 
 def is_unpriced(row: JobRow, spans: Sequence[Span]) -> bool:

@@ -123,13 +123,13 @@ def _stated(value: Any) -> Any:
 
 def _measure_recoveries(db: Database, tried: Sequence[AttemptRow]) -> dict[int, float | None]:
     """By attempt number: seconds from the last event of the newest attempt before that ran to its first step."""
-    found: dict[int, float | None] = {}
+    recoveries: dict[int, float | None] = {}
     ran: AttemptRow | None = None
     for row in tried:
         if ran is not None:
-            found[row.number] = measure_recovery_s(db, ran.id, row.id)
+            recoveries[row.number] = measure_recovery_s(db, ran.id, row.id)
         ran = row if row.started_at is not None else ran
-    return found
+    return recoveries
 
 
 def _attempt(row: AttemptRow, recovered_s: float | None = None) -> Attempt:

@@ -95,11 +95,11 @@ class AuthMiddleware:
         scope.setdefault("state", {})["guessing"] = self._guessing
         try:
             scope["state"]["who"] = await self._let_in(request)
-        except Refused as wrong:
-            await self._refuse(request, wrong)(scope, receive, send)
+        except Refused as error:
+            await self._refuse(request, error)(scope, receive, send)
             return
-        except backlog.GONE as wrong:
-            await answer(request, unavailable(wrong))(scope, receive, send)
+        except backlog.GONE as error:
+            await answer(request, unavailable(error))(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
@@ -116,12 +116,12 @@ class AuthMiddleware:
         elif self._local is not None and self._local.owns(given) and from_loopback(request):
             who = Caller(name=LOCAL, role=Role.ADMIN, project=None, by_cookie=by_cookie)
         else:
-            found = await run_in_threadpool(self._find, given)
-            if found is None:
+            token = await run_in_threadpool(self._find, given)
+            if token is None:
                 count_guess(request)
                 raise Refused(401, "bad_token", "unknown or revoked token", headers=_BEARER)
             who = Caller(
-                name=found.name, role=found.role, project=found.project, token_id=found.id, by_cookie=by_cookie
+                name=token.name, role=token.role, project=token.project, token_id=token.id, by_cookie=by_cookie
             )
         if self._asking is not None:
             known = who is not None and who.token_id is not None
@@ -139,22 +139,22 @@ class AuthMiddleware:
         raise Refused(401, "no_token", "send a token: `Authorization: Bearer tm_…`", headers=_BEARER)
 
     def _find(self, token: str) -> tokens.TokenRow | None:
-        found = tokens.find_token(self._db, token)
-        if found is not None and time.monotonic() - self._touched.get(found.id, -math.inf) > _TOUCH_S:
-            self._touched[found.id] = time.monotonic()
+        row = tokens.find_token(self._db, token)
+        if row is not None and time.monotonic() - self._touched.get(row.id, -math.inf) > _TOUCH_S:
+            self._touched[row.id] = time.monotonic()
             with self._db.write() as conn:
-                tokens.touch(conn, found.id, at=datetime.now(UTC))
-        return found
+                tokens.touch(conn, row.id, at=datetime.now(UTC))
+        return row
 
     @staticmethod
-    def _refuse(request: Request, wrong: Refused) -> ASGIApp:
-        if wrong.status == 401 and request.method == "GET" and not for_programs(request):
+    def _refuse(request: Request, error: Refused) -> ASGIApp:
+        if error.status == 401 and request.method == "GET" and not for_programs(request):
             query = request.scope["query_string"].decode("latin-1")
             path = request.scope["path"] + (f"?{query}" if query else "")
             back = RedirectResponse(f"/login?next={quote(path, safe='')}", status_code=303)
             back.delete_cookie(COOKIE)
             return back
-        return answer(request, wrong)
+        return answer(request, error)
 
 
 def count_guess(request: Request) -> None:

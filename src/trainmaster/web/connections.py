@@ -53,7 +53,7 @@ class Connections:
     def add(self, new: BoundedProtocol) -> bool:
         """Register a connection; False where every connection is busy and this one must be closed."""
         if len(self._open) >= self.limit:
-            oldest = next((one for one in self._open if one.is_waiting()), None)
+            oldest = next((connection for connection in self._open if connection.is_waiting()), None)
             if oldest is None:
                 return False
             oldest.abort()

@@ -143,19 +143,19 @@ def creating() -> Iterator[None]:
     """Turn the errors of a submission into answers."""
     try:
         yield
-    except SpecError as wrong:
-        raise Refused(422, "bad_spec", "the spec has faults; nothing was created", faults=wrong.faults) from wrong
-    except KeyTaken as wrong:
-        raise Refused(409, "key_taken", str(wrong)) from wrong
-    except JobOpen as wrong:
-        raise Refused(409, "still_open", str(wrong)) from wrong
-    except OverBudget as wrong:
-        raise Refused(402, "over_budget", str(wrong)) from wrong
+    except SpecError as error:
+        raise Refused(422, "bad_spec", "the spec has faults; nothing was created", faults=error.faults) from error
+    except KeyTaken as error:
+        raise Refused(409, "key_taken", str(error)) from error
+    except JobOpen as error:
+        raise Refused(409, "still_open", str(error)) from error
+    except OverBudget as error:
+        raise Refused(402, "over_budget", str(error)) from error
     except Unreachable:
         raise
-    except (UsageError, TargetError) as wrong:
-        fault = Fault(path="target", message=str(wrong).removeprefix("target: "))
-        raise Refused(422, "bad_spec", "the target refuses the spec; nothing was created", faults=[fault]) from wrong
+    except (UsageError, TargetError) as error:
+        fault = Fault(path="target", message=str(error).removeprefix("target: "))
+        raise Refused(422, "bad_spec", "the target refuses the spec; nothing was created", faults=[fault]) from error
 
 
 def need_trust(request: Request, who: Caller, target: str) -> None:
@@ -181,5 +181,5 @@ def cancel(db: Database, job: JobRow, who: Caller) -> JobRow:
         return submitting.cancel(db, job.id, by=who.name)
     except JobMissing:
         raise not_found(job.id) from None
-    except JobFinal as wrong:
-        raise Refused(400, "already_final", str(wrong)) from wrong
+    except JobFinal as error:
+        raise Refused(400, "already_final", str(error)) from error

@@ -52,32 +52,32 @@ def install(app: FastAPI) -> None:
         app.add_exception_handler(kind, _unavailable)
 
 
-async def _refused(request: Request, wrong: Exception) -> Response:
-    assert isinstance(wrong, Refused)
-    return answer(request, wrong)
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    return answer(request, error)
 
 
-async def _unusable(request: Request, wrong: Exception) -> Response:
+async def _unusable(request: Request, error: Exception) -> Response:
     # For example a job whose target is not installed on this server.
-    return answer(request, Refused(409, "unusable", str(wrong)))
+    return answer(request, Refused(409, "unusable", str(error)))
 
 
-async def _unavailable(request: Request, wrong: Exception) -> Response:
-    return answer(request, unavailable(wrong))
+async def _unavailable(request: Request, error: Exception) -> Response:
+    return answer(request, unavailable(error))
 
 
-async def _http(request: Request, wrong: Exception) -> Response:
-    assert isinstance(wrong, HTTPException)
-    code = {404: "not_found", 405: "method_not_allowed"}.get(wrong.status_code, "refused")
-    message = {404: "no such path"}.get(wrong.status_code, str(wrong.detail))
-    return answer(request, Refused(wrong.status_code, code, message, headers=wrong.headers))
+async def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "refused")
+    message = {404: "no such path"}.get(error.status_code, str(error.detail))
+    return answer(request, Refused(error.status_code, code, message, headers=error.headers))
 
 
-async def _invalid(request: Request, wrong: Exception) -> Response:
-    assert isinstance(wrong, RequestValidationError)
+async def _invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
     faults = [
         Fault(path=".".join(str(part) for part in item["loc"][1:]), message=_plain(item["msg"]))
-        for item in wrong.errors()
+        for item in error.errors()
     ]
     message = "; ".join(str(fault) for fault in faults)
     return answer(request, Refused(422, "bad_request", message, faults=faults))
@@ -87,22 +87,22 @@ def _plain(message: object) -> str:
     return str(message).removeprefix("Value error, ")  # pydantic's word for our own message
 
 
-def broken(request: Request, wrong: Exception) -> Response:
+def broken(request: Request, error: Exception) -> Response:
     """The answer to an unexpected exception."""
     # The traceback goes to the log only.
-    log.error("%s %s failed", request.method, request.scope["path"], exc_info=wrong)
+    log.error("%s %s failed", request.method, request.scope["path"], exc_info=error)
     return answer(request, Refused(500, "internal", "internal error; see the server log"))
 
 
-def unavailable(wrong: Exception) -> Refused:
+def unavailable(error: Exception) -> Refused:
     """The answer while the database, the storage or a target is unavailable."""
-    log.warning("unavailable: %s", wrong)
-    if isinstance(wrong, backlog.GONE):
+    log.warning("unavailable: %s", error)
+    if isinstance(error, backlog.GONE):
         # The text of the driver contains the statement and its values.
         return Refused(503, "database_away", "the database is unavailable; nothing was changed", headers=_LATER)
     code = {StorageError: "storage_away", TargetError: "target_away"}
-    kind = next((word for base, word in code.items() if isinstance(wrong, base)), "store_away")
-    return Refused(503, kind, str(wrong), headers=_LATER)
+    kind = next((word for base, word in code.items() if isinstance(error, base)), "store_away")
+    return Refused(503, kind, str(error), headers=_LATER)
 
 
 def for_programs(request: Request) -> bool:
@@ -111,16 +111,16 @@ def for_programs(request: Request) -> bool:
     return path.startswith(_PROGRAM)
 
 
-def answer(request: Request, wrong: Refused) -> Response:
+def answer(request: Request, error: Refused) -> Response:
     """A refusal as JSON or as a page."""
     if for_programs(request):
-        body: dict[str, object] = {"code": wrong.code, "message": hide(wrong.message)}
-        if wrong.faults:
-            body["faults"] = [{"path": hide(fault.path), "message": hide(fault.message)} for fault in wrong.faults]
+        body: dict[str, object] = {"code": error.code, "message": hide(error.message)}
+        if error.faults:
+            body["faults"] = [{"path": hide(fault.path), "message": hide(fault.message)} for fault in error.faults]
         # As ASCII: a message may quote half of a surrogate pair, which UTF-8 cannot encode.
         text = json.dumps({"error": body})
-        return Response(text, status_code=wrong.status, headers=dict(wrong.headers), media_type="application/json")
-    message = hide(wrong.message).encode(errors="replace").decode()
-    page = render("error.html", status_code=wrong.status, status=wrong.status, message=message)
-    page.headers.update(wrong.headers)
+        return Response(text, status_code=error.status, headers=dict(error.headers), media_type="application/json")
+    message = hide(error.message).encode(errors="replace").decode()
+    page = render("error.html", status_code=error.status, status=error.status, message=message)
+    page.headers.update(error.headers)
     return page

@@ -64,11 +64,11 @@ class GuardMiddleware:
             return
         try:
             await self._app(scope, _limited(receive), send_guarded)
-        except Exception as wrong:
+        except Exception as error:
             if started:
                 raise
             # Not by the handler of the framework, which would omit the security headers.
-            await broken(Request(scope), wrong)(scope, receive, send_guarded)
+            await broken(Request(scope), error)(scope, receive, send_guarded)
 
     def _refusal(self, scope: Scope) -> tuple[int, str, str] | None:
         """Status, code and message of a refused request; None if it passes."""

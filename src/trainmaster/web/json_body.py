@@ -15,9 +15,9 @@ def parse(body: bytes) -> Any:
     """The JSON value of a body; Refused (400) where it is none, or nested, large or encoded beyond use."""
     try:
         value = json.loads(body, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as wrong:
-        message = "nested too deeply" if isinstance(wrong, RecursionError) else str(wrong)
-        raise Refused(400, "not_json", f"the body is not JSON: {message}") from wrong
+    except (ValueError, RecursionError) as error:
+        message = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise Refused(400, "not_json", f"the body is not JSON: {message}") from error
     _check(value, 0)
     return value
 

@@ -54,8 +54,8 @@ def open_local_access(home: Path) -> LocalAccess:
         token = f"tm_{secrets.token_urlsafe(32)}"
         try:
             write_whole(path, token + "\n", durable=True, mode=0o600)
-        except OSError as wrong:
-            raise UsageError(f"{path}: cannot be written ({wrong.strerror})") from None
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be written ({error.strerror})") from None
     return LocalAccess(token)
 
 

@@ -32,8 +32,8 @@ async def log_in(request: Request, db: dependencies.Db) -> Response:
     """Set the cookie for 12 hours; a wrong token counts against its address."""
     try:
         form = parse_qs((await request.body()).decode("utf-8", errors="replace"), max_num_fields=10)
-    except (ClientDisconnect, ValueError) as wrong:
-        raise Refused(400, "bad_form", "invalid form") from wrong
+    except (ClientDisconnect, ValueError) as error:
+        raise Refused(400, "bad_form", "invalid form") from error
     token, after = (form.get(name, [""])[0].strip() for name in ("token", "next"))
     local: LocalAccess | None = request.app.state.local
     mine = local is not None and local.owns(token)

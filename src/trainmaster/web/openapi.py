@@ -54,25 +54,25 @@ def document(app: FastAPI, *, loopback: bool) -> Callable[[], dict[str, Any]]:
     return make
 
 
-def _complete(found: dict[str, Any], *, loopback: bool) -> dict[str, Any]:
-    components = found.setdefault("components", {})
+def _complete(document: dict[str, Any], *, loopback: bool) -> dict[str, Any]:
+    components = document.setdefault("components", {})
     components.setdefault("schemas", {}).update(_spec())
     components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer", "description": "tm_…"}}
     # An empty requirement means that no token is needed.
-    found["security"] = [{"token": []}, {}] if loopback else [{"token": []}]
-    for path, operations in found["paths"].items():
+    document["security"] = [{"token": []}, {}] if loopback else [{"token": []}]
+    for path, operations in document["paths"].items():
         if path in PUBLIC:
             for operation in operations.values():
                 operation["security"] = []
-    return _published(found)
+    return _published(document)
 
 
-def _published(found: dict[str, Any]) -> dict[str, Any]:
+def _published(document: dict[str, Any]) -> dict[str, Any]:
     """Schemas under the names that earlier versions of the document gave them: generated clients use these names."""
-    schemas = found["components"]["schemas"]
+    schemas = document["components"]["schemas"]
     for now, then in _NAMES.items():
         schemas[then] = {**schemas.pop(now), "title": then}
-    text = json.dumps(found)
+    text = json.dumps(document)
     for now, then in _NAMES.items():
         text = text.replace(f'"#/components/schemas/{now}"', f'"#/components/schemas/{then}"')
     renamed: dict[str, Any] = json.loads(text)

@@ -18,7 +18,7 @@ _FINAL_KEPT = 64  # pages of final jobs, some hundred kilobytes each
 
 
 @dataclass(slots=True)
-class _Held:
+class _RunningSummary:
     summary: RunSummary = field(default_factory=RunSummary)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -28,7 +28,7 @@ class PageCache:
 
     def __init__(self, db: Database) -> None:
         self._db = db
-        self._held: OrderedDict[str, _Held] = OrderedDict()
+        self._held: OrderedDict[str, _RunningSummary] = OrderedDict()
         self._final: OrderedDict[str, JobPage] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -55,9 +55,9 @@ class PageCache:
                     self._final.popitem(last=False)
         return page
 
-    def _take(self, job_id: str) -> _Held:
+    def _take(self, job_id: str) -> _RunningSummary:
         with self._lock:
-            held = self._held.setdefault(job_id, _Held())
+            held = self._held.setdefault(job_id, _RunningSummary())
             self._held.move_to_end(job_id)
             while len(self._held) > _KEPT:
                 self._held.popitem(last=False)

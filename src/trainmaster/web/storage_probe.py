@@ -44,8 +44,8 @@ class StorageProbe:
         path, data = f"health/{uuid.uuid4()}", b"probe"
         try:
             self._storage.put(path, data)
-            found = self._storage.get(path)
+            stored = self._storage.get(path)
             self._storage.delete(path)
-        except (StorageError, OSError) as wrong:
-            return f"the storage cannot be used: {wrong}"
-        return None if found == data else "the storage returned other bytes than were written"
+        except (StorageError, OSError) as error:
+            return f"the storage cannot be used: {error}"
+        return None if stored == data else "the storage returned other bytes than were written"

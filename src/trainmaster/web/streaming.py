@@ -117,11 +117,11 @@ async def log(
                     continue
                 if over:
                     return
-                now, found = await run_in_threadpool(_again, db, job.id, attempt.number)
-                if now is None or found is None:
+                new_job, new_attempt = await run_in_threadpool(_again, db, job.id, attempt.number)
+                if new_job is None or new_attempt is None:
                     return
                 # Read once more after the end is known: bytes written in between are sent too.
-                job, attempt, over = now, found, logs.is_over(now, found)
+                job, attempt, over = new_job, new_attempt, logs.is_over(new_job, new_attempt)
             except _AWAY:
                 if over:
                     return

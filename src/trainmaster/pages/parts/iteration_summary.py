@@ -20,8 +20,8 @@ def read(db: Database, job_id: str) -> tuple[IterationSummary, ...]:
         phases.setdefault(step.iteration_id, []).append(IterationPhase(kind=step.kind, seconds=step.step_time))
     evaluations: dict[int, list[EvaluationResult]] = {}
     for row in iterations.list_evals(db, job_id=job_id, limit=MOST_EVALUATIONS):
-        found = EvaluationResult(model_id=row.model_id, metrics=dict(row.metrics or {}))
-        evaluations.setdefault(row.iteration_id, []).append(found)
+        result = EvaluationResult(model_id=row.model_id, metrics=dict(row.metrics or {}))
+        evaluations.setdefault(row.iteration_id, []).append(result)
     return tuple(
         IterationSummary(
             number=row.number,

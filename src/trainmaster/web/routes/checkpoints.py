@@ -23,13 +23,13 @@ _CHUNK = 1 << 20
 def find_checkpoint(job: dependencies.Job, request: Request) -> Response:
     """Step and files of the newest checkpoint. 404 where the job has saved none, or its target keeps it elsewhere."""
     try:
-        found = checkpoints.find_newest(request.app.state.home, job)
-    except UsageError as wrong:
-        raise Refused(404, "not_found", str(wrong)) from wrong
+        newest = checkpoints.find_newest(request.app.state.home, job)
+    except UsageError as error:
+        raise Refused(404, "not_found", str(error)) from error
     files = tuple(
-        CheckpointFile(path=name, size_bytes=size, sha256=digest) for name, (size, digest) in found.files.items()
+        CheckpointFile(path=name, size_bytes=size, sha256=digest) for name, (size, digest) in newest.files.items()
     )
-    return reply(CheckpointFiles(step=found.step, name=found.folder.name, files=files))
+    return reply(CheckpointFiles(step=newest.step, name=newest.folder.name, files=files))
 
 
 @router.get(
@@ -51,8 +51,8 @@ def read_checkpoint_file(
     try:
         listing = checkpoints.find_step(request.app.state.home, job, step)
         first = checkpoints.read(listing, name, offset=offset, limit=_CHUNK)
-    except UsageError as wrong:
-        raise Refused(404, "not_found", str(wrong)) from wrong
+    except UsageError as error:
+        raise Refused(404, "not_found", str(error)) from error
     size, digest = listing.files[name]
 
     def pieces() -> Iterator[bytes]:

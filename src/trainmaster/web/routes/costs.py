@@ -73,7 +73,7 @@ def set_budget(
         costs.set_budget(conn, project, period, cap.cap_cents, at=datetime.now(UTC))
         subject, detail = f"budget:{project}/{period}", {"cap_cents": cap.cap_cents}
         audit.record(conn, who=who.name, action="budget.set", subject=subject, detail=detail)
-    return reply(next(one for one in budgets.read(db, project=project).budgets if one.period == period))
+    return reply(next(budget for budget in budgets.read(db, project=project).budgets if budget.period == period))
 
 
 @router.delete("/v1/budgets/{project}/{period}", status_code=204, response_class=Response)
@@ -83,9 +83,9 @@ def remove_budget(
     """Remove a budget. 404 if there is none."""
     need(who, Role.ADMIN, project=project)
     with db.write() as conn:
-        found = costs.remove_budget(conn, project, period)
-        if found:
+        removed = costs.remove_budget(conn, project, period)
+        if removed:
             audit.record(conn, who=who.name, action="budget.remove", subject=f"budget:{project}/{period}")
-    if not found:
+    if not removed:
         raise Refused(404, "not_found", f"project {project} has no such budget")
     return Response(status_code=204)

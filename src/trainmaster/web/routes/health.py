@@ -43,8 +43,8 @@ async def health(request: Request) -> Response:
 @router.head("/readyz", include_in_schema=False)
 def ready(request: Request, db: dependencies.Db) -> Response:
     """Readiness: the database answers with the right schema, the storage takes files, the reconciler ticks."""
-    found = (backlog.find_fault(db), request.app.state.storage_probe.find_fault(), _reconciler_fault(request))
-    faults = [fault for fault in found if fault is not None]
+    answers = (backlog.find_fault(db), request.app.state.storage_probe.find_fault(), _reconciler_fault(request))
+    faults = [fault for fault in answers if fault is not None]
     return reply(Ready(ready=not faults, faults=tuple(faults)), status_code=503 if faults else 200)
 
 

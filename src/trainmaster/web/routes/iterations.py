@@ -46,11 +46,11 @@ def list_epochs(
     offset: dependencies.Offset = 0,
 ) -> Response:
     """The epochs of one iteration, in order. 404 if the job has no such iteration."""
-    found = iterations.find_iteration(db, job.id, number)
-    if found is None:
+    iteration = iterations.find_iteration(db, job.id, number)
+    if iteration is None:
         raise Refused(404, "not_found", f"job {job.id} has no iteration {number}")
-    rows = iterations.list_epochs(db, found.id, limit=limit, offset=offset)
-    total = iterations.count_epochs(db, found.id)
+    rows = iterations.list_epochs(db, iteration.id, limit=limit, offset=offset)
+    total = iterations.count_epochs(db, iteration.id)
     return reply(Epochs(job_id=job.id, iteration=number, total=total, epochs=tuple(fill(Epoch, row) for row in rows)))
 
 
@@ -73,9 +73,9 @@ def list_evaluations(
         db, job_id=job_id, model_id=model_id, project=project, limit=limit, offset=offset, after=after
     )
     numbers = iterations.list_iteration_numbers(db, [row.iteration_id for row in rows])
-    found = tuple(fill(Evaluation, row, iteration=numbers[row.iteration_id]) for row in rows)
+    evaluations = tuple(fill(Evaluation, row, iteration=numbers[row.iteration_id]) for row in rows)
     following = rows[-1].id if rows else None
-    return reply(Evaluations(evaluations=found, limit=limit, offset=offset, next=following))
+    return reply(Evaluations(evaluations=evaluations, limit=limit, offset=offset, next=following))
 
 
 @router.get("/jobs/{uuid}/checks", response_model=Checks)

@@ -28,8 +28,8 @@ Number = Annotated[int | None, Query(ge=1, le=1_000_000, description="number of 
 async def list_logs(job: dependencies.Job, db: dependencies.Db) -> Response:
     """Every log stream that can be read, with its size."""
     attempts = await run_in_threadpool(list_attempts, db, job.id)
-    found = await logs.list_streams(db, job, attempts)
-    return reply(Logs(streams=tuple(fill(LogStream, stream) for stream in found)))
+    streams = await logs.list_streams(db, job, attempts)
+    return reply(Logs(streams=tuple(fill(LogStream, stream) for stream in streams)))
 
 
 @router.get(
@@ -64,15 +64,15 @@ async def read_log(
     if split_node_file(stream)[0] >= nodes:
         raise Refused(404, "not_found", f"{stream} is of a node that job {job.id} does not have: its nodes are {nodes}")
     attempts = await run_in_threadpool(list_attempts, db, job.id)
-    found = next((row for row in reversed(attempts) if attempt is None or row.number == attempt), None)
-    if found is None:
+    chosen = next((row for row in reversed(attempts) if attempt is None or row.number == attempt), None)
+    if chosen is None:
         which = f"attempt {attempt}" if attempt is not None else "attempt yet"
         raise Refused(404, "not_found", f"job {job.id} has no {which}")
-    headers = {"Trainmaster-Attempt": str(found.number)}
+    headers = {"Trainmaster-Attempt": str(chosen.number)}
     if follow_it:
         followers: streaming.Followers = request.app.state.followers
         followers.refuse_when_full()
-        body = streaming.log(followers, db, storage, job, found, who=who, stream=stream, offset=offset)
+        body = streaming.log(followers, db, storage, job, chosen, who=who, stream=stream, offset=offset)
         return StreamingResponse(body, media_type=_TEXT, headers={**headers, "X-Accel-Buffering": "no"})
-    piece = await logs.read(db, storage, job, found, stream, offset=offset, limit=limit)
+    piece = await logs.read(db, storage, job, chosen, stream, offset=offset, limit=limit)
     return Response(piece, media_type=_TEXT, headers={**headers, "Trainmaster-Next-Offset": str(offset + len(piece))})

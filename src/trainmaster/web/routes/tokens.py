@@ -64,12 +64,12 @@ def revoke_token(
     name: Annotated[str, Path(pattern=dependencies.NAME)], db: dependencies.Db, who: dependencies.Admin
 ) -> Response:
     """Revoke a token. A second time changes nothing."""
-    found = tokens.find_by_name(db, name)
-    if found is None or (who.project is not None and found.project != who.project):
+    token = tokens.find_by_name(db, name)
+    if token is None or (who.project is not None and token.project != who.project):
         raise Refused(404, "not_found", f"no token {name}")
     with db.write() as conn:
         tokens.revoke(conn, name, at=datetime.now(UTC))
-        if found.revoked_at is None:
+        if token.revoked_at is None:
             audit.record(conn, who=who.name, action="token.revoke", subject=f"token:{name}")
     return Response(status_code=204)
 

@@ -67,9 +67,9 @@ def create_webhook(wish: HookWish, request: Request, db: dependencies.Db, who: d
     need(who, Role.ADMIN, project=wish.project)
     try:
         check_url(wish.url, allow_hosts=channels.load(request.app.state.home).allow_hosts)
-    except UsageError as wrong:
-        fault = Fault(path="url", message=str(wrong))
-        raise Refused(422, "bad_url", str(wrong), faults=[fault]) from wrong
+    except UsageError as error:
+        fault = Fault(path="url", message=str(error))
+        raise Refused(422, "bad_url", str(error), faults=[fault]) from error
     hook_id = str(uuid.uuid4())
     key = signing_key(request.app.state.home, hook_id)  # first: a webhook without a key could not sign
     with db.write() as conn:

@@ -82,10 +82,10 @@ async def put_chunk(
         raise Refused(413, "too_large", "the body is too large or incomplete") from gone
     try:
         new = await run_in_threadpool(workdir.put_chunk, db, storage, project, sha256, data)
-    except SpecError as wrong:
-        raise Refused(422, "bad_chunk", str(wrong), faults=wrong.faults) from wrong
-    except OverQuota as wrong:
-        raise Refused(413, "over_quota", str(wrong)) from wrong
+    except SpecError as error:
+        raise Refused(422, "bad_chunk", str(error), faults=error.faults) from error
+    except OverQuota as error:
+        raise Refused(413, "over_quota", str(error)) from error
     return reply(StoredChunk(sha256=sha256, size_bytes=len(data)), status_code=201 if new else 200)
 
 
@@ -103,6 +103,6 @@ def put_workdir(
     need(who, Role.USER, project=project)
     try:
         missing = workdir.put_workdir(db, storage, project, sha256, manifest.chunks)
-    except SpecError as wrong:
-        raise Refused(422, "bad_manifest", "the manifest has faults", faults=wrong.faults[:100]) from wrong
+    except SpecError as error:
+        raise Refused(422, "bad_manifest", "the manifest has faults", faults=error.faults[:100]) from error
     return reply(StoredWorkdir(workdir=f"{PREFIX}{sha256}", missing=tuple(missing[:10_000])))

@@ -32,7 +32,7 @@ class CleanConsole(Console):
             return super().render_str(text, **{**options, "markup": False})
 
     def out(self, *objects: Any, **options: Any) -> None:
-        super().out(*(clean(str(one)) for one in objects), **options)
+        super().out(*(clean(str(item)) for item in objects), **options)
 
 
 out = CleanConsole(highlight=False, emoji=False)
@@ -66,18 +66,18 @@ def note(text: str) -> None:
     err.print(f"[dim]{text}[/]", soft_wrap=True)
 
 
-def error(wrong: TrainmasterError, *, creates: bool = False) -> None:
+def error(failure: TrainmasterError, *, creates: bool = False) -> None:
     """An error as the user should see it; each fault of a document on its own line.
 
     `creates`: the verb creates a job, so the user is told that there is none.
     """
-    if isinstance(wrong, SpecError):
-        many, rest = len(wrong.faults), "; nothing was created" if creates else ""
+    if isinstance(failure, SpecError):
+        many, rest = len(failure.faults), "; nothing was created" if creates else ""
         err.print(f"[bold red]error[/] {many} {'fault' if many == 1 else 'faults'}{rest}")
-        for fault in wrong.faults:
+        for fault in failure.faults:
             err.print(f"  [bold]{plain(fault.path)}[/]: {plain(fault.message)}", soft_wrap=True)
         return
-    err.print(f"[bold red]error[/] {plain(' '.join(str(wrong).split()))}", soft_wrap=True)
+    err.print(f"[bold red]error[/] {plain(' '.join(str(failure).split()))}", soft_wrap=True)
 
 
 def plain(text: str) -> str:

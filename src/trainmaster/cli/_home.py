@@ -70,8 +70,8 @@ def open_home(home: Path | None) -> tuple[Path, Database]:
         raise UsageError(f"{DATABASE}: not a URL; write postgresql+psycopg://USER:PASSWORD@HOST/NAME, or unset it")
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as wrong:
-        raise UsageError(f"{folder}: cannot be created ({wrong.strerror}); give another with --home") from None
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot be created ({error.strerror}); give another with --home") from None
     if not url:
         _require_database(folder)
     protect(folder, database=not url)
@@ -104,9 +104,9 @@ def protect(home: Path, *, database: bool = True) -> None:
             _close(home / f"{DATABASE_FILE}{suffix}", 0o600)
         for name in ("secret.key", LOCAL_TOKEN, SERVER_FILE):
             _close(home / name, 0o600)
-    except OSError as wrong:
-        advice = _ADVICE.get(wrong.errno or 0, "its owner must start this")
-        raise UsageError(f"{wrong.filename}: cannot be protected ({wrong.strerror}); {advice}") from None
+    except OSError as error:
+        advice = _ADVICE.get(error.errno or 0, "its owner must start this")
+        raise UsageError(f"{error.filename}: cannot be protected ({error.strerror}); {advice}") from None
 
 
 def _close(path: Path, mode: int) -> None:

@@ -51,14 +51,14 @@ def explain_missing_token() -> Iterator[None]:
 
     try:
         yield
-    except NoAccess as wrong:
-        if wrong.code != "no_token":
+    except NoAccess as error:
+        if error.code != "no_token":
             raise
         message = (
             f"this server needs a token: set {TOKEN} or {TOKEN_FILE}; "
             "its admin makes one with: trainmaster token create NAME --role user"
         )
-        raise NoAccess(wrong.status, wrong.code, message) from None
+        raise NoAccess(error.status, error.code, message) from None
 
 
 def read_token() -> str | None:
@@ -71,8 +71,8 @@ def read_token() -> str | None:
     try:
         mode = path.stat().st_mode
         token = path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as wrong:
-        raise UsageError(f"{TOKEN_FILE}: {path} cannot be read: {wrong}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{TOKEN_FILE}: {path} cannot be read: {error}") from None
     if mode & 0o077:
         raise UsageError(f"{TOKEN_FILE}: other users can read {path}; run: chmod 600 {path}")
     if not token:

@@ -105,10 +105,10 @@ def render_file(name: str, options: Options, *, image: str) -> str:
 
     from trainmaster.cluster.acceptance import files
 
-    found = files.manifest(name, options, image=image)
-    if found is None:
+    manifest = files.manifest(name, options, image=image)
+    if manifest is None:
         return files.script(name, options, image=image)
-    about, job = found
+    about, job = manifest
     # Every part is written out where it is used: people edit these files by hand.
     dumper = type("Plain", (yaml.SafeDumper,), {"ignore_aliases": lambda *_: True})
     head = f"# {about}\n# Made by: trainmaster accept --dry-run {name}\n"

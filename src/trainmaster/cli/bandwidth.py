@@ -124,16 +124,16 @@ def _measure(
     show = _Table(quiet=as_json)
     if detect(os.environ).launcher == "single":  # of the ranks of another launcher, each would print it
         _console.note("starting the ranks; torch is loaded first")
-    found = run_sweep(sweep, env=os.environ, out=out, expected=expected, least_gbps=least_gbps, on_row=show.row)
-    if isinstance(found, int):
-        _leave(found)
+    outcome = run_sweep(sweep, env=os.environ, out=out, expected=expected, least_gbps=least_gbps, on_row=show.row)
+    if isinstance(outcome, int):
+        _leave(outcome)
     if out is not None:
-        save(found, out)
+        save(outcome, out)
     if as_json:
-        _console.as_json(document(found))
+        _console.as_json(document(outcome))
     else:
-        _show(found)
-    code = exit_code(found.overall, strict=strict)
+        _show(outcome)
+    code = exit_code(outcome.overall, strict=strict)
     if "RANK" in os.environ or "SLURM_PROCID" in os.environ or "OMPI_COMM_WORLD_RANK" in os.environ:
         _leave(code)
     raise typer.Exit(code)
@@ -163,26 +163,26 @@ def _measure_nodes(
     # What is set here for NCCL is meant for the ranks: nodes have an environment of their own.
     env = {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
     request = Request(words=words, backend=sweep.backend, processes=sweep.processes, env=env)
-    found = measure(
+    outcome = measure(
         nodes, request, home=locate_default(), out=out,
         on_nodes=lambda _: _console.note("the ranks start on every node; the rows follow when all have ended"),
     )  # fmt: skip
-    if out is not None and found.report is not None:
-        save(found.report, out)
-    code = exit_code(found.overall, strict=strict)
+    if out is not None and outcome.report is not None:
+        save(outcome.report, out)
+    code = exit_code(outcome.overall, strict=strict)
     if as_json:
-        report = document(found.report) if found.report is not None else {"rows": found.rows}
-        judged = {"results": found.results, "overall": found.overall, "exit_code": code}
-        _console.as_json({**report, "on": on, "silent": found.silent, **judged})
+        report = document(outcome.report) if outcome.report is not None else {"rows": outcome.rows}
+        judged = {"results": outcome.results, "overall": outcome.overall, "exit_code": code}
+        _console.as_json({**report, "on": on, "silent": outcome.silent, **judged})
         raise typer.Exit(code)
     show = _Table(quiet=False)
-    for row in found.rows:
+    for row in outcome.rows:
         show.row(row)
-    if found.report is not None:
-        many = f"{found.report.world} ranks on {found.report.nodes} nodes"
-        _console.out.print(f"\n{many}, {found.report.backend}: {escape(found.report.transport)}", soft_wrap=True)
-    _findings(found.results)
-    _console.out.print(f"{_console.paint(found.overall)}  {len(found.rows)} rows", soft_wrap=True)
+    if outcome.report is not None:
+        many = f"{outcome.report.world} ranks on {outcome.report.nodes} nodes"
+        _console.out.print(f"\n{many}, {outcome.report.backend}: {escape(outcome.report.transport)}", soft_wrap=True)
+    _findings(outcome.results)
+    _console.out.print(f"{_console.paint(outcome.overall)}  {len(outcome.rows)} rows", soft_wrap=True)
     raise typer.Exit(code)
 
 
@@ -210,22 +210,22 @@ class _Table:
         if not self._last:
             _console.out.print(f"[dim]{_HEAD}\n{_UNITS}[/]", soft_wrap=True)
         name, self._last = (row.collective if row.collective != self._last else ""), row.collective
-        wrong = f"  [bold red]{sum(item.count for item in row.wrong):,} wrong[/]" if row.wrong else ""
+        mismatches = f"  [bold red]{sum(item.count for item in row.wrong):,} wrong[/]" if row.wrong else ""
         _console.out.print(
             f"{name:<15}{render_size(row.size_bytes):>10}{row.repeats:>8}{row.time_us:>12.1f}{row.algbw_gbps:>11.3f}"
-            f"[bold]{row.busbw_gbps:>11.3f}[/]{row.median_us:>12.1f}{row.p95_us:>12.1f}{wrong}",
+            f"[bold]{row.busbw_gbps:>11.3f}[/]{row.median_us:>12.1f}{row.p95_us:>12.1f}{mismatches}",
             soft_wrap=True,
         )
 
 
-def _show(found: Report) -> None:
-    many = f"{found.world} ranks on {found.nodes} node{'s' if found.nodes > 1 else ''}"
-    _console.out.print(f"\n{many}, {found.backend}: {escape(found.transport)}", soft_wrap=True)
-    for note in found.notes:
+def _show(report: Report) -> None:
+    many = f"{report.world} ranks on {report.nodes} node{'s' if report.nodes > 1 else ''}"
+    _console.out.print(f"\n{many}, {report.backend}: {escape(report.transport)}", soft_wrap=True)
+    for note in report.notes:
         _console.out.print(f"[yellow]note[/] {escape(note)}", soft_wrap=True)
-    _findings(found.results)
+    _findings(report.results)
     _console.out.print(
-        f"{_console.paint(found.overall)}  {len(found.rows)} rows in {found.took_s:.1f} s", soft_wrap=True
+        f"{_console.paint(report.overall)}  {len(report.rows)} rows in {report.took_s:.1f} s", soft_wrap=True
     )
 
 
@@ -256,8 +256,8 @@ def _nccl_tests(
 def _read(path: str) -> bytes:
     try:
         return Path(path).read_bytes()
-    except OSError as wrong:
-        raise UsageError(f"--nccl-tests {path}: cannot be read ({wrong.strerror}); give a file, or `run`") from None
+    except OSError as error:
+        raise UsageError(f"--nccl-tests {path}: cannot be read ({error.strerror}); give a file, or `run`") from None
 
 
 def _end(result: CheckResult, *, as_json: bool, strict: bool) -> NoReturn:

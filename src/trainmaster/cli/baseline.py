@@ -91,16 +91,16 @@ def list_(
     """List the golden runs, oldest first."""
     from trainmaster.bench.accept.baselines import load_golden
 
-    found = load_golden(file or locate(home) / "baselines.toml")
+    runs = load_golden(file or locate(home) / "baselines.toml")
     if as_json:
-        _console.as_json({"golden": found})
+        _console.as_json({"golden": runs})
         return
-    if not found:
+    if not runs:
         _console.note("no golden run is recorded; `trainmaster baseline record results.json` adds one")
-    for one in found:
-        key = one.key
+    for run in runs:
+        key = run.key
         what = f"{key['model']} batch {key['batch_size']} {key['precision']} on {key['world_size']}× {key['device']}"
-        _console.out.print(f"{one.recorded_at[:10]}  {escape(one.name)}  {escape(what)}  {one.samples_per_s:,.1f}/s")
+        _console.out.print(f"{run.recorded_at[:10]}  {escape(run.name)}  {escape(what)}  {run.samples_per_s:,.1f}/s")
 
 
 class _Missing(UsageError):
@@ -112,11 +112,11 @@ class _Missing(UsageError):
 def read_results(path: Path) -> Mapping[str, Any]:
     """A results.json; UsageError with its name where it is none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict) or found.get("v") != 1 or "overall" not in found:
+        results = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(results, dict) or results.get("v") != 1 or "overall" not in results:
             raise UsageError(f"{path}: not a results.json of `trainmaster accept`")
-        return found
-    except OSError as wrong:
-        raise UsageError(f"{path}: cannot be read: {wrong.strerror or wrong}") from None
-    except ValueError as wrong:
-        raise UsageError(f"{path}: not a results.json of `trainmaster accept`: {wrong}") from None
+        return results
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
+        raise UsageError(f"{path}: not a results.json of `trainmaster accept`: {error}") from None

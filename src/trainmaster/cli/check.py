@@ -210,12 +210,12 @@ def read_words(words: list[str]) -> list[str | Mapping[str, object]]:
     from trainmaster.checks import profiles
     from trainmaster.documents import yaml_file
 
-    found: list[str | Mapping[str, object]] = [
+    selected: list[str | Mapping[str, object]] = [
         yaml_file.load(Path(word)).read(profiles.parse_document) if word.endswith((".yaml", ".yml")) else word
         for word in words
     ]
-    profiles.resolve(found)
-    return found
+    profiles.resolve(selected)
+    return selected
 
 
 def _node(
@@ -398,8 +398,8 @@ def _remember(home: Path | None, health: ClusterHealth, digest: str) -> None:
 
     try:
         journal.record(locate(home), health, bundle_sha256=digest)
-    except UsageError as wrong:
-        _console.note(f"not added to the history of GPUs: {_console.plain(str(wrong))}")
+    except UsageError as error:
+        _console.note(f"not added to the history of GPUs: {_console.plain(str(error))}")
 
 
 def read_names(words: list[str] | None) -> list[str]:

@@ -10,7 +10,7 @@ import typer
 
 from trainmaster.cli import _console
 from trainmaster.cli._documents.manifest_file import load
-from trainmaster.cli._jobs import cluster_shell, hyperpod_test
+from trainmaster.cli._jobs import cluster_shell, cluster_test
 from trainmaster.core.errors import Fault, SpecError
 
 cluster = typer.Typer(
@@ -31,7 +31,7 @@ cluster = typer.Typer(
       trainmaster cluster shell --job my-run --rank 8
     """,
 )
-cluster.command("test")(hyperpod_test.test)
+cluster.command("test")(cluster_test.test)
 cluster.command("shell")(cluster_shell.shell)
 
 
@@ -91,10 +91,10 @@ def lint(
 
     faults, count = [], 0
     for path in manifests:
-        for one in load(path):
+        for manifest in load(path):
             count += 1
-            where = f"{path}: {one.get('kind', 'object')} "
-            faults += [Fault(path=where + fault.path, message=fault.message) for fault in find_traps(one)]
+            where = f"{path}: {manifest.get('kind', 'object')} "
+            faults += [Fault(path=where + fault.path, message=fault.message) for fault in find_traps(manifest)]
     if faults:
         raise SpecError(faults)
     _console.out.print(f"no trap in {count} {'object' if count == 1 else 'objects'}")
@@ -126,25 +126,27 @@ def rights(
     from trainmaster import targets
     from trainmaster.targets.kubernetes import rights as needed
 
-    settings = hyperpod_test.load_settings(target)
+    settings = cluster_test.load_settings(target)
     if manifest:
         _console.out.out(needed.render_role(settings, shell=shell), end="")
         return
 
-    async def ask() -> list[needed.Answer]:
+    async def query() -> list[needed.Answer]:
         try:
             return await needed.check(settings, shell=shell)
         finally:
             await targets.close()
 
-    found = asyncio.run(ask())
+    answers = asyncio.run(query())
     if json:
-        _console.out.out(json_.dumps([{"right": str(one.right), "allowed": one.allowed} for one in found], indent=2))
+        _console.out.out(
+            json_.dumps([{"right": str(answer.right), "allowed": answer.allowed} for answer in answers], indent=2)
+        )
     else:
-        for one in found:
-            word = "yes" if one.allowed else "missing, optional" if one.right.optional else "MISSING"
-            _console.out.print(f"{word:<18} {one.right}  ({one.right.use})")
-    if not all(one.allowed or one.right.optional for one in found):
+        for answer in answers:
+            word = "yes" if answer.allowed else "missing, optional" if answer.right.optional else "MISSING"
+            _console.out.print(f"{word:<18} {answer.right}  ({answer.right.use})")
+    if not all(answer.allowed or answer.right.optional for answer in answers):
         raise typer.Exit(1)
 
 

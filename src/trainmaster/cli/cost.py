@@ -33,7 +33,7 @@ def cost(
     set_cap: Annotated[
         list[str] | None,
         typer.Option(
-            "--set-cap", help="Let a project spend so much: PROJECT=DOLLARS/month or /total; `none` takes it back."
+            "--set-cap", help="Set the budget of a project: PROJECT=DOLLARS/month or /total; `none` removes it."
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -64,19 +64,19 @@ def cost(
             jobs.set_budget(name, period, cents)
             _note_budget(name, period, cents)
         job_id = jobs.find(job) if job else None
-        found = jobs.cost(job_id=job_id, project=project, month=when, limit=limit)
+        page = jobs.cost(job_id=job_id, project=project, month=when, limit=limit)
     if json:
-        _console.as_json(found)
+        _console.as_json(page)
         return
-    if not found.jobs and not found.projects:
+    if not page.jobs and not page.projects:
         of = f" of project {project}" if project else ""
-        _console.note(f"no job{of} ran {f'in {found.month}' if found.month else 'so far'}")
-    _print(found, one=job is not None)
+        _console.note(f"no job{of} ran {f'in {page.month}' if page.month else 'so far'}")
+    _print(page, single=job is not None)
 
 
-def _print(found: CostPage, *, one: bool) -> None:
+def _print(page: CostPage, *, single: bool) -> None:
     jobs = _table("job", "name", "project", "status", "cost", "per hour", "forecast", "cap")
-    for line in found.jobs:
+    for line in page.jobs:
         jobs.add_row(
             line.id[:8],
             escape(line.name),
@@ -87,22 +87,22 @@ def _print(found: CostPage, *, one: bool) -> None:
             dollars(line.forecast_cents),
             dollars(line.max_cost_cents) if line.max_cost_cents is not None else "",
         )
-    if found.jobs:
+    if page.jobs:
         _console.out.print(jobs)
-    if found.more:
-        _console.note(f"and {found.more} that cost less; --limit shows more")
-    if one:
+    if page.more:
+        _console.note(f"and {page.more} that cost less; --limit shows more")
+    if single:
         return
-    sums = _table("project", "jobs", f"cost {found.month or 'in all'}", "per hour")
-    for total in found.projects:
+    sums = _table("project", "jobs", f"cost {page.month or 'in all'}", "per hour")
+    for total in page.projects:
         rate = dollars(total.cents_per_hour) if total.cents_per_hour else ""
         sums.add_row(escape(total.project), str(total.jobs), _sum(total), rate)
-    if found.projects:
+    if page.projects:
         _console.out.print()
         _console.out.print(sums)
-    if found.budgets:
+    if page.budgets:
         budgets = _table("budget", "period", "spent", "cap", "share")
-        for row in found.budgets:
+        for row in page.budgets:
             share = f"{row.share:.0%}" if row.share is not None else ""
             budgets.add_row(escape(row.project), row.period, dollars(row.spent_cents), dollars(row.cap_cents), share)
         _console.out.print()

@@ -189,12 +189,12 @@ def _from_hub(
 ) -> tuple[list[Path], list[str], dict[str, Any]]:
     from trainmaster.datasets.corpus import hub_files
 
-    found = hub_files.listing(name, revision, pattern=pattern, subset=subset, split=split)
-    with _progress("downloading", sum(file.size_bytes for file in found.files)) as advance:
-        paths = hub_files.fetch(found, advance)
-    stamps = [str(file.sha256 or file.git_sha1) for file in found.files]
-    files = [{"name": file.name, "size_bytes": file.size_bytes, "sha256": file.sha256} for file in found.files]
-    return paths, stamps, {"hub": name, "commit": found.commit, "files": files}
+    listing = hub_files.listing(name, revision, pattern=pattern, subset=subset, split=split)
+    with _progress("downloading", sum(file.size_bytes for file in listing.files)) as advance:
+        paths = hub_files.fetch(listing, advance)
+    stamps = [str(file.sha256 or file.git_sha1) for file in listing.files]
+    files = [{"name": file.name, "size_bytes": file.size_bytes, "sha256": file.sha256} for file in listing.files]
+    return paths, stamps, {"hub": name, "commit": listing.commit, "files": files}
 
 
 def _model_vocab(path: Path) -> int:

@@ -136,8 +136,8 @@ class _Server:
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and self._child.poll() is None:
             with contextlib.suppress(OSError, ValueError):
-                found = json.loads(note.read_text())
-                self.url, self.link = found["url"], found["link"]
+                details = json.loads(note.read_text())
+                self.url, self.link = details["url"], details["link"]
                 return
             time.sleep(0.05)
         self._child.kill()

@@ -154,16 +154,16 @@ def _tokenizer(run: Mapping[str, Any], name: str | None, end_token: str | None) 
         return None
     of_run, its_end = known or ("", None)
     try:
-        found = tokenizers.load(name or of_run, end_token=end_token or its_end)
-    except UsageError as wrong:
+        tokenizer = tokenizers.load(name or of_run, end_token=end_token or its_end)
+    except UsageError as error:
         if name is not None or end_token is not None:
             raise
-        _console.note(str(wrong))
+        _console.note(str(error))
         return None
     most = run["model"]["vocab"]
-    if found.vocab > most:
-        raise UsageError(f"tokenizer {found.name}: its {found.vocab} tokens are more than the model's {most}")
-    return found
+    if tokenizer.vocab > most:
+        raise UsageError(f"tokenizer {tokenizer.name}: its {tokenizer.vocab} tokens are more than the model's {most}")
+    return tokenizer
 
 
 def _import(source: Path, out: Path) -> dict[str, Any]:
@@ -171,14 +171,14 @@ def _import(source: Path, out: Path) -> dict[str, Any]:
     from trainmaster.models.hf_config import model_type
     from trainmaster.train.checkpoint import weights
 
-    with hf.HfFolder(source) as found:
-        size = sum(hf.weight_bytes(found.config, dtype="fp32").values())
+    with hf.HfFolder(source) as folder:
+        size = sum(hf.weight_bytes(folder.config, dtype="fp32").values())
         with _progress("writing", size) as advance:
-            path = weights.save_weights(out, found.config, found.read, advance=advance)
+            path = weights.save_weights(out, folder.config, folder.read, advance=advance)
     return {
         "path": str(path),
-        "family": model_type(found.config),
-        "model": found.config.name,
+        "family": model_type(folder.config),
+        "model": folder.config.name,
         "parameters": size // 4,
     }
 

@@ -54,25 +54,25 @@ def _all(home: Path, least: int, as_json: bool) -> None:
     from trainmaster.cluster.health import journal
     from trainmaster.cluster.health.history import offenders
 
-    found = offenders(journal.history(home), least=least)
+    entries = offenders(journal.history(home), least=least)
     if as_json:
-        _console.as_json(found)
+        _console.as_json(entries)
         return
-    if not found:
+    if not entries:
         _console.note("no GPU failed" + (" more than once" if least > 1 else "") + " in the runs that are recorded")
         return
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("who", "failed", "of runs", "on nodes", "checks", "last", "reason"):
         table.add_column(title, overflow="fold")
-    for one in found:
+    for entry in entries:
         table.add_row(
-            remedy_text.plain(one.key),
-            f"[bold red]{one.failed}[/]" if one.failed > 1 else str(one.failed),
-            str(one.runs),
-            remedy_text.plain(f"{len(one.nodes)}: {', '.join(one.nodes)}"),
-            remedy_text.plain(", ".join(one.checks)),
-            remedy_text.plain(one.last),
-            remedy_text.plain(one.reason),
+            remedy_text.plain(entry.key),
+            f"[bold red]{entry.failed}[/]" if entry.failed > 1 else str(entry.failed),
+            str(entry.runs),
+            remedy_text.plain(f"{len(entry.nodes)}: {', '.join(entry.nodes)}"),
+            remedy_text.plain(", ".join(entry.checks)),
+            remedy_text.plain(entry.last),
+            remedy_text.plain(entry.reason),
         )
     _console.out.print(table)
 
@@ -84,17 +84,17 @@ def _one(home: Path, word: str, as_json: bool) -> None:
 
     every = {(entry.run, entry.key): entry for entry in journal.history(home)}
     whole = [entry for entry in every.values() if entry.key.partition(":")[2] == word]
-    found = sorted(whole or [entry for entry in every.values() if word in entry.key], key=lambda entry: entry.at)
+    entries = sorted(whole or [entry for entry in every.values() if word in entry.key], key=lambda entry: entry.at)
     if as_json:
-        _console.as_json(found)
+        _console.as_json(entries)
         return
-    if not found:
+    if not entries:
         _console.note(f"nothing is recorded of {remedy_text.plain(word)}")
         return
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("when", "who", "node", "device", "verdict", "checks", "reason"):
         table.add_column(title, overflow="fold")
-    for entry in found:
+    for entry in entries:
         words = (entry.at, entry.key, entry.node, entry.device or "")
         verdict = _console.paint(str(entry.verdict))
         table.add_row(

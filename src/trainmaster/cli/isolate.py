@@ -52,17 +52,19 @@ def isolate(
     if on is not None:
         if sim is not None or routes:
             raise UsageError("--on tests real nodes, whose routes are unknown: leave --sim and --routes out")
-        found, silent = _on_nodes(
+        diagnosis, silent = _on_nodes(
             on, rounds=rounds, expect=expect, expect_cross=expect_cross, size=size, timeout_s=timeout
         )
         # A part that was not tested is never cleared, and hides no part that is bad.
         verdict = (
-            Overall.INCOMPLETE if found is None or (silent and found.verdict is not Overall.FAIL) else found.verdict
+            Overall.INCOMPLETE
+            if diagnosis is None or (silent and diagnosis.verdict is not Overall.FAIL)
+            else diagnosis.verdict
         )
         if json:
-            _console.as_json({"on": on, "silent": silent, "verdict": verdict, "diagnosis": found})
+            _console.as_json({"on": on, "silent": silent, "verdict": verdict, "diagnosis": diagnosis})
         else:
-            _print(found, how="on real nodes", silent=silent, verdict=verdict)
+            _print(diagnosis, how="on real nodes", silent=silent, verdict=verdict)
         raise typer.Exit(exit_code(verdict))
     if sim is None:
         raise UsageError(
@@ -74,7 +76,7 @@ def isolate(
 
     fabric = Fabric(parse(sim))
     _console.err.print(f"[bold yellow]SIMULATED[/] fabric of {len(fabric.nodes)} nodes: no machine is tested")
-    found = find(
+    diagnosis = find(
         fabric.nodes,
         fabric.racks,
         fabric.measure,
@@ -86,10 +88,10 @@ def isolate(
         progress=_progress,
     )
     if json:
-        _console.as_json({"simulated": sim, "diagnosis": found})
+        _console.as_json({"simulated": sim, "diagnosis": diagnosis})
     else:
-        _print(found, how="simulated", silent={}, verdict=found.verdict)
-    raise typer.Exit(exit_code(found.verdict))
+        _print(diagnosis, how="simulated", silent={}, verdict=diagnosis.verdict)
+    raise typer.Exit(exit_code(diagnosis.verdict))
 
 
 def _on_nodes(
@@ -108,7 +110,7 @@ def _on_nodes(
         if len(pairs.nodes) < 2 and pairs.silent:
             return None, pairs.silent
         _console.note(f"{len(pairs.nodes)} nodes, {pairs.backend}, {size} between each pair")
-        found = find(
+        diagnosis = find(
             pairs.nodes,
             pairs.racks,
             pairs.measure,
@@ -120,7 +122,7 @@ def _on_nodes(
         )
     finally:
         pairs.close()
-    return found, pairs.silent
+    return diagnosis, pairs.silent
 
 
 def _progress(report: RoundReport) -> None:
@@ -132,32 +134,37 @@ def _progress(report: RoundReport) -> None:
     )
 
 
-def _print(found: Diagnosis | None, *, how: str, silent: Mapping[str, str], verdict: Overall) -> None:
+def _print(diagnosis: Diagnosis | None, *, how: str, silent: Mapping[str, str], verdict: Overall) -> None:
     say = partial(_console.out.print, soft_wrap=True)
-    done = f"{found.rounds} rounds, {found.measurements} pair tests" if found is not None else "no test at all"
+    done = (
+        f"{diagnosis.rounds} rounds, {diagnosis.measurements} pair tests" if diagnosis is not None else "no test at all"
+    )
     say(f"\n{_console.paint(verdict)} after {done} ({how})")
     for name, reason in silent.items():
         say(f"[bold magenta]silent[/] [bold]{escape(name)}[/], not tested: {escape(reason)}")
-    if found is None:
+    if diagnosis is None:
         say("to do: have two nodes answer, at least")
         return
-    for suspect in found.suspects:
+    for suspect in diagnosis.suspects:
         say(f"[bold red]bad[/] {_describe(suspect)}")
         _evidence(suspect)
-    for group in found.candidates:
+    for group in diagnosis.candidates:
         say("[bold magenta]the fault is among these[/], and the tests do not say where:")
         for suspect in group:
             say(f"  {_describe(suspect)}")
         _evidence(group[0])
-    for note in found.notes:
+    for note in diagnosis.notes:
         say(f"[yellow]note[/] {escape(note)}")
-    left = f", {len(found.not_cleared)} not: {', '.join(found.not_cleared[:5])}" if found.not_cleared else ""
-    say(f"cleared {found.cleared} parts{escape(left)}{' …' if len(found.not_cleared) > 5 else ''}")
-    tested = f"{found.pairs_tested:,} of {found.pairs:,} {'pair was' if found.pairs == 1 else 'pairs were'} tested"
+    left = (
+        f", {len(diagnosis.not_cleared)} not: {', '.join(diagnosis.not_cleared[:5])}" if diagnosis.not_cleared else ""
+    )
+    say(f"cleared {diagnosis.cleared} parts{escape(left)}{' …' if len(diagnosis.not_cleared) > 5 else ''}")
+    were = "pair was" if diagnosis.pairs == 1 else "pairs were"
+    tested = f"{diagnosis.pairs_tested:,} of {diagnosis.pairs:,} {were} tested"
     say(f"[dim]{tested}; the path of a single pair shows in no other[/]")
-    if found.healthy_gbps is not None and found.noise is not None:
-        say(f"a healthy pair gives {found.healthy_gbps:.1f} GB/s ± {found.noise:.0%}")
-    say(f"to do: {escape(found.action)}")
+    if diagnosis.healthy_gbps is not None and diagnosis.noise is not None:
+        say(f"a healthy pair gives {diagnosis.healthy_gbps:.1f} GB/s ± {diagnosis.noise:.0%}")
+    say(f"to do: {escape(diagnosis.action)}")
 
 
 def _describe(suspect: Suspect) -> str:

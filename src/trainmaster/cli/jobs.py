@@ -42,19 +42,19 @@ def jobs(
       trainmaster jobs --server https://trainmaster.example.org
     """
     with connect(home, server) as source:
-        found = source.list(status=status, project=project, find=find, limit=limit, offset=offset)
-        undriven = any(not line.final for line in found.jobs) and warn_undriven(source)
+        page = source.list(status=status, project=project, find=find, limit=limit, offset=offset)
+        undriven = any(not line.final for line in page.jobs) and warn_undriven(source)
     if json:
-        _console.as_json(found)
+        _console.as_json(page)
     else:
-        _print(found, offset, undriven=undriven)
+        _print(page, offset, undriven=undriven)
 
 
-def _print(found: JobsPage, offset: int, *, undriven: bool) -> None:
+def _print(page: JobsPage, offset: int, *, undriven: bool) -> None:
     table = Table(box=None, header_style="dim", pad_edge=False)
     for column in ("job", "name", "project", "status", "stage", "step", "loss", "tok/s", "age"):
         table.add_column(column, justify="right" if column in ("step", "loss", "tok/s", "age") else "left")
-    for line in found.jobs:
+    for line in page.jobs:
         table.add_row(
             line.id[:8],
             escape(line.name),
@@ -67,9 +67,9 @@ def _print(found: JobsPage, offset: int, *, undriven: bool) -> None:
             age(line.created_at),
         )
     _console.out.print(table)
-    shown = len(found.jobs)
-    if shown < found.total:
-        _console.note(f"{shown} of {found.total}; --offset {offset + shown} shows more")
+    shown = len(page.jobs)
+    if shown < page.total:
+        _console.note(f"{shown} of {page.total}; --offset {offset + shown} shows more")
 
 
 def _remark(line: JobLine, *, undriven: bool) -> str:

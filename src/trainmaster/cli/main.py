@@ -71,8 +71,8 @@ _OTHER_WORDS = {
 def verbs() -> list[str]:
     """Every verb: the modules of this folder, in the order of the help page."""
     names = [module.name for module in pkgutil.iter_modules(cli.__path__)]
-    found = [name for name in names if not name.startswith("_") and name != "main"]
-    return sorted(found, key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name))
+    public = [name for name in names if not name.startswith("_") and name != "main"]
+    return sorted(public, key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name))
 
 
 class _Verbs(TyperGroup):
@@ -147,10 +147,10 @@ def build(*, guarded: bool = False) -> typer.Typer:
 def summary(name: str) -> str:
     """The first paragraph of a verb's help, read from its source: importing every verb would take a second."""
     source = (Path(cli.__path__[0]) / f"{name}.py").read_text(encoding="utf-8")
-    found = re.search(rf'^def {name}\(.*?\) -> None:\n    """(.*?)(?:\n\n|""")', source, re.DOTALL | re.MULTILINE)
-    found = found or re.search(r'^    help="""(.*?)(?:\n\n|""")', source, re.DOTALL | re.MULTILINE)
-    assert found is not None, f"the verb {name} has no help"
-    return " ".join(found[1].split())
+    match = re.search(rf'^def {name}\(.*?\) -> None:\n    """(.*?)(?:\n\n|""")', source, re.DOTALL | re.MULTILINE)
+    match = match or re.search(r'^    help="""(.*?)(?:\n\n|""")', source, re.DOTALL | re.MULTILINE)
+    assert match is not None, f"the verb {name} has no help"
+    return " ".join(match[1].split())
 
 
 def _load(name: str, *, guarded: bool) -> Any:

@@ -96,10 +96,10 @@ def _machine(name: str | None) -> Any:
 
     if name is None:
         return None
-    found = profiles.find_instance(name)
-    if found is None:
+    instance = profiles.find_instance(name)
+    if instance is None:
         raise UsageError(f"--instance {name}: not known here; {_near(name, list(profiles.instances()))}")
-    return found
+    return instance
 
 
 def _model(named: str | None, of_instance: str | None) -> GpuModel | None:
@@ -108,14 +108,14 @@ def _model(named: str | None, of_instance: str | None) -> GpuModel | None:
     name = named or of_instance
     if name is None:
         return None
-    found = gpus.find_gpu(name)
-    if found is None:
+    gpu = gpus.find_gpu(name)
+    if gpu is None:
         raise UsageError(
             f"--gpu {name}: nothing is known of it, so nothing is guessed; {_near(name, list(gpus.gpus()))}"
         )
-    if of_instance is not None and found.name != of_instance:
+    if of_instance is not None and gpu.name != of_instance:
         raise UsageError(f"--gpu {name}: the instance has {of_instance}; leave one of them out")
-    return found
+    return gpu
 
 
 def _cluster(model: GpuModel | None, *, gpus: int | None, nodes: int | None, machine: Any) -> Cluster:

@@ -40,8 +40,8 @@ def readmit(
     out = still_out(journal.read(folder / journal.REMEDIES))
     try:
         out += drain.list_out(scheduler, besides=out)
-    except TargetError as wrong:
-        _console.note(f"only nodes of this journal are considered: {remedy_text.plain(str(wrong))}")
+    except TargetError as error:
+        _console.note(f"only nodes of this journal are considered: {remedy_text.plain(str(error))}")
     back, stay = select(remedy_text.load_whole(bundle), out, allow_warn=allow_warn)
     for node, why in stay:
         _console.note(f"stays out  {remedy_text.plain(node)}: {remedy_text.plain(why)}")

@@ -63,44 +63,44 @@ def reap(
         raise UsageError("--any-home goes with --no-database: a database names the machines that are ours")
     folder, db = _open(home, no_database=no_database)
     on = on or [name for name in targets.names() if targets.traits(name).here]
-    found = _ask(control_reap.find(db, folder, on, any_home=any_home))
+    leftovers = _run(control_reap.find(db, folder, on, any_home=any_home))
     ended: dict[str, str] = {}
-    for left in found:
+    for left in leftovers:
         if yes and left.ours:
             try:
-                _ask(control_reap.end(db, left))
+                _run(control_reap.end(db, left))
                 ended[left.attempt] = "ended"
-            except TargetError as wrong:
-                ended[left.attempt] = f"not ended: {wrong}"
+            except TargetError as error:
+                ended[left.attempt] = f"not ended: {error}"
     if ended:  # ended is what the target no longer lists, not what it promised
-        again = {left.attempt for left in _ask(control_reap.find(db, folder, on, any_home=any_home))}
+        again = {left.attempt for left in _run(control_reap.find(db, folder, on, any_home=any_home))}
         ended |= {attempt: "still there" for attempt in again if ended.get(attempt) == "ended"}
-    still = [left for left in found if left.ours and ended.get(left.attempt) != "ended"]
+    still = [left for left in leftovers if left.ours and ended.get(left.attempt) != "ended"]
     if json:
         plain = [
             {"attempt": left.attempt, "target": left.target, "what": left.what, "why": left.why, "ours": left.ours,
              "result": ended.get(left.attempt)}
-            for left in found
+            for left in leftovers
         ]  # fmt: skip
         _console.as_json({"leftovers": plain, "left": len(still)})
     else:
-        _print(found, ended)
+        _print(leftovers, ended)
         if still and not yes:
             _console.note("--yes ends them")
     raise typer.Exit(1 if still else 0)
 
 
-def _ask(answer: Coroutine[Any, Any, T]) -> T:
+def _run(answer: Coroutine[Any, Any, T]) -> T:
     """Run a request to its end, with the connections that its targets opened."""
     from trainmaster import targets
 
-    async def ask() -> T:
+    async def query() -> T:
         try:
             return await answer
         finally:
             await targets.close()
 
-    return asyncio.run(ask())
+    return asyncio.run(query())
 
 
 def _open(home: Path | None, *, no_database: bool) -> tuple[Path, Database | None]:
@@ -112,13 +112,13 @@ def _open(home: Path | None, *, no_database: bool) -> tuple[Path, Database | Non
     return open_home(home)
 
 
-def _print(found: list[Leftover], ended: dict[str, str]) -> None:
-    if not found:
+def _print(leftovers: list[Leftover], ended: dict[str, str]) -> None:
+    if not leftovers:
         _console.out.print("nothing is left over")
         return
     table = Table(box=None, header_style="dim", pad_edge=False)
     for column in ("attempt", "target", "what", "why", ""):
         table.add_column(column)
-    for left in found:
+    for left in leftovers:
         table.add_row(left.attempt, left.target, escape(left.what), left.why, escape(ended.get(left.attempt, "")))
     _console.out.print(table)

@@ -46,10 +46,10 @@ def remedy(
     from trainmaster.cluster.remedy.remedy import select, still_out
 
     scheduler, folder = schedulers.load(through), locate(home)
-    out = [one.node for one in still_out(journal.read(folder / journal.REMEDIES))]
+    out = [entry.node for entry in still_out(journal.read(folder / journal.REMEDIES))]
     plan = select(remedy_text.load_whole(bundle), limit=max_nodes, include_unknown=include_silent, already_out=out)
     if as_json:
-        commands = {one.node: scheduler.drain(one.node, one.reason) for one in plan.drains}
+        commands = {planned.node: scheduler.drain(planned.node, planned.reason) for planned in plan.drains}
         _console.as_json({"plan": plan, "commands": commands, "done": bool(yes and not plan.refusal)})
     else:
         _show(plan, scheduler)
@@ -62,9 +62,9 @@ def remedy(
         _console.note("dry run: nothing was done; --yes does it")
         return
     failed = False
-    for one in plan.drains:
-        if (fault := drain.drain(one, scheduler, folder, through)) is None:
-            _console.note(f"drained  {remedy_text.plain(one.node)}")
+    for planned in plan.drains:
+        if (fault := drain.drain(planned, scheduler, folder, through)) is None:
+            _console.note(f"drained  {remedy_text.plain(planned.node)}")
         else:
             failed = True
             _console.err.print(f"[bold red]not done[/] {remedy_text.plain(fault)}", soft_wrap=True)
@@ -76,5 +76,5 @@ def _show(plan: Selection, scheduler: Scheduler) -> None:
         _console.note(f"left alone  {remedy_text.plain(node)}: {remedy_text.plain(why)}")
     if not plan.drains:
         _console.note("no node is to be drained")
-    for one in plan.drains:
-        remedy_text.show(scheduler.drain(one.node, one.reason))
+    for planned in plan.drains:
+        remedy_text.show(scheduler.drain(planned.node, planned.reason))

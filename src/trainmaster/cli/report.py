@@ -90,10 +90,10 @@ def _names_job(word: str, home: Path | None, server: str | None) -> bool:
         return False
     with connect(home, server) as jobs:
         try:
-            found = jobs.line(jobs.find(word))
+            line = jobs.line(jobs.find(word))
         except UsageError:
             return False
-    return word in (found.name, found.id)
+    return word in (line.name, line.id)
 
 
 def _paths(wanted: list[str], out: Path | None, folder: Path) -> list[Path]:

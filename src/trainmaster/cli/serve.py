@@ -90,8 +90,8 @@ def serve(
     url = f"{'https' if tls_cert else 'http'}://{_bracket(host)}:{listening.getsockname()[1]}"
     note = folder / SERVER_FILE
     link = url + local.link if local is not None else url
-    told = {"pid": os.getpid(), "url": url, "link": link, "storage": _absolute(storage)}
-    write_whole(note, json.dumps(told), durable=False, mode=0o600)
+    details = {"pid": os.getpid(), "url": url, "link": link, "storage": _absolute(storage)}
+    write_whole(note, json.dumps(details), durable=False, mode=0o600)
     _announce(url, link, folder, beyond=not is_loopback_host(host), encrypted=tls_cert is not None)
     if not isolated and reconcile:
         _note_shared_user(trust_jobs=trust_jobs)
@@ -155,12 +155,12 @@ def _require_certificate(cert: Path | None, key: Path | None) -> None:
     for path in (cert, key):
         try:
             path.open("rb").close()
-        except OSError as wrong:
-            raise UsageError(f"{path}: cannot be read ({wrong.strerror}); give PEM files") from None
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be read ({error.strerror}); give PEM files") from None
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
-    except ssl.SSLError as wrong:
-        reason = (wrong.reason or "not PEM").lower().replace("_", " ")
+    except ssl.SSLError as error:
+        reason = (error.reason or "not PEM").lower().replace("_", " ")
         raise UsageError(f"--tls-cert {cert} and --tls-key {key} cannot be used together: {reason}") from None
 
 
@@ -171,9 +171,9 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         listening.bind((str(address), port))
         listening.listen(128)  # from here on a caller waits instead of being refused, long before the app is up
-    except OSError as wrong:
+    except OSError as error:
         listening.close()
-        raise UsageError(f"port {port} cannot be used ({wrong.strerror}); choose another with --port") from None
+        raise UsageError(f"port {port} cannot be used ({error.strerror}); choose another with --port") from None
     return listening
 
 

@@ -49,13 +49,13 @@ def show(
             rows = jobs.transitions(job_id) if transitions else jobs.deliveries(job_id)
             _print_rows(rows, json=json, name="transitions" if transitions else "deliveries")
             return
-        found = jobs.show(job_id)
-        if not found.final:
+        page = jobs.show(job_id)
+        if not page.final:
             warn_undriven(jobs)
     if json:
-        _console.as_json(found)
+        _console.as_json(page)
     else:
-        _print(found)
+        _print(page)
 
 
 def _print(page: JobPage) -> None:

@@ -110,8 +110,8 @@ def lambda_(
 def _announce(simulator: Any, *, as_json: bool) -> None:
     environment = simulator.environment()
     if as_json:
-        found = {"url": simulator.url, "ssh_port": simulator.ssh_port, "environment": environment, "pid": os.getpid()}
-        typer.echo(json.dumps(found))
+        details = {"url": simulator.url, "ssh_port": simulator.ssh_port, "environment": environment, "pid": os.getpid()}
+        typer.echo(json.dumps(details))
     else:
         if simulator.leftovers:
             _console.note(f"{simulator.leftovers} instances of an earlier simulator were removed")

@@ -118,7 +118,7 @@ def _preview(job: JobSpec) -> str:
     if not isinstance(target, targets.Rents):
         return ""
 
-    async def ask() -> str:
+    async def query() -> str:
         try:
             return await target.preview(job)
         finally:
@@ -126,7 +126,7 @@ def _preview(job: JobSpec) -> str:
 
     _console.note("asking the provider for its offers; an API that does not answer is tried for a minute")
     try:
-        return "\n" + asyncio.run(ask())
+        return "\n" + asyncio.run(query())
     except TargetError as refused:
         raise UsageError(str(refused)) from None
 

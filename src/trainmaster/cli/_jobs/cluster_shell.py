@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainmaster.cli import _console
-from trainmaster.cli._jobs.hyperpod_test import JOB_NAME, load_settings
+from trainmaster.cli._jobs.cluster_test import JOB_NAME, load_settings
 from trainmaster.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def shell(
     """
     from trainmaster.cluster.pod_shell import SHELL, Choice
 
-    if sum(one is not None for one in (rank, node, pod)) > 1:
+    if sum(option is not None for option in (rank, node, pod)) > 1:
         raise UsageError("write one of --rank, --node and --pod")
     if new and (rank is not None or pod is not None or (node or "").isdecimal()):
         raise UsageError("--new makes a pod of its own; only --node with the name of a node goes with it")
@@ -79,8 +79,8 @@ def shell(
     )
 
     async def go(client: Client) -> int:
-        async with place.open(client, settings.namespace, new=new) as found:
-            return await _run(client, found, words or SHELL, screen=screen)
+        async with place.open(client, settings.namespace, new=new) as chosen:
+            return await _run(client, chosen, words or SHELL, screen=screen)
 
     if code := _call(go, settings):
         raise typer.Exit(code)
@@ -97,15 +97,15 @@ class _Place:
         from trainmaster.cluster import pod_shell
 
         if not new:
-            found = await pod_shell.find_place(client, namespace, self._job, self._choice)
-            _console.note(f"pod {found.pod}")
-            yield found
+            place = await pod_shell.find_place(client, namespace, self._job, self._choice)
+            _console.note(f"pod {place.pod}")
+            yield place
             return
         spec = self._spec() or await pod_shell.pod_spec_of(client, namespace, self._job)
         async with pod_shell.throw_away(
             client, namespace, self._job, spec, node=self._choice.node, lasts_s=self._lasts_s, tell=_console.note
-        ) as found:
-            yield found
+        ) as place:
+            yield place
 
     def _spec(self) -> dict[str, object] | None:
         from trainmaster.cli._documents.manifest_file import load

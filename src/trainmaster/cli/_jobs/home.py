@@ -43,13 +43,13 @@ class HomeJobs:
     def find(self, word: str) -> str:
         from trainmaster.store import jobs
 
-        found = jobs.search_jobs(self.db, word)
-        if not found:
+        rows = jobs.search_jobs(self.db, word)
+        if not rows:
             raise UsageError(f"no job {word!r}; `trainmaster jobs` lists them")
-        if len(found) > 1 and found[0].name != word:
-            ids = ", ".join(row.id[:13] for row in found[:5])
-            raise UsageError(f"{word!r} is the beginning of {len(found)} ids ({ids} …); write more of the id")
-        return found[0].id
+        if len(rows) > 1 and rows[0].name != word:
+            ids = ", ".join(row.id[:13] for row in rows[:5])
+            raise UsageError(f"{word!r} is the beginning of {len(rows)} ids ({ids} …); write more of the id")
+        return rows[0].id
 
     def list(
         self, *, status: Status | None, project: str | None, find: str | None, limit: int, offset: int
@@ -140,9 +140,9 @@ class HomeJobs:
         while True:
             # The state is read first: once it is final, all its events are recorded and none is missed.
             over = not follow or self._row(job_id).status.final
-            while found := events.read(self.db, job_id, phase=phase, after=after, node=node).events:
-                yield from found
-                after = found[-1].cursor
+            while page := events.read(self.db, job_id, phase=phase, after=after, node=node).events:
+                yield from page
+                after = page[-1].cursor
             if over:
                 return
             time.sleep(_EVERY_S)
@@ -172,16 +172,18 @@ class HomeJobs:
         from trainmaster.control import logs
         from trainmaster.store.attempts import list_attempts
 
-        found = asyncio.run(logs.list_streams(self.db, self._row(job_id), list_attempts(self.db, job_id)))
-        return tuple(fill(LogStream, stream) for stream in found)
+        streams = asyncio.run(logs.list_streams(self.db, self._row(job_id), list_attempts(self.db, job_id)))
+        return tuple(fill(LogStream, stream) for stream in streams)
 
     def log_piece(self, job_id: str, stream: str, *, attempt: int, offset: int) -> bytes:
         import asyncio
 
         from trainmaster.control import logs
 
-        row, found = self._row(job_id), self._attempt(job_id, attempt)
-        return asyncio.run(logs.read(self.db, self._open_storage(), row, found, stream, offset=offset, limit=_PIECE))
+        row, attempt_row = self._row(job_id), self._attempt(job_id, attempt)
+        return asyncio.run(
+            logs.read(self.db, self._open_storage(), row, attempt_row, stream, offset=offset, limit=_PIECE)
+        )
 
     def artifacts(self, job_id: str) -> tuple[Artifact, ...]:
         from trainmaster.pages import artifacts
@@ -204,9 +206,9 @@ class HomeJobs:
         from trainmaster.api.files import CheckpointFile, CheckpointFiles
         from trainmaster.control import checkpoints
 
-        found = checkpoints.find_newest(self.home, self._row(job_id))
-        files = (CheckpointFile(path=name, size_bytes=size, sha256=sha) for name, (size, sha) in found.files.items())
-        return CheckpointFiles(step=found.step, name=found.folder.name, files=tuple(files))
+        newest = checkpoints.find_newest(self.home, self._row(job_id))
+        files = (CheckpointFile(path=name, size_bytes=size, sha256=sha) for name, (size, sha) in newest.files.items())
+        return CheckpointFiles(step=newest.step, name=newest.folder.name, files=tuple(files))
 
     def checkpoint_pieces(self, job_id: str, step: int, path: str, offset: int) -> Iterator[bytes]:
         from trainmaster.control import checkpoints
@@ -279,10 +281,10 @@ class HomeJobs:
         placed = [row for row in list_attempts(self.db, job_id) if row.handle is not None]
         if not placed:
             raise UsageError("the job has not started yet; there is no log")
-        found = [row for row in placed if number in (None, row.number)]
-        if not found:
+        matching = [row for row in placed if number in (None, row.number)]
+        if not matching:
             raise UsageError(f"--attempt {number}: the job has {len(placed)}")
-        return found[-1]
+        return matching[-1]
 
     def _open_storage(self) -> Store:
         from trainmaster.cli._home import find_storage, open_storage

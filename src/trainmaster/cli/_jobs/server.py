@@ -54,7 +54,7 @@ class ServerJobs:
         if not begun:
             raise UsageError(f"no job {word!r}; `trainmaster jobs` lists them")
         if len(begun) > 1:
-            ids = ", ".join(found[:13] for found in begun[:5])
+            ids = ", ".join(job_id[:13] for job_id in begun[:5])
             raise UsageError(f"{word!r} is the beginning of {len(begun)} ids ({ids} …); write more of the id")
         return begun[0]
 
@@ -67,10 +67,10 @@ class ServerJobs:
         return self._client.job(job_id)
 
     def line(self, job_id: str) -> JobLine:
-        found = self._client.jobs(find=job_id, limit=1).jobs
-        if not found:
+        lines = self._client.jobs(find=job_id, limit=1).jobs
+        if not lines:
             raise UsageError(f"no job {job_id!r}; `trainmaster jobs` lists them")
-        return found[0]
+        return lines[0]
 
     def transitions(self, job_id: str) -> tuple[Transition, ...]:
         return self._client.transitions(job_id)

@@ -64,57 +64,57 @@ def boundary(verb: str) -> Iterator[None]:
         # `trainmaster jobs | head` closes our output: no error. A verdict that could not be printed is not a PASS.
         _discard_output()
         raise typer.Exit(INCOMPLETE if verb in VERDICT_VERBS else 0) from None
-    except TrainmasterError as wrong:
-        _say_quietly(functools.partial(_console.error, wrong, creates=verb in CREATING_VERBS))
-        raise typer.Exit(INCOMPLETE if verb in VERDICT_VERBS and wrong.exit_code == 1 else wrong.exit_code) from None
-    except Exception as wrong:
-        text = describe(wrong)
+    except TrainmasterError as error:
+        _say_quietly(functools.partial(_console.error, error, creates=verb in CREATING_VERBS))
+        raise typer.Exit(INCOMPLETE if verb in VERDICT_VERBS and error.exit_code == 1 else error.exit_code) from None
+    except Exception as error:
+        text = describe(error)
         if text is None:
             raise
-        if isinstance(wrong, OSError) and wrong.filename is None:
+        if isinstance(error, OSError) and error.filename is None:
             _discard_output()
         _say_quietly(functools.partial(_console.error, TrainmasterError(text)))
         raise typer.Exit(USAGE) from None
 
 
-def describe(wrong: BaseException) -> str | None:
+def describe(error: BaseException) -> str | None:
     """An error of the machine, a database, TLS or an installation in one line; None for our own mistakes."""
-    if isinstance(wrong, ImportError):
-        return _describe_import(wrong)
-    if type(wrong).__module__.partition(".")[0] in _DATABASE:
-        return f"the database refused: {_first_line(getattr(wrong, 'orig', None) or wrong)}"
-    if isinstance(wrong, ssl.SSLError):
-        return f"TLS: {_first_line(wrong)}"
-    if isinstance(wrong, OSError):
-        return _describe_os(wrong)
-    if isinstance(wrong, UnicodeDecodeError):
-        return f"text that is not {wrong.encoding.upper()}: {wrong.reason} at byte {wrong.start}; save it as UTF-8"
-    if isinstance(wrong, UnicodeError):
-        return f"text that cannot be encoded: {_first_line(wrong)}; set PYTHONIOENCODING=utf-8"
+    if isinstance(error, ImportError):
+        return _describe_import(error)
+    if type(error).__module__.partition(".")[0] in _DATABASE:
+        return f"the database refused: {_first_line(getattr(error, 'orig', None) or error)}"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {_first_line(error)}"
+    if isinstance(error, OSError):
+        return _describe_os(error)
+    if isinstance(error, UnicodeDecodeError):
+        return f"text that is not {error.encoding.upper()}: {error.reason} at byte {error.start}; save it as UTF-8"
+    if isinstance(error, UnicodeError):
+        return f"text that cannot be encoded: {_first_line(error)}; set PYTHONIOENCODING=utf-8"
     return None
 
 
-def _describe_import(wrong: ImportError) -> str | None:
-    package = (wrong.name or "").partition(".")[0]
+def _describe_import(error: ImportError) -> str | None:
+    package = (error.name or "").partition(".")[0]
     if package == "trainmaster":
         return None
     if package in EXTRAS:
         return str(MissingExtra(f"this ({package})", EXTRAS[package]))
-    return f"a package cannot be imported: {_first_line(wrong)}; run: pip install 'trainmaster[all]'"
+    return f"a package cannot be imported: {_first_line(error)}; run: pip install 'trainmaster[all]'"
 
 
-def _describe_os(wrong: OSError) -> str:
-    reason = wrong.strerror or _first_line(wrong) or type(wrong).__name__
-    if wrong.errno == errno.ENOSPC:
+def _describe_os(error: OSError) -> str:
+    reason = error.strerror or _first_line(error) or type(error).__name__
+    if error.errno == errno.ENOSPC:
         reason += "; free some space, or choose another place"
-    if wrong.filename is None:
-        return f"output cannot be written: {reason}" if wrong.errno in _OUTPUT else reason
-    name = os.fsdecode(wrong.filename) if isinstance(wrong.filename, (str, bytes)) else str(wrong.filename)
+    if error.filename is None:
+        return f"output cannot be written: {reason}" if error.errno in _OUTPUT else reason
+    name = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else str(error.filename)
     return f"{name}: {reason}"
 
 
-def _first_line(wrong: object) -> str:
-    return next((line.strip() for line in str(wrong).splitlines() if line.strip()), type(wrong).__name__)
+def _first_line(error: object) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def _flush() -> None:

@@ -113,11 +113,11 @@ def _paint_words(words: Sequence[str]) -> str:
 
 def _findings(health: ClusterHealth) -> Table:
     """What is not a pass, each kind once, with the nodes that have it."""
-    found: dict[tuple[Verdict, str, str], dict[str, list[str]]] = defaultdict(dict)
+    by_finding: dict[tuple[Verdict, str, str], dict[str, list[str]]] = defaultdict(dict)
 
     def keep(check: str, finding: Finding, where: str) -> None:
         if finding.verdict in _WORST:
-            found[finding.verdict, finding.reason, finding.action or ""].setdefault(check, []).append(where)
+            by_finding[finding.verdict, finding.reason, finding.action or ""].setdefault(check, []).append(where)
 
     for node in health.nodes:
         for result in node.results:
@@ -127,9 +127,9 @@ def _findings(health: ClusterHealth) -> Table:
         for finding in result.findings:
             keep(result.check, finding, finding.device or "between nodes")
     for silent in health.silent:
-        found[Verdict.ERROR, silent.reason, silent.action].setdefault("answer", []).append(silent.node)
+        by_finding[Verdict.ERROR, silent.reason, silent.action].setdefault("answer", []).append(silent.node)
     grouped: dict[tuple[Verdict, str, str, str], list[str]] = {}
-    for (verdict, reason, action), checks in found.items():
+    for (verdict, reason, action), checks in by_finding.items():
         # Several checks that say the same of the same places have one cause, and are one row.
         for places in dict.fromkeys(map(tuple, checks.values())):
             names = ", ".join(check for check, where in checks.items() if tuple(where) == places)

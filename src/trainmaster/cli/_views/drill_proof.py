@@ -80,7 +80,7 @@ def document(proof: Proof) -> dict[str, Any]:
             for row in proof.rows
             if row.planned.kill is not None
         ],
-        "claims": [to_plain({"claim": one.check, **to_plain(one.findings[0])}) for one in proof.results],
+        "claims": [to_plain({"claim": result.check, **to_plain(result.findings[0])}) for result in proof.results],
         "losses": {
             "undisturbed": _points(proof.reference.losses),
             "struck": [
@@ -108,7 +108,9 @@ def markdown(proof: Proof) -> str:
     lines += [f"| {' | '.join(_HEAD)} |", f"|{'---|' * len(_HEAD)}"]
     lines += [_bars(*cells) for cells in _rows(proof)]
     lines += ["", "| claim | verdict | found |", "|---|---|---|"]
-    lines += [_bars(_DOES[one.check], one.findings[0].verdict, one.findings[0].reason) for one in proof.results]
+    lines += [
+        _bars(_DOES[result.check], result.findings[0].verdict, result.findings[0].reason) for result in proof.results
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -136,7 +138,9 @@ def render_html(proof: Proof) -> str:
     tone = {"PASS": "good", "FAIL": "bad"}.get(proof.overall, "warn")
     allowed = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{allowed}'; base-uri 'none'; form-action 'none'"
-    claims = [(_DOES[one.check], one.findings[0].verdict.value, one.findings[0].reason) for one in proof.results]
+    claims = [
+        (_DOES[result.check], result.findings[0].verdict.value, result.findings[0].reason) for result in proof.results
+    ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy)}">'

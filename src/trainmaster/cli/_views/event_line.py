@@ -11,9 +11,9 @@ _WORST = ("fail", "error", "warn", "pass", "skip")
 def describe(phase: str, event: str, data: Mapping[str, Any]) -> str:
     """`PREFLIGHT cpu pass: 2 CPUs usable`; other events as `PHASE event name=value …` without nested values."""
     findings = data.get("findings") if (phase, event) == ("PREFLIGHT", "check") else None
-    found = [item for item in findings if isinstance(item, Mapping)] if isinstance(findings, list) else []
-    if found:
-        return _describe_check(data, found)
+    valid = [item for item in findings if isinstance(item, Mapping)] if isinstance(findings, list) else []
+    if valid:
+        return _describe_check(data, valid)
     words = (f"{name}={_text(value)}" for name, value in data.items() if _is_plain(value) and name != "message")
     message = data.get("message")
     return " ".join([phase, event, *words]) + (f": {message}" if message else "")

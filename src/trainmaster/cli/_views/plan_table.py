@@ -129,15 +129,15 @@ def _checkpoint(answer: Mapping[str, Any]) -> list[str]:
 
 
 def _suggestion(answer: Mapping[str, Any]) -> list[str]:
-    found = answer["suggestion"]
-    if found is None:
+    suggestion = answer["suggestion"]
+    if suggestion is None:
         return []
-    if not found["overrides"]:
+    if not suggestion["overrides"]:
         return ["[bold]Fastest[/] these settings are the fastest that fit"]
-    speed = f"{found['tokens_per_s']:,.0f} tokens/s, " if found["tokens_per_s"] is not None else ""
+    speed = f"{suggestion['tokens_per_s']:,.0f} tokens/s, " if suggestion["tokens_per_s"] is not None else ""
     return [
-        f"[bold]Fastest[/] that fits: {speed}{_gib(found['needed_bytes'])} of each GPU",
-        f"  {_console.plain(found['command'])}",
+        f"[bold]Fastest[/] that fits: {speed}{_gib(suggestion['needed_bytes'])} of each GPU",
+        f"  {_console.plain(suggestion['command'])}",
     ]
 
 

@@ -23,10 +23,10 @@ def load(bundle: Path) -> ClusterHealth:
     path = bundle / HEALTH if bundle.is_dir() else bundle
     try:
         return ClusterHealth.from_json(path.read_text(encoding="utf-8"))
-    except OSError as wrong:
-        raise UsageError(f"{path}: {wrong.strerror}; `trainmaster check --out DIR` makes it") from None
-    except (SpecError, ValueError, RecursionError) as wrong:
-        raise UsageError(f"{path} is damaged: {str(wrong)[:300]}") from None
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}; `trainmaster check --out DIR` makes it") from None
+    except (SpecError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is damaged: {str(error)[:300]}") from None
 
 
 def load_whole(bundle: Path) -> ClusterHealth:

@@ -30,7 +30,7 @@ def show(jobs: Jobs, ended: JobLine) -> None:
         _line(f"to do: {_console.plain(page.action)}")
     name = _console.plain(ended.name)
     _line(f"log: trainmaster logs {name}" + ("" if completed else " --tail 50"))
-    if outputs := sum(1 for one in jobs.artifacts(ended.id) if _OUTPUT.match(one.path)):
+    if outputs := sum(1 for artifact in jobs.artifacts(ended.id) if _OUTPUT.match(artifact.path)):
         _line(f"{outputs:,} {'output' if outputs == 1 else 'outputs'}: trainmaster fetch {name}")
 
 

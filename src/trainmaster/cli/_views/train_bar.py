@@ -40,7 +40,7 @@ class TrainView:
             self._bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, wrong: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._rest:
             self._line(self._rest)
             self._rest = b""

@@ -242,19 +242,25 @@ class _Cluster:
 
 def _end(results: list[CheckResult], *, overall: Overall | None = None, json: bool) -> None:
     """Print the verdicts and exit by them."""
-    overall = overall or judge_overall(results, planned=[one.check for one in results])
-    rows = [(one.check, one.verdict.value, finding) for one in results for finding in one.findings]
+    overall = overall or judge_overall(results, planned=[result.check for result in results])
+    rows = [(result.check, result.verdict.value, finding) for result in results for finding in result.findings]
     if json:
         plain = [
-            {"indicator": name, "verdict": word, "reason": found.reason, "action": found.action,
-             "values": dict(found.values)} for name, word, found in rows
-        ]  # fmt: skip
+            {
+                "indicator": name,
+                "verdict": word,
+                "reason": finding.reason,
+                "action": finding.action,
+                "values": dict(finding.values),
+            }
+            for name, word, finding in rows
+        ]
         _console.out.out(json_.dumps({"overall": overall.value, "indicators": plain}, indent=2))
     else:
-        for name, word, found in rows:
-            hint = f"\n{'':26}{found.action}" if found.action else ""
+        for name, word, finding in rows:
+            hint = f"\n{'':26}{finding.action}" if finding.action else ""
             _console.out.out(
-                f"{'NOT MEASURED' if word == 'error' else word.upper():<13}{name:<17} {found.reason}{hint}"
+                f"{'NOT MEASURED' if word == 'error' else word.upper():<13}{name:<17} {finding.reason}{hint}"
             )
         _console.out.out(overall.value)
     if code := exit_code(overall):

@@ -163,10 +163,8 @@ def _measure_nodes(
     # What is set here for NCCL is meant for the ranks: nodes have an environment of their own.
     env = {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
     request = Request(words=words, backend=sweep.backend, processes=sweep.processes, env=env)
-    outcome = measure(
-        nodes, request, home=locate_default(), out=out,
-        on_nodes=lambda _: _console.note("the ranks start on every node; the rows follow when all have ended"),
-    )  # fmt: skip
+    started = "the ranks start on every node; the rows follow when all have ended"
+    outcome = measure(nodes, request, home=locate_default(), out=out, on_nodes=lambda _: _console.note(started))
     if out is not None and outcome.report is not None:
         save(outcome.report, out)
     code = exit_code(outcome.overall, strict=strict)

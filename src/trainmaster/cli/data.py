@@ -254,8 +254,7 @@ def _progress(what: str, size_bytes: int) -> Iterator[Callable[[int], None]]:
     """A bar on standard error, in bytes of input; the block is given the function that moves it."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
-               TimeRemainingColumn())  # fmt: skip
-    with Progress(*columns, console=_console.err, transient=True) as bar:
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=_console.err, transient=True) as bar:
         task = bar.add_task(what, total=size_bytes)
         yield lambda done: bar.advance(task, done)

@@ -56,10 +56,10 @@ async def find(
                 leftovers[left.attempt] = left
     for held in attempts.list_held(db) if db is not None else ():
         known = leftovers.get(held.attempt)
+        what, why = f"{known.what}; {held.what}" if known else held.what, f"its job is {held.status}"
         leftovers[held.attempt] = Leftover(
-            attempt=held.attempt, target=held.target, handle=held.handle, ours=True, why=f"its job is {held.status}",
-            what=f"{known.what}; {held.what}" if known else held.what,
-        )  # fmt: skip
+            attempt=held.attempt, target=held.target, handle=held.handle, ours=True, what=what, why=why
+        )
     return sorted(leftovers.values(), key=lambda left: (not left.ours, left.attempt))
 
 

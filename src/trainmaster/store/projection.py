@@ -297,9 +297,8 @@ def _float(value: object) -> float | None:
 def rebuild(conn: Connection, job_id: str) -> int:
     """Delete the records of a job and derive them again from its events; the number of lines read."""
     of_job = select(t.iterations.c.id).where(t.iterations.c.job_id == job_id)
-    attempts = conn.execute(
-        select(t.attempts.c.id).where(t.attempts.c.job_id == job_id).order_by(t.attempts.c.number)
-    ).scalars().all()  # fmt: skip
+    in_order = select(t.attempts.c.id).where(t.attempts.c.job_id == job_id).order_by(t.attempts.c.number)
+    attempts = conn.execute(in_order).scalars().all()
     for table in (t.steps, t.epochs, t.evals):
         conn.execute(table.delete().where(table.c.iteration_id.in_(of_job)))
     conn.execute(t.check_results.delete().where(t.check_results.c.attempt.in_(attempts)))

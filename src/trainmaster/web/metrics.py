@@ -24,16 +24,12 @@ class Meter:
     def __init__(self) -> None:
         own: dict[str, Any] = {"registry": (registry := CollectorRegistry()), "namespace": "trainmaster"}
         self._registry = registry
-        self.requests = Histogram(
-            "request_seconds", "Time to the first byte of the response.", ["method", "path", "status"],
-            buckets=_BUCKETS, **own,
-        )  # fmt: skip
+        about, labels = "Time to the first byte of the response.", ["method", "path", "status"]
+        self.requests = Histogram("request_seconds", about, labels, buckets=_BUCKETS, **own)
         self.ticks = Counter("reconciler_ticks", "Successful reconciler ticks.", **own)
         self._jobs = Gauge("jobs", "Jobs by status.", ["status"], **own)
-        self._lag = Gauge(
-            "event_lag_seconds", "Delay from writing to ingesting the newest event of each running job.",
-            ["quantile"], **own,
-        )  # fmt: skip
+        about = "Delay from writing to ingesting the newest event of each running job."
+        self._lag = Gauge("event_lag_seconds", about, ["quantile"], **own)
         self._news = Gauge("outbox_waiting", "Notifications not yet dispatched.", **own)
         self._deliveries = Gauge("deliveries_waiting", "Deliveries in flight or waiting for a retry.", **own)
         self._instances = Gauge("instances", "Rented instances by state.", ["state"], **own)

@@ -37,11 +37,13 @@ def list_artifacts(job: dependencies.Job, db: dependencies.Db) -> Response:
     "/{path:path}",
     response_class=Response,
     responses={
-        200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
-              "description": "The file, through this server"},
+        200: {
+            "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+            "description": "The file, through this server",
+        },
         307: {"description": "Signed URL of the object store, valid for 15 minutes"},
     },
-)  # fmt: skip
+)
 async def read_artifact(
     *,
     job: dependencies.Job,

@@ -36,10 +36,12 @@ def find_checkpoint(job: dependencies.Job, request: Request) -> Response:
     "/{step}/{name}",
     response_class=Response,
     responses={
-        200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
-              "description": "The file"},
+        200: {
+            "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+            "description": "The file",
+        },
     },
-)  # fmt: skip
+)
 def read_checkpoint_file(
     job: dependencies.Job,
     request: Request,

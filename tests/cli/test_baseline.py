@@ -39,7 +39,7 @@ def test_a_worse_run_is_named(tmp_path: Path) -> None:
     }
     assert run("record", str(slow), *site)[0] == 1  # a failed run is no golden one
     assert "first" in run("list", *site)[1]
-    assert [one["name"] for one in json.loads(run("list", "--json", *site)[1])["golden"]] == ["first"]
+    assert [golden["name"] for golden in json.loads(run("list", "--json", *site)[1])["golden"]] == ["first"]
 
 
 def test_nothing_to_compare_with_is_no_pass(tmp_path: Path) -> None:

@@ -296,11 +296,11 @@ def test_tls_files_are_read_before_an_address_is_printed(
 
 
 def check(done: subprocess.CompletedProcess[str], verb: str, *, says: str) -> None:
-    said = f"{done.args}\nexit {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
-    assert "Traceback" not in done.stderr + done.stdout, said
-    (line,) = error_lines(done) or [said]
-    assert re.search(says, line), said
-    assert done.returncode in ((2, 3) if verb in VERDICT_VERBS else (2,)), said
+    output = f"{done.args}\nexit {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+    assert "Traceback" not in done.stderr + done.stdout, output
+    (line,) = error_lines(done) or [output]
+    assert re.search(says, line), output
+    assert done.returncode in ((2, 3) if verb in VERDICT_VERBS else (2,)), output
 
 
 def error_lines(done: subprocess.CompletedProcess[str]) -> list[str]:

@@ -70,5 +70,5 @@ def test_a_job_that_waits_says_for_what_once(capsys: pytest.CaptureFixture[str])
     view = View()
     for job in (line, line, replace(line, stage=Stage.RUNNING, status=Status.RUNNING, message="not shown")):
         view.show_job(job)
-    told = capsys.readouterr().out.splitlines()
-    assert told == ["stage provisioning", "  renting [gpu_8x] in us-east-1: booting", "stage running"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["stage provisioning", "  renting [gpu_8x] in us-east-1: booting", "stage running"]

@@ -32,10 +32,10 @@ def run_on(name: str, day: int, *, bad: bool = True, **identity: Any) -> Cluster
 
 
 def test_one_gpu_on_two_nodes_is_one_offender() -> None:
-    found = [*entries(run_on("n1", 1)), *entries(run_on("n2", 2)), *entries(run_on("n2", 3, bad=False))]
-    (one,) = offenders(found)
-    assert (one.key, one.failed, one.runs, one.nodes) == (f"serial:{SERIAL}", 2, 3, ("n1", "n2"))
-    assert (one.first[:10], one.last[:10], one.checks) == ("2026-03-01", "2026-03-02", ("gpu_ecc",))
+    recorded = [*entries(run_on("n1", 1)), *entries(run_on("n2", 2)), *entries(run_on("n2", 3, bad=False))]
+    (offender,) = offenders(recorded)
+    assert (offender.key, offender.failed, offender.runs, offender.nodes) == (f"serial:{SERIAL}", 2, 3, ("n1", "n2"))
+    assert (offender.first[:10], offender.last[:10], offender.checks) == ("2026-03-01", "2026-03-02", ("gpu_ecc",))
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,8 @@ def test_who_a_gpu_is(identity: dict[str, Any], key: str) -> None:
 def test_runs_of_different_zones_are_put_in_order() -> None:
     late, early = (dataclasses.replace(run_on(name, 1), started_at=at) for name, at in (
         ("n1", "2026-03-01T12:00:00-08:00"), ("n2", "2026-03-01T13:00:00+00:00")))  # fmt: skip
-    (one,) = offenders([*entries(late), *entries(early)])
-    assert one.nodes == ("n2", "n1")
+    (offender,) = offenders([*entries(late), *entries(early)])
+    assert offender.nodes == ("n2", "n1")
 
 
 def test_a_silent_node_is_remembered_and_did_not_fail() -> None:
@@ -70,8 +70,8 @@ def test_what_the_others_say_of_a_gpu_is_its_own() -> None:
     health = run_on("n1", 1, bad=False)
     slow = fail("20% below the median", action="take it out", device="n1", on="gpu3")
     peers = CheckResult(check="peers", findings=(slow,), took_s=0.0)
-    found = entries(ClusterHealth(asked=("n1",), nodes=health.nodes, cluster=(peers,)))
-    assert {entry.key for entry in found if entry.verdict is Verdict.FAIL} == {f"serial:{SERIAL}"}
+    recorded = entries(ClusterHealth(asked=("n1",), nodes=health.nodes, cluster=(peers,)))
+    assert {entry.key for entry in recorded if entry.verdict is Verdict.FAIL} == {f"serial:{SERIAL}"}
 
 
 def history(home: Path, *words: str) -> Any:
@@ -85,8 +85,8 @@ def test_the_verb_records_a_bundle_once(tmp_path: Path) -> None:
         (tmp_path / f"run{day}").mkdir()
         (tmp_path / f"run{day}" / "health.json").write_text(run_on(f"n{day}", day).to_json())
     adding = [word for day in (1, 2, 1) for word in ("--add", str(tmp_path / f"run{day}"))]
-    (one,) = history(tmp_path / "home", "--repeat", *adding)
-    assert (one["key"], one["failed"], one["nodes"]) == (f"serial:{SERIAL}", 2, ["n1", "n2"])
+    (offender,) = history(tmp_path / "home", "--repeat", *adding)
+    assert (offender["key"], offender["failed"], offender["nodes"]) == (f"serial:{SERIAL}", 2, ["n1", "n2"])
     assert [row["node"] for row in history(tmp_path / "home", "--serial", SERIAL)] == ["n1", "n2"]
     assert history(tmp_path / "home", "--serial", "nobody") == []
     assert len((tmp_path / "home" / journal.HISTORY).read_text().splitlines()) == 6
@@ -97,4 +97,4 @@ def test_half_a_line_costs_itself_alone(tmp_path: Path) -> None:
     with (tmp_path / journal.HISTORY).open("ab") as out:
         out.write(b'{"run": "ab')  # its writer died
     journal.record(tmp_path, run_on("n2", 2))
-    assert [one.nodes for one in offenders(journal.history(tmp_path))] == [("n1", "n2")]
+    assert [offender.nodes for offender in offenders(journal.history(tmp_path))] == [("n1", "n2")]

@@ -71,17 +71,17 @@ def said(result: Result) -> str:
 
 
 def test_the_plan_is_printed_and_nothing_is_done(bundle: Bundle, run: Callable[..., Result], tmp_path: Path) -> None:
-    told = run("remedy", bundle(node("n1"), node("n2", FAILED)))
-    assert told.exit_code == 0
+    result = run("remedy", bundle(node("n1"), node("n2", FAILED)))
+    assert result.exit_code == 0
     reason = "reason=trainmaster: gpu_ecc gpu3: 2 uncorrectable errors"
-    assert commands(told) == [["scontrol", "update", "nodename=n2", "state=drain", reason]]
-    assert "nothing was done" in said(told)
+    assert commands(result) == [["scontrol", "update", "nodename=n2", "state=drain", reason]]
+    assert "nothing was done" in said(result)
     assert not (tmp_path / "home").exists()
 
 
 def test_kubernetes_speaks_kubectl(bundle: Bundle, run: Callable[..., Result]) -> None:
-    told = run("remedy", bundle(node("n1"), node("n2", FAILED)), scheduler="kubernetes")
-    assert told.stdout.splitlines() == [
+    result = run("remedy", bundle(node("n1"), node("n2", FAILED)), scheduler="kubernetes")
+    assert result.stdout.splitlines() == [
         "kubectl annotate node n2 'trainmaster/reason=trainmaster: gpu_ecc gpu3: 2 uncorrectable errors' --overwrite",
         "kubectl cordon n2",
         "kubectl taint node n2 trainmaster/health=fail:NoSchedule --overwrite",
@@ -92,18 +92,18 @@ def test_kubernetes_speaks_kubectl(bundle: Bundle, run: Callable[..., Result]) -
 @pytest.mark.slow
 def test_more_nodes_than_the_limit_and_none_is_touched(bundle: Bundle, run: Callable[..., Result]) -> None:
     bad = bundle(*(node(f"n{place}", FAILED if place < 3 else PASSED) for place in range(20)))
-    told = run("remedy", bad, "--yes")  # a tenth of 20 is 2
-    assert told.exit_code == 1
-    assert "would drain 3 of 20 nodes; the limit is 2" in said(told)
+    result = run("remedy", bad, "--yes")  # a tenth of 20 is 2
+    assert result.exit_code == 1
+    assert "would drain 3 of 20 nodes; the limit is 2" in said(result)
     assert run("remedy", bad, "--max-nodes", "3").exit_code == 0
     assert run("remedy", bad, "--max-nodes", "0").exit_code == 1
 
 
 def test_nodes_that_are_out_count_against_the_limit(bundle: Bundle, run: Callable[..., Result], tmp_path: Path) -> None:
     journal.append(tmp_path / "home" / journal.REMEDIES, [{"did": "drain", "node": "n9", "at": "x", "checks": []}])
-    told = run("remedy", bundle(*(node(f"n{place}", FAILED if place == 1 else PASSED) for place in range(10))))
-    assert told.exit_code == 1
-    assert "beside 1 already drained" in said(told)
+    result = run("remedy", bundle(*(node(f"n{place}", FAILED if place == 1 else PASSED) for place in range(10))))
+    assert result.exit_code == 1
+    assert "beside 1 already drained" in said(result)
 
 
 @pytest.mark.parametrize(
@@ -118,51 +118,51 @@ def test_nodes_that_are_out_count_against_the_limit(bundle: Bundle, run: Callabl
 )
 def test_unknown_is_not_bad(bundle: Bundle, run: Callable[..., Result], unknown: NodeHealth | Silent) -> None:
     path = bundle(node("n1"), unknown)
-    told = run("remedy", path)
-    assert (told.exit_code, told.stdout) == (0, "")
-    assert "n2: its state is unknown, not bad" in said(told)
+    result = run("remedy", path)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "n2: its state is unknown, not bad" in said(result)
     assert "nodename=n2" in run("remedy", path, "--include-silent").stdout
 
 
 def test_a_warning_takes_nobody_out(bundle: Bundle, run: Callable[..., Result]) -> None:
-    told = run("remedy", bundle(node("n1", warn("hot", action="look at its fans"))))
-    assert (told.exit_code, told.stdout) == (0, "")
+    result = run("remedy", bundle(node("n1", warn("hot", action="look at its fans"))))
+    assert (result.exit_code, result.stdout) == (0, "")
 
 
 def test_a_node_that_differs_from_the_rest_is_taken_out(bundle: Bundle, run: Callable[..., Result]) -> None:
     odd = CheckResult(check="drift", findings=(fail("driver 570", action="update it", device="n2"),), took_s=0.0)
-    told = run("remedy", bundle(node("n1"), node("n2"), cluster=(odd,)))
-    assert commands(told)[0][2:] == ["nodename=n2", "state=drain", "reason=trainmaster: drift: driver 570"]
+    result = run("remedy", bundle(node("n1"), node("n2"), cluster=(odd,)))
+    assert commands(result)[0][2:] == ["nodename=n2", "state=drain", "reason=trainmaster: drift: driver 570"]
 
 
 def test_a_failure_of_all_together_drains_nobody_and_is_told(bundle: Bundle, run: Callable[..., Result]) -> None:
     slow = CheckResult(check="collective_bandwidth", findings=(fail("3.8 GB/s", action="isolate"),), took_s=0.0)
-    told = run("remedy", bundle(node("n1"), node("n2"), cluster=(slow,)))
-    assert told.stdout == ""
-    assert "collective_bandwidth failed without naming a node; run `trainmaster isolate`" in said(told)
+    result = run("remedy", bundle(node("n1"), node("n2"), cluster=(slow,)))
+    assert result.stdout == ""
+    assert "collective_bandwidth failed without naming a node; run `trainmaster isolate`" in said(result)
 
 
 @pytest.mark.parametrize("name", ["ALL", "all", "n[1-9]", "n1,n2", "-a", "n1 n2", "n1;reboot", "$(reboot)", ""])
 def test_a_name_that_means_more_than_one_node_goes_nowhere(
     bundle: Bundle, run: Callable[..., Result], name: str
 ) -> None:
-    told = run("remedy", bundle(node(name, FAILED)), "--yes")
-    assert told.stdout == ""
-    assert "several nodes" in said(told)
+    result = run("remedy", bundle(node(name, FAILED)), "--yes")
+    assert result.stdout == ""
+    assert "several nodes" in said(result)
 
 
 def test_a_node_that_nobody_asked_for_is_left_alone(run: Callable[..., Result], tmp_path: Path) -> None:
     health = ClusterHealth(asked=("n1",), nodes=(node("n1"), node("db-server", FAILED)))
     (tmp_path / "health.json").write_text(health.to_json())
-    told = run("remedy", tmp_path / "health.json", "--yes")
-    assert told.stdout == ""
-    assert "not in the plan" in said(told)
+    result = run("remedy", tmp_path / "health.json", "--yes")
+    assert result.stdout == ""
+    assert "not in the plan" in said(result)
 
 
 def test_a_reason_from_a_node_stays_one_argument_of_one_line(bundle: Bundle, run: Callable[..., Result]) -> None:
     hostile = fail("x\n\"'; reboot `id` $(id) \x1b[31m é" + "y" * 500, action="z")
-    told = run("remedy", bundle(node("n1", hostile)))
-    (command,) = commands(told)
+    result = run("remedy", bundle(node("n1", hostile)))
+    (command,) = commands(result)
     assert len(command) == 5
     assert command[4].startswith("reason=trainmaster: gpu_ecc: x ; reboot id")
     assert not set(command[4]) & set("\"'`$\\\n\x1b")
@@ -171,9 +171,9 @@ def test_a_reason_from_a_node_stays_one_argument_of_one_line(bundle: Bundle, run
 
 def test_a_damaged_bundle_is_said_to_be_so(run: Callable[..., Result], tmp_path: Path) -> None:
     (tmp_path / "health.json").write_text('{"asked": 3')
-    told = run("remedy", tmp_path)
-    assert told.exit_code != 0
-    assert "is damaged" in str(told.exception)
+    result = run("remedy", tmp_path)
+    assert result.exit_code != 0
+    assert "is damaged" in str(result.exception)
 
 
 def test_an_edited_bundle_drains_and_readmits_nobody(
@@ -184,14 +184,14 @@ def test_an_edited_bundle_drains_and_readmits_nobody(
     plain = json.loads(health.read_text())
     plain["nodes"][1]["results"][0]["findings"][0]["verdict"] = "pass"
     health.write_text(json.dumps(plain))
-    told = run("remedy", path, "--yes")
-    assert (told.exit_code, told.stdout) == (1, "")
-    assert "not the one that the run wrote" in said(told)
+    result = run("remedy", path, "--yes")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "not the one that the run wrote" in said(result)
     row = {"did": "drain", "node": "n2", "at": "2020-01-01T00:00:00+00:00", "checks": ["gpu_ecc"]}
     journal.append(tmp_path / "home" / journal.REMEDIES, [row])
-    told = run("readmit", path, "--yes", scheduler="kubernetes")
-    assert (told.exit_code, told.stdout) == (1, "")
-    assert "bundle names no node" in said(told)
+    result = run("readmit", path, "--yes", scheduler="kubernetes")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "bundle names no node" in said(result)
 
 
 # --- with a real Slurm ---------------------------------------------------------------------------------------------
@@ -202,8 +202,8 @@ def test_a_node_is_drained_and_comes_back_after_a_newer_pass(
 ) -> None:
     monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
     before = bundle(node("n1"), node("n2", FAILED), node("n3"), after_s=-60)
-    told = run("remedy", before, "--yes")
-    assert told.exit_code == 0, told.stderr
+    result = run("remedy", before, "--yes")
+    assert result.exit_code == 0, result.stderr
     assert slurm.node_state("n2") == "drained|trainmaster: gpu_ecc gpu3: 2 uncorrectable errors"
     assert {slurm.node_state(name).split("|")[0] for name in ("n1", "n3")} == {"idle"}
 
@@ -220,9 +220,9 @@ def test_a_node_is_drained_and_comes_back_after_a_newer_pass(
         (bundle(node("n2", warn("hot", action="cool it")), after_s=60), "WARN"),
         (bundle(node("n2", ok("8 CPUs"), check="cpu"), after_s=60), "gpu_ecc drained it and was not measured again"),
     ):
-        told = run("readmit", stale, "--yes")
-        assert (told.exit_code, told.stdout) == (1, ""), why
-        assert why in said(told)
+        result = run("readmit", stale, "--yes")
+        assert (result.exit_code, result.stdout) == (1, ""), why
+        assert why in said(result)
     assert slurm.node_state("n2").startswith("drained|")
 
     retest = bundle(node("n2"), after_s=60)
@@ -242,9 +242,9 @@ def test_what_somebody_else_drained_is_left_as_it_is(
     drain.run(
         schedulers.load("slurm"), ["scontrol", "update", "nodename=n3", "state=drain", "reason=disk swap, ask Kim"]
     )
-    told = run("remedy", bundle(node("n3", FAILED)), "--yes")
-    assert told.exit_code == 1
-    assert "disk swap, ask Kim" in said(told)
+    result = run("remedy", bundle(node("n3", FAILED)), "--yes")
+    assert result.exit_code == 1
+    assert "disk swap, ask Kim" in said(result)
     assert slurm.node_state("n3") == "drained|disk swap, ask Kim"
     drain.run(schedulers.load("slurm"), ["scontrol", "update", "nodename=n3", "state=resume"])
 
@@ -253,9 +253,9 @@ def test_a_node_that_slurm_does_not_know_is_told(
     slurm: Cluster, bundle: Bundle, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
-    told = run("remedy", bundle(node("nowhere", FAILED)), "--yes")
-    assert told.exit_code == 1
-    assert "not done" in said(told)
+    result = run("remedy", bundle(node("nowhere", FAILED)), "--yes")
+    assert result.exit_code == 1
+    assert "not done" in said(result)
     assert not (tmp_path / "home" / journal.REMEDIES).exists()
 
 

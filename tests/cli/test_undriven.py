@@ -31,8 +31,8 @@ def left(tmp_path: Path) -> Path:
             time.sleep(0.2)
         assert "not driven" not in trainmaster(home, "jobs").stdout
         follower.send_signal(signal.SIGINT)
-        _, said = follower.communicate(timeout=60)
-    assert "nothing drives it until a server runs" in said
+        _, stderr = follower.communicate(timeout=60)
+    assert "nothing drives it until a server runs" in stderr
     return home
 
 
@@ -75,8 +75,8 @@ def test_a_read_only_home_is_told_as_such(tmp_path: Path) -> None:
     if done.returncode == 99 or "unshare failed" in done.stderr:
         pytest.skip(f"no mount of our own here: {done.stderr.strip()[:100]}")
     assert done.returncode == 2, done.stderr
-    said = " ".join(done.stderr.split())
-    assert "(Read-only file system); mount it writable again" in said and "its owner" not in said
+    stderr = " ".join(done.stderr.split())
+    assert "(Read-only file system); mount it writable again" in stderr and "its owner" not in stderr
 
 
 def status(home: Path) -> str | None:
@@ -86,7 +86,7 @@ def status(home: Path) -> str | None:
 
 def processes(home: Path) -> list[int]:
     """Processes whose environment names this home: the agent's and the ranks'."""
-    found = []
+    pids = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             words = (entry / "cmdline").read_bytes()
@@ -94,8 +94,8 @@ def processes(home: Path) -> list[int]:
         except OSError:
             continue
         if words.startswith(b"sleep\x00300") and (str(home) in (entry / "environ").read_bytes().decode() + folder):
-            found.append(int(entry.name))
-    return found
+            pids.append(int(entry.name))
+    return pids
 
 
 def trainmaster(home: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -44,8 +44,8 @@ def test_work_drives_jobs_and_stops_when_told(environment: dict[str, str], tmp_p
             assert worker.poll() is None and time.monotonic() < end, row
             time.sleep(0.1)
         worker.send_signal(signal.SIGTERM)
-        _, said = worker.communicate(timeout=60)
-    assert row.status == "completed" and worker.returncode == 0, said
+        _, stderr = worker.communicate(timeout=60)
+    assert row.status == "completed" and worker.returncode == 0, stderr
     db.close()
 
 

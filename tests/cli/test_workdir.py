@@ -129,8 +129,8 @@ def test_only_users_of_the_project_upload(tmp_path: Path, db: Database, spec: Pa
             token = issue(db, name, role, project=project)["Authorization"].removeprefix("Bearer ")
             with Client(url, token) as client:
                 if status == 200:
-                    found = client.upload(spec.parent, project="lab")
-                    assert client.submit({"name": "x", "project": "lab", "command": ["true"], "workdir": found}).new
+                    digest = client.upload(spec.parent, project="lab")
+                    assert client.submit({"name": "x", "project": "lab", "command": ["true"], "workdir": digest}).new
                     continue
                 with pytest.raises(Exception, match=r"limited|need|role|project") as refused:
                     client.upload(spec.parent, project="lab")

@@ -128,8 +128,8 @@ def test_a_token_is_needed_and_never_told(db: Database, tmp_path: Path, capfd: p
     with pytest.raises(UsageError) as inside:
         c.Client(f"http://bob:{token}@127.0.0.1:1")
     assert token not in str(inside.value)
-    told = capfd.readouterr()
-    assert token not in told.out + told.err
+    printed = capfd.readouterr()
+    assert token not in printed.out + printed.err
 
 
 def test_events_come_once_each_over_a_line_that_is_cut(url: str, db: Database, tmp_path: Path) -> None:
@@ -139,8 +139,8 @@ def test_events_come_once_each_over_a_line_that_is_cut(url: str, db: Database, t
     line = Line(url, [0, 150, 5_000, 7_777, 20_001, 1])
     with c.Client(line.url, retries=8) as server:
         got: list[int] = []
-        told = server.events(JOB)
-        for event in told:
+        stream = server.events(JOB)
+        for event in stream:
             got.append(event.data["step"])
             if len(got) == EVENTS // 2:
                 tell(db, EVENTS // 2 + 1, EVENTS, offset=half)

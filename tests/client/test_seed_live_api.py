@@ -74,10 +74,10 @@ class Server:
 def until(read: Callable[[], T], fits: Callable[[T], object]) -> T:
     """The first answer that fits; the limit only ends a test that has failed."""
     end = time.monotonic() + 90
-    while not fits(found := read()):
-        assert time.monotonic() < end, found
+    while not fits(value := read()):
+        assert time.monotonic() < end, value
         time.sleep(0.05)
-    return found
+    return value
 
 
 @pytest.fixture(scope="module")
@@ -181,8 +181,8 @@ def test_list_jobs_with_various_filters(seen: Seen, server: Server) -> None:
 
 
 def test_get_evaluation_results(seen: Seen, server: Server) -> None:
-    found: tuple[Evaluation, ...] = server.client.evaluations(job=seen.submitted.id)
-    assert {item.model_id: (item.metrics or {})["accuracy"] for item in found} == {"m1": 0.6, "m2": 0.7}
+    evaluations: tuple[Evaluation, ...] = server.client.evaluations(job=seen.submitted.id)
+    assert {item.model_id: (item.metrics or {})["accuracy"] for item in evaluations} == {"m1": 0.6, "m2": 0.7}
     assert [item.iteration for item in server.client.evaluations(model="m2")] == [2]
 
 
@@ -234,8 +234,8 @@ def test_all_jobs_run_independently(together: Together) -> None:
 
 def test_database_updates_do_not_conflict(together: Together, server: Server) -> None:
     for job in together.started[:3]:
-        found = [(epoch.number, epoch.avg_loss) for epoch in server.client.epochs(job.id, 2)]
-        assert found == [(e, pytest.approx(1 / (2 + e))) for e in (1, 2, 3)]
+        epochs_stored = [(epoch.number, epoch.avg_loss) for epoch in server.client.epochs(job.id, 2)]
+        assert epochs_stored == [(e, pytest.approx(1 / (2 + e))) for e in (1, 2, 3)]
         assert len(server.client.evaluations(job=job.id)) == 2
 
 

@@ -140,5 +140,5 @@ def test_the_file_of_the_token_is_left_out(tmp_path: Path) -> None:
     for name in ("token", "job.yaml", "inner/token"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
-    found = [file.path for file in scan(tmp_path, apart=[tmp_path / "inner" / ".." / "token"]).manifest.files]
-    assert found == ["inner/token", "job.yaml"]
+    paths = [file.path for file in scan(tmp_path, apart=[tmp_path / "inner" / ".." / "token"]).manifest.files]
+    assert paths == ["inner/token", "job.yaml"]

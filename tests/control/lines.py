@@ -23,8 +23,8 @@ START = datetime(2025, 11, 4, 10, 0, 0)  # noqa: DTZ001 (as their files write it
 
 def line(at_s: float, phase: str, event: str, **more: Any) -> bytes:
     """One line, so many seconds after the start. `data` and the other fields as given."""
-    said = {"ts": (START + timedelta(seconds=at_s)).isoformat(), "phase": phase, "event": event, **more}
-    return json.dumps(said).encode() + b"\n"
+    data = {"ts": (START + timedelta(seconds=at_s)).isoformat(), "phase": phase, "event": event, **more}
+    return json.dumps(data).encode() + b"\n"
 
 
 def utc(at_s: float) -> datetime:
@@ -58,9 +58,9 @@ def said(db: Database, *lines: bytes) -> str:
 
 
 def job_of(db: Database, job_id: str) -> JobRow:
-    found = jobs.find_job(db, job_id)
-    assert found is not None
-    return found
+    row = jobs.find_job(db, job_id)
+    assert row is not None
+    return row
 
 
 def records(db: Database, job_id: str) -> dict[str, Any]:

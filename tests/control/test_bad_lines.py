@@ -40,8 +40,12 @@ def test_a_long_model_name_and_node_name_do_not_hold_the_stream_up(db: Database)
     assert [row.number for i in iterations.list_iterations(db, job_id) for row in iterations.list_epochs(db, i.id)] == [
         1
     ]
-    (one,) = iterations.list_evals(db, job_id=job_id)
-    assert one.model_id is not None and one.model_id.startswith(noise(4_000)[:200]) and len(one.model_id) <= 255
+    (evaluation,) = iterations.list_evals(db, job_id=job_id)
+    assert (
+        evaluation.model_id is not None
+        and evaluation.model_id.startswith(noise(4_000)[:200])
+        and len(evaluation.model_id) <= 255
+    )
     assert len(nodes.list_checks(db, job_id)[0].node) <= 255
 
 
@@ -55,12 +59,12 @@ def test_two_long_names_with_one_beginning_stay_apart(db: Database) -> None:
 def test_a_line_that_the_database_refuses_is_a_fault_and_the_next_is_stored(db: Database, bad: object) -> None:
     """No parsed line is like this; the store must stand it all the same."""
     job_id, attempt = new_job(db)
-    wrong = Line(offset=0, length=10, event=Event(phase="STEP", event="metrics", seq=bad))  # type: ignore[arg-type]
+    refused = Line(offset=0, length=10, event=Event(phase="STEP", event="metrics", seq=bad))  # type: ignore[arg-type]
     if isinstance(bad, str):
-        wrong = Line(offset=0, length=10, event=Event(phase=bad, event="metrics"))
+        refused = Line(offset=0, length=10, event=Event(phase=bad, event="metrics"))
     good = Line(offset=10, length=10, event=Event(phase="STEP", event="metrics"))
     with db.write() as conn:
-        assert events.append_events(conn, attempt, EVENTS_FILE, seen_offset=0, lines=[wrong, good])
+        assert events.append_events(conn, attempt, EVENTS_FILE, seen_offset=0, lines=[refused, good])
     rows = events.list_events(db, job_id)
     assert [(row.offset, row.phase) for row in rows] == [(0, None), (10, "STEP")]
     assert (rows[0].fault or "").startswith("could not be stored: ")
@@ -68,10 +72,10 @@ def test_a_line_that_the_database_refuses_is_a_fault_and_the_next_is_stored(db: 
 
 def test_a_record_that_cannot_be_derived_is_a_fault_of_its_line(db: Database) -> None:
     job_id, attempt = new_job(db)
-    wrong = Line(offset=0, length=10, event=Event(phase="ITERATION", event="start", data={"iteration": 2**70}))
+    refused = Line(offset=0, length=10, event=Event(phase="ITERATION", event="start", data={"iteration": 2**70}))
     good = Line(offset=10, length=10, event=Event(phase="ITERATION", event="start", iteration=3))
     with db.write() as conn:
-        assert events.append_events(conn, attempt, EVENTS_FILE, seen_offset=0, lines=[wrong, good])
+        assert events.append_events(conn, attempt, EVENTS_FILE, seen_offset=0, lines=[refused, good])
     rows = events.list_events(db, job_id)
     assert [row.phase for row in rows] == ["ITERATION", "ITERATION"]
     assert (rows[0].fault or "").startswith("stored as an event only: ") and rows[1].fault is None
@@ -134,10 +138,10 @@ def test_records_of_many_iterations_read_in_any_pieces_are_the_same(db: Database
         for at in range(400)
         for phase, event in (("ITERATION", "start"), ("TRAINING", "start"), ("TRAINING", "end"), ("ITERATION", "end"))
     )
-    found = []
+    outcomes = []
     for size in (len(content), 1_000, 7_777):
         job_id, attempt = new_job(db)
         for end in range(size, len(content) + size, size):
             ingest_bytes(db, attempt, content[:end])
-        found.append(json.dumps(records(db, job_id), default=str, sort_keys=True))
-    assert found[0] == found[1] == found[2]
+        outcomes.append(json.dumps(records(db, job_id), default=str, sort_keys=True))
+    assert outcomes[0] == outcomes[1] == outcomes[2]

@@ -194,8 +194,8 @@ def test_the_database_adds_up_what_we_would_have(db: Database) -> None:
             for project in ("lab", "other"):
                 charges = money.list_charges(conn, project=project, window=window)
                 plain = add_up((span for charge in charges for span in charge.spans), now=NOW, window=window)
-                found = money.spent(conn, project, now=NOW, window=window)
-                assert found.unknown == plain.unknown and found.known_cents == pytest.approx(
+                spent = money.spent(conn, project, now=NOW, window=window)
+                assert spent.unknown == plain.unknown and spent.known_cents == pytest.approx(
                     plain.known_cents, abs=0.01
                 )
 

@@ -42,9 +42,9 @@ class World:
 
     @property
     def job(self) -> JobRow:
-        found = jobs.find_job(self.db, self.id)
-        assert found is not None
-        return found
+        row = jobs.find_job(self.db, self.id)
+        assert row is not None
+        return row
 
     def walk(self, stage: Stage | None, *, most: int = 40) -> JobRow:
         """Steps until the job stands in the stage."""
@@ -59,11 +59,11 @@ class World:
         asyncio.run(walk())
         return self.job
 
-    def fail(self, wrong: Exception) -> bool:
+    def fail(self, error: Exception) -> bool:
         """The step of the present stage has just failed, not for the first time."""
         with self.db.write() as conn:
             jobs.set_backoff(conn, self.id, until=None, tries=9, message="")
-        return asyncio.run(end_overdue(self.plane, self.job, wrong))
+        return asyncio.run(end_overdue(self.plane, self.job, error))
 
     def news(self) -> list[str]:
         with self.db.read() as conn:
@@ -163,10 +163,10 @@ def test_a_cancelled_job_does_not_wait_long_for_a_storage_that_is_gone(db: Datab
 def test_releasing_is_never_given_up_and_people_are_told(db: Database, tmp_path: Path) -> None:
     world = World(db, tmp_path, RUNNING, RUNNING, Poll(state=TargetState.LOST))
     world.walk(Stage.RELEASING)
-    for hours, told in ((0.1, 0), (1, 1), (2, 1), (7, 2), (100, 3)):
+    for hours, alarms in ((0.1, 0), (1, 1), (2, 1), (7, 2), (100, 3)):
         world.late = hours * HOUR
         assert not world.fail(Unreachable("the cloud is silent"))
-        assert world.news().count("instance.leaked") == told
+        assert world.news().count("instance.leaked") == alarms
         assert world.job.stage is Stage.RELEASING
 
 

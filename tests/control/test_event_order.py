@@ -81,13 +81,13 @@ def test_lines_of_one_moment_differ_only_in_which_epoch_stands(shared: Database)
     one = line(0, "TRAINING", "epoch_complete", epoch=1, data={"avg_loss": 1.0})
     two = line(0, "TRAINING", "epoch_complete", epoch=1, data={"avg_loss": 2.0})
     starts = [line(0, "TRAINING", "start", data={"config": {"k": k}}) for k in (1, 2)]
-    found = []
+    outcomes = []
     for order in ((one, two, *starts), (two, one, *reversed(starts))):
         job_id, attempt = new_job(shared)
         ingest_bytes(shared, attempt, b"".join(order))
-        found.append(records(shared, job_id))
-    assert [record["epochs"][0]["avg_loss"] for record in found] == [2.0, 1.0]
-    assert found[0]["steps"] == found[1]["steps"]
+        outcomes.append(records(shared, job_id))
+    assert [record["epochs"][0]["avg_loss"] for record in outcomes] == [2.0, 1.0]
+    assert outcomes[0]["steps"] == outcomes[1]["steps"]
 
 
 def test_a_duration_that_is_none_holds_nothing_up(shared: Database) -> None:
@@ -111,5 +111,5 @@ def test_nodes_with_one_host_name_keep_their_checks_apart_in_any_order(db: Datab
         lines = [Line(offset=10 * number, length=10, event=event) for number, event in enumerate(told)]
         with db.write() as conn:
             assert events.append_events(conn, attempt, node_file(EVENTS_FILE, node), seen_offset=0, lines=lines)
-    found = [(row.node, str(row.verdict)) for row in nodes.list_checks(db, job_id)]
-    assert found == [("left", "pass"), ("right", "fail")]
+    verdicts = [(row.node, str(row.verdict)) for row in nodes.list_checks(db, job_id)]
+    assert verdicts == [("left", "pass"), ("right", "fail")]

@@ -80,9 +80,9 @@ def warm() -> Iterator[Warm]:
 
 
 def find(db: Database, job: JobRow) -> JobRow:
-    found = find_job(db, job.id)
-    assert found is not None
-    return found
+    row = find_job(db, job.id)
+    assert row is not None
+    return row
 
 
 def run_to_its_end(warm: Warm, db: Database, home: Path, *jobs: JobRow) -> None:

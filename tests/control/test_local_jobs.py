@@ -36,9 +36,9 @@ def submit(db: Database, program: str, **more: Any) -> JobRow:
 
 
 def find(db: Database, job: JobRow) -> JobRow:
-    found = find_job(db, job.id)
-    assert found is not None
-    return found
+    row = find_job(db, job.id)
+    assert row is not None
+    return row
 
 
 def reconcile(db: Database, home: Path, *jobs: JobRow, act: Callable[[], None] = lambda: None) -> list[JobRow]:
@@ -60,15 +60,15 @@ def reconcile(db: Database, home: Path, *jobs: JobRow, act: Callable[[], None] =
 def processes_of(attempt: str) -> list[int]:
     """Every process that carries the attempt's name in its environment."""
     mark = f"{ATTEMPT_VARIABLE}={attempt}".encode()
-    found = []
+    pids = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
                 if mark in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append(int(folder.name))
+                    pids.append(int(folder.name))
             except OSError:
                 continue
-    return found
+    return pids
 
 
 SLEEP = "import time; time.sleep(600)"

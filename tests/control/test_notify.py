@@ -190,9 +190,9 @@ def test_a_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
 )
 def test_a_wrong_file_is_refused_without_telling_its_secrets(tmp_path: Path, text: str) -> None:
     write(tmp_path, text)
-    with pytest.raises(UsageError) as wrong:
+    with pytest.raises(UsageError) as error:
         channels.load(tmp_path, {})
-    assert SECRET not in str(wrong.value)
+    assert SECRET not in str(error.value)
 
 
 def test_channels_come_from_the_file_and_from_the_environment(tmp_path: Path) -> None:

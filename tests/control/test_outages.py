@@ -48,8 +48,8 @@ def epochs(db: Database, job: JobRow) -> int:
 
 
 def is_final(db: Database, job: JobRow) -> bool:
-    found = jobs.find_job(db, job.id)
-    return found is not None and found.status.final
+    row = jobs.find_job(db, job.id)
+    return row is not None and row.status.final
 
 
 def through(db: Database, home: Path, store: Store, outage: Callable[[Callable[[], None]], None]) -> JobRow:
@@ -106,8 +106,8 @@ def test_the_database_is_gone_for_a_while(postgres: Postgres, tmp_path: Path, ca
     job = through(db, tmp_path, store, outage)
     check(db, tmp_path, store, job)
     db.close()
-    told = [record for record in caplog.records if "could not be read" in record.getMessage()]
-    assert told, "the outage is in the log"
+    warnings = [record for record in caplog.records if "could not be read" in record.getMessage()]
+    assert warnings, "the outage is in the log"
     # A trace of every round, several in a second, filled the disk of the log in an outage of hours.
     assert not [record for record in caplog.records if record.exc_info or "\n" in record.getMessage().strip()]
 

@@ -34,9 +34,9 @@ def spec(*, attempts: int = 1) -> JobSpec:
 
 
 def find(db: Database, job: JobRow) -> JobRow:
-    found = find_job(db, job.id)
-    assert found is not None
-    return found
+    row = find_job(db, job.id)
+    assert row is not None
+    return row
 
 
 async def until(done: Callable[[], bool]) -> None:
@@ -136,17 +136,17 @@ def test_an_attempt_that_is_lost_is_followed_by_one_that_succeeds(db: Database, 
 
 def test_unknown_is_not_failed(db: Database, tmp_path: Path) -> None:
     target = Scripted(RUNNING, *[Poll(state=TargetState.UNKNOWN, note="no route to host")] * 5, RUNNING, GOOD)
-    said: set[str] = set()
+    messages: set[str] = set()
     job = submitting.submit(db, spec(), load=target.load)
 
     def watch() -> bool:
-        found = find(db, job)
-        said.add(found.message)
-        return found.status.final
+        row = find(db, job)
+        messages.add(row.message)
+        return row.status.final
 
     reconcile_until(db, tmp_path, target, watch)
     assert find(db, job).status is Status.COMPLETED
-    assert "no route to host" in said
+    assert "no route to host" in messages
     assert len(list_attempts(db, job.id)) == 1
     assert stages(db, job).count(Stage.RUNNING) == 1
 
@@ -156,18 +156,18 @@ def test_unknown_is_not_failed(db: Database, tmp_path: Path) -> None:
 def test_a_call_that_raises_is_told_and_tried_again(db: Database, tmp_path: Path, stage: str, wrong: Exception) -> None:
     target = Scripted(RUNNING, RUNNING, GOOD)
     left = [wrong, wrong, wrong]
-    said: set[str] = set()
+    messages: set[str] = set()
     job = submitting.submit(db, spec(), load=target.load)
 
     async def fail(_attempt: str) -> None:
-        said.add(find(db, job).message)
+        messages.add(find(db, job).message)
         if left:
             raise left.pop()
 
     target.before[stage] = fail
     (job,) = settle(db, tmp_path, target, job)
     assert (job.status, job.attempts, job.message) == (Status.COMPLETED, 1, "")
-    assert any(str(wrong) in message for message in said)
+    assert any(str(wrong) in message for message in messages)
     assert len(events.list_events(db, job.id)) == 2
 
 

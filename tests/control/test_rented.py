@@ -62,18 +62,23 @@ class Cloud:
     async def launch(self, request: LaunchRequest) -> str:
         if self.lacks is not None:
             raise UsageError(self.lacks)
-        found = next(self._ids)
+        instance_id = next(self._ids)
         self.launched.append(request.name)
-        self.instances[found] = Instance(
-            id=found, name=request.name, state=InstanceState.ACTIVE, kind="gpu_1x", region="r", address="127.0.0.1"
+        self.instances[instance_id] = Instance(
+            id=instance_id,
+            name=request.name,
+            state=InstanceState.ACTIVE,
+            kind="gpu_1x",
+            region="r",
+            address="127.0.0.1",
         )
         if not self.answers:
             raise Unreachable("no answer")
-        return found
+        return instance_id
 
     async def terminate(self, ids: Sequence[str]) -> None:
-        for one in ids:
-            self.instances.pop(one, None)
+        for instance_id in ids:
+            self.instances.pop(instance_id, None)
 
     async def list_file_systems(self) -> Mapping[str, str]:
         return {}
@@ -112,8 +117,8 @@ class Target(Rented):
         return self.boxes
 
     async def connect(self, handle: Handle, instances: Sequence[Instance]) -> Handle:
-        hosts = [{"id": one.id, "name": one.id, "host": "h", "port": 22, "key": ""} for one in instances]
-        return {**handle, "nodes": [one.id for one in instances], "hosts": hosts}
+        hosts = [{"id": instance.id, "name": instance.id, "host": "h", "port": 22, "key": ""} for instance in instances]
+        return {**handle, "nodes": [instance.id for instance in instances], "hosts": hosts}
 
 
 class Time:
@@ -143,9 +148,9 @@ def begin(db: Database, target: Target, home: Path, clock: Clock | None = None) 
 
 
 def again(db: Database, job: JobRow) -> JobRow:
-    found = find_job(db, job.id)
-    assert found is not None
-    return found
+    row = find_job(db, job.id)
+    assert row is not None
+    return row
 
 
 async def drive(db: Database, target: Target, home: Path) -> JobRow:
@@ -228,7 +233,7 @@ def test_a_launch_without_an_answer_that_never_appears_is_launched_again_under_a
             await handle_stage(context, again(db, job))
         assert len(set(cloud.launched)) == 2
         assert await rented_sweep.sweep(context) >= 0  # the first one appeared after all
-        assert [one.name for one in cloud.instances.values()] == cloud.launched[1:]
+        assert [instance.name for instance in cloud.instances.values()] == cloud.launched[1:]
 
     asyncio.run(go())
 

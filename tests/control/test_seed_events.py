@@ -209,9 +209,9 @@ def test_no_duplicate_records_created(db: Database) -> None:
         line(2, "TRAINING", "epoch_complete", iteration=1, epoch=1, data={"avg_loss": 0.5}),
     ]
     again = line(3, "TRAINING", "epoch_complete", iteration=1, epoch=1, data={"avg_loss": 0.4})
-    found = records(db, said(db, *once, *once, again))
-    assert [len(found[name]) for name in ("iterations", "steps", "epochs")] == [1, 1, 1]
-    assert found["epochs"][0]["avg_loss"] == 0.4
+    stored = records(db, said(db, *once, *once, again))
+    assert [len(stored[name]) for name in ("iterations", "steps", "epochs")] == [1, 1, 1]
+    assert stored["epochs"][0]["avg_loss"] == 0.4
 
 
 def test_handles_out_of_order_events(db: Database) -> None:

@@ -44,9 +44,9 @@ ALL = workload.ITERATIONS * workload.EPOCHS
 
 
 def find(db: Database, job_id: str) -> JobRow:
-    found = jobs.find_job(db, job_id)
-    assert found is not None
-    return found
+    row = jobs.find_job(db, job_id)
+    assert row is not None
+    return row
 
 
 def settle(db: Database, home: Path, target: Scripted, spec: JobSpec) -> JobRow:
@@ -83,20 +83,20 @@ def seen(tmp_path_factory: pytest.TempPathFactory, s3: S3) -> Iterator[Seen]:
         s3.use(patch)
         db, store = open_database(home / "trainmaster.db"), open_store(f"s3://{s3.bucket}/orchestrator")
         job = submitting.submit(db, parse_spec(workload.spec()))
-        found = Seen(db=db, store=store, job=job, as_made=job)
+        state = Seen(db=db, store=store, job=job, as_made=job)
         with driven(db, home, store):
             for number in range(ALL):
                 epochs = _count_epochs(db, job)
-                found.epochs_seen.append(epochs)
-                found.iterations_seen.append(len(read_records.list_iterations(db, job.id)))
-                found.statuses.append(find(db, job.id).status)
+                state.epochs_seen.append(epochs)
+                state.iterations_seen.append(len(read_records.list_iterations(db, job.id)))
+                state.statuses.append(find(db, job.id).status)
                 workload.gate(home, job.id, number)
                 wait(lambda epochs=epochs: _count_epochs(db, job) > epochs)  # type: ignore[misc]
-                found.running = found.running or processes_of(job.id)
+                state.running = state.running or processes_of(job.id)
             wait(lambda: find(db, job.id).status.final)
-        found.job = find(db, job.id)
-        found.statuses.append(found.job.status)
-        yield found
+        state.job = find(db, job.id)
+        state.statuses.append(state.job.status)
+        yield state
         db.close()
 
 
@@ -122,8 +122,8 @@ def test_build_and_upload_yaml_works_end_to_end(seen: Seen) -> None:
 def test_launch_gpu_instance_returns_valid_instance(seen: Seen) -> None:
     (attempt,) = attempts.list_attempts(seen.db, seen.job.id)
     assert attempt.handle is not None and attempt.handle["attempt"] == attempt.id
-    found = asyncio.run(targets.load("local").poll(attempt.handle))
-    assert found.state is TargetState.SUCCEEDED, "the handle of the row finds what was launched"
+    poll = asyncio.run(targets.load("local").poll(attempt.handle))
+    assert poll.state is TargetState.SUCCEEDED, "the handle of the row finds what was launched"
 
 
 def test_setup_ssh_connection_with_retry_logic(tmp_path: Path) -> None:

@@ -54,22 +54,27 @@ def a_job(db: Database, request: str = REQUEST) -> JobRow:
 
 def read_back(job: JobRow, url: str = STORAGE) -> dict[str, Any]:
     """What the file says to whoever reads it, as YAML."""
-    found: dict[str, Any] = yaml.safe_load(project_yaml.build(job, url)["project.yaml"])
-    return found
+    document: dict[str, Any] = yaml.safe_load(project_yaml.build(job, url)["project.yaml"])
+    return document
 
 
 def test_parses_training_request_json_correctly(sqlite: Database) -> None:
     job = a_job(sqlite)
-    said = read_back(job)
-    assert (said["job"], said["name"], said["project"], said["target"]) == (job.id, "tales", "innotone", "local")
-    assert said["workload"] == {"command": ["python", "train.py"]}
-    assert said["resources"]["processes_per_node"] == 2
+    document = read_back(job)
+    assert (document["job"], document["name"], document["project"], document["target"]) == (
+        job.id,
+        "tales",
+        "innotone",
+        "local",
+    )
+    assert document["workload"] == {"command": ["python", "train.py"]}
+    assert document["resources"]["processes_per_node"] == 2
 
 
 def test_generates_proper_yaml_structure(sqlite: Database) -> None:
     job = a_job(sqlite)
-    said = read_back(job)
-    assert list(said) == [
+    document = read_back(job)
+    assert list(document) == [
         "version", "job", "name", "project", "target", "created_at", "paths", "workload", "resources", "preflight",
         "limits", "zone", "environment",
     ]  # fmt: skip
@@ -78,10 +83,10 @@ def test_generates_proper_yaml_structure(sqlite: Database) -> None:
 
 @pytest.mark.parametrize("request_json", [REQUEST, TRAIN])
 def test_all_required_fields_are_populated(sqlite: Database, request_json: str) -> None:
-    said = read_back(a_job(sqlite, request_json))
-    assert all(value not in (None, "") for value in said.values())
-    assert all(said["paths"].values())
-    assert datetime.fromisoformat(said["created_at"]).tzinfo is not None
+    document = read_back(a_job(sqlite, request_json))
+    assert all(value not in (None, "") for value in document.values())
+    assert all(document["paths"].values())
+    assert datetime.fromisoformat(document["created_at"]).tzinfo is not None
 
 
 def test_s3_paths_are_constructed_correctly(sqlite: Database) -> None:
@@ -136,9 +141,9 @@ def test_can_download_and_verify_uploaded_yaml(
     job = a_job(sqlite)
     for path, text in project_yaml.build(job, store.url).items():
         store.put(f"jobs/{job.id}/{path}", text.encode())
-    said = yaml.safe_load(store.get(f"jobs/{job.id}/project.yaml"))
-    assert said == project_yaml.describe(job, store.url)
-    assert f"{store.url}/jobs/{job.id}/project.yaml" == said["paths"]["project"]
+    document = yaml.safe_load(store.get(f"jobs/{job.id}/project.yaml"))
+    assert document == project_yaml.describe(job, store.url)
+    assert f"{store.url}/jobs/{job.id}/project.yaml" == document["paths"]["project"]
 
 
 def test_no_value_of_the_environment_is_in_the_file(sqlite: Database) -> None:

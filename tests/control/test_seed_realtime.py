@@ -70,7 +70,7 @@ def seen(db: Database, tmp_path_factory: pytest.TempPathFactory) -> Seen:
     home, work = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("work")
     command = [sys.executable, "-c", PROGRAM, str(work)]
     job = submitting.submit(db, parse_spec({"name": "seed", "command": command, "preflight": {"level": 0}}))
-    found = Seen(job_id=job.id, statuses=[job.status])
+    state = Seen(job_id=job.id, statuses=[job.status])
     parts = {
         "iteration": lambda now: now["iterations"],
         "epoch-1": lambda now: len(now["epochs"]) == 1,
@@ -79,12 +79,12 @@ def seen(db: Database, tmp_path_factory: pytest.TempPathFactory) -> Seen:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", SOURCE)
         for part, there in parts.items():
-            asyncio.run(_watch(db, home, found, lambda there=there: bool(there(records(db, job.id)))))
-            found.moments[part] = records(db, job.id)
+            asyncio.run(_watch(db, home, state, lambda there=there: bool(there(records(db, job.id)))))
+            state.moments[part] = records(db, job.id)
             (work / part).touch()
-        asyncio.run(_watch(db, home, found, lambda: job_of(db, job.id).status.final))
-    found.moments["end"] = records(db, job.id)
-    return found
+        asyncio.run(_watch(db, home, state, lambda: job_of(db, job.id).status.final))
+    state.moments["end"] = records(db, job.id)
+    return state
 
 
 async def _watch(db: Database, home: Path, seen: Seen, until: Any) -> None:

@@ -111,8 +111,8 @@ def test_jobs_that_run_are_listened_to_until_each_has_ended_its_own_way(db: Data
         await task
 
     asyncio.run(go())
-    found = [find_job(db, job_id) for job_id in jobs]
-    ends = {(job.status, job.reason) for job in found if job is not None}
+    rows = [find_job(db, job_id) for job_id in jobs]
+    ends = {(job.status, job.reason) for job in rows if job is not None}
     assert ends <= {
         (Status.COMPLETED, None),
         (Status.FAILED, Reason.SCRIPT_FAILED),

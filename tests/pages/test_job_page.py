@@ -31,7 +31,7 @@ def test_a_completed_job(db: Database) -> None:
     assert (run.loss_first, run.loss_last) == (samples.loss_at(1), samples.loss_at(200))
     assert run.loss_ratio == samples.loss_at(200) / samples.loss_at(1)
     assert (run.tokens_per_s, run.ranks, run.device, run.torch) == (18_432.0, 2, "cpu", "2.11.0")
-    assert [one.step for one in run.checkpoints] == [50, 100, 150, 200]
+    assert [checkpoint.step for checkpoint in run.checkpoints] == [50, 100, 150, 200]
     assert run.checkpoint_events == {"saved": 4}
     assert [x for x, _ in run.curves.eval_loss] == [50, 100, 150, 200]
     assert len(run.curves.loss) == 200

@@ -54,9 +54,9 @@ def test_a_word_finds_by_name_and_by_id(db: Database) -> None:
 
 def test_pages_hold_every_job_once(db: Database) -> None:
     stories = {samples.pending(db).id for _ in range(7)}
-    found = [line.id for offset in (0, 3, 6) for line in jobs.read(db, limit=3, offset=offset).jobs]
-    assert len(found) == 7
-    assert set(found) == stories
+    ids = [line.id for offset in (0, 3, 6) for line in jobs.read(db, limit=3, offset=offset).jobs]
+    assert len(ids) == 7
+    assert set(ids) == stories
     assert jobs.read(db, limit=3).total == 7
 
 

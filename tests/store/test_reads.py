@@ -77,11 +77,13 @@ def test_pages_of_events_join_to_the_whole_across_attempts(
     three_attempts: Database, phase: str | None, page: int
 ) -> None:
     whole = [(n, o * 10) for n in (1, 3) for o in range(20) if phase is None or o % 2]
-    found: list[tuple[int, int]] = []
-    while rows := events.list_events(three_attempts, JOB, phase=phase, limit=page, after=found[-1] if found else None):
+    cursors: list[tuple[int, int]] = []
+    while rows := events.list_events(
+        three_attempts, JOB, phase=phase, limit=page, after=cursors[-1] if cursors else None
+    ):
         assert len(rows) <= page
-        found += [row.cursor for row in rows]
-    assert found == whole
+        cursors += [row.cursor for row in rows]
+    assert cursors == whole
 
 
 def test_jobs_are_listed_newest_first_filtered_and_counted(db: Database) -> None:

@@ -30,9 +30,9 @@ def queued(db: Database) -> Database:
 
 
 def job(db: Database) -> JobRow:
-    found = jobs.find_job(db, JOB)
-    assert found is not None
-    return found
+    row = jobs.find_job(db, JOB)
+    assert row is not None
+    return row
 
 
 def test_a_move_is_made_once_and_remembered_with_it(queued: Database) -> None:

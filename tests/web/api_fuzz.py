@@ -53,7 +53,7 @@ class Tally:
 
 def furnish(db: Database, home: Path) -> dict[str, list[Any]]:
     """A database with something of everything, and what its parts are called."""
-    told = [samples.completed(db), samples.failed_run(db), samples.pending(db, project="infra")]
+    job_ids = [samples.completed(db), samples.failed_run(db), samples.pending(db, project="infra")]
     full, at = iterated(db, name="iterated"), datetime.now(UTC)
     paths = ("project.yaml", "attempts/1/rank-0.log", "outputs/model.bin")
     keep(db, home, full.id, dict.fromkeys(paths, b"x" * 1000))
@@ -62,7 +62,7 @@ def furnish(db: Database, home: Path) -> dict[str, list[Any]]:
         tokens.issue(conn, name="spare", role=Role.USER, project=None, at=at)
         webhooks.insert_webhook(conn, HOOK, url="https://hooks.example.org/x", project=None, topics=[], at=at)
     return {
-        "uuid": [story.id for story in (*told, full)],
+        "uuid": [story.id for story in (*job_ids, full)],
         "n": [1, 2, 999],
         "stream": ["agent.log", "rank-0.log", "events.jsonl", "exit.json", "plan.json", "../agent.log"],
         "path": [*paths, "../../secret"],
@@ -105,7 +105,7 @@ def _as_caller(
 ) -> None:
     schema = schemathesis.openapi.from_url(f"{url}/v1/openapi.json")
     schema.config.generation.with_security_parameters = False  # who asks is ours to say
-    operations = [found.ok() for found in schema.get_all_operations()]
+    operations = [result.ok() for result in schema.get_all_operations()]
     tally.operations |= {operation.label for operation in operations}
     load_all_checks()
     checks = [CHECKS.get_one(name) for name in _NAMES]
@@ -156,9 +156,9 @@ def _ask(
         tally.failures.append(f"{operation.label} ({mode.name.lower()}): {_tell(error)}")
 
 
-def _tell(wrong: BaseException) -> str:
-    parts = getattr(wrong, "exceptions", ())
-    return "\n".join(_tell(part) for part in parts) if parts else f"{type(wrong).__name__}: {wrong}"
+def _tell(error: BaseException) -> str:
+    parts = getattr(error, "exceptions", ())
+    return "\n".join(_tell(part) for part in parts) if parts else f"{type(error).__name__}: {error}"
 
 
 def main() -> int:

@@ -42,8 +42,8 @@ def iterations(count: int = 2, epochs: int = 3) -> Iterator[Event]:
         yield Event(phase="TRAJECTORY", event="end", iteration=number, data={"duration": 1.5})
         yield Event(phase="TRAINING", event="start", iteration=number, data={})
         for epoch in range(1, epochs + 1):
-            told = {"avg_loss": 1 / epoch, "model_path": f"/m/{number}/{epoch}", "optimizer_path": "/o", "lr": 0.1}
-            yield Event(phase="TRAINING", event="epoch_complete", iteration=number, epoch=epoch, data=told)
+            data = {"avg_loss": 1 / epoch, "model_path": f"/m/{number}/{epoch}", "optimizer_path": "/o", "lr": 0.1}
+            yield Event(phase="TRAINING", event="epoch_complete", iteration=number, epoch=epoch, data=data)
         yield Event(phase="TRAINING", event="end", iteration=number, data={"duration": 9.0})
         yield Event(phase="EVAL_MODEL", event="metrics", iteration=number, data={"model_id": f"m{number}", "f1": 0.5})
         yield Event(phase="ITERATION", event="end", iteration=number, data={"duration": 12.0})

@@ -37,8 +37,8 @@ def test_the_list_is_the_page(client: TestClient, db: Database) -> None:
     got = client.get(JOBS).json()
     assert got["total"] == 3
     assert got["jobs"] == to_plain(jobs.read(db))["jobs"]
-    assert [one["status"] for one in client.get(f"{JOBS}?status=failed").json()["jobs"]] == ["failed"]
-    assert [one["project"] for one in client.get(f"{JOBS}?project_id=infra").json()["jobs"]] == ["infra"]
+    assert [line["status"] for line in client.get(f"{JOBS}?status=failed").json()["jobs"]] == ["failed"]
+    assert [line["project"] for line in client.get(f"{JOBS}?project_id=infra").json()["jobs"]] == ["infra"]
     assert len(client.get(f"{JOBS}?limit=2&offset=1").json()["jobs"]) == 2
     assert len(client.get(f"{JOBS}?limit=2&offset=2").json()["jobs"]) == 1
 
@@ -80,10 +80,10 @@ def test_submit_queues_a_job(client: TestClient, db: Database) -> None:
 def test_every_fault_of_a_spec_is_named_and_nothing_is_created(client: TestClient, db: Database) -> None:
     answer = client.post(JOBS, json={"name": "Bad Name", "trian": {}, "limits": {"attempts": 0}})
     assert answer.status_code == 422
-    wrong = answer.json()["error"]
-    assert wrong["code"] == "bad_spec"
-    assert {"name", "trian", "limits.attempts"} <= {fault["path"] for fault in wrong["faults"]}
-    assert all(fault["message"] for fault in wrong["faults"])
+    error = answer.json()["error"]
+    assert error["code"] == "bad_spec"
+    assert {"name", "trian", "limits.attempts"} <= {fault["path"] for fault in error["faults"]}
+    assert all(fault["message"] for fault in error["faults"])
     assert count_jobs(db) == 0
 
 
@@ -135,16 +135,16 @@ def test_a_finished_job_cannot_be_cancelled(client: TestClient, db: Database) ->
 
 def test_events_come_page_by_page_each_once(client: TestClient, db: Database) -> None:
     story = samples.resumed(db)
-    found: list[Any] = []
+    received: list[Any] = []
     after = ""
     while True:
         got = client.get(f"{JOBS}/{story.id}/events?limit=50{after}").json()
         if not got["events"]:
             break
-        found += got["events"]
+        received += got["events"]
         after = f"&after={got['next']}"
     rows = events.list_events(db, story.id, limit=10_000)
-    assert found == to_plain(rows)
+    assert received == to_plain(rows)
     assert got["next"] == after.removeprefix("&after=")
 
 

@@ -60,16 +60,16 @@ def test_every_example_works(db: Database, tmp_path: Path) -> None:
 
 
 def test_the_table_names_every_path_and_no_other(client: TestClient) -> None:
-    found = client.get("/v1/openapi.json").json()["paths"]
-    there = {f"{method.upper()} {path}" for path, operations in found.items() for method in operations}
+    paths = client.get("/v1/openapi.json").json()["paths"]
+    there = {f"{method.upper()} {path}" for path, operations in paths.items() for method in operations}
     assert set(re.findall(r"^\| `([A-Z]+ /[^`]*)` \|", PAGE, re.MULTILINE)) == there
 
 
 def test_the_document_states_patterns_and_no_default_that_other_fields_decide(client: TestClient) -> None:
-    found = client.get("/v1/openapi.json").json()
-    query = {item["name"]: item["schema"] for item in found["paths"]["/v1/training/jobs"]["get"]["parameters"]}
+    document = client.get("/v1/openapi.json").json()
+    query = {item["name"]: item["schema"] for item in document["paths"]["/v1/training/jobs"]["get"]["parameters"]}
     assert all(query[name]["anyOf"][0]["pattern"].startswith("^[A-Za-z0-9") for name in ("project_id", "find"))
-    schemas = found["components"]["schemas"]
+    schemas = document["components"]["schemas"]
     assert "pattern" in schemas["HookWish"]["properties"]["project"]["anyOf"][0]
     optimizer = schemas["SpecOptimizerConfig"]["properties"]
     assert "default" not in optimizer["lr"] and "1.2288 / width" in optimizer["lr"]["description"]

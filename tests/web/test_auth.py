@@ -133,9 +133,9 @@ def test_every_change_leaves_who_made_it(closed: TestClient, db: Database) -> No
     closed.delete(f"/v1/webhooks/{made['id']}", headers=ann)
     entries = closed.get("/v1/audit", headers=ann).json()["entries"]
     assert {entry["who"] for entry in entries} == {"ann"}
-    told = " ".join(entry["action"] for entry in reversed(entries))
-    assert told.startswith("job.submit job.cancel budget.set budget.remove")
-    assert told.endswith("webhook.create webhook.disable webhook.remove")
+    actions = " ".join(entry["action"] for entry in reversed(entries))
+    assert actions.startswith("job.submit job.cancel budget.set budget.remove")
+    assert actions.endswith("webhook.create webhook.disable webhook.remove")
     assert made["signing_key"] not in str(entries)
 
 
@@ -185,9 +185,9 @@ def test_a_browser_is_led_to_the_login_and_back(closed: TestClient, db: Database
     led = closed.get(f"/jobs/{story.id}")
     assert (led.status_code, led.headers["location"]) == (303, f"/login?next=%2Fjobs%2F{story.id}")
     assert 'type="password"' in closed.get(led.headers["location"]).text
-    wrong = closed.post("/login", data={"token": "tm_" + "A" * 43, "next": "/"})
-    assert wrong.status_code == 401
-    assert COOKIE not in wrong.cookies
+    refused = closed.post("/login", data={"token": "tm_" + "A" * 43, "next": "/"})
+    assert refused.status_code == 401
+    assert COOKIE not in refused.cookies
     good = closed.post("/login", data={"token": token, "next": f"/jobs/{story.id}"})
     assert (good.status_code, good.headers["location"]) == (303, f"/jobs/{story.id}")
     flags = good.headers["set-cookie"].lower()

@@ -53,8 +53,8 @@ def test_a_preflight_event_sets_no_verdict_of_another_machine(db: Database, clie
             jobs.insert_job(conn, job_id, JobSpec(name="a", command=("true",)), at=AT)
             attempt = attempts.insert_attempt(conn, job_id, 1, handle={"attempt": f"{job_id}.1"}, at=AT)
             events.append_events(conn, attempt, "events.jsonl", seen_offset=0, lines=split(text, offset=0, zone=UTC))
-    found = {node["node"]: node["verdict"] for node in client.get("/v1/nodes").json()["nodes"]}
-    assert found == {"gpu-7": "pass", "laptop": "fail"}
+    verdicts = {node["node"]: node["verdict"] for node in client.get("/v1/nodes").json()["nodes"]}
+    assert verdicts == {"gpu-7": "pass", "laptop": "fail"}
 
 
 def test_a_job_gets_nothing_of_the_servers_environment() -> None:

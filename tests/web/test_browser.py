@@ -42,8 +42,8 @@ def url(db: Database, tmp_path: Path, tab: Page) -> Iterator[str]:
 
 def width_left_over(tab: Page) -> int:
     """How far the page can be scrolled sideways."""
-    found: int = tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-    return found
+    width: int = tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    return width
 
 
 def write(db: Database, story: samples.Story, folder: Path) -> str:

@@ -34,8 +34,8 @@ def until(path: Path, process: subprocess.Popen[bytes]) -> str:
 
 def health(url: str) -> dict[str, str]:
     with urllib.request.urlopen(f"{url}/healthz", timeout=20) as answer:
-        found: dict[str, str] = json.load(answer)
-        return found
+        body: dict[str, str] = json.load(answer)
+        return body
 
 
 @pytest.mark.alone
@@ -75,7 +75,7 @@ async def answered(reader: asyncio.StreamReader) -> bytes:
 
 def test_a_request_that_does_not_arrive_is_closed() -> None:
     """Nothing at all, half of the headers, headers without their body: each is closed in its time."""
-    found: list[bytes] = []
+    received: list[bytes] = []
 
     async def app(_scope: Any, receive: Any, send: Any) -> None:
         while (await receive()).get("more_body"):
@@ -97,7 +97,7 @@ def test_a_request_that_does_not_arrive_is_closed() -> None:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(part)
             with contextlib.suppress(ConnectionResetError):
-                found.append(await answered(reader))
+                received.append(await answered(reader))
             writer.close()
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for _ in range(2):  # an idle time between two whole requests is no half request
@@ -109,7 +109,7 @@ def test_a_request_that_does_not_arrive_is_closed() -> None:
         await serving
 
     asyncio.run(main())
-    assert all(not answer for answer in found)
+    assert all(not answer for answer in received)
 
 
 def test_the_limit_leaves_descriptors_for_the_reconciler() -> None:

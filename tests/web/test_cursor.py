@@ -22,24 +22,24 @@ def add_job(db: Database, number: int) -> str:
 
 def walk(client: TestClient, path: str, name: str, *, cursor: bool, insert: Any) -> list[Any]:
     """Every id, two of them at a time, with a new row before each page but the first."""
-    found: list[Any] = []
+    ids: list[Any] = []
     page = client.get(path, params={"limit": 2}).json()
-    while page[name] and len(found) < 50:
-        found += [row["id"] for row in page[name]]
+    while page[name] and len(ids) < 50:
+        ids += [row["id"] for row in page[name]]
         insert()
-        place = {"after": page["next"]} if cursor else {"offset": len(found)}
+        place = {"after": page["next"]} if cursor else {"offset": len(ids)}
         page = client.get(path, params={"limit": 2, **place}).json()
     assert not cursor or page["next"] is None
-    return found
+    return ids
 
 
 @pytest.mark.parametrize("cursor", [True, False])
 def test_each_job_comes_once_while_others_are_submitted(db: Database, client: TestClient, cursor: bool) -> None:
     first = [add_job(db, number) for number in range(5)]  # two of one moment are told apart by their id
     numbers = iter(range(5, 1000))
-    found = walk(client, JOBS, "jobs", cursor=cursor, insert=lambda: add_job(db, next(numbers)))
-    assert (len(found) == len(set(found))) is cursor
-    assert set(first) <= set(found)
+    ids = walk(client, JOBS, "jobs", cursor=cursor, insert=lambda: add_job(db, next(numbers)))
+    assert (len(ids) == len(set(ids))) is cursor
+    assert set(first) <= set(ids)
 
 
 @pytest.mark.parametrize("cursor", [True, False])
@@ -50,9 +50,9 @@ def test_each_evaluation_comes_once_while_others_are_recorded(db: Database, clie
         story.tell([Event(phase="EVAL_MODEL", event="metrics", data={"model_id": "m", "f1": 0.5})] * many)
 
     insert(5)
-    found = walk(client, EVALUATIONS, "evaluations", cursor=cursor, insert=insert)
-    assert (len(found) == len(set(found))) is cursor
-    assert len(set(found)) >= 5
+    ids = walk(client, EVALUATIONS, "evaluations", cursor=cursor, insert=insert)
+    assert (len(ids) == len(set(ids))) is cursor
+    assert len(set(ids)) >= 5
 
 
 @pytest.mark.parametrize(

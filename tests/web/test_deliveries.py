@@ -41,7 +41,9 @@ def test_the_api_and_the_page_have_them(client: TestClient, db: Database) -> Non
     moves = client.get(f"{JOBS}/{job_id}/transitions").json()["transitions"]
     assert moves[0]["stage_from"] is None and moves[-1]["stage_to"] is None and moves[-1]["status"] == "failed"
     sent = client.get(f"{JOBS}/{job_id}/deliveries").json()["deliveries"]
-    assert [(one["topic"], one["state"], one["error"]) for one in sent] == [("job.failed", "failed", "HTTP 500")]
+    assert [(delivery["topic"], delivery["state"], delivery["error"]) for delivery in sent] == [
+        ("job.failed", "failed", "HTTP 500")
+    ]
     assert client.get(f"{JOBS}/{job_id}/deliveries?failed=true").json()["deliveries"] == sent
     assert client.get(f"/v1/webhooks/{HOOK}/deliveries").status_code == 404, "there is no such webhook any more"
     page = client.get(f"/jobs/{job_id}").text

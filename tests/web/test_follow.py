@@ -61,18 +61,18 @@ def going(db: Database) -> samples.Story:
 
 def test_events_are_followed_to_the_end_of_the_job(db: Database, web: httpx.Client) -> None:
     story = going(db).tell([samples.project("x")])
-    found: list[dict[str, str]] = []
+    received: list[dict[str, str]] = []
     with web.stream("GET", f"{JOBS}/{story.id}/events", headers=SSE) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         for message in messages(answer.iter_lines()):
-            found.append(message)
-            if [each["event"] for each in found] == ["event", ":"]:  # a sign of life: it waits for us now
+            received.append(message)
+            if [each["event"] for each in received] == ["event", ":"]:  # a sign of life: it waits for us now
                 story.tell([b"garbage\n", Event(phase="STEP", event="metrics", data={"step": 1})])
                 story.end_attempt().finish(Status.COMPLETED)
-    told = [message for message in found if message["event"] != ":"]
-    assert [message["event"] for message in told] == ["event", "event", "event", "end"]
-    assert [json.loads(message["data"]).get("phase") for message in told[:3]] == ["PROJECT", None, "STEP"]
-    assert json.loads(told[3]["data"]) == {"status": "completed", "reason": None}
+    events_received = [message for message in received if message["event"] != ":"]
+    assert [message["event"] for message in events_received] == ["event", "event", "event", "end"]
+    assert [json.loads(message["data"]).get("phase") for message in events_received[:3]] == ["PROJECT", None, "STEP"]
+    assert json.loads(events_received[3]["data"]) == {"status": "completed", "reason": None}
 
 
 def test_a_follower_goes_on_where_it_was_cut_off(db: Database, web: httpx.Client) -> None:
@@ -116,11 +116,11 @@ def test_a_revoked_token_ends_what_it_follows(db: Database, tmp_path: Path, foll
     app = create_app(db, tmp_path, reconcile=False, require_token=True, followers=followers)
     with serving(app) as url, caller(url) as web:
         with web.stream("GET", f"{JOBS}/{story.id}/events", headers={**SSE, **ann}) as answer:
-            found = messages(answer.iter_lines())
-            assert next(found)["event"] == ":"
+            received = messages(answer.iter_lines())
+            assert next(received)["event"] == ":"
             with db.write() as conn:
                 tokens.revoke(conn, "ann", at=datetime.now(UTC))
-            assert {message["event"] for message in found} <= {":"}  # and then it ends
+            assert {message["event"] for message in received} <= {":"}  # and then it ends
 
 
 def placed(db: Database, folder: Path) -> samples.Story:
@@ -136,16 +136,16 @@ def test_a_log_is_followed_while_it_is_written(db: Database, web: httpx.Client, 
     story = placed(db, tmp_path / "a")
     log = tmp_path / "a" / "rank-0.log"
     log.write_bytes(b"one\n")
-    found = b""
+    received = b""
     with web.stream("GET", f"{JOBS}/{story.id}/logs/rank-0.log?follow=true") as answer:
         assert answer.headers["trainmaster-attempt"] == "1"
         for piece in answer.iter_raw():
-            found += piece
-            if found == b"one\n":
+            received += piece
+            if received == b"one\n":
                 with log.open("ab") as file:
                     file.write(b"\xfftwo\n")
                 story.end_attempt().finish(Status.COMPLETED)
-    assert found == b"one\n\xfftwo\n"
+    assert received == b"one\n\xfftwo\n"
 
 
 def test_a_log_is_read_by_parts_at_its_target_and_then_in_storage(

@@ -34,9 +34,9 @@ def figures(client: TestClient) -> Callable[[str], float]:
     assert answer.headers["content-type"].startswith("text/plain")
 
     def find(name: str) -> float:
-        found = re.search(rf"^trainmaster_{re.escape(name)} (\S+)$", answer.text, re.MULTILINE)
-        assert found, f"{name} is not in\n{answer.text}"
-        return float(found[1])
+        match = re.search(rf"^trainmaster_{re.escape(name)} (\S+)$", answer.text, re.MULTILINE)
+        assert match, f"{name} is not in\n{answer.text}"
+        return float(match[1])
 
     return find
 

@@ -73,11 +73,11 @@ def test_an_object_store_gives_it_out_itself(
 def test_walking_gives_the_events_that_listing_gives(any_db: Database) -> None:
     story = samples.resumed(any_db)  # two attempts
     story.tell([b"garbage\n"])
-    found: list[events.ScannedEvent] = []
-    while rows := events.scan_events(any_db, story.id, after=found[-1].cursor if found else None, limit=37):
-        found += rows
+    scanned: list[events.ScannedEvent] = []
+    while rows := events.scan_events(any_db, story.id, after=scanned[-1].cursor if scanned else None, limit=37):
+        scanned += rows
     listed = events.list_events(any_db, story.id, limit=10_000)
-    assert [(row.cursor, row.phase, row.event, row.data, row.fault, row.text) for row in listed] == found
+    assert [(row.cursor, row.phase, row.event, row.data, row.fault, row.text) for row in listed] == scanned
 
 
 def test_the_page_of_a_final_job_is_read_once(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,9 +24,9 @@ def read(db: Database, story: samples.Story) -> job.JobPage:
 def test_page_and_report_show_iterations_epochs_and_evaluations(db: Database, client: TestClient) -> None:
     story = iterated(db)
     page = read(db, story)
-    assert [one.number for one in page.run.iterations] == [1, 2]
-    assert all(one.epochs == 3 and len(one.newest_epochs) == 3 for one in page.run.iterations)
-    assert all(one.evaluations and one.phases for one in page.run.iterations)
+    assert [iteration.number for iteration in page.run.iterations] == [1, 2]
+    assert all(iteration.epochs == 3 and len(iteration.newest_epochs) == 3 for iteration in page.run.iterations)
+    assert all(iteration.evaluations and iteration.phases for iteration in page.run.iterations)
     model = page.run.iterations[0].evaluations[0].model_id
     assert model is not None
     dashboard = client.get(f"/jobs/{story.id}").text
@@ -43,14 +43,14 @@ def test_a_bound_is_a_figure_and_no_checkpoint(db: Database, client: TestClient)
     page = read(db, story)
     assert (page.run.lost_steps_max, page.run.lost_s_max) == (12, 90.0)
     assert "bound" not in page.run.checkpoint_events
-    assert {one.event for one in page.run.checkpoints} == {"saved"}
+    assert {checkpoint.event for checkpoint in page.run.checkpoints} == {"saved"}
     for text in (render_html(page), client.get(f"/jobs/{story.id}").text):
         assert "Lost with a node, at most" in text and "12 steps" in text
 
 
 def test_a_checkpoint_that_was_pruned_has_no_path(db: Database) -> None:
     page = read(db, samples.completed(db, train={"steps": 200, "checkpoint": {"keep": 2}}))
-    saved = [one.path for one in page.run.checkpoints]
+    saved = [checkpoint.path for checkpoint in page.run.checkpoints]
     assert len(saved) == 4 and all(saved)
     text = render_html(page)
     assert [str(path) in text for path in saved] == [False, False, True, True]

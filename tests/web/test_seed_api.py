@@ -114,8 +114,10 @@ def test_get_epochs_returns_404_for_non_existent_iteration(
 def test_get_evaluations_returns_eval_results(client: TestClient, stories: dict[str, samples.Story]) -> None:
     answer = client.get(f"/v1/training/evaluations?job_id={stories['iterated'].id}")
     assert answer.status_code == 200
-    found = [(each["model_id"], each["iteration"], each["metrics"]["f1"]) for each in answer.json()["evaluations"]]
-    assert found == [("m2", 2, 0.5), ("m1", 1, 0.5)]
+    evaluations = [
+        (each["model_id"], each["iteration"], each["metrics"]["f1"]) for each in answer.json()["evaluations"]
+    ]
+    assert evaluations == [("m2", 2, 0.5), ("m1", 1, 0.5)]
     assert len(client.get("/v1/training/evaluations?limit=1&offset=1").json()["evaluations"]) == 1
 
 

@@ -53,8 +53,8 @@ def test_a_filter_nothing_fits(client: TestClient, db: Database) -> None:
 
 def test_a_job_is_found_by_its_name(client: TestClient, db: Database) -> None:
     story = samples.completed(db)
-    found = client.get("/?find=llama").text
-    assert f"/jobs/{story.id}" in found and 'value="llama"' in found
+    page = client.get("/?find=llama").text
+    assert f"/jobs/{story.id}" in page and 'value="llama"' in page
     assert "Nothing fits this filter" in client.get("/?find=%3Cscript%3E").text
 
 

@@ -65,17 +65,17 @@ def main() -> int:
         wanted = list(draw(places, kinds, planes, sample=chosen.sample, seed=chosen.seed, whole=not chosen.place))
         with ThreadPoolExecutor(chosen.jobs) as pool:
             verdicts = list(pool.map(lambda case: runner.judge(case, plain), wanted))
-        wrong = [case for case, ok in zip(wanted, verdicts, strict=True) if not ok]
+        failed = [case for case, ok in zip(wanted, verdicts, strict=True) if not ok]
     finally:
         if server is not None:
             server.close()
     took = f"{time.monotonic() - started:.0f} s"
-    print(f"{len(wanted)} runs, {runner.deaths} deaths, {len(wrong)} wrong, {runner.missed} not reached, {took}")
-    if not wrong and not chosen.place:
+    print(f"{len(wanted)} runs, {runner.deaths} deaths, {len(failed)} wrong, {runner.missed} not reached, {took}")
+    if not failed and not chosen.place:
         shutil.rmtree(folder)
     else:
         print(f"kept: {folder}")
-    return 1 if wrong else 0 if server is not None or chosen.database else 3
+    return 1 if failed else 0 if server is not None or chosen.database else 3
 
 
 def draw(

@@ -139,11 +139,11 @@ def _count_epochs(db: Database) -> int:
 def processes_of(job_id: str) -> list[int]:
     """Every process that carries the name of an attempt of the job in its environment."""
     mark = f"{ATTEMPT_VARIABLE}={job_id}.".encode()
-    found = []
+    pids = []
     for folder in Path("/proc").iterdir():
         try:
             if folder.name.isdigit() and mark in (folder / "environ").read_bytes():
-                found.append(int(folder.name))
+                pids.append(int(folder.name))
         except OSError:
             continue
-    return [pid for pid in found if pid != os.getpid()]
+    return [pid for pid in pids if pid != os.getpid()]

@@ -28,7 +28,9 @@ def judge(chaos: Chaos) -> Verdict:
         "leaked instances": summary["not_terminated"],
         "double launches": list(_double_launches(chaos)),
         "foreign instances touched": summary["foreign_touched"],
-        "machine rows not gone": [row.nonce for one in rows for row in _machines(chaos, one) if row.state != "gone"],
+        "machine rows not gone": [
+            row.nonce for job_row in rows for row in _machines(chaos, job_row) if row.state != "gone"
+        ],
         "lost or doubled event rows": [text for row in rows for text in _event_faults(chaos, row)],
         "stuck jobs": [f"{row.id}: {row.stage}: {row.message}" for row in chaos.late],
         "jobs that could not be cancelled": [row.id for row in rows if not row.status.final],
@@ -47,11 +49,11 @@ def judge(chaos: Chaos) -> Verdict:
         f"instance-minutes: {billed:.1f} billed, {ideal:.1f} in undisturbed runs, {billed - ideal:.1f} beyond "
         f"({billed / ideal:.2f} ×); cost ${summary['cost_usd']:.2f}",
         *(
-            f"{len(found):4} {name}" + "".join(f"\n       {text}" for text in found[:5])
-            for name, found in checks.items()
+            f"{len(offenders):4} {name}" + "".join(f"\n       {text}" for text in offenders[:5])
+            for name, offenders in checks.items()
         ),
     ]
-    return Verdict(lines=lines, wrong=[name for name, found in checks.items() if found])
+    return Verdict(lines=lines, wrong=[name for name, offenders in checks.items() if offenders])
 
 
 def _machines(chaos: Chaos, job: JobRow) -> list[instances.InstanceRow]:
@@ -61,10 +63,10 @@ def _machines(chaos: Chaos, job: JobRow) -> list[instances.InstanceRow]:
 
 def _double_launches(chaos: Chaos) -> Iterator[str]:
     """Names launched more than once, and attempts of one node with more than one instance."""
-    ours = [one for one in chaos.simulator.instances() if not one["foreign"]]
-    names = Counter(one["name"] for one in ours)
+    ours = [instance for instance in chaos.simulator.instances() if not instance["foreign"]]
+    names = Counter(instance["name"] for instance in ours)
     yield from (f"{name}: {count} times" for name, count in names.items() if count > 1)
-    labels = [label for one in ours if (label := Label.parse(one["name"])) is not None]
+    labels = [label for instance in ours if (label := Label.parse(instance["name"])) is not None]
     of_attempts = Counter(label.attempt for label in labels)
     yield from (f"{attempt}: {count} instances" for attempt, count in of_attempts.items() if count > 1)
 

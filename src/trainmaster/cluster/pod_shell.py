@@ -52,10 +52,12 @@ class Choice:
 
 async def find_place(client: Client, namespace: str, job: str, choice: Choice) -> Place:
     """The running pod of a job that was chosen."""
-    found = await list_pods(client, namespace, job)
-    if not found:
+    job_pods = await list_pods(client, namespace, job)
+    if not job_pods:
         raise UsageError(f"no pod of {job} in namespace {namespace}; --new makes one of its own")
-    chosen = choose(found, choice, await _ranks_per_node(client, namespace, found) if choice.rank is not None else 1)
+    chosen = choose(
+        job_pods, choice, await _ranks_per_node(client, namespace, job_pods) if choice.rank is not None else 1
+    )
     name = str(chosen["metadata"]["name"])
     if not pods.is_running(chosen):
         phase = (chosen.get("status") or {}).get("phase")
@@ -63,11 +65,11 @@ async def find_place(client: Client, namespace: str, job: str, choice: Choice) -
     return Place(namespace=namespace, pod=name, container=str(chosen["spec"]["containers"][0]["name"]))
 
 
-def choose(found: Sequence[Object], choice: Choice, ranks_per_node: int) -> Object:
+def choose(job_pods: Sequence[Object], choice: Choice, ranks_per_node: int) -> Object:
     """The pod by name, by node or by rank. Pure."""
-    by_node = {node: dict(pod) for node, pod in sorted(newest_by_node(found, len(found)).items())}
+    by_node = {node: dict(pod) for node, pod in sorted(newest_by_node(job_pods, len(job_pods)).items())}
     if choice.pod is not None:
-        wanted, known = choice.pod, {str(pod["metadata"]["name"]): pod for pod in found}
+        wanted, known = choice.pod, {str(pod["metadata"]["name"]): pod for pod in job_pods}
     elif choice.node is not None and not choice.node.isdecimal():
         wanted, known = choice.node, {str(pod["spec"].get("nodeName")): pod for pod in by_node.values()}
     else:
@@ -83,47 +85,47 @@ async def list_pods(client: Client, namespace: str, job: str) -> list[Object]:
     """Pods of the newest attempt of a job: by its name, its id, or the name of its object."""
     path = path_of("v1", "pods", namespace=namespace)
     if re.fullmatch(UUID_PATTERN, job):
-        found = (await client.list(path, labelSelector=names.SELECTOR))["items"]
-        return _newest_attempt([one for one in found if names.job_of(_attempt(one)) == job])
+        job_pods = (await client.list(path, labelSelector=names.SELECTOR))["items"]
+        return _newest_attempt([pod for pod in job_pods if names.job_of(_attempt(pod)) == job])
     for label in _LABELS:
         selector = f"{label}={names.label_text(job)}"
-        if found := (await client.list(path, labelSelector=selector))["items"]:
-            return _newest_attempt(found)
+        if job_pods := (await client.list(path, labelSelector=selector))["items"]:
+            return _newest_attempt(job_pods)
     return []
 
 
-def _newest_attempt(found: list[Object]) -> list[Object]:
-    if not found:
+def _newest_attempt(job_pods: list[Object]) -> list[Object]:
+    if not job_pods:
         return []
-    newest = max(found, key=lambda one: str(one["metadata"].get("creationTimestamp") or ""))
-    return [one for one in found if _attempt(one) == _attempt(newest)]
+    newest = max(job_pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp") or ""))
+    return [pod for pod in job_pods if _attempt(pod) == _attempt(newest)]
 
 
 def _attempt(pod: Object) -> str:
     return str((pod["metadata"].get("labels") or {}).get(names.ATTEMPT_LABEL, ""))
 
 
-async def _ranks_per_node(client: Client, namespace: str, found: Sequence[Object]) -> int:
+async def _ranks_per_node(client: Client, namespace: str, job_pods: Sequence[Object]) -> int:
     """Ranks of each pod: from the plan that it has mounted, else from its job."""
-    for volume in found[0]["spec"].get("volumes") or ():
+    for volume in job_pods[0]["spec"].get("volumes") or ():
         if volume["name"] == "plan" and "configMap" in volume:
             path = path_of("v1", "configmaps", namespace=namespace, name=volume["configMap"]["name"])
             with contextlib.suppress(Missing, ValueError, KeyError, TypeError):
                 plan = json.loads((await client.get(path))["data"]["plan.json"])
                 return int(plan["spec"]["resources"]["processes_per_node"])
-    spec = (await _find_job(client, namespace, found, "") or {}).get("spec") or {}
+    spec = (await _find_job(client, namespace, job_pods, "") or {}).get("spec") or {}
     count = str(spec.get("nprocPerNode") or (spec.get("trainer") or {}).get("numProcPerNode") or "")
     if count.isdecimal():
         return int(count)
     raise UsageError("the number of ranks of each pod is not known; write --node in place of --rank")
 
 
-async def _find_job(client: Client, namespace: str, found: Sequence[Object], job: str) -> Object | None:
+async def _find_job(client: Client, namespace: str, job_pods: Sequence[Object], job: str) -> Object | None:
     """The job's own object: the owner of its pods, else by its name or label."""
-    owners = [one for pod in found for one in pod["metadata"].get("ownerReferences") or ()]
+    owners = [owner for pod in job_pods for owner in pod["metadata"].get("ownerReferences") or ()]
     for resource in RESOURCES.values():
         path = path_of(resource.api, resource.plural, namespace=namespace)
-        own = [str(one["name"]) for one in owners if one.get("kind") == resource.kind]
+        own = [str(owner["name"]) for owner in owners if owner.get("kind") == resource.kind]
         for name in own[:1] or ([job] if job else []):
             with contextlib.suppress(Missing, Denied):
                 return await client.get(f"{path}/{name}")
@@ -133,19 +135,19 @@ async def _find_job(client: Client, namespace: str, found: Sequence[Object], job
                     "items"
                 ]
                 if listed:
-                    return dict(max(listed, key=lambda one: str(one["metadata"].get("creationTimestamp") or "")))
+                    return dict(max(listed, key=lambda item: str(item["metadata"].get("creationTimestamp") or "")))
     return None
 
 
 async def pod_spec_of(client: Client, namespace: str, job: str) -> Object:
     """Spec of the job's pods: its template, else a pod that it has."""
-    found = await list_pods(client, namespace, job)
-    owner = await _find_job(client, namespace, found, job)
+    job_pods = await list_pods(client, namespace, job)
+    owner = await _find_job(client, namespace, job_pods, job)
     if owner is not None:
         with contextlib.suppress(KeyError, IndexError, StopIteration):
             return dict(pod_template(owner)["spec"])
-    if found:
-        return dict(found[0]["spec"])
+    if job_pods:
+        return dict(job_pods[0]["spec"])
     raise UsageError(f"no job {job} in namespace {namespace}; give its manifest with --manifest")
 
 
@@ -206,7 +208,7 @@ async def clear_leftovers(client: Client, namespace: str, tell: Callable[[str], 
 
 
 async def _wait_for_start(client: Client, path: str, tell: Callable[[str], None]) -> None:
-    until, said = time.monotonic() + _START_S, ""
+    until, last_reason = time.monotonic() + _START_S, ""
     while True:
         pod = await client.get(path)
         if pods.is_running(pod):
@@ -216,19 +218,19 @@ async def _wait_for_start(client: Client, path: str, tell: Callable[[str], None]
             raise TargetError(f"the pod does not start: {fault}")
         if time.monotonic() > until:
             raise TargetError(f"the pod did not start within {_START_S:.0f} s: {why}")
-        if why != said:
+        if why != last_reason:
             tell(why)
-            said = why
+            last_reason = why
         await asyncio.sleep(_LOOK_S)
 
 
 async def _delete(client: Client, path: str, tell: Callable[[str], None]) -> None:
     """Delete a pod and wait until it is gone."""
-    began, said = time.monotonic(), False
+    began, is_told = time.monotonic(), False
     while (waited_s := time.monotonic() - began) < _GONE_S:
-        if waited_s > _SILENT_S and not said:
+        if waited_s > _SILENT_S and not is_told:
             tell(f"waiting until pod {path.rpartition('/')[2]} is gone")
-            said = True
+            is_told = True
         try:
             await client.delete(path, grace_s=1)
             await asyncio.sleep(_LOOK_S)

@@ -279,7 +279,7 @@ def test_the_later_of_two_tests_that_begin_at_once_leaves_the_other_alone(
     async def look(_self: object) -> None:
         await objects.create(client, other)  # after this test has looked for others
 
-    monkeypatch.setattr(run._Test, "look_at_nodes", look)
+    monkeypatch.setattr(run._Test, "find_unready_nodes", look)
 
     async def go() -> None:
         with pytest.raises(UsageError, match="was not created by this test"):

@@ -81,9 +81,9 @@ def manifest(name: str, options: Options, *, image: str) -> tuple[str, dict[str,
         raise UsageError(f"--image {image!r:.200}: write the name of an image, as registry/name:tag")
     if name not in MANIFESTS:
         return None
-    found = MANIFESTS[name]
-    found = replace(found, options=merge(found.options, options))
-    return found.about, _job(found, image)
+    chosen = MANIFESTS[name]
+    chosen = replace(chosen, options=merge(chosen.options, options))
+    return chosen.about, _job(chosen, image)
 
 
 def script(name: str, options: Options, *, image: str) -> str:
@@ -98,16 +98,16 @@ def merge(example: Options, given: Options) -> Options:
     """The example's options, with those that the user states."""
     plain = Options()
     stated = {
-        one.name: getattr(given, one.name)
-        for one in dataclasses.fields(Options)
-        if getattr(given, one.name) != getattr(plain, one.name) and one.name not in ("log_dir", "baselines")
+        field.name: getattr(given, field.name)
+        for field in dataclasses.fields(Options)
+        if getattr(given, field.name) != getattr(plain, field.name) and field.name not in ("log_dir", "baselines")
     }
     return replace(example, **stated)
 
 
-def _job(found: Manifest, image: str) -> dict[str, Any]:
-    replica = {"restartPolicy": "OnFailure", "template": _template(found, image)}
-    policy = {"cleanPodPolicy": "All", "ttlSecondsAfterFinished": found.keep_s} if found.keep_s is not None else {
+def _job(chosen: Manifest, image: str) -> dict[str, Any]:
+    replica = {"restartPolicy": "OnFailure", "template": _template(chosen, image)}
+    policy = {"cleanPodPolicy": "All", "ttlSecondsAfterFinished": chosen.keep_s} if chosen.keep_s is not None else {
         "cleanPodPolicy": "None",
     }  # fmt: skip
     return {
@@ -118,43 +118,43 @@ def _job(found: Manifest, image: str) -> dict[str, Any]:
             "runPolicy": policy,
             "pytorchReplicaSpecs": {
                 "Master": {"replicas": 1, **replica},
-                "Worker": {"replicas": found.workers, **replica},
+                "Worker": {"replicas": chosen.workers, **replica},
             },
         },
     }
 
 
-def _template(found: Manifest, image: str) -> dict[str, Any]:
-    resources = {"nvidia.com/gpu": found.gpus}
+def _template(chosen: Manifest, image: str) -> dict[str, Any]:
+    resources = {"nvidia.com/gpu": chosen.gpus}
     container: dict[str, Any] = {
         "name": "pytorch",
         "image": image,
-        "args": words(found.options),
+        "args": words(chosen.options),
         "resources": {"limits": dict(resources), "requests": dict(resources)},
     }
-    if found.env:
-        container["env"] = [{"name": name, "value": value} for name, value in found.env.items()]
+    if chosen.env:
+        container["env"] = [{"name": name, "value": value} for name, value in chosen.env.items()]
         container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
     spec: dict[str, Any] = {"containers": [container]}
-    mounts, volumes = _volumes(found)
+    mounts, volumes = _volumes(chosen)
     if mounts:
         container["volumeMounts"], spec["volumes"] = mounts, volumes
-    if found.check_limits:
+    if chosen.check_limits:
         spec["initContainers"] = [_limits(image, mounts)]
-    if found.node_selector:
-        spec["nodeSelector"] = dict(found.node_selector)
+    if chosen.node_selector:
+        spec["nodeSelector"] = dict(chosen.node_selector)
     spec["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
-    if found.spread:
+    if chosen.spread:
         spec["affinity"] = _AFFINITY
     return {"metadata": {"labels": {"app": APP}}, "spec": spec}
 
 
-def _volumes(found: Manifest) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _volumes(chosen: Manifest) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     mounts, volumes = [], []
-    if found.shared_memory_gb is not None:
+    if chosen.shared_memory_gb is not None:
         mounts.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108 (of the pod)
-        volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{found.shared_memory_gb}Gi"}})
-    if found.options.data_mode != "synthetic":
+        volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{chosen.shared_memory_gb}Gi"}})
+    if chosen.options.data_mode != "synthetic":
         mounts.append({"name": "data", "mountPath": "/workspace/data"})
         volumes.append({"name": "data", "emptyDir": {}})
     return mounts, volumes
@@ -167,7 +167,7 @@ def _limits(image: str, mounts: list[dict[str, Any]]) -> dict[str, Any]:
         "image": image,
         "command": ["trainmaster", "check", "--only", "memlock,open_files,shm"],
         "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
-        "volumeMounts": [one for one in mounts if one["name"] == "shm"],
+        "volumeMounts": [mount for mount in mounts if mount["name"] == "shm"],
     }
 
 

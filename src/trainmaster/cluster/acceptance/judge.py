@@ -71,8 +71,8 @@ def is_whole(document: Mapping[str, Any], *, world: int, code: int | None, highe
 
 def not_whole(document: Mapping[str, Any], *, world: int) -> Finding:
     """A result that counts other ranks than were started, or whose program ended otherwise than it says."""
-    told = f"{document.get('overall')!r:.40} of {document.get('world_size')!r:.40} ranks"
-    reason = f"{world} ranks were started, and the result is {told}; its program ended otherwise, or it is of fewer"
+    result = f"{document.get('overall')!r:.40} of {document.get('world_size')!r:.40} ranks"
+    reason = f"{world} ranks were started, and the result is {result}; its program ended otherwise, or it is of fewer"
     return error(reason, action="see which ranks took part: `ranks` in results.json; run again")
 
 
@@ -83,15 +83,15 @@ def judge_peer(ran: Result) -> bool:
 
 def find_documents(text: str) -> list[dict[str, Any]]:
     """Documents among the lines that ranks printed: one, of rank 0, where they have met."""
-    return [found for line in text.splitlines() if (found := _parse(line)) is not None]
+    return [document for line in text.splitlines() if (document := _parse(line)) is not None]
 
 
 def _parse(line: str) -> dict[str, Any] | None:
     try:
-        found = json.loads(line) if line.startswith("{") else None
+        document = json.loads(line) if line.startswith("{") else None
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and "overall" in found and "checks" in found else None
+    return document if isinstance(document, dict) and "overall" in document and "checks" in document else None
 
 
 def incomplete(options: Options, missing: Mapping[str, tuple[str, str]], *, world: int) -> dict[str, Any]:
@@ -109,18 +109,20 @@ def compare_golden(document: Mapping[str, Any], options: Options) -> dict[str, A
     golden = baselines.newest(baselines.load_golden(Path(options.baselines)), now.key)
     if golden is None:
         return dict(document)
-    checks = {one["check"]: schema.build(CheckResult, one) for one in document["checks"]}
-    hosts = {one["gpu"] or f"rank{one['rank']}": (f"rank{one['rank']}", one["host"]) for one in document["ranks"]}
+    checks = {plain["check"]: schema.build(CheckResult, plain) for plain in document["checks"]}
+    hosts = {rank["gpu"] or f"rank{rank['rank']}": (f"rank{rank['rank']}", rank["host"]) for rank in document["ranks"]}
     findings = judge.judge_golden(golden, now, hosts)
     checks["accept_regression"] = CheckResult(check="accept_regression", findings=tuple(findings), took_s=0.0)
     shipped = (document["baseline"] or {}).get("judges", False)
     if not shipped and options.min_throughput is None:
-        found = judge.against_golden(golden, now.samples_per_s, {})
-        checks["accept_throughput"] = CheckResult(check="accept_throughput", findings=(found,), took_s=0.0)
+        finding = judge.against_golden(golden, now.samples_per_s, {})
+        checks["accept_throughput"] = CheckResult(check="accept_throughput", findings=(finding,), took_s=0.0)
     overall = judge_overall(list(checks.values()), planned=judge.CHECKS)
     ours = {"samples_per_s": golden.samples_per_s, "source": golden.source, "judges": True}
     return {
-        **document, "overall": str(overall), "exit_code": exit_code(overall),
-        "checks": [schema.to_plain(one) for one in checks.values()],
+        **document,
+        "overall": str(overall),
+        "exit_code": exit_code(overall),
+        "checks": [schema.to_plain(result) for result in checks.values()],
         "baseline": document["baseline"] if shipped else ours,
-    }  # fmt: skip
+    }

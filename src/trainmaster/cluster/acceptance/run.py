@@ -75,7 +75,7 @@ async def _accept_on_nodes(target: ReachesNodes, options: Options, home: Path) -
     access = target.open_nodes(limit_s=timeout_s, home=home)
     try:
         nodes = await access.nodes()
-        offers = await launch.ask_capabilities(nodes, access)
+        offers = await launch.query_capabilities(nodes, access)
         if missing := _missing(offers, options):
             return incomplete(options, missing, world=len(nodes))
         ready = {name: offer for name, offer in offers.items() if isinstance(offer, Capabilities)}
@@ -108,7 +108,7 @@ def plan(
     nodes: Sequence[Node], ready: Mapping[str, Capabilities], options: Options
 ) -> list[tuple[Node, list[Program]]]:
     """The programs of every node: the same number of ranks on each, in torchrun's variables."""
-    gpus = 0 if options.backend == "gloo" else min(one.gpus for one in ready.values())
+    gpus = 0 if options.backend == "gloo" else min(offer.gpus for offer in ready.values())
     per_node = options.processes or gpus or 1
     master = meeting_point(nodes[0], ready[nodes[0].name])
     given = _words(options)
@@ -131,22 +131,26 @@ def plan(
     ]  # fmt: skip
 
 
-def _missing(found: Mapping[str, Capabilities | NodeUnavailable], options: Options) -> dict[str, tuple[str, str]]:
+def _missing(offers: Mapping[str, Capabilities | NodeUnavailable], options: Options) -> dict[str, tuple[str, str]]:
     """Reason and action for every node that cannot take part."""
-    wrong: dict[str, tuple[str, str]] = {}
-    wants_gpus = options.backend != "gloo" and any(isinstance(one, Capabilities) and one.gpus for one in found.values())
-    for name, one in found.items():
-        if isinstance(one, NodeUnavailable):
-            wrong[name] = (one.reason, one.action)
-        elif one.torch is None:
-            wrong[name] = (one.why, "install torch for its Python")
-        elif wants_gpus and not one.gpus:
-            wrong[name] = ("its torch sees no GPU, while other nodes have some", "install torch with CUDA on it")
-        elif not one.ports:
-            wrong[name] = ("no free port from 20000 to 29999", "list its listeners: ss -ltn")
-    if not wrong and wants_gpus and options.processes is None:
-        wrong |= targets.find_unequal({name: one.gpus for name, one in found.items() if isinstance(one, Capabilities)})
-    return wrong
+    faults: dict[str, tuple[str, str]] = {}
+    wants_gpus = options.backend != "gloo" and any(
+        isinstance(offer, Capabilities) and offer.gpus for offer in offers.values()
+    )
+    for name, offer in offers.items():
+        if isinstance(offer, NodeUnavailable):
+            faults[name] = (offer.reason, offer.action)
+        elif offer.torch is None:
+            faults[name] = (offer.why, "install torch for its Python")
+        elif wants_gpus and not offer.gpus:
+            faults[name] = ("its torch sees no GPU, while other nodes have some", "install torch with CUDA on it")
+        elif not offer.ports:
+            faults[name] = ("no free port from 20000 to 29999", "list its listeners: ss -ltn")
+    if not faults and wants_gpus and options.processes is None:
+        faults |= targets.find_unequal(
+            {name: offer.gpus for name, offer in offers.items() if isinstance(offer, Capabilities)}
+        )
+    return faults
 
 
 def limit_s(options: Options) -> float:

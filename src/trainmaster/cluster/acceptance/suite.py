@@ -63,14 +63,14 @@ def run(
     """Run what is left of the suite in this folder; the document of all parts. `machine`: what it measures."""
     try:
         (folder / _PARTS).mkdir(parents=True, exist_ok=True)
-    except OSError as wrong:
-        raise UsageError(f"--out {folder}: no folder can be made there: {wrong.strerror or wrong}") from None
+    except OSError as error:
+        raise UsageError(f"--out {folder}: no folder can be made there: {error.strerror or error}") from None
     with _alone(folder):
         state = _open(suite, parts, folder, on=on, machine=machine)
-        found: list[dict[str, Any]] = []
+        results: list[dict[str, Any]] = []
         for part in parts:
-            found.append(_take(part, folder, found, show, program, number=len(state["runs"])))
-        document = _document(state, found)
+            results.append(_take(part, folder, results, show, program, number=len(state["runs"])))
+        document = _document(state, results)
         save(folder / "report.json", document)
     return document
 
@@ -140,11 +140,11 @@ def _wait(process: subprocess.Popen[bytes], err: Path, show: Callable[[str], Non
 
 def _parse(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_text())
-        verdict_of(found)
+        document = json.loads(path.read_text())
+        verdict_of(document)
     except (ValueError, AttributeError, RecursionError):
         return None
-    return dict(found)
+    return dict(document)
 
 
 def verdict_of(document: Mapping[str, Any]) -> Overall:
@@ -154,7 +154,7 @@ def verdict_of(document: Mapping[str, Any]) -> Overall:
 
 def _not_slow(before: Sequence[Mapping[str, Any]]) -> str | None:
     """Reason to leave isolation out; None where a measured part failed or warned."""
-    slow = [one["name"] for one in before if one["kind"] != "check" and one["overall"] in ("FAIL", "WARN")]
+    slow = [part["name"] for part in before if part["kind"] != "check" and part["overall"] in ("FAIL", "WARN")]
     return None if slow else "no measurement was slow: no part of bandwidth or training failed or warned"
 
 
@@ -170,7 +170,7 @@ def _document(state: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> d
         "started_at": state["runs"][0],
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "runs": state["runs"],
-        "resumed": [one["name"] for one in parts if "took_s" in one and one["run"] < number],
+        "resumed": [part["name"] for part in parts if "took_s" in part and part["run"] < number],
         "parts": list(parts),
         "trainmaster": __version__,
     }
@@ -178,9 +178,9 @@ def _document(state: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> d
 
 def judge(parts: Sequence[Mapping[str, Any]]) -> Overall:
     """The worst of the parts; INCOMPLETE where none was measured."""
-    found = {one["overall"] for one in parts if one["overall"] is not None}
+    verdicts = {part["overall"] for part in parts if part["overall"] is not None}
     order = (Overall.FAIL, Overall.INCOMPLETE, Overall.WARN, Overall.PASS)
-    return next((one for one in order if str(one) in found), Overall.INCOMPLETE)
+    return next((verdict for verdict in order if str(verdict) in verdicts), Overall.INCOMPLETE)
 
 
 def _open(suite: str, parts: Sequence[Part], folder: Path, *, on: str | None, machine: str) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def _open(suite: str, parts: Sequence[Part], folder: Path, *, on: str | None, ma
                 f"{machine!r:.200}; choose another folder"
             )
         runs = state.get("runs")
-        if not isinstance(runs, list) or not runs or not all(isinstance(one, str) for one in runs):
+        if not isinstance(runs, list) or not runs or not all(isinstance(at, str) for at in runs):
             raise UsageError(f"{path}: damaged; remove the folder to measure again")
     elif any((folder / _PARTS).glob("*.json")):
         raise UsageError(f"{path}: not there, but {_PARTS}/ has results of an unknown suite; choose another folder")
@@ -209,28 +209,28 @@ def _open(suite: str, parts: Sequence[Part], folder: Path, *, on: str | None, ma
 
 def _read_part(part: Part, path: Path) -> dict[str, Any]:
     """The record of a finished part: it must be of this part, and its verdict that of its document."""
-    found = _load(path)
+    record = _load(path)
     try:
-        asked = [found["name"], found["kind"], found["words"], found["env"]]
-        told = found["overall"], found["exit_code"], type(found["run"]), type(found["took_s"])
-        verdict = verdict_of(found["document"])
+        asked = [record["name"], record["kind"], record["words"], record["env"]]
+        kept_verdict = record["overall"], record["exit_code"], type(record["run"]), type(record["took_s"])
+        verdict = verdict_of(record["document"])
     except (KeyError, ValueError, AttributeError):
         raise UsageError(f"{path}: damaged; remove it to measure again") from None
     if asked != [part.name, part.kind, list(part.words), dict(part.env)]:
         raise UsageError(f"{path}: the result of another command; remove it to measure again")
-    if told != (str(verdict), exit_code(verdict), int, float):
+    if kept_verdict != (str(verdict), exit_code(verdict), int, float):
         raise UsageError(f"{path}: damaged: its verdict is not that of its document; remove it to measure again")
-    return found
+    return record
 
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as wrong:
-        raise UsageError(f"{path}: cannot be read ({wrong}); remove it to measure again") from None
-    if not isinstance(found, dict):
+        record = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: cannot be read ({error}); remove it to measure again") from None
+    if not isinstance(record, dict):
         raise UsageError(f"{path}: not a file of a suite; remove it to measure again")
-    return found
+    return record
 
 
 def save(path: Path, document: Mapping[str, Any]) -> None:
@@ -243,8 +243,8 @@ def save(path: Path, document: Mapping[str, Any]) -> None:
 def _alone(folder: Path) -> Iterator[None]:
     try:
         file = (folder / ".lock").open("w")
-    except OSError as wrong:
-        raise UsageError(f"--out {folder}: cannot be written: {wrong.strerror or wrong}") from None
+    except OSError as error:
+        raise UsageError(f"--out {folder}: cannot be written: {error.strerror or error}") from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

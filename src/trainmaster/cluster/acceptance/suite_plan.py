@@ -52,10 +52,10 @@ def plan(
     checks = ["check", "--level", str(LEVEL[suite]), *where]
     checks += [word for name in expect for word in ("--expect", name)]
     checks += [word for name in only for word in ("--only", name)]
-    found = [Part(name="check", title="Health checks", kind="check", words=[*checks, "--json"])]
-    found += _bandwidth(suite, options, machine, folder, min_busbw)
-    found += [_training(model, options, where, folder) for model in _MODELS[suite]]
-    return [*found, _isolation(machine)]
+    parts = [Part(name="check", title="Health checks", kind="check", words=[*checks, "--json"])]
+    parts += _bandwidth(suite, options, machine, folder, min_busbw)
+    parts += [_training(model, options, where, folder) for model in _MODELS[suite]]
+    return [*parts, _isolation(machine)]
 
 
 def _bandwidth(suite: Suite, options: Options, machine: Machine, folder: Path, min_busbw: float | None) -> list[Part]:
@@ -73,13 +73,13 @@ def _bandwidth(suite: Suite, options: Options, machine: Machine, folder: Path, m
         )  # fmt: skip
 
     no_nccl = None if nccl else "NCCL's transports are those of GPUs; the backend here is gloo"
-    found = [part("bandwidth", "Collectives, fastest path", *few, "--max", largest)]
+    parts = [part("bandwidth", "Collectives, fastest path", *few, "--max", largest)]
     if suite == "quick":
-        return found
+        return parts
     small = ("--collective", "all_reduce", "--min", "1K", "--max", "8K")
     forced = ("--collective", "all_reduce", "--max", largest)
     return [
-        *found,
+        *parts,
         part("bandwidth-network", "Collectives, forced onto the network", *forced, forced=True, skip=no_nccl),
         part("latency", "Latency of small messages", *small),
     ]
@@ -103,9 +103,11 @@ def _training(model: Model, options: Options, where: Sequence[str], folder: Path
         mine = replace(mine, data_mode="synthetic", image_size=None)
     out = str(folder / "parts" / f"train-{model}" / "results.json")
     return Part(
-        name=f"train-{model}", title=f"Training {model}, batch {batch}", kind="training",
+        name=f"train-{model}",
+        title=f"Training {model}, batch {batch}",
+        kind="training",
         words=["accept", *words(mine), *where, "--out", out, "--json"],
-    )  # fmt: skip
+    )
 
 
 def _isolation(machine: Machine) -> Part:

@@ -71,7 +71,7 @@ async def _measure(
     try:
         nodes = await access.nodes()
         on_nodes([node.name for node in nodes])
-        offers = await launch.ask_capabilities(nodes, access)
+        offers = await launch.query_capabilities(nodes, access)
         silent = {name: offer for name, offer in offers.items() if isinstance(offer, NodeUnavailable)}
         ready = {name: offer for name, offer in offers.items() if isinstance(offer, Capabilities)}
         plan = plan_run([node for node in nodes if node.name in ready], ready, request)
@@ -95,7 +95,7 @@ async def _measure(
 def plan_run(nodes: Sequence[Node], ready: Mapping[str, Capabilities], request: Request) -> Plan | None:
     """The ranks of every node that is ready; None where they are fewer than two."""
     backend = request.backend or choose_backend(ready)
-    gpus = min((found.gpus for found in ready.values()), default=0)
+    gpus = min((offer.gpus for offer in ready.values()), default=0)
     if backend == "nccl" and ready and not gpus:
         raise UsageError("--backend nccl: torch sees no GPU on some of the nodes; use --backend gloo")
     per_node = request.processes or (gpus if backend == "nccl" else 1)
@@ -109,14 +109,14 @@ def plan_run(nodes: Sequence[Node], ready: Mapping[str, Capabilities], request: 
 
 
 def _words(silent: Mapping[str, NodeUnavailable]) -> dict[str, str]:
-    return {name: wrong.reason for name, wrong in silent.items()}
+    return {name: unavailable.reason for name, unavailable in silent.items()}
 
 
-def _results(found: Sequence[CheckResult], silent: Mapping[str, NodeUnavailable]) -> tuple[CheckResult, ...]:
+def _results(results: Sequence[CheckResult], silent: Mapping[str, NodeUnavailable]) -> tuple[CheckResult, ...]:
     if not silent:
-        return tuple(found)
+        return tuple(results)
     findings = tuple(
-        error(f"{name} took no part: {wrong.reason}", action=wrong.action, device=name)
-        for name, wrong in silent.items()
+        error(f"{name} took no part: {unavailable.reason}", action=unavailable.action, device=name)
+        for name, unavailable in silent.items()
     )
-    return (*found, CheckResult(check=NODES_CHECK, findings=findings, took_s=0.0))
+    return (*results, CheckResult(check=NODES_CHECK, findings=findings, took_s=0.0))

@@ -28,27 +28,27 @@ def judge(plan: Plan, outcomes: Sequence[Outcome], *, left_out: Sequence[str] = 
         return [*_attribute(plan, outcomes, ranks), *_curves(plan, rows)]
     by_check = {result.check: result.findings for result in report.results}
     values = {"nodes": [node.name for node in plan.nodes], "ranks": plan.world, "backend": plan.backend}
-    found: list[Finding] = []
+    findings: list[Finding] = []
     if report.lost:
         for lost, finding in zip(report.lost, by_check.get("collective_ranks", ()), strict=False):
             node = plan.node_of(lost.rank) if lost.rank is not None and lost.rank < plan.world else None
-            told = ranks.get(lost.rank) if lost.rank is not None else None
-            found.append(_at(finding, node, lost.host, told))
+            evidence = ranks.get(lost.rank) if lost.rank is not None else None
+            findings.append(_at(finding, node, lost.host, evidence))
     else:
         without = f"; without {', '.join(left_out)}" if left_out else ""
         for finding in by_check.get("collective_ranks", ()):
-            found.append(replace(finding, reason=finding.reason + without, values={**finding.values, **values}))
+            findings.append(replace(finding, reason=finding.reason + without, values={**finding.values, **values}))
     for finding in by_check.get("collective_data", ()):
         rank = finding.values.get("rank")
         known = isinstance(rank, int) and 0 <= rank < plan.world
-        found.append(
+        findings.append(
             _at(finding, plan.node_of(rank) if known and isinstance(rank, int) else None, finding.device, None)
         )
-    found += by_check.get("collective_transport", ())
-    found += _speed(plan, report, by_check.get("collective_bandwidth", ()))
+    findings += by_check.get("collective_transport", ())
+    findings += _speed(plan, report, by_check.get("collective_bandwidth", ()))
     if missing := [name for name in _CHECKS if not by_check.get(name)]:
-        found.append(error(f"the report of rank 0 lacks {', '.join(missing)}", action="run it again"))
-    return found
+        findings.append(error(f"the report of rank 0 lacks {', '.join(missing)}", action="run it again"))
+    return findings
 
 
 def read(output: str) -> tuple[Report | None, list[Row]]:
@@ -56,11 +56,11 @@ def read(output: str) -> tuple[Report | None, list[Row]]:
     rows: list[Row] = []
     for line in output.splitlines():
         try:
-            told = json.loads(line)
-            if "row" in told:
-                rows.append(build(Row, told["row"]))
+            record = json.loads(line)
+            if "row" in record:
+                rows.append(build(Row, record["row"]))
             else:
-                plain = told["report"]
+                plain = record["report"]
                 return build(Report, {k: v for k, v in plain.items() if k not in ("overall", "exit_code")}), rows
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SpecError):
             continue  # a library's output, or a partial line
@@ -74,8 +74,8 @@ def _at(finding: Finding, node: str | None, host: str | None, evidence: str | No
     reason, action = finding.reason, finding.action
     if host and host != node:
         reason, action = reason.replace(f"on {host}", f"on {node}"), action and action.replace(host, node)
-    told = f"; its node reports: {evidence}" if evidence else ""
-    return replace(finding, device=node, reason=reason + told, action=action)
+    reported = f"; its node reports: {evidence}" if evidence else ""
+    return replace(finding, device=node, reason=reason + reported, action=action)
 
 
 def _speed(plan: Plan, report: Report, judged: Sequence[Finding]) -> Iterator[Finding]:
@@ -124,7 +124,7 @@ def _values(plan: Plan, rows: Sequence[Row], transport: str) -> dict[str, Any]:
 
 def _evidence(plan: Plan, outcomes: Sequence[Outcome]) -> dict[int, str]:
     """By rank, its own node's explanation of a loss."""
-    found: dict[int, str] = {}
+    by_rank: dict[int, str] = {}
     for number, outcome in enumerate(outcomes):
         if outcome is None:
             continue
@@ -134,8 +134,8 @@ def _evidence(plan: Plan, outcomes: Sequence[Outcome]) -> dict[int, str]:
             else:
                 words = _end_of(outcome[local])
             if words is not None:
-                found[number * plan.per_node + local] = words
-    return found
+                by_rank[number * plan.per_node + local] = words
+    return by_rank
 
 
 def _end_of(ran: Result) -> str | None:
@@ -157,12 +157,13 @@ def _attribute(plan: Plan, outcomes: Sequence[Outcome], evidence: Mapping[int, s
         return [
             fail(
                 f"{reason}; the collectives of {plan.world} ranks did not finish",
-                action=f"run `trainmaster check --level 2` on {node} alone, then all together again", device=node,
+                action=f"run `trainmaster check --level 2` on {node} alone, then all together again",
+                device=node,
             )
             for node, reason in nodes.items()
-        ]  # fmt: skip
+        ]
     first = outcomes[0]
-    said = _last_output(first[0]) if isinstance(first, Sequence) else "nothing"
+    printed = _last_output(first[0]) if isinstance(first, Sequence) else "nothing"
     bad = [
         f"rank {number * plan.per_node + local} on {plan.nodes[number].name}: {_last_output(ran)}"
         for number, outcome in enumerate(outcomes)
@@ -171,7 +172,7 @@ def _attribute(plan: Plan, outcomes: Sequence[Outcome], evidence: Mapping[int, s
         if ran.code not in (0, None) and (number or local)
     ]
     others = f"; {'; '.join(bad[:3])}" if bad else ""
-    reason = f"{plan.world} ranks on {len(plan.nodes)} nodes gave no report; rank 0 printed: {said}{others}"
+    reason = f"{plan.world} ranks on {len(plan.nodes)} nodes gave no report; rank 0 printed: {printed}{others}"
     action = f"check that every node reaches {plan.master[0]} (or set `address` in the hosts file), then run again"
     return [error(reason, action=action)]
 

@@ -50,7 +50,7 @@ async def run_together(
     return [None if task.cancelled() else task.result() for task in tasks]
 
 
-async def ask_capabilities(
+async def query_capabilities(
     nodes: Sequence[Node], access: NodeAccess, *, ports: int = 1, timeout_s: float = CAPABILITIES_TIMEOUT_S
 ) -> dict[str, Capabilities | NodeUnavailable]:
     """Capabilities of every node, each asked alone."""

@@ -51,7 +51,7 @@ class Pairs:
         from trainmaster.cluster.collectives import launch
 
         self._nodes = {node.name: node for node in await self._access.nodes()}
-        return await launch.ask_capabilities(list(self._nodes.values()), self._access, ports=2 * self._rounds)
+        return await launch.query_capabilities(list(self._nodes.values()), self._access, ports=2 * self._rounds)
 
     def _read(self, offers: Mapping[str, Capabilities | NodeUnavailable]) -> None:
         from trainmaster.cluster.collectives.launch import Capabilities
@@ -114,15 +114,17 @@ class Pairs:
             a, b, address=address, port=port, size=self._size, timeout_s=self._timeout_s / 4, backend=self.backend
         )
         more = ("--start-timeout", f"{self._timeout_s / 2:g}")
-        return [Program(module=one.argv[2], words=[*one.argv[3:], *more], env=one.env) for one in commands]
+        return [
+            Program(module=command.argv[2], words=[*command.argv[3:], *more], env=command.env) for command in commands
+        ]
 
 
 def choose_backend(capabilities: Mapping[str, Capabilities]) -> str:
     """NCCL where all nodes have GPUs, gloo where none has. UsageError where nodes are not comparable."""
-    if bare := [name for name, found in capabilities.items() if found.torch is None]:
+    if bare := [name for name, offer in capabilities.items() if offer.torch is None]:
         why = capabilities[bare[0]].why
         raise UsageError(f"{why} on {', '.join(bare)}; pair tests need it: install it there, or leave these nodes out")
-    without = [name for name, found in capabilities.items() if not found.gpus]
+    without = [name for name, offer in capabilities.items() if not offer.gpus]
     if without and len(without) < len(capabilities):
         raise UsageError(f"torch sees GPUs on some nodes, but none on {', '.join(without)}; test them separately")
     return "gloo" if without or not capabilities else "nccl"

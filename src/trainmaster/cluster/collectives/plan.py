@@ -69,11 +69,11 @@ def choose(health: ClusterHealth) -> tuple[list[NodeHealth], list[Finding]]:
     fit: list[NodeHealth] = []
     out = [
         skip(
-            f"left out of the collectives: no answer ({one.reason})",
+            f"left out of the collectives: no answer ({silent.reason})",
             proof="the node is listed as silent",
-            device=one.node,
+            device=silent.node,
         )
-        for one in health.silent
+        for silent in health.silent
     ]
     # A failed check of a GPU excludes the node: the run would measure the faulty GPU, or hang on it.
     of_gpus = facts.read().of_gpus
@@ -103,46 +103,46 @@ def plan(
     total_s: float,
 ) -> tuple[Plan | None, list[Finding]]:
     """The run that these nodes can do together, if any; and findings for nodes that cannot."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     ready: dict[str, Capabilities] = {}
     required = any(_wants(node) for node in fit)
     for node in fit:
         offer = capabilities[node.node]
         if not isinstance(offer, Capabilities):
             reason = f"it answered the checks but not the collectives: {offer.reason}"
-            found.append(error(reason, action=offer.action, device=node.node))
+            findings.append(error(reason, action=offer.action, device=node.node))
         elif offer.torch is None:
             reason = f"{offer.why} on {node.node}, so it takes no part in the collectives"
-            found.append(_missing(reason, "install torch for its Python", node.node, required=required))
+            findings.append(_missing(reason, "install torch for its Python", node.node, required=required))
         else:
             ready[node.node] = offer
     gpus = {name: offer.gpus for name, offer in ready.items()}
     if any(gpus.values()) or any(_expects_gpus(node) for node in fit):
         for name in [name for name, count in gpus.items() if not count]:
             reason = "its torch sees no GPU, while other nodes or the profile have some"
-            found.append(error(reason, action="install torch with CUDA on it, or leave it out", device=name))
+            findings.append(error(reason, action="install torch with CUDA on it, or leave it out", device=name))
             del ready[name]
         backend, per_node = "nccl", min((offer.gpus for offer in ready.values()), default=0)
-        found += _idle_gpus(ready, per_node)
+        findings += _idle_gpus(ready, per_node)
     else:
         backend, per_node = "gloo", 1
     if len(ready) * per_node < 2:
         left = f"only {', '.join(ready)} can take part" if ready else "no node can take part"
         reason = f"no collectives: {left}, and they need two {'GPUs' if backend == 'nccl' else 'ranks'}"
-        found.append(_missing(reason, "check at least two healthy nodes", None, required=required))
-        return None, found
+        findings.append(_missing(reason, "check at least two healthy nodes", None, required=required))
+        return None, findings
     order = [nodes[name] for name in ready]
     first = ready[order[0].name]
     if not first.ports:
         action = "list its listeners: ss -ltn"
-        return None, [*found, error("no free port from 20000 to 29999", action=action, device=order[0].name)]
+        return None, [*findings, error("no free port from 20000 to 29999", action=action, device=order[0].name)]
     expect = next(node.expect for node in fit if node.node == order[0].name)
     words = [
         *_SIZES[min(level, 3), backend], "--backend", backend, "--timeout", f"{min(60.0, total_s / 4):g}",
         "--start-timeout", f"{min(180.0, total_s / 2):g}", *_expectations(expect, backend, nodes=len(order)),
     ]  # fmt: skip
     master = meeting_point(order[0], first)
-    return Plan(nodes=order, per_node=per_node, backend=backend, words=words, master=master), found
+    return Plan(nodes=order, per_node=per_node, backend=backend, words=words, master=master), findings
 
 
 def _idle_gpus(ready: Mapping[str, Capabilities], per_node: int) -> list[Finding]:
@@ -175,9 +175,11 @@ def _wants(node: NodeHealth) -> bool:
 
 def _expects_gpus(node: NodeHealth) -> bool:
     return bool(node.expect.get("gpus")) or any(
-        finding.values.get("listed") for result in node.results if result.check == "gpu_count"
+        finding.values.get("listed")
+        for result in node.results
+        if result.check == "gpu_count"
         for finding in result.findings
-    )  # fmt: skip
+    )
 
 
 def expected_transport(expect: Mapping[str, Any], backend: str, *, nodes: int) -> str | None:

@@ -48,7 +48,7 @@ async def _measure(
     try:
         by_name = {node.name: node for node in await access.nodes()}
         if fit:
-            capabilities = await launch.ask_capabilities(
+            capabilities = await launch.query_capabilities(
                 [by_name[node.node] for node in fit], access, timeout_s=min(total_s, launch.CAPABILITIES_TIMEOUT_S)
             )
         planned, more = plan(fit, capabilities, by_name, level=level, total_s=total_s)

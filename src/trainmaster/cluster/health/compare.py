@@ -12,9 +12,9 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from trainmaster.checks.comparison import EqualValue
 from trainmaster.cluster.health.compared_values import SOFTWARE, same
-from trainmaster.cluster.health.facts import COUNTS, Fact, collect, group, is_number
-from trainmaster.cluster.health.gaps import find_domains, find_unreported
+from trainmaster.cluster.health.missing_values import find_domains, find_unreported
 from trainmaster.cluster.health.peers import peers
+from trainmaster.cluster.health.reported_values import COUNTS, Fact, collect, group, is_number
 from trainmaster.core.health import NodeHealth
 from trainmaster.core.results import CheckResult, Finding, Verdict, fail, ok, skip, warn
 
@@ -27,8 +27,8 @@ def compare(nodes: Sequence[NodeHealth]) -> tuple[CheckResult, ...]:
     """Every comparison between these nodes, one result each."""
     nodes = sorted(nodes, key=lambda node: node.node)  # the order of answers must not change the verdict
     facts = collect(nodes)
-    found = {"drift": drift(nodes, facts), "peers": peers(facts), "digests": digests(facts)}
-    return tuple(CheckResult(check=name, findings=tuple(found[name]), took_s=0.0) for name in NAMES)
+    findings = {"drift": drift(nodes, facts), "peers": peers(facts), "digests": digests(facts)}
+    return tuple(CheckResult(check=name, findings=tuple(findings[name]), took_s=0.0) for name in NAMES)
 
 
 # --- drift: nodes that should be alike and are not -----------------------------------------------------------------
@@ -38,11 +38,11 @@ def drift(nodes: Sequence[NodeHealth], facts: Sequence[Fact]) -> list[Finding]:
     """Each node that differs from the majority, by name; agreement is one finding."""
     if len(nodes) < 2:
         return [skip("there is nothing to compare", proof=f"{len(nodes)} node answered")]
-    found, agreed = [*_one_machine_twice(facts), *_skipped_alone(nodes), *find_domains(facts)], {}
-    found += find_unreported(nodes, facts)
-    for (name, check, kind), told in group(facts, lambda fact: (fact.name, fact.check, _alike(fact))).items():
+    findings, agreed = [*_one_machine_twice(facts), *_skipped_alone(nodes), *find_domains(facts)], {}
+    findings += find_unreported(nodes, facts)
+    for (name, check, kind), alike in group(facts, lambda fact: (fact.name, fact.check, _alike(fact))).items():
         rule = same(check, name)
-        values = _per_node(told, rule) if rule else {}
+        values = _per_node(alike, rule) if rule else {}
         if rule is None or len(values) < 2:
             continue
         groups = _groups(values, rule.tolerance)
@@ -56,11 +56,11 @@ def drift(nodes: Sequence[NodeHealth], facts: Sequence[Fact]) -> list[Finding]:
             sides = "; ".join(f"{_show(value, rule)} on {_list(names)}" for value, names in groups)
             action = f"decide which {rule.words} is right and bring all nodes to it"
             reason = f"{rule.words} differs and none has a majority: {sides}"
-            found.append(warn(reason, action=action, what=name, total=total))
+            findings.append(warn(reason, action=action, what=name, total=total))
             continue
         for value, names in groups[1:]:
             for node in names:
-                reason = f"{rule.words} {_show(value, rule)}{_odd_devices(told, node, common, rule)}; "
+                reason = f"{rule.words} {_show(value, rule)}{_odd_devices(alike, node, common, rule)}; "
                 reason += f"{len(having)} of {total} {of} have {_show(common, rule)}"
                 say = fail if rule.judge(value, common) is Verdict.FAIL else warn
                 finding = say(
@@ -73,9 +73,9 @@ def drift(nodes: Sequence[NodeHealth], facts: Sequence[Fact]) -> list[Finding]:
                     having=len(having),
                     total=total,
                 )
-                found.append(finding)
-    if found:
-        return _distinct(found)
+                findings.append(finding)
+    if findings:
+        return _distinct(findings)
     if not agreed:
         return [skip("there is nothing to compare", proof="no two nodes reported a comparable value")]
     return [ok(f"{len(nodes)} nodes agree in {', '.join(sorted(agreed))}", nodes=len(nodes), agreed=agreed)]
@@ -88,46 +88,50 @@ def _alike(fact: Fact) -> str:
 
 def _one_machine_twice(facts: Sequence[Fact]) -> list[Finding]:
     """Nodes that report the same GPU: one machine under several names, or copies of one capture."""
-    told = [fact for fact in facts if fact.check == "gpu_count" and fact.name == "uuid" and fact.value]
+    uuids = [fact for fact in facts if fact.check == "gpu_count" and fact.name == "uuid" and fact.value]
     shared: dict[tuple[str, ...], str] = {}
-    for uuid, of in group(told, lambda fact: str(fact.value)).items():
+    for uuid, of in group(uuids, lambda fact: str(fact.value)).items():
         names = tuple(sorted({fact.node for fact in of}))
         if len(names) > 1:
             shared.setdefault(names, uuid)
     action = "list each machine once; if these are two, capture them again"
-    return [warn(f"{_list(names)} report the same GPU {uuid}: they are one machine", action=action, what="uuid")
-            for names, uuid in shared.items()]  # fmt: skip
+    return [
+        warn(f"{_list(names)} report the same GPU {uuid}: they are one machine", action=action, what="uuid")
+        for names, uuid in shared.items()
+    ]
 
 
 def _skipped_alone(nodes: Sequence[NodeHealth]) -> list[Finding]:
     """Checks that apply on some nodes and not on others. Checks of COUNTS are compared as numbers instead."""
-    found = []
+    findings = []
     for check in sorted({result.check for node in nodes for result in node.results} - set(COUNTS)):
-        told = {node.node: r for node in nodes for r in node.results if r.check == check}
-        skipped = [name for name, result in told.items() if result.verdict is Verdict.SKIP]
-        measured = [name for name, result in told.items() if result.verdict in (Verdict.PASS, Verdict.WARN)]
-        if not skipped or len(measured) * 2 < len(told):
+        results = {node.node: r for node in nodes for r in node.results if r.check == check}
+        skipped = [name for name, result in results.items() if result.verdict is Verdict.SKIP]
+        measured = [name for name, result in results.items() if result.verdict in (Verdict.PASS, Verdict.WARN)]
+        if not skipped or len(measured) * 2 < len(results):
             continue
         action = "find the missing device; if the node is meant to differ, check it separately"
-        if len(measured) * 2 == len(told):
+        if len(measured) * 2 == len(results):
             reason = f"{check} applies on {_list(measured)} and not on {_list(skipped)}; none has a majority"
-            found.append(warn(reason, action=action, what=check, total=len(told)))
+            findings.append(warn(reason, action=action, what=check, total=len(results)))
             continue
         for name in skipped:
-            reason = f"{check} does not apply here ({told[name].findings[0].reason}), "
-            reason += f"while {len(measured)} of {len(told)} nodes have it"
-            found.append(warn(reason, action=action, device=name, what=check, having=len(measured), total=len(told)))
-    return found
+            reason = f"{check} does not apply here ({results[name].findings[0].reason}), "
+            reason += f"while {len(measured)} of {len(results)} nodes have it"
+            findings.append(
+                warn(reason, action=action, device=name, what=check, having=len(measured), total=len(results))
+            )
+    return findings
 
 
-def _per_node(told: Sequence[Fact], rule: EqualValue) -> dict[str, Hashable]:
+def _per_node(alike: Sequence[Fact], rule: EqualValue) -> dict[str, Hashable]:
     """One comparable value per node: the value shared by its devices, or the set of their values."""
-    found: dict[str, Hashable] = {}
-    for node, facts in group(told, lambda fact: fact.node).items():
+    values_by_node: dict[str, Hashable] = {}
+    for node, facts in group(alike, lambda fact: fact.node).items():
         values = {_hashable(fact.value) for fact in facts if fact.value is not None or rule.none}
         if values:
-            found[str(node)] = next(iter(values)) if len(values) == 1 else frozenset(values)
-    return found
+            values_by_node[str(node)] = next(iter(values)) if len(values) == 1 else frozenset(values)
+    return values_by_node
 
 
 def _groups(values: Mapping[str, Hashable], tolerance: float) -> list[tuple[Hashable, list[str]]]:
@@ -144,9 +148,9 @@ def _groups(values: Mapping[str, Hashable], tolerance: float) -> list[tuple[Hash
     return sorted(groups.items(), key=lambda group: (-len(group[1]), _order(group[0])))
 
 
-def _odd_devices(told: Sequence[Fact], node: str, common: Hashable, rule: EqualValue) -> str:
+def _odd_devices(alike: Sequence[Fact], node: str, common: Hashable, rule: EqualValue) -> str:
     """` on gpu3`, where only some of the node's devices are different."""
-    of_node = [fact for fact in told if fact.node == node and fact.device]
+    of_node = [fact for fact in alike if fact.node == node and fact.device]
     odd = [fact for fact in of_node if _hashable(fact.value) != common]
     if not odd or len(odd) == len(of_node):
         return ""
@@ -159,12 +163,12 @@ def _odd_devices(told: Sequence[Fact], node: str, common: Hashable, rule: EqualV
 def digests(facts: Sequence[Fact]) -> list[Finding]:
     """Each GPU whose results differ in any bit from those of equal GPUs."""
     software = {
-        node: tuple(sorted({f"{fact.name} {fact.value}" for fact in told if fact.name in SOFTWARE}))
-        for node, told in group(facts, lambda fact: fact.node).items()
+        node: tuple(sorted({f"{fact.name} {fact.value}" for fact in of_node if fact.name in SOFTWARE}))
+        for node, of_node in group(facts, lambda fact: fact.node).items()
     }
-    told = [(fact, fact.name, str(fact.value)) for fact in facts if "digest" in fact.name and fact.value]
-    found, compared = [], 0
-    alike = group(told, lambda item: (item[0].check, item[1], item[0].kind, software[item[0].node]))
+    digested = [(fact, fact.name, str(fact.value)) for fact in facts if "digest" in fact.name and fact.value]
+    findings, compared = [], 0
+    alike = group(digested, lambda item: (item[0].check, item[1], item[0].kind, software[item[0].node]))
     for (_check, what, kind, _software), items in alike.items():
         if len(items) < 2:
             continue
@@ -177,13 +181,13 @@ def digests(facts: Sequence[Fact]) -> list[Finding]:
         if len(majority) * 2 <= len(items):
             sides = "; ".join(_list([item[0].where for item in side]) for side in by_digest)
             reason = f"{what}: equal GPUs ({kind}) give different bits and none has a majority: {sides}"
-            found.append(fail(reason, action="run the corruption test on each of these GPUs alone", what=what))
+            findings.append(fail(reason, action="run the corruption test on each of these GPUs alone", what=what))
             continue
         for fact, _, digest in (item for side in by_digest[1:] for item in side):
             reason = f"{fact.device or 'it'} gives other bits in {what} than {len(majority)} of {len(items)} equal GPUs"
-            found.append(fail(reason, action=action, device=fact.node, what=what, on=fact.device, digest=digest))
-    if found:
-        return found
+            findings.append(fail(reason, action=action, device=fact.node, what=what, on=fact.device, digest=digest))
+    if findings:
+        return findings
     if not compared:
         return [skip("no digests to compare; level 2 computes them", proof="no two equal GPUs reported a digest")]
     return [ok(f"{compared} digests of equal GPUs are the same", compared=compared)]

@@ -36,8 +36,8 @@ Key = tuple[str, str, str | None]
 def compare(before: ClusterHealth, after: ClusterHealth) -> list[Change]:
     """Every change, the worst first."""
     old, new = _findings(before), _findings(after)
-    found = [change for key in {**old, **new} if (change := _change(key, old.get(key), new.get(key)))]
-    return sorted(found, key=lambda c: (KINDS.index(c.kind), -_weight(c.after), c.node, c.check, c.device or ""))
+    changes = [change for key in {**old, **new} if (change := _change(key, old.get(key), new.get(key)))]
+    return sorted(changes, key=lambda c: (KINDS.index(c.kind), -_weight(c.after), c.node, c.check, c.device or ""))
 
 
 def _change(key: Key, old: Finding | None, new: Finding | None) -> Change | None:
@@ -52,8 +52,8 @@ def _change(key: Key, old: Finding | None, new: Finding | None) -> Change | None
         if not moved:
             return None
         kind = "changed"
-    said = new or old
-    assert said is not None
+    finding = new or old
+    assert finding is not None
     node, check, device = key
     return Change(
         kind=kind,
@@ -62,8 +62,8 @@ def _change(key: Key, old: Finding | None, new: Finding | None) -> Change | None
         device=device,
         before=old.verdict if old else None,
         after=new.verdict if new else None,
-        reason=moved if kind == "changed" else said.reason,
-        action=said.action if new else None,
+        reason=moved if kind == "changed" else finding.reason,
+        action=finding.action if new else None,
     )
 
 
@@ -78,11 +78,11 @@ def _moved(check: str, old: Finding, new: Finding) -> str:
 
 def _findings(health: ClusterHealth) -> Mapping[Key, Finding]:
     """The worst finding of each (node, check, device), including silence and comparisons."""
-    found: dict[Key, Finding] = {}
+    findings: dict[Key, Finding] = {}
 
     def keep(key: Key, finding: Finding) -> None:
-        if key not in found or _weight(finding.verdict) > _weight(found[key].verdict):
-            found[key] = finding
+        if key not in findings or _weight(finding.verdict) > _weight(findings[key].verdict):
+            findings[key] = finding
 
     for node in health.nodes:
         for result in node.results:
@@ -95,7 +95,7 @@ def _findings(health: ClusterHealth) -> Mapping[Key, Finding]:
             # Agreement concerns no node and comes and goes with the differences, so only differences count.
             if finding.device or finding.verdict not in (Verdict.PASS, Verdict.SKIP):
                 keep((finding.device or "", result.check, str(finding.values.get("what") or "") or None), finding)
-    return found
+    return findings
 
 
 def _weight(verdict: Verdict | None) -> int:

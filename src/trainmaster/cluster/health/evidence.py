@@ -28,7 +28,7 @@ from trainmaster import __version__, checks
 from trainmaster.checks.document import clean
 from trainmaster.checks.expectations import COLLECTIVES, unmeasured
 from trainmaster.checks.expectations import NAMES as UNMEASURED
-from trainmaster.cluster.collectives import kept_collectives
+from trainmaster.cluster.collectives import rejudge_collectives
 from trainmaster.cluster.health import compare
 from trainmaster.core.errors import SpecError, UsageError
 from trainmaster.core.expect import Expect
@@ -72,8 +72,8 @@ def digest(bundle: Path) -> str:
     """
     files: dict[bytes, Path] = {}
     for top in (bundle / name for name in _DIGESTED):
-        found = [top] if top.is_file() else top.rglob("*")
-        files |= {path.relative_to(bundle).as_posix().encode(errors="surrogateescape"): path for path in found}
+        paths = [top] if top.is_file() else top.rglob("*")
+        files |= {path.relative_to(bundle).as_posix().encode(errors="surrogateescape"): path for path in paths}
     whole = hashlib.sha256()
     for name, path in sorted(files.items()):
         if path.is_symlink():
@@ -97,8 +97,8 @@ def _read(bundle: Path) -> ClusterHealth:
         raise UsageError(f"{bundle} holds no run: it has no {HEALTH}; `trainmaster check --out` writes one") from (None)
     try:
         return ClusterHealth.from_json(raw.decode("utf-8"))
-    except (SpecError, ValueError, RecursionError) as wrong:
-        raise UsageError(f"{bundle / HEALTH} is damaged: {str(wrong)[:300]}") from None
+    except (SpecError, ValueError, RecursionError) as error:
+        raise UsageError(f"{bundle / HEALTH} is damaged: {str(error)[:300]}") from None
 
 
 def judged(health: ClusterHealth) -> str:
@@ -125,7 +125,7 @@ def rejudge(
             silent.append(again)
     # Results between nodes (collectives) are in no node's capture; only new expectations are judged by what was kept.
     measured = tuple(
-        kept_collectives.rejudge(result, before.nodes, overrides or {}) if result.check == COLLECTIVES else result
+        rejudge_collectives.rejudge(result, before.nodes, overrides or {}) if result.check == COLLECTIVES else result
         for result in before.cluster
         if result.check not in compare.NAMES
     )
@@ -144,8 +144,8 @@ def _find_faults(bundle: Path, health: ClusterHealth) -> list[str]:
         verdict = ClusterHealth.from_json((bundle / VERDICT).read_text(encoding="utf-8"))
         if verdict != _timeless(health):
             faults.append(f"{HEALTH} is not the run of {VERDICT}: one of them was changed")
-    except (OSError, SpecError, ValueError, RecursionError) as wrong:
-        faults.append(f"{VERDICT} cannot be read: {str(wrong)[:120]}")
+    except (OSError, SpecError, ValueError, RecursionError) as error:
+        faults.append(f"{VERDICT} cannot be read: {str(error)[:120]}")
     faults += _find_repeated(bundle, health)
     names = {*health.asked, *(node.node for node in health.nodes), *(node.node for node in health.silent)}
     known = {capture_folder(bundle, name).name for name in names}
@@ -181,15 +181,15 @@ def _unlisted(node: NodeHealth) -> list[str]:
 def _rejudge_node(capture: Path, node: NodeHealth, overrides: Mapping[str, Any], *, alone: bool) -> NodeHealth | Silent:
     try:
         host = RecordedHost(capture)
-    except UsageError as wrong:
+    except UsageError as error:
         action = "use the complete bundle of the run, or check the node again"
-        return Silent(node=node.node, verdict=Verdict.ERROR, reason=str(wrong), action=action)
+        return Silent(node=node.node, verdict=Verdict.ERROR, reason=str(error), action=action)
     expect = build(Expect, {**node.expect, **overrides})
     planned = [name for name in node.planned if name not in UNMEASURED]
     planned += [name for name in checks.plan(node.level) if name not in {*planned, *node.left_out}]
     there = [name for name in planned if name in checks.names()]
     results = checks.run(host, expect, level=max(checks.LEVELS), only=there) if there else []
-    found = {result.check: result for result in clean(results)}
+    by_check = {result.check: result for result in clean(results)}
     # A run that --only narrowed left expectations out on purpose; those of `overrides` are new and always count.
     whole = any(name in UNMEASURED for name in node.planned) or set(checks.plan(node.level)) <= set(planned)
     wanted = expect if whole else build(Expect, dict(overrides))
@@ -197,7 +197,7 @@ def _rejudge_node(capture: Path, node: NodeHealth, overrides: Mapping[str, Any],
     return dataclasses.replace(
         node,
         planned=(*planned, *(result.check for result in left)),
-        results=(*(found.get(name) or _no_such_check(name, node.version) for name in planned), *left),
+        results=(*(by_check.get(name) or _no_such_check(name, node.version) for name in planned), *left),
         expect={**node.expect, **overrides},
         version=__version__,
     )
@@ -209,8 +209,8 @@ def _no_such_check(name: str, version: str) -> CheckResult:
 
 
 def _timeless(health: ClusterHealth) -> ClusterHealth:
-    def results(found: tuple[CheckResult, ...]) -> tuple[CheckResult, ...]:
-        return tuple(dataclasses.replace(result, took_s=0.0) for result in found)
+    def results(items: tuple[CheckResult, ...]) -> tuple[CheckResult, ...]:
+        return tuple(dataclasses.replace(result, took_s=0.0) for result in items)
 
     return dataclasses.replace(
         health,

@@ -60,29 +60,29 @@ class Watch:
     transfer: Transfer = field(default_factory=Transfer)
 
 
-Ask = Callable[[Node], Awaitable[Answer]]  # NodeUnavailable where a node gives no answer
+QueryNode = Callable[[Node], Awaitable[Answer]]  # NodeUnavailable where a node gives no answer
 
 
 def gather(
     access: NodeAccess, request: CheckRequest, *, bundle: Path | None = None, watch: Watch | None = None
 ) -> ClusterHealth:
     """Health of every node, or the reason it is silent. A hung node costs its own timeout and no other node's time."""
-    told = watch or Watch()
+    watcher = watch or Watch()
 
     @contextlib.asynccontextmanager
-    async def opened() -> AsyncIterator[tuple[list[Node], Ask]]:
-        async def ask(node: Node) -> Answer:
+    async def opened() -> AsyncIterator[tuple[list[Node], QueryNode]]:
+        async def query(node: Node) -> Answer:
             (result,) = await access.run(node, [request.program(node.name)], request.timeout_s)
             return read_answer(result)
 
         try:
-            yield await access.nodes(), ask
+            yield await access.nodes(), query
         finally:
-            told.transfer.sent_bytes += access.transfer.sent_bytes
-            told.transfer.received_bytes += access.transfer.received_bytes
+            watcher.transfer.sent_bytes += access.transfer.sent_bytes
+            watcher.transfer.received_bytes += access.transfer.received_bytes
             await access.close()
 
-    return gather_by(opened(), request, bundle=bundle, watch=told)
+    return gather_by(opened(), request, bundle=bundle, watch=watcher)
 
 
 def read_answer(result: Result) -> Answer:
@@ -98,18 +98,18 @@ def read_answer(result: Result) -> Answer:
 
 
 def gather_by(
-    opened: contextlib.AbstractAsyncContextManager[tuple[list[Node], Ask]],
+    opened: contextlib.AbstractAsyncContextManager[tuple[list[Node], QueryNode]],
     request: CheckRequest,
     *,
     bundle: Path | None,
     watch: Watch,
 ) -> ClusterHealth:
-    """The same by any way to ask a node."""
+    """The same by any way to query a node."""
 
-    async def ask_one(node: Node, ask: Ask) -> NodeHealth | Silent:
+    async def query_node(node: Node, query: QueryNode) -> NodeHealth | Silent:
         started = time.monotonic()
         try:
-            health = accept(node.name, await ask(node), request, bundle)
+            health = accept(node.name, await query(node), request, bundle)
         except NodeUnavailable as error:
             health = _silent(node.name, error.reason, error.action)
         except Exception as error:  # an internal error about one node must not hide the others
@@ -119,13 +119,13 @@ def gather_by(
         watch.on_answer(node.name, str(health.overall) if isinstance(health, NodeHealth) else "silent")
         return health
 
-    async def ask_all() -> tuple[list[Node], list[NodeHealth | Silent]]:
-        async with opened as (nodes, ask):
+    async def query_all() -> tuple[list[Node], list[NodeHealth | Silent]]:
+        async with opened as (nodes, query):
             watch.on_nodes([node.name for node in nodes])
-            return nodes, await asyncio.gather(*(ask_one(node, ask) for node in nodes))
+            return nodes, await asyncio.gather(*(query_node(node, query) for node in nodes))
 
     started_at, started = datetime.now().astimezone().isoformat(timespec="seconds"), time.monotonic()
-    asked, answers = run(ask_all())
+    asked, answers = run(query_all())
     nodes = tuple(item for item in answers if isinstance(item, NodeHealth))
     return ClusterHealth(
         asked=tuple(node.name for node in asked),

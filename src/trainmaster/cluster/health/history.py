@@ -54,7 +54,7 @@ def entries(health: ClusterHealth) -> list[Entry]:
     """Entries of a run: one per GPU, one per node for the rest, one per silent node."""
     at = _utc(health.started_at)
     run = hashlib.sha256(health.to_json().encode("utf-8", errors="replace")).hexdigest()[:16]
-    found = []
+    listed = []
     for node in health.nodes:
         between = [
             (result.check, finding)
@@ -65,7 +65,7 @@ def entries(health: ClusterHealth) -> list[Entry]:
         for key, device, findings in _things(node, between):
             verdict = max((finding.verdict for _, finding in findings), key=_WEIGHT.__getitem__)
             bad = [item for item in findings if item[1].verdict is verdict and _WEIGHT[verdict] > _WEIGHT[Verdict.PASS]]
-            found.append(
+            listed.append(
                 Entry(
                     run=run,
                     at=at,
@@ -78,7 +78,7 @@ def entries(health: ClusterHealth) -> list[Entry]:
                 )
             )
     for silent in health.silent:
-        found.append(
+        listed.append(
             Entry(
                 run=run,
                 at=at,
@@ -90,7 +90,7 @@ def entries(health: ClusterHealth) -> list[Entry]:
                 reason=silent.reason[:_SHOWN],
             )
         )
-    return found
+    return listed
 
 
 def offenders(history: Iterable[Entry], *, least: int = 1) -> list[Offender]:
@@ -99,12 +99,12 @@ def offenders(history: Iterable[Entry], *, least: int = 1) -> list[Offender]:
     by_key: dict[str, list[Entry]] = {}
     for entry in sorted(once.values(), key=lambda entry: entry.at):
         by_key.setdefault(entry.key, []).append(entry)
-    found = []
+    repeated = []
     for key, all_of in by_key.items():
         failed = [entry for entry in all_of if entry.verdict is Verdict.FAIL]
         if len(failed) < max(1, least):
             continue
-        found.append(
+        repeated.append(
             Offender(
                 key=key,
                 runs=len(all_of),
@@ -116,7 +116,7 @@ def offenders(history: Iterable[Entry], *, least: int = 1) -> list[Offender]:
                 reason=failed[-1].reason,
             )
         )
-    return sorted(found, key=lambda one: (-one.failed, -len(one.nodes), one.key))
+    return sorted(repeated, key=lambda offender: (-offender.failed, -len(offender.nodes), offender.key))
 
 
 def _utc(text: str) -> str:

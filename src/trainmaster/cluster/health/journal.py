@@ -35,9 +35,9 @@ def append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
             out.write(text.encode())
             out.flush()
             os.fsync(out.fileno())
-    except OSError as wrong:
+    except OSError as error:
         raise UsageError(
-            f"{path} cannot be written: {wrong.strerror or wrong}; give another folder with --home"
+            f"{path} cannot be written: {error.strerror or error}; give another folder with --home"
         ) from None
 
 
@@ -47,17 +47,17 @@ def read(path: Path) -> list[dict[str, Any]]:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
-    except OSError as wrong:
-        raise UsageError(f"{path} cannot be read: {wrong.strerror or wrong}") from None
-    found = []
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
+    rows = []
     for line in lines:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(row, dict):
-            found.append(row)
-    return found
+            rows.append(row)
+    return rows
 
 
 def record(home: Path, health: ClusterHealth, *, bundle_sha256: str = "") -> int:
@@ -84,10 +84,10 @@ def history(home: Path) -> list[Entry]:
     """Every entry that can be parsed."""
     from trainmaster.cluster.health.history import Entry
 
-    found = []
+    listed = []
     for row in read(home / HISTORY):
         try:
-            found.append(schema.build(Entry, row))
+            listed.append(schema.build(Entry, row))
         except SpecError:
             continue
-    return found
+    return listed

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from trainmaster.checks.comparison import Peer
 from trainmaster.cluster.health.compared_values import peer
-from trainmaster.cluster.health.facts import Fact, group, is_number
+from trainmaster.cluster.health.reported_values import Fact, group, is_number
 from trainmaster.core.results import Finding, Verdict, fail, ok, skip, warn
 
 LEAST_PEERS = 5  # nodes for the MAD: among four, two outliers are half, and the median lies between right and wrong
@@ -24,17 +24,17 @@ _SHOWN = 4  # slowest devices named where no node is blamed
 
 def peers(facts: Sequence[Fact]) -> list[Finding]:
     """Each device far from its peers, the worst first."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     compared: set[str] = set()
-    for (name, check, kind), told in group(facts, lambda fact: (fact.name, fact.check, fact.kind)).items():
+    for (name, check, kind), alike in group(facts, lambda fact: (fact.name, fact.check, fact.kind)).items():
         rule = peer(check, name)
-        numbers = [fact for fact in told if is_number(fact.value)] if rule else []
+        numbers = [fact for fact in alike if is_number(fact.value)] if rule else []
         if rule is None or len({fact.node for fact in numbers}) < 2:
             continue
         compared.add(rule.words)
-        found += _outliers(numbers, rule, f"{kind}, {check}")
-    if found:
-        return sorted(found, key=lambda finding: (finding.verdict is not Verdict.FAIL, -abs(finding.values["z"])))
+        findings += _outliers(numbers, rule, f"{kind}, {check}")
+    if findings:
+        return sorted(findings, key=lambda finding: (finding.verdict is not Verdict.FAIL, -abs(finding.values["z"])))
     if not compared:
         return [skip("too few peers to compare", proof="no two nodes with equal GPUs reported a number")]
     return [ok(f"no outlier in {', '.join(sorted(compared))}", compared=sorted(compared))]
@@ -42,16 +42,20 @@ def peers(facts: Sequence[Fact]) -> list[Finding]:
 
 def _outliers(numbers: Sequence[Fact], rule: Peer, among: str) -> list[Finding]:
     """Findings of both comparisons, one for each device: a failure before a warning."""
-    found: dict[tuple[str | None, str | None], Finding] = {}
+    findings: dict[tuple[str | None, str | None], Finding] = {}
     undecided: list[Finding] = []
-    best = [one for of in group(numbers, lambda fact: fact.device).values() for one in _far_from_best(of, rule, among)]
+    best = [
+        finding
+        for of in group(numbers, lambda fact: fact.device).values()
+        for finding in _far_from_best(of, rule, among)
+    ]
     for finding in [*_far_from_median(numbers, rule, among), *best]:
         key = (finding.device, finding.values["on"])
         if finding.device is None:
             undecided.append(finding)
-        elif key not in found or finding.verdict is Verdict.FAIL is not found[key].verdict:
-            found[key] = finding
-    return [*found.values(), *undecided]
+        elif key not in findings or finding.verdict is Verdict.FAIL is not findings[key].verdict:
+            findings[key] = finding
+    return [*findings.values(), *undecided]
 
 
 def _far_from_median(numbers: Sequence[Fact], rule: Peer, among: str) -> list[Finding]:
@@ -62,9 +66,11 @@ def _far_from_median(numbers: Sequence[Fact], rule: Peer, among: str) -> list[Fi
     return [
         _outlier(fact, rule, middle=median, of=words, scale=scale, peers=len(numbers))
         for fact in numbers
-        if scale and abs(far := float(fact.value) - median) / scale > OUTLIER_Z
-        and abs(far) >= rule.least(median) and rule.matters(far)
-    ]  # fmt: skip
+        if scale
+        and abs(far := float(fact.value) - median) / scale > OUTLIER_Z
+        and abs(far) >= rule.least(median)
+        and rule.matters(far)
+    ]
 
 
 def _far_from_best(numbers: Sequence[Fact], rule: Peer, among: str) -> list[Finding]:
@@ -81,8 +87,8 @@ def _far_from_best(numbers: Sequence[Fact], rule: Peer, among: str) -> list[Find
         return [_undecided(numbers, rule, among)]
     scale = _scale(numbers)[1] or 1.0
     words = f"the best quarter of {len(numbers)} ({among}) reaches"
-    found = [_outlier(fact, rule, middle=best, of=words, scale=scale, peers=len(numbers)) for fact in bad]
-    return found or ([_undecided(numbers, rule, among)] if _hides(numbers, rule, best) else [])
+    findings = [_outlier(fact, rule, middle=best, of=words, scale=scale, peers=len(numbers)) for fact in bad]
+    return findings or ([_undecided(numbers, rule, among)] if _hides(numbers, rule, best) else [])
 
 
 def _hides(numbers: Sequence[Fact], rule: Peer, best: float) -> bool:

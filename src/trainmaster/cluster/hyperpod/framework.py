@@ -23,25 +23,27 @@ MAKE_TARGETS = (
 def check_framework(root: Path) -> list[CheckResult]:
     """Files, executable scripts, kubectl and make targets, in the folder of a clone or in PLACE below it."""
     root = root / PLACE if (root / PLACE).is_dir() else root
-    found = {
-        "files": _none_of([one for one in FILES if not (root / one).is_file()], "missing", f"{len(FILES)} files"),
+    findings = {
+        "files": _none_of([name for name in FILES if not (root / name).is_file()], "missing", f"{len(FILES)} files"),
         "scripts": _none_of(
-            [one for one in SCRIPTS if not os.access(root / one, os.X_OK)], "not executable", f"{len(SCRIPTS)} scripts"
+            [name for name in SCRIPTS if not os.access(root / name, os.X_OK)],
+            "not executable",
+            f"{len(SCRIPTS)} scripts",
         ),
         "programs": _none_of(
-            [one for one in ("kubectl", "make") if shutil.which(one) is None], "not installed", "kubectl, make"
+            [name for name in ("kubectl", "make") if shutil.which(name) is None], "not installed", "kubectl, make"
         ),
         "make_targets": _none_of(_missing_targets(root / TARGETS), "no rule", f"{len(MAKE_TARGETS)} targets"),
     }
-    return [CheckResult(check=name, findings=(finding,), took_s=0.0) for name, finding in found.items()]
+    return [CheckResult(check=name, findings=(finding,), took_s=0.0) for name, finding in findings.items()]
 
 
 def _missing_targets(makefile: Path) -> list[str]:
     text = makefile.read_text() if makefile.is_file() else ""
-    return [one for one in MAKE_TARGETS if not re.search(rf"^{one}( [a-z -]+)?:", text, re.MULTILINE)]
+    return [target for target in MAKE_TARGETS if not re.search(rf"^{target}( [a-z -]+)?:", text, re.MULTILINE)]
 
 
-def _none_of(wrong: list[str], word: str, fine: str) -> Finding:
-    if wrong:
-        return fail(f"{word}: {', '.join(wrong)}", action=f"work in {PLACE} of a whole clone")
+def _none_of(names: list[str], word: str, fine: str) -> Finding:
+    if names:
+        return fail(f"{word}: {', '.join(names)}", action=f"work in {PLACE} of a whole clone")
     return ok(fine)

@@ -27,12 +27,12 @@ def helper_pod(spec: Object, name: str, namespace: str, *, plan: bool = False) -
         for key, value in made["containers"][0].items()
         if key not in ("resources", "args", "livenessProbe", "readinessProbe", "startupProbe", "lifecycle", "ports")
     }
-    kept = [one for one in made.get("volumes") or () if _is_kept(one, plan=plan)]
-    for one in kept:
-        if "configMap" in one:
-            one["configMap"]["optional"] = True  # the plan is removed with its job
-    names = {one["name"] for one in kept}
-    container["volumeMounts"] = [one for one in container.get("volumeMounts") or () if one["name"] in names]
+    kept = [volume for volume in made.get("volumes") or () if _is_kept(volume, plan=plan)]
+    for volume in kept:
+        if "configMap" in volume:
+            volume["configMap"]["optional"] = True  # the plan is removed with its job
+    names = {volume["name"] for volume in kept}
+    container["volumeMounts"] = [mount for mount in container.get("volumeMounts") or () if mount["name"] in names]
     for key in _PLACEMENT:
         made.pop(key, None)
     made |= {"containers": [container], "volumes": kept, "restartPolicy": "Never", "terminationGracePeriodSeconds": 1}

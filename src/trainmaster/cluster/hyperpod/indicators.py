@@ -71,15 +71,17 @@ def nodes_ready(measured: Measurements) -> Finding:
 
 def pods_running(measured: Measurements) -> Finding:
     wanted, after = measured.pods_wanted, measured.running_after_s
-    restarts: dict[str, Any] = {"restarts": [asdict(one) for one in measured.restarts]} if measured.restarts else {}
+    restarts: dict[str, Any] = (
+        {"restarts": [asdict(restart) for restart in measured.restarts]} if measured.restarts else {}
+    )
     if measured.pod_faults:
         pod, why = next(iter(measured.pod_faults.items()))
         action = "see its events with: make debug-events"
         return fail(f"{pod}: {why}", action=action, pods=dict(measured.pod_faults), **restarts)
     if measured.restarts:
-        said = "; ".join(f"{one.pod}: {describe_restart(one)}" for one in measured.restarts[:_SHOWN])
+        words = "; ".join(f"{restart.pod}: {describe_restart(restart)}" for restart in measured.restarts[:_SHOWN])
         more = f"; and {len(measured.restarts) - _SHOWN} more" if len(measured.restarts) > _SHOWN else ""
-        return fail(f"{said}{more}", action="see why with: kubectl logs --previous POD", **restarts)
+        return fail(f"{words}{more}", action="see why with: kubectl logs --previous POD", **restarts)
     if after is None:
         return fail(
             f"{measured.pods_running} of {wanted} pods ran", action="see why with: make check-job", wanted=wanted
@@ -112,10 +114,10 @@ def loss_falling(measured: Measurements) -> Finding:
 
 
 def no_nccl_timeout(measured: Measurements) -> Finding:
-    found = {pod: log.nccl_timeouts[0] for pod, log in measured.logs.items() if log.nccl_timeouts}
-    if found:
-        pod, line = next(iter(found.items()))
-        return fail(f"{pod}: {line}", action="find the node with: trainmaster isolate", pods=found)
+    timeouts = {pod: log.nccl_timeouts[0] for pod, log in measured.logs.items() if log.nccl_timeouts}
+    if timeouts:
+        pod, line = next(iter(timeouts.items()))
+        return fail(f"{pod}: {line}", action="find the node with: trainmaster isolate", pods=timeouts)
     if (missing := _count_unread(measured)) > 0:
         text = f"no whole log of {missing} of {measured.pods_wanted} pods"
         return error(text, action="read them with: make logs-all")
@@ -221,8 +223,8 @@ def throughput(measured: Measurements) -> Finding:
 
 
 _INDICATORS: Mapping[str, Callable[[Measurements], Finding]] = {
-    one.__name__: one
-    for one in (
+    indicator.__name__: indicator
+    for indicator in (
         nodes_ready, pods_running, loss_falling, no_nccl_timeout, nccl_init, checkpoint, gpu_utilisation, gpu_memory,
         network, throughput,
     )

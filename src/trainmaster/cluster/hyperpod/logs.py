@@ -70,16 +70,16 @@ class PodLog:
             self.nccl_timeouts.append(text[:300])
         if text.startswith(_BANDWIDTH):
             self._put_bandwidth(text)
-        elif found := _NCCL_TESTS.search(text):
-            _append(self.busbw_gb_s, float(found[1]))
+        elif match := _NCCL_TESTS.search(text):
+            _append(self.busbw_gb_s, float(match[1]))
         if _NCCL_READY.search(text) and self.nccl_ready_at is None:
             self.nccl_ready_at = at
         if (beat := heartbeat.parse(text)) is not None:
             if beat.at == "train":
                 self.beat_losses.append(beat.loss)
                 self.tokens_per_s.append(beat.tokens_per_s)
-        elif (found := _LOSS.search(text)) and not _EVAL.search(text):
-            self.losses.append(float(found[1]))
+        elif (match := _LOSS.search(text)) and not _EVAL.search(text):
+            self.losses.append(float(match[1]))
         else:
             return
         self.first_loss_at = self.first_loss_at or at

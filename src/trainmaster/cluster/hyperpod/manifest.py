@@ -58,7 +58,7 @@ def make(job_name: str = JOB_NAME, *, nodes: int = 8, gpus: int = 1) -> list[Obj
     )
     settings = parse_settings({**_SETTINGS, "labels": {JOB_LABEL: job_name}})
     pod = replace(pod_plan(_ATTEMPT, spec, settings), name=job_name, secrets=())
-    return [_relabel(one, job_name) for one in build(pod)]
+    return [_relabel(item, job_name) for item in build(pod)]
 
 
 def render(objects: list[Object]) -> str:
@@ -68,19 +68,19 @@ def render(objects: list[Object]) -> str:
 
 def find_job(objects: list[Object]) -> Object | None:
     """The training job among the objects of a manifest."""
-    kinds = {one.kind for one in manifests.RESOURCES.values()}
-    return next((one for one in objects if one.get("kind") in kinds), None)
+    kinds = {resource.kind for resource in manifests.RESOURCES.values()}
+    return next((item for item in objects if item.get("kind") in kinds), None)
 
 
 def find_checked_job(objects: Sequence[Object]) -> Object:
     """The training job; UsageError where an object lacks what a test reads, with its place."""
-    for one in objects:
-        metadata = one.get("metadata")
+    for item in objects:
+        metadata = item.get("metadata")
         if not isinstance(metadata, Mapping) or not isinstance(metadata.get("name"), str):
-            raise UsageError(f"the manifest's {one.get('kind')} has no metadata.name; write one")
+            raise UsageError(f"the manifest's {item.get('kind')} has no metadata.name; write one")
         for name in ("labels", "annotations"):
             if not isinstance(metadata.get(name) or {}, Mapping):
-                raise UsageError(f"the manifest's {one.get('kind')}: metadata.{name} is no mapping")
+                raise UsageError(f"the manifest's {item.get('kind')}: metadata.{name} is no mapping")
     job = find_job(list(objects))
     if job is None:
         raise UsageError("the manifest has no training job (HyperPodPyTorchJob, PyTorchJob or Job)")
@@ -100,15 +100,19 @@ def _find_shape_fault(job: Object) -> str:
     replicas = spec.get("pytorchReplicaSpecs", spec.get("replicaSpecs"))
     places: list[tuple[str, Any]] = [("spec", spec)]
     if isinstance(replicas, Mapping):
-        places = [(f"spec.pytorchReplicaSpecs.{name}", one) for name, one in replicas.items()]
+        places = [(f"spec.pytorchReplicaSpecs.{name}", replica) for name, replica in replicas.items()]
     elif replicas is not None:
         listed = replicas if isinstance(replicas, list) else []
-        places = [(f"spec.replicaSpecs[{number}]", one) for number, one in enumerate(listed)]
-    for place, one in places:
-        counts = [one.get(name, 1) for name in ("replicas", "parallelism")] if isinstance(one, Mapping) else [None]
+        places = [(f"spec.replicaSpecs[{number}]", replica) for number, replica in enumerate(listed)]
+    for place, replica in places:
+        counts = (
+            [replica.get(name, 1) for name in ("replicas", "parallelism")] if isinstance(replica, Mapping) else [None]
+        )
         if not all(isinstance(count, int) and not isinstance(count, bool) and count > 0 for count in counts):
             return f"{place} asks for no whole number of pods from 1 on"
-        pod = (one.get("template") or {}).get("spec") if isinstance(one.get("template") or {}, Mapping) else None
+        pod = (
+            (replica.get("template") or {}).get("spec") if isinstance(replica.get("template") or {}, Mapping) else None
+        )
         containers = pod.get("containers") if isinstance(pod, Mapping) else None
         if not isinstance(containers, list) or not containers or not all(isinstance(c, Mapping) for c in containers):
             return f"{place}.template.spec.containers is no list of containers"
@@ -119,9 +123,9 @@ def count_pods(job: Object) -> int:
     """Pods that the job asks for."""
     spec = job["spec"]
     if "pytorchReplicaSpecs" in spec:
-        return sum(int(one.get("replicas", 1)) for one in spec["pytorchReplicaSpecs"].values())
+        return sum(int(replica.get("replicas", 1)) for replica in spec["pytorchReplicaSpecs"].values())
     if "replicaSpecs" in spec:
-        return sum(int(one.get("replicas", 1)) for one in spec["replicaSpecs"])
+        return sum(int(replica.get("replicas", 1)) for replica in spec["replicaSpecs"])
     return int(spec.get("parallelism") or spec.get("trainer", {}).get("numNodes") or 1)
 
 
@@ -136,7 +140,7 @@ def pod_template(job: Object) -> Object:
 def uses_efa(job: Object) -> bool:
     """Whether the job's pods ask for EFA devices."""
     containers = pod_template(job)["spec"]["containers"]
-    return any(EFA_RESOURCE in ((one.get("resources") or {}).get("limits") or {}) for one in containers)
+    return any(EFA_RESOURCE in ((container.get("resources") or {}).get("limits") or {}) for container in containers)
 
 
 def bandwidth_job(objects: list[Object]) -> list[Object] | None:
@@ -150,7 +154,7 @@ def bandwidth_job(objects: list[Object]) -> list[Object] | None:
         words = list(container.get("command") or ())
         if _TRAINER not in words:
             return None
-        kept = [one for one in words[: words.index(_TRAINER)] if not one.startswith("--pre-train-script")]
+        kept = [word for word in words[: words.index(_TRAINER)] if not word.startswith("--pre-train-script")]
         container["command"] = [*kept, *_BANDWIDTH]
     job["spec"].get("runPolicy", {}).pop("logMonitoringConfiguration", None)  # it prints no heartbeat
     return made
@@ -159,8 +163,8 @@ def bandwidth_job(objects: list[Object]) -> list[Object] | None:
 def _relabel(value: Any, job_name: str) -> Any:
     """The object with the job's name as the label that its pods are found by."""
     if isinstance(value, dict):
-        kept = {key: _relabel(one, job_name) for key, one in value.items() if key not in _OWN_LABELS}
+        kept = {key: _relabel(item, job_name) for key, item in value.items() if key not in _OWN_LABELS}
         if names.ATTEMPT_LABEL in value:
             kept[JOB_LABEL] = job_name
         return kept
-    return [_relabel(one, job_name) for one in value] if isinstance(value, list) else value
+    return [_relabel(item, job_name) for item in value] if isinstance(value, list) else value

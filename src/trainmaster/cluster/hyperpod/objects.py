@@ -29,7 +29,7 @@ CREATE_S = 60.0  # for an outage of the API server
 _GONE_S = 90.0
 _LOOK_S = 0.3
 _COLLECTIONS = (
-    *((one.api, one.plural) for one in RESOURCES.values()),
+    *((resource.api, resource.plural) for resource in RESOURCES.values()),
     ("v1", "pods"), ("v1", "configmaps"), ("v1", "services"), ("v1", "secrets"),
 )  # fmt: skip
 
@@ -46,9 +46,9 @@ def prepare(objects: Sequence[Object], namespace: str, marks: Mapping[str, str])
     if job["metadata"].get("name") != job_name:
         raise UsageError(f"the manifest's job is {job['metadata'].get('name')}; write --job-name with that name")
     known = {"ConfigMap", "Secret", "Service", "Pod", job["kind"]}
-    if strange := sorted({str(one.get("kind")) for one in objects} - known):
+    if strange := sorted({str(item.get("kind")) for item in objects} - known):
         raise UsageError(f"the manifest has a {strange[0]}; apply it by itself, a test would remove it at its end")
-    return [mark(one, namespace, marks) for one in objects]
+    return [mark(item, namespace, marks) for item in objects]
 
 
 def mark(given: Object, namespace: str, marks: Mapping[str, str]) -> Object:
@@ -82,17 +82,17 @@ async def create(client: Client, objects: Sequence[Object]) -> None:
 
     A request without an answer may have been carried out: it is repeated only where the object is not there.
     """
-    for one in objects:
+    for item in objects:
         failures, until = 0, time.monotonic() + CREATE_S
-        while not (failures and await _is_created(client, one)):
+        while not (failures and await _is_created(client, item)):
             try:
-                await client.post(path_of_object(one).rpartition("/")[0], one)
+                await client.post(path_of_object(item).rpartition("/")[0], item)
                 break
             except Taken:
-                if failures and await _is_created(client, one):  # by a request that came late
+                if failures and await _is_created(client, item):  # by a request that came late
                     break
                 raise UsageError(
-                    f"{one['kind']} {one['metadata']['name']} exists in {one['metadata']['namespace']} and was not "
+                    f"{item['kind']} {item['metadata']['name']} exists in {item['metadata']['namespace']} and was not "
                     "created by this test; nothing was changed there"
                 ) from None
             except Unreachable:
@@ -103,17 +103,17 @@ async def create(client: Client, objects: Sequence[Object]) -> None:
                 await asyncio.sleep(rest_s)
 
 
-async def _is_created(client: Client, one: Object) -> bool:
+async def _is_created(client: Client, item: Object) -> bool:
     """Whether the object is there, and of this deployment. By a list: a right to get is not needed else."""
-    collection, _, name = path_of_object(one).rpartition("/")
+    collection, _, name = path_of_object(item).rpartition("/")
     listed = (await client.list(collection, fieldSelector=f"metadata.name={name}"))["items"]
-    mine = one["metadata"]["labels"][names.ATTEMPT_LABEL]
+    mine = item["metadata"]["labels"][names.ATTEMPT_LABEL]
     return any(_labels(there["metadata"]).get(names.ATTEMPT_LABEL) == mine for there in listed)
 
 
 async def find(client: Client, namespace: str, job_name: str) -> list[tuple[str, Object]]:
     """Path and metadata of everything that was deployed for this job; what the cluster makes of it is not listed."""
-    found: list[tuple[str, Object]] = []
+    listed_objects: list[tuple[str, Object]] = []
     selector = f"{names.SELECTOR},{names.ATTEMPT_LABEL},{JOB_LABEL}={job_name}"
     for api, plural in _COLLECTIONS:
         path = path_of(api, plural, namespace=namespace)
@@ -121,32 +121,32 @@ async def find(client: Client, namespace: str, job_name: str) -> list[tuple[str,
             listed = await client.list(path, labelSelector=selector)
         except Missing:  # this kind is not installed
             continue
-        all_metadata = [one["metadata"] for one in listed["items"]]
-        found += [(f"{path}/{each['name']}", each) for each in all_metadata if not each.get("ownerReferences")]
-    return found
+        all_metadata = [item["metadata"] for item in listed["items"]]
+        listed_objects += [(f"{path}/{each['name']}", each) for each in all_metadata if not each.get("ownerReferences")]
+    return listed_objects
 
 
 async def remove(client: Client, namespace: str, job_name: str, *, attempt: str | None = None) -> list[str]:
     """Delete what was deployed, wait for its pods; paths of what was deleted. `attempt`: of this deployment alone."""
-    found = await find(client, namespace, job_name)
+    owned = await find(client, namespace, job_name)
     if attempt is not None:
-        found = [one for one in found if _labels(one[1])[names.ATTEMPT_LABEL] == attempt]
-    for path, metadata in found:
+        owned = [item for item in owned if _labels(item[1])[names.ATTEMPT_LABEL] == attempt]
+    for path, metadata in owned:
         try:
             await client.delete_by_uid(path, str(metadata["uid"]))
         except (Missing, Taken):  # gone, or another object of that name since
             continue
-    if found:
+    if owned:
         await _wait_for_pods(
-            client, namespace, job_name, {_labels(metadata)[names.ATTEMPT_LABEL] for _, metadata in found}
+            client, namespace, job_name, {_labels(metadata)[names.ATTEMPT_LABEL] for _, metadata in owned}
         )
-    return [path for path, _ in found]
+    return [path for path, _ in owned]
 
 
 async def clear_leftovers(client: Client, namespace: str, job_name: str, home: Path) -> list[str]:
     """Remove what a killed test left; refuse where it lives or may live, or where the job is no test."""
-    found = await find(client, namespace, job_name)
-    for path, metadata in found:
+    owned = await find(client, namespace, job_name)
+    for path, metadata in owned:
         labels = _labels(metadata)
         owner = {"home": labels.get(names.HOME_LABEL), "run": labels.get(names.RUN_LABEL)}
         if owner["run"] is None:
@@ -156,7 +156,7 @@ async def clear_leftovers(client: Client, namespace: str, job_name: str, home: P
                 f"a test of {job_name} is running (home {owner['home']}, run {owner['run']}); wait for its end, or end "
                 "it with: make stop"
             )
-    return await remove(client, namespace, job_name) if found else []
+    return await remove(client, namespace, job_name) if owned else []
 
 
 async def _wait_for_pods(client: Client, namespace: str, job_name: str, attempts: set[str]) -> None:

@@ -42,8 +42,8 @@ class Restart:
 async def list_pods(client: Client, namespace: str, job_name: str, *, selector: str = "") -> list[Object]:
     """Pods of the job, by node rank. `selector`: by another label than the job's name."""
     path = path_of("v1", "pods", namespace=namespace)
-    found: list[Object] = (await client.list(path, labelSelector=selector or f"{JOB_LABEL}={job_name}"))["items"]
-    return sorted(found, key=lambda pod: (node_rank(pod, len(found)), str(pod["metadata"]["name"])))
+    pods: list[Object] = (await client.list(path, labelSelector=selector or f"{JOB_LABEL}={job_name}"))["items"]
+    return sorted(pods, key=lambda pod: (node_rank(pod, len(pods)), str(pod["metadata"]["name"])))
 
 
 def is_running(pod: Object) -> bool:
@@ -74,26 +74,26 @@ def find_fault(pod: Object) -> str:
 
 def find_restarts(pod: Object) -> list[Restart]:
     """Containers of the pod that were started again. A restarted pod is Running like any other."""
-    found = []
-    for one in (pod.get("status") or {}).get("containerStatuses") or ():
-        if count := int(one.get("restartCount") or 0):
-            ended = (one.get("lastState") or {}).get("terminated") or {}
-            found.append(
+    restarts = []
+    for status in (pod.get("status") or {}).get("containerStatuses") or ():
+        if count := int(status.get("restartCount") or 0):
+            ended = (status.get("lastState") or {}).get("terminated") or {}
+            restarts.append(
                 Restart(
-                    pod=str(pod["metadata"]["name"]), container=str(one.get("name")), restarts=count,
+                    pod=str(pod["metadata"]["name"]), container=str(status.get("name")), restarts=count,
                     exit_code=ended.get("exitCode"), reason=ended.get("reason"),
                 )
             )  # fmt: skip
-    return found
+    return restarts
 
 
-def describe_restart(one: Restart) -> str:
+def describe_restart(restart: Restart) -> str:
     """For a sentence, without the name of the pod."""
-    times = "once" if one.restarts == 1 else f"{one.restarts} times"
+    times = "once" if restart.restarts == 1 else f"{restart.restarts} times"
     how = "how it had ended is not known"
-    if one.exit_code is not None:
-        how = f"it had ended with {one.exit_code} {one.reason or ''}".rstrip()
-    return f"container {one.container} was restarted {times}; {how}"
+    if restart.exit_code is not None:
+        how = f"it had ended with {restart.exit_code} {restart.reason or ''}".rstrip()
+    return f"container {restart.container} was restarted {times}; {how}"
 
 
 async def collect(reader: LogReader, log: PodLog) -> bool:
@@ -122,29 +122,29 @@ async def sample_gpus(client: Client, namespace: str, pods: Sequence[Object]) ->
                     nodes[where] += await _read_exporter(client, pod, names)
         except TrainmasterError:
             continue
-    found = [value for values in nodes.values() for value in values]
+    percents = [value for values in nodes.values() for value in values]
     for pod in pods:
         if not nodes[str((pod.get("spec") or {}).get("nodeName"))]:
-            values = await _ask_nvidia_smi(client, namespace, pod)
+            values = await _run_nvidia_smi(client, namespace, pod)
             if not values:
                 return []
-            found += values
-    return found
+            percents += values
+    return percents
 
 
-async def _ask_nvidia_smi(client: Client, namespace: str, pod: Object) -> list[float]:
+async def _run_nvidia_smi(client: Client, namespace: str, pod: Object) -> list[float]:
     """Utilisation of each GPU that the pod sees; empty where it cannot be asked."""
     if not is_running(pod):
         return []
     name, container = str(pod["metadata"]["name"]), str(pod["spec"]["containers"][0]["name"])
-    said: list[bytes] = []
+    output: list[bytes] = []
     try:
         async with asyncio.timeout(_SMI_S):
             place = Place(namespace=namespace, pod=name, container=container)
-            code = await run_command(client, place, _SMI, out=said.append, err=lambda _: None)
+            code = await run_command(client, place, _SMI, out=output.append, err=lambda _: None)
     except (TrainmasterError, TimeoutError):
         return []
-    return parse_smi(b"".join(said)) if code == 0 else []
+    return parse_smi(b"".join(output)) if code == 0 else []
 
 
 def parse_smi(text: bytes) -> list[float]:
@@ -155,10 +155,10 @@ def parse_smi(text: bytes) -> list[float]:
 def _percents(words: Sequence[bytes]) -> list[float]:
     """Numbers from 0 to 100; nothing where one is none: NaN, or DCGM's blank value 9223372036854775794."""
     try:
-        found = [float(word) for word in words]
+        percents = [float(word) for word in words]
     except ValueError:
         return []
-    return found if all(0.0 <= value <= 100.0 for value in found) else []
+    return percents if all(0.0 <= value <= 100.0 for value in percents) else []
 
 
 async def _read_exporter(client: Client, pod: Mapping[str, Any], names: set[str]) -> list[float]:
@@ -170,7 +170,7 @@ async def _read_exporter(client: Client, pod: Mapping[str, Any], names: set[str]
 def parse_gpu_metrics(lines: list[bytes], names: set[str]) -> list[float]:
     """Utilisation of each GPU of these pods in the text of dcgm-exporter; of all GPUs where it names no pods."""
     rows = [line for line in lines if line.startswith(_GPU_METRIC)]
-    holders = [found[1].decode(errors="replace") if (found := _POD.search(row)) else "" for row in rows]
+    holders = [match[1].decode(errors="replace") if (match := _POD.search(row)) else "" for row in rows]
     if any(holders):
         rows = [row for row, holder in zip(rows, holders, strict=True) if holder in names]
     return _percents([(row.rpartition(b"} ")[2].split() or [b""])[0] for row in rows])
@@ -184,5 +184,5 @@ async def read_text(reader: LogReader, *, tail: int | None = None) -> AsyncItera
             frame = decode(body)
             if frame is None or not frame.stream.endswith(".jsonl"):
                 yield (body if frame is None else frame.data).decode(errors="replace").rstrip("\n")
-    except TrainmasterError as wrong:
-        yield f"(no log: {wrong})"
+    except TrainmasterError as error:
+        yield f"(no log: {error})"

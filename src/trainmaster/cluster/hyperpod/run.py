@@ -91,12 +91,12 @@ async def _run(client: Client, plan: TestPlan, marks: Mapping[str, str], tell: C
     for path in await objects.clear_leftovers(client, plan.namespace, plan.job_name, plan.home):
         tell(f"removed what an earlier test left: {path.rpartition('/')[2]}")
     try:
-        await test.look_at_nodes()
+        await test.find_unready_nodes()
         await objects.create(client, made)
         tell(f"deployed {plan.job_name}: {test.measured.pods_wanted} pods")
         if await test.wait_for_pods():
             await test.watch()
-        await test.look_at_nodes()
+        await test.find_unready_nodes()
         removed = await test.remove()
         await test.read_checkpoint()
         await test.measure_network()
@@ -128,7 +128,7 @@ class _Test:
         """Delete the objects of this test, and no others."""
         return await objects.remove(self._client, self._plan.namespace, self._plan.job_name, attempt=self._attempt)
 
-    async def look_at_nodes(self) -> None:
+    async def find_unready_nodes(self) -> None:
         """Nodes without the condition Ready: at the beginning and at the end."""
         self.measured.nodes = 0
         with contextlib.suppress(TrainmasterError):  # no right to see nodes: not measured
@@ -141,7 +141,7 @@ class _Test:
         """Wait until all pods run; False where they will not, or not in time."""
         begin, shown = time.monotonic(), -1
         while True:
-            running = await self._look_at_pods()
+            running = await self._update_pods()
             if running != shown:
                 self._tell(f"{running} of {self.measured.pods_wanted} pods running")
                 shown = running
@@ -158,7 +158,7 @@ class _Test:
         until, next_gpus = time.monotonic() + self._plan.monitor_s, 0.0
         while True:
             over = time.monotonic() >= until or await self._is_complete()
-            await self._look_at_pods()
+            await self._update_pods()
             await self._read_logs()
             if time.monotonic() >= next_gpus:
                 self._gpus += await pods.sample_gpus(self._client, self._plan.namespace, self._pods)
@@ -210,12 +210,12 @@ class _Test:
         logs: dict[str, PodLog] = {}
         until = time.monotonic() + lasts_s
         while time.monotonic() < until and not any(log.bandwidth_over for log in logs.values()):
-            found = await self._list_pods()
-            for pod in found:
+            listed = await self._list_pods()
+            for pod in listed:
                 name = str(pod["metadata"]["name"])
                 reader = readers.setdefault(name, LogReader(self._client, plan.namespace, pod))
                 await pods.collect(reader, logs.setdefault(name, PodLog()))
-            if any(map(pods.find_fault, found)):
+            if any(map(pods.find_fault, listed)):
                 break
             await asyncio.sleep(min(plan.look_s, 1.0))
         self._network = logs
@@ -257,14 +257,12 @@ class _Test:
             times.append(max(0.0, after))
         return max(times, default=None), word
 
-    async def _look_at_pods(self) -> int:
+    async def _update_pods(self) -> int:
         self._pods = await self._list_pods()
         faults = {str(pod["metadata"]["name"]): pods.find_fault(pod) for pod in self._pods}
-        self.measured.pod_faults = {
-            **self.measured.pod_faults, **{name: why for name, why in faults.items() if why}
-        }  # fmt: skip
-        for one in [one for pod in self._pods for one in pods.find_restarts(pod)]:
-            self._restarts[one.pod, one.container] = one
+        self.measured.pod_faults = {**self.measured.pod_faults, **{name: why for name, why in faults.items() if why}}
+        for restart in [restart for pod in self._pods for restart in pods.find_restarts(pod)]:
+            self._restarts[restart.pod, restart.container] = restart
         self.measured.restarts = list(self._restarts.values())
         running = sum(map(pods.is_running, self._pods))
         self.measured.pods_running = max(self.measured.pods_running, running)
@@ -295,7 +293,7 @@ class _Test:
 
         job = await find_object(self._client, self._plan.namespace, self._plan.job_name)
         conditions = ((job or {}).get("status") or {}).get("conditions") or ()
-        return any(one.get("type") in SUCCEEDED and one.get("status") == "True" for one in conditions)
+        return any(condition.get("type") in SUCCEEDED and condition.get("status") == "True" for condition in conditions)
 
 
 def reading_pod(job: Object, job_name: str, namespace: str, checkpoint: str, *, folder: str) -> Object:

@@ -31,9 +31,9 @@ async def find_object(client: Client, namespace: str, job_name: str) -> Object |
 
 async def list_nodes(client: Client) -> list[Object]:
     """Nodes with GPUs; all nodes where none has any."""
-    found: list[Object] = (await client.list("/api/v1/nodes"))["items"]
-    with_gpus = [node for node in found if int((node.get("status") or {}).get("capacity", {}).get(GPU, 0))]
-    return with_gpus or found
+    nodes: list[Object] = (await client.list("/api/v1/nodes"))["items"]
+    with_gpus = [node for node in nodes if int((node.get("status") or {}).get("capacity", {}).get(GPU, 0))]
+    return with_gpus or nodes
 
 
 async def read_status(client: Client, namespace: str, job_name: str) -> dict[str, Any]:
@@ -47,7 +47,8 @@ async def read_status(client: Client, namespace: str, job_name: str) -> dict[str
         "namespace": namespace,
         "job_status": {
             "conditions": [
-                {"type": one.get("type") or "-", "status": one.get("status")} for one in status.get("conditions") or ()
+                {"type": condition.get("type") or "-", "status": condition.get("status")}
+                for condition in status.get("conditions") or ()
             ],
             "masterAddr": status.get("masterAddr"),
             "masterPort": None if status.get("masterPort") is None else str(status["masterPort"]),
@@ -65,7 +66,7 @@ def _describe_pod(pod: Object) -> dict[str, Any]:
         "node": (pod.get("spec") or {}).get("nodeName"),
         "phase": status.get("phase"),
         "running": running,
-        "restarts": sum(int(one.get("restartCount") or 0) for one in status.get("containerStatuses") or ()),
+        "restarts": sum(int(container.get("restartCount") or 0) for container in status.get("containerStatuses") or ()),
         "why": None if running or status.get("phase") == "Succeeded" else explain_pod(pod),
     }
 
@@ -94,27 +95,27 @@ async def describe_job(client: Client, namespace: str, job_name: str) -> dict[st
     job["metadata"].pop("managedFields", None)
     listed = await list_pods(client, namespace, job_name)
     about = {job_name, *(str(pod["metadata"]["name"]) for pod in listed)}
-    found = await list_events(client, namespace)
+    events = await list_events(client, namespace)
     return {
         "job": job,
         "pods": [_describe_pod(pod) for pod in listed],
-        "events": [one for one in found if str(one["object"]).partition("/")[2] in about],
+        "events": [event for event in events if str(event["object"]).partition("/")[2] in about],
     }
 
 
 async def list_events(client: Client, namespace: str) -> list[dict[str, Any]]:
     """Events of the namespace, newest last."""
-    found = (await client.list(path_of("v1", "events", namespace=namespace)))["items"]
+    events = (await client.list(path_of("v1", "events", namespace=namespace)))["items"]
     rows = [
         {
-            "at": one.get("lastTimestamp") or one.get("eventTime") or one["metadata"].get("creationTimestamp"),
-            "type": one.get("type") or "-",
-            "reason": one.get("reason") or "-",
-            "object": f"{one['involvedObject'].get('kind')}/{one['involvedObject'].get('name')}",
-            "count": int(one.get("count") or 1),
-            "message": one.get("message"),
+            "at": event.get("lastTimestamp") or event.get("eventTime") or event["metadata"].get("creationTimestamp"),
+            "type": event.get("type") or "-",
+            "reason": event.get("reason") or "-",
+            "object": f"{event['involvedObject'].get('kind')}/{event['involvedObject'].get('name')}",
+            "count": int(event.get("count") or 1),
+            "message": event.get("message"),
         }
-        for one in found
+        for event in events
     ]
     return sorted(rows, key=lambda row: str(row["at"] or ""))
 
@@ -134,8 +135,8 @@ async def check_cluster(client: Client, namespace: str, manifest: list[Object]) 
     for name, asked in checks.items():
         try:
             finding = await asked
-        except TrainmasterError as wrong:
-            finding = error(str(wrong), action="see the missing rights with: trainmaster cluster rights")
+        except TrainmasterError as exc:
+            finding = error(str(exc), action="see the missing rights with: trainmaster cluster rights")
         results.append(CheckResult(check=name, findings=(finding,), took_s=0.0))
     return results
 
@@ -154,7 +155,7 @@ async def _check_operator(client: Client, job: Object | None) -> Finding:
         listed = await client.get(path_of(job["apiVersion"], "").rstrip("/"))
     except Missing:
         return fail(f"{job['apiVersion']} {kind} is not installed", action="install the operator of this kind")
-    if kind not in {one["kind"] for one in listed["resources"]}:
+    if kind not in {resource["kind"] for resource in listed["resources"]}:
         return fail(f"{kind} is not installed", action="install the operator of this kind")
     return ok(f"{kind} is installed")
 
@@ -170,8 +171,8 @@ async def _check_nodes(client: Client) -> Finding:
 
 
 async def _check_claims(client: Client, namespace: str, spec: Object) -> Finding:
-    volumes = [one.get("persistentVolumeClaim") for one in spec.get("volumes") or ()]
-    claims = [str(one["claimName"]) for one in volumes if one]
+    volumes = [volume.get("persistentVolumeClaim") for volume in spec.get("volumes") or ()]
+    claims = [str(claim["claimName"]) for claim in volumes if claim]
     if not claims:
         return skip("the manifest uses no storage claim", proof="no persistentVolumeClaim in its pods")
     for name in claims:

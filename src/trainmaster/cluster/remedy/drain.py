@@ -24,34 +24,34 @@ def drain(planned: Drain, scheduler: Scheduler, home: Path, through: str) -> str
     """Drain one node; the error message, or None."""
     node = planned.node
     try:
-        now = look(scheduler, node)
+        now = read_drain_state(scheduler, node)
         if now.out and not now.ours:
             return f"{node} is already drained, and not by trainmaster ({now.reason or 'no reason stated'}); unchanged"
         # Before the commands: after a crash in between, the node is drained and known to be.
         _note(home, "drain", node, checks=list(planned.checks), reason=planned.reason, through=through)
         for command in scheduler.drain(node, planned.reason):
             run(scheduler, command)
-        if not look(scheduler, node).ours:
+        if not read_drain_state(scheduler, node).ours:
             return f"{node}: the drain commands succeeded, but {through} does not show the node as drained"
-    except TargetError as wrong:
+    except TargetError as error:
         _undo(scheduler, node, home)
-        return f"{node}: {wrong}"
+        return f"{node}: {error}"
     return None
 
 
 def resume(node: str, scheduler: Scheduler, home: Path, through: str) -> str | None:
     """Resume one node; the error message, or None."""
     try:
-        now = look(scheduler, node)
+        now = read_drain_state(scheduler, node)
         if now.out and not now.ours:
             return f"{node} is drained for another reason now ({now.reason or 'none stated'}); unchanged"
         if now.out:
             for command in scheduler.resume(node):
                 run(scheduler, command)
-            if look(scheduler, node).out:
+            if read_drain_state(scheduler, node).out:
                 return f"{node}: the resume commands succeeded, but {through} still shows the node as drained"
-    except TargetError as wrong:
-        return f"{node}: {wrong}"
+    except TargetError as error:
+        return f"{node}: {error}"
     # After the commands: a node recorded as resumed while it is drained would never be looked at again.
     _note(home, "resume", node, through=through)
     return None
@@ -61,7 +61,7 @@ def list_out(scheduler: Scheduler, *, besides: Sequence[Out]) -> list[Out]:
     """Nodes that Trainmaster has drained and the journal does not have: jobs drain nodes that fail their pre-flight."""
     if not isinstance(scheduler, ListsDrained):
         return []
-    known = {one.node for one in besides}
+    known = {out.node for out in besides}
     return [
         Out(node=name, at=state.at, checks=read_checks(state.reason))
         for name, state in scheduler.parse_all(run(scheduler, scheduler.ask_all())).items()
@@ -76,12 +76,12 @@ def read_checks(reason: str) -> tuple[str, ...]:
     """
     text = re.sub(r" \(since [0-9T:+-]+\)$", "", reason)
     words = re.findall(r"(?:^|; )([a-z0-9_]+)(?= [^ :;]{1,80}: |: )", text.removeprefix(PREFIX).strip())
-    found = [word for number, word in enumerate(words) if number == 0 or word in checks.names()]
+    names = [word for number, word in enumerate(words) if number == 0 or word in checks.names()]
     cut = len(text) >= REASON_CHARACTERS or re.search(r"\(and \d+ more\)", text) is not None
-    return tuple(dict.fromkeys([*found, *([EVERY] if cut or not found else [])]))
+    return tuple(dict.fromkeys([*names, *([EVERY] if cut or not names else [])]))
 
 
-def look(scheduler: Scheduler, node: str) -> DrainState:
+def read_drain_state(scheduler: Scheduler, node: str) -> DrainState:
     """The node's present state in the scheduler."""
     return scheduler.parse(node, run(scheduler, scheduler.ask(node)))
 
@@ -92,11 +92,11 @@ def run(scheduler: Scheduler, command: Sequence[str]) -> str:
         return asyncio.run(_run_there(scheduler.run, command))
     try:
         ran = Host().run(*command, timeout_s=TIMEOUT_S)
-    except HostError as wrong:
-        raise TargetError(str(wrong)) from None
+    except HostError as error:
+        raise TargetError(str(error)) from None
     if ran.exit_code:
-        said = " ".join((ran.stderr or ran.stdout).split())[:300]
-        raise TargetError(f"{shlex.join(command)} ended with {ran.exit_code}: {said}")
+        output = " ".join((ran.stderr or ran.stdout).split())[:300]
+        raise TargetError(f"{shlex.join(command)} ended with {ran.exit_code}: {output}")
     return ran.stdout
 
 
@@ -110,7 +110,7 @@ async def _run_there(run: RunCommand, command: Sequence[str]) -> str:
 def _undo(scheduler: Scheduler, node: str, home: Path) -> None:
     """Take the journal entry back if the node is demonstrably not drained."""
     try:
-        if not look(scheduler, node).out:
+        if not read_drain_state(scheduler, node).out:
             _note(home, "undo", node)
     except TargetError:
         pass  # unknown: it stays in the journal as drained, and a later run counts it

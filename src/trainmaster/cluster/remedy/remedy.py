@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from trainmaster.cluster.health import compare
-from trainmaster.cluster.health.facts import collect
+from trainmaster.cluster.health.reported_values import collect
 from trainmaster.core.health import ClusterHealth, NodeHealth
 from trainmaster.core.results import CheckResult, Finding, Overall, Verdict
 from trainmaster.targets import PREFIX
@@ -106,26 +106,26 @@ def readmit(
     """Of the drained nodes: those that may return, and the others with the reason why not."""
     back: list[str] = []
     stay: list[tuple[str, str]] = []
-    for one in out:
-        why = _why_not(health, one, allow_warn)
+    for node in out:
+        why = _why_not(health, node, allow_warn)
         if why is None:
-            back.append(one.node)
+            back.append(node.node)
         else:
-            stay.append((one.node, why))
+            stay.append((node.node, why))
     return tuple(back), tuple(stay)
 
 
 def still_out(journal: Iterable[Mapping[str, object]]) -> list[Out]:
     """Nodes that the journal drained and did not resume, in order."""
-    found: dict[str, Out] = {}
+    out: dict[str, Out] = {}
     for row in journal:
         node, checks = str(row.get("node", "")), row.get("checks")
         if row.get("did") == "drain":
             names = tuple(map(str, checks)) if isinstance(checks, (list, tuple)) else ()
-            found[node] = Out(node=node, at=str(row.get("at", "")), checks=names)
+            out[node] = Out(node=node, at=str(row.get("at", "")), checks=names)
         elif row.get("did") in ("resume", "undo"):
-            found.pop(node, None)
-    return list(found.values())
+            out.pop(node, None)
+    return list(out.values())
 
 
 def make_reason(why: str) -> str:
@@ -137,28 +137,28 @@ def make_reason(why: str) -> str:
 def _judge(health: ClusterHealth, name: str) -> tuple[Overall, tuple[str, ...], str]:
     """A node's verdict including the comparisons about it: (overall, deciding checks, reason)."""
     reports = [node for node in health.nodes if node.node == name]
-    said = [
+    findings = [
         (result.check, finding)
         for result in (*(result for node in reports for result in node.results), *_about(health, name))
         for finding in result.findings
     ]
-    failed = [(check, finding) for check, finding in said if finding.verdict is Verdict.FAIL]
+    failed = [(check, finding) for check, finding in findings if finding.verdict is Verdict.FAIL]
     if failed:
         check, finding = failed[0]
         device = f" {finding.device}" if finding.device and finding.device != name else ""
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-        return Overall.FAIL, _distinct(_deciding(*one) for one in failed), f"{check}{device}: {finding.reason}{more}"
+        return Overall.FAIL, _distinct(_deciding(*pair) for pair in failed), f"{check}{device}: {finding.reason}{more}"
     silent = next((node for node in health.silent if node.node == name), None)
     if silent is not None or not reports:
         why = silent.reason if silent is not None else "it was in the plan and has no result"
         return Overall.INCOMPLETE, (ANSWER,), f"no answer: {why}"
-    errors = [(check, finding) for check, finding in said if finding.verdict is Verdict.ERROR]
+    errors = [(check, finding) for check, finding in findings if finding.verdict is Verdict.ERROR]
     missing = [check for node in reports for check in node.planned if check not in {r.check for r in node.results}]
     if errors or missing or any(node.overall is Overall.INCOMPLETE for node in reports):
         checks = _distinct([*(check for check, _ in errors), *missing]) or (ANSWER,)
         why = f"{errors[0][0]}: {errors[0][1].reason}" if errors else f"not measured: {', '.join(checks[:5])}"
         return Overall.INCOMPLETE, checks, why
-    warned = any(finding.verdict is Verdict.WARN for _, finding in said)
+    warned = any(finding.verdict is Verdict.WARN for _, finding in findings)
     return Overall.WARN if warned else Overall.PASS, (), ""
 
 
@@ -214,18 +214,18 @@ def _why_unnamed(health: ClusterHealth, out: Out, allow_warn: bool) -> str | Non
 def _measured(health: ClusterHealth, node: NodeHealth) -> set[str]:
     """Checks with a finding that passes or warns. Skipped is not measured, nor is a run that left this node out."""
     seen = (Verdict.PASS, Verdict.WARN)
-    found = {result.check for result in node.results if any(finding.verdict in seen for finding in result.findings)}
-    found |= set() if node.left_out else {EVERY}
+    measured = {result.check for result in node.results if any(finding.verdict in seen for finding in result.findings)}
+    measured |= set() if node.left_out else {EVERY}
     facts = [fact for fact in collect(health.nodes) if fact.value is not None]
     others = {fact.name for fact in facts if fact.node != node.node}
     shared = {fact.name for fact in facts if fact.node == node.node} & others
     for result in health.cluster:
         good = [finding for finding in result.findings if finding.verdict in seen]
         if result.check in compare.NAMES:
-            found |= {result.check, *(f"{result.check}:{name}" for name in shared)} if good else set()
+            measured |= {result.check, *(f"{result.check}:{name}" for name in shared)} if good else set()
         elif any(finding.device == node.node or node.node in _took_part(finding) for finding in good):
-            found.add(result.check)
-    return found
+            measured.add(result.check)
+    return measured
 
 
 def _took_part(finding: Finding) -> Sequence[object]:

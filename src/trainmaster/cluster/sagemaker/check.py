@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainmaster import __version__
-from trainmaster.cluster.health.gather import Answer, Ask, CheckRequest, Watch, gather_by
+from trainmaster.cluster.health.gather import Answer, CheckRequest, QueryNode, Watch, gather_by
 from trainmaster.cluster.sagemaker import results as sagemaker_results
 from trainmaster.core.clean_text import clean
 from trainmaster.core.errors import NodeUnavailable, TargetError, TrainmasterError, Unreachable
@@ -124,12 +124,12 @@ def _results(settings: Settings, attempt: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _open(job: _Job, nodes: list[Node]) -> AsyncIterator[tuple[list[Node], Ask]]:
+async def _open(job: _Job, nodes: list[Node]) -> AsyncIterator[tuple[list[Node], QueryNode]]:
     watching: asyncio.Task[None] | None = None
     try:
         await job.submit()
         watching = asyncio.create_task(job.watch())
-        yield nodes, job.ask
+        yield nodes, job.query
         await watching
         await job.finish()
     finally:
@@ -217,17 +217,17 @@ class _Job:
         poll = await self._target.poll(self._handle)
         folder = f"{self._prefix}/answers/{self.name}/"
         try:
-            found = dict(await inputs.list_objects(self._aws, self._bucket, folder))
-        except Unreachable as wrong:
-            return Poll(state=TargetState.UNKNOWN, note=str(wrong))
-        there = {host: found[f"{folder}{host}.json"] for host in self._hosts if f"{folder}{host}.json" in found}
+            sizes = dict(await inputs.list_objects(self._aws, self._bucket, folder))
+        except Unreachable as error:
+            return Poll(state=TargetState.UNKNOWN, note=str(error))
+        there = {host: sizes[f"{folder}{host}.json"] for host in self._hosts if f"{folder}{host}.json" in sizes}
         if there.keys() > self._sizes.keys():
             self._sizes = there
             self._changed.set()
             self._changed = asyncio.Event()
         return poll
 
-    async def ask(self, host: Node) -> Answer:
+    async def query(self, host: Node) -> Answer:
         """The answer of a host, once it is there. NodeUnavailable where none comes any more."""
         action = f"read its log stream {self.name}/{host.name}-… in CloudWatch, group {GROUP}"
         while host.name not in self._sizes:
@@ -238,8 +238,8 @@ class _Job:
             files = await self._read_capture(host.name) if self._captures else {}
             key = f"{self._prefix}/answers/{self.name}/{host.name}.json"
             health = await self._read(key, self._sizes[host.name])
-        except TargetError as wrong:
-            raise NodeUnavailable(f"its answer cannot be read: {wrong}", action=action) from None
+        except TargetError as error:
+            raise NodeUnavailable(f"its answer cannot be read: {error}", action=action) from None
         # Over SSH and in a pod a random mark ties an answer to its node; an object in S3 has only its name.
         if (claimed := _find_word(health, "node")) not in (None, host.name):
             raise NodeUnavailable(f"its answer is that of {clean(claimed)[:60]}", action=action)
@@ -256,16 +256,16 @@ class _Job:
             sizes = dict(await self._list(key))
             text = await self._read(key, sizes[key]) if key in sizes else None
             self.found = sagemaker_results.parse(text, self._hosts)
-        except TargetError as wrong:
-            self.found = f"health.json of the first host cannot be read: {wrong}"
+        except TargetError as error:
+            self.found = f"health.json of the first host cannot be read: {error}"
         try:
             job = await self._describe()
             self.facts |= billing(job, self._settings.price_per_hour)
             what = f"{len(self._hosts)} x {self._settings.instance_type}"
             self._on_note(render_cost(self.name, str(job.get("TrainingJobStatus")), self.facts, what=what))
             await self._target.release(self._handle)
-        except (TargetError, TimeoutError) as wrong:
-            self._on_note(f"training job {self.name} is over; its cost or its inputs were not reached: {wrong}")
+        except (TargetError, TimeoutError) as error:
+            self._on_note(f"training job {self.name} is over; its cost or its inputs were not reached: {error}")
 
     async def stop(self) -> None:
         """Request the end of the job, which SageMaker kills after 120 s. None is made after this."""
@@ -279,16 +279,16 @@ class _Job:
                 break
             except Missing:
                 return
-            except TargetError as wrong:
+            except TargetError as error:
                 if not left:
                     words = render_stop(self.name, self._settings.region)
-                    self._on_note(f"training job {self.name} may still run and cost money ({wrong}); stop it: {words}")
+                    self._on_note(f"training job {self.name} may still run and cost money ({error}); stop it: {words}")
                     return
             await asyncio.sleep(_AGAIN_S)
         try:
             await self._remove_inputs()
-        except TargetError as wrong:
-            self._on_note(f"the inputs of training job {self.name} were not removed: {wrong}")
+        except TargetError as error:
+            self._on_note(f"the inputs of training job {self.name} were not removed: {error}")
 
     async def _remove_inputs(self) -> None:
         await inputs.remove(self._aws, request.input_folder(self._settings, str(self._handle["attempt"])))
@@ -298,10 +298,10 @@ class _Job:
 
     async def _read_capture(self, host: str) -> dict[str, str]:
         folder = f"{self._prefix}/nodes/{host}/"
-        found = await self._list(folder)
-        if sum(size for _, size in found) > MAX_ANSWER_BYTES:
+        objects = await self._list(folder)
+        if sum(size for _, size in objects) > MAX_ANSWER_BYTES:
             raise TargetError("its capture is too long")
-        return {key.removeprefix(folder): await self._read(key, size) for key, size in found}
+        return {key.removeprefix(folder): await self._read(key, size) for key, size in objects}
 
     async def _read(self, key: str, size: int) -> str:
         if size > MAX_ANSWER_BYTES:
@@ -328,6 +328,6 @@ async def _insist(work: Callable[[], Awaitable[Made]]) -> Made:
 def _find_word(health: str, name: str) -> str | None:
     """A text of an answer; None where it cannot be read, which `accept` of cluster/health/gather.py judges."""
     with contextlib.suppress(ValueError, RecursionError, AttributeError):
-        found = json.loads(health).get(name)
-        return found if isinstance(found, str) else None
+        word = json.loads(health).get(name)
+        return word if isinstance(word, str) else None
     return None

@@ -66,8 +66,8 @@ def results(
     ]
     efa = [replace(finding, device=host) for host, report in reports.items() for finding in report.efa]
     tests = [replace(finding, device=host) for host, findings in nccl.items() for finding in findings]
-    found = ((CHECK, jobs), (EFA_CHECK, efa), (NCCL_CHECK, tests))
-    return tuple(CheckResult(check=name, findings=tuple(items), took_s=0.0) for name, items in found if items)
+    checks = ((CHECK, jobs), (EFA_CHECK, efa), (NCCL_CHECK, tests))
+    return tuple(CheckResult(check=name, findings=tuple(items), took_s=0.0) for name, items in checks if items)
 
 
 def _judge_idle(host: str, facts: Mapping[str, Any]) -> Finding | None:
@@ -96,14 +96,14 @@ def find_pairs(job: Job) -> list[tuple[Role, str]]:
     odd_out = last if last % 2 == 0 and last > 0 else None
     if job.index == odd_out:
         return [("client", job.hosts[0])]
-    found: list[tuple[Role, str]] = []
+    pairs: list[tuple[Role, str]] = []
     if job.index % 2:
-        found.append(("client", job.hosts[job.index - 1]))
+        pairs.append(("client", job.hosts[job.index - 1]))
     elif job.index < last:
-        found.append(("server", job.hosts[job.index + 1]))
+        pairs.append(("server", job.hosts[job.index + 1]))
     if job.index == 0 and odd_out is not None:
-        found.append(("server", job.hosts[odd_out]))
-    return found
+        pairs.append(("server", job.hosts[odd_out]))
+    return pairs
 
 
 def ping(
@@ -124,12 +124,14 @@ def ping(
     """
     shown = _first(host, _FI_INFO, "-p", provider)
     if shown is None or "fi_getinfo" in shown or "provider" not in shown:
-        said = "fi_info is not installed or gave no answer" if shown is None else " ".join(shown.split())[:200]
+        provider_words = (
+            "fi_info is not installed or gave no answer" if shown is None else " ".join(shown.split())[:200]
+        )
         if devices or (devices is None and (shown is None or "fi_getinfo" not in shown) and _has_rdma(host)):
             wanted = f"{devices} EFA devices" if devices else "the RDMA devices of this host"
             action = "see the check efa of this host, and libfabric in the image"
-            return [error(f"no {provider} provider over {wanted}: {said}", action=action)]
-        proof = f"SageMaker attaches no EFA device to this type; {said}" if devices == 0 else said
+            return [error(f"no {provider} provider over {wanted}: {provider_words}", action=action)]
+        proof = f"SageMaker attaches no EFA device to this type; {provider_words}" if devices == 0 else provider_words
         return [skip(f"no {provider} provider on this host", proof=proof)]
     pairs = find_pairs(job)
     if not pairs:
@@ -241,14 +243,14 @@ def read_facts(host: Host, capture: Path) -> dict[str, Any]:
 
 def _categories(diag: dcgm.Diag) -> dict[str, dict[str, str]]:
     """Status of every test by category, the worst of its results; a GPU at fault is named."""
-    found: dict[str, dict[str, str]] = {}
+    categories: dict[str, dict[str, str]] = {}
     for test in diag.tests:
         worst = max(test.results, key=lambda result: WEIGHT[result.status], default=None)
         word = str(worst.status if worst is not None else test.summary or "unknown")
         bad = worst is not None and worst.gpu is not None and word.lower() not in ("pass", "skip")
         at = f" - GPU {worst.gpu}" if worst is not None and bad else ""
-        found.setdefault(test.category.lower().replace(" ", "_"), {})[test.key] = f"{word}{at}"
-    return found
+        categories.setdefault(test.category.lower().replace(" ", "_"), {})[test.key] = f"{word}{at}"
+    return categories
 
 
 def _cpu_percent(host: Host) -> float | None:

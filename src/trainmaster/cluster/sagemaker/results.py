@@ -28,39 +28,39 @@ def parse(text: str | None, hosts: Sequence[str]) -> ClusterHealth | str:
     if text is None:
         return "the first host left no health.json"
     try:
-        found = ClusterHealth.from_json(text)
-    except (SpecError, ValueError, RecursionError) as wrong:
-        return f"health.json of the first host cannot be parsed: {str(wrong)[:200]}"
-    if found.asked != tuple(hosts):
-        return f"health.json is about other hosts: {', '.join(found.asked)[:200]}"
-    return found
+        health = ClusterHealth.from_json(text)
+    except (SpecError, ValueError, RecursionError) as error:
+        return f"health.json of the first host cannot be parsed: {str(error)[:200]}"
+    if health.asked != tuple(hosts):
+        return f"health.json is about other hosts: {', '.join(health.asked)[:200]}"
+    return health
 
 
-def between(found: ClusterHealth | str, hosts: Sequence[str], *, level: int, tests: bool) -> tuple[CheckResult, ...]:
+def between(sent: ClusterHealth | str, hosts: Sequence[str], *, level: int, tests: bool) -> tuple[CheckResult, ...]:
     """Results of EFA, nccl-tests and collectives, with an error for each that is missing.
 
     `tests`: they were asked for; else every host was checked alone. `hosts`: those that answered.
     """
-    if isinstance(found, str):
-        return (_result(sagemaker_node.CHECK, [error(found, action="read the log of algo-1 in CloudWatch")]),)
-    own = [result for result in clean(found.cluster) if result.check not in compare.NAMES]
+    if isinstance(sent, str):
+        return (_result(sagemaker_node.CHECK, [error(sent, action="read the log of algo-1 in CloudWatch")]),)
+    own = [result for result in clean(sent.cluster) if result.check not in compare.NAMES]
     by_check: dict[str, list[Finding]] = {}
     for result in own:
         name = COLLECTIVES if result.check in (*PLANNED, COLLECTIVES) else result.check
         by_check.setdefault(name, []).extend(result.findings)
     wanted = [sagemaker_node.CHECK]
     wanted += [sagemaker_node.NCCL_CHECK] if tests and level >= 2 else []
-    wanted += [sagemaker_node.EFA_CHECK] if tests and level >= 2 and len(found.asked) > 1 else []
+    wanted += [sagemaker_node.EFA_CHECK] if tests and level >= 2 and len(sent.asked) > 1 else []
     for name in wanted:
-        told = {finding.device for finding in by_check.get(name, ())}
+        reported = {finding.device for finding in by_check.get(name, ())}
         by_check.setdefault(name, []).extend(
             error(f"no result of {name}", action="read the log of this host in CloudWatch", device=host)
             for host in hosts
-            if host not in told
+            if host not in reported
         )
-    if tests and _has_peers(by_check[sagemaker_node.CHECK], found.asked):
-        told = {result.check for result in own if result.findings}
-        missing = [name for name in PLANNED if name not in told]
+    if tests and _has_peers(by_check[sagemaker_node.CHECK], sent.asked):
+        reported = {result.check for result in own if result.findings}
+        missing = [name for name in PLANNED if name not in reported]
         by_check.setdefault(COLLECTIVES, []).extend(
             [error(f"no result of {', '.join(missing)}", action="read the log of algo-1 in CloudWatch")]
             if missing
@@ -69,13 +69,13 @@ def between(found: ClusterHealth | str, hosts: Sequence[str], *, level: int, tes
     return tuple(_result(name, findings) for name, findings in by_check.items())
 
 
-def end(poll: Poll, found: ClusterHealth | str, health: ClusterHealth, facts: Mapping[str, Any]) -> CheckResult:
+def end(poll: Poll, sent: ClusterHealth | str, health: ClusterHealth, facts: Mapping[str, Any]) -> CheckResult:
     """Result of the job's end. It fails by design on FAIL and INCOMPLETE; with any other verdict that is an error."""
     if poll.state is TargetState.SUCCEEDED:
         return _result(JOB, [ok("it completed", **facts)])
     reason = f"it ended as {poll.state}: {poll.note}"[:400]
-    if isinstance(found, ClusterHealth) and exit_code(found.overall) and exit_code(health.overall):
-        return _result(JOB, [ok(f"{reason}; so its own verdict, {found.overall}, asks", **facts)])
+    if isinstance(sent, ClusterHealth) and exit_code(sent.overall) and exit_code(health.overall):
+        return _result(JOB, [ok(f"{reason}; so its own verdict, {sent.overall}, asks", **facts)])
     return _result(JOB, [error(reason, action="read its logs in CloudWatch, then check again", **facts)])
 
 

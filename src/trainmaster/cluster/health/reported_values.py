@@ -35,7 +35,7 @@ class Fact:
 
 def collect(nodes: Iterable[NodeHealth]) -> list[Fact]:
     """Every value of every finding, and the number of devices of each kind on each node."""
-    found = []
+    facts = []
     for node in nodes:
         models = {
             finding.device: str(finding.values["model"])
@@ -44,7 +44,7 @@ def collect(nodes: Iterable[NodeHealth]) -> list[Fact]:
             if result.check in ("gpu_count", "gpu_model") and finding.device and finding.values.get("model")
         }
         whole = " + ".join(sorted(set(models.values()))) or "no GPU"
-        found += [
+        facts += [
             Fact(
                 node=node.node,
                 check=result.check,
@@ -57,12 +57,12 @@ def collect(nodes: Iterable[NodeHealth]) -> list[Fact]:
             for finding in result.findings
             for name, value in _flat(finding.values)
         ]
-        found += [
+        facts += [
             Fact(node=node.node, check=result.check, device=None, name=COUNTS[result.check], value=count, kind=whole)
             for result in node.results
             if result.check in COUNTS and (count := _count_devices(result)) is not None
         ]
-    return found
+    return facts
 
 
 def _count_devices(result: CheckResult) -> int | None:
@@ -91,10 +91,10 @@ def _flat(values: Mapping[str, Any], head: str = "") -> Iterable[tuple[str, Any]
 
 def group(items: Iterable[Any], key: Any) -> dict[Any, list[Any]]:
     """Items by key, in their order."""
-    found: dict[Any, list[Any]] = defaultdict(list)
+    groups: dict[Any, list[Any]] = defaultdict(list)
     for item in items:
-        found[key(item)].append(item)
-    return found
+        groups[key(item)].append(item)
+    return groups
 
 
 def is_number(value: object) -> bool:

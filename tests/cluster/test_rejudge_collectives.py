@@ -12,7 +12,7 @@ import pytest
 
 from machines import H200
 from trainmaster.checks import document
-from trainmaster.cluster.collectives import kept_collectives
+from trainmaster.cluster.collectives import rejudge_collectives
 from trainmaster.cluster.health import evidence
 from trainmaster.core.expect import Expect
 from trainmaster.core.health import ClusterHealth, NodeHealth
@@ -36,7 +36,7 @@ def run(words: str = IB, *, gbps: float = 300.0, **values: Any) -> list[Finding]
 def rejudge(findings: list[Finding], *, before: Mapping[str, Any] | None = None, **overrides: Any) -> list[Finding]:
     nodes = [NodeHealth(node=name, level=2, planned=(), results=(), expect=before or {}) for name in ("a", "b")]
     kept = CheckResult(check="collectives", findings=tuple(findings), took_s=1.0)
-    return list(kept_collectives.rejudge(kept, nodes, overrides).findings)
+    return list(rejudge_collectives.rejudge(kept, nodes, overrides).findings)
 
 
 def worst(findings: list[Finding]) -> Verdict:

@@ -35,10 +35,10 @@ def rejudge(kept: CheckResult, nodes: Sequence[NodeHealth], overrides: Mapping[s
 
 
 def _judge_bandwidth(findings: Sequence[Finding], least: float) -> list[Finding]:
-    found = [_by_floor(finding, least) if _is_measured(finding) else finding for finding in findings]
+    judged = [_by_floor(finding, least) if _is_measured(finding) else finding for finding in findings]
     if not any(_is_measured(finding) for finding in findings):
-        found.append(error(f"busbw_gbps={least:g} is expected, and the run kept no bandwidth", action=_AGAIN))
-    return found
+        judged.append(error(f"busbw_gbps={least:g} is expected, and the run kept no bandwidth", action=_AGAIN))
+    return judged
 
 
 def _by_floor(finding: Finding, least: float) -> Finding:
@@ -61,25 +61,25 @@ def _new_transports(
 ) -> list[str]:
     """Transports that are expected now and were not when the run was judged."""
     backend = next((str(finding.values["backend"]) for finding in findings if "backend" in finding.values), "nccl")
-    found: dict[str, None] = {}
+    transports: dict[str, None] = {}
     for node in nodes:
         before = expected_transport(node.expect, backend, nodes=len(nodes))
         after = expected_transport({**node.expect, **overrides}, backend, nodes=len(nodes))
         if after is not None and after != before:
-            found[after] = None
-    return list(found)
+            transports[after] = None
+    return list(transports)
 
 
 def _judge_transport(findings: Sequence[Finding], wanted: str) -> Finding:
     """Verdict by the proof that the run kept. Only what its words show without doubt passes or fails."""
-    told = [str(finding.values[name]) for finding in findings for name in ("carried", "transport")
+    transports = [str(finding.values[name]) for finding in findings for name in ("carried", "transport")
             if finding.values.get(name)]  # fmt: skip
-    words = next(iter(told), "nothing that was kept")
+    words = next(iter(transports), "nothing that was kept")
     reason = f"{wanted} is expected, and the run was carried by {words}"
     if any(finding.verdict in (Verdict.ERROR, Verdict.FAIL) and "carried" in finding.values for finding in findings):
         return error(f"{reason}; its own proof was not whole", action=_AGAIN)
-    tcp = any(_TCP.search(one) for one in told)
-    between = {word for one in told for word in _BETWEEN.findall(one)}
+    tcp = any(_TCP.search(transport) for transport in transports)
+    between = {word for transport in transports for word in _BETWEEN.findall(transport)}
     if wanted == "Socket" and tcp:
         return ok(reason, carried=words)
     if tcp:

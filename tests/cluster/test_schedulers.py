@@ -70,7 +70,7 @@ def test_kubernetes_that_does_not_say_it(answer: str) -> None:
 @pytest.mark.parametrize("name", [name for name in targets.names() if targets.traits(name).drains])
 def test_every_command_names_the_node_and_is_no_shell(name: str) -> None:
     scheduler = schedulers.load(name)
-    for command in (*scheduler.drain("n1", "trainmaster: a b"), *scheduler.resume("n1"), scheduler.ask("n1")):
+    for command in (*scheduler.drain("n1", "trainmaster: a b"), *scheduler.resume("n1"), scheduler.query("n1")):
         assert any(word in ("n1", "nodename=n1") for word in command)
         assert command[0] in ("scontrol", "kubectl")
 

@@ -113,7 +113,7 @@ class Target(Rented):
         super().__init__("lambda", lambda: cloud)
         self.boxes = Boxes()
 
-    def _boxes(self) -> Any:
+    def _rented_ssh(self) -> Any:
         return self.boxes
 
     async def connect(self, handle: Handle, instances: Sequence[Instance]) -> Handle:

@@ -138,8 +138,8 @@ def test_can_verify_files_exist_on_gpu_server(runs: Run, done: JobRow) -> None:
         )
         node = session(host, runs.machine.known_hosts.read_bytes())
         try:
-            there = await node.ask("exists", path=str(runs.work(done) / "data" / "train.jsonl"))
-            missing = await node.ask("exists", path=str(runs.work(done) / "data" / "none"))
+            there = await node.request("exists", path=str(runs.work(done) / "data" / "train.jsonl"))
+            missing = await node.request("exists", path=str(runs.work(done) / "data" / "none"))
         finally:
             await targets.close()
         return there.result, missing.result

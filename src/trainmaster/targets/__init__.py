@@ -285,7 +285,9 @@ def find_traits(word: str) -> Traits | None:
 def spell_all(verb: str | None = None) -> list[str]:
     """Targets as help and errors write them: all, or those besides this machine that have a verb over nodes."""
     stated = {name: traits(name) for name in names()}
-    return [found.spell(name) for name, found in stated.items() if verb is None or (found.has(verb) and not found.here)]
+    return [
+        target.spell(name) for name, target in stated.items() if verb is None or (target.has(verb) and not target.here)
+    ]
 
 
 def is_free(word: str) -> bool:
@@ -306,5 +308,5 @@ def _import(word: str) -> ModuleType:
 def _find_modules(folders: tuple[str, ...]) -> Mapping[str, str]:
     """Word → module."""
     words = {module: word for word, module in _MODULES.items()}
-    found = [module.name for module in pkgutil.iter_modules(folders) if not module.name.startswith("_")]
-    return {words.get(name, name): name for name in found}
+    names = [module.name for module in pkgutil.iter_modules(folders) if not module.name.startswith("_")]
+    return {words.get(name, name): name for name in names}

@@ -94,9 +94,9 @@ class Listing:
     def find(self, name: str, *, provider_id: str | None = None) -> Instance | None:
         """The instance with this id; without an id the one with this name, of several a live one before others."""
         if provider_id is not None:
-            return next((one for one in self.instances if one.id == provider_id), None)
-        named = [one for one in self.instances if one.name == name]
-        return min(named, key=lambda one: (one.state.over, one.id), default=None)
+            return next((instance for instance in self.instances if instance.id == provider_id), None)
+        named = [instance for instance in self.instances if instance.name == name]
+        return min(named, key=lambda instance: (instance.state.over, instance.id), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ from trainmaster.targets._provider import (
 )
 
 if TYPE_CHECKING:
-    from trainmaster.targets._boxes import Boxes
+    from trainmaster.targets._rented_ssh import RentedSsh
 
 _RELEASE_S = 20.0  # that one `release` waits for the listing; then it is called again
 _OFFERS_AGE = 2  # listings' ages that a list of offers may have
@@ -94,29 +94,29 @@ class Rented:
 
         access, pinned = self._shared().provider.access, {item["id"]: item for item in handle.get("hosts", ())}
         hosts = []
-        for one in instances:
-            assert one.address is not None, "an active instance has an address"
-            known = pinned.get(one.id)
-            if known is None or (known["host"], known["port"]) != (one.address, one.port or access.port):
-                port = one.port or access.port
-                key = await read_host_key(one.address, port)
+        for instance in instances:
+            assert instance.address is not None, "an active instance has an address"
+            known = pinned.get(instance.id)
+            if known is None or (known["host"], known["port"]) != (instance.address, instance.port or access.port):
+                port = instance.port or access.port
+                key = await read_host_key(instance.address, port)
                 known = {
-                    "id": one.id, "name": _node_name(one), "host": one.address, "port": port, "key": key,
-                    "address": one.private_address,
+                    "id": instance.id, "name": _node_name(instance), "host": instance.address, "port": port, "key": key,
+                    "address": instance.private_address,
                 }  # fmt: skip
             hosts.append(known)
         ready = {**handle, "nodes": [item["name"] for item in hosts], "hosts": hosts}
         try:
-            gpus = await _boxes(access).identify(ready)
-        except NoPython as wrong:  # waiting changes no image, and each minute is paid
+            gpus = await _rented_ssh(access).identify(ready)
+        except NoPython as error:  # waiting changes no image, and each minute is paid
             action = f"choose another image (rent.image) or name its Python ({access.python_setting})"
-            raise TargetError(f"{wrong.reason}; {action}") from None
+            raise TargetError(f"{error.reason}; {action}") from None
         return {**ready, "hosts": [{**item, "gpus": some} for item, some in zip(hosts, gpus, strict=True)]}
 
     async def submit(self, submission: Submission) -> Handle:
         """As over SSH; a machine that the listing shows as gone is not waited for."""
         try:
-            return await self._boxes().submit(submission)
+            return await self._rented_ssh().submit(submission)
         except Unreachable:
             if (fate := await self._find_fate(submission.handle)) is None:
                 raise
@@ -124,21 +124,21 @@ class Rented:
 
     async def poll(self, handle: Handle) -> Poll:
         """State as the machine answers; where it does not answer, the provider's listing decides."""
-        found = await self._boxes().poll(handle)
-        if found.state is not TargetState.UNKNOWN:
-            return found
+        poll = await self._rented_ssh().poll(handle)
+        if poll.state is not TargetState.UNKNOWN:
+            return poll
         try:
             fate = await self._find_fate(handle)
-        except Unreachable as wrong:
-            return Poll(state=TargetState.UNKNOWN, note=f"{found.note}; {wrong}")
-        return fate or found
+        except Unreachable as error:
+            return Poll(state=TargetState.UNKNOWN, note=f"{poll.note}; {error}")
+        return fate or poll
 
     def count_nodes(self, handle: Handle) -> int:
         return len(handle["nodes"])
 
     async def read(self, handle: Handle, stream: str, *, offset: int, limit: int) -> bytes:
         try:
-            return await self._boxes().read(handle, stream, offset=offset, limit=limit)
+            return await self._rented_ssh().read(handle, stream, offset=offset, limit=limit)
         except Unreachable:
             if (fate := await self._find_fate(handle)) is not None:
                 raise TargetError(f"{stream} is on a machine that is gone: {fate.note}") from None
@@ -148,7 +148,7 @@ class Rented:
         if not handle.get("hosts"):
             return []
         try:
-            return await self._boxes().list_files(handle)
+            return await self._rented_ssh().list_files(handle)
         except Unreachable:
             if (fate := await self._find_fate(handle)) is not None:
                 return [FileSize(name=f"{OUTPUTS_FOLDER}/node-0", size_bytes=0, fault=fate.note)]
@@ -156,7 +156,7 @@ class Rented:
 
     async def cancel(self, handle: Handle, *, reason: str) -> None:
         try:
-            await self._boxes().cancel(handle, reason=reason)
+            await self._rented_ssh().cancel(handle, reason=reason)
         except Unreachable:
             if await self._find_fate(handle) is None:
                 raise
@@ -164,7 +164,7 @@ class Rented:
     async def stop(self, handle: Handle) -> None:
         if handle.get("hosts"):
             try:
-                await self._boxes().release(handle)
+                await self._rented_ssh().release(handle)
             except Unreachable:
                 if await self._find_fate(handle) is None:
                     raise
@@ -179,16 +179,18 @@ class Rented:
             except Unreachable:
                 await self._terminate_known(handle)
                 raise
-            found = [one for one in listing.instances if _is_of(one, attempt, handle)]
-            left = [one for one in found if one.state in _LIVE or one.state is InstanceState.TERMINATING]
+            owned = [instance for instance in listing.instances if _is_of(instance, attempt, handle)]
+            left = [
+                instance for instance in owned if instance.state in _LIVE or instance.state is InstanceState.TERMINATING
+            ]
             if not left:
-                await self._boxes().close(handle)
+                await self._rented_ssh().close(handle)
                 return
-            if fresh := [one.id for one in left if one.state in _LIVE and one.id not in asked]:
+            if fresh := [instance.id for instance in left if instance.state in _LIVE and instance.id not in asked]:
                 await shared.provider.terminate(fresh)
                 asked.update(fresh)
             if time.monotonic() > until:
-                words = ", ".join(one.id for one in left)
+                words = ", ".join(instance.id for instance in left)
                 raise Unreachable(f"{self._word}: {words} is asked to terminate and still listed")
             since = datetime.now(UTC)
 
@@ -201,20 +203,27 @@ class Rented:
 
     async def list_owned(self, *, partial: bool = False) -> list[Owned]:  # noqa: ARG002 (one listing: all or nothing)
         listing = await self.listing(since=datetime.now(UTC))
-        live = [one for one in listing.instances if one.state in _LIVE or one.state is InstanceState.TERMINATING]
+        live = [
+            instance
+            for instance in listing.instances
+            if instance.state in _LIVE or instance.state is InstanceState.TERMINATING
+        ]
         ours: dict[str, list[Instance]] = {}
-        for one in live:
-            if one.label is not None:
-                ours.setdefault(one.label.attempt, []).append(one)
-        found = [_owned(attempt, some) for attempt, some in ours.items()]
-        return [*found, *(_foreign(one) for one in live if one.label is None)]
+        for instance in live:
+            if instance.label is not None:
+                ours.setdefault(instance.label.attempt, []).append(instance)
+        owned = [_owned(attempt, some) for attempt, some in ours.items()]
+        return [*owned, *(_foreign(instance) for instance in live if instance.label is None)]
 
     async def preview(self, spec: JobSpec) -> str:
         offers = await self.choose(spec, refused=())
         nodes, best = spec.resources.nodes, offers[0]
         cents = best.price_cents_per_hour
         lines = [f"# choice: {nodes} × {best.kind} in {best.region}, ${cents / 100:,.2f} an hour each"]
-        lines += [f"#   then {one.kind} in {one.region}, ${one.price_cents_per_hour / 100:,.2f}" for one in offers[1:6]]
+        lines += [
+            f"#   then {offer.kind} in {offer.region}, ${offer.price_cents_per_hour / 100:,.2f}"
+            for offer in offers[1:6]
+        ]
         label = Label(attempt="00000000-0000-4000-8000-000000000000.1", home="0" * 8, nonce="0" * 8)
         request = _request(label.name, best.kind, best.region, spec)
         return "\n".join(lines) + "\n" + self._shared().provider.describe(request)
@@ -225,18 +234,18 @@ class Rented:
             return None
         listing = await self.listing()
         for item in handle["instances"]:
-            found = listing.find(str(item["name"]), provider_id=str(item["id"]))
-            if found is None:
+            instance = listing.find(str(item["name"]), provider_id=str(item["id"]))
+            if instance is None:
                 return Poll(state=TargetState.LOST, note=f"{item['id']}: {self._word} lists it no longer")
-            if found.state is InstanceState.PREEMPTED:
-                note = f"{found.id}: {self._word} took it back (preempted)"
+            if instance.state is InstanceState.PREEMPTED:
+                note = f"{instance.id}: {self._word} took it back (preempted)"
                 return Poll(state=TargetState.LOST, note=note, reason=Reason.PREEMPTED)
-            if found.state.over:
-                return Poll(state=TargetState.LOST, note=f"{found.id}: {self._word} lists it as {found.state}")
+            if instance.state.over:
+                return Poll(state=TargetState.LOST, note=f"{instance.id}: {self._word} lists it as {instance.state}")
         return None
 
-    def _boxes(self) -> Boxes:
-        return _boxes(self._shared().provider.access)
+    def _rented_ssh(self) -> RentedSsh:
+        return _rented_ssh(self._shared().provider.access)
 
     def _shared(self) -> _Shared:
         """Provider and listing, shared by all jobs of the running event loop."""
@@ -289,21 +298,21 @@ class _Shared:
 _SHARED: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Shared]] = weakref.WeakKeyDictionary()
 
 
-def _boxes(access: SshAccess) -> Boxes:
-    from trainmaster.targets._boxes import Boxes
+def _rented_ssh(access: SshAccess) -> RentedSsh:
+    from trainmaster.targets._rented_ssh import RentedSsh
 
-    return Boxes(access)
+    return RentedSsh(access)
 
 
-def _node_name(one: Instance) -> str:
+def _node_name(instance: Instance) -> str:
     """Name of a machine among those of its attempt; ids of a pool are addresses and differ at their ends."""
-    return f"i-{one.id[:12]}" if one.id.isalnum() else f"i-{one.id[:60]}"
+    return f"i-{instance.id[:12]}" if instance.id.isalnum() else f"i-{instance.id[:60]}"
 
 
-def _is_of(one: Instance, attempt: str, handle: Handle) -> bool:
-    label = one.label
+def _is_of(instance: Instance, attempt: str, handle: Handle) -> bool:
+    label = instance.label
     return label is not None and (
-        label.attempt == attempt or one.id in {str(item["id"]) for item in handle.get("instances", ())}
+        label.attempt == attempt or instance.id in {str(item["id"]) for item in handle.get("instances", ())}
     )
 
 
@@ -311,16 +320,22 @@ def _owned(attempt: str, some: Sequence[Instance]) -> Owned:
     label = some[0].label
     assert label is not None
     handle = {
-        "attempt": attempt, "nodes": [], "home": label.home,
-        "instances": [{"id": one.id, "name": one.name} for one in some],
-    }  # fmt: skip
+        "attempt": attempt,
+        "nodes": [],
+        "home": label.home,
+        "instances": [{"id": instance.id, "name": instance.name} for instance in some],
+    }
     return Owned(attempt=attempt, handle=handle, what="; ".join(map(_words, some)))
 
 
-def _foreign(one: Instance) -> Owned:
-    return Owned(attempt=one.name or one.id, handle={}, what=_words(one), foreign=True)
+def _foreign(instance: Instance) -> Owned:
+    return Owned(attempt=instance.name or instance.id, handle={}, what=_words(instance), foreign=True)
 
 
-def _words(one: Instance) -> str:
-    price = "price unknown" if one.price_cents_per_hour is None else f"${one.price_cents_per_hour / 100:,.2f} an hour"
-    return f"{one.id}: {one.kind} in {one.region or '?'}, {one.state}, {price}"
+def _words(instance: Instance) -> str:
+    price = (
+        "price unknown"
+        if instance.price_cents_per_hour is None
+        else f"${instance.price_cents_per_hour / 100:,.2f} an hour"
+    )
+    return f"{instance.id}: {instance.kind} in {instance.region or '?'}, {instance.state}, {price}"

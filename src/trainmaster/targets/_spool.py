@@ -45,7 +45,7 @@ class NodeSpool:
 
     def begin(self, start: str) -> None:
         """Note a start of the container, by its pod and restart count; it writes after the end of earlier ones."""
-        if any(one["start"] == start for one in self._starts):
+        if any(record["start"] == start for record in self._starts):
             return
         if self._starts:
             self.close_gaps()
@@ -87,11 +87,11 @@ class NodeSpool:
     def gaps(self) -> dict[str, int]:
         """Streams with missing bytes, and where they begin."""
         last = self._starts[-1]["start"] if self._starts else ""
-        found = {}
+        missing = {}
         for name, stream in self._streams.items():
             if stream.waiting:
-                found[name] = stream.size - (self._base(str(last), name) or 0)
-        return found
+                missing[name] = stream.size - (self._base(str(last), name) or 0)
+        return missing
 
     def close_gaps(self) -> None:
         """Write notes in place of what will not come any more."""
@@ -115,27 +115,27 @@ class NodeSpool:
 
     def sizes(self) -> dict[str, int]:
         """Every file with its size."""
-        found = {}
+        sizes = {}
         for above, _, files in os.walk(self.folder):
             for name in files:
                 path = Path(above) / name
                 relative = path.relative_to(self.folder).as_posix()
                 if relative != _STARTS and not name.endswith(".tmp"):
-                    found[relative] = path.stat().st_size
-        return found
+                    sizes[relative] = path.stat().st_size
+        return sizes
 
     def list_files(self) -> list[FileSize]:
         """Every file, and the outputs that the newest start could not copy, with the reason."""
         sizes = self.sizes()
-        told = self.read(UNCOPIED_FILE, self.newest_base(UNCOPIED_FILE), _MAX_WAITING_BYTES)
+        raw = self.read(UNCOPIED_FILE, self.newest_base(UNCOPIED_FILE), _MAX_WAITING_BYTES)
         sizes.pop(UNCOPIED_FILE, None)
-        uncopied = [file for line in told.splitlines() if (file := _parse_uncopied(line)) and file.name not in sizes]
+        uncopied = [file for line in raw.splitlines() if (file := _parse_uncopied(line)) and file.name not in sizes]
         return [FileSize(name=name, size_bytes=size) for name, size in sizes.items()] + uncopied
 
     def _base(self, start: str, name: str) -> int | None:
-        for number, one in enumerate(self._starts):
-            if one["start"] == start:
-                base = one["base"]
+        for number, record in enumerate(self._starts):
+            if record["start"] == start:
+                base = record["base"]
                 assert isinstance(base, dict)
                 is_last = number == len(self._starts) - 1
                 return int(base.get(name, 0)) if is_last else None

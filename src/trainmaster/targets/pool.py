@@ -101,14 +101,14 @@ class Pool:
         """One offer per machine: the free ones are available."""
         rented = await self._with_state(lambda state: state)
         return [
-            Offer(kind=one.type, region=one.region, price_cents_per_hour=one.price_per_hour * 100, gpus=one.gpus,
-                  gpu=one.gpu, available=one.id not in rented)
-            for one in self._file().hosts
+            Offer(kind=host.type, region=host.region, price_cents_per_hour=host.price_per_hour * 100, gpus=host.gpus,
+                  gpu=host.gpu, available=host.id not in rented)
+            for host in self._file().hosts
         ]  # fmt: skip
 
     async def list_instances(self) -> list[Instance]:
         rented = await self._with_state(lambda state: state)
-        hosts = {one.id: one for one in self._file().hosts}
+        hosts = {host.id: host for host in self._file().hosts}
         return [_instance(host_id, name, hosts.get(host_id)) for host_id, name in rented.items()]
 
     def may_launch(self) -> bool:
@@ -116,12 +116,12 @@ class Pool:
 
     async def launch(self, request: LaunchRequest) -> str:
         """Take a free machine; the same name gets the same machine again."""
-        hosts = [one for one in self._file().hosts if (one.type, one.region) == (request.kind, request.region)]
-        hosts.sort(key=lambda one: one.price_per_hour)
+        hosts = [host for host in self._file().hosts if (host.type, host.region) == (request.kind, request.region)]
+        hosts.sort(key=lambda host: host.price_per_hour)
 
         def take(state: dict[str, str]) -> str:
             held = [host_id for host_id, name in state.items() if name == request.name]
-            free = [one.id for one in hosts if one.id not in state]
+            free = [host.id for host in hosts if host.id not in state]
             if not held and not free:
                 raise NoCapacity(f"pool: no machine of type {request.kind} in {request.region} is free")
             chosen = (held or free)[0]
@@ -131,7 +131,7 @@ class Pool:
         return await self._with_state(take)
 
     async def terminate(self, ids: Sequence[str]) -> None:
-        await self._with_state(lambda state: [state.pop(one, None) for one in ids])
+        await self._with_state(lambda state: [state.pop(provider_id, None) for provider_id in ids])
 
     async def list_file_systems(self) -> Mapping[str, str]:
         return {}
@@ -154,24 +154,24 @@ class Pool:
             fcntl.flock(fd, fcntl.LOCK_EX)
             before = self._read_state()
             state = dict(before)
-            found = change(state)
+            result = change(state)
             if state != before:
                 write_whole(self._state, json.dumps(state, indent=2), durable=True, mode=0o600)
-            return found
+            return result
         finally:
             os.close(fd)
 
     def _read_state(self) -> dict[str, str]:
         """Host → name. A file that cannot be read says nothing: no machine counts as free or returned."""
         try:
-            found = json.loads(self._state.read_text())
+            state = json.loads(self._state.read_text())
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, RecursionError) as wrong:
-            raise Unreachable(f"pool: {self._state} cannot be read ({str(wrong)[:100]}); repair it") from None
-        if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
+        except (OSError, ValueError, RecursionError) as error:
+            raise Unreachable(f"pool: {self._state} cannot be read ({str(error)[:100]}); repair it") from None
+        if not isinstance(state, dict) or not all(isinstance(name, str) for name in state.values()):
             raise Unreachable(f"pool: {self._state} is no list of rented machines; repair it")
-        return found
+        return state
 
 
 def _instance(host_id: str, name: str, host: _Host | None) -> Instance:

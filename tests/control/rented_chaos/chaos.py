@@ -29,7 +29,7 @@ from trainmaster.store.rows import JobRow
 from ..drill.warm import SOURCE, Warm
 
 EVENTS = 20
-_MODULES = ("asyncssh", "httpx", "trainmaster.targets._boxes", "trainmaster.targets.lambda_cloud.provider")
+_MODULES = ("asyncssh", "httpx", "trainmaster.targets._rented_ssh", "trainmaster.targets.lambda_cloud.provider")
 _MOVES = (2, 8)  # stage changes of jobs in one life of the server, at least
 _LONGEST_LIFE_S = 60.0
 _SWEEP_S = 120.0

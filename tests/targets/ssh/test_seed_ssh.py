@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.spawns, needs_sshd]
 
 def test_can_establish_ssh_connection_to_gpu_instance(box: Any, run: Any, machines: Lab) -> None:
     async def go() -> int:
-        await box().ask("exists", path="/")
+        await box().request("exists", path="/")
         return len(machines.hosts[0].connections())
 
     assert run(go()) >= 1
@@ -38,20 +38,20 @@ def test_retry_logic_works_on_connection_failures(run: Any, tmp_path: Path) -> N
             host.cut(also_server=True)
             node, failures = session(host_of(own, host), own.known_hosts.read_bytes()), []
             with pytest.raises(Unreachable, match="nothing listens") as refused:
-                await node.ask("exists", path="/")
+                await node.request("exists", path="/")
             failures.append(str(refused.value))
             with pytest.raises(Unreachable):  # left alone for a moment, and answered from memory
-                await node.ask("exists", path="/")
+                await node.request("exists", path="/")
             again = own.start("again")
             own.wait(again)
             other = session(replace(host_of(own, again), name="late"), own.known_hosts.read_bytes())
             async with asyncio.timeout(60):
                 while True:
                     try:
-                        await other.ask("exists", path="/")
+                        await other.request("exists", path="/")
                         return failures
-                    except Unreachable as wrong:
-                        failures.append(str(wrong))
+                    except Unreachable as error:
+                        failures.append(str(error))
                         await asyncio.sleep(0.1)
 
         assert run(go())[0].startswith("late: nothing listens")
@@ -59,10 +59,10 @@ def test_retry_logic_works_on_connection_failures(run: Any, tmp_path: Path) -> N
 
 def test_can_execute_simple_commands(box: Any, run: Any) -> None:
     async def go() -> None:
-        said = await box().ask("run", words=["echo", "hello world; $(id)"], timeout_s=30)
+        said = await box().request("run", words=["echo", "hello world; $(id)"], timeout_s=30)
         assert (said.result["code"], said.body) == (0, b"hello world; $(id)\n")  # no shell in between
-        assert (await box().ask("run", words=["pwd"], timeout_s=30)).body.startswith(b"/")
-        failed = await box().ask("run", words=["sh", "-c", "echo no >&2; exit 3"], timeout_s=30)
+        assert (await box().request("run", words=["pwd"], timeout_s=30)).body.startswith(b"/")
+        failed = await box().request("run", words=["sh", "-c", "echo no >&2; exit 3"], timeout_s=30)
         assert (failed.result["code"], failed.result["error"]) == (3, "no\n")
 
     run(go())
@@ -82,7 +82,7 @@ def test_can_check_gpu_availability(run: Any, tmp_path: Path) -> None:
         async def go() -> bytes:
             node = session(host_of(own, host), own.known_hosts.read_bytes())
             words = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-            return bytes((await node.ask("run", words=words, timeout_s=30)).body)
+            return bytes((await node.request("run", words=words, timeout_s=30)).body)
 
         assert run(go()).splitlines() == [b"NVIDIA A10"] * 2
 
@@ -90,7 +90,7 @@ def test_can_check_gpu_availability(run: Any, tmp_path: Path) -> None:
 def test_can_create_directories(box: Any, run: Any, tmp_path: Path) -> None:
     async def go() -> None:
         for _ in range(2):  # again is no error
-            await box().ask("make_folder", path=f"{tmp_path}/a/b/c")
+            await box().request("make_folder", path=f"{tmp_path}/a/b/c")
 
     run(go())
     assert (tmp_path / "a" / "b" / "c").is_dir()
@@ -101,7 +101,8 @@ def test_can_check_file_existence(box: Any, run: Any, tmp_path: Path) -> None:
 
     async def go() -> list[Any]:
         return [
-            (await box().ask("exists", path=str(path))).result for path in (tmp_path / "a", tmp_path, tmp_path / "b")
+            (await box().request("exists", path=str(path))).result
+            for path in (tmp_path / "a", tmp_path, tmp_path / "b")
         ]
 
     file, folder, nothing = run(go())
@@ -126,7 +127,7 @@ def test_connection_timeout_handling_works(run: Any, machines: Lab) -> None:
 def test_can_disconnect_cleanly(box: Any, run: Any, machines: Lab) -> None:
     async def go() -> None:
         before = len(machines.hosts[0].connections())
-        await box().ask("exists", path="/")
+        await box().request("exists", path="/")
         assert len(machines.hosts[0].connections()) == before + 1
         await targets.close()
         assert asyncio.all_tasks() == {asyncio.current_task()}  # nothing of it is left here
@@ -141,12 +142,12 @@ def test_handles_wrong_credentials_gracefully(run: Any, machines: Lab, tmp_path:
     async def go() -> None:
         host = replace(host_of(machines, machines.hosts[0]), user="nobody-here")
         with pytest.raises(LoginRefused, match=r"refuses user nobody-here with the key of .*authorized_keys"):
-            await session(host, machines.known_hosts.read_bytes()).ask("exists", path="/")
+            await session(host, machines.known_hosts.read_bytes()).request("exists", path="/")
         unreadable = replace(host_of(machines, machines.hosts[0]), key=str(tmp_path / "none"))
         with pytest.raises(Unreachable, match="cannot be used"):
-            await session(unreadable, machines.known_hosts.read_bytes()).ask("exists", path="/")
+            await session(unreadable, machines.known_hosts.read_bytes()).request("exists", path="/")
         gone = replace(host_of(machines, machines.hosts[0]), port=free_port())
         with pytest.raises(Unreachable, match="nothing listens"):
-            await session(gone, machines.known_hosts.read_bytes()).ask("exists", path="/")
+            await session(gone, machines.known_hosts.read_bytes()).request("exists", path="/")
 
     run(go())

@@ -26,13 +26,13 @@ pytestmark = [pytest.mark.spawns, needs_sshd]
 def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, str]]:
     """How many requests of each kind each machine gets."""
     count: Counter[tuple[str, str]] = Counter()
-    ask = Session.ask
+    ask = Session.request
 
     async def counted(self: Session, method: str, **params: Any) -> Reply:
         count[self.host.name, method] += 1
         return await ask(self, method, **params)
 
-    monkeypatch.setattr(Session, "ask", counted)
+    monkeypatch.setattr(Session, "request", counted)
     return count
 
 
@@ -105,7 +105,7 @@ def test_a_slot_of_a_try_that_broke_off_is_given_back_when_the_job_has_to_wait(
     target = targets.load(f"ssh:{hosts_file}")
     wide = target.plan(place("true", resources={"nodes": 3}))
     others = [target.plan(place("true", number=number)) for number in (2, 3, 4)]
-    ask = Session.ask
+    ask = Session.request
 
     async def cut(self: Session, method: str, **params: Any) -> Reply:
         if self.host.name == "n3":
@@ -134,7 +134,7 @@ def _after_a_moment(patch: pytest.MonkeyPatch, cut: Any) -> Any:
     async def claimed(session: Session, attempt: str) -> bool:
         if session.host.name == "n3":
             await asyncio.sleep(1)  # the other machines have answered
-            patch.setattr(Session, "ask", cut)
+            patch.setattr(Session, "request", cut)
         return await claim(session, attempt)
 
     return claimed
@@ -178,17 +178,17 @@ def test_a_job_that_is_cut_off_before_its_claim_is_sent_takes_no_slot(
     hosts_file.write_text(hosts_file.read_text().replace("slots: 4", "slots: 1"))
     target = targets.load(f"ssh:{hosts_file}")
     first, second = target.plan(place("true")), target.plan(place("true", number=2, resources={"nodes": 3}))
-    take = slots.Desk.take
+    take = slots.SlotTable.take
 
     async def go() -> None:
         placing = asyncio.create_task(target.place(first))
 
-        def cut(self: slots.Desk, session: Session, attempt: str) -> Any:
+        def cut(self: slots.SlotTable, session: Session, attempt: str) -> Any:
             placing.get_loop().call_soon(placing.cancel)  # as a timeout in the same turn of the loop would
             return take(self, session, attempt)
 
         with monkeypatch.context() as patch:
-            patch.setattr(slots.Desk, "take", cut)
+            patch.setattr(slots.SlotTable, "take", cut)
             with contextlib.suppress(asyncio.CancelledError):
                 await placing
         assert placing.cancelled()
@@ -206,7 +206,7 @@ def test_a_machine_that_answers_nonsense_gets_no_job(
     async def ask(*_: Any, **__: Any) -> Reply:
         return Reply(result=answer, body=b"")
 
-    monkeypatch.setattr(Session, "ask", ask)
+    monkeypatch.setattr(Session, "request", ask)
 
     async def go() -> None:
         await slots.reserve([box()], "a-job.1", 1)

@@ -28,16 +28,16 @@ pytestmark = [pytest.mark.spawns, needs_sshd]
 def test_a_request_that_is_given_up_while_it_is_sent_spoils_no_other(box: Any, run: Any, tmp_path: Path) -> None:
     async def go() -> None:
         node = box()
-        await node.ask("exists", path="/")
+        await node.request("exists", path="/")
         for pause_s in (0.0, 0.002, 0.01, 0.03):
             body = os.urandom(8 << 20)
-            sent = asyncio.create_task(node.ask("files_put", into="/x", digest="a", unit=0, sha256="", body=body))
+            sent = asyncio.create_task(node.request("files_put", into="/x", digest="a", unit=0, sha256="", body=body))
             await asyncio.sleep(pause_s)
             sent.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await sent
             async with asyncio.timeout(10):
-                assert (await node.ask("exists", path="/")).result["kind"] == "folder"
+                assert (await node.request("exists", path="/")).result["kind"] == "folder"
 
     run(go())
 
@@ -131,7 +131,7 @@ def test_a_slot_is_kept_while_staging_takes_long(hosts_file: Path, place: Any, r
         claim = home / ".trainmaster" / "claims" / name / f"{attempt}.json"
         os.utime(claim, (time.time() - 800,) * 2)
         (node,) = [one for one in target._sessions() if one.host.name == name]
-        await node.ask("claim", attempt=attempt, slots=4)  # as every try of `submit` does
+        await node.request("claim", attempt=attempt, slots=4)  # as every try of `submit` does
         assert time.time() - claim.stat().st_mtime < 400, "or another job gets the slot 100 s later"
         await target.release(handle)
 
@@ -148,10 +148,10 @@ def test_connections_that_nobody_uses_are_closed(
         for number in range(4):  # a line more in known_hosts is another key of the session
             known = machines.known_hosts.read_bytes() + b"# line %d\n" % number
             node = session(host_of(machines, one), known)
-            assert (await node.ask("run", words=["sleep", "1.2"], timeout_s=9)).result["code"] == 0, "in use"
+            assert (await node.request("run", words=["sleep", "1.2"], timeout_s=9)).result["code"] == 0, "in use"
         async with asyncio.timeout(10):
             while one.connections():  # noqa: ASYNC110 (of another process)
                 await asyncio.sleep(0.05)
-        assert (await node.ask("exists", path="/")).result["kind"] == "folder"
+        assert (await node.request("exists", path="/")).result["kind"] == "folder"
 
     run(go())

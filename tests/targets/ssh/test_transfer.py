@@ -124,7 +124,7 @@ def test_polls_are_answered_during_a_transfer(box: Any, run: Any, tmp_path: Path
         node, answered = box(), 0
         moving = asyncio.ensure_future(upload(node, tmp_path / "big", f"{tmp_path}/there"))
         while not moving.done():
-            await node.ask("exists", path="/")
+            await node.request("exists", path="/")
             answered += 1
             await asyncio.sleep(0.01)
         await moving

@@ -64,7 +64,7 @@ def list_out(scheduler: Scheduler, *, besides: Sequence[Out]) -> list[Out]:
     known = {out.node for out in besides}
     return [
         Out(node=name, at=state.at, checks=read_checks(state.reason))
-        for name, state in scheduler.parse_all(run(scheduler, scheduler.ask_all())).items()
+        for name, state in scheduler.parse_all(run(scheduler, scheduler.query_all())).items()
         if state.ours and name not in known
     ]
 
@@ -83,7 +83,7 @@ def read_checks(reason: str) -> tuple[str, ...]:
 
 def read_drain_state(scheduler: Scheduler, node: str) -> DrainState:
     """The node's present state in the scheduler."""
-    return scheduler.parse(node, run(scheduler, scheduler.ask(node)))
+    return scheduler.parse(node, run(scheduler, scheduler.query(node)))
 
 
 def run(scheduler: Scheduler, command: Sequence[str]) -> str:

@@ -33,10 +33,10 @@ def path_of(api: str, plural: str, *, namespace: str | None = None, name: str | 
     return "/".join(parts)
 
 
-def path_of_object(one: Mapping[str, Any]) -> str:
-    kind, metadata = str(one["kind"]), one["metadata"]
-    plural = _CORE.get(kind) or next(found.plural for found in RESOURCES.values() if found.kind == kind)
-    return path_of(one["apiVersion"], plural, namespace=metadata.get("namespace"), name=metadata["name"])
+def path_of_object(item: Mapping[str, Any]) -> str:
+    kind, metadata = str(item["kind"]), item["metadata"]
+    plural = _CORE.get(kind) or next(resource.plural for resource in RESOURCES.values() if resource.kind == kind)
+    return path_of(item["apiVersion"], plural, namespace=metadata.get("namespace"), name=metadata["name"])
 
 
 class Client:
@@ -51,15 +51,15 @@ class Client:
         if self._http is not None:
             await self._http.aclose()
 
-    async def apply(self, one: Mapping[str, Any], *, force: bool = False) -> Object:
+    async def apply(self, item: Mapping[str, Any], *, force: bool = False) -> Object:
         """Server-side apply: create the object, or find it as it should be. Taken where another manager changed it."""
         params = {"fieldManager": names.MANAGER, "force": str(force).lower()}
-        body = json.dumps(one).encode()
-        what = f"{one['kind']} {one['metadata']['name']}"
+        body = json.dumps(item).encode()
+        what = f"{item['kind']} {item['metadata']['name']}"
         made = await self.send(
-            "PATCH", path_of_object(one), params=params, body=body, kind="application/apply-patch+yaml", what=what
+            "PATCH", path_of_object(item), params=params, body=body, kind="application/apply-patch+yaml", what=what
         )
-        if _metadata(made).get("name") != one["metadata"]["name"]:
+        if _metadata(made).get("name") != item["metadata"]["name"]:
             raise _no_answer(what, made)
         return made
 
@@ -67,14 +67,18 @@ class Client:
         return await self.send("GET", path)
 
     async def list(self, path: str, **params: str) -> Object:
-        found = await self.send("GET", path, params=params)
-        items = found.get("items", 0) or []  # `null` is an empty list of Go
-        if "items" not in found or not isinstance(items, list) or not all(_metadata(one).get("name") for one in items):
-            raise _no_answer(path.rpartition("/")[2], found)
-        return {**found, "items": items}
+        answer = await self.send("GET", path, params=params)
+        items = answer.get("items", 0) or []  # `null` is an empty list of Go
+        if (
+            "items" not in answer
+            or not isinstance(items, list)
+            or not all(_metadata(item).get("name") for item in items)
+        ):
+            raise _no_answer(path.rpartition("/")[2], answer)
+        return {**answer, "items": items}
 
-    async def post(self, path: str, one: Mapping[str, Any]) -> Object:
-        return await self.send("POST", path, body=json.dumps(one).encode())
+    async def post(self, path: str, item: Mapping[str, Any]) -> Object:
+        return await self.send("POST", path, body=json.dumps(item).encode())
 
     async def merge(self, path: str, change: Mapping[str, Any]) -> Object:
         """Merge patch."""
@@ -113,8 +117,8 @@ class Client:
                 )
         except TimeoutError:
             raise Unreachable(f"kubernetes: no answer within {_REQUEST_S:g} s") from None
-        except (httpx.HTTPError, OSError) as wrong:
-            raise _unreachable(wrong) from None
+        except (httpx.HTTPError, OSError) as error:
+            raise _unreachable(error) from None
         what = what or path.rpartition("/")[2]
         if answer.status_code == 401:
             self._credentials.forget()
@@ -136,11 +140,11 @@ class Client:
         }  # fmt: skip
         async for line in self.lines(path, given):
             change = parse(line)
-            one = change.get("object") if isinstance(change, dict) else None
+            item = change.get("object") if isinstance(change, dict) else None
             if isinstance(change, dict) and change.get("type") == "ERROR":
-                code = one.get("code") if isinstance(one, dict) else None
-                raise refusal(code if isinstance(code, int) and code >= 300 else 500, one, what="watch")
-            if not _metadata(one).get("resourceVersion"):
+                code = item.get("code") if isinstance(item, dict) else None
+                raise refusal(code if isinstance(code, int) and code >= 300 else 500, item, what="watch")
+            if not _metadata(item).get("resourceVersion"):
                 raise _no_answer("watch", line.decode(errors="replace"))
             yield change
 
@@ -171,8 +175,8 @@ class Client:
                 if answer.status_code >= 300:
                     raise refusal(answer.status_code, parse(await answer.aread()), what=path.rpartition("/")[2])
                 yield answer
-        except (httpx.HTTPError, OSError) as wrong:
-            raise _unreachable(wrong) from None
+        except (httpx.HTTPError, OSError) as error:
+            raise _unreachable(error) from None
 
     def _open(self) -> httpx.AsyncClient:
         if self._http is None:
@@ -192,18 +196,18 @@ class Client:
         return self._http
 
 
-def _metadata(one: object) -> Mapping[str, Any]:
-    found = one.get("metadata") if isinstance(one, dict) else None
-    return found if isinstance(found, dict) else {}
+def _metadata(item: object) -> Mapping[str, Any]:
+    metadata = item.get("metadata") if isinstance(item, dict) else None
+    return metadata if isinstance(metadata, dict) else {}
 
 
-def _no_answer(what: str, found: object) -> Unreachable:
+def _no_answer(what: str, answer: object) -> Unreachable:
     """For an answer of a proxy before the server, or one that was cut off: nothing is known."""
-    return Unreachable(f"kubernetes: {what}: not an answer of an API server: {str(found)[:100]!r}")
+    return Unreachable(f"kubernetes: {what}: not an answer of an API server: {str(answer)[:100]!r}")
 
 
-def _unreachable(wrong: Exception) -> Unreachable:
-    return Unreachable(f"kubernetes: {type(wrong).__name__}: {str(wrong)[:200]}")
+def _unreachable(error: Exception) -> Unreachable:
+    return Unreachable(f"kubernetes: {type(error).__name__}: {str(error)[:200]}")
 
 
 def _watch_handshake() -> dict[str, Any]:

@@ -90,7 +90,7 @@ def parse_result(raw: bytes) -> int:
         if status["status"] == "Success":
             return 0
         causes = (status.get("details") or {}).get("causes") or ()
-        codes = [int(one["message"]) for one in causes if one.get("reason") == "ExitCode"]
+        codes = [int(cause["message"]) for cause in causes if cause.get("reason") == "ExitCode"]
     except (ValueError, KeyError, TypeError, AttributeError):
         raise TargetError(f"kubernetes: the end of the command cannot be read: {raw[:200]!r}") from None
     if codes:

@@ -33,13 +33,13 @@ class KubernetesScheduler:
             ("kubectl", "annotate", "node", node, f"{WHY}-"),
         ]
 
-    def ask(self, node: str) -> Command:
+    def query(self, node: str) -> Command:
         return ("kubectl", "get", "node", node, "--output=json")
 
     def parse(self, node: str, answer: str) -> DrainState:
         try:
-            found = json.loads(answer)
-            metadata, spec = found["metadata"], found["spec"]
+            document = json.loads(answer)
+            metadata, spec = document["metadata"], document["spec"]
             if metadata["name"] != node:
                 raise TargetError(f"kubectl describes {metadata['name']!r:.80} instead of {node}")
             reason = (metadata.get("annotations") or {}).get(WHY, "")

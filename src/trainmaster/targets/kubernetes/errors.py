@@ -74,8 +74,8 @@ def _denied(status: int, text: str, what: str) -> TargetError:
         return Denied(f"kubernetes: {what}: the credentials are refused; renew those of the kubeconfig")
     if _QUOTA in text:
         return TargetError(f"kubernetes: {what}: {text}")
-    if found := _RIGHT.search(text):
-        verb, resource, group, namespace = found.groups()
+    if match := _RIGHT.search(text):
+        verb, resource, group, namespace = match.groups()
         where = f" in namespace {namespace}" if namespace else ""
         right = f"{verb} {resource}{'.' + group if group else ''}{where}"
         if resource == "pods/exec" or (verb, resource) in _SHELL:
@@ -92,9 +92,10 @@ def _denied(status: int, text: str, what: str) -> TargetError:
 
 def _faults(document: Mapping[str, Any], text: str, what: str) -> list[Fault]:
     details = document.get("details") or {}
-    causes = [one for one in details.get("causes") or () if isinstance(one, Mapping)]
+    causes = [cause for cause in details.get("causes") or () if isinstance(cause, Mapping)]
     kind = str(details.get("kind") or what)
-    found = [
-        Fault(path=f"{kind} {one.get('field', '')}".strip(), message=str(one.get("message", ""))) for one in causes
+    faults = [
+        Fault(path=f"{kind} {cause.get('field', '')}".strip(), message=str(cause.get("message", "")))
+        for cause in causes
     ]
-    return found or [Fault(path=kind, message=text)]
+    return faults or [Fault(path=kind, message=text)]

@@ -60,8 +60,8 @@ class Access:
                     file.write(f"{self.certificate}\n{self.key or ''}\n")
                     file.flush()
                     context.load_cert_chain(file.name)
-        except (ssl.SSLError, ValueError) as wrong:
-            raise UsageError(f"kubernetes: a certificate of the kubeconfig cannot be read: {wrong}") from None
+        except (ssl.SSLError, ValueError) as error:
+            raise UsageError(f"kubernetes: a certificate of the kubeconfig cannot be read: {error}") from None
         return context
 
 
@@ -89,12 +89,12 @@ class Credentials:
         if (path := self._access.token_file) is not None:
             try:
                 return _bearer(await asyncio.to_thread(path.read_text))
-            except (OSError, UnicodeDecodeError) as wrong:
-                raise Unreachable(f"kubernetes: the token file {path} cannot be read: {wrong}") from None
+            except (OSError, UnicodeDecodeError) as error:
+                raise Unreachable(f"kubernetes: the token file {path} cannot be read: {error}") from None
         if self._access.command is not None:
             async with self._asking:  # many polls, one program
                 if time.time() > self._until - _EARLY_S:
-                    self._token, self._until = await _ask_command(self._access.command)
+                    self._token, self._until = await _run_command(self._access.command)
         return _bearer(self._token)
 
 
@@ -106,11 +106,11 @@ def _bearer(token: str | None) -> list[tuple[str, str]]:
     return [("Authorization", f"Bearer {token.strip()}")]
 
 
-async def _ask_command(command: Mapping[str, Any]) -> tuple[str, float]:
+async def _run_command(command: Mapping[str, Any]) -> tuple[str, float]:
     """Token of a credential plugin (`aws eks get-token`), and when it ends."""
     try:
         words = [str(command["command"]), *map(str, command.get("args") or ())]
-        given = {str(one["name"]): str(one["value"]) for one in command.get("env") or ()}
+        given = {str(variable["name"]): str(variable["value"]) for variable in command.get("env") or ()}
     except (KeyError, TypeError, AttributeError):
         raise UsageError(
             "kubernetes: exec of the kubeconfig needs command, args as a list, env as names and values"
@@ -125,23 +125,23 @@ async def _ask_command(command: Mapping[str, Any]) -> tuple[str, float]:
                 *words, env=environment, stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
             )  # fmt: skip
-            out, said = await process.communicate()
+            out, stderr = await process.communicate()
     except FileNotFoundError:
         raise UsageError(f"kubernetes: {words[0]} of the kubeconfig is not installed") from None
-    except (OSError, ValueError) as wrong:  # TimeoutError is one; ValueError: a NUL byte
+    except (OSError, ValueError) as error:  # TimeoutError is one; ValueError: a NUL byte
         if process is not None and process.returncode is None:
             process.kill()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), 2.0)
         raise Unreachable(
-            f"kubernetes: {words[0]} gave no credentials: {str(wrong) or f'none within {_EXEC_S:g} s'}"
+            f"kubernetes: {words[0]} gave no credentials: {str(error) or f'none within {_EXEC_S:g} s'}"
         ) from None
     try:
         status = json.loads(out)["status"]
         ends = status.get("expirationTimestamp")
         return str(status["token"]), datetime.fromisoformat(ends).timestamp() if ends else float("inf")
     except (ValueError, KeyError, TypeError, AttributeError):
-        text = said.decode(errors="replace").strip()[-200:]
+        text = stderr.decode(errors="replace").strip()[-200:]
         raise Unreachable(f"kubernetes: {words[0]} gave no credentials (exit {process.returncode}): {text}") from None
 
 
@@ -163,7 +163,7 @@ def load_access(kubeconfig: str | None, context: str | None) -> Access:
 
 def find_files(listed: str) -> list[Path]:
     """Files of a list as KUBECONFIG has it. As kubectl does, those that are not there are left out, unless all are."""
-    paths = [Path(one).expanduser() for one in listed.split(os.pathsep) if one]
+    paths = [Path(path).expanduser() for path in listed.split(os.pathsep) if path]
     there = [path for path in paths if not _is_missing(path)]
     return there or paths[:1] or [Path(listed)]
 
@@ -183,10 +183,12 @@ def parse_access(files: Sequence[tuple[Any, Path]], context: str | None) -> Acce
 
     Merged as kubectl does: of a value, or an entry of a name, that several files state, the first one counts alone.
     """
-    stated = [(one, folder) for one, folder in files if one]
-    if not stated or not all(isinstance(one, Mapping) for one, _ in stated):
-        raise UsageError("kubernetes: the kubeconfig is empty, or it is none")
-    wanted = context or next((one["current-context"] for one, _ in stated if one.get("current-context")), None)
+    stated = [(document, folder) for document, folder in files if document]
+    if not stated or not all(isinstance(document, Mapping) for document, _ in stated):
+        raise UsageError("kubernetes: the kubeconfig is empty, or not a kubeconfig")
+    wanted = context or next(
+        (document["current-context"] for document, _ in stated if document.get("current-context")), None
+    )
     chosen, _ = _named(stated, "contexts", wanted, "context")
     cluster, beside_cluster = _named(stated, "clusters", chosen.get("cluster"), "cluster")
     user, beside_user = _named(stated, "users", chosen.get("user"), "user")
@@ -298,15 +300,15 @@ def _named(
     seen: dict[str, None] = {}
     for document, folder in files:
         listed = document.get(group) or []
-        if not isinstance(listed, list) or not all(isinstance(one, Mapping) for one in listed):
+        if not isinstance(listed, list) or not all(isinstance(item, Mapping) for item in listed):
             raise UsageError(f"kubernetes: {group} of the kubeconfig is no list of {inner}s with names")
-        for one in listed:
-            seen[str(one.get("name"))] = None
-            if one.get("name") == name:
-                found = one.get(inner) or {}
-                if not isinstance(found, Mapping):
+        for item in listed:
+            seen[str(item.get("name"))] = None
+            if item.get("name") == name:
+                entry = item.get(inner) or {}
+                if not isinstance(entry, Mapping):
                     raise UsageError(f"kubernetes: {inner} {name!r} of the kubeconfig is no mapping")
-                return found, folder
+                return entry, folder
     known = ", ".join(seen) or "none"
     raise UsageError(f"kubernetes: the kubeconfig has no {inner} {name!r}; it has: {known}")
 
@@ -317,5 +319,5 @@ def _text(fields: Mapping[str, Any], name: str, folder: Path) -> str | None:
         if fields.get(f"{name}-data"):
             return base64.b64decode(str(fields[f"{name}-data"])).decode()
         return (folder / str(fields[name])).read_text() if fields.get(name) else None
-    except (OSError, ValueError) as wrong:
-        raise UsageError(f"kubernetes: {name} of the kubeconfig cannot be read: {wrong}") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"kubernetes: {name} of the kubeconfig cannot be read: {error}") from None

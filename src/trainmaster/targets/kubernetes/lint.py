@@ -21,9 +21,11 @@ Manifest = Mapping[str, Any]
 _OPERATORS = ("gt", "gteq", "lt", "lteq", "eq")
 _RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 _RULE_NUMBERS = (
-    "expectedStartCutOffInSeconds", "expectedRecurringFrequencyInSeconds", "metricThreshold",
+    "expectedStartCutOffInSeconds",
+    "expectedRecurringFrequencyInSeconds",
+    "metricThreshold",
     "metricEvaluationDataPoints",
-)  # fmt: skip
+)
 _QUEUE = "kueue.x-k8s.io/queue-name"
 
 
@@ -164,8 +166,8 @@ def _pattern_traps(path: str, rule: Manifest) -> Iterator[Fault]:
         text = rule.get(name)
         try:
             pattern = re.compile(text) if isinstance(text, str) else None
-        except re.error as wrong:
-            message = f"not a regular expression ({wrong}): the agent drops all rules of the job"
+        except re.error as error:
+            message = f"not a regular expression ({error}): the agent drops all rules of the job"
             yield Fault(path=f"{path}.{name}", message=message)
             continue
         if name == "stopPattern" or pattern is None:
@@ -209,16 +211,16 @@ def _trainjob_traps(manifest: Manifest) -> Iterator[Fault]:
 def _hyperpodrun(container: Manifest) -> list[str]:
     """Words from `hyperpodrun` on, also inside `sh -c`; empty where it is not used."""
     given = [str(word) for name in ("command", "args") for word in _list_of(container.get(name))]
-    found = [word for text in given for word in (text.split() if " " in text else [text])]
-    for number, word in enumerate(found):
+    words = [word for text in given for word in (text.split() if " " in text else [text])]
+    for number, word in enumerate(words):
         if word.rpartition("/")[2] == "hyperpodrun":
-            return found[number:]
+            return words[number:]
     return []
 
 
 def _options(given: Sequence[str]) -> dict[str, str]:
     """Options of a launcher up to its program; `_` and `-` in their names are the same to it."""
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     number = 1
     while number < len(given) and given[number].startswith("-"):
         name, equals, value = given[number].lstrip("-").partition("=")
@@ -227,9 +229,9 @@ def _options(given: Sequence[str]) -> dict[str, str]:
         if not equals and number + 1 < len(given) and not given[number + 1].startswith("-"):
             number += 1
             value = given[number]
-        found[{"r": "redirects", "t": "tee"}.get(name, name).replace("_", "-")] = value
+        options[{"r": "redirects", "t": "tee"}.get(name, name).replace("_", "-")] = value
         number += 1
-    return found
+    return options
 
 
 def _mapping(value: object, *path: str) -> Mapping[str, Any]:
@@ -240,7 +242,7 @@ def _mapping(value: object, *path: str) -> Mapping[str, Any]:
 
 
 def _list(value: Manifest, name: str) -> list[Mapping[str, Any]]:
-    return [one for one in _list_of(value.get(name)) if isinstance(one, Mapping)]
+    return [item for item in _list_of(value.get(name)) if isinstance(item, Mapping)]
 
 
 def _list_of(value: object) -> list[Any]:

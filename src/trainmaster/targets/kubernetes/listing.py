@@ -21,18 +21,18 @@ _PLAIN: Kind = "job"  # of every pod that a run makes, whatever kind the setting
 async def list_objects(access: Access, settings: Settings) -> list[Owned]:
     """Jobs of the settings' kind and of runs, and plans without a job. Refused is only what the settings name."""
     session = open_session(access, settings.namespace, settings.kind)
-    owned = {one.attempt: one for one in await _list_jobs(session, settings, settings.kind)}
+    owned = {owned_job.attempt: owned_job for owned_job in await _list_jobs(session, settings, settings.kind)}
     if settings.kind != _PLAIN:
-        owned |= {one.attempt: one for one in await _list_optional(session, settings, _PLAIN)}
+        owned |= {owned_job.attempt: owned_job for owned_job in await _list_optional(session, settings, _PLAIN)}
     try:
         path = path_of("v1", "configmaps", namespace=settings.namespace)
         plans = (await session.client.list(path, labelSelector=names.SELECTOR)).get("items") or ()
     except Denied:  # an account of an older role; reap names what it can list
         plans = ()
     for plan in plans:
-        one = _owned(plan, settings, _PLAIN, "ConfigMap")
-        if one is not None and one.attempt not in owned:
-            owned[one.attempt] = one
+        owned_plan = _owned(plan, settings, _PLAIN, "ConfigMap")
+        if owned_plan is not None and owned_plan.attempt not in owned:
+            owned[owned_plan.attempt] = owned_plan
     return list(owned.values())
 
 
@@ -47,8 +47,8 @@ async def _list_jobs(session: Session, settings: Settings, kind: Kind) -> list[O
     resource = RESOURCES[kind]
     path = path_of(resource.api, resource.plural, namespace=settings.namespace)
     listed = (await session.client.list(path, labelSelector=names.SELECTOR)).get("items") or ()
-    made = (_owned(one, settings, kind, resource.kind) for one in listed)
-    return [one for one in made if one is not None]
+    made = (_owned(item, settings, kind, resource.kind) for item in listed)
+    return [item for item in made if item is not None]
 
 
 def _owned(made: Object, settings: Settings, kind: Kind, word: str) -> Owned | None:

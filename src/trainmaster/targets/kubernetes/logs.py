@@ -49,11 +49,11 @@ class PodLog:
         try:
             async with asyncio.timeout(_DRAIN_S):
                 await self._copy({"previous": "true"} if previous else {})
-        except (Unreachable, TimeoutError) as wrong:
-            log.debug("log of pod %s: %s", self.name, wrong)
+        except (Unreachable, TimeoutError) as error:
+            log.debug("log of pod %s: %s", self.name, error)
             return False
-        except TrainmasterError as wrong:
-            log.debug("log of pod %s: %s", self.name, wrong)
+        except TrainmasterError as error:
+            log.debug("log of pod %s: %s", self.name, error)
         return True
 
     async def close(self) -> None:
@@ -70,9 +70,9 @@ class PodLog:
                 failures = 0
             except Missing:
                 return
-            except TrainmasterError as wrong:
+            except TrainmasterError as error:
                 failures += 1
-                log.debug("log of pod %s: %s", self.name, wrong)
+                log.debug("log of pod %s: %s", self.name, error)
             await asyncio.sleep(backoff_s(failures + 1, first_s=0.2, longest_s=10.0))
 
     async def _copy(self, params: Mapping[str, str]) -> None:
@@ -85,11 +85,11 @@ class PodLog:
             if (frame := decode(text)) is None:
                 continue
             if not self._spool.put(self.start, frame):
-                await self._ask_again()
-            if found := _STAMP.fullmatch(stamp):
-                self._since = (found[1] + found[2]).decode()
+                await self._request_resend()
+            if match := _STAMP.fullmatch(stamp):
+                self._since = (match[1] + match[2]).decode()
 
-    async def _ask_again(self) -> None:
+    async def _request_resend(self) -> None:
         """Ask the agent for lines that were lost: the log was rotated before it was read."""
         wanted = "\n".join(f"{stream} {offset}" for stream, offset in sorted(self._spool.gaps().items()))
         if wanted == self._asked or time.monotonic() < self._next_ask:

@@ -78,8 +78,8 @@ def build(plan: Plan, made: PodPlan) -> list[Object]:
     if settings.kind == "job" and plan.spec.resources.nodes > 1:
         objects.append(_service(made))
     objects.append(_JOBS[settings.kind](made))
-    for one in objects:
-        one["metadata"]["namespace"] = settings.namespace
+    for item in objects:
+        item["metadata"]["namespace"] = settings.namespace
     return objects
 
 
@@ -89,8 +89,8 @@ def _head(made: PodPlan, annotations: Mapping[str, str] | None = None) -> Object
         "name": made.name,
         "labels": {**pods.labels(made), **pods.queue_labels(made.settings)},
     }
-    if found := {**made.settings.annotations, **(annotations or {})}:
-        metadata["annotations"] = found
+    if merged := {**made.settings.annotations, **(annotations or {})}:
+        metadata["annotations"] = merged
     return {"apiVersion": resource.api, "kind": resource.kind, "metadata": metadata}
 
 
@@ -218,12 +218,12 @@ def docker_config(registry: str, user: str, password: str) -> dict[str, str]:
     return {".dockerconfigjson": encode(json.dumps({"auths": {address: login}}))}
 
 
-def pod_metadata(one: Object) -> list[Object]:
+def pod_metadata(item: Object) -> list[Object]:
     """Metadata of every pod template of a job of any kind."""
-    spec = one.get("spec", {})
+    spec = item.get("spec", {})
     replicas = [*spec.get("pytorchReplicaSpecs", {}).values(), *spec.get("replicaSpecs", [])]
     holders = [replica["template"] for replica in replicas] + spec.get("podTemplateOverrides", [])
-    if one.get("kind") == "Job":
+    if item.get("kind") == "Job":
         holders.append(spec["template"])
     return [holder.setdefault("metadata", {}) for holder in holders]
 
@@ -242,7 +242,7 @@ def render(objects: list[Any]) -> str:
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
 
     Dumper.add_representer(str, text)
-    return "---\n".join(yaml.dump(one, Dumper=Dumper, sort_keys=False, width=120) for one in objects)
+    return "---\n".join(yaml.dump(item, Dumper=Dumper, sort_keys=False, width=120) for item in objects)
 
 
 def encode(text: str) -> str:

@@ -63,11 +63,11 @@ def find_nodes(
     listed: Sequence[Mapping[str, Any]], settings: Settings, *, without_gpus: bool = False
 ) -> list[KubeNode]:
     """Nodes with GPUs that the settings file does not leave out; all nodes where no GPU is wanted, or none is there."""
-    found = [_read_node(one, settings) for one in listed if _is_chosen(one, settings)]
+    nodes = [_read_node(node, settings) for node in listed if _is_chosen(node, settings)]
     without = without_gpus or settings.gpus == 0
-    with_gpus = [] if without else [one for one in found if one.installed or one.lost]
+    with_gpus = [] if without else [node for node in nodes if node.installed or node.lost]
     # A control plane node that takes no pods is no part of what is measured.
-    return with_gpus or [one for one in found if without or not one.fault]
+    return with_gpus or [node for node in nodes if without or not node.fault]
 
 
 def _is_chosen(node: Mapping[str, Any], settings: Settings) -> bool:
@@ -81,11 +81,15 @@ def _read_node(node: Mapping[str, Any], settings: Settings) -> KubeNode:
     installed, free = (_count(status.get(name), settings.gpu_resource) for name in ("capacity", "allocatable"))
     # A kubelet lists a resource whose device plugin is gone with the amount 0; a node without GPUs does not list it.
     lost = settings.gpus != 0 and not free and settings.gpu_resource in (status.get("capacity") or {})
-    tolerated = {one.key for one in settings.tolerations} | {settings.gpu_resource, _NOT_READY_TAINT, _UNSCHEDULABLE}
+    tolerated = {toleration.key for toleration in settings.tolerations} | {
+        settings.gpu_resource,
+        _NOT_READY_TAINT,
+        _UNSCHEDULABLE,
+    }
     taints = tuple(
-        str(one.get("key"))
-        for one in (node.get("spec") or {}).get("taints") or ()
-        if one.get("effect") in _TAINTS and one.get("key") not in tolerated and None not in tolerated
+        str(taint.get("key"))
+        for taint in (node.get("spec") or {}).get("taints") or ()
+        if taint.get("effect") in _TAINTS and taint.get("key") not in tolerated and None not in tolerated
     )
     fault, name = "", str(node["metadata"]["name"])
     if not is_ready(node):
@@ -95,9 +99,7 @@ def _read_node(node: Mapping[str, Any], settings: Settings) -> KubeNode:
     elif taints:
         fault = f"no toleration for its taint {taints[0]}"
     hostname = str((node["metadata"].get("labels") or {}).get(_HOSTNAME) or name)
-    return KubeNode(
-        name=name, gpus=free, installed=installed, fault=fault, hostname=hostname, taints=taints, lost=lost
-    )  # fmt: skip
+    return KubeNode(name=name, gpus=free, installed=installed, fault=fault, hostname=hostname, taints=taints, lost=lost)
 
 
 def _count(amounts: Any, name: str) -> int:

@@ -19,26 +19,26 @@ _PARTS = (
     (re.compile(r"node\(s\) didn't (?:match|satisfy) .*anti-affinity.*"), "a pod of this job already (spread: true)"),
     (re.compile(r"node\(s\) were unschedulable"), "been cordoned"),
     (re.compile(r"node\(s\) (?:had|were) .*volume.*"), "no access to a volume"),
-)  # fmt: skip
+)
 IMAGE_FAULTS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 
 
 def explain_unscheduled(message: str) -> str:
     """The scheduler's sentence in short: how many nodes lack what."""
-    found = _COUNT.match(message)
-    if found is None:
+    match = _COUNT.match(message)
+    if match is None:
         return message[:500] or "no node was chosen yet"
-    total, rest = found[1], found[2].partition(" preemption:")[0]
+    total, rest = match[1], match[2].partition(" preemption:")[0]
     # Newer schedulers end the list with a sentence about preemption.
     parts = [_explain_part(part.strip().rstrip(".")) for part in re.split(r", (?=\d+ )", rest)]
     return f"none of {total} nodes fits: " + "; ".join(part for part in parts if part)
 
 
 def _explain_part(part: str) -> str:
-    found = _PART.match(part)
-    if found is None:
+    counted = _PART.match(part)
+    if counted is None:
         return part
-    count, text = found.groups()
+    count, text = counted.groups()
     verb = "has" if count == "1" else "have"
     if taint := _TAINT.search(text):
         key = taint[1].strip()
@@ -55,11 +55,11 @@ def _explain_part(part: str) -> str:
 def explain_pod(pod: Mapping[str, Any]) -> str:
     """Why one pod does not run yet."""
     status = pod.get("status") or {}
-    for one in [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]:
-        waiting = (one.get("state") or {}).get("waiting") or {}
+    for container in [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]:
+        waiting = (container.get("state") or {}).get("waiting") or {}
         reason, text = waiting.get("reason"), str(waiting.get("message") or "")[:300]
         if reason in IMAGE_FAULTS:
-            return f"image {one.get('image')} cannot be pulled ({reason}): {text}"
+            return f"image {container.get('image')} cannot be pulled ({reason}): {text}"
         if reason == "CrashLoopBackOff":
             return f"the container ends again and again: {text}"
         if reason and reason not in ("ContainerCreating", "PodInitializing"):
@@ -74,12 +74,12 @@ def explain_pod(pod: Mapping[str, Any]) -> str:
 
 def explain_events(events: Sequence[Mapping[str, Any]]) -> str:
     """Why a job has no pods: its newest event that is a warning."""
-    warnings = [one for one in events if one.get("type") == "Warning"]
+    warnings = [event for event in events if event.get("type") == "Warning"]
     if not warnings:
         return ""
-    newest = max(warnings, key=lambda one: str(one.get("lastTimestamp") or one.get("eventTime") or ""))
+    newest = max(warnings, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
     text = str(newest.get("message") or "")
-    if found := _QUOTA.search(text):
-        name, requested, used, limited = found.groups()
+    if match := _QUOTA.search(text):
+        name, requested, used, limited = match.groups()
         return f"quota {name} is used up: requested {requested}, used {used}, limit {limited}"
     return f"{newest.get('reason')}: {text[:500]}"

@@ -74,7 +74,7 @@ def package_map(namespace: str) -> Object:
 def build(pod: PodPlan) -> list[Object]:
     """Objects of an attempt, secrets left out; SpecError with every trap in them."""
     objects = manifests.build(node_plan(pod), pod)
-    if faults := [fault for one in objects for fault in find_traps(one)]:
+    if faults := [fault for item in objects for fault in find_traps(item)]:
         raise SpecError(faults)
     return objects
 

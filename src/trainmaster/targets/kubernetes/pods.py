@@ -73,8 +73,8 @@ def labels(plan: PodPlan) -> dict[str, str]:
 
 def queue_labels(settings: Settings) -> dict[str, str]:
     """Labels that Kueue reads from the job's own object."""
-    found = {"kueue.x-k8s.io/queue-name": settings.queue, "kueue.x-k8s.io/priority-class": settings.queue_priority}
-    return {name: value for name, value in found.items() if value is not None}
+    labels = {"kueue.x-k8s.io/queue-name": settings.queue, "kueue.x-k8s.io/priority-class": settings.queue_priority}
+    return {name: value for name, value in labels.items() if value is not None}
 
 
 def template(plan: PodPlan, *, restart: str = "Never") -> Object:
@@ -130,10 +130,10 @@ def container(plan: PodPlan) -> Object:
 
 def image(plan: PodPlan) -> str:
     container = plan.spec.container
-    found = container.image if container is not None else plan.settings.image
-    if found is None:
+    name = container.image if container is not None else plan.settings.image
+    if name is None:
         raise UsageError("kubernetes: no image; write `image:` in the settings file, or `container.image` in the spec")
-    return found
+    return name
 
 
 def command(plan: PodPlan) -> list[str]:
@@ -146,11 +146,11 @@ def command(plan: PodPlan) -> list[str]:
 def environment(plan: PodPlan) -> list[Object]:
     """Plain environment of the container. Nothing secret is in it."""
     settings = plan.settings
-    found = {**(EFA_ENVIRONMENT if settings.efa else {}), **settings.env, "PYTHONUNBUFFERED": "1", "HOME": "/tmp"}  # noqa: S108 (of the container)
+    values = {**(EFA_ENVIRONMENT if settings.efa else {}), **settings.env, "PYTHONUNBUFFERED": "1", "HOME": "/tmp"}  # noqa: S108 (of the container)
     if settings.ulimits == "raise":
-        found["TRAINMASTER_BECOME"] = f"{settings.user}:{_group(settings)}"
+        values["TRAINMASTER_BECOME"] = f"{settings.user}:{_group(settings)}"
     fields = {"TRAINMASTER_POD": "metadata.name", "TRAINMASTER_NODE": "spec.nodeName"}
-    return [{"name": name, "value": value} for name, value in found.items()] + [
+    return [{"name": name, "value": value} for name, value in values.items()] + [
         {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()
     ]
 
@@ -172,19 +172,19 @@ def resources(plan: PodPlan) -> Object:
 
 def volumes(plan: PodPlan) -> list[Object]:
     settings = plan.settings
-    found: list[Object] = [
+    listed: list[Object] = [
         {"name": "plan", "configMap": {"name": plan.name}},
         {"name": "run", "emptyDir": {}},
-        {"name": "ask", "downwardAPI": {"items": _ask_items()}},
+        {"name": "ask", "downwardAPI": {"items": _annotation_files()}},
     ]
     if plan.package:
-        found.append({"name": "package", "configMap": {"name": plan.package}})
+        listed.append({"name": "package", "configMap": {"name": plan.package}})
     if settings.shm is not None:
-        found.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": settings.shm}})
-    return found + [_volume(number, one) for number, one in enumerate(settings.volumes)]
+        listed.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": settings.shm}})
+    return listed + [_volume(number, volume) for number, volume in enumerate(settings.volumes)]
 
 
-def _ask_items() -> list[Object]:
+def _annotation_files() -> list[Object]:
     """Annotations of the pod as files: a request reaches a running agent without a right to run commands in the pod."""
     return [
         {"path": name.partition("/")[2], "fieldRef": {"fieldPath": f"metadata.annotations['{name}']"}}
@@ -202,40 +202,45 @@ def _volume(number: int, volume: Volume) -> Object:
 
 
 def mounts(plan: PodPlan) -> list[Object]:
-    found: list[Object] = [
+    listed: list[Object] = [
         {"name": "plan", "mountPath": names.PLAN_FOLDER, "readOnly": True},
         {"name": "run", "mountPath": names.RUN_FOLDER},
         {"name": "ask", "mountPath": names.ASK_FOLDER, "readOnly": True},
     ]
     if plan.package:
-        found.append({"name": "package", "mountPath": names.PACKAGE_FOLDER, "readOnly": True})
+        listed.append({"name": "package", "mountPath": names.PACKAGE_FOLDER, "readOnly": True})
     if plan.settings.shm is not None:
-        found.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108 (of the container)
+        listed.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108 (of the container)
     for number, volume in enumerate(plan.settings.volumes):
         read_only = {"readOnly": True} if volume.read_only else {}
-        found.append({"name": f"volume-{number}", "mountPath": volume.mount, **read_only})
-    return found
+        listed.append({"name": f"volume-{number}", "mountPath": volume.mount, **read_only})
+    return listed
 
 
 def scheduling(plan: PodPlan) -> Object:
     settings = plan.settings
-    found: Object = {"tolerations": tolerations(settings)}
+    fields: Object = {"tolerations": tolerations(settings)}
     if settings.node_labels:
-        found["nodeSelector"] = dict(settings.node_labels)
+        fields["nodeSelector"] = dict(settings.node_labels)
     if settings.priority_class is not None:
-        found["priorityClassName"] = settings.priority_class
+        fields["priorityClassName"] = settings.priority_class
     if affinity := _affinity(plan):
-        found["affinity"] = affinity
-    return found
+        fields["affinity"] = affinity
+    return fields
 
 
 def tolerations(settings: Settings) -> list[Object]:
-    found: list[Object] = []
-    for one in settings.tolerations:
-        fields = {"key": one.key, "operator": one.operator, "value": one.value, "effect": one.effect}
-        found.append({name: value for name, value in fields.items() if value is not None})
+    listed: list[Object] = []
+    for toleration in settings.tolerations:
+        fields = {
+            "key": toleration.key,
+            "operator": toleration.operator,
+            "value": toleration.value,
+            "effect": toleration.effect,
+        }
+        listed.append({name: value for name, value in fields.items() if value is not None})
     # After this time the cluster gives up a pod on a node without contact; the default is five minutes.
-    return found + [
+    return listed + [
         {
             "key": f"node.kubernetes.io/{word}",
             "operator": "Exists",
@@ -248,7 +253,7 @@ def tolerations(settings: Settings) -> list[Object]:
 
 def _affinity(plan: PodPlan) -> Object:
     settings = plan.settings
-    found: Object = {}
+    rules: Object = {}
     expressions: list[Object] = []
     if settings.not_nodes:
         nodes = list(settings.not_nodes)
@@ -257,24 +262,24 @@ def _affinity(plan: PodPlan) -> Object:
         expressions.append({"key": HEALTH_LABEL, "operator": "In", "values": ["Schedulable"]})
     if expressions:
         terms = {"nodeSelectorTerms": [{"matchExpressions": expressions}]}
-        found["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
+        rules["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
     if settings.spread and plan.spec.resources.nodes > 1:
         same = {"labelSelector": {"matchLabels": {names.ATTEMPT_LABEL: plan.attempt}}}
         apart = [{**same, "topologyKey": "kubernetes.io/hostname"}]
-        found["podAntiAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": apart}
-    return found
+        rules["podAntiAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": apart}
+    return rules
 
 
 def pod_security(settings: Settings) -> Object:
-    found: Object = {"seccompProfile": {"type": "RuntimeDefault"}}
+    context: Object = {"seccompProfile": {"type": "RuntimeDefault"}}
     if settings.user is not None and settings.ulimits != "raise":
-        found |= {"runAsUser": settings.user, "runAsGroup": _group(settings)}
-        found["runAsNonRoot"] = settings.user != 0
+        context |= {"runAsUser": settings.user, "runAsGroup": _group(settings)}
+        context["runAsNonRoot"] = settings.user != 0
     if settings.user is not None:
-        found["fsGroup"] = _group(settings)
+        context["fsGroup"] = _group(settings)
         # A large shared volume is not walked at every start.
-        found["fsGroupChangePolicy"] = "OnRootMismatch"
-    return found
+        context["fsGroupChangePolicy"] = "OnRootMismatch"
+    return context
 
 
 def container_security(settings: Settings) -> Object:

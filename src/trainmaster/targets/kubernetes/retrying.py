@@ -37,11 +37,11 @@ class RetryingClient(Client):
     async def delete_by_uid(self, path: str, uid: str) -> Object:
         return await self._repeat(lambda: Client.delete_by_uid(self, path, uid))
 
-    async def _repeat(self, ask: Callable[[], Awaitable[Object]]) -> Object:
+    async def _repeat(self, request: Callable[[], Awaitable[Object]]) -> Object:
         failures, until = 0, math.inf
         while True:
             try:
-                found = await ask()
+                answer = await request()
             except Unreachable:
                 now, patience_s = time.monotonic(), self._patience_s if self._has_answered else _FIRST_PATIENCE_S
                 until = min(until, now + patience_s)
@@ -55,4 +55,4 @@ class RetryingClient(Client):
                 raise
             else:
                 self._has_answered = True
-                return found
+                return answer

@@ -42,7 +42,7 @@ def needed(settings: Settings, *, shell: bool = False) -> list[Right]:
     resource = RESOURCES[settings.kind]
     group = resource.api.rpartition("/")[0]
     jobs = "create and find the job", "delete the job"
-    found = [
+    rights = [
         *(_right("", "configmaps", verb, "plan, working folder, node half") for verb in ("create", "patch")),
         *(_right("", "secrets", verb, "secrets of jobs") for verb in ("create", "patch")),
         *(_right("", plural, "deletecollection", "clean up") for plural in ("configmaps", "secrets")),
@@ -55,18 +55,18 @@ def needed(settings: Settings, *, shell: bool = False) -> list[Right]:
     ]
     if settings.kind == "job":
         use = "names of the pods of a job over several nodes"
-        found += [_right("", "services", verb, use) for verb in ("create", "patch", "delete")]
+        rights += [_right("", "services", verb, use) for verb in ("create", "patch", "delete")]
     use = "find plans that a killed run has left"
-    found.append(Right(group="", resource="configmaps", verb="list", use=use, optional=True))
-    found.append(Right(group="", resource="events", verb="list", use="explain a job without pods", optional=True))
+    rights.append(Right(group="", resource="configmaps", verb="list", use=use, optional=True))
+    rights.append(Right(group="", resource="events", verb="list", use="explain a job without pods", optional=True))
     use = "tell a lost node from a deleted pod"
-    found.append(Right(group="", resource="nodes", verb="list", use=use, cluster=True, optional=True))
+    rights.append(Right(group="", resource="nodes", verb="list", use=use, cluster=True, optional=True))
     if shell:
         # A WebSocket begins with GET; Kubernetes 1.35 and newer ask for `create` besides.
-        found += [_right("", "pods/exec", verb, "commands in pods") for verb in ("get", "create")]
-        found += [_right("", "pods", verb, "throw-away pods (--new)") for verb in ("create", "get")]
-        found.append(_right("", "configmaps", "get", "the pod of a rank (--rank)"))
-    return found
+        rights += [_right("", "pods/exec", verb, "commands in pods") for verb in ("get", "create")]
+        rights += [_right("", "pods", verb, "throw-away pods (--new)") for verb in ("create", "get")]
+        rights.append(_right("", "configmaps", "get", "the pod of a rank (--rank)"))
+    return rights
 
 
 def _right(group: str, resource: str, verb: str, use: str) -> Right:
@@ -78,12 +78,12 @@ async def check(settings: Settings, *, shell: bool = False) -> list[Answer]:
     client = Client(load_access(settings.kubeconfig, settings.context))
     try:
         wanted = needed(settings, shell=shell)
-        return [Answer(right=one, allowed=await _ask(client, one, settings.namespace)) for one in wanted]
+        return [Answer(right=right, allowed=await _query(client, right, settings.namespace)) for right in wanted]
     finally:
         await client.close()
 
 
-async def _ask(client: Client, right: Right, namespace: str) -> bool:
+async def _query(client: Client, right: Right, namespace: str) -> bool:
     resource, _, inner = right.resource.partition("/")
     attributes: Object = {"group": right.group, "resource": resource, "verb": right.verb}
     if inner:
@@ -106,7 +106,7 @@ def role_objects(settings: Settings, *, shell: bool = False) -> list[Object]:
     subject = {"kind": "ServiceAccount", "name": NAME, "namespace": namespace}
     made: list[Object] = [{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": dict(here)}]
     for kind, metadata, inside in (("Role", here, False), ("ClusterRole", {"name": f"{NAME}-{namespace}"}, True)):
-        rules = _rules([one for one in wanted if one.cluster is inside])
+        rules = _rules([right for right in wanted if right.cluster is inside])
         api = "rbac.authorization.k8s.io/v1"
         made.append({"apiVersion": api, "kind": kind, "metadata": dict(metadata), "rules": rules})
         reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": metadata["name"]}
@@ -118,10 +118,11 @@ def role_objects(settings: Settings, *, shell: bool = False) -> list[Object]:
 def _rules(wanted: Sequence[Right]) -> list[Object]:
     """One rule per resource."""
     verbs: dict[tuple[str, str], list[str]] = {}
-    for one in wanted:
-        verbs.setdefault((one.group, one.resource), []).append(one.verb)
+    for right in wanted:
+        verbs.setdefault((right.group, right.resource), []).append(right.verb)
     return [
-        {"apiGroups": [group], "resources": [resource], "verbs": found} for (group, resource), found in verbs.items()
+        {"apiGroups": [group], "resources": [resource], "verbs": allowed}
+        for (group, resource), allowed in verbs.items()
     ]
 
 

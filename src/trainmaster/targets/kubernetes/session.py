@@ -88,8 +88,8 @@ class Session:
             selector = f"involvedObject.name={name}"
             try:
                 path = path_of("v1", "events", namespace=self.namespace)
-                found = await self.client.list(path, fieldSelector=selector, limit="50")
-                text = explain_events(found.get("items") or ())
+                listed = await self.client.list(path, fieldSelector=selector, limit="50")
+                text = explain_events(listed.get("items") or ())
             except (Denied, Missing):
                 text = ""
             self._why[name] = (time.monotonic(), text)
@@ -97,15 +97,15 @@ class Session:
 
     async def not_ready(self) -> frozenset[str]:
         """Nodes without contact. Empty where the account may not list nodes."""
-        when, found = self._not_ready
+        when, names = self._not_ready
         if time.monotonic() - when > _NODES_S:
             try:
                 listed = await self.client.list("/api/v1/nodes")
-                found = frozenset(one["metadata"]["name"] for one in listed.get("items") or () if not is_ready(one))
+                names = frozenset(node["metadata"]["name"] for node in listed.get("items") or () if not is_ready(node))
             except Denied:
-                found = frozenset()
-            self._not_ready = (time.monotonic(), found)
-        return found
+                names = frozenset()
+            self._not_ready = (time.monotonic(), names)
+        return names
 
     def spool(self, handle: Handle) -> Spool:
         folder = Path(str(handle["folder"])) / "kubernetes"
@@ -127,11 +127,11 @@ class Session:
         """
         since = self._over.setdefault(str(handle["attempt"]), time.monotonic())
         last, whole = last or time.monotonic() - since > _LAST_LINES_S, True
-        pods = sorted(self.pods_of(str(handle["attempt"])), key=lambda one: str(one["metadata"]["creationTimestamp"]))
+        pods = sorted(self.pods_of(str(handle["attempt"])), key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
         for pod in pods:
-            one = self._log(pod, handle)
-            if await one.drain() or last:
-                self._logs.pop(one.start, None)
+            log = self._log(pod, handle)
+            if await log.drain() or last:
+                self._logs.pop(log.start, None)
             else:
                 whole = False
         if not whole:
@@ -151,8 +151,8 @@ class Session:
     async def list_pods(self, attempt: str) -> list[Object]:
         """Pods of an attempt as the server lists them now."""
         path = path_of("v1", "pods", namespace=self.namespace)
-        found = await self.client.list(path, labelSelector=f"{names.ATTEMPT_LABEL}={attempt}")
-        return list(found.get("items") or ())
+        listed = await self.client.list(path, labelSelector=f"{names.ATTEMPT_LABEL}={attempt}")
+        return list(listed.get("items") or ())
 
 
 def open_session(access: Access, namespace: str, kind: str) -> Session:

@@ -75,7 +75,9 @@ def trim_job(job: Object) -> Object:
         "metadata": {"name": metadata["name"], "uid": metadata.get("uid"), "labels": metadata.get("labels")},
         "suspended": bool(suspended),
         "conditions": [
-            one for one in status.get("conditions") or () if one.get("type") and one.get("status") == "True"
+            condition
+            for condition in status.get("conditions") or ()
+            if condition.get("type") and condition.get("status") == "True"
         ],
     }
 
@@ -90,23 +92,23 @@ def node_rank(pod: Object, nodes: int) -> int:
         return int(marks[_INDEX])
     if str(marks.get(_REPLICA, "")).isdecimal():
         return int(marks[_REPLICA]) + (marks.get(_ROLE) != "master")
-    found = re.search(r"-(\d{1,6})(?:-[a-z0-9]{5})?$", str(metadata["name"]))
-    return int(found[1]) if found else 0
+    match = re.search(r"-(\d{1,6})(?:-[a-z0-9]{5})?$", str(metadata["name"]))
+    return int(match[1]) if match else 0
 
 
 def newest_by_node(pods: Sequence[Object], nodes: int) -> dict[int, Object]:
     """The newest pod of each node."""
-    found: dict[int, Object] = {}
-    for pod in sorted(pods, key=lambda one: str(one["metadata"].get("creationTimestamp") or "")):
-        found[node_rank(pod, nodes)] = pod
-    return found
+    newest: dict[int, Object] = {}
+    for pod in sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp") or "")):
+        newest[node_rank(pod, nodes)] = pod
+    return newest
 
 
 def container_state(pod: Object) -> tuple[Mapping[str, Any], int]:
     """State of the pod's container, and how often it was restarted."""
-    for one in pod["status"].get("containerStatuses") or ():
-        if one.get("name") == pod["spec"]["container"]:
-            return one.get("state") or {}, int(one.get("restartCount") or 0)
+    for container in pod["status"].get("containerStatuses") or ():
+        if container.get("name") == pod["spec"]["container"]:
+            return container.get("state") or {}, int(container.get("restartCount") or 0)
     return {}, 0
 
 
@@ -133,16 +135,16 @@ def find_end(pod: Object, node: int, attempt: str) -> PodEnd | None:
     text = f"pod {name} on {where} ended with {code} and left no exit record"
     if reason is Reason.OUT_OF_MEMORY:
         text = f"pod {name} on {where} was killed for lack of memory (limit of `memory:`)"
-    said = str((ended or {}).get("message") or "").strip()
-    return PodEnd(node=node, record=_made(attempt, reason, f"{text}{': ' + said[-300:] if said else ''}", ended))
+    message = str((ended or {}).get("message") or "").strip()
+    return PodEnd(node=node, record=_made(attempt, reason, f"{text}{': ' + message[-300:] if message else ''}", ended))
 
 
 def _failed_init(pod: Object) -> str:
-    for one in pod["status"].get("initContainerStatuses") or ():
-        ended = (one.get("state") or {}).get("terminated") or {}
+    for container in pod["status"].get("initContainerStatuses") or ():
+        ended = (container.get("state") or {}).get("terminated") or {}
         if ended.get("exitCode"):
             return str(
-                ended.get("message") or f"init container {one.get('name')} ended with {ended['exitCode']}"
+                ended.get("message") or f"init container {container.get('name')} ended with {ended['exitCode']}"
             ).strip()
     return ""
 
@@ -172,7 +174,7 @@ def judge(
     nodes, attempt = int(handle["nodes"]), str(handle["attempt"])
     newest = newest_by_node(pods, nodes)
     restarts = bool(handle.get("restarts"))  # the operator restarts pods: only its own word ends the job
-    over = job is None or any(one["type"] in SUCCEEDED | FAILED for one in job["conditions"])
+    over = job is None or any(condition["type"] in SUCCEEDED | FAILED for condition in job["conditions"])
     ends = [end for node, pod in newest.items() if (end := find_end(pod, node, attempt)) is not None]
     if not restarts or over:
         failed = [end for end in ends if end.record is not None and not end.record.ok]
@@ -195,7 +197,7 @@ def judge(
             return _given_up(pod, not_ready)
     if job is None:
         return Poll(state=TargetState.LOST, note=f"{handle['name']} was deleted")
-    if ended := next((one for one in job["conditions"] if one["type"] in FAILED), None):
+    if ended := next((condition for condition in job["conditions"] if condition["type"] in FAILED), None):
         return _failed_job(ended, attempt)
     if not ends and (image := _image_fault(newest.values())):
         return Poll(state=TargetState.FAILED, exit=_made(attempt, Reason.IMAGE_ERROR, image, None), note=image)
@@ -243,8 +245,8 @@ def _image_fault(pods: Any) -> str:
     """Why an image cannot be had at all; one failed pull alone is tried again by the cluster."""
     for pod in pods:
         status = pod["status"]
-        for one in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
-            if ((one.get("state") or {}).get("waiting") or {}).get("reason") in _FATAL_IMAGE:
+        for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+            if ((container.get("state") or {}).get("waiting") or {}).get("reason") in _FATAL_IMAGE:
                 return explain_pod(pod)
     return ""
 
@@ -271,13 +273,13 @@ def _alive(job: Object, newest: Mapping[int, Object], nodes: int, not_ready: fro
 
 
 def is_complete(job: Object) -> bool:
-    return any(one["type"] in SUCCEEDED for one in job["conditions"])
+    return any(condition["type"] in SUCCEEDED for condition in job["conditions"])
 
 
 def is_ready(node: Object) -> bool:
     """Whether the condition Ready of a node is True. `NotReady` is another word of the same table, not this one."""
     conditions = (node.get("status") or {}).get("conditions") or ()
-    return any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
+    return any(condition.get("type") == "Ready" and condition.get("status") == "True" for condition in conditions)
 
 
 assert not set(_FATAL_IMAGE) - set(IMAGE_FAULTS)

@@ -66,11 +66,11 @@ class Kubernetes:
             return submitted
         objects = planning.parse(submission)
         await self._send_files(session, submission, objects)
-        for one in objects:
+        for item in objects:
             if stop := spool.find(_STOP):
-                for metadata in manifests.pod_metadata(one):
+                for metadata in manifests.pod_metadata(item):
                     metadata.setdefault("annotations", {})[names.STOP_ANNOTATION] = stop
-            await session.client.apply(planning.reveal(one) if one["kind"] == "Secret" else one)
+            await session.client.apply(planning.reveal(item) if item["kind"] == "Secret" else item)
         if spool.find(_RELEASED) is not None:  # meanwhile
             await self._delete(session, handle)
         return submitted
@@ -89,20 +89,20 @@ class Kubernetes:
                 return Poll(state=TargetState.WAITING, note="not submitted yet")
             pods = session.pods_of(str(handle["attempt"]))
             why = await session.why_no_pods(str(handle["name"])) if job is not None and len(pods) == 0 else ""
-            found = judge(job, pods, handle, not_ready=await self._not_ready(session, pods), why=why)
-            if not found.state.over and not handle.get("restarts"):
-                found = _see_replaced(pods, spool, handle) or found
-            if not found.state.over and job is not None and is_complete(job):
-                found = await _see_removed(session, handle) or found
-            asked = spool.find(_STOP) if found.state is TargetState.WAITING and not has_started(pods) else None
+            result = judge(job, pods, handle, not_ready=await self._not_ready(session, pods), why=why)
+            if not result.state.over and not handle.get("restarts"):
+                result = _see_replaced(pods, spool, handle) or result
+            if not result.state.over and job is not None and is_complete(job):
+                result = await _see_removed(session, handle) or result
+            asked = spool.find(_STOP) if result.state is TargetState.WAITING and not has_started(pods) else None
             if asked is not None:
-                found = stopped_early(str(handle["attempt"]), asked)
-            if found.state.over:
-                return await self._end(session, handle, found)
+                result = stopped_early(str(handle["attempt"]), asked)
+            if result.state.over:
+                return await self._end(session, handle, result)
             session.follow(handle)
-            return found
-        except TrainmasterError as wrong:
-            return Poll(state=TargetState.UNKNOWN, note=str(wrong))
+            return result
+        except TrainmasterError as error:
+            return Poll(state=TargetState.UNKNOWN, note=str(error))
 
     async def read(self, handle: Handle, stream: str, *, offset: int, limit: int) -> bytes:
         node, name = find_stream(
@@ -174,29 +174,30 @@ class Kubernetes:
         doubtful = any(
             pod["metadata"].get("deletionTimestamp")
             or any(
-                one.get("type") == "Ready" and one.get("status") != "True" for one in pod["status"]["conditions"] or ()
+                condition.get("type") == "Ready" and condition.get("status") != "True"
+                for condition in pod["status"]["conditions"] or ()
             )
             for pod in pods
             if pod["spec"].get("nodeName")
         )
         return await session.not_ready() if doubtful else frozenset()
 
-    async def _end(self, session: Session, handle: Handle, found: Poll) -> Poll:
+    async def _end(self, session: Session, handle: Handle, poll: Poll) -> Poll:
         """The last state of an attempt, written down after its logs were read."""
-        if not await session.drain(handle, last=found.state is TargetState.LOST):
+        if not await session.drain(handle, last=poll.state is TargetState.LOST):
             return Poll(state=TargetState.RUNNING, note="it is over; the logs of its pods cannot be read now")
         spool = session.spool(handle)
-        if found.exit is not None:
+        if poll.exit is not None:
             for node in range(int(handle["nodes"])):
-                one = spool.node(node)
-                raw = one.read(EXIT_FILE, one.newest_base(EXIT_FILE), 1 << 20)
+                node_spool = spool.node(node)
+                raw = node_spool.read(EXIT_FILE, node_spool.newest_base(EXIT_FILE), 1 << 20)
                 whole = ExitRecord.read(raw, attempt=str(handle["attempt"])) if raw else None
-                if whole is not None and (whole.ended_at, whole.reason) == (found.exit.ended_at, found.exit.reason):
-                    found = replace(found, exit=whole, note=whole.message)  # with its evidence
+                if whole is not None and (whole.ended_at, whole.reason) == (poll.exit.ended_at, poll.exit.reason):
+                    poll = replace(poll, exit=whole, note=whole.message)  # with its evidence
                     break
         if spool.find(_RELEASED) is not None:
-            return found
-        return Poll.from_json(spool.mark(_END, found.to_json()))
+            return poll
+        return Poll.from_json(spool.mark(_END, poll.to_json()))
 
     async def _is_absent(self, session: Session, handle: Handle) -> bool:
         try:
@@ -243,7 +244,7 @@ class Kubernetes:
         if settings.package == "send":
             await session.send_package()
         if submission.work is not None:
-            plan = next(one for one in objects if one["kind"] == "ConfigMap")
+            plan = next(item for item in objects if item["kind"] == "ConfigMap")
             packed = await asyncio.to_thread(pack_work, submission.work)
             plan["binaryData"] = {"work.tar.gz": base64.b64encode(packed).decode()}
 
@@ -260,7 +261,7 @@ def _see_replaced(pods: Any, spool: Spool, handle: Handle) -> Poll | None:
 async def _see_removed(session: Session, handle: Handle) -> Poll | None:
     """`lost` where a job is complete and pods of it were removed before their records were seen. The server is asked:
     the watch of pods may be behind that of jobs."""
-    listed, nodes = [trim_pod(one) for one in await session.list_pods(str(handle["attempt"]))], int(handle["nodes"])
+    listed, nodes = [trim_pod(pod) for pod in await session.list_pods(str(handle["attempt"]))], int(handle["nodes"])
     if len(newest_by_node(listed, nodes)) >= nodes:
         return None
     text = "the cluster has completed the job, and its pods were removed before their exit records were read"

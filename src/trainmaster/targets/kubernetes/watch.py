@@ -65,46 +65,46 @@ class Watch:
             except Expired:
                 self._version = ""  # the server forgot this point of the history
                 failures += 1
-            except TrainmasterError as wrong:
+            except TrainmasterError as error:
                 failures += 1
-                self._fail(wrong, failures)
-            except (LookupError, TypeError, ValueError, AttributeError) as wrong:
+                self._fail(error, failures)
+            except (LookupError, TypeError, ValueError, AttributeError) as error:
                 failures += 1
-                said = f"{type(wrong).__name__}: {wrong}"
-                self._fail(Unreachable(f"kubernetes: an object that cannot be read: {said}"), failures)
+                words = f"{type(error).__name__}: {error}"
+                self._fail(Unreachable(f"kubernetes: an object that cannot be read: {words}"), failures)
             if failures:
                 await asyncio.sleep(backoff_s(failures, first_s=0.2, longest_s=10.0))
 
-    def _fail(self, wrong: TrainmasterError, failures: int) -> None:
-        self._fault = wrong
+    def _fail(self, error: TrainmasterError, failures: int) -> None:
+        self._fault = error
         if not self._version:
             self._listed.set()  # those who wait get the refusal
         if failures >= _RELIST:
             self._version = ""
 
     async def _list(self) -> None:
-        found = await self._client.list(self._path, **self._params)
+        listed = await self._client.list(self._path, **self._params)
         self.lists += 1
         self.objects, self._marked = {}, {}
-        for one in found.get("items") or ():
-            self._put(one)
-        self._version = str(found["metadata"]["resourceVersion"])
+        for item in listed.get("items") or ():
+            self._put(item)
+        self._version = str(listed["metadata"]["resourceVersion"])
         self._touch()
         self._listed.set()
 
     def _apply(self, change: Object) -> None:
-        one = change["object"]
-        self._version = str(one["metadata"]["resourceVersion"])
+        item = change["object"]
+        self._version = str(item["metadata"]["resourceVersion"])
         self._touch()
         if change["type"] == "BOOKMARK":
             return
         self.changes += 1
-        self._drop(one["metadata"]["name"])
+        self._drop(item["metadata"]["name"])
         if change["type"] != "DELETED":
-            self._put(one)
+            self._put(item)
 
-    def _put(self, one: Object) -> None:
-        name, kept = one["metadata"]["name"], self._trim(one)
+    def _put(self, item: Object) -> None:
+        name, kept = item["metadata"]["name"], self._trim(item)
         self.objects[name] = kept
         self._marked.setdefault(self._mark(kept), {})[name] = kept
 

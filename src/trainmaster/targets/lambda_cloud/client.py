@@ -145,20 +145,20 @@ class Client:
             except InvalidKey:
                 if not await self._renew_key():
                     raise
-            except (Unreachable, NotNow) as wrong:
+            except (Unreachable, NotNow) as error:
                 failures += 1
                 rest_s = backoff_s(failures, first_s=self._times.first_rest_s, longest_s=15.0)
                 if time.monotonic() + rest_s >= until:
-                    raise Unreachable(f"{wrong}; tried {failures} times") from None
+                    raise Unreachable(f"{error}; tried {failures} times") from None
                 await asyncio.sleep(rest_s)
 
     async def _renew_key(self) -> bool:
         """Whether there is another key by now: one that was replaced needs no restart, and no machine waits for it."""
         try:
-            found = await asyncio.to_thread(self._reread) if self._reread is not None else self._key
+            key = await asyncio.to_thread(self._reread) if self._reread is not None else self._key
         except UsageError:
             return False
-        changed, self._key = found.header() != self._key.header(), found
+        changed, self._key = key.header() != self._key.header(), key
         return changed
 
     async def _send(self, name: str, body: Mapping[str, Any] | None, *, limit_s: float, **parts: str) -> Any:
@@ -175,9 +175,9 @@ class Client:
                 answer = await http.request(operation.method, path, json=body, headers=headers)
         except TimeoutError:
             raise Unreachable(f"lambda: {name}: no answer of {_place(http)} within {limit_s:g} s") from None
-        except (httpx.HTTPError, OSError) as wrong:
-            text = self._key.hide(str(wrong))[:200]
-            raise Unreachable(f"lambda: {name} at {_place(http)}: {type(wrong).__name__}: {text}") from None
+        except (httpx.HTTPError, OSError) as error:
+            text = self._key.hide(str(error))[:200]
+            raise Unreachable(f"lambda: {name} at {_place(http)}: {type(error).__name__}: {text}") from None
         return self._judge(operation, answer)
 
     def _judge(self, operation: lambda_api.Operation, answer: httpx.Response) -> Any:
@@ -214,8 +214,8 @@ def _place(http: httpx.AsyncClient) -> str:
     return http.base_url.netloc.decode()
 
 
-def _raise(wrong: TargetError) -> Any:
-    raise wrong
+def _raise(error: TargetError) -> Any:
+    raise error
 
 
 def _checked(url: str) -> str:

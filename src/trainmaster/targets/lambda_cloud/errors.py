@@ -83,15 +83,15 @@ _BY_STATUS: dict[int, type[ApiError]] = {401: InvalidKey, 403: AccountError, 404
 def refusal(operation: str, status: int, code: str, message: str, suggestion: str) -> TargetError:
     """The typed error for an error answer. The texts are untrusted and may hold anything but our key."""
     text = "; ".join(part[:_SHOWN] for part in (message, suggestion) if part) or "no message"
-    told = f"lambda: {operation}: {_printable(text)} ({status} {_printable(code[:100]) or 'without a code'})"
+    words = f"lambda: {operation}: {_printable(text)} ({status} {_printable(code[:100]) or 'without a code'})"
     if code == CAPACITY:
-        return NoCapacity(told)
+        return NoCapacity(words)
     if status == 429:
-        return NotNow(told)
+        return NotNow(words)
     if status >= 500 or code.startswith("provider/"):
-        return Unreachable(told)
+        return Unreachable(words)
     kind = _TYPES.get(code) or _BY_STATUS.get(status, ApiError)
-    return kind(told, code=code, status=status)
+    return kind(words, code=code, status=status)
 
 
 def _printable(text: str) -> str:

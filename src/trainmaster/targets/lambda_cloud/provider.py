@@ -46,12 +46,12 @@ class LambdaCloud:
         return [offer for item in (await self._client().list_types()).values() for offer in _offers(item)]
 
     async def list_instances(self) -> list[Instance]:
-        found = [_instance(item) for item in await self._client().list_instances()]
-        for missing in sorted(self._alive - {one.id for one in found}):
-            if (one := await self._find(missing)) is not None:
-                found.append(one)
-        self._alive = {one.id for one in found if one.label is not None and not one.state.over}
-        return found
+        instances = [_instance(item) for item in await self._client().list_instances()]
+        for missing in sorted(self._alive - {instance.id for instance in instances}):
+            if (instance := await self._find(missing)) is not None:
+                instances.append(instance)
+        self._alive = {instance.id for instance in instances if instance.label is not None and not instance.state.over}
+        return instances
 
     async def _find(self, instance_id: str) -> Instance | None:
         """A machine that the listing has dropped, asked for by its id: a listing may be empty for a minute."""
@@ -62,8 +62,8 @@ class LambdaCloud:
             return None
         except Unreachable:
             raise
-        except TargetError as wrong:
-            raise Unreachable(f"lambda: {instance_id} is not listed, and cannot be asked for: {wrong}") from None
+        except TargetError as error:
+            raise Unreachable(f"lambda: {instance_id} is not listed, and cannot be asked for: {error}") from None
 
     def may_launch(self) -> bool:
         return self._client().rates.may_launch()
@@ -71,8 +71,8 @@ class LambdaCloud:
     async def launch(self, request: LaunchRequest) -> str:
         try:
             key = await self._register_key()
-        except Unreachable as wrong:
-            raise NotNow(str(wrong)) from None  # nothing was launched yet
+        except Unreachable as error:
+            raise NotNow(str(error)) from None  # nothing was launched yet
         return await self._client().launch(_body(request, key))
 
     async def terminate(self, ids: Sequence[str]) -> None:
@@ -83,14 +83,14 @@ class LambdaCloud:
                 await self._client().terminate([instance_id])
             except NotFound:
                 continue
-            except TargetError as wrong:
-                first = first or wrong
+            except TargetError as error:
+                first = first or error
         if first is not None:
             raise first
 
     async def list_file_systems(self) -> Mapping[str, str]:
-        found = await self._client().list_file_systems()
-        return {str(item.get("name")): str(_part(item, "region", "name")) for item in found}
+        file_systems = await self._client().list_file_systems()
+        return {str(item.get("name")): str(_part(item, "region", "name")) for item in file_systems}
 
     def describe(self, request: LaunchRequest) -> str:
         body = _body(request, self._ssh_key_name or "YOUR-SSH-KEY")

@@ -86,8 +86,8 @@ def read_key(environment: Mapping[str, str] = os.environ) -> ApiKey:
             if not stat.S_ISREG(mode) or mode & 0o077:
                 raise UsageError(f"lambda: others can read {path}; run: chmod 600 {path}")
             return ApiKey(file.read(4096).decode("utf-8", errors="replace"))
-    except OSError as wrong:
-        raise UsageError(f"lambda: {path} cannot be read: {wrong.strerror}") from None
+    except OSError as error:
+        raise UsageError(f"lambda: {path} cannot be read: {error.strerror}") from None
 
 
 def read_public_key(access: SshAccess) -> str:
@@ -97,8 +97,8 @@ def read_public_key(access: SshAccess) -> str:
     path = Path(f"{access.key}.pub").expanduser()
     try:
         words = path.read_text(encoding="utf-8").split()
-    except (OSError, UnicodeDecodeError) as wrong:
-        raise UsageError(f"lambda: {path} cannot be read: {wrong}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"lambda: {path} cannot be read: {error}") from None
     if len(words) < 2:
         raise UsageError(f"lambda: {path} holds no public key")
     return f"{words[0]} {words[1]}"
@@ -109,8 +109,8 @@ def _expanded(name: str | None) -> str | None:
 
 
 def _default_key() -> str | None:
-    found = (Path(name).expanduser() for name in _KEYS)
-    return next((str(path) for path in found if path.exists()), None)
+    paths = (Path(name).expanduser() for name in _KEYS)
+    return next((str(path) for path in paths if path.exists()), None)
 
 
 def _number(environment: Mapping[str, str], name: str, default: float) -> float:

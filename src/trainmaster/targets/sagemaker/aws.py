@@ -56,16 +56,16 @@ class Aws:
             if service == "s3" and "Body" in answer:
                 answer["Body"] = answer["Body"].read()
             return answer
-        except exceptions.ClientError as wrong:
-            if wrong.response["Error"].get("Code") in _EXPIRED:
+        except exceptions.ClientError as error:
+            if error.response["Error"].get("Code") in _EXPIRED:
                 self._clients.clear()  # the next request reads the credentials of this machine again
-            raise translate(operation, wrong.response) from None
-        except exceptions.ParamValidationError as wrong:
-            raise TargetError(f"sagemaker: {operation}: {wrong}") from None
-        except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError) as wrong:
-            raise TargetError(f"sagemaker: {wrong}; set AWS_PROFILE, or give this machine a role") from None
-        except (exceptions.BotoCoreError, OSError) as wrong:
-            raise Unreachable(f"sagemaker: {operation}: no answer: {wrong}") from None
+            raise translate(operation, error.response) from None
+        except exceptions.ParamValidationError as error:
+            raise TargetError(f"sagemaker: {operation}: {error}") from None
+        except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError) as error:
+            raise TargetError(f"sagemaker: {error}; set AWS_PROFILE, or give this machine a role") from None
+        except (exceptions.BotoCoreError, OSError) as error:
+            raise Unreachable(f"sagemaker: {operation}: no answer: {error}") from None
 
     def _client(self, service: str) -> Any:
         if service not in self._clients:

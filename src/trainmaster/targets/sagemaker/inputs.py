@@ -50,11 +50,11 @@ async def remove(aws: Aws, folder: str) -> None:
 async def list_outputs(aws: Aws, uri: str) -> list[tuple[int, FileSize, str]]:
     """Outputs of a training job: node, file, and key in the bucket."""
     bucket, prefix = split(uri)
-    found = []
+    outputs = []
     for key, size in await list_objects(aws, bucket, f"{prefix}/"):
         if match := _OUTPUT.fullmatch(key.removeprefix(f"{prefix}/")):
-            found.append((int(match[1]), FileSize(name=f"{OUTPUTS_FOLDER}/{match[2]}", size_bytes=size), key))
-    return found
+            outputs.append((int(match[1]), FileSize(name=f"{OUTPUTS_FOLDER}/{match[2]}", size_bytes=size), key))
+    return outputs
 
 
 async def read_object(aws: Aws, bucket: str, key: str, size: int, *, offset: int, limit: int) -> bytes:
@@ -68,24 +68,24 @@ async def read_object(aws: Aws, bucket: str, key: str, size: int, *, offset: int
 
 async def read_whole(aws: Aws, bucket: str, key: str, size: int) -> bytes:
     """All bytes of an object, piece by piece, each once. TargetError where it has become shorter meanwhile."""
-    found = bytearray()
-    while len(found) < size:
-        piece = await read_object(aws, bucket, key, size, offset=len(found), limit=_PIECE_BYTES)
+    data = bytearray()
+    while len(data) < size:
+        piece = await read_object(aws, bucket, key, size, offset=len(data), limit=_PIECE_BYTES)
         if not piece:
-            raise TargetError(f"s3://{bucket}/{key} ends after {len(found)} of {size} bytes")
-        found += piece
-    return bytes(found)
+            raise TargetError(f"s3://{bucket}/{key} ends after {len(data)} of {size} bytes")
+        data += piece
+    return bytes(data)
 
 
 async def list_objects(aws: Aws, bucket: str, prefix: str) -> list[tuple[str, int]]:
     """Keys below a prefix, with their sizes."""
-    found: list[tuple[str, int]] = []
+    objects: list[tuple[str, int]] = []
     more: dict[str, str] = {}
     while True:
         page = await aws.call("s3", "list_objects_v2", Bucket=bucket, Prefix=prefix, **more)
-        found += [(str(one["Key"]), int(one["Size"])) for one in page.get("Contents") or ()]
+        objects += [(str(item["Key"]), int(item["Size"])) for item in page.get("Contents") or ()]
         if not page.get("IsTruncated"):
-            return found
+            return objects
         more = {"ContinuationToken": page["NextContinuationToken"]}
 
 

@@ -32,8 +32,8 @@ class JobLogs:
     async def copy(self, aws: Aws) -> None:
         """Copy the lines that are new."""
         for stream in await self._list(aws):
-            found = _HOST.match(stream.partition("/")[2])
-            node = int(found[1]) - 1 if found else -1
+            match = _HOST.match(stream.partition("/")[2])
+            node = int(match[1]) - 1 if match else -1
             if 0 <= node < self._nodes:
                 await self._copy_stream(aws, stream, node)
 
@@ -53,19 +53,19 @@ class JobLogs:
 
     async def _list(self, aws: Aws) -> list[str]:
         """Log streams of the job, oldest first: a later one of a host continues its files."""
-        found: list[dict[str, Any]] = []
+        streams: list[dict[str, Any]] = []
         given: dict[str, Any] = {"logGroupName": GROUP, "logStreamNamePrefix": f"{self._name}/"}
         while True:
             try:
                 page = await aws.call("logs", "describe_log_streams", **given)
             except Missing:  # no job of the account has written yet
                 return []
-            found += page.get("logStreams") or []
+            streams += page.get("logStreams") or []
             if not page.get("nextToken"):
                 break
             given["nextToken"] = page["nextToken"]
-        found.sort(key=lambda one: (int(one.get("creationTime") or 0), str(one["logStreamName"])))
-        return [str(one["logStreamName"]) for one in found]
+        streams.sort(key=lambda stream: (int(stream.get("creationTime") or 0), str(stream["logStreamName"])))
+        return [str(stream["logStreamName"]) for stream in streams]
 
     async def _copy_stream(self, aws: Aws, stream: str, node: int) -> None:
         files = self._spool.node(node)

@@ -140,7 +140,7 @@ def find_distribution(spec: JobSpec, settings: Settings) -> Distribution:
 def hyperparameters(attempt: str, spec: JobSpec, settings: Settings) -> dict[str, str]:
     """Hyperparameters that the SageMaker Training Toolkit reads, as JSON values."""
     program, words = find_program(spec) or ("", {})
-    found: dict[str, Any] = {
+    parameters: dict[str, Any] = {
         "sagemaker_program": program,
         "sagemaker_submit_directory": f"{input_folder(settings, attempt)}/sourcedir.tar.gz",
         "sagemaker_region": settings.region,
@@ -148,13 +148,16 @@ def hyperparameters(attempt: str, spec: JobSpec, settings: Settings) -> dict[str
     }
     match find_distribution(spec, settings):
         case "torchrun":
-            found |= {"sagemaker_torch_distributed_enabled": True, "sagemaker_instance_type": settings.instance_type}
+            parameters |= {
+                "sagemaker_torch_distributed_enabled": True,
+                "sagemaker_instance_type": settings.instance_type,
+            }
         case "mpi":
-            found |= {
+            parameters |= {
                 "sagemaker_mpi_enabled": True,
                 "sagemaker_mpi_num_of_processes_per_host": spec.resources.processes_per_node,
             }
-    return {name: json.dumps(value) for name, value in found.items()}
+    return {name: json.dumps(value) for name, value in parameters.items()}
 
 
 def find_program(spec: JobSpec) -> tuple[str, dict[str, str]] | None:

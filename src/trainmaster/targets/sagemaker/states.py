@@ -103,14 +103,14 @@ def _end(job: Mapping[str, Any], stop: str | None) -> tuple[TargetState, Reason 
 
 def billing(job: Mapping[str, Any], price_per_hour: float | None) -> dict[str, Any]:
     """Billable time of a job, and its cost where the price of an instance is known."""
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     for field, name in (("BillableTimeInSeconds", "billable_s"), ("TrainingTimeInSeconds", "training_s")):
         if job.get(field) is not None:
-            found[name] = int(job[field])
-    if "billable_s" in found and price_per_hour is not None:
+            facts[name] = int(job[field])
+    if "billable_s" in facts and price_per_hour is not None:
         count = int((job.get("ResourceConfig") or {}).get("InstanceCount") or 1)
-        found["cost_usd"] = round(found["billable_s"] * count * price_per_hour / 3600.0, 4)
-    return found
+        facts["cost_usd"] = round(facts["billable_s"] * count * price_per_hour / 3600.0, 4)
+    return facts
 
 
 def _note(job: Mapping[str, Any]) -> str:

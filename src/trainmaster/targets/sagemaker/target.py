@@ -98,11 +98,11 @@ class SageMaker:
                 newest = followed.newest
                 if newest is not None and time.monotonic() - newest[0] < settings.poll_s:
                     return newest[1]
-                found = await self._poll(self._aws(settings), followed, handle, settings)
-                followed.newest = (time.monotonic(), found)
-                return found
-        except TrainmasterError as wrong:
-            return Poll(state=TargetState.UNKNOWN, note=str(wrong))
+                poll = await self._poll(self._aws(settings), followed, handle, settings)
+                followed.newest = (time.monotonic(), poll)
+                return poll
+        except TrainmasterError as error:
+            return Poll(state=TargetState.UNKNOWN, note=str(error))
 
     async def read(self, handle: Handle, stream: str, *, offset: int, limit: int) -> bytes:
         nodes, each = int(handle["nodes"]), int(handle["ranks_per_node"])
@@ -128,8 +128,8 @@ class SageMaker:
                 renamed = rename(file, node)
                 files[renamed.name] = renamed  # S3 has every output, the log only small ones
         kept = {above for name, file in files.items() if not file.fault for above in _folders(name)}
-        found = (file for name, file in files.items() if not file.fault or name not in kept)  # too deep for a log only
-        return sorted(found, key=lambda file: file.name)
+        listed = (file for name, file in files.items() if not file.fault or name not in kept)  # too deep for a log only
+        return sorted(listed, key=lambda file: file.name)
 
     async def cancel(self, handle: Handle, *, reason: str) -> None:
         self._follow(handle).spool.mark(_STOP, reason)
@@ -158,16 +158,18 @@ class SageMaker:
         await inputs.remove(aws, request.input_folder(settings, str(handle["attempt"])))
 
     async def list_owned(self, *, partial: bool = False) -> list[Owned]:  # noqa: ARG002 (one region: all or nothing)
-        aws, found, given = self._aws(self.settings()), [], {"NameContains": "tm-", "StatusEquals": "InProgress"}
+        aws, owned, given = self._aws(self.settings()), [], {"NameContains": "tm-", "StatusEquals": "InProgress"}
         while True:
             page = await aws.call("sagemaker", "list_training_jobs", **given)
-            for one in page["TrainingJobSummaries"]:
-                if match := _NAME.fullmatch(one["TrainingJobName"]):
+            for summary in page["TrainingJobSummaries"]:
+                if match := _NAME.fullmatch(summary["TrainingJobName"]):
                     attempt = f"{uuid.UUID(match[1])}.{match[2]}"
-                    handle = {"attempt": attempt, "name": one["TrainingJobName"], "nodes": 1, "submitted": True}
-                    found.append(Owned(attempt=attempt, handle=handle, what=f"training job {one['TrainingJobName']}"))
+                    handle = {"attempt": attempt, "name": summary["TrainingJobName"], "nodes": 1, "submitted": True}
+                    owned.append(
+                        Owned(attempt=attempt, handle=handle, what=f"training job {summary['TrainingJobName']}")
+                    )
             if not page.get("NextToken"):
-                return found
+                return owned
             given["NextToken"] = page["NextToken"]
 
     async def plan_cluster_job(self, job: ClusterJob, *, home: Path, folder: Path) -> PlannedClusterJob:  # noqa: ARG002
@@ -178,8 +180,8 @@ class SageMaker:
 
     def settings(self) -> Settings:
         """Settings of the file, read again: a server picks up changes."""
-        found = load_settings(self._path)
-        return self._change(found) if self._change is not None else found
+        settings = load_settings(self._path)
+        return self._change(settings) if self._change is not None else settings
 
     async def _poll(self, aws: Aws, followed: _Followed, handle: Handle, settings: Settings) -> Poll:
         try:
@@ -190,18 +192,18 @@ class SageMaker:
             return Poll(state=TargetState.LOST, note="SageMaker has no such training job")
         try:
             refused = await _copy_logs(aws, followed)
-        except Unreachable as wrong:
+        except Unreachable as error:
             if is_over(job):
                 raise
-            refused = str(wrong)
+            refused = str(error)
         records = _read_records(followed.spool, handle)
         whole = len(records) == int(handle["nodes"]) and followed.logs.is_whole()
         if is_over(job) and not whole and _waits_for_lines(job, handle, settings.log_settle_s):
             followed.logs.rewind()
             return Poll(state=TargetState.RUNNING, note="the job is over; its last log lines are on their way")
-        record = next((one for one in records if not one.ok), records[0] if records else None)
+        record = next((record for record in records if not record.ok), records[0] if records else None)
         attempt, stop = str(handle["attempt"]), followed.spool.find(_STOP)
-        found = judge(
+        result = judge(
             job,
             record=record,
             stop=stop,
@@ -210,14 +212,14 @@ class SageMaker:
             whole=len(records) == int(handle["nodes"]),
         )
         if refused:
-            found = replace(found, note=f"{found.note}; its logs cannot be read: {refused}".lstrip("; "))
-        if not found.state.over:
-            return found
+            result = replace(result, note=f"{result.note}; its logs cannot be read: {refused}".lstrip("; "))
+        if not result.state.over:
+            return result
         followed.logs.close()
-        return self._save_end(followed.spool, found)
+        return self._save_end(followed.spool, result)
 
-    def _save_end(self, spool: Spool, found: Poll) -> Poll:
-        return Poll.from_json(spool.mark(_END, found.to_json()))
+    def _save_end(self, spool: Spool, poll: Poll) -> Poll:
+        return Poll.from_json(spool.mark(_END, poll.to_json()))
 
     async def _describe(self, aws: Aws, handle: Handle) -> dict[str, Any]:
         return await aws.call("sagemaker", "describe_training_job", TrainingJobName=str(handle["name"]))
@@ -262,15 +264,15 @@ async def _copy_logs(aws: Aws, followed: _Followed) -> str:
         return ""
     except Unreachable:
         raise
-    except TargetError as wrong:
-        return str(wrong)
+    except TargetError as error:
+        return str(error)
 
 
 def _read_records(spool: Spool, handle: Handle) -> list[ExitRecord]:
     """Records of the newest start of each node: SageMaker starts a container again when spot capacity is back."""
     nodes = [spool.node(number) for number in range(int(handle["nodes"]))]
-    found = [node.read(EXIT_FILE, node.newest_base(EXIT_FILE), 1 << 20) for node in nodes]
-    return [ExitRecord.read(raw, attempt=str(handle["attempt"])) for raw in found if raw]
+    texts = [node.read(EXIT_FILE, node.newest_base(EXIT_FILE), 1 << 20) for node in nodes]
+    return [ExitRecord.read(raw, attempt=str(handle["attempt"])) for raw in texts if raw]
 
 
 def _waits_for_lines(job: Mapping[str, Any], handle: Handle, settle_s: float) -> bool:

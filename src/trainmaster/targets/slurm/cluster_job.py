@@ -50,7 +50,7 @@ class SlurmClusterJob:
         try:
             await remove_leftovers(self._target, self._home)
             command = self.command(name=name, owner=run.owner, package=await prepare(where, self._settings))
-            result, body = await where.ask("run", words=command, timeout_s=self._job.limit_s + FREE_S + _START_S)
+            result, body = await where.request("run", words=command, timeout_s=self._job.limit_s + FREE_S + _START_S)
         except BaseException:
             # srun is dead by now, its job is not: it would hold all nodes until its time limit.
             with contextlib.suppress(TargetError):
@@ -62,10 +62,12 @@ class SlurmClusterJob:
         code = result.get("code")
         stderr = " ".join(str(result.get("error", "")).split())[-600:] or "nothing was printed"
         return ClusterJobEnd(
-            out=body.decode(errors="replace"), code=code, highest=True,
+            out=body.decode(errors="replace"),
+            code=code,
+            highest=True,
             note=f"srun ended with {code} and no result: {stderr}",
             action="see `sinfo` for nodes that are down or in use; a cluster file can name the nodes",
-        )  # fmt: skip
+        )
 
     def command(self, *, name: str, owner: Owner, package: str) -> list[str]:
         """The command line of the run."""

@@ -27,7 +27,7 @@ class SlurmScheduler:
     def resume(self, node: str) -> list[Command]:
         return [("scontrol", "update", f"nodename={node}", "state=resume")]
 
-    def ask(self, node: str) -> Command:
+    def query(self, node: str) -> Command:
         return ("scontrol", "show", "node", node, "--oneliner")
 
     def parse(self, node: str, answer: str) -> DrainState:
@@ -46,7 +46,7 @@ class SlurmScheduler:
         )
         return DrainState(out=out, reason=reason[1] if reason and out else "", at=at)
 
-    def ask_all(self) -> Command:
+    def query_all(self) -> Command:
         return ("scontrol", "show", "node", "--oneliner")
 
     def parse_all(self, answer: str) -> dict[str, DrainState]:
@@ -55,16 +55,16 @@ class SlurmScheduler:
         return {name[1]: self.parse(name[1], line) for name, line in lines if name is not None}
 
 
-def _moment(found: re.Match[str] | None) -> str:
+def _moment(match: re.Match[str] | None) -> str:
     """The time in a reason as ISO; empty where somebody has written something else, as `(since 2024)`."""
     try:
-        return datetime.fromisoformat(found[1]).astimezone().isoformat() if found else ""
+        return datetime.fromisoformat(match[1]).astimezone().isoformat() if match else ""
     except (ValueError, OverflowError):
         return ""
 
 
 async def _run(settings: SlurmSettings, command: Sequence[str]) -> str:
-    answer, body = await queue(settings).ask("run", words=list(command), timeout_s=60.0, slurm=True)
+    answer, body = await queue(settings).request("run", words=list(command), timeout_s=60.0, slurm=True)
     if answer.get("code") != 0:
         reason = " ".join(str(answer.get("error", "")).split())[:300]
         raise TargetError(f"{shlex.join(command)} ended with {answer.get('code')}: {reason}")

@@ -29,17 +29,19 @@ async def list_runs(where: Queue, jobs: Sequence[Mapping[str, Any]]) -> list[Own
         reservations = await retest.list_reservations(where)
     except TargetError:
         reservations = []  # an account that may not see them has made none
-    for one in reservations:
-        handle = {"attempt": one.name, "reservation": one.name, "node": one.node}
-        handle |= {"home": one.owner.home, "run": one.owner.run}
-        owned.append(Owned(attempt=one.name, handle=handle, what=f"reservation of {one.node} for a retest"))
+    for reservation in reservations:
+        handle = {"attempt": reservation.name, "reservation": reservation.name, "node": reservation.node}
+        handle |= {"home": reservation.owner.home, "run": reservation.owner.run}
+        owned.append(
+            Owned(attempt=reservation.name, handle=handle, what=f"reservation of {reservation.node} for a retest")
+        )
     return owned
 
 
 async def remove(where: Queue, handle: Handle) -> None:
     """Cancel a job of a run, or drain the node of its reservation and delete it. What is gone is no error."""
     if "reservation" in handle:
-        if any(one.name == handle["reservation"] for one in await retest.list_reservations(where)):
+        if any(reservation.name == handle["reservation"] for reservation in await retest.list_reservations(where)):
             await retest.end(where, str(handle["reservation"]), str(handle["node"]))
         return
     # The name, too: Slurm uses ids again.

@@ -129,7 +129,7 @@ async def scontrol(where: Queue, *words: str) -> str:
 
 async def call(where: Queue, words: Sequence[str], *, program: bool = True) -> str:
     """Output of a command at the site; TargetError where it fails. `program`: one of Slurm's."""
-    result, body = await where.ask("run", words=list(words), timeout_s=60.0, slurm=program)
+    result, body = await where.request("run", words=list(words), timeout_s=60.0, slurm=program)
     if result.get("code") != 0:
         text = " ".join(str(result.get("error", "")).split())[:300]
         raise TargetError(f"{shlex.join(words)} ended with {result.get('code')}: {text}")

@@ -103,7 +103,7 @@ class SlurmNodes:
             action = "give it back with `trainmaster readmit`" if node.ours else "repair and resume it"
             raise NodeUnavailable(node.out_of_service, action=action)
         words = ["salloc", "--no-shell", *self._options(node, name=self._name, limit_s=self._limit_s)]
-        result, _ = await where.ask("run", words=words, timeout_s=node_list.FREE_S + _START_S)
+        result, _ = await where.request("run", words=words, timeout_s=node_list.FREE_S + _START_S)
         text = _stderr(result)
         if granted := re.search(r"Granted job allocation (\d+)", text):
             return granted[1]
@@ -131,7 +131,9 @@ class SlurmNodes:
             self._package = await prepare(where, self._settings)
         order = make_order(programs, deadline_s=deadline(timeout_s), package=self._package)
         program = [*python_words(self._settings, self._package), "-m", _BOOTSTRAP, encode_order(order)]
-        result, body = await where.ask("run", words=[*srun, *STEP, *program], timeout_s=timeout_s + wait_s + _START_S)
+        result, body = await where.request(
+            "run", words=[*srun, *STEP, *program], timeout_s=timeout_s + wait_s + _START_S
+        )
         data = find_answer(body, order["nonce"])
         if data is None:
             raise _not_started("srun", result.get("code"), _stderr(result))
@@ -144,7 +146,7 @@ class SlurmNodes:
 
 async def prepare(where: Queue, settings: SlurmSettings) -> str:
     """Bring the node half to where the compute nodes find it; its folder."""
-    result, _ = await where.ask("prepare", package=node_half(settings))
+    result, _ = await where.request("prepare", package=node_half(settings))
     return str(result["package"])
 
 
@@ -156,7 +158,7 @@ def python_words(settings: SlurmSettings, package: str, **env: str) -> list[str]
 
 async def cancel(where: Queue, *words: str) -> None:
     """Cancel jobs, by id or by name."""
-    await where.ask("run", words=["scancel", "--quiet", *words], timeout_s=60.0)
+    await where.request("run", words=["scancel", "--quiet", *words], timeout_s=60.0)
 
 
 def _stderr(result: Mapping[str, Any]) -> str:

@@ -58,13 +58,13 @@ def _end(rows: Sequence[SlurmJob], facts: Mapping[str, Any], attempt: str) -> Po
     if records and all(record is not None and record.ok for record in records):
         return Poll(state=TargetState.SUCCEEDED, exit=records[0], note=records[0].message if records[0] else "")
     if failed:
-        record = _correct(min(failed, key=lambda one: one.ended_at), bad, facts)
+        record = _correct(min(failed, key=lambda record: record.ended_at), bad, facts)
         return Poll(state=TargetState.FAILED, exit=record, note=record.message)
     if facts.get("released"):
         return Poll(state=TargetState.LOST, note="it was ended by force")
     if bad is None:
-        told = "Slurm does not know the job any more" if not rows else "the Slurm job is over"
-        return Poll(state=TargetState.LOST, note=f"{told}, and not every node left an exit record")
+        words = "Slurm does not know the job any more" if not rows else "the Slurm job is over"
+        return Poll(state=TargetState.LOST, note=f"{words}, and not every node left an exit record")
     meaning = translate(bad.state)
     if bad.state == "CANCELLED" and facts.get("stop") is not None:
         record = _stopped(facts, attempt, "; it had not started")

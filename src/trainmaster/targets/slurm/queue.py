@@ -10,7 +10,7 @@ import asyncio
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainmaster.core.errors import TargetError, Unreachable
@@ -38,21 +38,21 @@ class Queue:
         self.listings = 0  # made so far
         self.accounting = ""  # why accounting could not be asked for jobs that have left the queue
 
-    async def ask(self, call: str, **params: Any) -> Answer:
+    async def request(self, call: str, **params: Any) -> Answer:
         """Send a request to the login node: in this process, or over SSH."""
         if self._login is not None:
             try:
                 return await self._login.answer(call, params)
-            except OSError as wrong:
-                raise TargetError(f"slurm: {wrong}") from wrong
+            except OSError as error:
+                raise TargetError(f"slurm: {error}") from error
         from trainmaster.targets.ssh.hosts import read_known_hosts
         from trainmaster.targets.ssh.session import session
 
         login, known = self._settings.login, self._settings.known_hosts
         assert login is not None and known is not None
-        one = session(login, read_known_hosts(known))
+        node = session(login, read_known_hosts(known))
         how = {"commands": self._settings.commands, "env": dict(self._settings.env), "output": self._settings.output}
-        reply = await one.ask("slurm", call=call, how=how, params=params)
+        reply = await node.request("slurm", call=call, how=how, params=params)
         return reply.result, reply.body
 
     async def find(self, job: str) -> list[SlurmJob]:
@@ -72,7 +72,7 @@ class Queue:
         self._asked = {job: at for job, at in self._asked.items() if began - at < _FORGET_S}
         self._final = {job: rows for job, rows in self._final.items() if job in self._asked}
         wanted = [job for job in self._asked if job not in self._final]
-        result, _ = await self.ask("listing", wanted=wanted)
+        result, _ = await self.request("listing", wanted=wanted)
         self._jobs = group(_rows(result))
         self.accounting = str(result.get("accounting", ""))
         self._began = began
@@ -95,10 +95,10 @@ def group(jobs: Sequence[SlurmJob]) -> dict[str, list[SlurmJob]]:
     for job in jobs:
         if job.id not in rows or translate(rows[job.id].state).state.over:
             rows[job.id] = job
-    found: dict[str, list[SlurmJob]] = defaultdict(list)
+    by_number: dict[str, list[SlurmJob]] = defaultdict(list)
     for job in rows.values():
-        found[job.number].append(job)
-    return {number: sorted(rows, key=lambda row: row.task or 0) for number, rows in found.items()}
+        by_number[job.number].append(job)
+    return {number: sorted(rows, key=lambda row: row.task or 0) for number, rows in by_number.items()}
 
 
 def _rows(result: Mapping[str, Any]) -> list[SlurmJob]:
@@ -110,7 +110,6 @@ def _rows(result: Mapping[str, Any]) -> list[SlurmJob]:
 
 _QUEUES: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[SlurmSettings, Queue]]
 _QUEUES = weakref.WeakKeyDictionary()
-Ask = Callable[..., Awaitable[Answer]]
 
 
 def queue(settings: SlurmSettings) -> Queue:

@@ -171,9 +171,10 @@ def _container(job: Job) -> tuple[list[str], str]:
     if runtime == "pyxis":
         pairs = [mount if ":" in mount else f"{mount}:{mount}" for mount in mounts]
         words = [
-            f"--container-image={_pyxis_image(container.image)}", f"--container-mounts={','.join(pairs)}",
+            f"--container-image={_pyxis_image(container.image)}",
+            f"--container-mounts={','.join(pairs)}",
             f"--container-workdir={job.base}",
-        ]  # fmt: skip
+        ]
         return words, job.settings.container_python
     words = [str(runtime), "exec", *(["--nv"] if gpus else []), "--bind", ",".join(mounts), "--pwd", job.base]
     return [*words, *container.options, f"docker://{container.image}"], job.settings.container_python

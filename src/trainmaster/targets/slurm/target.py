@@ -93,11 +93,11 @@ class Slurm:
         secrets = job_user.find_secrets(Plan.from_json(texts[PLAN_FILE]).spec)
         if submission.work is not None:
             await self._send_work(submission.work, handle)
-        found = queue(self.settings)
-        result, _ = await found.ask(
+        jobs = queue(self.settings)
+        result, _ = await jobs.request(
             "submit", base=handle["base"], name=handle["name"], package=handle["package"], files=texts, secrets=secrets
         )
-        found.forget(str(result["job"]))
+        jobs.forget(str(result["job"]))
         return {**handle, "slurm_job": str(result["job"]), "submitted": True}
 
     async def poll(self, handle: Handle) -> Poll:
@@ -109,25 +109,25 @@ class Slurm:
             rows = [row for row in await where.find(str(job)) if row.belongs(str(handle["name"]))]
             over = all(translate(row.state).state.over for row in rows)
             facts = await self._facts(where, handle, end=True) if over else {}
-        except Unreachable as wrong:
-            return judge(None, {}, attempt=str(handle["attempt"]), note=str(wrong))
-        except TargetError as wrong:
-            return judge(None, {}, attempt=str(handle["attempt"]), note=str(wrong))
-        found = judge(rows, facts, attempt=str(handle["attempt"]))
-        if found.state is TargetState.LOST and not rows and where.accounting and not facts.get("released"):
+        except Unreachable as error:
+            return judge(None, {}, attempt=str(handle["attempt"]), note=str(error))
+        except TargetError as error:
+            return judge(None, {}, attempt=str(handle["attempt"]), note=str(error))
+        result = judge(rows, facts, attempt=str(handle["attempt"]))
+        if result.state is TargetState.LOST and not rows and where.accounting and not facts.get("released"):
             return judge(None, {}, attempt=str(handle["attempt"]), note=where.accounting)  # sacct may know how it ended
-        return found
+        return result
 
     async def read(self, handle: Handle, stream: str, *, offset: int, limit: int) -> bytes:
         check_range(stream, offset, limit)
         unit, name = _find_stream(stream, handle)
-        _, body = await self._ask(handle, unit, "read", stream=name, offset=offset, limit=limit)
+        _, body = await self._request(handle, unit, "read", stream=name, offset=offset, limit=limit)
         return body
 
     async def list_files(self, handle: Handle) -> list[FileSize]:
         files: list[FileSize] = []
         for unit in range(_units(handle)):
-            result, _ = await self._ask(handle, unit, "list_files")
+            result, _ = await self._request(handle, unit, "list_files")
             files += [
                 FileSize(name=_rename(str(name), unit, handle), size_bytes=int(size), fault=str(fault))
                 for name, size, fault in result["files"]
@@ -135,7 +135,7 @@ class Slurm:
         return sorted(files, key=lambda file: file.name)
 
     async def cancel(self, handle: Handle, *, reason: str) -> None:
-        await queue(self.settings).ask(
+        await queue(self.settings).request(
             "cancel", base=handle["base"], nodes=handle["nodes"], tasks=handle["tasks"], job=handle.get("slurm_job"),
             reason=reason,
         )  # fmt: skip
@@ -145,13 +145,13 @@ class Slurm:
         if "run" in handle:
             await leftovers.remove(where, handle)
             return
-        await where.ask("release", base=handle["base"], name=handle["name"], job=handle.get("slurm_job"))
+        await where.request("release", base=handle["base"], name=handle["name"], job=handle.get("slurm_job"))
         if job := handle.get("slurm_job"):
             where.forget(str(job))
 
     async def list_owned(self, *, partial: bool = False) -> list[Owned]:  # noqa: ARG002 (one controller: all or nothing)
         where = queue(self.settings)
-        result, _ = await where.ask("listing", wanted=[])
+        result, _ = await where.request("listing", wanted=[])
         owned: dict[str, Owned] = {}
         for row in result["jobs"]:
             attempt = str(row["comment"]).removeprefix(layout.COMMENT)
@@ -188,13 +188,15 @@ class Slurm:
         return f"{jobs}/{own}/attempts/{number}", checkpoints, f"{packages}/{package_digest()}"
 
     async def _facts(self, where: Queue, handle: Handle, *, end: bool = False) -> Mapping[str, Any]:
-        facts, _ = await where.ask("facts", base=handle["base"], nodes=handle["nodes"], tasks=handle["tasks"], end=end)
+        facts, _ = await where.request(
+            "facts", base=handle["base"], nodes=handle["nodes"], tasks=handle["tasks"], end=end
+        )
         return facts
 
-    async def _ask(self, handle: Handle, unit: int, call: str, **params: Any) -> tuple[Mapping[str, Any], bytes]:
+    async def _request(self, handle: Handle, unit: int, call: str, **params: Any) -> tuple[Mapping[str, Any], bytes]:
         tasks, nodes = handle["tasks"], int(handle["nodes"])
         task = tasks[unit // nodes] if tasks is not None else None
-        return await queue(self.settings).ask(call, base=handle["base"], task=task, node=unit % nodes, **params)
+        return await queue(self.settings).request(call, base=handle["base"], task=task, node=unit % nodes, **params)
 
     async def _send_work(self, work: Path, handle: Handle) -> None:
         """Bring the uploaded working folder to the shared folder; it is there already where both are one."""
@@ -204,8 +206,8 @@ class Slurm:
             from trainmaster.targets.ssh.session import session
 
             assert self.settings.known_hosts is not None
-            one = session(self.settings.login, read_known_hosts(self.settings.known_hosts))
-            await workfolder.send(work, [one], str(handle["attempt"]))
+            node = session(self.settings.login, read_known_hosts(self.settings.known_hosts))
+            await workfolder.send(work, [node], str(handle["attempt"]))
             return
         place = Path(str(handle["base"])).parent.parent / WORK_FOLDER
         if place != work and not place.exists():

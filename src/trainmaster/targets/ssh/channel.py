@@ -81,20 +81,20 @@ async def tail(process: Any) -> str:
     return ""
 
 
-def ended(process: Any, said: str) -> NodeUnavailable:
+def ended(process: Any, stderr: str) -> NodeUnavailable:
     """Error for a process that ended without an answer. Exit status None: the connection was lost."""
     status = process.exit_status
-    if _OLD in said:
-        version = said.partition(_OLD)[2].split()[0] if said.partition(_OLD)[2].split() else "older"
+    if _OLD in stderr:
+        version = stderr.partition(_OLD)[2].split()[0] if stderr.partition(_OLD)[2].split() else "older"
         action = "install Python 3.11 or newer there and name it: python: /usr/bin/python3.11"
         return NoPython(f"its Python is {version}; 3.11 or newer is needed", action=action)
-    if status == 127 or (status == 126 and "ermission" in said):
+    if status == 127 or (status == 126 and "ermission" in stderr):
         action = "install Python 3.11 or newer there, or name it in the hosts file: python: /path/to/python3"
-        return NoPython(f"there is no such Python on it: {said[-200:]}", action=action)
+        return NoPython(f"there is no such Python on it: {stderr[-200:]}", action=action)
     if status is None and process.exit_signal is None:
         action = "check its power and network; then check it again"
         return NodeUnavailable("the connection was lost before it answered", action=action)
     how = f"with {status}" if status is not None else f"by signal {process.exit_signal[0]}"
     return NodeUnavailable(
-        f"its Python ended {how} without an answer: {said[-300:]}", action="run its Python on the node by hand"
+        f"its Python ended {how} without an answer: {stderr[-300:]}", action="run its Python on the node by hand"
     )

@@ -80,8 +80,8 @@ async def _connect(
             keepalive_interval=KEEPALIVE_S,
             keepalive_count_max=KEEPALIVES_LOST,
         )
-    except Exception as wrong:
-        raise explain(wrong, host, known_hosts, timeout_s=timeout_s) from None
+    except Exception as error:
+        raise explain(error, host, known_hosts, timeout_s=timeout_s) from None
     return connection
 
 
@@ -93,40 +93,42 @@ def load() -> Any:
     return asyncssh
 
 
-def explain(wrong: Exception, host: SshHost, known_hosts: bytes, *, timeout_s: float) -> NodeUnavailable:
+def explain(error: Exception, host: SshHost, known_hosts: bytes, *, timeout_s: float) -> NodeUnavailable:
     """Reason and action for an exception of connecting."""
     asyncssh = load()
     at, login = f"{host.host} port {host.port or 22}", _login(host)
-    if isinstance(wrong, asyncssh.HostKeyNotVerifiable):
-        return _untrusted(host, known_hosts, str(wrong))
-    if isinstance(wrong, asyncssh.PermissionDenied):
+    if isinstance(error, asyncssh.HostKeyNotVerifiable):
+        return _untrusted(host, known_hosts, str(error))
+    if isinstance(error, asyncssh.PermissionDenied):
         keys = host.key or "the agent or ~/.ssh"
         reason = f"it refuses user {host.user or 'of this session'} with the key of {keys}"
         action = f"add the public key to its ~/.ssh/authorized_keys, then try: {login} true"
         return LoginRefused(reason, action=action)
-    if isinstance(wrong, (asyncssh.KeyImportError, asyncssh.KeyEncryptionError)) or _names_key(wrong, host):
+    if isinstance(error, (asyncssh.KeyImportError, asyncssh.KeyEncryptionError)) or _names_key(error, host):
         action = "give a readable private key file; load a key with a passphrase into the SSH agent (ssh-add)"
-        return NodeUnavailable(f"the key {host.key or 'of ~/.ssh'} cannot be used: {str(wrong)[:200]}", action=action)
-    if isinstance(wrong, (TimeoutError, asyncio.TimeoutError)):
+        return NodeUnavailable(f"the key {host.key or 'of ~/.ssh'} cannot be used: {str(error)[:200]}", action=action)
+    if isinstance(error, (TimeoutError, asyncio.TimeoutError)):
         action = f"check its power and network; then try: {login} true"
         return NoAnswer(f"no SSH server answered at {at} in {timeout_s:.3g} s", action=action)
-    if isinstance(wrong, socket.gaierror):
+    if isinstance(error, socket.gaierror):
         return NodeUnavailable(f"the name {host.host} does not resolve", action="correct the hosts file or DNS")
-    if isinstance(wrong, ConnectionRefusedError):
+    if isinstance(error, ConnectionRefusedError):
         return NodeUnavailable(f"nothing listens at {at}", action="start sshd there, or correct its port")
-    if isinstance(wrong, OSError):
+    if isinstance(error, OSError):
         action = f"check its power and network; then try: {login} true"
-        return NodeUnavailable(f"{at} cannot be reached: {wrong.strerror or wrong}", action=action)
-    reason = f"the SSH connection to {at} failed: {type(wrong).__name__}: {str(wrong)[:200]}"
+        return NodeUnavailable(f"{at} cannot be reached: {error.strerror or error}", action=action)
+    reason = f"the SSH connection to {at} failed: {type(error).__name__}: {str(error)[:200]}"
     return NodeUnavailable(reason, action=f"try: {login} true")
 
 
-def _untrusted(host: SshHost, known_hosts: bytes, said: str) -> NodeUnavailable:
+def _untrusted(host: SshHost, known_hosts: bytes, message: str) -> NodeUnavailable:
     known = load().match_known_hosts(known_hosts, host.host, "", host.port)
     scan = f"ssh-keyscan -p {host.port or 22} {shlex.quote(host.host)}"
     show = f"{scan} | ssh-keygen -lf -"
     if any(known[:3]):
-        reason = f"its host key is not the one in known_hosts: another machine answers, or it was reinstalled ({said})"
+        reason = (
+            f"its host key is not the one in known_hosts: another machine answers, or it was reinstalled ({message})"
+        )
         name = f"[{host.host}]:{host.port}" if host.port not in (None, 22) else host.host
         action = (
             f"compare the fingerprint with the machine's own ({show}); only if they are equal, remove the old key with "
@@ -143,6 +145,6 @@ def _login(host: SshHost) -> str:
     return shlex.join([*words, f"{host.user}@{host.host}" if host.user else host.host])
 
 
-def _names_key(wrong: Exception, host: SshHost) -> bool:
+def _names_key(error: Exception, host: SshHost) -> bool:
     """Whether the exception is an OSError about the key file, which asyncssh reads itself."""
-    return isinstance(wrong, OSError) and host.key is not None and str(wrong.filename or "") == host.key
+    return isinstance(error, OSError) and host.key is not None and str(error.filename or "") == host.key

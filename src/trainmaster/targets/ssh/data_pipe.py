@@ -67,7 +67,7 @@ class DataPipe:
             raise
         return made
 
-    def ask(self, method: str, params: Mapping[str, Any], body: bytes | FileUnit) -> tuple[dict[str, Any], bytes]:
+    def request(self, method: str, params: Mapping[str, Any], body: bytes | FileUnit) -> tuple[dict[str, Any], bytes]:
         """The answer to a request: its head and its body."""
         self._number += 1
         head = {"id": self._number, "method": method, "params": dict(params)}
@@ -81,16 +81,16 @@ class DataPipe:
                 else:
                     _write(self._in, body)
                 head_size, body_size = frames.sizes(self._read(frames.SIZES_BYTES))
-                found = frames.decode(self._read(head_size))
+                answer = frames.decode(self._read(head_size))
                 data = self._read(body_size)
         except (OSError, frames.BadFrame):
             raise _lost() from None
         except Changed:
             self._process.kill()  # a part of the body is sent: no further request can be told from it
             raise
-        if found.get("id") != self._number:
+        if answer.get("id") != self._number:
             raise malformed("an answer to another request")
-        return found, data
+        return answer, data
 
     def close(self) -> None:
         """End the process; a request that is under way fails. Safe from any thread."""

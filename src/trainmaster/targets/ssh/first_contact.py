@@ -18,8 +18,8 @@ async def read_host_key(address: str, port: int | None) -> str:
             config=None, known_hosts=None, connect_timeout=CONNECT_TIMEOUT_S, login_timeout=CONNECT_TIMEOUT_S
         )
         key = await library.get_server_host_key(address, port or 22, options=options)
-    except Exception as wrong:
-        raise explain(wrong, SshHost(host=address, port=port), b"", timeout_s=CONNECT_TIMEOUT_S) from None
+    except Exception as error:
+        raise explain(error, SshHost(host=address, port=port), b"", timeout_s=CONNECT_TIMEOUT_S) from None
     if key is None:
         raise NodeUnavailable(f"{address} has no host key", action="wait until its SSH server is up")
     place = address if port in (None, 22) else f"[{address}]:{port}"

@@ -94,8 +94,8 @@ def parse_hosts(document: object, folder: Path) -> SshHosts:
             stated = {**file.defaults, **stated}
         try:
             host = build(SshHost, stated, path=path)
-        except SpecError as wrong:
-            faults += wrong.faults
+        except SpecError as error:
+            faults += error.faults
             continue
         if host.jump is not None and not 0 < int(host.jump.rpartition("@")[2].partition(":")[2] or 22) < 65536:
             faults.append(Fault(path=f"{path}.jump", message="its port is out of range 1 to 65535"))
@@ -116,8 +116,8 @@ def read_known_hosts(path: Path) -> bytes:
         return path.read_bytes()
     except FileNotFoundError:
         return b""
-    except OSError as wrong:
-        raise UsageError(f"known_hosts {path} cannot be read: {wrong.strerror}") from None
+    except OSError as error:
+        raise UsageError(f"known_hosts {path} cannot be read: {error.strerror}") from None
 
 
 def _path(text: str, folder: Path) -> Path:

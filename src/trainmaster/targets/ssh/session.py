@@ -62,11 +62,11 @@ class Reply:
         return self.result.get(name) is True
 
     def number(self, name: str) -> int:
-        found = self.result.get(name)
-        return found if isinstance(found, int) and not isinstance(found, bool) else 0
+        value = self.result.get(name)
+        return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
-class Ask(Protocol):
+class Request(Protocol):
     """Send a request and wait for its answer."""
 
     def __call__(self, method: str, *, body: bytes | FileUnit = b"", **params: Any) -> Awaitable[Reply]: ...
@@ -87,12 +87,12 @@ class Session:
         self._why: NodeUnavailable | None = None
         self._asking, self._asked_at = 0, time.monotonic()
 
-    async def ask(self, method: str, *, body: bytes | FileUnit = b"", **params: Any) -> Reply:
+    async def request(self, method: str, *, body: bytes | FileUnit = b"", **params: Any) -> Reply:
         """Send a request and wait for its answer. NodeUnavailable where none can come, Refusal where it is an error."""
-        return await self._ask(self._send, method, params, body)
+        return await self._request(self._send, method, params, body)
 
     @contextlib.asynccontextmanager
-    async def channel(self) -> AsyncIterator[Ask]:
+    async def channel(self) -> AsyncIterator[Request]:
         """A channel of its own for bulk data: other requests do not wait behind it.
 
         Over the machine's own `ssh` where it can be, else a further channel of the connection.
@@ -104,31 +104,31 @@ class Session:
                 pipe = await _in_thread(data_pipe.DataPipe.open, self.host, self._known_hosts, _package())
             if pipe is not None:
                 try:
-                    yield self._bound(functools.partial(_in_thread, pipe.ask))
+                    yield self._bound(functools.partial(_in_thread, pipe.request))
                 finally:
                     pipe.close()
                 return
         link = await first.another()
         try:
-            yield self._bound(link.ask)
+            yield self._bound(link.request)
         finally:
             await link.close()
 
-    def _bound(self, send: _Send) -> Ask:
-        async def ask(method: str, *, body: bytes | FileUnit = b"", **params: Any) -> Reply:
-            return await self._ask(send, method, params, body)
+    def _bound(self, send: _Send) -> Request:
+        async def request(method: str, *, body: bytes | FileUnit = b"", **params: Any) -> Reply:
+            return await self._request(send, method, params, body)
 
-        return ask
+        return request
 
     async def _send(
         self, method: str, params: Mapping[str, Any], body: bytes | FileUnit
     ) -> tuple[dict[str, Any], bytes]:
-        return await (await self._open()).ask(method, params, body)
+        return await (await self._open()).request(method, params, body)
 
-    async def _ask(self, send: _Send, method: str, params: Mapping[str, Any], body: bytes | FileUnit) -> Reply:
+    async def _request(self, send: _Send, method: str, params: Mapping[str, Any], body: bytes | FileUnit) -> Reply:
         self._asking += 1
         try:
-            head, found = await send(method, params, body)
+            head, data = await send(method, params, body)
         except NodeUnavailable:
             self._silent_since = self._silent_since or time.monotonic()
             raise
@@ -144,7 +144,7 @@ class Session:
         result = head.get("result")
         if not isinstance(result, dict):
             raise malformed(f"{self.host.name}: an answer to {method} without a result")
-        return Reply(result=result, body=found)
+        return Reply(result=result, body=data)
 
     @property
     def lost(self) -> bool:
@@ -163,11 +163,11 @@ class Session:
                 raise self._why
             try:
                 self._link = await _Link.open(self.host, self._known_hosts)
-            except NodeUnavailable as wrong:
+            except NodeUnavailable as error:
                 self._failures += 1
                 rest_s = backoff_s(self._failures, first_s=_REST_S, longest_s=_LONGEST_REST_S)
                 self._rest_until = time.monotonic() + rest_s
-                self._why = type(wrong)(f"{self.host.name}: {wrong.reason}", action=wrong.action)
+                self._why = type(error)(f"{self.host.name}: {error.reason}", action=error.action)
                 raise self._why from None
             self._failures, self._why = 0, None
             asyncio.get_running_loop().call_later(_IDLE_S, self._close_idle, self._link)
@@ -241,24 +241,26 @@ class _Link:
             ) from None
         except NodeUnavailable:
             raise
-        except Exception as wrong:
-            raise explain(wrong, host, known_hosts, timeout_s=_BEGIN_S) from None
+        except Exception as error:
+            raise explain(error, host, known_hosts, timeout_s=_BEGIN_S) from None
         return cls(stack.pop_all(), connection, process, stream, host)
 
     @staticmethod
     async def _begin(process: Any, stream: Stream, package: Package) -> None:
         while (word := await stream.word()) != b"serving":
             if word is None:
-                said = await tail(process)
+                stderr = await tail(process)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_END_S):
                         await process.wait()  # its exit status arrives after its last output
-                raise ended(process, said)
+                raise ended(process, stderr)
             if word == b"need":
                 process.stdin.write(package.data)
                 await process.stdin.drain()
 
-    async def ask(self, method: str, params: Mapping[str, Any], body: bytes | FileUnit) -> tuple[dict[str, Any], bytes]:
+    async def request(
+        self, method: str, params: Mapping[str, Any], body: bytes | FileUnit
+    ) -> tuple[dict[str, Any], bytes]:
         if isinstance(body, FileUnit):
             body = await asyncio.to_thread(body.read)
         self._number += 1
@@ -275,8 +277,8 @@ class _Link:
             sending.add_done_callback(self._sending.discard)
             await asyncio.shield(sending)
             return await future
-        except Exception as wrong:
-            if not _is_break(wrong):
+        except Exception as error:
+            if not _is_break(error):
                 raise
             raise self._lost() from None
         finally:
@@ -316,12 +318,12 @@ class _Link:
                 head, body = await self._stream.take(first), await self._stream.take(second)
                 if head is None or body is None:
                     break
-                told = frames.decode(head)
-                future = self._waiting.get(told["id"]) if isinstance(told.get("id"), int) else None
+                answer = frames.decode(head)
+                future = self._waiting.get(answer["id"]) if isinstance(answer.get("id"), int) else None
                 if future is not None and not future.done():
-                    future.set_result((told, body))
-        except Exception as wrong:  # whoever waits is told below, and the next request connects again
-            if not _is_break(wrong) and not isinstance(wrong, (frames.BadFrame, NodeUnavailable)):
+                    future.set_result((answer, body))
+        except Exception as error:  # whoever waits is told below, and the next request connects again
+            if not _is_break(error) and not isinstance(error, (frames.BadFrame, NodeUnavailable)):
                 raise
         finally:
             self.alive = False
@@ -336,18 +338,18 @@ class _Link:
                 await self._stack.aclose()
 
     def _lost(self) -> NodeUnavailable:
-        said = f" ({self._said[-300:]})" if self._said else ""
+        words = f" ({self._said[-300:]})" if self._said else ""
         action = "check its power and network; its jobs go on, and are asked again"
-        return NodeUnavailable(f"{self._host.name}: the connection was lost{said}", action=action)
+        return NodeUnavailable(f"{self._host.name}: the connection was lost{words}", action=action)
 
 
 async def _in_thread(function: Callable[..., T], *args: Any) -> T:
     return await asyncio.get_running_loop().run_in_executor(_DATA_THREADS, functools.partial(function, *args))
 
 
-def _is_break(wrong: Exception) -> bool:
+def _is_break(error: Exception) -> bool:
     """Whether an exception is a connection that broke: asyncssh's own are no OSErrors."""
-    return isinstance(wrong, OSError) or type(wrong).__module__.partition(".")[0] == "asyncssh"
+    return isinstance(error, OSError) or type(error).__module__.partition(".")[0] == "asyncssh"
 
 
 _SESSIONS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[SshHost, bytes], Session]]
@@ -361,23 +363,23 @@ def session(host: SshHost, known_hosts: bytes) -> Session:
     return ours.setdefault((host, known_hosts), Session(host, known_hosts))
 
 
-def _forget(one: Session) -> None:
+def _forget(session: Session) -> None:
     for ours in _SESSIONS.values():
-        for key in [key for key, found in ours.items() if found is one]:
+        for key in [key for key, known in ours.items() if known is session]:
             del ours[key]
 
 
 async def close_session(host: SshHost, known_hosts: bytes) -> None:
     """Close the session with a host that is not used any more, and forget it."""
-    found = _SESSIONS.get(asyncio.get_running_loop(), {}).pop((host, known_hosts), None)
-    if found is not None:
-        await found.close()
+    session = _SESSIONS.get(asyncio.get_running_loop(), {}).pop((host, known_hosts), None)
+    if session is not None:
+        await session.close()
 
 
 async def close_all() -> None:
     """Close the sessions of the running event loop."""
     ours = _SESSIONS.pop(asyncio.get_running_loop(), {})
-    await asyncio.gather(*(one.close() for one in ours.values()))
+    await asyncio.gather(*(session.close() for session in ours.values()))
 
 
 def _package() -> Package:

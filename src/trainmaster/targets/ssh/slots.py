@@ -30,7 +30,7 @@ class Offer:
     knows: bool  # its job was there before
 
 
-class Desk:
+class SlotTable:
     """The slots of one machine, for all jobs of this process. Kept as long as its session, which it must not hold."""
 
     def __init__(self) -> None:
@@ -39,11 +39,11 @@ class Desk:
         self._waiting: dict[str, asyncio.Future[Offer | TargetError]] = {}
         self._asking: asyncio.Task[None] | None = None
 
-    def ask(self, session: Session, attempt: str) -> asyncio.Future[Offer | TargetError]:
+    def request_offer(self, session: Session, attempt: str) -> asyncio.Future[Offer | TargetError]:
         """The offer to an attempt, or why there is none. Who gives up waiting does not end it for the others."""
         future = self._waiting.setdefault(attempt, asyncio.get_running_loop().create_future())
         if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._ask_all(session), name=f"ssh {session.host.name}: offers")
+            self._asking = asyncio.create_task(self._request_all(session), name=f"ssh {session.host.name}: offers")
         return future
 
     def take(self, session: Session, attempt: str) -> asyncio.Task[bool]:
@@ -62,13 +62,13 @@ class Desk:
     def _end_take(self, _: asyncio.Task[bool]) -> None:
         self._taking -= 1
 
-    async def _ask_all(self, session: Session) -> None:
+    async def _request_all(self, session: Session) -> None:
         while self._waiting:
             asked, self._waiting = self._waiting, {}
             try:
-                found = await self._offers(session, list(asked))
-            except TargetError as wrong:
-                found = dict.fromkeys(asked, wrong)
+                offers = await self._offers(session, list(asked))
+            except TargetError as error:
+                offers = dict.fromkeys(asked, error)
             except BaseException:
                 for future in (*asked.values(), *self._waiting.values()):
                     future.cancel()
@@ -76,30 +76,30 @@ class Desk:
                 raise
             for attempt, future in asked.items():
                 if not future.done():
-                    future.set_result(found[attempt])
+                    future.set_result(offers[attempt])
 
     async def _offers(self, session: Session, attempts: list[str]) -> dict[str, Offer | TargetError]:
-        reply = await session.ask("offer", attempts=attempts, slots=session.host.slots)
+        reply = await session.request("offer", attempts=attempts, slots=session.host.slots)
         free, held, knows = reply.number("free"), reply.result.get("held"), reply.result.get("knows")
         if not isinstance(held, list) or not isinstance(knows, list):
             raise malformed(f"{session.host.name}: an offer without its lists")
         self.free = free - self._taking
-        return {one: Offer(free=free, held=one in held, knows=one in knows) for one in attempts}
+        return {attempt: Offer(free=free, held=attempt in held, knows=attempt in knows) for attempt in attempts}
 
 
-_DESKS: weakref.WeakKeyDictionary[Session, Desk] = weakref.WeakKeyDictionary()
+_TABLES: weakref.WeakKeyDictionary[Session, SlotTable] = weakref.WeakKeyDictionary()
 
 
 async def claim(session: Session, attempt: str) -> bool:
     """Take a slot of a machine, or find it taken already."""
-    return (await session.ask("claim", attempt=attempt, slots=session.host.slots)).flag("held")
+    return (await session.request("claim", attempt=attempt, slots=session.host.slots)).flag("held")
 
 
 async def reserve(sessions: Sequence[Session], attempt: str, wanted: int) -> list[Session]:
     """One slot on each of as many machines as wanted: first where it has one, then where its job was before."""
-    desks = [_DESKS.setdefault(one, Desk()) for one in sessions]
-    asked = [desk.ask(one, attempt) for desk, one in zip(desks, sessions, strict=True)]
-    offers = await _collect(desks, asked, wanted)
+    tables = [_TABLES.setdefault(session, SlotTable()) for session in sessions]
+    asked = [table.request_offer(session, attempt) for table, session in zip(tables, sessions, strict=True)]
+    offers = await _collect(tables, asked, wanted)
     order = [
         (not offer.held, not offer.knows, position)
         for position, offer in enumerate(offers)
@@ -108,16 +108,16 @@ async def reserve(sessions: Sequence[Session], attempt: str, wanted: int) -> lis
     left = [position for *_, position in sorted(order)]
     taken: list[Session] = []
     while len(taken) < wanted:
-        chosen = [one for one in left if _is_open(desks[one], asked[one])][: wanted - len(taken)]
+        chosen = [number for number in left if _is_open(tables[number], asked[number])][: wanted - len(taken)]
         if len(taken) + len(chosen) < wanted:  # a part of them helps nobody, and would keep another job waiting
             pairs = zip(sessions, offers, strict=True)
-            before = [one for one, offer in pairs if isinstance(offer, Offer) and offer.held]
-            for one in dict.fromkeys([*taken, *before]):  # also those of an earlier try that was cut off
+            before = [session for session, offer in pairs if isinstance(offer, Offer) and offer.held]
+            for session in dict.fromkeys([*taken, *before]):  # also those of an earlier try that was cut off
                 with contextlib.suppress(TargetError):  # a slot that is not used lapses by itself
-                    await one.ask("release", attempt=attempt)
-            raise _no_capacity(wanted, desks, offers)
-        left = [one for one in left if one not in chosen]
-        claims = [desks[one].take(sessions[one], attempt) for one in chosen]
+                    await session.request("release", attempt=attempt)
+            raise _no_capacity(wanted, tables, offers)
+        left = [number for number in left if number not in chosen]
+        claims = [tables[number].take(sessions[number], attempt) for number in chosen]
         answers = await asyncio.gather(*claims, return_exceptions=True)
         for position, held in zip(chosen, answers, strict=True):
             if isinstance(held, TargetError) and not isinstance(held, Unreachable):
@@ -130,7 +130,7 @@ async def reserve(sessions: Sequence[Session], attempt: str, wanted: int) -> lis
 
 
 async def _collect(
-    desks: Sequence[Desk], asked: Sequence[asyncio.Future[Offer | TargetError]], wanted: int
+    tables: Sequence[SlotTable], asked: Sequence[asyncio.Future[Offer | TargetError]], wanted: int
 ) -> list[Offer | TargetError]:
     """Offers of all machines. After a while, those that are late are waited for only until the others are enough."""
     until, waiting = time.monotonic() + _PATIENCE_S, set(asked)
@@ -138,23 +138,23 @@ async def _collect(
         left_s = until - time.monotonic()
         how = asyncio.ALL_COMPLETED if left_s > 0 else asyncio.FIRST_COMPLETED
         _, waiting = await asyncio.wait(waiting, timeout=left_s if left_s > 0 else None, return_when=how)
-        if sum(_is_open(desk, future) for desk, future in zip(desks, asked, strict=True)) >= wanted:
+        if sum(_is_open(table, future) for table, future in zip(tables, asked, strict=True)) >= wanted:
             break
     late = Unreachable("it has not answered yet")
     return [future.result() if future.done() else late for future in asked]
 
 
-def _is_open(desk: Desk, future: asyncio.Future[Offer | TargetError]) -> bool:
+def _is_open(table: SlotTable, future: asyncio.Future[Offer | TargetError]) -> bool:
     offer = future.result() if future.done() else None
-    return isinstance(offer, Offer) and (offer.held or desk.free > 0)
+    return isinstance(offer, Offer) and (offer.held or table.free > 0)
 
 
-def _no_capacity(wanted: int, desks: Sequence[Desk], offers: Sequence[Offer | TargetError]) -> TargetError:
+def _no_capacity(wanted: int, tables: Sequence[SlotTable], offers: Sequence[Offer | TargetError]) -> TargetError:
     """Why a job waits: busy machines cost nothing but time, machines that cannot be asked are named."""
-    silent = [str(found) for found in offers if isinstance(found, TargetError)]
+    silent = [str(offer) for offer in offers if isinstance(offer, TargetError)]
     answered = len(offers) - len(silent)
-    pairs = zip(desks, offers, strict=True)
-    free = sum(1 for desk, found in pairs if isinstance(found, Offer) and found.free > 0 and desk.free > 0)
+    pairs = zip(tables, offers, strict=True)
+    free = sum(1 for table, offer in pairs if isinstance(offer, Offer) and offer.free > 0 and table.free > 0)
     text = f"ssh: waiting for {wanted} free machines: {free} of {answered} are free"
     if silent:
         text += f"; {len(silent)} cannot be asked: {silent[0]}"

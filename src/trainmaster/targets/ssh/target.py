@@ -1,4 +1,4 @@
-"""The ssh target: reserve a slot on as many machines as a job wants, start one agent on each, ask all of them.
+"""The ssh target: reserve a slot on as many machines as a job wants, start one agent on each, poll all of them.
 
 `place` reserves before anything is started, and the handle with the machines' names is in the database before `submit`
 begins: whatever is cut off afterwards, the machines that may hold something of the attempt are known. All agents of an
@@ -52,34 +52,34 @@ class Ssh:
         """Reserve one slot on each of as many machines as the job has nodes."""
         attempt, wanted = str(submission.handle["attempt"]), len(submission.files)
         taken = await slots.reserve(self._sessions(), attempt, wanted)
-        prices = [one.host.price_per_hour for one in taken]
+        prices = [node.host.price_per_hour for node in taken]
         priced = {} if None in prices else {"price_cents_per_hour": 100 * sum(price for price in prices if price)}
-        return {**submission.handle, "nodes": [one.host.name for one in taken], **priced}
+        return {**submission.handle, "nodes": [node.host.name for node in taken], **priced}
 
     async def submit(self, submission: Submission) -> Handle:
         handle, nodes = submission.handle, self._nodes(submission.handle)
         plans = [Plan.from_json(text) for text in submission.files.values()]
         secrets = job_user.find_secrets(plans[0].spec)
         try:
-            for one in nodes:
-                if not await slots.claim(one, str(handle["attempt"])):
-                    raise TargetError(f"ssh: {one.host.name} gave the slot of this attempt to another job")
+            for node in nodes:
+                if not await slots.claim(node, str(handle["attempt"])):
+                    raise TargetError(f"ssh: {node.host.name} gave the slot of this attempt to another job")
             if submission.work is not None:
                 await workfolder.send(submission.work, nodes, str(handle["attempt"]))
             if submission.pulls:
-                await _all(_fetch(one, str(handle["attempt"]), submission.pulls) for one in nodes)
+                await _all(_fetch(node, str(handle["attempt"]), submission.pulls) for node in nodes)
             address, port = await _rendezvous(nodes, str(handle["attempt"])) if len(nodes) > 1 else ("127.0.0.1", None)
-            for rank, (one, plan) in enumerate(zip(nodes, plans, strict=True)):
-                folder, checkpoints = _folders(one.host, plan.attempt, plan.spec.resume_from, name=one.host.name)
+            for rank, (node, plan) in enumerate(zip(nodes, plans, strict=True)):
+                folder, checkpoints = _folders(node.host, plan.attempt, plan.spec.resume_from, name=node.host.name)
                 ours = replace(plan, folder=folder, checkpoints=checkpoints)
                 ours = replace(ours, node_rank=rank, master_addr=address, master_port=port)
-                await one.ask("submit", plan=ours.to_json(), secrets=secrets)
-        except Unreachable as wrong:
-            if any(one.lost for one in nodes):
-                raise NodeLost(str(wrong)) from None
+                await node.request("submit", plan=ours.to_json(), secrets=secrets)
+        except Unreachable as error:
+            if any(node.lost for node in nodes):
+                raise NodeLost(str(error)) from None
             raise  # asked again: every step finds what was done before
         except TargetError:
-            await _each(one.ask("release", attempt=handle["attempt"]) for one in nodes)
+            await _each(node.request("release", attempt=handle["attempt"]) for node in nodes)
             raise
         return {**handle, "submitted": True}
 
@@ -93,8 +93,8 @@ class Ssh:
 
     async def poll(self, handle: Handle) -> Poll:
         nodes = self._nodes(handle)
-        found = await _each(one.ask("poll", attempt=handle["attempt"]) for one in nodes)
-        return _combine([_poll(one, reply) for one, reply in zip(nodes, found, strict=True)], handle)
+        replies = await _each(node.request("poll", attempt=handle["attempt"]) for node in nodes)
+        return _combine([_poll(node, reply) for node, reply in zip(nodes, replies, strict=True)], handle)
 
     async def read(self, handle: Handle, stream: str, *, offset: int, limit: int) -> bytes:
         rank, name = _find_stream(stream, handle)
@@ -103,75 +103,79 @@ class Ssh:
         if not nodes:
             return b""
         try:
-            reply = await nodes[rank].ask("read", attempt=handle["attempt"], stream=name, offset=offset, limit=limit)
-        except Unreachable as wrong:
+            reply = await nodes[rank].request(
+                "read", attempt=handle["attempt"], stream=name, offset=offset, limit=limit
+            )
+        except Unreachable as error:
             if nodes[rank].lost:
-                raise TargetError(f"{stream} is on a machine that is lost: {wrong}") from None
+                raise TargetError(f"{stream} is on a machine that is lost: {error}") from None
             raise
         if len(reply.body) > limit:
             raise malformed(f"{nodes[rank].host.name}: {len(reply.body):,} bytes where {limit:,} were asked for")
         return reply.body
 
     async def read_many(self, handle: Handle, streams: Sequence[str], *, limit: int) -> list[bytes | None]:
-        found: dict[str, bytes | None] = {}
-        for rank, one in enumerate(self._nodes(handle)):
+        bodies: dict[str, bytes | None] = {}
+        for rank, node in enumerate(self._nodes(handle)):
             names = {stream: name for stream in streams for at, name in [_find_stream(stream, handle)] if at == rank}
             if not names:
                 continue
             try:
-                reply = await one.ask("read_many", attempt=handle["attempt"], streams=list(names.values()), limit=limit)
+                reply = await node.request(
+                    "read_many", attempt=handle["attempt"], streams=list(names.values()), limit=limit
+                )
             except Unreachable:
-                if one.lost:
+                if node.lost:
                     continue
                 raise
-            found |= zip(names, split_body(one, reply, len(names)), strict=True)
-        return [found.get(stream) for stream in streams]
+            bodies |= zip(names, split_body(node, reply, len(names)), strict=True)
+        return [bodies.get(stream) for stream in streams]
 
     async def list_files(self, handle: Handle) -> list[FileSize]:
         files: list[FileSize] = []
-        for rank, one in enumerate(self._nodes(handle)):
+        for rank, node in enumerate(self._nodes(handle)):
             try:
-                reply = await one.ask("list_files", attempt=handle["attempt"])
+                reply = await node.request("list_files", attempt=handle["attempt"])
             except Unreachable:
-                if not one.lost:
+                if not node.lost:
                     raise
-                fault = f"{one.host.name} is lost, and with it what it had"
+                fault = f"{node.host.name} is lost, and with it what it had"
                 files.append(FileSize(name=f"{OUTPUTS_FOLDER}/node-{rank}", size_bytes=0, fault=fault))
                 continue
-            files += [rename(file, rank) for file in read_files(one, reply)]
+            files += [rename(file, rank) for file in read_files(node, reply)]
         return sorted(files, key=lambda file: file.name)
 
     async def cancel(self, handle: Handle, *, reason: str) -> None:
-        await _all(one.ask("cancel", attempt=handle["attempt"], reason=reason) for one in self._nodes(handle))
+        await _all(node.request("cancel", attempt=handle["attempt"], reason=reason) for node in self._nodes(handle))
 
     async def release(self, handle: Handle) -> None:
         if handle["nodes"]:
             # What a lost machine still runs is listed as owned, and ended, when it answers again.
             nodes = self._nodes(handle)
-            found = await _each(one.ask("release", attempt=handle["attempt"]) for one in nodes)
-            for one, reply in zip(nodes, found, strict=True):
-                if isinstance(reply, TargetError) and not one.lost:
+            replies = await _each(node.request("release", attempt=handle["attempt"]) for node in nodes)
+            for node, reply in zip(nodes, replies, strict=True):
+                if isinstance(reply, TargetError) and not node.lost:
                     raise reply
         else:  # cut off while it was placed: a slot may be reserved, and on a machine that is away it lapses by itself
-            await _each(one.ask("release", attempt=handle["attempt"]) for one in self._sessions())
+            await _each(node.request("release", attempt=handle["attempt"]) for node in self._sessions())
 
     async def list_owned(self, *, partial: bool = False) -> list[Owned]:
         sessions = self._sessions()
-        replies = await _each(one.ask("owned") for one in sessions)
+        replies = await _each(node.request("owned") for node in sessions)
         silent = [str(reply) for reply in replies if isinstance(reply, TargetError)]
         if silent and not partial:
             raise Unreachable(f"ssh: {len(silent)} of {len(sessions)} machines cannot be asked: {silent[0]}")
-        found: dict[str, list[tuple[str, str]]] = {}
-        for one, reply in zip(sessions, replies, strict=True):
+        places_of: dict[str, list[tuple[str, str]]] = {}
+        for node, reply in zip(sessions, replies, strict=True):
             for attempt, what in _pairs(reply):
-                found.setdefault(attempt, []).append((one.host.name, what))
+                places_of.setdefault(attempt, []).append((node.host.name, what))
         return [
             Owned(
                 attempt=attempt,
                 handle={"attempt": attempt, "nodes": [name for name, _ in places], "submitted": True},
                 what="; ".join(f"{name}: {what}" for name, what in places),
             )
-            for attempt, places in found.items()
+            for attempt, places in places_of.items()
         ]
 
     def _hosts(self) -> SshHosts:
@@ -187,7 +191,7 @@ class Ssh:
 
     def _nodes(self, handle: Handle) -> list[Session]:
         """Sessions with the machines of an attempt. One that left the hosts file cannot be asked any more."""
-        there = {one.host.name: one for one in self._sessions()}
+        there = {node.host.name: node for node in self._sessions()}
         missing = [name for name in handle["nodes"] if name not in there]
         if missing:
             raise Unreachable(f"ssh: {', '.join(missing)} is no longer in {self._path}; put it back until the job ends")
@@ -233,23 +237,23 @@ def _folders(host: SshHost, attempt: str, resume_from: str | None, *, name: str)
 async def _each(questions: Iterable[Awaitable[Reply]]) -> list[Reply | TargetError]:
     """Answers, with the error of each question that has none."""
 
-    async def ask(question: Awaitable[Reply]) -> Reply | TargetError:
+    async def reply_or_error(question: Awaitable[Reply]) -> Reply | TargetError:
         try:
             return await question
-        except TargetError as wrong:
-            return wrong
+        except TargetError as error:
+            return error
 
-    return await asyncio.gather(*map(ask, questions))
+    return await asyncio.gather(*map(reply_or_error, questions))
 
 
 async def _all(questions: Iterable[Awaitable[Reply]]) -> None:
     """Every question is asked; the first error is raised after that."""
-    for found in await _each(questions):
-        if isinstance(found, TargetError):
-            raise found
+    for reply in await _each(questions):
+        if isinstance(reply, TargetError):
+            raise reply
 
 
-async def _fetch(one: Session, attempt: str, pulls: Sequence[Pull]) -> Reply:
+async def _fetch(node: Session, attempt: str, pulls: Sequence[Pull]) -> Reply:
     """Bring inputs to a node: it pulls those that have an address, the others are sent."""
     wanted = [
         {
@@ -258,58 +262,58 @@ async def _fetch(one: Session, attempt: str, pulls: Sequence[Pull]) -> Reply:
         }
         for pull in pulls if pull.source is None
     ]  # fmt: skip
-    reply = await one.ask("pull", attempt=attempt, objects=wanted)
+    reply = await node.request("pull", attempt=attempt, objects=wanted)
     for pull in pulls:
         if pull.source is not None:
-            await transfer.upload(one, pull.source, f"{reply.result['folder']}/{pull.to}")
+            await transfer.upload(node, pull.source, f"{reply.result['folder']}/{pull.to}")
     return reply
 
 
 async def _rendezvous(nodes: Sequence[Session], attempt: str) -> tuple[str, int]:
     """Where the ranks meet: a port of the first node that every other node has reached."""
     first = nodes[0]
-    reply = await first.ask("rendezvous", attempt=attempt, address=first.host.address)
+    reply = await first.request("rendezvous", attempt=attempt, address=first.host.address)
     address, port = reply.result.get("address"), reply.number("port")
     if not isinstance(address, str) or not re.fullmatch(r"[A-Za-z0-9.:%_-]{1,255}", address) or not 0 < port < 65536:
         raise malformed(f"{first.host.name}: no address to meet at")
-    polled = [_poll(one, await one.ask("poll", attempt=attempt)) for one in nodes]
-    if any(found.state is not TargetState.WAITING for found in polled):
+    polled = [_poll(node, await node.request("poll", attempt=attempt)) for node in nodes]
+    if any(poll.state is not TargetState.WAITING for poll in polled):
         return address, port  # agents have begun: the port is theirs
-    await first.ask("listen", address=address, port=port)
+    await first.request("listen", address=address, port=port)
     try:
-        for one, found in zip(nodes[1:], await _each(_dial(nodes[1:], address, port)), strict=True):
-            if isinstance(found, TargetError):
-                raise found
-            if not found.flag("reached"):
-                why = clean(str(found.result.get("why", "")))[:200]
+        for peer, dialled in zip(nodes[1:], await _each(_dial(nodes[1:], address, port)), strict=True):
+            if isinstance(dialled, TargetError):
+                raise dialled
+            if not dialled.flag("reached"):
+                why = clean(str(dialled.result.get("why", "")))[:200]
                 raise TargetError(
-                    f"ssh: {one.host.name} cannot reach {first.host.name} at {address} port {port} ({why}); open the "
+                    f"ssh: {peer.host.name} cannot reach {first.host.name} at {address} port {port} ({why}); open the "
                     "ports between the nodes, or state the right `address` in the hosts file"
                 )
     finally:
-        await first.ask("unlisten", port=port)
+        await first.request("unlisten", port=port)
     return address, port
 
 
 def _dial(nodes: Sequence[Session], address: str, port: int) -> list[Awaitable[Reply]]:
-    return [one.ask("dial", address=address, port=port) for one in nodes]
+    return [node.request("dial", address=address, port=port) for node in nodes]
 
 
-def _poll(one: Session, reply: Reply | TargetError) -> Poll:
+def _poll(node: Session, reply: Reply | TargetError) -> Poll:
     if isinstance(reply, TargetError):
-        return Poll(state=TargetState.LOST if one.lost else TargetState.UNKNOWN, note=str(reply))
-    told = reply.result
+        return Poll(state=TargetState.LOST if node.lost else TargetState.UNKNOWN, note=str(reply))
+    result = reply.result
     try:
-        state = TargetState(str(told.get("state")))
+        state = TargetState(str(result.get("state")))
     except ValueError:
-        return Poll(state=TargetState.UNKNOWN, note=f"{one.host.name}: a state that is none")
-    record = told.get("exit")
-    exit_ = ExitRecord.read(record.encode(), attempt=one.host.name) if isinstance(record, str) else None
+        return Poll(state=TargetState.UNKNOWN, note=f"{node.host.name}: a state that is none")
+    record = result.get("exit")
+    exit_ = ExitRecord.read(record.encode(), attempt=node.host.name) if isinstance(record, str) else None
     if state in (TargetState.SUCCEEDED, TargetState.FAILED) and exit_ is None:
-        return Poll(state=TargetState.UNKNOWN, note=f"{one.host.name}: an end without a record")
+        return Poll(state=TargetState.UNKNOWN, note=f"{node.host.name}: an end without a record")
     if state is TargetState.SUCCEEDED and exit_ is not None and not exit_.ok:
         state = TargetState.FAILED
-    return Poll(state=state, exit=exit_, note=clean(str(told.get("note", "")))[:2000])
+    return Poll(state=state, exit=exit_, note=clean(str(result.get("note", "")))[:2000])
 
 
 def _combine(polls: Sequence[Poll], handle: Handle) -> Poll:

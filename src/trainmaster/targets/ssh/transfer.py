@@ -26,7 +26,7 @@ from trainmaster.core.backoff import backoff_s
 from trainmaster.core.errors import DiskFull, NodeUnavailable, PathDenied, PathMissing, TargetError, Unreachable
 from trainmaster.remote.transfer import DamagedUnit, FileUnit, Incoming, Manifest, Slice, Unit, read_unit, scan, sha256
 from trainmaster.targets._answers import malformed
-from trainmaster.targets.ssh.session import Ask, Reply, Session
+from trainmaster.targets.ssh.session import Reply, Request, Session
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -63,9 +63,9 @@ async def upload(
     at_source = {name: source.name} if name is not None else {}
 
     async def begin() -> Collection[int]:
-        return _numbers(await session.ask("files_begin", into=folder, body=manifest.pack()))
+        return _numbers(await session.request("files_begin", into=folder, body=manifest.pack()))
 
-    async def move(ask: Ask, number: int, unit: Unit) -> None:
+    async def move(request: Request, number: int, unit: Unit) -> None:
         at_root, data = _renamed(unit, at_source), b""  # type: tuple[Unit, bytes | FileUnit]
         if len(at_root) == 1:
             data = FileUnit(root, at_root[0])
@@ -73,7 +73,7 @@ async def upload(
         else:
             data = await _here(read_unit, root, at_root)
             digest = await asyncio.to_thread(sha256, data)
-        await ask("files_put", into=folder, digest=manifest.digest, unit=number, sha256=digest, body=data)
+        await request("files_put", into=folder, digest=manifest.digest, unit=number, sha256=digest, body=data)
 
     done = _Progress(manifest, progress)
     try:
@@ -83,13 +83,13 @@ async def upload(
     except TargetError:
         await _drop(session, folder, manifest)
         raise
-    await _patient(lambda: session.ask("files_end", into=folder, digest=manifest.digest, durable=durable))
+    await _patient(lambda: session.request("files_end", into=folder, digest=manifest.digest, durable=durable))
     return done.receipt()
 
 
 async def download(session: Session, source: str, to: Path, *, progress: Progress | None = None) -> Receipt:
     """Copy a file or folder from a node; a transfer that was cut goes on where it stopped."""
-    kind = (await session.ask("exists", path=source)).result.get("kind")
+    kind = (await session.request("exists", path=source)).result.get("kind")
     name = to.name if kind == "file" else None
     manifest, root = await _list(session, source, name)
     at_source = {name: posixpath.basename(source)} if name is not None else {}
@@ -98,9 +98,9 @@ async def download(session: Session, source: str, to: Path, *, progress: Progres
     async def begin() -> Collection[int]:
         return await _here(incoming.begin, manifest)
 
-    async def move(ask: Ask, number: int, unit: Unit) -> None:
-        slices = [(one.path, one.start, one.length) for one in _renamed(unit, at_source)]
-        reply = await ask("files_get", root=root, slices=slices)
+    async def move(request: Request, number: int, unit: Unit) -> None:
+        slices = [(piece.path, piece.start, piece.length) for piece in _renamed(unit, at_source)]
+        reply = await request("files_get", root=root, slices=slices)
         await _here(incoming.write, number, str(reply.result.get("sha256")), reply.body)
 
     done = _Progress(manifest, progress)
@@ -121,16 +121,16 @@ async def _here(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
     """Work with the files of this machine, in a thread; OSErrors become those that a node answers with."""
     try:
         return await asyncio.to_thread(function, *args, **kwargs)
-    except PermissionError as wrong:
-        raise PathDenied(str(wrong)) from None
-    except FileNotFoundError as wrong:
-        raise PathMissing(str(wrong)) from None
-    except OSError as wrong:
-        raise (DiskFull if wrong.errno in (errno.ENOSPC, errno.EDQUOT) else TargetError)(str(wrong)) from None
+    except PermissionError as error:
+        raise PathDenied(str(error)) from None
+    except FileNotFoundError as error:
+        raise PathMissing(str(error)) from None
+    except OSError as error:
+        raise (DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else TargetError)(str(error)) from None
 
 
 async def _list(session: Session, source: str, name: str | None) -> tuple[Manifest, str]:
-    reply = await session.ask("files_list", path=source, name=name)
+    reply = await session.request("files_list", path=source, name=name)
     root = reply.result.get("root")
     if not isinstance(root, str):
         raise malformed(f"{session.host.name}: a list of files without a folder")
@@ -141,7 +141,7 @@ def _renamed(unit: Unit, names: dict[str, str]) -> Unit:
     """A unit with the names at the source: a single file may get another one."""
     if not names:
         return unit
-    return tuple(Slice(path=names[one.path], start=one.start, length=one.length) for one in unit)
+    return tuple(Slice(path=names[piece.path], start=piece.start, length=piece.length) for piece in unit)
 
 
 class _Progress:
@@ -149,7 +149,7 @@ class _Progress:
 
     def __init__(self, manifest: Manifest, show: Progress | None) -> None:
         self._manifest, self._show = manifest, show
-        self._sizes = [sum(one.length for one in unit) for unit in manifest.units]
+        self._sizes = [sum(piece.length for piece in unit) for unit in manifest.units]
         self._first: int | None = None
         self.units: set[int] = set()
 
@@ -179,7 +179,7 @@ async def _resume(
     session: Session,
     manifest: Manifest,
     begin: Callable[[], Awaitable[Collection[int]]],
-    move: Callable[[Ask, int, Unit], Awaitable[None]],
+    move: Callable[[Request, int, Unit], Awaitable[None]],
     done: _Progress,
 ) -> None:
     """Move every unit. A connection that breaks is opened again while units arrive between two failures."""
@@ -197,27 +197,27 @@ async def _resume(
             await asyncio.sleep(backoff_s(failures, first_s=0.5, longest_s=10.0))
 
 
-async def _patient(ask: Callable[[], Awaitable[Reply]]) -> Reply:
+async def _patient(request: Callable[[], Awaitable[Reply]]) -> Reply:
     """Repeat a request that may be repeated while the connection is opened again."""
     for failures in range(1, _TRIES):
         try:
-            return await ask()
+            return await request()
         except Unreachable:
             await asyncio.sleep(backoff_s(failures, first_s=0.5, longest_s=10.0))
-    return await ask()
+    return await request()
 
 
 async def _move_all(
-    session: Session, manifest: Manifest, move: Callable[[Ask, int, Unit], Awaitable[None]], done: _Progress
+    session: Session, manifest: Manifest, move: Callable[[Request, int, Unit], Awaitable[None]], done: _Progress
 ) -> None:
     waiting = collections.deque(number for number in range(len(manifest.units)) if number not in done.units)
 
-    async def work(ask: Ask) -> None:
+    async def work(request: Request) -> None:
         while waiting:
             number = waiting.popleft()
             for left in reversed(range(_UNIT_TRIES)):
                 try:
-                    await move(ask, number, manifest.units[number])
+                    await move(request, number, manifest.units[number])
                     break
                 except DamagedUnit:
                     if left == 0:
@@ -228,37 +228,39 @@ async def _move_all(
         """Work on a channel of its own; a server may allow few of them."""
         async with contextlib.AsyncExitStack() as stack:
             try:
-                ask = await stack.enter_async_context(session.channel())
+                request = await stack.enter_async_context(session.channel())
             except NodeUnavailable:
                 return
-            await work(ask)
+            await work(request)
 
     if further := min(await _streams(session), len(waiting) // _UNITS_PER_STREAM):
         await _together([work_apart() for _ in range(further)])
-    await _together([work(session.ask) for _ in range(_AHEAD)])  # small transfers, and where no channel could be had
+    await _together(
+        [work(session.request) for _ in range(_AHEAD)]
+    )  # small transfers, and where no channel could be had
 
 
 async def _streams(session: Session) -> int:
     began = time.monotonic()
-    await session.ask("exists", path="/")
+    await session.request("exists", path="/")
     return _STREAMS if time.monotonic() - began < _FAR_S else _STREAMS_FAR
 
 
 async def _together(work: Collection[Awaitable[None]]) -> None:
     """Run all; at the first error the others are cancelled and that error is raised, alone."""
-    tasks = [asyncio.ensure_future(one) for one in work]
+    tasks = [asyncio.ensure_future(step) for step in work]
     try:
         for task in asyncio.as_completed(tasks):
             await task
     finally:
-        for one in tasks:
-            one.cancel()
+        for task in tasks:
+            task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _drop(session: Session, folder: str, manifest: Manifest) -> None:
     try:
-        await session.ask("files_drop", into=folder, digest=manifest.digest)
+        await session.request("files_drop", into=folder, digest=manifest.digest)
     except TargetError:
         return  # removed by a later transfer
 

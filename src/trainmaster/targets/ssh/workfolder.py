@@ -17,9 +17,9 @@ async def send(folder: Path, nodes: Sequence[Session], attempt: str) -> None:
 
 
 async def _send(folder: Path, node: Session, attempt: str) -> None:
-    found = (await node.ask("has_work", attempt=attempt)).result
-    if found.get("present") is True:
+    result = (await node.request("has_work", attempt=attempt)).result
+    if result.get("present") is True:
         return
-    if not isinstance(place := found.get("folder"), str):
+    if not isinstance(place := result.get("folder"), str):
         raise malformed(f"{node.host.name}: no working folder")
     await upload(node, folder, place, durable=True)  # a node that has the folder is sent none again

@@ -15,7 +15,7 @@ from trainmaster.targets.ssh.target import Ssh
 _GPUS = 64  # serial numbers kept of one machine
 
 
-class Boxes(Ssh):
+class RentedSsh(Ssh):
     """Machines of a handle's `hosts`."""
 
     def __init__(self, access: SshAccess) -> None:
@@ -24,12 +24,12 @@ class Boxes(Ssh):
 
     async def identify(self, handle: Handle) -> list[list[str]]:
         """Serial numbers of the GPUs of each machine; also the proof that a login works."""
-        found = []
-        for one in self._nodes(handle):
-            listed = (await one.ask("identify")).result.get("gpus")
+        listed_gpus = []
+        for node in self._nodes(handle):
+            listed = (await node.request("identify")).result.get("gpus")
             words = listed[:_GPUS] if isinstance(listed, list) else []
-            found.append([clean(word)[:80] for word in words if isinstance(word, str)])
-        return found
+            listed_gpus.append([clean(word)[:80] for word in words if isinstance(word, str)])
+        return listed_gpus
 
     async def close(self, handle: Handle) -> None:
         """Close the connections: the machines are gone."""

@@ -83,26 +83,22 @@ class AttemptHost:
                     await asyncio.to_thread(_write, Path(path), text)
                 job_user.give(folder, user)
                 for command in submission.commands:
-                    said = await (_launch(command, submission, fd) if user is None else _detach(command, fd, user))
+                    fault = await (_launch(command, submission, fd) if user is None else _detach(command, fd, user))
                     # A refusal is fine if another submit's agent has begun: one agent runs, as requested.
-                    if said is not None and not _begun(folder):
-                        raise TargetError(f"local: the agent did not start: {said}")
-        except OSError as wrong:
-            raise (Unreachable if wrong.errno in _SHORT else TargetError)(f"local: {wrong}") from wrong
+                    if fault is not None and not _begun(folder):
+                        raise TargetError(f"local: the agent did not start: {fault}")
+        except OSError as error:
+            raise (Unreachable if error.errno in _SHORT else TargetError)(f"local: {error}") from error
         return _submitted(submission.handle)
 
     async def poll(self, handle: Handle) -> Poll:
         try:
-            found = await asyncio.to_thread(_look, _folder(handle))
-        except (OSError, ValueError, SpecError) as wrong:
-            return Poll(state=TargetState.UNKNOWN, note=f"the attempt's folder cannot be read: {wrong}")
-        if (
-            found.state is TargetState.WAITING
-            and handle.get("submitted")
-            and not (_folder(handle) / PLAN_FILE).exists()
-        ):
+            poll = await asyncio.to_thread(_read_state, _folder(handle))
+        except (OSError, ValueError, SpecError) as error:
+            return Poll(state=TargetState.UNKNOWN, note=f"the attempt's folder cannot be read: {error}")
+        if poll.state is TargetState.WAITING and handle.get("submitted") and not (_folder(handle) / PLAN_FILE).exists():
             return Poll(state=TargetState.LOST, note=f"its folder {handle['folder']} was removed")
-        return found
+        return poll
 
     async def read(self, handle: Handle, stream: str, *, offset: int, limit: int) -> bytes:
         check_range(stream, offset, limit)
@@ -111,8 +107,8 @@ class AttemptHost:
     async def list_files(self, handle: Handle) -> list[FileSize]:
         try:
             return await asyncio.to_thread(_list, _folder(handle))
-        except OSError as wrong:
-            raise Unreachable(f"local: {wrong}") from wrong
+        except OSError as error:
+            raise Unreachable(f"local: {error}") from error
 
     async def cancel(self, handle: Handle, *, reason: str) -> None:
         folder = _folder(handle)
@@ -120,8 +116,8 @@ class AttemptHost:
             if not (folder / EXIT_FILE).exists() and not (folder / STOP_FILE).exists():  # the first reason counts
                 folder.mkdir(parents=True, exist_ok=True)  # an attempt that begins later finds it and stops at once
                 await asyncio.to_thread(_write_stop, folder / STOP_FILE, reason + "\n")
-        except OSError as wrong:
-            raise TargetError(f"local: {wrong}") from wrong
+        except OSError as error:
+            raise TargetError(f"local: {error}") from error
 
     async def release(self, handle: Handle) -> None:
         folder = _folder(handle)
@@ -130,24 +126,24 @@ class AttemptHost:
             if over and await self._is_gone(str(handle["attempt"])):
                 return  # it ended by itself and can never begin again, or was never submitted
             plan = await asyncio.to_thread(_plan_to_kill, handle)
-            code, said = await _call(*_AGENT, "--kill", "/dev/stdin", text=plan.to_json())
-        except OSError as wrong:
-            raise TargetError(f"local: {wrong}") from wrong
+            code, stderr = await _call(*_AGENT, "--kill", "/dev/stdin", text=plan.to_json())
+        except OSError as error:
+            raise TargetError(f"local: {error}") from error
         if code != 0:
-            raise TargetError(f"local: the attempt could not be ended: {said}")
+            raise TargetError(f"local: the attempt could not be ended: {stderr}")
 
     async def _is_gone(self, attempt: str) -> bool:
         return attempt not in await asyncio.to_thread(owned.find)
 
     async def list_owned(self, *, partial: bool = False) -> list[Owned]:  # noqa: ARG002 (one machine: all or nothing)
-        found = await asyncio.to_thread(owned.find)
+        attempts = await asyncio.to_thread(owned.find)
         return [
             Owned(
                 attempt=attempt,
                 handle={"attempt": attempt, "folder": folder, "submitted": True},
                 what=f"{len(pids)} {'process' if len(pids) == 1 else 'processes'}: {', '.join(map(str, pids[:8]))}",
             )
-            for attempt, (folder, pids) in found.items()
+            for attempt, (folder, pids) in attempts.items()
             if folder is not None
         ]
 
@@ -175,7 +171,7 @@ def _folder(handle: Handle) -> Path:
     return Path(str(handle["folder"]))
 
 
-def _look(folder: Path) -> Poll:
+def _read_state(folder: Path) -> Poll:
     """State of an attempt, from its folder. After a found end the exit record is read again."""
     if (over := _read_exit(folder)) is not None:
         return over
@@ -260,17 +256,17 @@ def _list(folder: Path) -> list[FileSize]:
     """Records and outputs. The workload owns the folder: no link is followed, and an output that is one has a fault."""
     if not folder.exists():
         return []  # cancelled before anything was submitted, or removed by the workload
-    found = [
+    files = [
         FileSize(name=entry.name, size_bytes=entry.stat(follow_symlinks=False).st_size)
         for entry in os.scandir(folder)
         if (entry.name in _STREAMS - {PLAN_FILE} or _RANK_LOG.fullmatch(entry.name))
         and entry.is_file(follow_symlinks=False)
     ]
-    found += [
+    files += [
         FileSize(name=file.name, size_bytes=file.size_bytes, fault=file.fault)
         for file in list_tree(folder, OUTPUTS_FOLDER)
     ]
-    return sorted(found, key=lambda file: file.name)
+    return sorted(files, key=lambda file: file.name)
 
 
 def _read(folder: Path, parts: tuple[str, ...], offset: int, limit: int) -> bytes:
@@ -292,8 +288,8 @@ def _read(folder: Path, parts: tuple[str, ...], offset: int, limit: int) -> byte
             return os.pread(fd, limit, offset)
     except FileNotFoundError:
         return b""
-    except OSError as wrong:
-        raise TargetError(f"local: {wrong}") from wrong
+    except OSError as error:
+        raise TargetError(f"local: {error}") from error
 
 
 # Starts the agent in the background of a shell that ends at once: an interpreter only to start another takes longer.
@@ -325,8 +321,8 @@ async def _launch(command: Sequence[str], submission: Submission, keep_fd: int) 
 
 async def _detach(command: Sequence[str], keep_fd: int, user: pwd.struct_passwd) -> str | None:
     """Start the agent as another user, whose file its log has to be."""
-    code, said = await _call(*command, keep_fd=keep_fd, user=user)
-    return said if code != 0 else None
+    code, stderr = await _call(*command, keep_fd=keep_fd, user=user)
+    return stderr if code != 0 else None
 
 
 async def _call(
@@ -347,6 +343,6 @@ async def _call(
         pass_fds=() if keep_fd is None else (keep_fd,),
         **other,
     )
-    _, said = await process.communicate(None if text is None else text.encode())
+    _, stderr = await process.communicate(None if text is None else text.encode())
     assert process.returncode is not None
-    return process.returncode, said.decode(errors="replace").strip()
+    return process.returncode, stderr.decode(errors="replace").strip()

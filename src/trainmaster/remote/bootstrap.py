@@ -119,8 +119,8 @@ def _node_half(order: Mapping[str, Any], work: Path, until: float) -> Path | Non
 
 def _digest_of(folder: Path) -> str | None:
     try:
-        found = [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-        return tree_digest({path.relative_to(folder).as_posix(): path.read_bytes() for path in found})
+        paths = [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+        return tree_digest({path.relative_to(folder).as_posix(): path.read_bytes() for path in paths})
     except OSError:
         return None
 
@@ -244,11 +244,11 @@ def _descendants() -> list[int]:
         with contextlib.suppress(OSError, ValueError, IndexError):
             # The name in parentheses may contain spaces and parentheses; state and parent follow the last one.
             parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-    found, ahead = [], [os.getpid()]
+    pids, ahead = [], [os.getpid()]
     while ahead:
         ahead = [pid for pid, parent in parents.items() if parent in ahead]
-        found += ahead
-    return found
+        pids += ahead
+    return pids
 
 
 if __name__ == "__main__":

@@ -27,10 +27,10 @@ def main(requests: int = 0, answers: int = 1) -> None:
         if (head := _read(requests, head_size)) is None:
             return
         body = _Body(requests, body_size)
-        result, found = _answer(frames.decode(bytes(head)), body)
+        result, data = _answer(frames.decode(bytes(head)), body)
         body.skip()
-        _write(answers, frames.encode(result, len(found)))
-        _write(answers, found)
+        _write(answers, frames.encode(result, len(data)))
+        _write(answers, data)
 
 
 class _Body:
@@ -41,11 +41,11 @@ class _Body:
 
     def take(self, most: int) -> memoryview:
         """The next bytes, in a buffer that the next call uses again."""
-        found = _read(self._descriptor, min(most, self._left), into=_buffer)
-        if found is None:
+        piece = _read(self._descriptor, min(most, self._left), into=_buffer)
+        if piece is None:
             raise SystemExit(0)  # the connection closed
-        self._left -= len(found)
-        return found
+        self._left -= len(piece)
+        return piece
 
     def skip(self) -> None:
         """Read what a refused request left of its body: the next request begins behind it."""
@@ -67,21 +67,21 @@ def _answer(head: Mapping[str, Any], body: _Body) -> tuple[dict[str, Any], bytes
             data = read_unit(Path(params["root"]), unit)
             return {"id": head["id"], "result": {"sha256": sha256(data)}}, data
         return {"id": head["id"], "error": f"there is no request {head['method']!r:.80}", "kind": "refused"}, b""
-    except Exception as wrong:
-        known = isinstance(wrong, (TrainmasterError, OSError))
-        text = str(wrong) if known else f"{type(wrong).__name__}: {wrong}"
-        return {"id": head.get("id"), "error": text[:2000], "kind": kind_of(wrong)}, b""
+    except Exception as error:
+        known = isinstance(error, (TrainmasterError, OSError))
+        text = str(error) if known else f"{type(error).__name__}: {error}"
+        return {"id": head.get("id"), "error": text[:2000], "kind": kind_of(error)}, b""
 
 
-def kind_of(wrong: Exception) -> str:
+def kind_of(error: Exception) -> str:
     """Kind of an error for the other end, which has an exception for each (session.py)."""
-    number = wrong.errno if isinstance(wrong, OSError) else None
+    number = error.errno if isinstance(error, OSError) else None
     kinds: list[tuple[bool, str]] = [
-        (number in (errno.ENOSPC, errno.EDQUOT) or isinstance(wrong, DiskFull), "full"),
-        (isinstance(wrong, PermissionError) or number == errno.EROFS, "denied"),
-        (isinstance(wrong, FileNotFoundError), "missing"),
-        (isinstance(wrong, Changed), "changed"),
-        (isinstance(wrong, DamagedUnit), "damaged"),
+        (number in (errno.ENOSPC, errno.EDQUOT) or isinstance(error, DiskFull), "full"),
+        (isinstance(error, PermissionError) or number == errno.EROFS, "denied"),
+        (isinstance(error, FileNotFoundError), "missing"),
+        (isinstance(error, Changed), "changed"),
+        (isinstance(error, DamagedUnit), "damaged"),
     ]
     return next((kind for holds, kind in kinds if holds), "refused")
 

@@ -92,8 +92,8 @@ class NodeFiles:
             os.killpg(process.pid, 9)
             await process.wait()
             return {"code": None, "error": f"it did not end in {timeout_s:g} s"}, b""
-        told = {"code": process.returncode, "error": err[:_MAX_OUTPUT_BYTES].decode(errors="replace")}
-        return told, out[:_MAX_OUTPUT_BYTES]
+        result = {"code": process.returncode, "error": err[:_MAX_OUTPUT_BYTES].decode(errors="replace")}
+        return result, out[:_MAX_OUTPUT_BYTES]
 
     def _at(self, into: str, digest: str) -> Incoming:
         if not digest.isalnum():

@@ -64,10 +64,10 @@ def _encode_piece(name: bytes, offset: int, piece: bytes) -> bytes:
 
 def decode(line: bytes) -> Frame | None:
     """The frame in a line without its newline; None where it is none."""
-    found = _FRAME.fullmatch(line)
-    if found is None:
+    match = _FRAME.fullmatch(line)
+    if match is None:
         return None
-    kind, name, offset, body = found.groups()
+    kind, name, offset, body = match.groups()
     if kind == b"64":
         try:
             data = base64.b64decode(body, validate=True)

@@ -85,10 +85,10 @@ class Node(NodeFiles):
             except FileNotFoundError:
                 raise TargetError(f"{attempt} has no slot here") from None
             if "port" not in claim:
-                found = address or _own_address()
-                with socket.socket(socket.AF_INET6 if ":" in found else socket.AF_INET) as probe:
-                    probe.bind((found, 0))
-                    claim |= {"address": found, "port": probe.getsockname()[1]}
+                own = address or _own_address()
+                with socket.socket(socket.AF_INET6 if ":" in own else socket.AF_INET) as probe:
+                    probe.bind((own, 0))
+                    claim |= {"address": own, "port": probe.getsockname()[1]}
                 write_whole(path, json.dumps(claim), durable=True)
         return {"address": claim["address"], "port": claim["port"]}, b""
 
@@ -107,8 +107,8 @@ class Node(NodeFiles):
         try:
             async with asyncio.timeout(_DIAL_S):
                 _, writer = await asyncio.open_connection(address, port)
-        except OSError as wrong:  # TimeoutError is one
-            return {"reached": False, "why": str(wrong) or f"no answer in {_DIAL_S:g} s"}, b""
+        except OSError as error:  # TimeoutError is one
+            return {"reached": False, "why": str(error) or f"no answer in {_DIAL_S:g} s"}, b""
         writer.close()
         return {"reached": True}, b""
 
@@ -149,9 +149,9 @@ class Node(NodeFiles):
         return dict(await self._host.submit(submission(made))), b""
 
     async def poll(self, attempt: str) -> Answer:
-        found = await self._host.poll(self._handle(attempt))
-        record = None if found.exit is None else found.exit.to_json()
-        return {"state": found.state.value, "exit": record, "note": found.note}, b""
+        poll = await self._host.poll(self._handle(attempt))
+        record = None if poll.exit is None else poll.exit.to_json()
+        return {"state": poll.state.value, "exit": record, "note": poll.note}, b""
 
     async def read(self, attempt: str, stream: str, offset: int, limit: int) -> Answer:
         limit = min(limit, frames.MAX_BODY_BYTES)
@@ -172,8 +172,8 @@ class Node(NodeFiles):
         return {"sizes": sizes}, b"".join(parts)
 
     async def list_files(self, attempt: str) -> Answer:
-        found = await self._host.list_files(self._handle(attempt))
-        return {"files": [[file.name, file.size_bytes, file.fault] for file in found]}, b""
+        files = await self._host.list_files(self._handle(attempt))
+        return {"files": [[file.name, file.size_bytes, file.fault] for file in files]}, b""
 
     async def cancel(self, attempt: str, reason: str) -> Answer:
         await self._host.cancel(self._handle(attempt), reason=reason)
@@ -189,11 +189,11 @@ class Node(NodeFiles):
     async def owned(self) -> Answer:
         """Attempts that hold a slot or have processes here."""
         async with self._locked():
-            found = dict.fromkeys(await self._live(), "a slot")
+            what_by_attempt = dict.fromkeys(await self._live(), "a slot")
         for item in await self._host.list_owned():
             if item.handle["folder"] == str(self._attempt_folder(item.attempt)):  # not another user's or folder's
-                found[item.attempt] = item.what
-        return {"owned": sorted(found.items())}, b""
+                what_by_attempt[item.attempt] = item.what
+        return {"owned": sorted(what_by_attempt.items())}, b""
 
     async def identify(self) -> Answer:
         """Serial numbers of the GPUs, else their UUIDs: a machine may come back under another name."""
@@ -207,8 +207,8 @@ class Node(NodeFiles):
         except OSError:  # TimeoutError is one
             return {"gpus": []}, b""
         rows = [[word.strip() for word in line.split(",")] for line in out.decode(errors="replace").splitlines()]
-        found = [next((word for word in row if word and not word.startswith("[")), "") for row in rows]
-        return {"gpus": [word for word in found if word] if process.returncode == 0 else []}, b""
+        serials = [next((word for word in row if word and not word.startswith("[")), "") for row in rows]
+        return {"gpus": [word for word in serials if word] if process.returncode == 0 else []}, b""
 
     async def slurm(self, call: str, how: Mapping[str, Any], params: Mapping[str, Any]) -> Answer:
         """A request of the slurm target, whose login node this machine is."""
@@ -281,12 +281,12 @@ async def answer(node: Node, head: Mapping[str, Any], body: bytes) -> tuple[byte
         method: Callable[..., Awaitable[Answer]] | None = None if name.startswith("_") else getattr(node, name, None)
         if method is None:
             raise TargetError(f"there is no request {name!r}")
-        result, found = await method(**head["params"], **({"body": body} if body else {}))
-        return frames.encode({"id": head["id"], "result": result}, len(found)), found
-    except Exception as wrong:
-        kind = "unreachable" if isinstance(wrong, Unreachable) else kind_of(wrong)
-        known = isinstance(wrong, (TrainmasterError, OSError))
-        text = str(wrong) if known else f"{type(wrong).__name__}: {wrong}"
+        result, data = await method(**head["params"], **({"body": body} if body else {}))
+        return frames.encode({"id": head["id"], "result": result}, len(data)), data
+    except Exception as error:
+        kind = "unreachable" if isinstance(error, Unreachable) else kind_of(error)
+        known = isinstance(error, (TrainmasterError, OSError))
+        text = str(error) if known else f"{type(error).__name__}: {error}"
         return frames.encode({"id": head.get("id"), "error": text[:2000], "kind": kind}), b""
 
 
@@ -298,11 +298,11 @@ async def serve(node: Node, requests: int, answers: int) -> None:
     writing, under_way = asyncio.Lock(), set[asyncio.Task[None]]()
 
     async def work(head: Mapping[str, Any], body: bytes) -> None:
-        frame, found = await answer(node, head, body)
+        frame, data = await answer(node, head, body)
         async with writing:
             await asyncio.to_thread(_write_all, answers, frame)
-            if found:
-                await asyncio.to_thread(_write_all, answers, found)
+            if data:
+                await asyncio.to_thread(_write_all, answers, data)
 
     with suppress(asyncio.IncompleteReadError, ConnectionError):
         while True:

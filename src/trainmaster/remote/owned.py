@@ -11,7 +11,7 @@ _PROC = Path("/proc")
 
 def find(proc: Path = _PROC) -> dict[str, tuple[str | None, list[int]]]:
     """Each attempt with its folder, if known from its processes, and its processes."""
-    found: dict[str, tuple[str | None, list[int]]] = {}
+    attempts: dict[str, tuple[str | None, list[int]]] = {}
     for entry in sorted(proc.iterdir() if proc.is_dir() else (), key=lambda entry: entry.name):
         if not entry.name.isdecimal():
             continue
@@ -22,9 +22,9 @@ def find(proc: Path = _PROC) -> dict[str, tuple[str | None, list[int]]]:
             continue
         attempt = environment.get(ATTEMPT_VARIABLE, "").partition("/")[0]
         if attempt:
-            folder, processes = found.get(attempt, (None, []))
-            found[attempt] = folder or _folder(environment, command), [*processes, int(entry.name)]
-    return found
+            folder, processes = attempts.get(attempt, (None, []))
+            attempts[attempt] = folder or _folder(environment, command), [*processes, int(entry.name)]
+    return attempts
 
 
 def _pairs(block: bytes) -> dict[str, str]:

@@ -68,8 +68,8 @@ def _fetch(wanted: Object, part: Path) -> None:
         while (have := out.tell()) < wanted.size_bytes or wanted.size_bytes == 0:
             try:
                 _read_on(wanted, out.fileno(), have)
-            except (OSError, http.client.HTTPException) as wrong:
-                _explain(wrong, wanted)
+            except (OSError, http.client.HTTPException) as error:
+                _explain(error, wanted)
                 out.seek(0, os.SEEK_END)
                 failures = 1 if out.tell() > have else failures + 1
                 if failures >= _TRIES:
@@ -95,17 +95,17 @@ def _read_on(wanted: Object, out: int, have: int) -> None:
                 raise Changed(f"{wanted.name} is longer than its {wanted.size_bytes:,} bytes")
 
 
-def _explain(wrong: Exception, wanted: Object) -> None:
+def _explain(error: Exception, wanted: Object) -> None:
     """Raise what trying again cannot change."""
-    code = wrong.code if isinstance(wrong, urllib.error.HTTPError) else None
+    code = error.code if isinstance(error, urllib.error.HTTPError) else None
     if code == http.client.NOT_FOUND:
         raise FileNotFoundError(f"there is no {wanted.name}") from None
     if code in (http.client.FORBIDDEN, http.client.UNAUTHORIZED):
         raise PermissionError(f"{wanted.name}: the storage refuses the signed address; it may have expired") from None
     if code is not None and code < http.client.INTERNAL_SERVER_ERROR:
         raise TargetError(f"{wanted.name}: the storage answered {code}") from None
-    if isinstance(wrong, OSError) and wrong.errno in (28, 122):  # ENOSPC, EDQUOT
-        raise wrong
+    if isinstance(error, OSError) and error.errno in (28, 122):  # ENOSPC, EDQUOT
+        raise error
 
 
 def _check(wanted: Object, part: Path) -> None:

@@ -47,12 +47,12 @@ def main(root: Path) -> int:
 
 def _find_host(path: Path) -> tuple[int, list[str], dict[str, str]]:
     """Rank of this host, all hosts, and the variables that the Training Toolkit would make of SageMaker's file."""
-    found = json.loads(path.read_text())
-    hosts = sorted(found["hosts"], key=lambda name: (len(name), name))  # algo-2 is before algo-10
-    named = {"SM_HOSTS": json.dumps(hosts), "SM_CURRENT_HOST": found["current_host"]}
-    if found.get("current_instance_type"):
-        named["SM_CURRENT_INSTANCE_TYPE"] = found["current_instance_type"]
-    return hosts.index(found["current_host"]), hosts, named
+    config = json.loads(path.read_text())
+    hosts = sorted(config["hosts"], key=lambda name: (len(name), name))  # algo-2 is before algo-10
+    named = {"SM_HOSTS": json.dumps(hosts), "SM_CURRENT_HOST": config["current_host"]}
+    if config.get("current_instance_type"):
+        named["SM_CURRENT_INSTANCE_TYPE"] = config["current_instance_type"]
+    return hosts.index(config["current_host"]), hosts, named
 
 
 def _read_secrets(path: Path) -> dict[str, str]:

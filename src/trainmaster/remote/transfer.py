@@ -76,7 +76,7 @@ class Manifest:
 
     @cached_property
     def raw(self) -> bytes:
-        rows = [[one.kind, one.path, one.size_bytes, one.mode, one.mtime_ns, one.link] for one in self.entries]
+        rows = [[item.kind, item.path, item.size_bytes, item.mode, item.mtime_ns, item.link] for item in self.entries]
         return json.dumps(rows).encode()
 
     @cached_property
@@ -102,8 +102,8 @@ class Manifest:
             if len(rows) > MAX_ENTRIES:
                 raise TargetError(f"{len(rows):,} files; at most {MAX_ENTRIES:,} are copied at once")
             entries = tuple(_received(row) for row in rows)
-        except (ValueError, TypeError, OverflowError, zlib.error, RecursionError) as wrong:
-            raise TargetError(f"no list of files: {str(wrong)[:200]}") from None
+        except (ValueError, TypeError, OverflowError, zlib.error, RecursionError) as error:
+            raise TargetError(f"no list of files: {str(error)[:200]}") from None
         leaves = {entry.path for entry in entries if entry.kind != "folder"}
         for entry in entries:
             _check(entry, leaves)
@@ -201,17 +201,17 @@ def _units(entries: Sequence[Entry]) -> Iterator[Unit]:
 def read_unit(root: Path, unit: Unit) -> bytes:
     """The bytes of a unit; Changed where a file became shorter or went away."""
     parts, folder = [], str(root)  # a path object per file would take longer than the file
-    for one in unit:
+    for piece in unit:
         try:
-            fd = os.open(f"{folder}/{one.path}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            fd = os.open(f"{folder}/{piece.path}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
-            raise Changed(f"{root / one.path} was removed while it was copied") from None
+            raise Changed(f"{root / piece.path} was removed while it was copied") from None
         try:
-            part = os.pread(fd, one.length, one.start)
+            part = os.pread(fd, piece.length, piece.start)
         finally:
             os.close(fd)
-        if len(part) != one.length:
-            raise Changed(f"{root / one.path} became shorter while it was copied")
+        if len(part) != piece.length:
+            raise Changed(f"{root / piece.path} became shorter while it was copied")
         parts.append(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -226,14 +226,14 @@ class FileUnit:
     The bytes are never held here: on a gigabyte two copies through memory cost as much as its SHA-256.
     """
 
-    def __init__(self, root: Path, one: Slice) -> None:
-        self._path, self._start, self._length = root / one.path, one.start, one.length
+    def __init__(self, root: Path, piece: Slice) -> None:
+        self._path, self._start, self._length = root / piece.path, piece.start, piece.length
 
     def __len__(self) -> int:
         return self._length
 
     def sha256(self) -> str:
-        found, buffer = hashlib.sha256(), bytearray(min(PIECE_BYTES, self._length))
+        digest, buffer = hashlib.sha256(), bytearray(min(PIECE_BYTES, self._length))
         fd = self._open()
         try:
             done = 0
@@ -242,11 +242,11 @@ class FileUnit:
                 got = os.preadv(fd, [view], self._start + done)
                 if not got:
                     raise self._changed()
-                found.update(view[:got])
+                digest.update(view[:got])
                 done += got
         finally:
             os.close(fd)
-        return found.hexdigest()
+        return digest.hexdigest()
 
     def send(self, descriptor: int) -> None:
         """Write the bytes into a pipe; Changed where there are fewer by now, after a part of them."""
@@ -328,20 +328,20 @@ class Incoming:
 
         The bytes are compared when all are written: before that the unit is not in the journal, and is sent again.
         """
-        unit, found = self.manifest.units[number], hashlib.sha256()
-        if sum(one.length for one in unit) != size:
+        unit, actual = self.manifest.units[number], hashlib.sha256()
+        if sum(part.length for part in unit) != size:
             raise DamagedUnit(f"unit {number} of {self.into} has {size:,} bytes")
         folder = str(self._files)
-        for one in unit:
-            fd = os.open(f"{folder}/{one.path}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        for part in unit:
+            fd = os.open(f"{folder}/{part.path}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
-                for start in range(0, one.length, PIECE_BYTES):
-                    piece = take(min(PIECE_BYTES, one.length - start))
-                    found.update(piece)
-                    _pwrite(fd, piece, one.start + start)
+                for start in range(0, part.length, PIECE_BYTES):
+                    piece = take(min(PIECE_BYTES, part.length - start))
+                    actual.update(piece)
+                    _pwrite(fd, piece, part.start + start)
             finally:
                 os.close(fd)
-        if found.hexdigest() != digest:
+        if actual.hexdigest() != digest:
             raise DamagedUnit(f"unit {number} of {self.into} was damaged on the way")
         journal = os.open(self._draft / "journal", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:

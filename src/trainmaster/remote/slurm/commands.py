@@ -26,7 +26,7 @@ class OutcomeUnknown(Unreachable):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
+class CommandResult:
     """A command that ended."""
 
     out: str
@@ -41,7 +41,7 @@ class Commands:
     folder: str | None = None
     env: Mapping[str, str] | None = None
 
-    async def run(self, *words: str, timeout_s: float = TIMEOUT_S) -> Ran:
+    async def run(self, *words: str, timeout_s: float = TIMEOUT_S) -> CommandResult:
         """Run a command to its end. TargetError where it is missing, OutcomeUnknown where it does not end in time."""
         # Not ours: sbatch hands its environment to the job, and the controller keeps it.
         environment = {**job_user.job_environment(os.environ), **(self.env or {})}
@@ -52,36 +52,38 @@ class Commands:
                 program, *words[1:], env=environment, stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, start_new_session=True,
             )  # fmt: skip
-        except OSError as wrong:
-            text = f"slurm: {program} cannot be run: {wrong.strerror}; install Slurm's commands here, or state `login`"
+        except OSError as error:
+            text = f"slurm: {program} cannot be run: {error.strerror}; install Slurm's commands here, or state `login`"
             raise TargetError(text) from None
         try:
             async with asyncio.timeout(timeout_s):
                 out, err = await process.communicate()
-        except BaseException as wrong:
+        except BaseException as error:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-            if isinstance(wrong, TimeoutError):
+            if isinstance(error, TimeoutError):
                 raise OutcomeUnknown(f"slurm: {words[0]} did not end in {timeout_s:g} s") from None
             raise
         assert process.returncode is not None
-        return Ran(out=out.decode(errors="replace"), err=err.decode(errors="replace"), code=process.returncode)
+        return CommandResult(
+            out=out.decode(errors="replace"), err=err.decode(errors="replace"), code=process.returncode
+        )
 
-    async def ask(self, *words: str, timeout_s: float = TIMEOUT_S) -> str:
+    async def query(self, *words: str, timeout_s: float = TIMEOUT_S) -> str:
         """Output of a command that must succeed. Unreachable where the controller does not answer."""
-        ran = await self.run(*words, timeout_s=timeout_s)
-        if ran.code == 0:
-            return ran.out
-        raise failure(words, ran)
+        result = await self.run(*words, timeout_s=timeout_s)
+        if result.code == 0:
+            return result.out
+        raise failure(words, result)
 
 
-def failure(words: Sequence[str], ran: Ran) -> TargetError:
+def failure(words: Sequence[str], result: CommandResult) -> TargetError:
     """What a command that failed means for the one who asked."""
-    said = " ".join((ran.err or ran.out).split())[:500] or "it printed nothing"
-    text = f"slurm: {words[0]} ended with {ran.code}: {said}"
-    if _NO_CONTACT.search(said):
+    output = " ".join((result.err or result.out).split())[:500] or "it printed nothing"
+    text = f"slurm: {words[0]} ended with {result.code}: {output}"
+    if _NO_CONTACT.search(output):
         return Unreachable(text)
-    if ran.code < 0 or _UNCLEAR.search(said):
+    if result.code < 0 or _UNCLEAR.search(output):
         return OutcomeUnknown(text)
     return TargetError(text)

@@ -60,8 +60,8 @@ class LoginNode:
         """Carry out one request."""
         if call.startswith("_") or call == "answer" or not hasattr(self, call):
             raise TargetError(f"slurm: there is no request {call[:40]!r}")
-        found: Answer = await getattr(self, call)(**params)
-        return found
+        reply: Answer = await getattr(self, call)(**params)
+        return reply
 
     async def submit(
         self, base: str, name: str, package: str, files: Mapping[str, str], secrets: Mapping[str, str]
@@ -92,10 +92,10 @@ class LoginNode:
         _write(place / layout.INTENT_FILE, str(time.time()))
         words = ("sbatch", "--parsable", str(place / layout.BATCH_SCRIPT))
         try:
-            ran = await self._slurm.run(*words)
-            if ran.code != 0:
-                raise failure(words, ran)
-            job = parse.parse_submitted(ran.out)
+            result = await self._slurm.run(*words)
+            if result.code != 0:
+                raise failure(words, result)
+            job = parse.parse_submitted(result.out)
         except OutcomeUnknown:
             return await self._resolve(place, name)
         except ValueError:
@@ -108,10 +108,10 @@ class LoginNode:
 
     async def _resolve(self, place: Path, name: str) -> str:
         """Id of a job whose submission had no clear answer, by its name. Nothing is submitted here."""
-        found = await self._find(name)
-        if found:
-            _write(place / layout.JOB_FILE, found[0])
-            return found[0]
+        ids = await self._find(name)
+        if ids:
+            _write(place / layout.JOB_FILE, ids[0])
+            return ids[0]
         age_s = time.time() - float((place / layout.INTENT_FILE).read_text() or 0)
         if age_s < _SETTLE_S:
             raise Unreachable(f"slurm: sbatch gave no clear answer; looking for a job named {name}")
@@ -125,8 +125,8 @@ class LoginNode:
         if not jobs:
             try:
                 jobs = await self._account(f"--name={name}", "--starttime=now-7days")
-            except TargetError as wrong:
-                if _NO_ACCOUNTING not in str(wrong):
+            except TargetError as error:
+                if _NO_ACCOUNTING not in str(error):
                     raise  # it cannot be asked now, and may know the job
         return sorted({job.number for job in jobs if job.name == name}, key=int)
 
@@ -141,8 +141,8 @@ class LoginNode:
             accounted: list[SlurmJob] = []
             try:
                 accounted = await self._account(f"--jobs={','.join(missing)}")
-            except Unreachable as wrong:
-                note = str(wrong)
+            except Unreachable as error:
+                note = str(error)
             except TargetError:
                 pass  # there is no accounting: the exit records have to do
             live = {job.number for job in accounted if not translate(job.state).state.over}
@@ -150,21 +150,21 @@ class LoginNode:
             jobs += [job for job in accounted if job.number in over]
             for number in missing:
                 if number not in over:
-                    jobs += await self._look(number)
+                    jobs += await self._find_queued(number)
         return {"jobs": [asdict(job) for job in jobs], "accounting": note}, b""
 
-    async def _look(self, number: str) -> list[SlurmJob]:
+    async def _find_queued(self, number: str) -> list[SlurmJob]:
         """The job of this id in the queue; none where the controller says that there is no such job."""
         try:
             return await self._list(f"--jobs={number}")
-        except TargetError as wrong:
-            if "Invalid job id" in str(wrong):
+        except TargetError as error:
+            if "Invalid job id" in str(error):
                 return []
             raise
 
     async def _queue(self) -> list[SlurmJob]:
         if await self._wants_json():
-            text = await self._slurm.ask("squeue", "--json", "--states=all", f"--user={os.geteuid()}")
+            text = await self._slurm.query("squeue", "--json", "--states=all", f"--user={os.geteuid()}")
             return await asyncio.to_thread(parse.parse_squeue_json, text)
         return await self._list(f"--user={os.geteuid()}")
 
@@ -172,24 +172,24 @@ class LoginNode:
         """Jobs in the queue, from text. The separator is new each time: no name of a job can hold it."""
         mark = _separator()
         words = ("squeue", "--noheader", "--array", "--states=all", *select)
-        text = await self._slurm.ask(*words, f"--format={parse.SQUEUE_FORMAT.replace(parse.SEPARATOR, mark)}")
+        text = await self._slurm.query(*words, f"--format={parse.SQUEUE_FORMAT.replace(parse.SEPARATOR, mark)}")
         return await asyncio.to_thread(parse.parse_squeue, text, mark)
 
     async def _account(self, *select: str) -> list[SlurmJob]:
         if await self._wants_json():
             return await asyncio.to_thread(
-                parse.parse_sacct_json, await self._slurm.ask("sacct", "--json", "--allocations", *select)
+                parse.parse_sacct_json, await self._slurm.query("sacct", "--json", "--allocations", *select)
             )
         mark = _separator()
         words = ("sacct", "--noheader", "--parsable2", f"--delimiter={mark}", "--allocations")
-        text = await self._slurm.ask(*words, f"--format={parse.SACCT_FIELDS}", *select)
+        text = await self._slurm.query(*words, f"--format={parse.SACCT_FIELDS}", *select)
         return await asyncio.to_thread(parse.parse_sacct, text, mark)
 
     async def _wants_json(self) -> bool:
         if self._output == "auto":
             key = self._slurm.folder or ""
             if key not in _VERSIONS:  # a login node makes a new one for each request
-                _VERSIONS[key] = parse.parse_version(await self._slurm.ask("sinfo", "--version"))
+                _VERSIONS[key] = parse.parse_version(await self._slurm.query("sinfo", "--version"))
             self._output = "json" if _VERSIONS[key] >= _JSON_SINCE else "text"
         return self._output == "json"
 
@@ -202,15 +202,15 @@ class LoginNode:
         place = _path(base)
         folder = _current(place, task, node)
         handle = {"attempt": "", "folder": str(folder)}
-        found = await self._host.read(handle, stream, offset=offset, limit=min(limit, frames.MAX_BODY_BYTES))
+        data = await self._host.read(handle, stream, offset=offset, limit=min(limit, frames.MAX_BODY_BYTES))
         if _current(place, task, node) != folder:
             return {}, b""
-        return {}, found
+        return {}, data
 
     async def list_files(self, base: str, task: int | None, node: int) -> Answer:
         handle = {"attempt": "", "folder": str(_current(_path(base), task, node))}
-        found = await self._host.list_files(handle)
-        return {"files": [[file.name, file.size_bytes, file.fault] for file in found]}, b""
+        files = await self._host.list_files(handle)
+        return {"files": [[file.name, file.size_bytes, file.fault] for file in files]}, b""
 
     async def cancel(self, base: str, nodes: int, tasks: Sequence[int] | None, job: str | None, reason: str) -> Answer:
         """Request save and stop. A job that still waits is taken out of the queue."""
@@ -238,8 +238,8 @@ class LoginNode:
             ids = [known] if known not in (None, layout.NEVER) else []
             if not ids and (place / layout.INTENT_FILE).exists() and known is None:
                 ids = await self._find(name)
-        for one in ids:
-            await self._end(str(one), name)
+        for job_id in ids:
+            await self._end(str(job_id), name)
         await asyncio.to_thread(shutil.rmtree, place / SECRETS_FOLDER, ignore_errors=True)
         return {}, b""
 
@@ -247,11 +247,11 @@ class LoginNode:
         """End a job. One of this id that is not ours, because Slurm uses ids again, is left alone."""
         until, sent = time.monotonic() + _GONE_S, False
         while True:
-            ours = [one for one in await self._queue() if one.number == job and one.belongs(name)]
-            live = [one for one in ours if not translate(one.state).state.over]
+            ours = [row for row in await self._queue() if row.number == job and row.belongs(name)]
+            live = [row for row in ours if not translate(row.state).state.over]
             if not live:
                 return
-            if any(translate(one.state).state is TargetState.RUNNING for one in live):
+            if any(translate(row.state).state is TargetState.RUNNING for row in live):
                 await self._slurm.run("scancel", "--quiet", "--signal=KILL", "--full", job)
             if not sent or time.monotonic() > until - _GONE_S / 2:
                 await self._slurm.run("scancel", "--quiet", job)
@@ -271,8 +271,8 @@ class LoginNode:
     async def run(self, words: Sequence[str], timeout_s: float, slurm: bool = True) -> Answer:
         """Run one of Slurm's commands, or of the system's; its exit code and output."""
         commands = self._slurm if slurm else Commands(env=self._slurm.env)
-        ran = await commands.run(*words, timeout_s=timeout_s)
-        return {"code": ran.code, "error": ran.err[-_RECORD_BYTES:]}, ran.out.encode()[: frames.MAX_BODY_BYTES]
+        result = await commands.run(*words, timeout_s=timeout_s)
+        return {"code": result.code, "error": result.err[-_RECORD_BYTES:]}, result.out.encode()[: frames.MAX_BODY_BYTES]
 
 
 def _separator() -> str:
@@ -321,8 +321,8 @@ def _text(path: Path, limit: int, *, end: bool = False) -> str | None:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except OSError as wrong:
-        if wrong.errno == errno.ELOOP:
+    except OSError as error:
+        if error.errno == errno.ELOOP:
             return ""  # something stands there that is no record
         raise
     try:

@@ -56,8 +56,8 @@ def main(words: list[str]) -> int:
     options = parser.parse_args(words)
     try:
         plan = prepare(options.base, os.environ)
-    except (TrainmasterError, OSError) as wrong:
-        sys.stderr.write(f"node_start: {wrong}\n")
+    except (TrainmasterError, OSError) as error:
+        sys.stderr.write(f"node_start: {error}\n")
         return 1
     code = _run(plan)
     if options.drain:
@@ -79,7 +79,7 @@ def prepare(base: Path, environ: Mapping[str, str]) -> Plan:
     folder.mkdir(parents=True, exist_ok=True)
     address, port = "127.0.0.1", None
     if template.spec.resources.nodes > 1:
-        address, port = _meet(base, task, node, restart, environ)
+        address, port = _choose_rendezvous(base, task, node, restart, environ)
     checkpoints, attempt = template.checkpoints, template.attempt
     if task is not None:  # tasks are runs of their own, and two of them may share a machine
         checkpoints, attempt = f"{checkpoints}/task-{task}", f"{attempt}/{task}"
@@ -161,7 +161,9 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def _meet(base: Path, task: int | None, node: int, restart: int, environ: Mapping[str, str]) -> tuple[str, int]:
+def _choose_rendezvous(
+    base: Path, task: int | None, node: int, restart: int, environ: Mapping[str, str]
+) -> tuple[str, int]:
     """Address and port where the ranks meet: chosen by the first node, read by the others."""
     path = base / f"rendezvous-{task or 0}-{restart}.json"
     if node == 0:
@@ -178,21 +180,21 @@ def _meet(base: Path, task: int | None, node: int, restart: int, environ: Mappin
         with contextlib.suppress(OSError):
             list(base.iterdir())  # makes a network file system look again
         time.sleep(_LOOK_S)
-    found = json.loads(path.read_text())
-    return str(found["address"]), int(found["port"])
+    place = json.loads(path.read_text())
+    return str(place["address"]), int(place["port"])
 
 
 def _own_address(environ: Mapping[str, str]) -> str:
     """The address under which Slurm itself reaches this node; its host name where that is not told."""
     name = environ.get("SLURMD_NODENAME", "")
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        told = subprocess.run(
+        shown = subprocess.run(
             ["scontrol", "show", "node", name, "--oneliner"], check=True, capture_output=True, text=True, timeout=30
         ).stdout
-        found = re.search(r"\bNodeAddr=(\S+)", told)
-        if found is not None:
-            socket.getaddrinfo(found[1], None)  # a name that does not resolve is of no use to the others
-            return found[1]
+        match = re.search(r"\bNodeAddr=(\S+)", shown)
+        if match is not None:
+            socket.getaddrinfo(match[1], None)  # a name that does not resolve is of no use to the others
+            return match[1]
     return socket.gethostname()
 
 
@@ -228,8 +230,8 @@ def drain_if_failed(folder: Path, environ: Mapping[str, str]) -> None:
     words = ["scontrol", "update", f"nodename={environ['SLURMD_NODENAME']}", "state=drain", f"reason={reason}"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=30)
-        said = f" failed: {done.stderr.strip()[:300]}" if done.returncode else ""
-        sys.stderr.write(f"node_start: drain of {environ['SLURMD_NODENAME']} ({reason}){said}\n")
+        outcome = f" failed: {done.stderr.strip()[:300]}" if done.returncode else ""
+        sys.stderr.write(f"node_start: drain of {environ['SLURMD_NODENAME']} ({reason}){outcome}\n")
 
 
 if __name__ == "__main__":

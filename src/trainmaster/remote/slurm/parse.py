@@ -99,18 +99,18 @@ def parse_sacct(text: str, separator: str = SEPARATOR) -> list[SlurmJob]:
 def parse_squeue_json(text: str) -> list[SlurmJob]:
     """Jobs of `squeue --json`."""
     jobs = []
-    for one in _list(text, "squeue"):
-        status, signal = _exit_of(one.get("exit_code"))
-        for identity in _ids(one.get("job_id"), one.get("array_job_id"), one):
+    for row in _list(text, "squeue"):
+        status, signal = _exit_of(row.get("exit_code"))
+        for identity in _ids(row.get("job_id"), row.get("array_job_id"), row):
             jobs.append(
                 SlurmJob(
                     id=identity,
-                    state=_state(one.get("job_state")),
-                    nodes=str(one.get("nodes") or ""),
-                    folder=str(one.get("current_working_directory") or ""),
-                    reason=_known(str(one.get("state_reason") or "")),
-                    name=str(one.get("name") or ""),
-                    comment=str(one.get("comment") or ""),
+                    state=_state(row.get("job_state")),
+                    nodes=str(row.get("nodes") or ""),
+                    folder=str(row.get("current_working_directory") or ""),
+                    reason=_known(str(row.get("state_reason") or "")),
+                    name=str(row.get("name") or ""),
+                    comment=str(row.get("comment") or ""),
                     exit_code=status,
                     signal=signal,
                 )
@@ -121,20 +121,20 @@ def parse_squeue_json(text: str) -> list[SlurmJob]:
 def parse_sacct_json(text: str) -> list[SlurmJob]:
     """Jobs of `sacct --json`."""
     jobs = []
-    for one in _list(text, "sacct"):
-        status, signal = _exit_of(one.get("exit_code"))
-        state, array, times = (_mapping(one.get(name)) for name in ("state", "array", "time"))
+    for row in _list(text, "sacct"):
+        status, signal = _exit_of(row.get("exit_code"))
+        state, array, times = (_mapping(row.get(name)) for name in ("state", "array", "time"))
         end = _number(times.get("end"))
-        for identity in _ids(one.get("job_id"), array.get("job_id"), {"array_task_id": array.get("task_id")}):
+        for identity in _ids(row.get("job_id"), array.get("job_id"), {"array_task_id": array.get("task_id")}):
             jobs.append(
                 SlurmJob(
                     id=identity,
                     state=_state(state.get("current")),
-                    nodes=_known(str(one.get("nodes") or "")),
-                    folder=str(one.get("working_directory") or ""),
+                    nodes=_known(str(row.get("nodes") or "")),
+                    folder=str(row.get("working_directory") or ""),
                     reason=_known(str(state.get("reason") or "")),
-                    name=str(one.get("name") or ""),
-                    comment=str(_mapping(one.get("comment")).get("job") or ""),
+                    name=str(row.get("name") or ""),
+                    comment=str(_mapping(row.get("comment")).get("job") or ""),
                     exit_code=status,
                     signal=signal,
                     ended_at=_moment(end),
@@ -145,8 +145,8 @@ def parse_sacct_json(text: str) -> list[SlurmJob]:
 
 def parse_version(text: str) -> tuple[int, int]:
     """Major and minor of `slurm-wlm 22.05.8`; (0, 0) where it cannot be read."""
-    found = re.search(r"\b([0-9]{2})\.([0-9]{2})", text)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    match = re.search(r"\b([0-9]{2})\.([0-9]{2})", text)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def parse_submitted(text: str) -> str:
@@ -161,10 +161,10 @@ def expand_tasks(text: str) -> list[int]:
     """Task ids of an array expression: `0-3,7`, `0-15:4`, with or without `%2`, as far as they are listed."""
     tasks: list[int] = []
     for part in filter(None, text.strip("[]").partition("%")[0].split(",")):
-        found = re.fullmatch(r"([0-9]+)(?:-([0-9]+)(?::([0-9]+))?)?", part)
-        if found is None:
+        match = re.fullmatch(r"([0-9]+)(?:-([0-9]+)(?::([0-9]+))?)?", part)
+        if match is None:
             break  # squeue cuts long lists: `0-9,11-…`
-        first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
+        first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
         if step < 1 or (last - first) // step + len(tasks) >= _MAX_TASKS:
             raise TargetError(f"{part!r} lists more than {_MAX_TASKS:,} tasks")
         tasks += range(first, last + 1, step)
@@ -191,15 +191,15 @@ def _split(text: str, separator: str, cells: int, program: str) -> Iterator[list
 
 def _expand(identity: str, **facts: Any) -> Iterator[SlurmJob]:
     """The job, or each task of an array. One whose id has another form is left out: it is none of ours."""
-    found = _ID.fullmatch(identity)
-    if found is None:
+    match = _ID.fullmatch(identity)
+    if match is None:
         return
-    if found[2] and found[2].startswith("["):
+    if match[2] and match[2].startswith("["):
         try:
-            tasks = expand_tasks(found[2])
+            tasks = expand_tasks(match[2])
         except TargetError:  # more than a job of ours may have
             tasks = []
-        yield from (SlurmJob(id=f"{found[1]}_{task}", **facts) for task in tasks)
+        yield from (SlurmJob(id=f"{match[1]}_{task}", **facts) for task in tasks)
     else:
         yield SlurmJob(id=identity.partition("+")[0], **facts)
 
@@ -232,12 +232,12 @@ def _local_time(text: str) -> str | None:
 
 def _list(text: str, program: str) -> list[Mapping[str, Any]]:
     try:
-        found = json.loads(text)["jobs"]
+        rows = json.loads(text)["jobs"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise TargetError(f"{program} printed no JSON with jobs: {text.strip()[:200]!r}") from None
-    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise TargetError(f"{program} printed jobs that are no list of objects")
-    return found
+    return rows
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
@@ -279,4 +279,4 @@ def _ids(job: object, array: object, facts: Mapping[str, Any]) -> list[str]:
         tasks = expand_tasks(str(facts.get("array_task_string") or ""))
     except TargetError:  # more than a job of ours may have
         return []
-    return [f"{whole}_{one}" for one in tasks]
+    return [f"{whole}_{task}" for task in tasks]

@@ -13,7 +13,7 @@ from trainmaster.core.states import Reason, TargetState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meaning:
+class SlurmState:
     """A Slurm state in our words. `reason`: the cause of an end that needs no exit record to be known."""
 
     state: TargetState
@@ -21,20 +21,20 @@ class Meaning:
     text: str = ""
 
 
-def _waits(text: str) -> Meaning:
-    return Meaning(state=TargetState.WAITING, text=text)
+def _waits(text: str) -> SlurmState:
+    return SlurmState(state=TargetState.WAITING, text=text)
 
 
-def _runs(text: str) -> Meaning:
-    return Meaning(state=TargetState.RUNNING, text=text)
+def _runs(text: str) -> SlurmState:
+    return SlurmState(state=TargetState.RUNNING, text=text)
 
 
-def _fails(reason: Reason | None, text: str) -> Meaning:
-    return Meaning(state=TargetState.FAILED, reason=reason, text=text)
+def _fails(reason: Reason | None, text: str) -> SlurmState:
+    return SlurmState(state=TargetState.FAILED, reason=reason, text=text)
 
 
-def _lost(reason: Reason, text: str) -> Meaning:
-    return Meaning(state=TargetState.LOST, reason=reason, text=text)
+def _lost(reason: Reason, text: str) -> SlurmState:
+    return SlurmState(state=TargetState.LOST, reason=reason, text=text)
 
 
 STATES = {
@@ -55,7 +55,7 @@ STATES = {
     "STOPPED": _runs("its processes were stopped with SIGSTOP; `scancel --signal=CONT` lets them go on"),
     "SUSPENDED": _runs("it is suspended; `scontrol resume` lets it go on"),
     "UPDATE_DB": _runs("its accounting record is written"),
-    "COMPLETED": Meaning(state=TargetState.SUCCEEDED),
+    "COMPLETED": SlurmState(state=TargetState.SUCCEEDED),
     "FAILED": _fails(None, "its batch script ended with an error"),
     "CANCELLED": _fails(Reason.USER_CANCELLED, "it was cancelled in Slurm"),
     "TIMEOUT": _fails(Reason.TIMED_OUT, "its time limit in Slurm was over"),
@@ -67,7 +67,7 @@ STATES = {
     "RECONFIG_FAIL": _lost(Reason.NODE_LOST, "one of its nodes could not be reconfigured"),
     "PREEMPTED": _lost(Reason.PREEMPTED, "it was preempted"),
     # Another cluster of the federation runs it, and cannot be asked from here.
-    "REVOKED": Meaning(state=TargetState.UNKNOWN, text="another cluster of the federation runs it"),
+    "REVOKED": SlurmState(state=TargetState.UNKNOWN, text="another cluster of the federation runs it"),
 }
 # Beside another state in JSON these say more than it: NODE_FAIL and COMPLETING together is an end under way.
 _FLAGS = (
@@ -77,10 +77,10 @@ _FLAGS = (
 )  # fmt: skip
 
 
-def translate(word: str) -> Meaning:
+def translate(word: str) -> SlurmState:
     """A state word of squeue or sacct. sacct adds a text (`CANCELLED by 1000`) or a plus sign where it was cut."""
     return STATES.get(
-        normalize(word), Meaning(state=TargetState.UNKNOWN, text=f"Slurm state {word[:40]!r} is not known")
+        normalize(word), SlurmState(state=TargetState.UNKNOWN, text=f"Slurm state {word[:40]!r} is not known")
     )
 
 
